@@ -1,0 +1,122 @@
+"""What the user wants drawn. Names and defaults are those vLLM's users know."""
+
+from dataclasses import dataclass, field
+from math import isfinite
+
+from quire.core.errors import BadRequest
+
+MAX_LOGPROBS = 20
+MAX_SAMPLES = 128
+MAX_STOPS = 64
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose each next token, and when to stop. A wrong value raises `BadRequest` naming the field."""
+
+    n: int = 1  # completions returned
+    best_of: int | None = None  # completions drawn; the n of highest mean logprob are returned
+    temperature: float = 1.0  # 0 takes the most likely token
+    top_k: int = 0  # keep the k most likely; 0 or -1 keeps all
+    top_p: float = 1.0  # keep the most likely tokens until their probability reaches p
+    min_p: float = 0.0  # keep tokens at least min_p times as likely as the most likely one
+    typical_p: float = 1.0  # keep the tokens of most typical information until their probability reaches p
+    repetition_penalty: float = 1.0  # divides positive logits of tokens seen in prompt or output
+    presence_penalty: float = 0.0  # subtracted once from tokens of the output
+    frequency_penalty: float = 0.0  # subtracted for each occurrence in the output
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = field(default_factory=list)  # the text side turns them into bad_token_ids
+    bad_token_ids: list[list[int]] = field(default_factory=list)  # sequences of ids never completed
+    seed: int | None = None  # None: chosen at submission
+    max_tokens: int | None = 16  # None: until the context is full
+    min_tokens: int = 0  # no stop token before that many
+    stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None  # alternatives reported beside each token; 0 reports the token alone
+    prompt_logprobs: int | None = None
+    beam_width: int | None = None  # beam search instead of drawing
+    length_penalty: float = 1.0  # a beam's score is its logprob / length ** length_penalty
+    early_stopping: bool = False  # end a beam search as soon as beam_width beams have ended
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        self.stop = list(self.stop or ())
+        self.stop_token_ids = list(self.stop_token_ids or ())
+        self.bad_words = list(self.bad_words or ())
+        self.logit_bias = {int(token): float(bias) for token, bias in (self.logit_bias or {}).items()}
+        self._check()
+
+    @property
+    def num_samples(self) -> int:
+        """How many sequences are grown for this request."""
+        return self.beam_width or self.best_of or self.n
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def _check(self) -> None:
+        _at_least("n", self.n, 1)
+        _at_most("n", self.num_samples, MAX_SAMPLES)
+        if self.best_of is not None and self.best_of < self.n:
+            raise BadRequest(f"best_of is {self.best_of} and n is {self.n}", "let best_of be at least n", param="best_of")
+        _between("temperature", self.temperature, 0.0, 100.0)
+        _at_least("top_k", self.top_k, -1)
+        _above("top_p", self.top_p, 0.0, 1.0)
+        _between("min_p", self.min_p, 0.0, 1.0)
+        _above("typical_p", self.typical_p, 0.0, 1.0)
+        _above("repetition_penalty", self.repetition_penalty, 0.0, 100.0)
+        _between("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _between("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _between("length_penalty", self.length_penalty, -100.0, 100.0)
+        for bias in self.logit_bias.values():
+            _between("logit_bias", bias, -100.0, 100.0)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise BadRequest("allowed_token_ids is empty: no token could be drawn", param="allowed_token_ids")
+        if self.max_tokens is not None:
+            _at_least("max_tokens", self.max_tokens, 1)
+            if self.min_tokens > self.max_tokens:
+                raise BadRequest(f"min_tokens is {self.min_tokens} and max_tokens is {self.max_tokens}", param="min_tokens")
+        _at_least("min_tokens", self.min_tokens, 0)
+        if len(self.stop) > MAX_STOPS:
+            raise BadRequest(f"{len(self.stop)} stop strings, and {MAX_STOPS} are allowed", param="stop")
+        if any(not text for text in self.stop):
+            raise BadRequest("a stop string is empty", param="stop")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None:
+                _between(name, count, 0, MAX_LOGPROBS)
+        if self.beam_width is not None:
+            _between("beam_width", self.beam_width, 1, MAX_SAMPLES)
+            if self.n > self.beam_width:
+                raise BadRequest(f"n is {self.n} and beam_width is {self.beam_width}", param="n")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise BadRequest(f"seed is {self.seed}, and 64 bits are kept", param="seed")
+
+
+def _fail(name: str, value: float, allowed: str) -> None:
+    raise BadRequest(f"{name} is {value}", f"{name} must be {allowed}", param=name)
+
+
+def _at_least(name: str, value: float, low: float) -> None:
+    if not value >= low:
+        _fail(name, value, f"at least {low}")
+
+
+def _at_most(name: str, value: float, high: float) -> None:
+    if not value <= high:
+        _fail(name, value, f"at most {high}")
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    if not (isfinite(value) and low <= value <= high):
+        _fail(name, value, f"between {low} and {high}")
+
+
+def _above(name: str, value: float, low: float, high: float) -> None:
+    if not (isfinite(value) and low < value <= high):
+        _fail(name, value, f"above {low} and at most {high}")

@@ -1,0 +1,68 @@
+"""What one step computes, and what it yields: plain data, the only thing that passes between deciding and computing.
+
+A sequence holds a *row* from admission until it ends or is preempted. The runner keeps what it knows of a row (parameters,
+tokens, block table), so a plan says only what is new."""
+
+from dataclasses import dataclass, field
+
+from quire.core.params import SamplingParams
+from quire.core.request import Logprob
+
+
+@dataclass(slots=True)
+class Admission:
+    """A sequence takes a row."""
+
+    row: int
+    params: SamplingParams
+    sample: int  # which sample of its request: randomness is keyed by (seed, sample, position)
+    tokens: list[int]  # all that is known: prompt, then output so far
+    num_prompt: int
+    blocks: list[int]  # its block table, including the blocks of this step
+    stop_ids: list[int]  # tokens that may not be drawn before min_tokens
+
+
+@dataclass(slots=True)
+class Run:
+    """The row's tokens at positions start .. start + count are computed; those before are in the cache.
+
+    If they reach the last known token, the runner draws the next one and appends it to the row."""
+
+    row: int
+    start: int
+    count: int
+    new_blocks: list[int] = field(default_factory=list)  # appended to the row's table; not for a row admitted now
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Carried out in this order: retire, swap out, swap in, copy, admit, compute."""
+
+    step: int
+    runs: list[Run]
+    retired: list[int] = field(default_factory=list)  # rows that are free again
+    swap_out: list[tuple[int, int]] = field(default_factory=list)  # (block, host block)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, block)
+    copies: list[tuple[int, int]] = field(default_factory=list)  # (from block, to block): copy-on-write
+    admitted: list[Admission] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(run.count for run in self.runs)
+
+
+@dataclass(slots=True)
+class Drawn:
+    """What one row yielded. A row whose run ended inside its prompt yields nothing, or prompt_logprobs alone."""
+
+    row: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[list[Logprob]] | None = None  # as in SequenceEvent
+    prompt_logprobs: list[list[Logprob]] | None = None  # for positions start + 1 .. of the run, within the prompt
+    beams: list[Logprob] | None = None  # beam search: the 2 * beam_width best continuations; `tokens` is empty
+
+
+@dataclass(slots=True)
+class StepOutput:
+    step: int
+    drawn: list[Drawn]

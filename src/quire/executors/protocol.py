@@ -1,0 +1,26 @@
+"""Where a step is carried out."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire.core.plan import StepOutput, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What an executor has room for, known once it has started."""
+
+    num_blocks: int
+    num_host_blocks: int
+    vocab_size: int
+    max_model_len: int  # as resolved: never more than the model or the cache allows
+    weight_bytes: int
+    cache_bytes: int
+
+
+class Executor(Protocol):
+    def start(self) -> Capacity: ...
+
+    def run(self, plan: StepPlan) -> StepOutput: ...
+
+    def stop(self) -> None: ...

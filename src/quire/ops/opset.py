@@ -1,0 +1,185 @@
+"""The op set: all that a model file may ask for, and all that a backend must give.
+
+Two backends implement it. `ops/torch` computes eagerly in plain torch and is the specification; `ops/native` records what
+a forward pass asks for, once, and replays the recording in C++. A model cannot tell them apart.
+
+Activations are fp32 matrices of one row a token (`Value`): [tokens, columns]. Weights are `PackedWeight`, never looked into
+here. No op mixes rows except `paged_attention`, and none of them sums in an order that depends on the other rows: a token's
+result is bitwise the same whatever else is in the batch.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.ops.tensors import PackedWeight, StoredTensor
+
+Value = Any  # a torch tensor [tokens, columns], or a recorded one
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """A step as flat arrays: T tokens of S sequences, R of which need logits."""
+
+    ids: Int32  # [T]
+    positions: Int32  # [T]
+    slots: Int32  # [T] where the token's K and V are written: block * block_size + offset
+    seq_starts: Int32  # [S + 1] the sequence's tokens are seq_starts[s] .. seq_starts[s + 1]
+    context_lens: Int32  # [S] tokens to attend to, those of this step included
+    block_tables: Int32  # [S, W] block ids; entries past ceil(context_len / block_size) are not read
+    logit_rows: Int32  # [R] tokens whose logits are wanted
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """The shape of the paged cache. A block holds `block_size` tokens of every layer."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: str  # "float16" or "float32"
+
+    @property
+    def block_bytes(self) -> int:
+        itemsize = {"float16": 2, "float32": 4}[self.dtype]
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size * itemsize
+
+
+class KVCache(Protocol):
+    """The pages: `num_blocks` of them, and `num_host_blocks` more to swap to."""
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (source, target) each."""
+
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """(block, host block) each."""
+
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """(host block, block) each."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowParams:
+    """What the sampler must know of a row: `SamplingParams` without text, lengths or counts of samples."""
+
+    seed: int
+    sample: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed: tuple[int, ...] | None = None
+    banned: tuple[tuple[int, ...], ...] = ()  # sequences of ids whose last id is never drawn after the others
+    stop_ids: tuple[int, ...] = ()  # not drawn while the output is shorter than min_tokens
+    min_tokens: int = 0
+    num_logprobs: int = -1  # -1: none; 0: of the drawn token; k: and of the k most likely
+    num_candidates: int = 0  # beam search: nothing is drawn, that many best continuations are returned
+
+
+@dataclass(slots=True)
+class Draw:
+    """One row's next token: its id, or -1 where candidates were asked for; and [(id, logprob, rank)] as asked for."""
+
+    token: int
+    logprobs: list[tuple[int, float, int]]  # the drawn token first, then the most likely ones
+
+
+class Sampler(Protocol):
+    """Draws tokens for rows, and remembers each row's tokens for penalties.
+
+    The order of work on a row's logits, all in fp32: logit_bias, allowed, banned, min_tokens; repetition, then frequency and
+    presence penalties; (logprobs are taken of the *raw* logits) temperature; top_k; top_p; min_p; typical_p. Then one uniform
+    number from Philox4x32-10 with key = seed and counter = (position, sample) picks among the survivors in the order of
+    their ids, by cumulative probability in fp64. Ties between logits go to the lower id everywhere."""
+
+    def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None: ...
+
+    def retire(self, row: int) -> None: ...
+
+    def draw(self, logits: Any, rows: Sequence[int]) -> list[Draw]:
+        """logits [R, vocab] fp32; line i belongs to rows[i]. The drawn token is appended to what is known of the row."""
+
+    def logprobs(self, logits: Any, targets: Sequence[int], num_top: int) -> list[list[tuple[int, float, int]]]:
+        """For prompt logprobs: of line i the target's (id, logprob, rank) and then the `num_top` most likely ones."""
+
+
+class Program(Protocol):
+    """A forward pass bound to its weights and cache."""
+
+    def run(self, batch: StepBatch) -> Any:
+        """-> logits [R, vocab] fp32, valid until the next run."""
+
+
+class OpSet(Protocol):
+    # -- when a model is loaded ------------------------------------------------------------------------------------
+
+    def pack(self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None) -> PackedWeight:
+        """Stack the parts' rows into one matrix. The parts may be stored in different types."""
+
+    def vector(self, tensor: StoredTensor) -> Any:
+        """A norm weight or the like, in fp32."""
+
+    def table(self, tensor: StoredTensor) -> Any:
+        """An embedding table to gather rows from, left where it is stored."""
+
+    def frequencies(self, inv_freq: Float32, scale: float) -> Any:
+        """Rotary frequencies [rotary_dim / 2]; cos and sin are multiplied by `scale`."""
+
+    def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> KVCache: ...
+
+    def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler: ...
+
+    def compile(self, forward: "Callable[[Any, Any], Value]", cache: KVCache, max_tokens: int) -> Program:
+        """`forward(ops, batch)`, for batches of at most `max_tokens`, returns the logits. `batch` has the fields of
+        `StepBatch`, to be handed to ops and never looked into."""
+
+    # -- in a forward pass -----------------------------------------------------------------------------------------
+
+    def embedding(self, ids: Value, table: Any) -> Value:
+        """-> [T, columns]"""
+
+    def rms_norm(self, x: Value, weight: Any, eps: float) -> Value:
+        """x / sqrt(mean(x * x) + eps) * weight"""
+
+    def linear(self, x: Value, w: PackedWeight) -> Value:
+        """x [T, inputs] -> x @ w.T + bias [T, outputs]"""
+
+    def split(self, x: Value, sizes: Sequence[int]) -> tuple[Value, ...]:
+        """Views of neighbouring columns."""
+
+    def rope_angles(self, positions: Value, frequencies: Any) -> Value:
+        """-> [T, rotary_dim]: cos of position * frequency, then sin; once a step."""
+
+    def rope(self, x: Value, angles: Value, head_dim: int) -> Value:
+        """Rotate the first rotary_dim columns of every head of x [T, heads * head_dim], pairing column i with column
+        i + rotary_dim / 2. May work in place: x is not used afterwards."""
+
+    def write_kv(self, k: Value, v: Value, batch: Any, layer: int) -> None:
+        """Store k and v [T, kv_heads * head_dim] in the layer's pages at batch.slots."""
+
+    def paged_attention(self, q: Value, batch: Any, layer: int, head_dim: int, scale: float, window: int = 0) -> Value:
+        """q [T, heads * head_dim] -> [T, heads * head_dim]. Causal; query heads share KV heads in neighbouring groups. With
+        `window`, a position sees only itself and the window - 1 before it."""
+
+    def silu_and_mul(self, x: Value) -> Value:
+        """x [T, 2n] -> silu(x[:, :n]) * x[:, n:]"""
+
+    def add(self, x: Value, y: Value) -> Value: ...
+
+    def logits(self, x: Value, head: PackedWeight, batch: Any) -> Value:
+        """Rows batch.logit_rows of x -> [R, vocab]"""

@@ -1,0 +1,30 @@
+"""What one sample gained, as text, on its way to a client."""
+
+from dataclasses import dataclass, field
+
+from quire.core.request import FinishReason
+
+
+@dataclass(slots=True)
+class TokenLogprob:
+    token_id: int
+    text: str
+    bytes: list[int]
+    logprob: float
+    rank: int
+
+
+@dataclass(slots=True)
+class TextEvent:
+    index: int  # which sample
+    text: str = ""  # what is new; a suffix that may yet become a stop string is held back
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[list[TokenLogprob]] | None = None  # for each token: itself first, then the alternatives by rank
+    prompt_logprobs: list[list[TokenLogprob]] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string or stop token that ended it
+    cumulative_logprob: float | None = None
+    reason: str = ""  # for cancelled and error
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    final: bool = False  # the request's last event
