@@ -1,0 +1,16 @@
+// The table of the instruction set this file is compiled for.
+
+#include "kernels.h"
+
+namespace quire::QUIRE_ISA {
+
+extern const MatrixKernels matrix_kernels;
+extern const OpKernels op_kernels;
+
+#define QUIRE_STRING_(x) #x
+#define QUIRE_STRING(x) QUIRE_STRING_(x)
+
+extern const Kernels table;
+const Kernels table = {QUIRE_STRING(QUIRE_ISA) + sizeof("isa_") - 1, matrix_kernels, op_kernels};
+
+}  // namespace quire::QUIRE_ISA

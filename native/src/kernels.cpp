@@ -1,0 +1,92 @@
+// Which table of kernels this CPU runs.
+
+#include "kernels.h"
+
+#include <cstring>
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#ifndef HWCAP_ASIMDDP
+#define HWCAP_ASIMDDP (1 << 20)
+#endif
+#ifndef HWCAP_ASIMDHP
+#define HWCAP_ASIMDHP (1 << 10)
+#endif
+#endif
+
+namespace quire {
+
+#define QUIRE_DECLARE(isa)      \
+    namespace isa_##isa {       \
+    extern const Kernels table; \
+    }
+QUIRE_DECLARE(plain)
+#ifdef QUIRE_HAS_DOTPROD
+QUIRE_DECLARE(dotprod)
+#endif
+#ifdef QUIRE_HAS_AVX2
+QUIRE_DECLARE(avx2)
+#endif
+#ifdef QUIRE_HAS_AVX512
+QUIRE_DECLARE(avx512)
+#endif
+
+namespace {
+
+struct Tables {
+    const Kernels* found[4];
+    const char* names[5];
+    int count = 0;
+
+    void add(const Kernels& table) {
+        found[count] = &table;
+        names[count++] = table.name;
+        names[count] = nullptr;
+    }
+
+    Tables() {
+#ifdef QUIRE_HAS_AVX512
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
+            add(isa_avx512::table);
+#endif
+#ifdef QUIRE_HAS_AVX2
+        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+            add(isa_avx2::table);
+#endif
+#ifdef QUIRE_HAS_DOTPROD
+#ifdef __APPLE__
+        add(isa_dotprod::table);  // every Apple arm64 CPU has it
+#else
+        const unsigned long caps = getauxval(AT_HWCAP);
+        if ((caps & HWCAP_ASIMDDP) && (caps & HWCAP_ASIMDHP)) add(isa_dotprod::table);
+#endif
+#endif
+        add(isa_plain::table);
+    }
+};
+
+const Tables& tables() {
+    static const Tables all;
+    return all;
+}
+
+const Kernels* chosen = nullptr;
+
+}  // namespace
+
+const Kernels& kernels() { return chosen ? *chosen : *tables().found[0]; }
+
+bool use_isa(const char* name) {
+    for (int i = 0; i < tables().count; ++i) {
+        if (std::strcmp(tables().names[i], name) == 0) {
+            chosen = tables().found[i];
+            return true;
+        }
+    }
+    return false;
+}
+
+const char* const* available_isas() { return tables().names; }
+
+}  // namespace quire

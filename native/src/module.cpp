@@ -1,0 +1,16 @@
+// The Python module `quire._native`: what each part binds, and nothing else.
+
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+void bind_matrix(nb::module_& m);
+void bind_tape(nb::module_& m);
+void bind_sampler(nb::module_& m);
+
+NB_MODULE(_native, m) {
+    m.doc() = "CPU kernels of Quire";
+    bind_matrix(m);
+    bind_tape(m);
+    bind_sampler(m);
+}

@@ -1,0 +1,10 @@
+// Everything in a forward pass that is not a matrix product.
+#pragma once
+
+#include <cstdint>
+
+namespace quire {
+
+struct OpKernels {};
+
+}  // namespace quire
