@@ -1,0 +1,91 @@
+"""What passes between the server process and the engine process: typed, tagged, never pickled."""
+
+from typing import Any
+
+import msgspec
+
+from quire.core import errors
+from quire.core.errors import EngineFailed, QuireError
+from quire.core.records import StepRecord
+from quire.core.request import Request, SequenceEvent
+from quire.engine.options import EngineOptions
+from quire.executors.protocol import Capacity
+
+
+class Start(msgspec.Struct, tag=True):
+    path: str  # the checkpoint, found and fetched
+    options: EngineOptions
+
+
+class Submit(msgspec.Struct, tag=True):
+    request: Request
+
+
+class Cancel(msgspec.Struct, tag=True):
+    request_id: str
+    index: int | None  # one sample, or all
+
+
+class Ready(msgspec.Struct, tag=True):
+    capacity: Capacity
+
+
+class Step(msgspec.Struct, tag=True):
+    events: list[SequenceEvent]
+    record: StepRecord | None
+
+
+class Refused(msgspec.Struct, tag=True):
+    """The scheduler would not take this request."""
+
+    request_id: str
+    problem: "Problem"
+
+
+class Failed(msgspec.Struct, tag=True):
+    """The engine could not start, or cannot go on."""
+
+    problem: "Problem"
+
+
+class Problem(msgspec.Struct):
+    """A QuireError on its way through the wire."""
+
+    kind: str
+    message: str
+    hint: str
+    param: str | None
+
+    @classmethod
+    def of(cls, error: Exception) -> "Problem":
+        if isinstance(error, QuireError):
+            return cls(type(error).__name__, error.message, error.hint, error.param)
+        return cls("EngineFailed", f"{type(error).__name__}: {error}", "", None)
+
+    def error(self) -> QuireError:
+        kind = getattr(errors, self.kind, EngineFailed)
+        problem: QuireError = kind(self.message, self.hint)
+        problem.param = self.param
+        return problem
+
+
+ToEngine = Start | Submit | Cancel
+FromEngine = Ready | Step | Refused | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToEngine)
+_from_engine: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_to_engine(data: bytes) -> ToEngine:
+    message: ToEngine = _to_engine.decode(data)
+    return message
+
+
+def decode_from_engine(data: bytes) -> FromEngine:
+    message: FromEngine = _from_engine.decode(data)
+    return message

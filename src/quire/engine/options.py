@@ -1,0 +1,74 @@
+"""Every option of the engine, once. Flags, `LLM` keywords, environment variables and the reference page come from here."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from quire.core.errors import BadRequest
+
+
+def option(default: Any, help: str, **more: Any) -> Any:
+    """A field with its help text; `more` may hold `choices`, `metavar` and `unit` ("bytes")."""
+    return field(default=default, metadata={"help": help, **more})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Names and meanings are vLLM's where vLLM has them."""
+
+    model: str = option("smollm2", "a directory, a .gguf file, a hub repository or an alias")
+    served_model_name: str | None = option(None, "the name clients ask for (default: the model's own)")
+    tokenizer: str | None = option(None, "take the tokenizer from there instead of from the model")
+    revision: str | None = option(None, "branch, tag or commit of a hub repository")
+    max_model_len: int | None = option(None, "longest prompt plus output, in tokens (default: what the model was made for)")
+    max_num_seqs: int = option(256, "sequences computed together at most")
+    max_num_batched_tokens: int = option(512, "tokens computed in one step at most: a longer prompt takes several steps")
+    long_prefill_token_threshold: int = option(0, "tokens of one prompt in one step at most (0: no limit but the step's)")
+    block_size: int = option(16, "tokens a block of the KV cache holds")
+    enable_prefix_caching: bool = option(True, "share the cache of equal beginnings between requests")
+    kv_cache_dtype: str = option("auto", "how keys and values are kept", choices=("auto", "float16", "float32"))
+    kv_cache_memory_bytes: int | None = option(
+        None, "memory for the KV cache (default: half of what is free, 4 GiB at most)", unit="bytes", metavar="SIZE"
+    )
+    swap_space: float = option(0.0, "GiB of memory that preempted sequences are moved to instead of being computed again")
+    dtype: str = option("auto", "what is computed in between the matrix products", choices=("auto", "float32"))
+    scheduling_policy: str = option("fcfs", "who runs first", choices=("fcfs", "priority"))
+    max_queued_requests: int = option(1024, "requests that may wait before more are answered with 429")
+    threads: int | None = option(None, "threads that compute (default: the CPUs this process may use)")
+    seed: int | None = option(None, "makes requests without a seed of their own repeatable")
+    device: str = option("auto", "where to compute", choices=("auto", "cpu"))
+
+    def __post_init__(self) -> None:
+        for name, low in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise BadRequest(f"{name} is {value}", f"{name} must be at least {low}", param=name)
+        for spec in fields(self):
+            choices, value = spec.metadata.get("choices"), getattr(self, spec.name)
+            if choices and value not in choices:
+                raise BadRequest(f"{spec.name} is {value!r}", f"choose from {', '.join(choices)}", param=spec.name)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "EngineOptions":
+        """From keywords; one that does not exist is an error with the nearest that does."""
+        known = [spec.name for spec in fields(cls)]
+        for name in given:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
+                raise BadRequest(f"there is no option {name}", hint, param=name)
+        return cls(**given)
+
+
+_LEAST = {
+    "max_model_len": 2,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "long_prefill_token_threshold": 0,
+    "block_size": 1,
+    "kv_cache_memory_bytes": 1,
+    "swap_space": 0,
+    "max_queued_requests": 0,
+    "threads": 1,
+}

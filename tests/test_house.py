@@ -1,0 +1,76 @@
+"""The rules of the house: imports point downward only, and each floor knows only what it may know."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import quire
+
+ROOT = Path(quire.__file__).parent
+
+# Top to bottom, as in docs/architecture.md. A floor imports itself and what stands after it.
+FLOORS = ["cli", "gateway", "server", "engine", "text", "planning", "executors", "runtime", "models", "weights", "quantize"]
+FLOORS += ["ops", "core"]
+
+STDLIB_ONLY = {"core"}
+NO_ARRAYS = {"server", "gateway", "cli"}  # they know text and HTTP
+TORCH_ALLOWED = {"ops/torch"}
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide which floor they reach"
+            yield node.module or ""
+
+
+def python_files() -> Iterator[tuple[Path, str]]:
+    for path in sorted(ROOT.rglob("*.py")):
+        yield path, path.relative_to(ROOT).as_posix()
+
+
+def test_imports_point_downward() -> None:
+    wrong = []
+    for path, name in python_files():
+        floor = name.split("/")[0]
+        if floor not in FLOORS:
+            continue  # quire/__init__.py looks names up lazily
+        for module in imports(path):
+            parts = module.split(".")
+            if parts[0] == "quire" and len(parts) > 1 and parts[1] in FLOORS and FLOORS.index(parts[1]) < FLOORS.index(floor):
+                wrong.append(f"{name} imports {module}: {floor} stands below {parts[1]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_core_imports_the_standard_library_only() -> None:
+    import sys
+
+    wrong = []
+    for path, name in python_files():
+        if name.split("/")[0] in STDLIB_ONLY:
+            for module in imports(path):
+                top = module.split(".")[0]
+                if top != "quire" and top not in sys.stdlib_module_names:
+                    wrong.append(f"{name} imports {module}: core may import only the standard library")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_servers_see_no_arrays_and_only_one_backend_knows_torch() -> None:
+    wrong = []
+    for path, name in python_files():
+        for module in imports(path):
+            top = module.split(".")[0]
+            if top == "numpy" and name.split("/")[0] in NO_ARRAYS:
+                wrong.append(f"{name} imports numpy: {name.split('/')[0]} knows text and HTTP, no arrays")
+            if top in ("torch", "triton") and not any(name.startswith(place) for place in TORCH_ALLOWED):
+                wrong.append(f"{name} imports {module}: only {', '.join(TORCH_ALLOWED)} may")
+            if top == "pickle":
+                wrong.append(f"{name} imports pickle: nothing is ever unpickled")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_folder_is_a_floor() -> None:
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders <= set(FLOORS), f"not in the house: {sorted(folders - set(FLOORS))}"
