@@ -14,19 +14,32 @@ if TYPE_CHECKING:
     from quire.core.params import SamplingParams as SamplingParams
     from quire.engine.async_engine import AsyncEngine as AsyncEngine
     from quire.engine.llm import LLM as LLM
+    from quire.engine.llm import BeamSearchParams as BeamSearchParams
+    from quire.engine.options import EngineOptions as EngineOptions
+    from quire.engine.outputs import CompletionOutput as CompletionOutput
+    from quire.engine.outputs import RequestOutput as RequestOutput
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "LLM": "quire.engine.llm",
-    "AsyncEngine": "quire.engine.async_engine",
-    "SamplingParams": "quire.core.params",
+    "LLM": ("quire.engine.llm", "LLM"),
+    "BeamSearchParams": ("quire.engine.llm", "BeamSearchParams"),
+    "SamplingParams": ("quire.core.params", "SamplingParams"),
+    "AsyncEngine": ("quire.engine.async_engine", "AsyncEngine"),
+    "EngineOptions": ("quire.engine.options", "EngineOptions"),
+    "RequestOutput": ("quire.engine.outputs", "RequestOutput"),
+    "CompletionOutput": ("quire.engine.outputs", "CompletionOutput"),
+    # as scripts written for vLLM call them
+    "AsyncLLMEngine": ("quire.engine.async_engine", "AsyncEngine"),
+    "AsyncEngineArgs": ("quire.engine.options", "EngineOptions"),
+    "EngineArgs": ("quire.engine.options", "EngineOptions"),
 }
 
-__all__ = ["LLM", "AsyncEngine", "SamplingParams", "__version__"]
+__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
-    if home := _HOMES.get(name):
-        return getattr(import_module(home), name)
+    if name in _HOMES:
+        module, attribute = _HOMES[name]
+        return getattr(import_module(module), attribute)
     raise AttributeError(f"module 'quire' has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Every option of the engine, once. Flags, `LLM` keywords, environment variables and the reference page come from here."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -53,6 +53,7 @@ class EngineOptions:
     def of(cls, given: Mapping[str, Any]) -> "EngineOptions":
         """From keywords; one that does not exist is an error with the nearest that does."""
         known = [spec.name for spec in fields(cls)]
+        given = {name: value for name, value in given.items() if not (name in _NO_EFFECT and _NO_EFFECT[name](value))}
         for name in given:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
@@ -71,4 +72,14 @@ _LEAST = {
     "swap_space": 0,
     "max_queued_requests": 0,
     "threads": 1,
+}
+
+# What scripts written for other engines also say, where it changes nothing here.
+_NO_EFFECT: dict[str, Callable[[Any], bool]] = {
+    "tensor_parallel_size": lambda value: value == 1,
+    "pipeline_parallel_size": lambda value: value == 1,
+    "trust_remote_code": lambda value: True,  # a permission; remote code is never run
+    "enforce_eager": lambda value: True,  # there are no graphs to do without
+    "gpu_memory_utilization": lambda value: 0 < value <= 1,  # there is no GPU to share
+    "disable_log_stats": lambda value: True,
 }

@@ -1,0 +1,201 @@
+"""`LLM`: a model in this process, for scripts and notebooks.
+
+    llm = LLM("smollm2", max_num_seqs=64)
+    for output in llm.generate(["A quire is", "Paper was"], SamplingParams(temperature=0, max_tokens=32)):
+        print(output.outputs[0].text)
+"""
+
+import itertools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from quire.core.errors import BadRequest, EngineFailed
+from quire.core.params import SamplingParams
+from quire.engine.engine import Engine
+from quire.engine.generate import GenerateRequest
+from quire.engine.live import LiveRequest
+from quire.engine.options import EngineOptions
+from quire.engine.outputs import CompletionOutput, RequestOutput
+from quire.engine.prompt import Prompter
+from quire.engine.sources import resolve_model
+from quire.engine.start import local_executor
+from quire.text.event import TextEvent
+from quire.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]  # text, ids, or {"prompt": ...} or {"prompt_token_ids": ...}
+
+
+@dataclass(slots=True, kw_only=True)
+class BeamSearchParams:
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 1.0  # a beam's logprobs are taken of logits / temperature
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(
+            n=self.beam_width,
+            beam_width=self.beam_width,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            temperature=self.temperature or 1.0,
+            length_penalty=self.length_penalty,
+            early_stopping=self.early_stopping,
+        )
+
+
+class LLM:
+    """An engine, its tokenizer and its model. Keywords are those of `EngineOptions`."""
+
+    def __init__(self, model: str | Path = EngineOptions().model, **options: Any) -> None:
+        self.options = EngineOptions.of({"model": str(model), **options})
+        files = resolve_model(self.options.model, revision=self.options.revision)
+        self.engine = Engine(local_executor(files.path, self.options), self.options)
+        self.tokenizer = Tokenizer.load(Path(self.options.tokenizer) if self.options.tokenizer else files.path)
+        self._prompter = Prompter(self.tokenizer, self.engine.capacity.max_model_len, self.options.seed)
+        self._ids = (f"request-{number}" for number in itertools.count())
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; outputs come in the order of the prompts."""
+        many = [prompts] if isinstance(prompts, str | Mapping) or _is_ids(prompts) else list(prompts)
+        params = _one_each(sampling_params, len(many))
+        requests = [self._request(prompt, p) for prompt, p in zip(many, params, strict=True)]
+        if priority is not None:
+            requests = [replace(request, priority=p) for request, p in zip(requests, priority, strict=True)]
+        return self._run(requests, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several."""
+        conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        template = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            **(chat_template_kwargs or {}),
+        }
+        params = _one_each(sampling_params, len(conversations))
+        return self._run(
+            [
+                GenerateRequest(id=next(self._ids), params=p, messages=[dict(m) for m in c], template_options=template)
+                for c, p in zip(conversations, params, strict=True)
+            ],
+            use_tqdm,
+        )
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool | None = None
+    ) -> list[RequestOutput]:
+        """The `beam_width` best continuations of every prompt, best first."""
+        return self.generate(prompts, params.sampling(), use_tqdm=use_tqdm)
+
+    def stream(self, request: GenerateRequest) -> Iterator[TextEvent]:
+        """One request's text as it comes. Closing the iterator early cancels the request."""
+        live = self._submit(request)
+        try:
+            while not live.finished:
+                yield from (event for owner, event in self._step({live.request.id: live}) if owner is live)
+        finally:
+            self.engine.cancel(live.request.id)
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.tokenizer
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> GenerateRequest:
+        if isinstance(prompt, Mapping):
+            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+            if unknown:
+                raise BadRequest(f"a prompt has no key {sorted(unknown)[0]!r}", "use prompt or prompt_token_ids", param="prompt")
+            prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"]
+        if isinstance(prompt, str):
+            return GenerateRequest(id=next(self._ids), params=params, prompt=prompt)
+        return GenerateRequest(id=next(self._ids), params=params, prompt_ids=list(prompt))  # type: ignore[arg-type]
+
+    def _submit(self, request: GenerateRequest) -> LiveRequest:
+        prepared = self._prompter.prepare(request)
+        self.engine.submit(prepared)
+        return LiveRequest(prepared, self.tokenizer)
+
+    def _run(self, requests: list[GenerateRequest], use_tqdm: bool | None) -> list[RequestOutput]:
+        live: dict[str, LiveRequest] = {}
+        outputs: dict[str, RequestOutput] = {}
+        progress = _progress(len(requests), use_tqdm)
+        try:
+            for request in requests:
+                entry = live[request.id] = self._submit(request)
+                outputs[request.id] = RequestOutput.of(entry.request, request.prompt)
+            while live:
+                for entry, event in self._step(live):
+                    output = outputs[entry.request.id]
+                    output.add(event)
+                    if event.final:
+                        output.metrics = live.pop(entry.request.id).record
+                        if event.finish_reason == "error":
+                            raise EngineFailed(event.reason)
+                        progress.update()
+        finally:
+            for request_id in live:
+                self.engine.cancel(request_id)
+            progress.close()
+        return [outputs[request.id] for request in requests]
+
+    def _step(self, live: Mapping[str, LiveRequest]) -> list[tuple[LiveRequest, TextEvent]]:
+        """One step of the engine, as text."""
+        said = []
+        for event in self.engine.step():
+            entry = live.get(event.request_id)
+            if entry is None or (text := entry.push(event)) is None:
+                continue
+            said.append((entry, text))
+            if text.finish_reason and not event.finish_reason:  # a stop string
+                self.engine.cancel(event.request_id, event.index)
+        return said
+
+
+def _is_ids(prompts: Any) -> bool:
+    return isinstance(prompts, Sequence) and len(prompts) > 0 and all(isinstance(token, int) for token in prompts)
+
+
+def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise BadRequest(f"{count} prompts and {len(params)} sampling params", "give one for all, or one each")
+    return list(params)
+
+
+class _Quiet:
+    def update(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _progress(total: int, wanted: bool | None) -> Any:
+    """A progress bar, by default if someone is watching."""
+    if wanted is False or (wanted is None and not sys.stderr.isatty()):
+        return _Quiet()
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="prompts", unit="prompt", leave=False)
+
+
+__all__ = ["LLM", "BeamSearchParams", "CompletionOutput", "RequestOutput"]

@@ -1,0 +1,96 @@
+"""Text becomes ids: a GenerateRequest becomes a Request that the scheduler can take."""
+
+import random
+import time
+from dataclasses import replace
+
+from quire.core.errors import BadRequest, PromptTooLong
+from quire.core.params import SamplingParams
+from quire.core.request import Request
+from quire.engine.generate import GenerateRequest
+from quire.text.chat_template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
+
+
+class Prompter:
+    """Renders, tokenizes and checks. What it lets through, the scheduler can serve."""
+
+    def __init__(self, tokenizer: Tokenizer, max_model_len: int, seed: int | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
+        self._seeds = random.Random(seed)  # for requests that bring none; fixed then, so that a resumed one draws the same
+        self._template: ChatTemplate | None = None
+
+    def prepare(self, request: GenerateRequest) -> Request:
+        now = time.monotonic()
+        ids = self.encode(request)
+        params = self._complete(request.params)
+        self._check_length(len(ids), params)
+        return Request(
+            id=request.id,
+            prompt_ids=ids,
+            params=params,
+            eos_ids=sorted(self.tokenizer.eos_ids),
+            tenant=request.tenant,
+            salt=request.salt,
+            priority=request.priority,
+            arrival=now,
+            deadline=None if request.timeout is None else now + request.timeout,
+        )
+
+    def encode(self, request: GenerateRequest) -> list[int]:
+        """The prompt's ids, whichever way it was given."""
+        if request.prompt_ids is not None:
+            ids = request.prompt_ids
+            for token in ids:
+                if not 0 <= token < self.tokenizer.vocab_size:
+                    raise BadRequest(
+                        f"the prompt has token id {token}, and the vocabulary has {self.tokenizer.vocab_size}", param="prompt"
+                    )
+        elif request.messages is not None:
+            ids = self.tokenizer.encode(self.render(request), add_special_tokens=False)
+        else:
+            assert request.prompt is not None, "a request has a prompt, ids or messages"
+            ids = self.tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens)
+        if request.truncate_prompt_tokens is not None:
+            ids = ids[-request.truncate_prompt_tokens :]
+        if not ids:
+            raise BadRequest("the prompt is empty", "give at least one token", param="prompt")
+        return ids
+
+    def render(self, request: GenerateRequest) -> str:
+        assert request.messages is not None
+        if self._template is None:
+            if not self.tokenizer.chat_template:
+                raise BadRequest(
+                    "this model has no chat template", "use completions, or a model made for chat", param="messages"
+                )
+            self._template = ChatTemplate(
+                self.tokenizer.chat_template, self.tokenizer.bos_token or "", self.tokenizer.eos_token or ""
+            )
+        return self._template.render(request.messages, **request.template_options)
+
+    def _complete(self, params: SamplingParams) -> SamplingParams:
+        """With a seed, and with bad words as ids; token ids checked against the vocabulary."""
+        vocab_size = self.tokenizer.vocab_size
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            for token in getattr(params, name) or ():
+                if not 0 <= token < vocab_size:
+                    raise BadRequest(f"{name} has token id {token}, and the vocabulary has {vocab_size}", param=name)
+        banned = list(params.bad_token_ids)
+        for word in params.bad_words:
+            for spelling in (word, " " + word.lstrip()):  # at the beginning of a text, and inside it
+                ids = self.tokenizer.encode(spelling, add_special_tokens=False)
+                if ids and ids not in banned:
+                    banned.append(ids)
+        seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+        return replace(params, seed=seed, bad_token_ids=banned)
+
+    def _check_length(self, num_prompt: int, params: SamplingParams) -> None:
+        num_output = params.max_tokens or 1
+        if num_prompt + num_output > self.max_model_len:
+            raise PromptTooLong(
+                f"the prompt has {num_prompt} tokens and {num_output} are asked for, and the context holds {self.max_model_len}",
+                "shorten the prompt, lower max_tokens, or set truncate_prompt_tokens",
+                param="max_tokens" if num_prompt < self.max_model_len else "prompt",
+            )
