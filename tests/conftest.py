@@ -4,6 +4,11 @@ from pathlib import Path
 
 import pytest
 
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
 
 @pytest.fixture(scope="session")
 def default_model() -> Path:
@@ -11,3 +16,40 @@ def default_model() -> Path:
     from quire.engine.sources import resolve_model
 
     return resolve_model("smollm2").path
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of two layers with a byte-level tokenizer, as transformers saves it: loads in milliseconds."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    vocab = {token: index for index, token in enumerate([*specials, *sorted(ByteLevel.alphabet())])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(specials)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=specials[1], eos_token=specials[2])
+    wrapped.chat_template = CHATML
+    wrapped.save_pretrained(folder)
+
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=len(vocab),
+        hidden_size=72,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=16,
+        max_position_embeddings=512,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
