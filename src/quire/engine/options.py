@@ -21,17 +21,25 @@ class EngineOptions:
     served_model_name: str | None = option(None, "the name clients ask for (default: the model's own)")
     tokenizer: str | None = option(None, "take the tokenizer from there instead of from the model")
     revision: str | None = option(None, "branch, tag or commit of a hub repository")
-    max_model_len: int | None = option(None, "longest prompt plus output, in tokens (default: what the model was made for)")
+    max_model_len: int | None = option(
+        None, "longest prompt plus output, in tokens (default: what the model was made for)"
+    )
     max_num_seqs: int = option(256, "sequences computed together at most")
-    max_num_batched_tokens: int = option(512, "tokens computed in one step at most: a longer prompt takes several steps")
-    long_prefill_token_threshold: int = option(0, "tokens of one prompt in one step at most (0: no limit but the step's)")
+    max_num_batched_tokens: int = option(
+        512, "tokens computed in one step at most: a longer prompt takes several steps"
+    )
+    long_prefill_token_threshold: int = option(
+        0, "tokens of one prompt in one step at most (0: no limit but the step's)"
+    )
     block_size: int = option(16, "tokens a block of the KV cache holds")
     enable_prefix_caching: bool = option(True, "share the cache of equal beginnings between requests")
     kv_cache_dtype: str = option("auto", "how keys and values are kept", choices=("auto", "float16", "float32"))
     kv_cache_memory_bytes: int | None = option(
         None, "memory for the KV cache (default: half of what is free, 4 GiB at most)", unit="bytes", metavar="SIZE"
     )
-    swap_space: float = option(0.0, "GiB of memory that preempted sequences are moved to instead of being computed again")
+    swap_space: float = option(
+        0.0, "GiB of memory that preempted sequences are moved to instead of being computed again"
+    )
     dtype: str = option("auto", "what is computed in between the matrix products", choices=("auto", "float32"))
     scheduling_policy: str = option("fcfs", "who runs first", choices=("fcfs", "priority"))
     max_queued_requests: int = option(1024, "requests that may wait before more are answered with 429")
