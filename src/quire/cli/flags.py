@@ -1,7 +1,7 @@
 """Flags made of a dataclass, and the dataclass made of the flags.
 
 Every field is a flag of the same name; its default stands in the dataclass and nowhere else. What else is to be known
-of it (`help`, `metavar`, `choices`, `unit: "bytes"`) stands in the field's metadata, or the command tells it in `about`.
+of it (`help`, `metavar`, `choices`, `unit: "bytes"`) stands in the field's metadata, or the command says it in `about`.
 Where a flag is not given, the environment variable QUIRE_<FIELD> stands in for it."""
 
 import argparse
@@ -119,6 +119,8 @@ class _Flag:
             return "on" if self.default else "off"
         if self.many:
             return ",".join(map(str, self.default))
+        if isinstance(self.default, float):
+            return f"{self.default:g}"
         if self.metadata.get("unit") == "bytes" and self.default and self.default % 2**20 == 0:
             return f"{self.default // 2**20}MiB"
         return str(self.default)

@@ -33,11 +33,12 @@ class UsageError(QuireError):
 
 
 class Parser(argparse.ArgumentParser):
-    """A command's arguments. `examples` end its help text."""
+    """The arguments of a command such as "pull [MODEL]". `examples` end its help text."""
 
     def __init__(self, command: str, description: str, examples: str) -> None:
         super().__init__(
-            prog=f"quire {command}",
+            prog=f"quire {command.partition(' ')[0]}",
+            usage=f"quire {command} [flags]",
             description=description,
             epilog=f"examples:\n{examples}",
             formatter_class=argparse.RawDescriptionHelpFormatter,

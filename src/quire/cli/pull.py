@@ -14,7 +14,7 @@ EXAMPLES = """\
 
 
 def run(argv: Sequence[str]) -> int:
-    parser = Parser("pull", "Download a model, unless it is here, and print where it is.", EXAMPLES)
+    parser = Parser("pull [MODEL]", "Download a model, unless it is here, and print where it is.", EXAMPLES)
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, metavar="MODEL", help="repository or short name")
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a hub repository")
     parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")

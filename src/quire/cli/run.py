@@ -25,7 +25,9 @@ MAX_TOKENS = 512  # of an answer nobody is there to stop
 
 
 def run(argv: Sequence[str]) -> int:
-    parser = Parser("run", "Answer one prompt. The text goes to stdout as it comes, all else to stderr.", EXAMPLES)
+    parser = Parser(
+        "run [PROMPT ...]", "Answer one prompt. The text goes to stdout as it comes, all else to stderr.", EXAMPLES
+    )
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="words to answer; - is what comes on stdin")
     parser.add_argument("--system", metavar="TEXT", help="how the model should behave")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")

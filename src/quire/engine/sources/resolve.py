@@ -33,6 +33,12 @@ def resolve_model(name: str, *, revision: str | None = None, progress: bool = Tr
         raise _unknown(name, path, failure.message, failure.hint) from failure
 
 
+def model_name(name: str) -> str:
+    """What `resolve_model` will call the model, without fetching anything."""
+    path = Path(name).expanduser()
+    return _from_path(path).name if name and path.exists() else name
+
+
 def _from_path(path: Path) -> ModelFiles:
     if path.is_dir():
         return _from_directory(path)
