@@ -38,13 +38,20 @@ class Answer:
     seconds: float = 0.0  # from asking to the last token
     _asked: float = field(default_factory=time.monotonic)
 
-    def follow(self, events: Iterator[TextEvent], write: Callable[[str], None]) -> None:
-        """Take every event, and write its text. Leaving early, with Ctrl-C say, cancels the request."""
+    def follow(
+        self,
+        events: Iterator[TextEvent],
+        write: Callable[[str], None],
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Take every event, and write its text, until `stopped`. Leaving early, however, cancels the request."""
         try:
             for event in events:
                 self._take(event)
                 if event.text:
                     write(event.text)
+                if stopped():
+                    break
         finally:
             if close := getattr(events, "close", None):
                 close()

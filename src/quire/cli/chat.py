@@ -9,6 +9,7 @@ from quire.cli.chat_commands import obey
 from quire.cli.chat_input import ReadLine, keep_history, line_reader, read_messages
 from quire.cli.conversation import Conversation
 from quire.cli.flags import read_flags
+from quire.cli.interrupts import first_interrupt_noted
 from quire.cli.load import add_model_flags, load
 from quire.cli.parser import Parser
 from quire.cli.sampling import SamplingFlags
@@ -87,7 +88,8 @@ def answer(engine: TextEngine, chat: Conversation, terminal: Terminal, question:
     reply = Answer()
     request = GenerateRequest(id=request_id, params=chat.params, messages=[dict(m) for m in chat.messages()])
     try:
-        reply.follow(engine.stream(request), terminal.write)
+        with first_interrupt_noted() as interrupted:
+            reply.follow(engine.stream(request), terminal.write, interrupted.is_set)
     except KeyboardInterrupt:
         pass
     except PromptTooLong as error:

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from quire.cli.parser import UsageError
+
 ReadLine = Callable[[str], str]  # takes a prompt; raises EOFError at the end
 
 FENCE = '"""'
@@ -30,7 +32,10 @@ def line_reader() -> ReadLine:
         return input
 
     def read(prompt: str) -> str:
-        line = sys.stdin.readline()
+        try:
+            line = sys.stdin.readline()
+        except UnicodeDecodeError as failure:
+            raise UsageError(f"the input is not UTF-8: {failure}", "convert it, with iconv say") from failure
         if not line:
             raise EOFError
         return line.rstrip("\n")

@@ -116,7 +116,7 @@ def _system_memory(root: Path) -> tuple[int, int]:
 
 
 def _memory_limit(root: Path) -> tuple[int | None, int]:
-    """-> (limit, used) bytes of the group that leaves least. Cached file pages are given back under pressure: not used."""
+    """-> (limit, used) bytes of the group that leaves least. Cached file pages can be given back: they are not used."""
     names = [(group, "memory.max", "memory.current", "inactive_file") for group in _groups(root)]
     old = root / "sys/fs/cgroup/memory"  # version 1
     names.append((old, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 
 from quire import __version__
 from quire.core.errors import QuireError
@@ -33,6 +34,9 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
     try:
         status = _dispatch(arguments)
         sys.stdout.flush()  # here, where a reader that went away can still be told from a failure

@@ -68,8 +68,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """A question naming what was probably meant, or nothing."""
     from difflib import get_close_matches
 
-    near = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"did you mean `{near[0]}`?" if near else ""
+    bare = {other.strip("-/"): other for other in known}  # the dashes of two flags are no likeness
+    near = get_close_matches(name.strip("-/"), bare, n=1, cutoff=0.6)
+    return f"did you mean `{bare[near[0]]}`?" if near else ""
 
 
 def _with_dashes(argument: str) -> str:

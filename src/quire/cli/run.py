@@ -60,8 +60,12 @@ def read_prompt(words: Sequence[str]) -> str:
     if not words and sys.stdin.isatty():
         raise UsageError("there is no prompt", 'give it in quotes, `quire run "Why is the sky blue?"`, or on stdin')
     given = list(words) or ["-"]
-    piped = sys.stdin.read().rstrip("\n") if "-" in given else ""
-    prompt = " ".join(piped if word == "-" else word for word in given)
+    try:
+        piped = sys.stdin.read().rstrip("\n") if "-" in given else ""
+        prompt = " ".join(piped if word == "-" else word for word in given)
+        prompt.encode()
+    except UnicodeError as failure:
+        raise UsageError(f"the prompt is not UTF-8: {failure}", "convert it, with iconv say") from failure
     if not prompt.strip():
         raise UsageError("the prompt is empty", "give at least one word")
     return prompt
