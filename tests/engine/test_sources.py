@@ -243,6 +243,12 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     assert "QUIRE_CACHE" in caught.value.hint
 
 
+def test_the_default_model_is_listed_by_its_short_name(own_cache: Path) -> None:
+    (own_cache / "models").mkdir(parents=True)
+    (own_cache / "models" / SMOLLM2_135M.file_name).write_bytes(BODY)
+    assert [(model.name, model.num_bytes) for model in cached_models()] == [(DEFAULT_MODEL, len(BODY))]
+
+
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QUIRE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")

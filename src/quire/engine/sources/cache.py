@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.core.errors import QuireError
+from quire.engine.sources.aliases import ALIASES, WheelModel
+
+_SHORT_NAMES = {model.file_name: alias for alias, model in reversed(ALIASES.items()) if isinstance(model, WheelModel)}
 
 
 class DownloadFailed(QuireError):
@@ -65,7 +68,8 @@ def writing(directory: Path) -> Iterator[None]:
 
 def cached_models() -> list[CachedModel]:
     """Ours, then those of the Hugging Face hub's own cache, by name."""
-    ours = [CachedModel(str(path), path, path.stat().st_size) for path in sorted(models_dir().glob("*.gguf"))]
+    files = sorted(models_dir().glob("*.gguf"))
+    ours = [CachedModel(_SHORT_NAMES.get(file.name, str(file)), file, file.stat().st_size) for file in files]
     return [*ours, *_hub_models()]
 
 
