@@ -1,0 +1,138 @@
+"""Flags made of a dataclass, and the dataclass made of the flags.
+
+Every field is a flag of the same name; its default stands in the dataclass and nowhere else. What else is to be known
+of it (`help`, `metavar`, `choices`, `unit: "bytes"`) stands in the field's metadata, or the command says it in `about`.
+Where a flag is not given, the environment variable QUIRE_<FIELD> stands in for it."""
+
+import argparse
+import os
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from quire.cli.parser import Parser, UsageError
+from quire.cli.values import bare, read_truth, reader
+
+T = TypeVar("T")
+About = Mapping[str, Mapping[str, Any]]  # field -> metadata
+
+_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
+
+
+def add_flags(
+    parser: Parser, options: type, title: str, *, about: About | None = None, skip: Collection[str] = ()
+) -> None:
+    """A group of flags called `title`, one a field. What is not given is not in the namespace."""
+    group = parser.add_argument_group(title)
+    for flag in _flags(options, about or {}):
+        if flag.field not in skip:
+            flag.add_to(group)
+
+
+def read_flags(
+    options: type[T],
+    arguments: argparse.Namespace,
+    *,
+    about: About | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> T:
+    """`options` with what the flags say, else the environment, else what is `given`, else its own defaults."""
+    values = dict(given or {})
+    for flag in _flags(options, about or {}):
+        if hasattr(arguments, flag.field):
+            values[flag.field] = flag.shape(getattr(arguments, flag.field))
+        elif (text := os.environ.get(flag.variable)) is not None:
+            values[flag.field] = flag.read_variable(text)
+    return options(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    field: str
+    kind: Any  # the type of one value: T of `T`, `T | None`, `list[T]` and `tuple[T, ...]`
+    many: type | None  # list or tuple, for several values
+    default: Any  # None where there is nothing to tell
+    metadata: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return "--" + self.field.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return f"QUIRE_{self.field.upper()}"
+
+    def add_to(self, group: Any) -> None:
+        settings: dict[str, Any] = {"dest": self.field, "default": argparse.SUPPRESS, "help": self._help()}
+        if self.kind is bool:
+            group.add_argument(self.name, action=argparse.BooleanOptionalAction, **settings)
+        else:
+            action = "append" if self.many else "store"
+            group.add_argument(self.name, action=action, type=self._argument, metavar=self._metavar(), **settings)
+
+    def shape(self, value: Any) -> Any:
+        return self.many(value) if self.many else value
+
+    def read(self, text: str) -> Any:
+        """One value. Raises ValueError with a sentence."""
+        value = reader(self.kind, self.metadata.get("unit", ""))(text)
+        choices = self.metadata.get("choices")
+        if choices and value not in choices:
+            raise ValueError(f"`{text}` is not one of {', '.join(map(str, choices))}")
+        return value
+
+    def read_variable(self, text: str) -> Any:
+        try:
+            if self.kind is bool:
+                return read_truth(text)
+            return self.many(self.read(part) for part in text.split(",")) if self.many else self.read(text)
+        except ValueError as failure:
+            hint = f"unset it, or give {self.name}"
+            if text.startswith("tcp://"):  # what Kubernetes sets for every service, here for one that is called quire
+                hint += "; Kubernetes sets it for a service called quire unless `enableServiceLinks: false`"
+            raise UsageError(f"the environment variable {self.variable}: {failure}", hint) from None
+
+    def _argument(self, text: str) -> Any:
+        try:
+            return self.read(text)
+        except ValueError as failure:
+            raise argparse.ArgumentTypeError(str(failure)) from None
+
+    def _metavar(self) -> str:
+        if metavar := self.metadata.get("metavar"):
+            return str(metavar)
+        if choices := self.metadata.get("choices") or get_args(self.kind):
+            return "{" + ",".join(map(str, choices)) + "}"
+        return "SIZE" if self.metadata.get("unit") == "bytes" else _METAVARS[self.kind]
+
+    def _help(self) -> str:
+        text = str(self.metadata.get("help", ""))
+        if self.many:
+            text += "; may be given several times"
+        if self.default not in (None, "", [], ()) and "(default" not in text:
+            text += f" (default: {self._written_default()})"
+        return text.replace("%", "%%")
+
+    def _written_default(self) -> str:
+        """As one would write it."""
+        if isinstance(self.default, bool):
+            return "on" if self.default else "off"
+        if self.many:
+            return ",".join(map(str, self.default))
+        if isinstance(self.default, float):
+            return f"{self.default:g}"
+        if self.metadata.get("unit") == "bytes" and self.default and self.default % 2**20 == 0:
+            return f"{self.default // 2**20}MiB"
+        return str(self.default)
+
+
+def _flags(options: type, about: About) -> Iterator[_Flag]:
+    kinds = get_type_hints(options)
+    for field in fields(options):
+        kind, many = bare(kinds[field.name]), None
+        if get_origin(kind) in (list, tuple):
+            kind, many = get_args(kind)[0], get_origin(kind)
+        default = None if field.default is MISSING else field.default
+        if field.default_factory is not MISSING:
+            default = field.default_factory()
+        yield _Flag(field.name, kind, many, default, {**field.metadata, **about.get(field.name, {})})

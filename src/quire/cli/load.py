@@ -1,0 +1,37 @@
+"""From flags to a model in this process, for `run` and `chat`."""
+
+import argparse
+import time
+from dataclasses import fields
+from typing import Any
+
+from quire.cli.answer import TextEngine
+from quire.cli.flags import About, add_flags, read_flags
+from quire.cli.parser import Parser
+from quire.cli.sampling import SamplingFlags
+from quire.engine.options import EngineOptions
+
+# `seed` is the sampling flag here. One user's process has nobody to be named to, and no queue.
+_SERVING_ONLY = ("seed", "served_model_name", "max_queued_requests", "scheduling_policy")
+
+
+def add_model_flags(parser: Parser, *, about: About | None = None) -> None:
+    parser.add_argument(
+        "-m", "--model", default=argparse.SUPPRESS, help="path, repository or short name (default: smollm2)"
+    )
+    add_flags(parser, SamplingFlags, "sampling", about=about)
+    add_flags(parser, EngineOptions, "engine", skip=("model", *_SERVING_ONLY))
+
+
+def load(arguments: argparse.Namespace) -> tuple[TextEngine, str, float]:
+    """-> the engine, what the model is called, and the seconds it took."""
+    options = read_flags(EngineOptions, argparse.Namespace(**_without_seed(arguments)))
+    started = time.monotonic()
+    from quire.engine.llm import LLM
+
+    given: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(options)}
+    return LLM(**given), options.model, time.monotonic() - started
+
+
+def _without_seed(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: value for name, value in vars(arguments).items() if name != "seed"}

@@ -1,0 +1,85 @@
+"""`quire COMMAND ...`: find the command, run it, and turn what went wrong into a sentence and an exit status.
+
+A command is a module with `run(argv) -> exit status`. Only the one that was asked for is imported."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from io import TextIOWrapper
+
+from quire import __version__
+from quire.core.errors import QuireError
+
+COMMANDS = {  # name: (module, what it does)
+    "serve": ("quire.cli.serve", "serve a model over HTTP, with the OpenAI API"),
+    "run": ("quire.cli.run", "answer one prompt"),
+    "chat": ("quire.cli.chat", "talk to a model in the terminal"),
+    "pull": ("quire.cli.pull", "download a model"),
+    "models": ("quire.cli.models", "list the models that are here"),
+    "doctor": ("quire.cli.doctor", "say what this machine has and what fits on it"),
+}
+
+EXAMPLES = """\
+examples:
+  quire run "Why is the sky blue?"        the default model, downloaded once (93 MB)
+  quire chat -m ./model.gguf
+  quire serve Qwen/Qwen2.5-0.5B-Instruct --port 8080
+  quire COMMAND --help"""
+
+USAGE_ERROR = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
+    try:
+        status = _dispatch(arguments)
+        sys.stdout.flush()  # here, where a reader that went away can still be told from a failure
+    except QuireError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python's own flush at the end has somewhere to go
+        return BROKEN_PIPE
+    return status
+
+
+def _dispatch(arguments: list[str]) -> int:
+    match arguments:
+        case [] | ["-h" | "--help" | "help"]:
+            print(_help())
+            return 0
+        case ["-V" | "--version" | "version"]:
+            print(f"quire {__version__}")
+            return 0
+        case ["help", command, *_]:
+            return _dispatch([command, "--help"])
+        case [command, *rest] if command in COMMANDS:
+            return int(import_module(COMMANDS[command][0]).run(rest))
+        case [command, *_]:
+            raise _no_such_command(command)
+    raise AssertionError(arguments)
+
+
+def _help() -> str:
+    rows = "\n".join(f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items())
+    return f"usage: quire COMMAND [...]\n\nAn inference engine and server for language models.\n\n{rows}\n\n{EXAMPLES}"
+
+
+def _no_such_command(command: str) -> QuireError:
+    from quire.cli.parser import UsageError, nearest
+
+    near = nearest(command, COMMANDS)
+    return UsageError(f"there is no command `{command}`", near or f"the commands are {', '.join(COMMANDS)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

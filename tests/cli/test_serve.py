@@ -1,0 +1,75 @@
+"""From the command line to the two options; what they are for is tested where they are used."""
+
+import json
+import shlex
+import sys
+from dataclasses import fields
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from quire.cli import main as cli
+from quire.cli.serve import SERVER_FLAGS, announcement, make_parser
+from quire.engine.options import EngineOptions
+from quire.server.options import ServerOptions
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineOptions, ServerOptions]]:
+    """What `launch.serve` is called with; it says at once that it is ready."""
+    calls: list[tuple[EngineOptions, ServerOptions]] = []
+
+    def serve(engine: EngineOptions, server: ServerOptions, *, on_ready: Any) -> None:
+        calls.append((engine, server))
+        on_ready("http://127.0.0.1:8000")
+
+    launch = ModuleType("quire.engine.launch")
+    launch.serve = serve  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "quire.engine.launch", launch)
+    return calls
+
+
+def test_defaults(served: list[tuple[EngineOptions, ServerOptions]], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve"]) == 0
+    assert served == [(EngineOptions(), ServerOptions())]
+    out, err = capsys.readouterr()
+    assert out == "" and "serving smollm2 on http://127.0.0.1:8000\n  curl " in err
+
+
+def test_flags(served: list[tuple[EngineOptions, ServerOptions]]) -> None:
+    argv = "serve qwen2.5-0.5b --port 0 --max-model-len 4K --max-body-bytes 1MiB --api-key a --api-key b --threads 1"
+    assert cli.main(argv.split()) == 0
+    engine, server = served[0]
+    assert engine == EngineOptions(model="qwen2.5-0.5b", max_model_len=4096, threads=1)
+    assert server == ServerOptions(port=0, max_body_bytes=1 << 20, api_key=["a", "b"])
+
+
+def test_a_model_is_named_once(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--model", "a"]) == 0
+    assert served[0][0].model == "a"
+    assert cli.main(["serve", "a", "--model", "b"]) == 2
+    assert "two models are named, a and b" in capsys.readouterr().err
+
+
+def test_every_server_option_is_explained() -> None:
+    assert set(SERVER_FLAGS) == {field.name for field in fields(ServerOptions)}
+    text = make_parser().format_help()
+    for options in (EngineOptions, ServerOptions):
+        assert all(f"--{field.name.replace('_', '-')}" in text for field in fields(options))
+
+
+def pasted(text: str) -> list[str]:
+    return shlex.split(text.splitlines()[1])
+
+
+def test_the_line_to_paste_calls_the_server() -> None:
+    words = pasted(announcement("http://0.0.0.0:8000", "it's", ServerOptions(api_key=["secret"])))
+    assert words[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
+    assert "secret" not in " ".join(words) and "Authorization: Bearer $QUIRE_API_KEY" in words
+    assert json.loads(words[-1])["model"] == "it's"
+
+
+def test_the_line_to_paste_for_a_unix_socket() -> None:
+    words = pasted(announcement("unix:/run/q.sock", "m", ServerOptions(uds="/run/q.sock", root_path="/llm")))
+    assert words[:4] == ["curl", "--unix-socket", "/run/q.sock", "http://localhost/llm/v1/chat/completions"]
