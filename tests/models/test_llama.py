@@ -20,51 +20,51 @@ from quire.weights.checkpoint import open_checkpoint
 BLOCK_SIZE = 4
 MAX_LEN = 64
 PROMPT = [3, 17, 17, 80, 5, 41, 9, 22, 64, 1, 33, 90, 2, 2, 50, 71, 6, 8, 95, 13]
-TINY = dict(
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=112,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=MAX_LEN,
-    bos_token_id=None,
-    eos_token_id=None,
-    initializer_range=0.4,  # wide enough that every part of the model moves the logits
-)
-YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=10000.0)
-LLAMA3 = dict(
-    rope_type="llama3",
-    factor=8.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=32,
-    rope_theta=500.0,
-)
-LONGROPE = dict(
-    rope_type="longrope",
-    short_factor=[1.0 + i / 8 for i in range(8)],
-    long_factor=[2.0 + i / 4 for i in range(8)],
-    original_max_position_embeddings=8,  # both the prompt and the served length are longer
-    rope_theta=10000.0,
-)
+TINY = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_LEN,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "initializer_range": 0.4,  # wide enough that every part of the model moves the logits
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 500.0,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + i / 8 for i in range(8)],
+    "long_factor": [2.0 + i / 4 for i in range(8)],
+    "original_max_position_embeddings": 8,  # both the prompt and the served length are longer
+    "rope_theta": 10000.0,
+}
 CASES: dict[str, tuple[type, dict[str, Any]]] = {
     "llama": (LlamaConfig, {}),
-    "heads-9-of-3": (LlamaConfig, dict(hidden_size=72, num_attention_heads=9, num_key_value_heads=3)),
-    "heads-5-of-1": (LlamaConfig, dict(hidden_size=80, num_attention_heads=5, num_key_value_heads=1)),
-    "mha": (LlamaConfig, dict(num_key_value_heads=4)),
-    "tied": (LlamaConfig, dict(tie_word_embeddings=True)),
-    "biases": (LlamaConfig, dict(attention_bias=True, mlp_bias=True)),
-    "head-dim": (LlamaConfig, dict(head_dim=32)),
-    "linear": (LlamaConfig, dict(rope_parameters=dict(rope_type="linear", factor=2.0, rope_theta=10000.0))),
-    "dynamic": (LlamaConfig, dict(rope_parameters=dict(rope_type="dynamic", factor=2.0, rope_theta=10000.0))),
-    "yarn": (LlamaConfig, dict(rope_parameters=YARN)),
-    "llama3": (LlamaConfig, dict(rope_parameters=LLAMA3)),
-    "longrope": (LlamaConfig, dict(rope_parameters=LONGROPE)),
-    "mistral": (MistralConfig, dict(sliding_window=None)),
-    "mistral-window": (MistralConfig, dict(sliding_window=7)),
+    "heads-9-of-3": (LlamaConfig, {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}),
+    "heads-5-of-1": (LlamaConfig, {"hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 1}),
+    "mha": (LlamaConfig, {"num_key_value_heads": 4}),
+    "tied": (LlamaConfig, {"tie_word_embeddings": True}),
+    "biases": (LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
+    "head-dim": (LlamaConfig, {"head_dim": 32}),
+    "linear": (LlamaConfig, {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}),
+    "dynamic": (LlamaConfig, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}),
+    "yarn": (LlamaConfig, {"rope_parameters": YARN}),
+    "llama3": (LlamaConfig, {"rope_parameters": LLAMA3}),
+    "longrope": (LlamaConfig, {"rope_parameters": LONGROPE}),
+    "mistral": (MistralConfig, {"sliding_window": None}),
+    "mistral-window": (MistralConfig, {"sliding_window": 7}),
     "qwen2": (Qwen2Config, {}),
-    "qwen2-window": (Qwen2Config, dict(use_sliding_window=True, sliding_window=5, max_window_layers=1)),
+    "qwen2-window": (Qwen2Config, {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
 }
 
 

@@ -13,32 +13,39 @@ from quire.models.rope import frequencies, read_rope
 HEAD_DIM = 32
 FACTORS = [1.0 + i / 16 for i in range(HEAD_DIM // 2)]
 SCALINGS: list[dict[str, Any]] = [
-    dict(rope_type="linear", factor=4.0),
-    dict(rope_type="dynamic", factor=4.0),
-    dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=512),
-    dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=512, beta_fast=16, beta_slow=2, truncate=False),
-    dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=512, mscale=0.7, mscale_all_dim=0.5),
-    dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=512, attention_factor=1.3),
-    dict(
-        rope_type="llama3",
-        factor=8.0,
-        low_freq_factor=1.0,
-        high_freq_factor=4.0,
-        original_max_position_embeddings=512,
-    ),
-    dict(
-        rope_type="longrope",
-        short_factor=FACTORS,
-        long_factor=[3 * f for f in FACTORS],
-        original_max_position_embeddings=512,
-    ),
-    dict(
-        rope_type="longrope",
-        short_factor=FACTORS,
-        long_factor=FACTORS[::-1],
-        original_max_position_embeddings=512,
-        factor=16.0,
-    ),
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "dynamic", "factor": 4.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
+    {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 512,
+        "beta_fast": 16,
+        "beta_slow": 2,
+        "truncate": False,
+    },
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "mscale": 0.7, "mscale_all_dim": 0.5},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "attention_factor": 1.3},
+    {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    },
+    {
+        "rope_type": "longrope",
+        "short_factor": FACTORS,
+        "long_factor": [3 * f for f in FACTORS],
+        "original_max_position_embeddings": 512,
+    },
+    {
+        "rope_type": "longrope",
+        "short_factor": FACTORS,
+        "long_factor": FACTORS[::-1],
+        "original_max_position_embeddings": 512,
+        "factor": 16.0,
+    },
 ]
 
 
@@ -52,8 +59,8 @@ def test_scalings_are_those_of_transformers(scaling: dict[str, Any], max_model_l
         rope_parameters={"rope_theta": 20000.0, **scaling},
     )
     theirs, their_scale = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, seq_len=max_model_len)
-    older = read_rope(dict(rope_theta=20000.0, rope_scaling=scaling), HEAD_DIM, 2048)
-    newer = read_rope(dict(rope_parameters={"rope_theta": 20000.0, **scaling}), HEAD_DIM, 2048)
+    older = read_rope({"rope_theta": 20000.0, "rope_scaling": scaling}, HEAD_DIM, 2048)
+    newer = read_rope({"rope_parameters": {"rope_theta": 20000.0, **scaling}}, HEAD_DIM, 2048)
     for spec in (older, newer):
         ours, our_scale = frequencies(spec, max_model_len)
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=2e-6)
@@ -67,7 +74,7 @@ def test_without_scaling() -> None:
 
 
 def test_part_of_a_head_turns() -> None:
-    spec = read_rope(dict(partial_rotary_factor=0.25), HEAD_DIM, 100)
+    spec = read_rope({"partial_rotary_factor": 0.25}, HEAD_DIM, 100)
     assert spec.rotary_dim == 8
     np.testing.assert_allclose(frequencies(spec, 100)[0], [1, 0.1, 0.01, 0.001], rtol=1e-6)
 
@@ -80,16 +87,16 @@ def test_factors_from_a_file_divide() -> None:
 
 
 def test_lengths() -> None:
-    yarn = read_rope(dict(rope_scaling=SCALINGS[2]), HEAD_DIM, 512)  # the length before stretching was kept
+    yarn = read_rope({"rope_scaling": SCALINGS[2]}, HEAD_DIM, 512)  # the length before stretching was kept
     assert (yarn.default_length, yarn.longest) == (2048, 2048)
-    dynamic = read_rope(dict(rope_scaling=SCALINGS[1]), HEAD_DIM, 512)
+    dynamic = read_rope({"rope_scaling": SCALINGS[1]}, HEAD_DIM, 512)
     assert (dynamic.default_length, dynamic.longest) == (512, 2048)
 
 
 def test_unknown_and_incomplete_scalings() -> None:
     with pytest.raises(Unsupported, match="`spiral`"):
-        read_rope(dict(rope_scaling=dict(type="spiral")), HEAD_DIM, 512)
+        read_rope({"rope_scaling": {"type": "spiral"}}, HEAD_DIM, 512)
     with pytest.raises(BadCheckpoint, match="`factor`"):
-        frequencies(read_rope(dict(rope_scaling=dict(type="linear")), HEAD_DIM, 512), 512)
+        frequencies(read_rope({"rope_scaling": {"type": "linear"}}, HEAD_DIM, 512), 512)
     with pytest.raises(BadCheckpoint, match="`short_factor` has 1 numbers"):
-        frequencies(read_rope(dict(rope_scaling=dict(type="su", short_factor=[1.0])), HEAD_DIM, 512), 512)
+        frequencies(read_rope({"rope_scaling": {"type": "su", "short_factor": [1.0]}}, HEAD_DIM, 512), 512)

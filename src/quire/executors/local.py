@@ -1,7 +1,7 @@
 """One device in this process."""
 
 from importlib import import_module
-from os import PathLike
+from pathlib import Path
 
 from quire.core.errors import Unsupported
 from quire.core.plan import StepOutput, StepPlan
@@ -21,7 +21,7 @@ class LocalExecutor:
 
     def __init__(
         self,
-        path: str | PathLike[str],
+        path: str | Path,
         *,
         backend: str = "native",
         max_model_len: int | None = None,  # None: the model's own, or what fits in the cache

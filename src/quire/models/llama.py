@@ -11,7 +11,8 @@ from quire.models.rope import frequencies, read_rope
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import OpSet, Value
 from quire.ops.tensors import PackedWeight
-from quire.weights.checkpoint import Checkpoint, CheckpointConfig
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
 
 ROPE_FACTORS = "rope_freqs"  # in GGUF files only
 UNUSED = r".*\.rotary_emb\.inv_freq"  # older exports stored what follows from the configuration
@@ -101,7 +102,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: ModelConfig, max_model_len:
     unused = "|".join([UNUSED, ROPE_FACTORS, *(["lm_head.weight"] if config.tied else [])])
     prefixes = [f"model.layers.{layer}." for layer in range(config.layers)]
     top, layers = load_weights(ops, checkpoint, top_names(config), layer_names(config), prefixes, unused)
-    factors = dequantize(checkpoint.tensor(ROPE_FACTORS)) if ROPE_FACTORS in checkpoint.names() else None
+    factors = dequantize(checkpoint.tensor(ROPE_FACTORS)).ravel() if ROPE_FACTORS in checkpoint.names() else None
     weights = Weights(
         **top,
         layers=[Layer(**layer) for layer in layers],

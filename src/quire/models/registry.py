@@ -8,7 +8,8 @@ from quire.core.errors import Unsupported
 from quire.models.config import ModelConfig
 from quire.models.loading import Model
 from quire.ops.opset import OpSet
-from quire.weights.checkpoint import Checkpoint, CheckpointConfig
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "quire.models.llama",

@@ -72,7 +72,7 @@ class TorchOps:
         return TorchProgram(self, forward, cache, max_tokens)
 
     def _tensor(self, stored: StoredTensor) -> Tensor:
-        return torch.from_numpy(np.array(dequantize(stored))).to(self.device)
+        return torch.tensor(dequantize(stored), device=self.device).reshape(stored.shape)
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 
