@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-from quire.core.params import SamplingParams
 from quire.core.plan import Drawn, StepOutput, StepPlan
 from quire.core.request import Logprob
 from quire.models.loading import Model
@@ -21,7 +20,7 @@ class Runner:
         self.cache = ops.new_cache(size.spec, size.num_blocks, size.num_host_blocks)
         self.sampler = ops.new_sampler(max_rows, model.config.vocab)
         self.program = ops.compile(model.forward, self.cache, max_tokens)
-        self._params: dict[int, SamplingParams] = {}  # by row
+        self._prompt_logprobs: dict[int, int] = {}  # row -> alternatives wanted beside each prompt token
 
     def run(self, plan: StepPlan) -> StepOutput:
         self._prepare(plan)
@@ -36,7 +35,7 @@ class Runner:
         for row in plan.retired:
             self.rows.retire(row)
             self.sampler.retire(row)
-            del self._params[row]
+            self._prompt_logprobs.pop(row, None)
         if plan.swap_out:
             self.cache.swap_out(plan.swap_out)
         if plan.swap_in:
@@ -46,28 +45,27 @@ class Runner:
         for admission in plan.admitted:
             self.rows.admit(admission)
             self.sampler.admit(admission.row, row_params(admission), admission.tokens, admission.num_prompt)
-            self._params[admission.row] = admission.params
+            if admission.params.prompt_logprobs is not None:
+                self._prompt_logprobs[admission.row] = admission.params.prompt_logprobs
 
     def _draw(self, step: Step, logits: Any) -> list[Drawn]:
         rows = step.drawing.tolist()
         drawn = {}
         if rows:
             draws = self.sampler.draw(logits[: len(rows)], rows)
-            drawn = {row: self._drawn(row, draw) for row, draw in zip(rows, draws, strict=True)}
+            drawn = {row: _drawn(row, draw) for row, draw in zip(rows, draws, strict=True)}
             grown = [draw.token >= 0 for draw in draws]  # beams grow when the scheduler has chosen among them
             self.rows.append(step.drawing[grown], [draw.token for draw in draws if draw.token >= 0])
         for row, lines, targets in step.scored:
-            top = self._params[row].prompt_logprobs
-            assert top is not None
-            found = self.sampler.logprobs(logits[lines], targets, top)
+            found = self.sampler.logprobs(logits[lines], targets, self._prompt_logprobs[row])
             drawn.setdefault(row, Drawn(row)).prompt_logprobs = [_logprobs(line) for line in found]
         return list(drawn.values())
 
-    def _drawn(self, row: int, draw: Draw) -> Drawn:
-        if draw.token < 0:
-            return Drawn(row, beams=_logprobs(draw.logprobs))
-        wanted = self._params[row].logprobs is not None
-        return Drawn(row, [draw.token], [_logprobs(draw.logprobs)] if wanted else None)
+
+def _drawn(row: int, draw: Draw) -> Drawn:
+    if draw.token < 0:
+        return Drawn(row, beams=_logprobs(draw.logprobs))
+    return Drawn(row, [draw.token], [_logprobs(draw.logprobs)] if draw.logprobs else None)
 
 
 def _logprobs(found: Iterable[tuple[int, float, int]]) -> list[Logprob]:
