@@ -273,3 +273,20 @@ def test_beams_yield_candidates_and_do_not_grow(runner: Runner) -> None:
     assert [beam.rank for beam in drawn.beams] == [1, 2, 3, 4, 5, 6]
     assert sorted((beam.logprob for beam in drawn.beams), reverse=True) == [beam.logprob for beam in drawn.beams]
     assert runner.rows.num_known[0] == 10
+
+
+def test_a_row_without_numbers_ends_alone(runner: Runner) -> None:
+    run = runner.program.run
+
+    def spoiled(batch: Any) -> Any:
+        logits = run(batch)
+        logits[1] = float("nan")
+        return logits
+
+    runner.program.run = spoiled  # type: ignore[method-assign]
+    driver = Driver(runner)
+    admitted = [driver.admit(row, prompt) for row, prompt in enumerate(PROMPTS)]
+    drawn = driver.run(*((row, len(prompt)) for row, prompt in enumerate(PROMPTS)), admitted=admitted)
+    assert drawn[1].error and not drawn[1].tokens
+    assert not drawn[0].error and len(drawn[0].tokens) == len(drawn[2].tokens) == 1
+    assert runner.rows.num_known.tolist() == [11, 2, 16, 0]

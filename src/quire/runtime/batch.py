@@ -49,7 +49,7 @@ class Rows:
         self.num_known[row] = self.num_blocks[row] = 0
         self._scored.discard(row)
 
-    def append(self, rows: Int32, tokens: Sequence[int]) -> None:
+    def append(self, rows: Int32, tokens: Int32) -> None:
         """One drawn token for each row."""
         self.tokens[rows, self.num_known[rows]] = tokens
         self.num_known[rows] += 1

@@ -3,10 +3,12 @@
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from quire.core.plan import Drawn, StepOutput, StepPlan
 from quire.core.request import Logprob
 from quire.models.loading import Model
-from quire.ops.opset import Draw, OpSet
+from quire.ops.opset import BROKEN, CANDIDATES, Draw, OpSet
 from quire.runtime.batch import Rows, Step
 from quire.runtime.kv import KVSize
 from quire.runtime.sampling import row_params
@@ -54,8 +56,9 @@ class Runner:
         if rows:
             draws = self.sampler.draw(logits[: len(rows)], rows)
             drawn = {row: _drawn(row, draw) for row, draw in zip(rows, draws, strict=True)}
-            grown = [draw.token >= 0 for draw in draws]  # beams grow when the scheduler has chosen among them
-            self.rows.append(step.drawing[grown], [draw.token for draw in draws if draw.token >= 0])
+            tokens = np.array([draw.token for draw in draws], np.int32)
+            grown = tokens >= 0  # beams grow when the scheduler has chosen among them
+            self.rows.append(step.drawing[grown], tokens[grown])
         for row, lines, targets in step.scored:
             found = self.sampler.logprobs(logits[lines], targets, self._prompt_logprobs[row])
             drawn.setdefault(row, Drawn(row)).prompt_logprobs = [_logprobs(line) for line in found]
@@ -63,7 +66,9 @@ class Runner:
 
 
 def _drawn(row: int, draw: Draw) -> Drawn:
-    if draw.token < 0:
+    if draw.token == BROKEN:
+        return Drawn(row, error="the model gave no number for any token that may follow")
+    if draw.token == CANDIDATES:
         return Drawn(row, beams=_logprobs(draw.logprobs))
     return Drawn(row, [draw.token], [_logprobs(draw.logprobs)] if draw.logprobs else None)
 

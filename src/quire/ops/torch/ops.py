@@ -131,8 +131,7 @@ class TorchProgram:
 
     def run(self, batch: StepBatch) -> Tensor:
         assert batch.num_tokens <= self._max_tokens, f"{batch.num_tokens} tokens, compiled for {self._max_tokens}"
-        with torch.inference_mode():
-            return self._forward(self._ops, self._on_device(batch))
+        return self._forward(self._ops, self._on_device(batch))
 
     def _on_device(self, batch: StepBatch) -> TorchBatch:
         def index(array: np.ndarray) -> Tensor:
