@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, MistralConfig, Qwen2Config
+from transformers import LlamaConfig, MistralConfig, Phi3Config, Qwen2Config, SmolLM3Config
 from transformers.models.auto import AutoModelForCausalLM
 
 from quire.models.registry import family
@@ -30,6 +30,7 @@ TINY = {
     "max_position_embeddings": MAX_LEN,
     "bos_token_id": None,
     "eos_token_id": None,
+    "pad_token_id": None,
     "initializer_range": 0.4,  # wide enough that every part of the model moves the logits
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
@@ -65,6 +66,9 @@ CASES: dict[str, tuple[type, dict[str, Any]]] = {
     "mistral-window": (MistralConfig, {"sliding_window": 7}),
     "qwen2": (Qwen2Config, {}),
     "qwen2-window": (Qwen2Config, {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "smollm3": (SmolLM3Config, {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
+    "phi3": (Phi3Config, {}),
+    "phi3-window": (Phi3Config, {"sliding_window": 6, "partial_rotary_factor": 0.5}),
 }
 
 

@@ -28,6 +28,7 @@ CONFIG = ModelConfig(
     eps=1e-5,
     rope=RopeSpec("default", 10000.0, 4, 32, {}),
     windows=(0, 0),
+    rotated=(True, True),
 )
 
 

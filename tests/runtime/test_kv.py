@@ -26,6 +26,7 @@ MODEL = ModelConfig(
     eps=1e-5,
     rope=RopeSpec("default", 10000.0, 16, 1000, {}),
     windows=(0,) * 4,
+    rotated=(True,) * 4,
 )
 SPEC = kv_spec(MODEL, 16, "auto")
 BLOCK = 2 * 4 * 2 * 16 * 16 * 2  # keys and values, layers, heads, columns, tokens, bytes

@@ -33,6 +33,7 @@ CONFIG = ModelConfig(
     eps=1e-5,
     rope=RopeSpec("default", 10000.0, 8, 64, {}),
     windows=(0, 9),
+    rotated=(True, True),
 )
 BLOCK_SIZE = 4
 PROMPTS = [[5, 9, 13, 21, 40, 3, 77, 8, 90, 11], [60, 2], [33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47]]

@@ -22,6 +22,7 @@ class ModelConfig:
     eps: float  # of the norms
     rope: RopeSpec
     windows: tuple[int, ...]  # for each layer: positions a token sees, itself included; 0 sees all
+    rotated: tuple[bool, ...]  # for each layer: whether queries and keys turn with their position
     tied: bool = False  # the head is the embedding table
     qkv_bias: bool = False
     out_bias: bool = False

@@ -1,10 +1,13 @@
-"""Llama, and the families that differ from it in a few numbers: Mistral (a window), Qwen2 (biases, some windows)."""
+"""Llama, and the families that differ from it in a few numbers.
+
+Mistral has a window, Qwen2 biases and windows in some layers, SmolLM3 layers that do not rotate."""
 
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
 from typing import Any
 
+from quire.core.errors import BadCheckpoint
 from quire.models.config import ModelConfig
 from quire.models.loading import Matrix, Model, Table, Vector, Wanted, load_weights, packed_bytes
 from quire.models.rope import frequencies, read_rope
@@ -40,6 +43,7 @@ def config(hf: CheckpointConfig) -> ModelConfig:
         eps=hf.float("rms_norm_eps", 1e-6),
         rope=rope,
         windows=_windows(hf, layers),
+        rotated=_rotated(hf, layers),
         tied=hf.bool("tie_word_embeddings", False),
         qkv_bias=attention_bias or qwen2,
         out_bias=attention_bias,
@@ -48,14 +52,27 @@ def config(hf: CheckpointConfig) -> ModelConfig:
 
 
 def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
-    """Llama has none, Mistral one for all layers, Qwen2 (when it says so) one from layer max_window_layers on."""
+    """Mistral and Phi-3 have one for all layers, Qwen2 (if it says so) one from layer max_window_layers on."""
     first = layers
-    if hf.architecture == "MistralForCausalLM":
+    if hf.architecture in ("MistralForCausalLM", "Phi3ForCausalLM"):
         first = 0
     elif hf.architecture == "Qwen2ForCausalLM" and hf.bool("use_sliding_window", False):
         first = hf.int("max_window_layers", 28)
+    elif hf.architecture == "SmolLM3ForCausalLM":
+        hf.expect("use_sliding_window", False, None)
     window = hf.int("sliding_window", 0)
     return tuple(window if layer >= first else 0 for layer in range(layers))
+
+
+def _rotated(hf: CheckpointConfig, layers: int) -> tuple[bool, ...]:
+    """All do, except in SmolLM3: it lists a 0 for a layer that does not, or says that every n-th one does not."""
+    if hf.architecture != "SmolLM3ForCausalLM":
+        return (True,) * layers
+    interval = hf.int("no_rope_layer_interval", 4)
+    listed = hf.get("no_rope_layers", [(layer + 1) % interval for layer in range(layers)])
+    if len(listed) != layers:
+        raise BadCheckpoint(f"no_rope_layers lists {len(listed)} layers, and there are {layers}")
+    return tuple(bool(rotated) for rotated in listed)
 
 
 def top_names(c: ModelConfig) -> Wanted:
@@ -99,9 +116,14 @@ class Weights:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: ModelConfig, max_model_len: int) -> Model:
+    return load_as(ops, checkpoint, config, max_model_len, layer_names(config))
+
+
+def load_as(ops: OpSet, checkpoint: Checkpoint, config: ModelConfig, max_model_len: int, layer_names: Wanted) -> Model:
+    """For families with the same layers under other names."""
     unused = "|".join([UNUSED, ROPE_FACTORS, *(["lm_head.weight"] if config.tied else [])])
     prefixes = [f"model.layers.{layer}." for layer in range(config.layers)]
-    top, layers = load_weights(ops, checkpoint, top_names(config), layer_names(config), prefixes, unused)
+    top, layers = load_weights(ops, checkpoint, top_names(config), layer_names, prefixes, unused)
     factors = dequantize(checkpoint.tensor(ROPE_FACTORS)).ravel() if ROPE_FACTORS in checkpoint.names() else None
     weights = Weights(
         **top,
@@ -122,7 +144,8 @@ def forward(c: ModelConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
 
 def attention(c: ModelConfig, layer: Layer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
     q, k, v = ops.split(ops.linear(x, layer.qkv), (c.q_size, c.kv_size, c.kv_size))
-    q, k = ops.rope(q, angles, c.head_dim), ops.rope(k, angles, c.head_dim)
+    if c.rotated[index]:
+        q, k = ops.rope(q, angles, c.head_dim), ops.rope(k, angles, c.head_dim)
     ops.write_kv(k, v, batch, index)
     scale = 1 / sqrt(c.head_dim)
     return ops.linear(ops.paged_attention(q, batch, index, c.head_dim, scale, c.windows[index]), layer.out)
