@@ -1,12 +1,14 @@
 // Stored matrices become packed ones.
 #pragma once
 
+#include <cstdlib>
+
 #include "dequantize.h"
 #include "matrix.h"
 
 namespace quire {
 
-// The shape of a packed matrix of this type; its `data` is null, and `nbytes` is what pack_matrix will write.
+// A matrix and its memory.
 //
 //   stored                  layout  group  scale, offset   bits a weight   values
 //   Q4_0                    Int4    32     fp16            4.5             exact
@@ -19,13 +21,24 @@ namespace quire {
 //   Q2_K                    Int8    16     fp32, fp32      12              exact
 //   F32, F16, BF16          as stored                      32, 16, 16      exact
 //
-// Exact: unpack_row gives the bits that dequantize_row gives.
-PackedMatrix packed_shape(Storage storage, int64_t num_outputs, int64_t num_inputs);
+// Exact: unpack_row gives the bits that dequantize_row gives for the stored row.
+class Matrix {
+  public:
+    // Packs rows [num_outputs] of `row_bytes` bytes, each num_inputs weights (a multiple of the type's block). Output o is
+    // stored row row_order[o], or row o where row_order is null. Runs on the OpenMP threads of the caller. Throws
+    // std::bad_alloc.
+    Matrix(Storage storage, const uint8_t* rows, int64_t row_bytes, int64_t num_outputs, int64_t num_inputs,
+           const int32_t* row_order);
+    ~Matrix() { std::free(memory_); }
+    Matrix(const Matrix&) = delete;
+    Matrix& operator=(const Matrix&) = delete;
 
-// Pack rows of `row_bytes` bytes into `out` (shape.nbytes, 64-byte aligned). Output o is stored row row_order[o], or row o
-// where row_order is null. Runs on the OpenMP threads of the caller.
-void pack_matrix(Storage storage, const PackedMatrix& shape, const uint8_t* rows, int64_t row_bytes, const int32_t* row_order,
-                 uint8_t* out);
+    const PackedMatrix& packed() const { return packed_; }
+
+  private:
+    PackedMatrix packed_;
+    void* memory_;
+};
 
 // The weights of one output as the kernels take them, fp32 [num_inputs]: an embedding looked up in a packed matrix.
 void unpack_row(const PackedMatrix& matrix, int64_t output, float* out);
