@@ -3,8 +3,8 @@
     python benchmarks/bench_sampler.py                 # one thread
     python benchmarks/bench_sampler.py --threads 2 --rows 64
 
-Logits are made like a language model's: a few likely tokens over a broad bell. One fixed seed. Beside each time stands how many
-bytes of logits a second that is; memory bandwidth bounds the greedy row."""
+Logits are made like a language model's: a few likely tokens over a broad bell, from one fixed seed. Beside each time
+stands how many bytes of logits a second that is; what bounds the greedy row is reading them."""
 
 import argparse
 import json

@@ -40,6 +40,19 @@ int64_t sum_weights(const std::vector<Candidate>& candidates) {
 // Of a total, the part `share` in (0, 1), rounded up.
 int64_t mass(double share, int64_t total) { return std::min(int64_t(std::ceil(share * double(total))), total); }
 
+// A logit that top_p, min_p and typical_p will not keep, nor any below it: found first, so that of a vocabulary only a few
+// hundred tokens need be weighed and sorted. `total` is the weight of all tokens, where top_p is used.
+float lowest_of_interest(const RowParams& params, const Softmax& softmax, int64_t total, int64_t vocab) {
+    // With top_p: so little that a whole vocabulary of it would not fill what top_p cuts off. A thousandth is left for the
+    // rounding of weights, and must be more than that: in doubt nothing is passed over but what weighs nothing.
+    const double least = params.top_p < 1.0 ? 0.999 * (1.0 - params.top_p) * double(total) / double(vocab)
+                                            : params.min_p * double(Softmax::one);
+    const double distance = least > 1e4 ? std::log(least / double(Softmax::one)) : Softmax::floor;
+    const double margin = 1e-9;  // for the error of exp and log
+    const double logit = softmax.peak + std::max(distance - margin, Softmax::floor) / softmax.inverse_temperature;
+    return std::nextafter(float(logit), kNothing);
+}
+
 template <class Drop>
 void drop_if(std::vector<Candidate>& candidates, const Drop& drop) {
     candidates.erase(std::remove_if(candidates.begin(), candidates.end(), drop), candidates.end());
@@ -158,8 +171,8 @@ void Sampler::edit(const Row& row, const float* raw, std::vector<float>& out) co
 
 template <class Work>
 void Sampler::for_each_line(size_t num_lines, const Work& work) {
-    const int num_threads = int(std::min(num_lines, scratch_.size()));
-#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads) if (num_threads > 1)
+    // Always the whole team, or none: where teams change size, OpenMP ends threads and starts new ones.
+#pragma omp parallel for schedule(dynamic, 1) num_threads(int(scratch_.size())) if (num_lines > 1)
     for (int64_t i = 0; i < int64_t(num_lines); ++i) work(i, scratch_[omp_get_thread_num()]);
 }
 
@@ -212,14 +225,15 @@ int32_t Sampler::sample(const Row& row, const float* x, const Softmax& softmax, 
         return pick_weighted(x, vocab_, softmax, uniform);
 
     std::vector<Candidate>& candidates = scratch.candidates;
-    int64_t total;
+    int64_t total = 0;  // of the tokens that top_p is about
     if (top_k) {
         select_greatest(x, vocab_, params.top_k, candidates);
-        for (Candidate& c : candidates) c.weight = softmax.weight(float(-c.key));
-        total = sum_weights(candidates);
     } else {
-        total = gather(params, x, softmax, scratch);
+        if (params.top_p < 1.0) total = total_weight(x, vocab_, softmax);
+        collect_above(x, vocab_, lowest_of_interest(params, softmax, total, vocab_), candidates);
     }
+    for (Candidate& c : candidates) c.weight = softmax.weight(float(-c.key));
+    if (top_k) total = sum_weights(candidates);
     if (params.top_p < 1.0) candidates.resize(select_mass(candidates, mass(params.top_p, total)));
     if (params.min_p > 0.0) {
         const double least = params.min_p * double(Softmax::one);
@@ -230,23 +244,6 @@ int32_t Sampler::sample(const Row& row, const float* x, const Softmax& softmax, 
         keep_typical(params.typical_p, softmax, candidates);
     }
     return pick_candidate(candidates, uniform);
-}
-
-// The tokens that top_p, min_p and typical_p may keep, and the total weight of all tokens. What weighs too little to be kept is
-// left out early: of a vocabulary, usually all but a few hundred tokens.
-int64_t Sampler::gather(const RowParams& params, const float* x, const Softmax& softmax, Scratch& scratch) const {
-    scratch.weights.resize(vocab_);
-    int64_t* weights = scratch.weights.data();
-    const int64_t total = weigh(x, vocab_, softmax, weights);
-    double least = 1.0;
-    if (params.top_p < 1.0)  // all tokens below it together weigh less than what top_p cuts off
-        least = std::max(least, 0.999 * (1.0 - params.top_p) * double(total) / double(vocab_));
-    else if (params.min_p > 0.0)
-        least = std::max(least, std::floor(params.min_p * double(Softmax::one)));
-    scratch.candidates.clear();
-    for (int64_t i = 0; i < vocab_; ++i)
-        if (weights[i] >= int64_t(least)) scratch.candidates.push_back({-double(x[i]), weights[i], int32_t(i)});
-    return total;
 }
 
 // -- logprobs -----------------------------------------------------------------------------------------------------------

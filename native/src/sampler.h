@@ -74,9 +74,8 @@ private:
         bool edited() const;
         void append(int32_t token, bool output);
     };
-    struct Scratch {                   // of one thread
-        std::vector<float> logits;     // [vocab], once needed
-        std::vector<int64_t> weights;  // [vocab], once needed
+    struct Scratch {                // of one thread
+        std::vector<float> logits;  // [vocab], once needed
         std::vector<Candidate> candidates;
     };
 
@@ -89,7 +88,6 @@ private:
     void restrict_to_allowed(const RowParams& params, const float* raw, std::vector<float>& out) const;
     void edit(const Row& row, const float* raw, std::vector<float>& out) const;
     int32_t sample(const Row& row, const float* x, const Softmax& softmax, Scratch& scratch) const;
-    int64_t gather(const RowParams& params, const float* x, const Softmax& softmax, Scratch& scratch) const;
     std::vector<Logprob> most_likely(const float* x, const Softmax& softmax, double log_total, int64_t count,
                                      Scratch& scratch) const;
     std::vector<Logprob> raw_logprobs(const float* raw, int32_t token, int64_t num_top, Scratch& scratch) const;

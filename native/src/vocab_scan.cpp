@@ -10,6 +10,7 @@ namespace {
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr int64_t kBlock = 512;      // logits whose maximum is found before looking closer
 constexpr int64_t kSumBlock = 1024;  // logits summed before looking at the total
+constexpr int64_t kSkip = 64;        // logits passed over at once where none is of interest
 constexpr size_t kSortBelow = 32;
 
 // Every CPU we know has vectors of 16 bytes.
@@ -44,23 +45,14 @@ float greatest(const float* x, int64_t n) {
     return best;
 }
 
-template <class Store>
-int64_t weigh_each(const float* x, int64_t n, const Softmax& softmax, const Store& store) {
-    Words sums{};
-    int64_t i = 0;
-    for (; i + 2 <= n; i += 2) {
-        const Doubles logits = {double(x[i]), double(x[i + 1])};
-        const Words weights = Softmax::weight_of<Doubles, Words>(softmax.distance_of(logits));
-        store(i, weights);
-        sums += weights;
-    }
-    int64_t total = int64_t(sums[0] + sums[1]);
-    if (i < n) {
-        const Words last = {uint64_t(softmax.weight(x[i])), 0};
-        store(i, last);
-        total += int64_t(last[0]);
-    }
-    return total;
+void append_above(const float* x, int64_t start, int64_t end, float bound, std::vector<Candidate>& out) {
+    for (int64_t i = start; i < end; ++i)
+        if (x[i] > bound) out.push_back({-double(x[i]), 0, int32_t(i)});
+}
+
+// Weights of two neighbouring logits.
+inline Words weigh_pair(const float* x, const Softmax& softmax) {
+    return Softmax::weight_of<Doubles, Words>(softmax.distance_of(Doubles{double(x[0]), double(x[1])}));
 }
 
 }  // namespace
@@ -87,13 +79,17 @@ int64_t count_greater(const float* x, int64_t vocab, float bound) {
 }
 
 int64_t total_weight(const float* x, int64_t vocab, const Softmax& softmax) {
-    return weigh_each(x, vocab, softmax, [](int64_t, const Words&) {});
-}
-
-int64_t weigh(const float* x, int64_t vocab, const Softmax& softmax, int64_t* weights) {
-    return weigh_each(x, vocab, softmax, [=](int64_t i, const Words& pair) {
-        std::memcpy(weights + i, &pair, size_t(std::min<int64_t>(2, vocab - i)) * sizeof *weights);
-    });
+    const Softmax local = softmax;  // in registers
+    Words sum{};
+    int64_t i = 0;
+    for (; i + 8 <= vocab; i += 8) {  // four at a time: a single chain of multiplications leaves the vector unit waiting
+        const Words a = weigh_pair(x + i, local), b = weigh_pair(x + i + 2, local);
+        const Words c = weigh_pair(x + i + 4, local), d = weigh_pair(x + i + 6, local);
+        sum += (a + b) + (c + d);
+    }
+    int64_t total = int64_t(sum[0] + sum[1]);
+    for (; i < vocab; ++i) total += local.weight(x[i]);
+    return total;
 }
 
 int32_t pick_weighted(const float* x, int64_t vocab, const Softmax& softmax, uint64_t uniform_bits) {
@@ -116,28 +112,30 @@ int32_t pick_weighted(const float* x, int64_t vocab, const Softmax& softmax, uin
     }
 }
 
+void collect_above(const float* x, int64_t vocab, float bound, std::vector<Candidate>& out) {
+    out.clear();
+    for (int64_t start = 0; start < vocab; start += kSkip) {
+        const int64_t end = std::min(start + kSkip, vocab);
+        if (greatest(x + start, end - start) > bound) append_above(x, start, end, bound, out);
+    }
+}
+
 void select_greatest(const float* x, int64_t vocab, int64_t count, std::vector<Candidate>& out) {
     out.clear();
     if (count <= 0) return;
     const size_t keep = size_t(std::min(count, vocab));
-    const size_t full = 2 * keep + 64;
     float bound = kNothing;  // once `keep` are known, the least of them: an equal logit that comes later has a higher id
-    constexpr int64_t step = 64;
-    for (int64_t start = 0; start < vocab; start += step) {
-        const int64_t end = std::min(start + step, vocab);
-        if (!(greatest(x + start, end - start) > bound)) continue;
-        for (int64_t i = start; i < end; ++i)
-            if (x[i] > bound) out.push_back({-double(x[i]), 0, int32_t(i)});
-        if (out.size() >= full) {
-            std::nth_element(out.begin(), out.begin() + (keep - 1), out.end());
-            out.resize(keep);
-            bound = float(-out[keep - 1].key);
-        }
-    }
-    if (out.size() > keep) {
+    const auto shrink = [&] {
         std::nth_element(out.begin(), out.begin() + (keep - 1), out.end());
         out.resize(keep);
+        bound = float(-out.back().key);
+    };
+    for (int64_t start = 0; start < vocab; start += kSkip) {
+        const int64_t end = std::min(start + kSkip, vocab);
+        if (greatest(x + start, end - start) > bound) append_above(x, start, end, bound, out);
+        if (out.size() >= 2 * keep + kSkip) shrink();
     }
+    if (out.size() > keep) shrink();
 }
 
 size_t select_mass(std::vector<Candidate>& candidates, int64_t need) {

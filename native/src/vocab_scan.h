@@ -74,9 +74,6 @@ int64_t count_greater(const float* x, int64_t vocab, float bound);
 
 int64_t total_weight(const float* x, int64_t vocab, const Softmax& softmax);
 
-// The weight of each token, too. -> total
-int64_t weigh(const float* x, int64_t vocab, const Softmax& softmax, int64_t* weights);
-
 // The id at which the running total of weights, in the order of ids, first exceeds uniform / 2^53 of the whole.
 int32_t pick_weighted(const float* x, int64_t vocab, const Softmax& softmax, uint64_t uniform_bits);
 
@@ -89,7 +86,10 @@ struct Candidate {
     bool operator<(const Candidate& other) const { return key < other.key || (key == other.key && id < other.id); }
 };
 
-// Replace `out` by the `count` first candidates, in no order, without weights. Those at -inf are left out.
+// Replace `out` by the tokens whose logit is above `bound`, still without weights.
+void collect_above(const float* x, int64_t vocab, float bound, std::vector<Candidate>& out);
+
+// Replace `out` by the `count` first candidates, in no order, still without weights. Those at -inf are left out.
 void select_greatest(const float* x, int64_t vocab, int64_t count, std::vector<Candidate>& out);
 
 // Reorder so that the smallest prefix, in candidate order, whose weights reach `need` comes first; -> its length.
