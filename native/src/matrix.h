@@ -6,32 +6,65 @@
 
 namespace quire {
 
-enum class Storage : int { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K };
-
-// How a packed matrix is laid out. Outputs come in tiles; within a tile, inputs run fastest in the order the kernels read.
+// How a packed matrix is laid out. Outputs come in tiles of kTileOutputs, the last one padded with zeros; a tile is one
+// contiguous run of memory that a kernel reads once, forwards.
+//
+//   Int4, Int8   a tile is a sequence of groups of inputs, ascending, and a group is
+//                  scales   [16]  fp16, or fp32 where `wide`
+//                  offsets  [16]  the same, where `has_offset`
+//                  codes    Int8: [group / 4][16][4]  the codes of 4 neighbouring inputs, for each of 16 outputs
+//                           Int4: [4][16][4]  likewise; byte p holds input quad p (low nibble) and quad p + 4 (high nibble)
+//                w = scale * code + offset. Int8 stores the code, Int4 stores code + zero (0 .. 15).
+//   floats       [num_inputs][16], in the type the file has
+//
+// One 16, 32 or 64 byte load thus feeds the 4-way dot product of 4, 8 or 16 outputs without a shuffle.
 enum class Layout : int { Int4, Int8, Float16, BFloat16, Float32 };
+
+constexpr int kTileOutputs = 16;
+constexpr int kGroupInputs = 32;  // activations that share a scale
 
 struct PackedMatrix {
     Layout layout;
     int64_t num_outputs, num_inputs;
-    int group;            // inputs that share a scale (integer layouts)
-    const uint8_t* data;  // owned by whoever packed it
+    int group;            // inputs that share a scale: 16 or 32, a divisor of num_inputs; 0 for float layouts
+    int zero;             // Int4: what was added to the codes to store them; else 0
+    bool wide;            // scales and offsets are fp32, not fp16
+    bool has_offset;      // offsets are stored; else they are 0
+    const uint8_t* data;  // 64-byte aligned, owned by whoever packed it
     size_t nbytes;
+
+    bool is_integer() const { return layout == Layout::Int4 || layout == Layout::Int8; }
+    int64_t num_tiles() const { return (num_outputs + kTileOutputs - 1) / kTileOutputs; }
+    int64_t tile_bytes() const { return int64_t(nbytes) / num_tiles(); }
 };
 
-// Rows of activations as a linear layer wants them: quantized in groups for integer layouts, as they are for float ones.
+// 32 activations as integer layouts want them: x is about scale * code, scale = max |x| / 127.
+struct alignas(64) QuantizedGroup {
+    int8_t codes[kGroupInputs];
+    float scale;
+    float sum;           // scale * code_sum, which offsets are multiplied with
+    float half_sums[2];  // the same for each half, for matrices in groups of 16
+    int32_t code_sum;
+    int32_t half_code_sums[2];
+    int32_t unused;
+};
+static_assert(sizeof(QuantizedGroup) == 64, "one cache line a group");
+
+// Rows of activations: integer layouts read `groups`, float layouts read `x`; the other may be null.
 struct Activations {
-    const float* x;  // [rows, num_inputs], stride in floats
+    const float* x;                // [rows, num_inputs], rows `stride` floats apart
     int64_t stride;
-    int8_t* codes;  // [rows, num_inputs], filled by quantize
-    float* scales;  // [rows, num_inputs / 32]
-    float* sums;    // [rows, num_inputs / 16]: scale times the sum of the codes of each half group
+    const QuantizedGroup* groups;  // [rows, num_inputs / 32], contiguous
 };
 
 struct MatrixKernels {
-    // Quantize rows [first, last): 8-bit codes in groups of 32, scale = max |x| / 127.
-    void (*quantize)(const Activations& a, int64_t num_inputs, int64_t first, int64_t last);
-    // out[r, o] = sum over inputs of x[r] * w[o], for rows [0, rows) and this thread's share of the outputs.
+    // x [num_inputs], a multiple of 32 -> groups [num_inputs / 32]. The same bits in every table.
+    void (*quantize)(const float* x, int64_t num_inputs, QuantizedGroup* groups);
+
+    // out[r, o] = sum over inputs of x[r] * w[o], for rows [0, rows); this thread writes its share of the results, and all
+    // threads together write each once. Summed in fp32 with fma, inputs ascending; for integer layouts group after group:
+    //   acc = fma(float(dot of codes) * w.scale, x.scale, acc), then acc = fma(w.offset, x.sum, acc) where there are offsets.
+    // So a result has the same bits in every table, whatever the other rows and however many threads.
     void (*multiply)(const PackedMatrix& w, const Activations& a, int64_t rows, float* out, int64_t out_stride, int thread,
                      int num_threads);
 };

@@ -1,10 +1,71 @@
-// Everything in a forward pass that is not a matrix product.
+// Everything in a forward pass that is not a matrix product: one row, or one tile of attention, a call.
+//
+// No function here knows how many rows or threads there are, so none can sum in an order that depends on them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace quire {
 
-struct OpKernels {};
+// The paged cache. A block is, for every layer, the keys of every KV head and then the values of every KV head:
+//   keys   [head_dim, block_size]   of one head, so that the scores of neighbouring tokens lie in neighbouring lanes
+//   values [block_size, head_dim]   of one head, so that the columns of a value do
+struct Pages {
+    uint8_t* data;
+    int64_t num_blocks, num_layers, num_kv_heads, head_dim, block_size;
+    bool half;  // fp16, or else fp32
+
+    size_t head_bytes() const { return size_t(head_dim) * block_size * (half ? 2 : 4); }
+    size_t block_bytes() const { return 2 * head_bytes() * num_kv_heads * num_layers; }
+    uint8_t* keys(int64_t block, int64_t layer, int64_t kv_head) const {
+        return data + block * block_bytes() + head_bytes() * (2 * layer * num_kv_heads + kv_head);
+    }
+    uint8_t* values(int64_t block, int64_t layer, int64_t kv_head) const {
+        return keys(block, layer, kv_head) + head_bytes() * num_kv_heads;
+    }
+};
+
+// Loads of keys reach up to that many bytes past the last block.
+constexpr size_t kPagesSlack = 64;
+
+// Up to that many queries share one walk over a sequence's keys and values.
+constexpr int kTileQueries = 8;
+
+// Queries of one sequence that read the same KV head, ordered by token. Query i sees positions first[i] .. last[i].
+struct AttentionTile {
+    const Pages* pages;
+    int64_t layer, kv_head;
+    const int32_t* block_table;
+    int num_queries;
+    const float* q[kTileQueries];  // [head_dim] each
+    float* out[kTileQueries];      // [head_dim] each
+    int32_t first[kTileQueries], last[kTileQueries];
+    float scale;
+    float* scratch;  // attention_scratch floats of this thread
+};
+
+// Floats: queries, accumulators and scores of one tile.
+inline int64_t attention_scratch(int64_t head_dim, int64_t block_size) {
+    return kTileQueries * (2 * (head_dim + 8) + 2 * (block_size + 8));
+}
+
+struct OpKernels {
+    // out = x / sqrt(mean(x * x) + eps) * weight. The squares are summed in 8 lanes (column mod 8), then the lanes. [n] each.
+    void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
+    // out [2 * half] = cos, then sin, of position * inv_freq [half], times scale.
+    void (*rope_angles)(int32_t position, const float* inv_freq, float scale, int64_t half, float* out);
+    // Every head of x [num_heads, head_dim], in place: columns i and half + i are turned by angle i.
+    void (*rope)(float* x, const float* angles, int64_t half, int64_t num_heads, int64_t head_dim);
+    // x [2 * n] -> out [n] = silu(x[:n]) * x[n:]
+    void (*silu_and_mul)(const float* x, int64_t n, float* out);
+    // out = x + y, [n] each; out may be x or y.
+    void (*add)(const float* x, const float* y, int64_t n, float* out);
+    // One token's k and v [num_kv_heads, head_dim] into the layer's pages.
+    void (*write_kv)(const Pages& pages, int64_t layer, int32_t slot, const float* k, const float* v);
+    // softmax(q . keys * scale) . values for every query of the tile. A query's sums run over the blocks of its sequence in
+    // order, whatever the other queries of the tile are.
+    void (*attend)(const AttentionTile& tile);
+};
 
 }  // namespace quire

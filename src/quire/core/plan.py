@@ -60,6 +60,7 @@ class Drawn:
     logprobs: list[list[Logprob]] | None = None  # as in SequenceEvent
     prompt_logprobs: list[list[Logprob]] | None = None  # for positions start + 1 .. of the run, within the prompt
     beams: list[Logprob] | None = None  # beam search: the 2 * beam_width best continuations; `tokens` is empty
+    error: str = ""  # nothing could be drawn: the sequence ends with this reason; `tokens` is empty
 
 
 @dataclass(slots=True)

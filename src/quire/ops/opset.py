@@ -93,26 +93,40 @@ class RowParams:
 
 @dataclass(slots=True)
 class Draw:
-    """One row's next token: its id, or -1 where candidates were asked for; and [(id, logprob, rank)] as asked for."""
+    """One row's next token: its id, or CANDIDATES or BROKEN; and [(id, logprob, rank)] as asked for."""
 
     token: int
-    logprobs: list[tuple[int, float, int]]  # the drawn token first, then the most likely ones
+    logprobs: list[tuple[int, float, int]]  # the drawn token first, then the most likely ones; or the candidates
+
+
+CANDIDATES = -1  # nothing was drawn: the best continuations were asked for
+BROKEN = (
+    -2
+)  # nothing could be drawn: no logit of a permitted token is a number above -inf. That request ends as an error
+GREEDY_BELOW = 1e-5  # a temperature under it takes the most likely token
 
 
 class Sampler(Protocol):
     """Draws tokens for rows, and remembers each row's tokens for penalties.
 
-    The order of work on a row's logits, all in fp32: logit_bias, allowed, banned, min_tokens; repetition, then frequency and
-    presence penalties; (logprobs are taken of the *raw* logits) temperature; top_k; top_p; min_p; typical_p. Then one uniform
-    number from Philox4x32-10 with key = seed and counter = (position, sample) picks among the survivors in the order of
-    their ids, by cumulative probability in fp64. Ties between logits go to the lower id everywhere."""
+    The order of work on a row's logits: logit_bias, allowed, banned, min_tokens; repetition, then frequency and
+    presence penalties, all in fp32; (logprobs are taken of the *raw* logits) temperature; top_k; top_p; min_p;
+    typical_p, each on what the one before has left. Then one uniform number from Philox4x32-10 with key = seed and
+    counter = (position, sample) picks among the survivors in the order of their ids, by cumulative probability:
+    weights are integers, so sums are exact. Ties between logits go to the lower id everywhere. If everything is
+    masked, the best raw logit among `allowed` is taken. A NaN counts as -inf. Candidates are the log_softmax after
+    temperature, without the filters; masked tokens are not among them.
+    docs/sampling.md defines each step."""
 
-    def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None: ...
+    def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
+        """Take a free row. `tokens` is all that is known: after a preemption, the prompt and the output so far. An id
+        outside the vocabulary is a ValueError (stop_ids apart: what is not there is not drawn)."""
 
     def retire(self, row: int) -> None: ...
 
     def draw(self, logits: Any, rows: Sequence[int]) -> list[Draw]:
-        """logits [R, vocab] fp32; line i belongs to rows[i]. The drawn token is appended to what is known of the row."""
+        """logits [R, vocab] fp32; line i belongs to rows[i], which differ. The drawn token, if there is one, is
+        appended to what is known of the row."""
 
     def logprobs(self, logits: Any, targets: Sequence[int], num_top: int) -> list[list[tuple[int, float, int]]]:
         """For prompt logprobs: of line i the target's (id, logprob, rank) and then the `num_top` most likely ones."""

@@ -1,0 +1,64 @@
+// What the bytes of a packed matrix mean, as types that kernels are instantiated over. Layouts: native/src/matrix.h.
+#pragma once
+
+#include "matrix.h"
+
+namespace quire::QUIRE_ISA {
+namespace {
+
+// One integer layout: w = scale * (stored - Zero) + offset.
+template <int Bits, int Group, bool Wide, bool Offset, int Zero = 0>
+struct IntFormat {
+    static constexpr int bits = Bits;    // 4 or 8
+    static constexpr int group = Group;  // 16 or 32
+    static constexpr bool wide = Wide;   // fp32 scales and offsets, else fp16
+    static constexpr bool has_offset = Offset;
+    static constexpr int zero = Zero;
+
+    static constexpr int scale_bytes = Wide ? 4 : 2;
+    static constexpr int offsets_at = kTileOutputs * scale_bytes;
+    static constexpr int codes_at = Offset ? 2 * offsets_at : offsets_at;
+    static constexpr int group_bytes = codes_at + kTileOutputs * Group * Bits / 8;
+    static constexpr int parts = kGroupInputs / Group;  // groups of weights in a group of activations
+    static_assert(Bits == 8 || Group == kGroupInputs, "nibbles pair the two halves of a group of 32");
+};
+
+template <Layout Element>
+struct FloatFormat {
+    static constexpr Layout element = Element;
+    static constexpr int element_bytes = Element == Layout::Float32 ? 4 : 2;
+};
+
+// Call visitor.visit<Format>() for the format of this matrix.
+template <class Visitor>
+void visit_format(const PackedMatrix& w, const Visitor& visitor) {
+    switch (w.layout) {
+        case Layout::Float32: return visitor.template visit<FloatFormat<Layout::Float32>>();
+        case Layout::Float16: return visitor.template visit<FloatFormat<Layout::Float16>>();
+        case Layout::BFloat16: return visitor.template visit<FloatFormat<Layout::BFloat16>>();
+        case Layout::Int4:
+            if (!w.has_offset) return visitor.template visit<IntFormat<4, 32, false, false, 8>>();
+            if (w.wide) return visitor.template visit<IntFormat<4, 32, true, true>>();
+            return visitor.template visit<IntFormat<4, 32, false, true>>();
+        case Layout::Int8:
+            if (w.group == 16 && w.has_offset) return visitor.template visit<IntFormat<8, 16, true, true>>();
+            if (w.group == 16) return visitor.template visit<IntFormat<8, 16, true, false>>();
+            if (w.wide) return visitor.template visit<IntFormat<8, 32, true, true>>();
+            if (w.has_offset) return visitor.template visit<IntFormat<8, 32, false, true>>();
+            return visitor.template visit<IntFormat<8, 32, false, false>>();
+    }
+}
+
+// The factor of a group's offsets: the sum of its activations.
+template <class Format>
+inline const float* sum_of(const QuantizedGroup& x, int part) {
+    return Format::parts == 1 ? &x.sum : &x.half_sums[part];
+}
+
+template <class Format>
+inline int32_t code_sum_of(const QuantizedGroup& x, int part) {
+    return Format::parts == 1 ? x.code_sum : x.half_code_sums[part];
+}
+
+}  // namespace
+}  // namespace quire::QUIRE_ISA

@@ -1,0 +1,82 @@
+// Products of a tile in ordinary loops: the specification of matrix_vector.h.
+#pragma once
+
+#include "half.h"
+#include "matrix_format.h"
+
+namespace quire::QUIRE_ISA {
+namespace {
+
+constexpr int kMaxRows = 1;  // rows that tile_product takes at once
+
+template <bool Wide>
+inline float scale_at(const uint8_t* scales, int output) {
+    if (Wide) {
+        float value;
+        __builtin_memcpy(&value, scales + 4 * output, 4);
+        return value;
+    }
+    uint16_t bits;
+    __builtin_memcpy(&bits, scales + 2 * output, 2);
+    return half_to_float(bits);
+}
+
+// The dot products of 16 outputs' codes (zero not yet taken off) with the codes of one group of activations.
+template <class Format>
+inline void dot_codes(const uint8_t* codes, const int8_t* x, int32_t* dots) {
+    for (int quad = 0; quad < Format::group / 4; ++quad) {
+        for (int o = 0; o < kTileOutputs; ++o) {
+            for (int j = 0; j < 4; ++j) {
+                const uint8_t stored = codes[((Format::bits == 4 ? quad % 4 : quad) * kTileOutputs + o) * 4 + j];
+                const int code = Format::bits == 8 ? int8_t(stored) : quad < 4 ? stored & 15 : stored >> 4;
+                dots[o] += code * x[4 * quad + j];
+            }
+        }
+    }
+}
+
+// out[o] = x . w[o] for one row of activations and the 16 outputs of a tile.
+template <class Format, int Rows>
+struct TileProduct {
+    static void run(const uint8_t* tile, const Activations& a, int64_t num_inputs, float* out, int64_t) {
+        float acc[kTileOutputs] = {};
+        for (int64_t g = 0; g < num_inputs / kGroupInputs; ++g) {
+            const QuantizedGroup& x = a.groups[g];
+            for (int part = 0; part < Format::parts; ++part, tile += Format::group_bytes) {
+                int32_t dots[kTileOutputs] = {};
+                dot_codes<Format>(tile + Format::codes_at, x.codes + part * Format::group, dots);
+                for (int o = 0; o < kTileOutputs; ++o) {
+                    const int32_t dot = dots[o] - Format::zero * code_sum_of<Format>(x, part);
+                    acc[o] = __builtin_fmaf(float(dot) * scale_at<Format::wide>(tile, o), x.scale, acc[o]);
+                    if (Format::has_offset)
+                        acc[o] = __builtin_fmaf(scale_at<Format::wide>(tile + Format::offsets_at, o), *sum_of<Format>(x, part), acc[o]);
+                }
+            }
+        }
+        for (int o = 0; o < kTileOutputs; ++o) out[o] = acc[o];
+    }
+};
+
+template <Layout Element, int Rows>
+struct TileProduct<FloatFormat<Element>, Rows> {
+    static void run(const uint8_t* tile, const Activations& a, int64_t num_inputs, float* out, int64_t) {
+        float acc[kTileOutputs] = {};
+        for (int64_t k = 0; k < num_inputs; ++k) {
+            for (int o = 0; o < kTileOutputs; ++o) {
+                float weight;
+                if (Element == Layout::Float32) {
+                    __builtin_memcpy(&weight, tile + (k * kTileOutputs + o) * 4, 4);
+                } else {
+                    uint16_t bits;
+                    __builtin_memcpy(&bits, tile + (k * kTileOutputs + o) * 2, 2);
+                    weight = Element == Layout::Float16 ? half_to_float(bits) : bfloat_to_float(bits);
+                }
+                acc[o] = __builtin_fmaf(weight, a.x[k], acc[o]);
+            }
+        }
+        for (int o = 0; o < kTileOutputs; ++o) out[o] = acc[o];
+    }
+};
+
+}  // namespace
+}  // namespace quire::QUIRE_ISA

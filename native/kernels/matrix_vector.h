@@ -1,0 +1,98 @@
+// Products of a tile with vectors: lanes are outputs, Rows x Vectors accumulators stay in registers.
+//
+// `Unit` is the vector unit (matrix_neon.h, matrix_avx2.h, matrix_avx512.h). It has
+//   Float, Int, lanes                              vectors of fp32 and int32
+//   max_rows, int_vectors(rows), float_vectors(rows)   the register tile
+//   zero(), load_halves(p), load_bfloats(p), load_floats(p), store(p, v)
+//   fma(a, b, c)      a * b + c
+//   fma_scalar(a, p, c)   a * *p + c
+//   scaled(i, s)      float(i) * s
+//   dot<Format, Rows, Vectors>(codes, x, part, dots)   exact dot products of (stored - zero) with the activations' codes
+#pragma once
+
+#include "matrix_format.h"
+
+namespace quire::QUIRE_ISA {
+namespace {
+
+constexpr int kMaxRows = Unit::max_rows;
+
+template <bool Wide>
+inline Unit::Float load_scales(const uint8_t* scales, int output) {
+    return Wide ? Unit::load_floats(scales + 4 * output) : Unit::load_halves(scales + 2 * output);
+}
+
+// out[r, o] = x[r] . w[o] for `Rows` rows of activations and the 16 outputs of a tile.
+template <class Format, int Rows>
+struct TileProduct {
+    static constexpr int kVectors = Unit::int_vectors(Rows);
+    static constexpr int kOutputs = kVectors * Unit::lanes;
+
+    static void run(const uint8_t* tile, const Activations& a, int64_t num_inputs, float* out, int64_t out_stride) {
+        for (int first = 0; first < kTileOutputs; first += kOutputs)
+            run_outputs(tile, first, a.groups, num_inputs / kGroupInputs, out + first, out_stride);
+    }
+
+    static inline void run_outputs(const uint8_t* group, int first, const QuantizedGroup* x, int64_t num_groups, float* out,
+                                   int64_t out_stride) {
+        typename Unit::Float acc[Rows][kVectors];
+        for (int r = 0; r < Rows; ++r)
+            for (int v = 0; v < kVectors; ++v) acc[r][v] = Unit::zero();
+        for (const QuantizedGroup* end = x + num_groups; x != end; ++x) {
+            const QuantizedGroup* rows[Rows];
+            for (int r = 0; r < Rows; ++r) rows[r] = x + r * num_groups;
+            for (int part = 0; part < Format::parts; ++part, group += Format::group_bytes) {
+                typename Unit::Int dots[Rows][kVectors];
+                Unit::template dot<Format, Rows, kVectors>(group + Format::codes_at + 4 * first, rows, part, dots);
+                for (int v = 0; v < kVectors; ++v) {
+                    const auto scales = load_scales<Format::wide>(group, first + v * Unit::lanes);
+                    for (int r = 0; r < Rows; ++r)
+                        acc[r][v] = Unit::fma_scalar(Unit::scaled(dots[r][v], scales), &rows[r]->scale, acc[r][v]);
+                    if constexpr (Format::has_offset) {
+                        const auto offsets = load_scales<Format::wide>(group + Format::offsets_at, first + v * Unit::lanes);
+                        for (int r = 0; r < Rows; ++r)
+                            acc[r][v] = Unit::fma_scalar(offsets, sum_of<Format>(*rows[r], part), acc[r][v]);
+                    }
+                }
+            }
+        }
+        for (int r = 0; r < Rows; ++r)
+            for (int v = 0; v < kVectors; ++v) Unit::store(out + r * out_stride + v * Unit::lanes, acc[r][v]);
+    }
+};
+
+template <Layout Element>
+inline Unit::Float load_weights(const uint8_t* weights) {
+    if constexpr (Element == Layout::Float32) return Unit::load_floats(weights);
+    if constexpr (Element == Layout::Float16) return Unit::load_halves(weights);
+    if constexpr (Element == Layout::BFloat16) return Unit::load_bfloats(weights);
+}
+
+template <Layout Element, int Rows>
+struct TileProduct<FloatFormat<Element>, Rows> {
+    static constexpr int kVectors = Unit::float_vectors(Rows);
+    static constexpr int kOutputs = kVectors * Unit::lanes;
+    static constexpr int kBytes = FloatFormat<Element>::element_bytes;
+
+    static void run(const uint8_t* tile, const Activations& a, int64_t num_inputs, float* out, int64_t out_stride) {
+        for (int first = 0; first < kTileOutputs; first += kOutputs)
+            run_outputs(tile + first * kBytes, a, num_inputs, out + first, out_stride);
+    }
+
+    static inline void run_outputs(const uint8_t* weights, const Activations& a, int64_t num_inputs, float* out, int64_t out_stride) {
+        typename Unit::Float acc[Rows][kVectors];
+        for (int r = 0; r < Rows; ++r)
+            for (int v = 0; v < kVectors; ++v) acc[r][v] = Unit::zero();
+        for (int64_t k = 0; k < num_inputs; ++k, weights += kTileOutputs * kBytes) {
+            for (int v = 0; v < kVectors; ++v) {
+                const auto w = load_weights<Element>(weights + v * Unit::lanes * kBytes);
+                for (int r = 0; r < Rows; ++r) acc[r][v] = Unit::fma_scalar(w, a.x + r * a.stride + k, acc[r][v]);
+            }
+        }
+        for (int r = 0; r < Rows; ++r)
+            for (int v = 0; v < kVectors; ++v) Unit::store(out + r * out_stride + v * Unit::lanes, acc[r][v]);
+    }
+};
+
+}  // namespace
+}  // namespace quire::QUIRE_ISA

@@ -1,0 +1,88 @@
+// Norms, rotations, gates and the writing of pages. What each computes is said in ops.h.
+
+#include "ops.h"
+
+#include <math.h>
+
+#include "vec.h"
+
+namespace quire::QUIRE_ISA {
+
+void attend(const AttentionTile& tile);  // attention.cpp
+
+namespace {
+
+constexpr float kLog2e = 1.44269504f;
+
+void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
+    const int64_t whole = n / kLanes * kLanes, rest = n - whole;
+    F8 squares = splat(0.0f);
+    for (int64_t i = 0; i < whole; i += kLanes) squares = multiply_add(load(x + i), load(x + i), squares);
+    if (rest) squares = multiply_add(load_part(x + whole, rest), load_part(x + whole, rest), squares);
+    const float factor = 1.0f / sqrtf(sum(squares) / float(n) + eps);
+    for (int64_t i = 0; i < n; ++i) out[i] = x[i] * factor * weight[i];
+}
+
+void rope_angles(int32_t position, const float* inv_freq, float scale, int64_t half, float* out) {
+    for (int64_t i = 0; i < half; ++i) {
+        const float angle = float(position) * inv_freq[i];
+        out[i] = cosf(angle) * scale;
+        out[half + i] = sinf(angle) * scale;
+    }
+}
+
+void rope(float* x, const float* angles, int64_t half, int64_t num_heads, int64_t head_dim) {
+    const float *__restrict cos = angles, *__restrict sin = angles + half;
+    for (int64_t head = 0; head < num_heads; ++head) {
+        float *__restrict low = x + head * head_dim, *__restrict high = low + half;
+        for (int64_t i = 0; i < half; ++i) {
+            const float a = low[i], b = high[i];
+            low[i] = a * cos[i] - b * sin[i];
+            high[i] = b * cos[i] + a * sin[i];
+        }
+    }
+}
+
+F8 silu(F8 x) { return x / (splat(1.0f) + exp2(x * splat(-kLog2e))); }
+
+void silu_and_mul(const float* x, int64_t n, float* out) {
+    const float *gate = x, *up = x + n;
+    const int64_t whole = n / kLanes * kLanes, rest = n - whole;
+    for (int64_t i = 0; i < whole; i += kLanes) store(out + i, silu(load(gate + i)) * load(up + i));
+    if (rest) store_part(out + whole, silu(load_part(gate + whole, rest)) * load_part(up + whole, rest), rest);
+}
+
+void add(const float* x, const float* y, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = x[i] + y[i];
+}
+
+
+// Column `offset` of keys [head_dim, block_size] and row `offset` of values [block_size, head_dim].
+template <class T>
+void write_head(const float* k, const float* v, int64_t head_dim, int64_t block_size, int64_t offset, T* keys, T* values) {
+    for (int64_t d = 0; d < head_dim; d += kLanes) {
+        const int64_t n = head_dim - d < kLanes ? head_dim - d : kLanes;
+        T column[kLanes];
+        store(column, load_part(k + d, n));
+        for (int64_t i = 0; i < n; ++i) keys[(d + i) * block_size + offset] = column[i];
+        store_part(values + offset * head_dim + d, load_part(v + d, n), n);
+    }
+}
+
+void write_kv(const Pages& pages, int64_t layer, int32_t slot, const float* k, const float* v) {
+    const int64_t block = slot / pages.block_size, offset = slot % pages.block_size, head_dim = pages.head_dim;
+    for (int64_t head = 0; head < pages.num_kv_heads; ++head, k += head_dim, v += head_dim) {
+        uint8_t *keys = pages.keys(block, layer, head), *values = pages.values(block, layer, head);
+        if (pages.half)
+            write_head(k, v, head_dim, pages.block_size, offset, (Half*)keys, (Half*)values);
+        else
+            write_head(k, v, head_dim, pages.block_size, offset, (float*)keys, (float*)values);
+    }
+}
+
+}  // namespace
+
+extern const OpKernels op_kernels;
+const OpKernels op_kernels = {rms_norm, rope_angles, rope, silu_and_mul, add, write_kv, attend};
+
+}  // namespace quire::QUIRE_ISA

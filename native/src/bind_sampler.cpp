@@ -1,0 +1,105 @@
+// Python's view of the sampler. ops/native/sampler.py wraps it.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "philox.h"
+#include "sampler.h"
+
+namespace nb = nanobind;
+using namespace quire;
+
+namespace {
+
+using Logits = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
+
+template <class T>
+T field(nb::handle params, const char* name) {
+    return nb::cast<T>(params.attr(name));
+}
+
+uint64_t low_64_bits(nb::handle number) { return nb::cast<uint64_t>(number.attr("__and__")(UINT64_MAX)); }
+
+// From a quire.ops.opset.RowParams.
+RowParams row_params(nb::handle from) {
+    RowParams p;
+    p.seed = low_64_bits(from.attr("seed"));
+    p.sample = field<uint32_t>(from, "sample");
+    p.temperature = field<double>(from, "temperature");
+    p.top_k = field<int64_t>(from, "top_k");
+    p.top_p = field<double>(from, "top_p");
+    p.min_p = field<double>(from, "min_p");
+    p.typical_p = field<double>(from, "typical_p");
+    p.repetition_penalty = field<float>(from, "repetition_penalty");
+    p.presence_penalty = field<float>(from, "presence_penalty");
+    p.frequency_penalty = field<float>(from, "frequency_penalty");
+    p.logit_bias = field<std::vector<std::pair<int32_t, float>>>(from, "logit_bias");
+    p.restricted = !from.attr("allowed").is_none();
+    if (p.restricted) p.allowed = field<std::vector<int32_t>>(from, "allowed");
+    p.banned = field<std::vector<std::vector<int32_t>>>(from, "banned");
+    p.stop_ids = field<std::vector<int32_t>>(from, "stop_ids");
+    p.min_tokens = field<int64_t>(from, "min_tokens");
+    p.num_logprobs = field<int64_t>(from, "num_logprobs");
+    p.num_candidates = field<int64_t>(from, "num_candidates");
+    return p;
+}
+
+void check_lines(const Logits& logits, size_t num_lines, int64_t vocab) {
+    if (logits.shape(0) != num_lines || int64_t(logits.shape(1)) != vocab || (vocab > 1 && logits.stride(1) != 1))
+        throw std::invalid_argument("logits must be [" + std::to_string(num_lines) + ", " + std::to_string(vocab) +
+                                    "] with neighbouring columns, and are [" + std::to_string(logits.shape(0)) + ", " +
+                                    std::to_string(logits.shape(1)) + "]");
+}
+
+nb::list to_python(const std::vector<Logprob>& logprobs) {
+    nb::list out;
+    for (const Logprob& l : logprobs) out.append(nb::make_tuple(l.id, l.logprob, l.rank));
+    return out;
+}
+
+}  // namespace
+
+void bind_sampler(nb::module_& m) {
+    m.def("philox4x32", &philox4x32, nb::arg("counter"), nb::arg("key"));
+
+    nb::class_<Sampler>(m, "Sampler")
+        .def(nb::init<int64_t, int64_t, int>(), nb::arg("num_rows"), nb::arg("vocab"), nb::arg("num_threads"))
+        .def("admit",
+             [](Sampler& self, int64_t row, nb::handle params, const std::vector<int32_t>& tokens, int64_t num_prompt) {
+                 self.admit(row, row_params(params), tokens, num_prompt);
+             })
+        .def("retire", &Sampler::retire)
+        .def(
+            "draw",
+            [](Sampler& self, const Logits& logits, const std::vector<int64_t>& rows) {
+                check_lines(logits, rows.size(), self.vocab());
+                std::vector<Draw> drawn;
+                {
+                    nb::gil_scoped_release release;
+                    drawn = self.draw(logits.data(), logits.stride(0), rows);
+                }
+                nb::list out;
+                for (const Draw& draw : drawn) out.append(nb::make_tuple(draw.token, to_python(draw.logprobs)));
+                return out;
+            },
+            nb::arg("logits").noconvert(), nb::arg("rows"), "-> [(token, [(id, logprob, rank)])]")
+        .def(
+            "logprobs",
+            [](Sampler& self, const Logits& logits, const std::vector<int32_t>& targets, int64_t num_top) {
+                check_lines(logits, targets.size(), self.vocab());
+                std::vector<std::vector<Logprob>> found;
+                {
+                    nb::gil_scoped_release release;
+                    found = self.logprobs(logits.data(), logits.stride(0), targets, num_top);
+                }
+                nb::list out;
+                for (const auto& line : found) out.append(to_python(line));
+                return out;
+            },
+            nb::arg("logits").noconvert(), nb::arg("targets"), nb::arg("num_top"), "-> [[(id, logprob, rank)]]");
+}

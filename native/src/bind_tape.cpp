@@ -1,0 +1,140 @@
+// Tape and instruction sets, for Python. The caller keeps the arrays and matrices alive and has checked their shapes.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "pack.h"
+#include "tape.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using quire::Tape;
+using quire::View;
+
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Tables = nb::ndarray<const int32_t, nb::ndim<2>, nb::device::cpu>;
+using Matrices = std::vector<const quire::Matrix*>;
+
+quire::Weight weight(const Matrices& matrices, const std::optional<Floats>& bias) {
+    std::vector<quire::PackedMatrix> segments;
+    for (const quire::Matrix* matrix : matrices) segments.push_back(matrix->packed());
+    return quire::Weight(std::move(segments), bias ? bias->data() : nullptr);
+}
+
+void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints context_lens, Tables block_tables,
+         Ints logit_rows, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits) {
+    const size_t num_tokens = ids.size(), num_seqs = context_lens.size();
+    const auto expect = [](const char* what, size_t found, size_t wanted) {
+        if (found != wanted)
+            throw std::invalid_argument(std::string(what) + " has " + std::to_string(found) + " entries, and must have " +
+                                        std::to_string(wanted));
+    };
+    expect("positions", positions.size(), num_tokens);
+    expect("slots", slots.size(), num_tokens);
+    expect("seq_starts", seq_starts.size(), num_seqs + 1);
+    expect("block_tables", block_tables.shape(0), num_seqs);
+    if (block_tables.shape(1) > 1 && block_tables.stride(1) != 1)
+        throw std::invalid_argument("the rows of block_tables are not contiguous");
+    if (logits.shape(0) < logit_rows.size()) expect("logits", logits.shape(0), logit_rows.size());
+    const quire::Step step{int64_t(num_tokens),          int64_t(num_seqs),
+                           int64_t(logit_rows.size()),   ids.data(),
+                           positions.data(),             slots.data(),
+                           seq_starts.data(),            context_lens.data(),
+                           block_tables.data(),          int64_t(block_tables.shape(1)),
+                           block_tables.stride(0),       logit_rows.data(),
+                           logits.data()};
+    nb::gil_scoped_release release;
+    tape.run(step);
+}
+
+std::vector<std::string> isas() {
+    std::vector<std::string> names;
+    for (const char* const* name = quire::available_isas(); *name; ++name) names.emplace_back(*name);
+    return names;
+}
+
+}  // namespace
+
+void bind_tape(nb::module_& m) {
+    m.def("isa", [] { return quire::kernels().name; }, "The table of kernels in use.");
+    m.def("available_isas", isas, "The tables this CPU can run, best first.");
+    m.def("use_isa", [](const std::string& name) { return quire::use_isa(name.c_str()); }, "name"_a,
+          "False if there is no such table. Not while a tape runs.");
+
+    nb::class_<View>(m, "View", "Columns of a value: row r starts at arena[offset + r * stride].")
+        .def(nb::init<int64_t, int64_t, int64_t>(), "offset"_a, "stride"_a, "columns"_a);
+
+    nb::class_<Tape>(m, "Tape", "A recorded forward pass.")
+        .def(
+            "__init__",
+            [](Tape* self, nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> pages, int64_t num_blocks,
+               int64_t num_layers, int64_t num_kv_heads, int64_t head_dim, int64_t block_size, bool half,
+               int64_t max_tokens, int64_t arena_size, int num_threads) {
+                const quire::Pages p{pages.data(), num_blocks, num_layers, num_kv_heads, head_dim, block_size, half};
+                if (pages.size() < p.block_bytes() * num_blocks + quire::kPagesSlack)
+                    throw std::invalid_argument("the pages are smaller than their shape");
+                new (self) Tape(p, max_tokens, arena_size, num_threads);
+            },
+            "pages"_a.noconvert(), nb::kw_only(), "num_blocks"_a, "num_layers"_a, "num_kv_heads"_a, "head_dim"_a,
+            "block_size"_a, "half"_a, "max_tokens"_a, "arena_size"_a, "num_threads"_a)
+        .def(
+            "embedding",
+            [](Tape& t, const std::string& storage, Bytes data, std::optional<Ints> row_order, View out) {
+                const quire::StorageInfo* info = quire::find_storage(storage.c_str());
+                if (!info) throw std::invalid_argument("no storage type is called " + storage);
+                t.add(quire::Embedding{info->storage, data.data(), int64_t(data.shape(0)), int64_t(data.shape(1)),
+                                       row_order ? row_order->data() : nullptr, out});
+            },
+            "storage"_a, "data"_a.noconvert(), "row_order"_a.none().noconvert(), "out"_a)
+        .def(
+            "rms_norm",
+            [](Tape& t, View x, Floats weight, float eps, View out) { t.add(quire::RmsNorm{x, weight.data(), eps, out}); },
+            "x"_a, "weight"_a.noconvert(), "eps"_a, "out"_a)
+        .def(
+            "linear",
+            [](Tape& t, View x, const Matrices& matrices, std::optional<Floats> bias, View out) {
+                t.add(quire::Linear{x, weight(matrices, bias), out});
+            },
+            "x"_a, "matrices"_a, "bias"_a.none().noconvert(), "out"_a)
+        .def(
+            "rope_angles",
+            [](Tape& t, Floats inv_freq, float scale, View out) { t.add(quire::RopeAngles{inv_freq.data(), scale, out}); },
+            "inv_freq"_a.noconvert(), "scale"_a, "out"_a)
+        .def(
+            "rope", [](Tape& t, View x, View angles, int64_t head_dim) { t.add(quire::Rope{x, angles, head_dim}); }, "x"_a,
+            "angles"_a, "head_dim"_a)
+        .def(
+            "write_kv", [](Tape& t, View k, View v, int64_t layer) { t.add(quire::WriteKV{k, v, layer}); }, "k"_a, "v"_a,
+            "layer"_a)
+        .def(
+            "attention",
+            [](Tape& t, View q, int64_t layer, float scale, int64_t window, View out) {
+                t.add(quire::Attention{q, layer, scale, window, out, 0});
+            },
+            "q"_a, "layer"_a, "scale"_a, "window"_a, "out"_a)
+        .def("silu_and_mul", [](Tape& t, View x, View out) { t.add(quire::SiluAndMul{x, out}); }, "x"_a, "out"_a)
+        .def("add", [](Tape& t, View x, View y, View out) { t.add(quire::Add{x, y, out}); }, "x"_a, "y"_a, "out"_a)
+        .def(
+            "logits",
+            [](Tape& t, View x, const Matrices& matrices, std::optional<Floats> bias) {
+                t.add(quire::Logits{x, weight(matrices, bias)});
+            },
+            "x"_a, "matrices"_a, "bias"_a.none().noconvert())
+        .def("run", run, "ids"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(), "seq_starts"_a.noconvert(),
+             "context_lens"_a.noconvert(), "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "logits"_a.noconvert(),
+             "Carry out one step. ValueError if it names a token, slot or block that is not there.");
+}

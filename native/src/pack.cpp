@@ -1,0 +1,185 @@
+#include "pack.h"
+
+#include <cassert>
+#include <cstring>
+#include <new>
+
+#include "half.h"
+
+namespace quire {
+
+namespace {
+
+// Where things lie in one group of one tile of an integer layout.
+struct GroupShape {
+    int scale_bytes, offsets, codes, bytes;
+
+    explicit GroupShape(const PackedMatrix& m) {
+        scale_bytes = m.wide ? 4 : 2;
+        offsets = kTileOutputs * scale_bytes;
+        codes = m.has_offset ? 2 * offsets : offsets;
+        bytes = codes + kTileOutputs * (m.layout == Layout::Int4 ? m.group / 2 : m.group);
+    }
+};
+
+int64_t element_bytes(Layout layout) { return layout == Layout::Float32 ? 4 : 2; }
+
+PackedMatrix shape_of(Storage storage, int64_t num_outputs, int64_t num_inputs) {
+    const StorageInfo& info = storage_info(storage);
+    PackedMatrix m{};
+    m.num_outputs = num_outputs;
+    m.num_inputs = num_inputs;
+    int64_t tile_bytes;
+    if (info.group == 0) {
+        m.layout = storage == Storage::F32 ? Layout::Float32 : storage == Storage::F16 ? Layout::Float16 : Layout::BFloat16;
+        tile_bytes = num_inputs * kTileOutputs * element_bytes(m.layout);
+    } else {
+        m.layout = info.max_code - info.min_code < 16 && info.group == kGroupInputs ? Layout::Int4 : Layout::Int8;
+        m.zero = m.layout == Layout::Int4 ? -info.min_code : 0;
+        m.group = info.group;
+        m.wide = info.wide;
+        m.has_offset = info.has_offset;
+        tile_bytes = num_inputs / m.group * GroupShape(m).bytes;
+    }
+    m.nbytes = size_t(m.num_tiles() * tile_bytes);
+    return m;
+}
+
+void store_scale(uint8_t* to, int output, bool wide, float value) {
+    if (wide) {
+        std::memcpy(to + 4 * output, &value, 4);
+    } else {
+        const uint16_t bits = exact_half(value);
+        std::memcpy(to + 2 * output, &bits, 2);
+    }
+}
+
+float load_scale(const uint8_t* from, int output, bool wide) {
+    if (wide) {
+        float value;
+        std::memcpy(&value, from + 4 * output, 4);
+        return value;
+    }
+    uint16_t bits;
+    std::memcpy(&bits, from + 2 * output, 2);
+    return half_to_float(bits);
+}
+
+// 4 codes, one in each byte.
+uint32_t quad_at(const int8_t* codes) {
+    uint32_t quad;
+    std::memcpy(&quad, codes, 4);
+    return quad;
+}
+
+// Put one group of one output into its place. `to` is the group's memory in the tile.
+void store_group(const PackedMatrix& m, const GroupShape& at, const int8_t* codes, float scale, float offset, int output,
+                 uint8_t* to) {
+    store_scale(to, output, m.wide, scale);
+    if (m.has_offset) store_scale(to + at.offsets, output, m.wide, offset);
+    uint8_t* quads = to + at.codes + 4 * output;
+    if (m.layout == Layout::Int8) {
+        for (int q = 0; q < m.group / 4; ++q) std::memcpy(quads + q * 4 * kTileOutputs, codes + 4 * q, 4);
+        return;
+    }
+    assert(m.zero == 0 || m.zero == 8);
+    const uint32_t nibbles = 0x0f0f0f0f, zeros = 0x01010101u * uint32_t(m.zero);  // (code & 15) ^ 8 is code + 8 for -8 .. 7
+    for (int p = 0; p < 4; ++p) {
+        const uint32_t low = (quad_at(codes + 4 * p) & nibbles) ^ zeros;
+        const uint32_t high = (quad_at(codes + 16 + 4 * p) & nibbles) ^ zeros;
+        const uint32_t pair = low | high << 4;
+        std::memcpy(quads + p * 4 * kTileOutputs, &pair, 4);
+    }
+}
+
+// `rows` are the stored rows of the tile's outputs, null past the last one; `tile` starts as zeros.
+void pack_integer_tile(Storage storage, const PackedMatrix& m, const uint8_t* const* rows, uint8_t* tile) {
+    const StorageInfo& info = storage_info(storage);
+    const DecodeBlock decode = block_decoder(storage);
+    const GroupShape at(m);
+    const int groups_per_block = info.block / m.group;
+    DecodedBlock block;
+    for (int64_t b = 0; b < m.num_inputs / info.block; ++b) {
+        for (int o = 0; o < kTileOutputs && rows[o]; ++o) {
+            decode(rows[o] + b * info.block_bytes, block);
+            for (int g = 0; g < groups_per_block; ++g)
+                store_group(m, at, block.codes + g * m.group, block.scales[g], block.offsets[g], o,
+                            tile + (b * groups_per_block + g) * at.bytes);
+        }
+    }
+}
+
+template <class Element>
+void pack_float_tile(const PackedMatrix& m, const uint8_t* const* rows, uint8_t* tile) {
+    constexpr int64_t kRun = 64;  // inputs: a cache line or two of each row, against the tile's memory in L1
+    for (int64_t first = 0; first < m.num_inputs; first += kRun) {
+        const int64_t last = first + kRun < m.num_inputs ? first + kRun : m.num_inputs;
+        for (int o = 0; o < kTileOutputs && rows[o]; ++o)
+            for (int64_t k = first; k < last; ++k)
+                std::memcpy(tile + (k * kTileOutputs + o) * sizeof(Element), rows[o] + k * sizeof(Element), sizeof(Element));
+    }
+}
+
+}  // namespace
+
+Matrix::Matrix(Storage storage, const uint8_t* rows, int64_t row_bytes, int64_t num_outputs, int64_t num_inputs,
+               const int32_t* row_order)
+    : packed_(shape_of(storage, num_outputs, num_inputs)) {
+    assert(num_outputs > 0 && num_inputs > 0 && num_inputs % storage_info(storage).block == 0);
+    memory_ = std::aligned_alloc(64, (packed_.nbytes + 63) / 64 * 64);
+    if (!memory_) throw std::bad_alloc();
+    uint8_t* data = static_cast<uint8_t*>(memory_);
+    packed_.data = data;
+    const int64_t tile_bytes = packed_.tile_bytes();
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < packed_.num_tiles(); ++t) {
+        const uint8_t* tile_rows[kTileOutputs] = {};
+        for (int64_t o = t * kTileOutputs; o < num_outputs && o < (t + 1) * kTileOutputs; ++o)
+            tile_rows[o % kTileOutputs] = rows + (row_order ? int64_t(row_order[o]) : o) * row_bytes;
+        uint8_t* tile = data + t * tile_bytes;
+        if (!tile_rows[kTileOutputs - 1]) std::memset(tile, 0, size_t(tile_bytes));
+        if (packed_.is_integer())
+            pack_integer_tile(storage, packed_, tile_rows, tile);
+        else if (packed_.layout == Layout::Float32)
+            pack_float_tile<uint32_t>(packed_, tile_rows, tile);
+        else
+            pack_float_tile<uint16_t>(packed_, tile_rows, tile);
+    }
+}
+
+void unpack_row(const PackedMatrix& m, int64_t output, float* out) {
+    assert(output >= 0 && output < m.num_outputs);
+    const uint8_t* tile = m.data + output / kTileOutputs * m.tile_bytes();
+    const int o = int(output % kTileOutputs);
+    if (!m.is_integer()) {
+        for (int64_t k = 0; k < m.num_inputs; ++k) {
+            const uint8_t* element = tile + (k * kTileOutputs + o) * element_bytes(m.layout);
+            if (m.layout == Layout::Float32) {
+                std::memcpy(out + k, element, 4);
+            } else {
+                uint16_t bits;
+                std::memcpy(&bits, element, 2);
+                out[k] = m.layout == Layout::Float16 ? half_to_float(bits) : bfloat_to_float(bits);
+            }
+        }
+        return;
+    }
+    const GroupShape at(m);
+    for (int64_t first = 0; first < m.num_inputs; first += m.group, tile += at.bytes) {
+        const float scale = load_scale(tile, o, m.wide);
+        const uint8_t* codes = tile + at.codes + 4 * o;
+        for (int i = 0; i < m.group; ++i) {
+            int code;
+            if (m.layout == Layout::Int8) {
+                code = int8_t(codes[i / 4 * 4 * kTileOutputs + i % 4]);
+            } else {
+                const uint8_t pair = codes[i % 16 / 4 * 4 * kTileOutputs + i % 4];
+                code = (i < 16 ? pair & 15 : pair >> 4) - m.zero;
+            }
+            const float value = scale * float(code);
+            out[first + i] = m.has_offset ? value + load_scale(tile + at.offsets, o, m.wide) : value;
+        }
+    }
+}
+
+}  // namespace quire

@@ -1,0 +1,46 @@
+// Stored matrices become packed ones.
+#pragma once
+
+#include <cstdlib>
+
+#include "dequantize.h"
+#include "matrix.h"
+
+namespace quire {
+
+// A matrix and its memory.
+//
+//   stored                  layout  group  scale, offset   bits a weight   values
+//   Q4_0                    Int4    32     fp16            4.5             exact
+//   Q4_1                    Int4    32     fp16, fp16      5               exact
+//   Q4_K                    Int4    32     fp32, fp32      6               exact
+//   Q8_0, Q5_0              Int8    32     fp16            8.5             exact
+//   Q5_1                    Int8    32     fp16, fp16      9               exact
+//   Q5_K                    Int8    32     fp32, fp32      10              exact
+//   Q6_K, Q3_K              Int8    16     fp32            10              exact
+//   Q2_K                    Int8    16     fp32, fp32      12              exact
+//   F32, F16, BF16          as stored                      32, 16, 16      exact
+//
+// Exact: unpack_row gives the bits that dequantize_row gives for the stored row.
+class Matrix {
+  public:
+    // Packs rows [num_outputs] of `row_bytes` bytes, each num_inputs weights (a multiple of the type's block). Output o is
+    // stored row row_order[o], or row o where row_order is null. Runs on the OpenMP threads of the caller. Throws
+    // std::bad_alloc.
+    Matrix(Storage storage, const uint8_t* rows, int64_t row_bytes, int64_t num_outputs, int64_t num_inputs,
+           const int32_t* row_order);
+    ~Matrix() { std::free(memory_); }
+    Matrix(const Matrix&) = delete;
+    Matrix& operator=(const Matrix&) = delete;
+
+    const PackedMatrix& packed() const { return packed_; }
+
+  private:
+    PackedMatrix packed_;
+    void* memory_;
+};
+
+// The weights of one output as the kernels take them, fp32 [num_inputs]: an embedding looked up in a packed matrix.
+void unpack_row(const PackedMatrix& matrix, int64_t output, float* out);
+
+}  // namespace quire

@@ -1,0 +1,27 @@
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): random numbers as a function.
+// Spec: ops/philox.py
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace quire {
+
+inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<uint32_t, 2> key) {
+    for (int round = 0; round < 10; ++round) {
+        const uint64_t a = uint64_t{0xD2511F53} * c[0], b = uint64_t{0xCD9E8D57} * c[2];
+        c = {uint32_t(b >> 32) ^ c[1] ^ key[0], uint32_t(b), uint32_t(a >> 32) ^ c[3] ^ key[1], uint32_t(a)};
+        key = {key[0] + 0x9E3779B9u, key[1] + 0xBB67AE85u};
+    }
+    return c;
+}
+
+// The number that draws the token at `position` (in the whole sequence, prompt included) of one sample of a request: 53 random
+// bits. Divided by 2^53 they are uniform in [0, 1).
+inline uint64_t uniform_bits(uint64_t seed, uint64_t position, uint32_t sample) {
+    const auto words = philox4x32({uint32_t(position), uint32_t(position >> 32), sample, 0},
+                                  {uint32_t(seed), uint32_t(seed >> 32)});
+    return (uint64_t{words[1]} << 32 | words[0]) >> 11;
+}
+
+}  // namespace quire

@@ -1,0 +1,100 @@
+// Draws tokens for rows, and remembers of each row's tokens what penalties and bans need.
+// Spec: ops/torch/sampler.py; definitions: docs/sampling.md
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "vocab_scan.h"
+
+namespace quire {
+
+// As in ops/opset.py.
+struct RowParams {
+    uint64_t seed = 0;
+    uint32_t sample = 0;
+    double temperature = 1.0;
+    int64_t top_k = 0;
+    double top_p = 1.0, min_p = 0.0, typical_p = 1.0;
+    float repetition_penalty = 1.0f, presence_penalty = 0.0f, frequency_penalty = 0.0f;
+    std::vector<std::pair<int32_t, float>> logit_bias;
+    bool restricted = false;  // to the ids in `allowed`
+    std::vector<int32_t> allowed;
+    std::vector<std::vector<int32_t>> banned;
+    std::vector<int32_t> stop_ids;
+    int64_t min_tokens = 0;
+    int64_t num_logprobs = -1;
+    int64_t num_candidates = 0;
+};
+
+struct Logprob {
+    int32_t id;
+    double logprob;
+    int64_t rank;  // 1 + the number of strictly greater logits
+};
+
+struct Draw {
+    static constexpr int32_t candidates = -1;  // nothing was drawn: the best continuations are in `logprobs`
+    static constexpr int32_t broken = -2;      // nothing could be drawn: no logit of a permitted token is a number above -inf
+
+    int32_t token;
+    std::vector<Logprob> logprobs;
+};
+
+// One call at a time; a call spreads its rows over threads.
+class Sampler {
+public:
+    // num_threads 0: as many as OpenMP would use. The result does not depend on it.
+    Sampler(int64_t num_rows, int64_t vocab, int num_threads);
+
+    // `tokens`: all that is known of the row, the first `num_prompt` of them from its prompt.
+    void admit(int64_t row, RowParams params, const std::vector<int32_t>& tokens, int64_t num_prompt);
+    void retire(int64_t row);
+
+    // Line i of logits, [rows.size(), vocab] with `stride` floats from line to line, belongs to rows[i]; rows differ.
+    std::vector<Draw> draw(const float* logits, int64_t stride, const std::vector<int64_t>& rows);
+
+    std::vector<std::vector<Logprob>> logprobs(const float* logits, int64_t stride, const std::vector<int32_t>& targets,
+                                               int64_t num_top);
+
+    int64_t vocab() const { return vocab_; }
+
+private:
+    struct Row {
+        bool held = false;
+        RowParams params;
+        int64_t num_tokens = 0, num_prompt = 0;
+        std::vector<int32_t> tail;                  // the last tokens: as many as the longest ban looks back
+        size_t tail_length = 0;
+        std::unordered_map<int32_t, int32_t> seen;  // penalized tokens -> times in the output; 0: in the prompt alone
+
+        int64_t num_output() const { return num_tokens - num_prompt; }
+        bool edited() const;
+        void append(int32_t token, bool output);
+    };
+    struct Scratch {                // of one thread
+        std::vector<float> logits;  // [vocab], once needed
+        std::vector<Candidate> candidates;
+    };
+
+    Row& held(int64_t row);
+    void check_id(int64_t id, const char* what) const;
+    template <class Work>
+    void for_each_line(size_t num_lines, const Work& work);  // work(line, scratch)
+
+    Draw draw_row(Row& row, const float* raw, Scratch& scratch) const;
+    void restrict_to_allowed(const RowParams& params, const float* raw, std::vector<float>& out) const;
+    void edit(const Row& row, const float* raw, std::vector<float>& out) const;
+    int32_t sample(const Row& row, const float* x, const Softmax& softmax, Scratch& scratch) const;
+    std::vector<Logprob> most_likely(const float* x, const Softmax& softmax, double log_total, int64_t count,
+                                     Scratch& scratch) const;
+    std::vector<Logprob> raw_logprobs(const float* raw, int32_t token, int64_t num_top, Scratch& scratch) const;
+
+    int64_t vocab_;
+    std::vector<Row> rows_;
+    std::vector<Scratch> scratch_;  // one a thread
+};
+
+}  // namespace quire

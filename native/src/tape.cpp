@@ -1,0 +1,242 @@
+#include "tape.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+namespace quire {
+
+namespace {
+
+// An op is split by rows on a side where every thread touches its share of the rows and no others. (Pages are written by rows
+// too: only attention reads them, and it waits for everybody.)
+template <class T>
+constexpr bool kReadsOwnRows = !std::is_same_v<T, Attention> && !std::is_same_v<T, Logits>;
+template <class T>
+constexpr bool kWritesOwnRows = kReadsOwnRows<T> && !std::is_same_v<T, Linear>;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+Weight::Weight(std::vector<PackedMatrix> parts, const float* bias) : segments(std::move(parts)), bias(bias) {
+    for (const PackedMatrix& part : segments) {
+        num_inputs = part.num_inputs;
+        num_outputs += part.num_outputs;
+    }
+}
+
+// One thread's way through the tape in one step.
+class Walk {
+   public:
+    Walk(Tape& tape, const Step& step, const Team& team)
+        : tape_(tape), step_(step), team_(team), kernels_(kernels()), mine_(team.share(step.num_tokens)) {}
+
+    void run() {
+        bool own_rows = true;  // what was written since the last barrier
+        for (const Op& op : tape_.ops_) {
+            std::visit(
+                [&](const auto& o) {
+                    using T = std::decay_t<decltype(o)>;
+                    if (!own_rows || !kReadsOwnRows<T>) {
+                        team_.barrier();
+                        own_rows = true;
+                    }
+                    run(o);
+                    own_rows = own_rows && kWritesOwnRows<T>;
+                },
+                op);
+        }
+    }
+
+   private:
+    float* row(const View& v, int64_t r) const { return tape_.arena_.get() + v.offset + r * v.stride; }
+
+    void run(const Embedding& op) {
+        for (int64_t r = mine_.first; r < mine_.last; ++r) {
+            const int32_t id = op.row_order ? op.row_order[step_.ids[r]] : step_.ids[r];
+            dequantize_row(op.storage, op.data + id * op.row_bytes, row(op.out, r), op.out.columns);
+        }
+    }
+
+    void run(const RmsNorm& op) {
+        for (int64_t r = mine_.first; r < mine_.last; ++r)
+            kernels_.ops.rms_norm(row(op.x, r), op.weight, op.eps, op.x.columns, row(op.out, r));
+    }
+
+    void run(const RopeAngles& op) {
+        for (int64_t r = mine_.first; r < mine_.last; ++r)
+            kernels_.ops.rope_angles(step_.positions[r], op.inv_freq, op.scale, op.out.columns / 2, row(op.out, r));
+    }
+
+    void run(const Rope& op) {
+        const int64_t num_heads = op.x.columns / op.head_dim;
+        for (int64_t r = mine_.first; r < mine_.last; ++r)
+            kernels_.ops.rope(row(op.x, r), row(op.angles, r), op.angles.columns / 2, num_heads, op.head_dim);
+    }
+
+    void run(const WriteKV& op) {
+        for (int64_t r = mine_.first; r < mine_.last; ++r)
+            kernels_.ops.write_kv(tape_.pages_, op.layer, step_.slots[r], row(op.k, r), row(op.v, r));
+    }
+
+    void run(const SiluAndMul& op) {
+        for (int64_t r = mine_.first; r < mine_.last; ++r)
+            kernels_.ops.silu_and_mul(row(op.x, r), op.out.columns, row(op.out, r));
+    }
+
+    void run(const Add& op) {
+        for (int64_t r = mine_.first; r < mine_.last; ++r)
+            kernels_.ops.add(row(op.x, r), row(op.y, r), op.x.columns, row(op.out, r));
+    }
+
+    void run(const Linear& op) {
+        multiply(op.weight, row(op.x, 0), op.x.stride, step_.num_tokens, row(op.out, 0), op.out.stride);
+    }
+
+    void run(const Logits& op) {
+        if (step_.num_logits == 0) return;
+        const int64_t n = op.x.columns;
+        const Range wanted = team_.share(step_.num_logits);
+        for (int64_t i = wanted.first; i < wanted.last; ++i)
+            std::copy_n(row(op.x, step_.logit_rows[i]), n, tape_.gathered_.get() + i * n);
+        multiply(op.weight, tape_.gathered_.get(), n, step_.num_logits, step_.logits, op.weight.num_outputs);
+    }
+
+    // out = x . w^T + bias: rows are quantized by rows, outputs multiplied by outputs, the bias added by rows.
+    void multiply(const Weight& w, const float* x, int64_t stride, int64_t num_rows, float* out, int64_t out_stride) {
+        const Range rows = team_.share(num_rows);
+        QuantizedGroup* groups = tape_.groups_.get();
+        if (std::any_of(w.segments.begin(), w.segments.end(), [](const PackedMatrix& m) { return m.is_integer(); }))
+            for (int64_t r = rows.first; r < rows.last; ++r)
+                kernels_.matrix.quantize(x + r * stride, w.num_inputs, groups + r * (w.num_inputs / kGroupInputs));
+        team_.barrier();
+        const Activations a{x, stride, groups};
+        int64_t column = 0;
+        for (const PackedMatrix& segment : w.segments) {
+            kernels_.matrix.multiply(segment, a, num_rows, out + column, out_stride, team_.thread, team_.num_threads);
+            column += segment.num_outputs;
+        }
+        if (w.bias == nullptr) return;
+        team_.barrier();
+        for (int64_t r = rows.first; r < rows.last; ++r)
+            kernels_.ops.add(out + r * out_stride, w.bias, w.num_outputs, out + r * out_stride);
+    }
+
+    // The queries of a sequence that read one KV head, ordered by token and then by head, are cut into tiles. Whoever is free
+    // takes the next tile; the longest of a sequence come first.
+    void run(const Attention& op) {
+        const Pages& pages = tape_.pages_;
+        const int64_t group = op.q.columns / pages.head_dim / pages.num_kv_heads;
+        std::atomic<int64_t>& counter = tape_.counters_[op.counter];
+        int64_t seq = 0, before = 0;  // tiles of the sequences before `seq`
+        while (seq < step_.num_seqs) {
+            const int64_t index = counter.fetch_add(1, std::memory_order_relaxed);
+            for (; seq < step_.num_seqs; ++seq) {
+                const int64_t num_queries = (step_.seq_starts[seq + 1] - step_.seq_starts[seq]) * group;
+                const int64_t tiles = ceil_div(num_queries, kTileQueries);
+                if (index < before + tiles * pages.num_kv_heads) {
+                    const int64_t tile = tiles - 1 - (index - before) / pages.num_kv_heads;
+                    attend(op, seq, (index - before) % pages.num_kv_heads, group, tile * kTileQueries, num_queries);
+                    break;
+                }
+                before += tiles * pages.num_kv_heads;
+            }
+        }
+    }
+
+    void attend(const Attention& op, int64_t seq, int64_t kv_head, int64_t group, int64_t first, int64_t num_queries) {
+        const Pages& pages = tape_.pages_;
+        const int64_t start = step_.seq_starts[seq], count = step_.seq_starts[seq + 1] - start;
+        const int64_t computed = step_.context_lens[seq] - count;  // positions before this step's
+        AttentionTile tile;
+        tile.pages = &pages;
+        tile.layer = op.layer;
+        tile.kv_head = kv_head;
+        tile.block_table = step_.block_tables + seq * step_.table_stride;
+        tile.num_queries = int(std::min<int64_t>(kTileQueries, num_queries - first));
+        tile.scale = op.scale;
+        tile.scratch = tape_.attention_scratch_.get() + team_.thread * attention_scratch(pages.head_dim, pages.block_size);
+        for (int i = 0; i < tile.num_queries; ++i) {
+            const int64_t token = (first + i) / group, head = kv_head * group + (first + i) % group;
+            const int64_t position = computed + token;
+            tile.q[i] = row(op.q, start + token) + head * pages.head_dim;
+            tile.out[i] = row(op.out, start + token) + head * pages.head_dim;
+            tile.last[i] = int32_t(position);
+            tile.first[i] = int32_t(op.window ? std::max<int64_t>(0, position - op.window + 1) : 0);
+        }
+        kernels_.ops.attend(tile);
+    }
+
+    Tape& tape_;
+    const Step& step_;
+    const Team team_;
+    const Kernels& kernels_;
+    const Range mine_;  // rows
+};
+
+Tape::Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_threads)
+    : pages_(pages), max_tokens_(max_tokens), num_threads_(num_threads) {
+    arena_.reserve(arena_size);
+    attention_scratch_.reserve(num_threads * attention_scratch(pages.head_dim, pages.block_size));
+}
+
+void Tape::add(Op op) {
+    const auto reserve = [&](const Weight& w) { groups_.reserve(max_tokens_ * (w.num_inputs / kGroupInputs)); };
+    if (auto* embedding = std::get_if<Embedding>(&op)) num_ids_ = std::min(num_ids_, embedding->num_rows);
+    if (auto* linear = std::get_if<Linear>(&op)) reserve(linear->weight);
+    if (auto* attention = std::get_if<Attention>(&op)) {
+        attention->counter = int64_t(counters_.size());
+        counters_ = std::vector<std::atomic<int64_t>>(counters_.size() + 1);
+    }
+    if (auto* logits = std::get_if<Logits>(&op)) {
+        reserve(logits->weight);
+        gathered_.reserve(max_tokens_ * logits->weight.num_inputs);
+    }
+    ops_.push_back(std::move(op));
+}
+
+void Tape::run(const Step& step) {
+    check(step);
+    if (step.num_tokens == 0) return;
+    for (std::atomic<int64_t>& counter : counters_) counter.store(0, std::memory_order_relaxed);
+    run_team(num_threads_, [&](const Team& team) { Walk(*this, step, team).run(); });
+}
+
+void Tape::check(const Step& s) const {
+    const auto fail = [](const char* what, int64_t index, int64_t value, int64_t limit) {
+        throw std::invalid_argument(std::string(what) + "[" + std::to_string(index) + "] is " + std::to_string(value) +
+                                    ", and must be in [0, " + std::to_string(limit) + ")");
+    };
+    const auto within = [&](const char* what, const int32_t* values, int64_t n, int64_t limit) {
+        for (int64_t i = 0; i < n; ++i)
+            if (values[i] < 0 || values[i] >= limit) fail(what, i, values[i], limit);
+    };
+    if (s.num_tokens > max_tokens_)
+        throw std::invalid_argument("a step of " + std::to_string(s.num_tokens) + " tokens, and the program was compiled for " +
+                                    std::to_string(max_tokens_));
+    if (s.num_logits > max_tokens_)
+        throw std::invalid_argument(std::to_string(s.num_logits) + " rows of logits, and the program was compiled for " +
+                                    std::to_string(max_tokens_));
+    within("ids", s.ids, s.num_tokens, num_ids_);
+    within("positions", s.positions, s.num_tokens, INT32_MAX);
+    within("slots", s.slots, s.num_tokens, pages_.num_blocks * pages_.block_size);
+    within("logit_rows", s.logit_rows, s.num_logits, s.num_tokens);
+    if (s.seq_starts[0] != 0 || s.seq_starts[s.num_seqs] != s.num_tokens)
+        throw std::invalid_argument("seq_starts runs from " + std::to_string(s.seq_starts[0]) + " to " +
+                                    std::to_string(s.seq_starts[s.num_seqs]) + ", and the step has " +
+                                    std::to_string(s.num_tokens) + " tokens");
+    for (int64_t seq = 0; seq < s.num_seqs; ++seq) {
+        const int64_t count = int64_t(s.seq_starts[seq + 1]) - s.seq_starts[seq], context = s.context_lens[seq];
+        const int64_t room = s.table_width * pages_.block_size;
+        if (count < 0 || context < count || context > room)
+            throw std::invalid_argument("sequence " + std::to_string(seq) + " has " + std::to_string(count) +
+                                        " tokens in a context of " + std::to_string(context) + " and a block table for " +
+                                        std::to_string(room));
+        within("block_tables", s.block_tables + seq * s.table_stride, ceil_div(context, pages_.block_size), pages_.num_blocks);
+    }
+}
+
+}  // namespace quire

@@ -1,0 +1,143 @@
+// A recorded forward pass, walked by a team of threads once a step.
+//
+// Values are columns of matrices with one row a token, in one arena that the recorder has divided among them. Work on rows is
+// split among the threads by rows, always in the same way; matrix products by outputs; attention by tiles. A barrier stands
+// between two ops only where one of them is not split by rows.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <variant>
+#include <vector>
+
+#include "dequantize.h"
+#include "kernels.h"
+#include "team.h"
+
+namespace quire {
+
+// Neighbouring columns of a value: row r starts at arena[offset + r * stride].
+struct View {
+    int64_t offset, stride, columns;
+};
+
+// A step as flat arrays; see StepBatch in ops/opset.py.
+struct Step {
+    int64_t num_tokens, num_seqs, num_logits;
+    const int32_t *ids, *positions, *slots;         // [num_tokens]
+    const int32_t *seq_starts, *context_lens;       // [num_seqs + 1], [num_seqs]
+    const int32_t* block_tables;                    // [num_seqs, table_width], rows table_stride apart
+    int64_t table_width, table_stride;
+    const int32_t* logit_rows;  // [num_logits]
+    float* logits;              // [num_logits, vocab]
+};
+
+// A weight matrix: segments stacked along the outputs, each in a layout of its own.
+struct Weight {
+    std::vector<PackedMatrix> segments;
+    const float* bias;  // [num_outputs], or null
+    int64_t num_inputs = 0, num_outputs = 0;
+
+    Weight(std::vector<PackedMatrix> segments, const float* bias);
+};
+
+struct Embedding {
+    Storage storage;
+    const uint8_t* data;  // [num_rows, row_bytes]
+    int64_t num_rows, row_bytes;
+    const int32_t* row_order;  // [num_rows], or null
+    View out;
+};
+struct RmsNorm {
+    View x;
+    const float* weight;
+    float eps;
+    View out;
+};
+struct Linear {
+    View x;
+    Weight weight;
+    View out;
+};
+struct RopeAngles {
+    const float* inv_freq;
+    float scale;
+    View out;
+};
+struct Rope {
+    View x, angles;  // x is changed in place
+    int64_t head_dim;
+};
+struct WriteKV {
+    View k, v;
+    int64_t layer;
+};
+struct Attention {
+    View q;
+    int64_t layer;
+    float scale;
+    int64_t window;  // 0: everything before
+    View out;
+    int64_t counter;  // which of the tape's counters hands out its tiles
+};
+struct SiluAndMul {
+    View x, out;
+};
+struct Add {
+    View x, y, out;
+};
+struct Logits {
+    View x;
+    Weight weight;
+};
+
+using Op = std::variant<Embedding, RmsNorm, Linear, RopeAngles, Rope, WriteKV, Attention, SiluAndMul, Add, Logits>;
+
+// Uninitialised memory at a cache line's boundary; pages that are never touched cost nothing.
+template <class T>
+class Buffer {
+   public:
+    void reserve(size_t n) {
+        if (n > size_) data_.reset(static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t(64)))), size_ = n;
+    }
+    T* get() const { return data_.get(); }
+
+   private:
+    struct Free {
+        void operator()(T* p) const { ::operator delete(p, std::align_val_t(64)); }
+    };
+    std::unique_ptr<T, Free> data_;
+    size_t size_ = 0;
+};
+
+class Tape {
+   public:
+    // Weights, tables and pages must outlive the tape. The arena has `arena_size` floats.
+    Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_threads);
+
+    void add(Op op);
+
+    // Throws std::invalid_argument if the step names anything that is not there.
+    void run(const Step& step);
+
+   private:
+    friend class Walk;
+
+    void check(const Step& step) const;
+
+    Pages pages_;
+    int64_t max_tokens_;
+    int num_threads_;
+    std::vector<Op> ops_;
+    int64_t num_ids_ = INT32_MAX;  // rows of the smallest table
+    Buffer<float> arena_;
+    // Of the matrix product under way: its inputs, quantized; for logits, its input rows gathered.
+    Buffer<QuantizedGroup> groups_;
+    Buffer<float> gathered_;
+    Buffer<float> attention_scratch_;
+    std::vector<std::atomic<int64_t>> counters_;
+};
+
+}  // namespace quire

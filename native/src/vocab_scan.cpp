@@ -1,0 +1,162 @@
+#include "vocab_scan.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace quire {
+
+namespace {
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+constexpr int64_t kBlock = 512;      // logits whose maximum is found before looking closer
+constexpr int64_t kSumBlock = 1024;  // logits summed before looking at the total
+constexpr int64_t kSkip = 64;        // logits passed over at once where none is of interest
+constexpr size_t kSortBelow = 32;
+
+// Every CPU we know has vectors of 16 bytes.
+typedef float Floats __attribute__((vector_size(16)));
+typedef double Doubles __attribute__((vector_size(16)));
+typedef uint64_t Words __attribute__((vector_size(16)));
+
+Floats load(const float* x) {
+    Floats v;
+    std::memcpy(&v, x, sizeof v);
+    return v;
+}
+
+// NaN is skipped: it compares false.
+float greatest(const float* x, int64_t n) {
+    Floats a = Floats{} + kNothing, b = a, c = a, d = a;
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        const Floats xa = load(x + i), xb = load(x + i + 4);
+        const Floats xc = load(x + i + 8), xd = load(x + i + 12);
+        a = xa > a ? xa : a;
+        b = xb > b ? xb : b;
+        c = xc > c ? xc : c;
+        d = xd > d ? xd : d;
+    }
+    a = b > a ? b : a;
+    c = d > c ? d : c;
+    a = c > a ? c : a;
+    float best = kNothing;
+    for (int j = 0; j < 4; ++j) best = a[j] > best ? a[j] : best;
+    for (; i < n; ++i) best = x[i] > best ? x[i] : best;
+    return best;
+}
+
+void append_above(const float* x, int64_t start, int64_t end, float bound, std::vector<Candidate>& out) {
+    for (int64_t i = start; i < end; ++i)
+        if (x[i] > bound) out.push_back({-double(x[i]), 0, int32_t(i)});
+}
+
+// Weights of two neighbouring logits.
+inline Words weigh_pair(const float* x, const Softmax& softmax) {
+    return Softmax::weight_of<Doubles, Words>(softmax.distance_of(Doubles{double(x[0]), double(x[1])}));
+}
+
+}  // namespace
+
+Peak find_peak(const float* x, int64_t vocab) {
+    float best = kNothing;
+    int64_t found = -1;  // the first block that holds it
+    for (int64_t start = 0; start < vocab; start += kBlock) {
+        const float value = greatest(x + start, std::min(kBlock, vocab - start));
+        if (value > best) {
+            best = value;
+            found = start;
+        }
+    }
+    if (found < 0) return {kNothing, -1};
+    while (x[found] != best) ++found;
+    return {best, int32_t(found)};
+}
+
+int64_t count_greater(const float* x, int64_t vocab, float bound) {
+    int32_t count = 0;
+    for (int64_t i = 0; i < vocab; ++i) count += x[i] > bound;
+    return count;
+}
+
+int64_t total_weight(const float* x, int64_t vocab, const Softmax& softmax) {
+    const Softmax local = softmax;  // in registers
+    Words sum{};
+    int64_t i = 0;
+    for (; i + 8 <= vocab; i += 8) {  // four at a time: a single chain of multiplications leaves the vector unit waiting
+        const Words a = weigh_pair(x + i, local), b = weigh_pair(x + i + 2, local);
+        const Words c = weigh_pair(x + i + 4, local), d = weigh_pair(x + i + 6, local);
+        sum += (a + b) + (c + d);
+    }
+    int64_t total = int64_t(sum[0] + sum[1]);
+    for (; i < vocab; ++i) total += local.weight(x[i]);
+    return total;
+}
+
+int32_t pick_weighted(const float* x, int64_t vocab, const Softmax& softmax, uint64_t uniform_bits) {
+    const int64_t num_blocks = (vocab + kSumBlock - 1) / kSumBlock;
+    std::vector<int64_t> sums(num_blocks);
+    int64_t total = 0;
+    for (int64_t b = 0; b < num_blocks; ++b) {
+        const int64_t start = b * kSumBlock;
+        sums[b] = total_weight(x + start, std::min(kSumBlock, vocab - start), softmax);
+        total += sums[b];
+    }
+    int64_t left = int64_t((unsigned __int128)uniform_bits * uint64_t(total) >> 53);  // < total
+    int64_t block = 0;
+    while (left >= sums[block]) left -= sums[block++];
+    int64_t id = block * kSumBlock;
+    for (;; ++id) {
+        const int64_t weight = softmax.weight(x[id]);
+        if (left < weight) return int32_t(id);
+        left -= weight;
+    }
+}
+
+void collect_above(const float* x, int64_t vocab, float bound, std::vector<Candidate>& out) {
+    out.clear();
+    for (int64_t start = 0; start < vocab; start += kSkip) {
+        const int64_t end = std::min(start + kSkip, vocab);
+        if (greatest(x + start, end - start) > bound) append_above(x, start, end, bound, out);
+    }
+}
+
+void select_greatest(const float* x, int64_t vocab, int64_t count, std::vector<Candidate>& out) {
+    out.clear();
+    if (count <= 0) return;
+    const size_t keep = size_t(std::min(count, vocab));
+    float bound = kNothing;  // once `keep` are known, the least of them: an equal logit that comes later has a higher id
+    const auto shrink = [&] {
+        std::nth_element(out.begin(), out.begin() + (keep - 1), out.end());
+        out.resize(keep);
+        bound = float(-out.back().key);
+    };
+    for (int64_t start = 0; start < vocab; start += kSkip) {
+        const int64_t end = std::min(start + kSkip, vocab);
+        if (greatest(x + start, end - start) > bound) append_above(x, start, end, bound, out);
+        if (out.size() >= 2 * keep + kSkip) shrink();
+    }
+    if (out.size() > keep) shrink();
+}
+
+size_t select_mass(std::vector<Candidate>& candidates, int64_t need) {
+    // The prefix ends within [low, high); what lies before `low` weighs `before`.
+    size_t low = 0, high = candidates.size();
+    int64_t before = 0;
+    while (high - low > kSortBelow) {
+        const size_t middle = low + (high - low) / 2;
+        std::nth_element(candidates.begin() + low, candidates.begin() + middle, candidates.begin() + high);
+        int64_t half = 0;
+        for (size_t i = low; i < middle; ++i) half += candidates[i].weight;
+        if (before + half >= need) {
+            high = middle;
+        } else {
+            before += half;
+            low = middle;
+        }
+    }
+    std::sort(candidates.begin() + low, candidates.begin() + high);
+    while (low < high && before < need) before += candidates[low++].weight;
+    return low;
+}
+
+}  // namespace quire

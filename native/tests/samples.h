@@ -1,0 +1,37 @@
+// Made-up matrices and activations, the same in every run.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "dequantize.h"
+
+namespace quire::tests {
+
+class Random {
+  public:
+    explicit Random(uint64_t seed) : state_(seed * 2654435761u + 88172645463325252u) {}
+    uint32_t bits() {  // xorshift
+        state_ ^= state_ << 13;
+        state_ ^= state_ >> 7;
+        state_ ^= state_ << 17;
+        return uint32_t(state_ >> 32);
+    }
+    float uniform() { return float(int32_t(bits())) * 0x1p-31f; }  // -1 .. 1
+
+  private:
+    uint64_t state_;
+};
+
+inline int64_t row_bytes(Storage storage, int64_t n) {
+    const StorageInfo& info = storage_info(storage);
+    return n / info.block * info.block_bytes;
+}
+
+// Rows of a storage type: any codes, scales near 0.01. Every fifth row has the largest codes everywhere, or the smallest.
+std::vector<uint8_t> sample_rows(Storage storage, int64_t rows, int64_t n, Random& random);
+
+// Every fifth row is one constant, whose codes are all 127 or all -127.
+std::vector<float> sample_activations(int64_t rows, int64_t n, Random& random);
+
+}  // namespace quire::tests

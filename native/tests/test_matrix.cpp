@@ -1,0 +1,162 @@
+// Every table of this CPU against `plain`, bit for bit, and `plain` against double precision.
+//
+//   quire_tests          checks
+//   quire_tests times    checks, then speeds (times_matrix.cpp)
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "kernels.h"
+#include "pack.h"
+#include "samples.h"
+
+void print_times();
+
+namespace {
+
+using namespace quire;
+using namespace quire::tests;
+
+constexpr int64_t kMaxTestRows = 64;
+constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 64};
+constexpr int64_t kOutputs[] = {1, 7, 31, 33, 100};
+constexpr int64_t kInputs[] = {32, 64, 96, 256, 288, 1536};
+constexpr int64_t kFloatInputs[] = {1, 7, 32, 100, 257};
+
+int passed = 0, failed = 0;
+
+void check(bool ok, const char* what, const char* isa, const char* type, int64_t outputs, int64_t inputs, int64_t rows) {
+    ok ? ++passed : ++failed;
+    if (!ok && failed <= 20)
+        std::printf("failed: %s, table %s, %s [%lld, %lld], %lld rows\n", what, isa, type, (long long)outputs, (long long)inputs,
+                    (long long)rows);
+}
+
+// A case's inputs. Groups are quantized by the table in use.
+struct Case {
+    const StorageInfo& info;
+    int64_t outputs, inputs;
+    Matrix matrix;
+    std::vector<float> x;
+    std::vector<QuantizedGroup> groups;
+
+    Case(const StorageInfo& type, int64_t num_outputs, int64_t num_inputs, Random& random)
+        : info(type), outputs(num_outputs), inputs(num_inputs),
+          matrix(type.storage, sample_rows(type.storage, outputs, inputs, random).data(), row_bytes(type.storage, inputs), outputs,
+                 inputs, nullptr),
+          x(sample_activations(kMaxTestRows, inputs, random)) {}
+
+    void quantize() {
+        if (!matrix.packed().is_integer()) return;
+        groups.assign(size_t(kMaxTestRows * inputs / kGroupInputs), QuantizedGroup{});
+        for (int64_t r = 0; r < kMaxTestRows; ++r)
+            kernels().matrix.quantize(x.data() + r * inputs, inputs, groups.data() + r * inputs / kGroupInputs);
+    }
+
+    // [rows, outputs + 3]; the last three of a row must come back as they were.
+    std::vector<float> multiply(int64_t rows, int num_threads) const {
+        std::vector<float> out(size_t(rows * (outputs + 3)), -7.0f);
+        const Activations a{x.data(), inputs, groups.data()};
+        for (int t = 0; t < num_threads; ++t)
+            kernels().matrix.multiply(matrix.packed(), a, rows, out.data(), outputs + 3, t, num_threads);
+        return out;
+    }
+};
+
+// Largest error of `out` against double precision, relative to the sum of the magnitudes of what was added up.
+double relative_error(const Case& c, const std::vector<float>& out) {
+    std::vector<float> w(size_t(c.inputs));
+    double worst = 0;
+    for (int64_t o = 0; o < c.outputs; ++o) {
+        unpack_row(c.matrix.packed(), o, w.data());
+        for (int64_t r = 0; r < kMaxTestRows; ++r) {
+            double sum = 0, magnitude = 1e-30;
+            for (int64_t i = 0; i < c.inputs; ++i) {
+                double value = c.x[size_t(r * c.inputs + i)];
+                if (!c.groups.empty()) {
+                    const QuantizedGroup& group = c.groups[size_t((r * c.inputs + i) / kGroupInputs)];
+                    value = double(group.scale) * group.codes[i % kGroupInputs];
+                }
+                sum += value * w[size_t(i)];
+                magnitude += std::fabs(value * w[size_t(i)]);
+            }
+            const double error = std::fabs(out[size_t(r * (c.outputs + 3) + o)] - sum) / magnitude;
+            worst = error > worst ? error : worst;
+        }
+    }
+    return worst;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {  // a is the beginning of b
+    return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+void test_case(Case& c) {
+    use_isa("plain");
+    c.quantize();
+    const std::vector<QuantizedGroup> groups = c.groups;
+    const std::vector<float> expected = c.multiply(kMaxTestRows, 1);
+    check(relative_error(c, expected) < 1e-5, "plain is near double precision", "plain", c.info.name, c.outputs, c.inputs, kMaxTestRows);
+    bool untouched = true;
+    for (int64_t r = 0; r < kMaxTestRows; ++r)
+        for (int64_t o = c.outputs; o < c.outputs + 3; ++o) untouched &= expected[size_t(r * (c.outputs + 3) + o)] == -7.0f;
+    check(untouched, "writes only its outputs", "plain", c.info.name, c.outputs, c.inputs, kMaxTestRows);
+
+    for (const char* const* isa = available_isas(); *isa; ++isa) {
+        use_isa(*isa);
+        c.quantize();
+        check(groups.empty() || std::memcmp(groups.data(), c.groups.data(), groups.size() * sizeof(QuantizedGroup)) == 0, "quantize", *isa,
+              c.info.name, c.outputs, c.inputs, kMaxTestRows);
+        for (int64_t rows : kRowCounts)
+            for (int num_threads : {1, 3})
+                check(same_bits(c.multiply(rows, num_threads), expected), "multiply", *isa, c.info.name, c.outputs, c.inputs, rows);
+    }
+}
+
+// Inf and NaN reach every result that depends on them, and no other row.
+void test_non_finite() {
+    Random random(7);
+    Case c(storage_info(Storage::Q4_1), 16, 64, random);
+    c.x[64 + 5] = NAN;
+    c.x[2 * 64 + 40] = INFINITY;
+    for (const char* const* isa = available_isas(); *isa; ++isa) {
+        use_isa(*isa);
+        c.quantize();
+        const std::vector<float> out = c.multiply(4, 1);
+        bool ok = true;
+        for (int64_t r = 0; r < 4; ++r)
+            for (int64_t o = 0; o < 16; ++o) ok &= std::isnan(out[size_t(r * 19 + o)]) == (r == 1 || r == 2);
+        check(ok, "not finite", *isa, "Q4_1", 16, 64, 4);
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    for (int s = 0; s <= int(Storage::Q6_K); ++s) {
+        const StorageInfo& info = storage_info(Storage(s));
+        for (int64_t outputs : kOutputs) {
+            Random random(uint64_t(s) * 1000 + uint64_t(outputs));
+            if (info.group == 0) {
+                for (int64_t inputs : kFloatInputs) {
+                    Case c(info, outputs, inputs, random);
+                    test_case(c);
+                }
+            } else {
+                for (int64_t inputs : kInputs) {
+                    if (inputs % info.block) continue;
+                    Case c(info, outputs, inputs, random);
+                    test_case(c);
+                }
+            }
+        }
+    }
+    test_non_finite();
+    std::printf("tables:");
+    for (const char* const* isa = available_isas(); *isa; ++isa) std::printf(" %s", *isa);
+    std::printf("\n%d passed, %d failed\n", passed, failed);
+    if (argc > 1 && std::strcmp(argv[1], "times") == 0) print_times();
+    return failed ? 1 : 0;
+}

@@ -1,0 +1,96 @@
+// How fast matrices are multiplied: all those of one token of a model of 135 M weights, from memory, as a step would.
+
+#include <omp.h>
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "pack.h"
+#include "samples.h"
+
+namespace {
+
+using namespace quire;
+using namespace quire::tests;
+
+struct Shape {
+    int64_t outputs, inputs;
+};
+constexpr Shape kLayer[] = {{960, 576}, {576, 576}, {3072, 576}, {576, 1536}};
+constexpr int kLayers = 30;
+constexpr Shape kHead = {49152, 576};
+
+struct Model {
+    std::vector<std::unique_ptr<Matrix>> matrices;
+    double bytes = 0, weights = 0;
+
+    void add(Storage storage, Shape shape) {
+        Random random(1);
+        const std::vector<uint8_t> rows = sample_rows(storage, shape.outputs, shape.inputs, random);
+        matrices.push_back(std::make_unique<Matrix>(storage, rows.data(), row_bytes(storage, shape.inputs), shape.outputs, shape.inputs, nullptr));
+        bytes += double(matrices.back()->packed().nbytes);
+        weights += double(shape.outputs * shape.inputs);
+    }
+};
+
+double seconds_of_pass(const Model& model, const Activations& a, int64_t rows, float* out, int num_threads) {
+    const auto start = std::chrono::steady_clock::now();
+#pragma omp parallel num_threads(num_threads)
+    for (const auto& matrix : model.matrices) {
+        const PackedMatrix& w = matrix->packed();
+        kernels().matrix.multiply(w, a, rows, out, w.num_outputs, omp_get_thread_num(), num_threads);
+#pragma omp barrier
+    }
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void print_model(const char* name, const Model& model) {
+    constexpr int64_t kMaxInputs = 1536, kMaxRows = 64;
+    Random random(2);
+    const std::vector<float> x = sample_activations(kMaxRows, kMaxInputs, random);
+    std::vector<QuantizedGroup> groups(size_t(kMaxRows * kMaxInputs / kGroupInputs));
+    std::vector<float> out(size_t(kMaxRows * kHead.outputs));
+    kernels().matrix.quantize(x.data(), kMaxRows * kMaxInputs, groups.data());
+    const Activations a{x.data(), kMaxInputs, groups.data()};
+    const int max_threads = omp_get_max_threads();
+    for (int64_t rows : {1, 4, 16, 64})
+        for (int num_threads = 1; num_threads <= max_threads; num_threads *= 2) {
+            double best = 1e9;
+            for (int i = 0; i < (rows < 16 ? 20 : 5); ++i) {
+                const double seconds = seconds_of_pass(model, a, rows, out.data(), num_threads);
+                best = seconds < best ? seconds : best;
+            }
+            std::printf("%-8s %-18s %3lld rows %2d threads %9.2f ms %8.1f tokens/s %7.1f GB/s %7.1f GMAC/s\n", kernels().name, name,
+                        (long long)rows, num_threads, best * 1e3, double(rows) / best, model.bytes / best / 1e9,
+                        double(rows) * model.weights / best / 1e9);
+        }
+}
+
+}  // namespace
+
+void print_times() {
+    for (const char* const* isa = available_isas(); *isa; ++isa) {
+        use_isa(*isa);
+        if (kernels().name == std::string("plain") && isa != available_isas()) continue;  // specification, not meant to be fast
+        Model mixed;
+        for (int i = 0; i < kLayers; ++i)
+            for (Shape shape : kLayer) mixed.add(Storage::Q4_1, shape);
+        mixed.add(Storage::Q8_0, kHead);
+        print_model("Q4_1, head Q8_0", mixed);
+        for (Storage storage : {Storage::Q4_0, Storage::Q4_1, Storage::Q8_0, Storage::F16, Storage::BF16, Storage::F32}) {
+            Model layers;
+            for (int i = 0; i < kLayers; ++i)
+                for (Shape shape : kLayer) layers.add(storage, shape);
+            print_model(storage_info(storage).name, layers);
+        }
+        for (Storage storage : {Storage::Q4_K, Storage::Q5_K, Storage::Q6_K}) {
+            Model layers;
+            for (int i = 0; i < kLayers; ++i) layers.add(storage, {6912, 768});
+            print_model(storage_info(storage).name, layers);
+        }
+    }
+}

@@ -1,0 +1,37 @@
+"""What a checkpoint says it is, in our words."""
+
+from dataclasses import dataclass
+
+from quire.models.rope import RopeSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The numbers of one decoder-only model. A family reads them from the checkpoint's configuration."""
+
+    architecture: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    max_position: int  # tokens it is served with unless told otherwise
+    longest: int  # tokens it may be asked to serve; above max_position where the rotary scaling stretches
+    eps: float  # of the norms
+    rope: RopeSpec
+    windows: tuple[int, ...]  # for each layer: positions a token sees, itself included; 0 sees all
+    rotated: tuple[bool, ...]  # for each layer: whether queries and keys turn with their position
+    tied: bool = False  # the head is the embedding table
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+
+    @property
+    def q_size(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.kv_heads * self.head_dim

@@ -1,0 +1,155 @@
+"""Llama, and the families that differ from it in a few numbers.
+
+Mistral has a window, Qwen2 biases and windows in some layers, SmolLM3 layers that do not rotate."""
+
+from dataclasses import dataclass
+from functools import partial
+from math import sqrt
+from typing import Any
+
+from quire.core.errors import BadCheckpoint
+from quire.models.config import ModelConfig
+from quire.models.loading import Matrix, Model, Table, Vector, Wanted, load_weights, packed_bytes
+from quire.models.rope import frequencies, read_rope
+from quire.ops.dequantize import dequantize
+from quire.ops.opset import OpSet, Value
+from quire.ops.tensors import PackedWeight
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+ROPE_FACTORS = "rope_freqs"  # in GGUF files only
+UNUSED = r".*\.rotary_emb\.inv_freq"  # older exports stored what follows from the configuration
+
+
+def config(hf: CheckpointConfig) -> ModelConfig:
+    hf.expect("hidden_act", "silu")
+    hidden, layers, heads = hf.int("hidden_size"), hf.int("num_hidden_layers"), hf.int("num_attention_heads")
+    head_dim = hf.int("head_dim", hidden // heads)
+    qwen2 = hf.architecture == "Qwen2ForCausalLM"
+    attention_bias = hf.bool("attention_bias", False)
+    max_position = hf.int("max_position_embeddings")
+    rope = read_rope(hf, head_dim, max_position)
+    return ModelConfig(
+        architecture=hf.architecture,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=hf.int("num_key_value_heads", heads),
+        head_dim=head_dim,
+        intermediate=hf.int("intermediate_size"),
+        vocab=hf.int("vocab_size"),
+        max_position=rope.default_length,
+        longest=rope.longest,
+        eps=hf.float("rms_norm_eps", 1e-6),
+        rope=rope,
+        windows=_windows(hf, layers),
+        rotated=_rotated(hf, layers),
+        tied=hf.bool("tie_word_embeddings", False),
+        qkv_bias=attention_bias or qwen2,
+        out_bias=attention_bias,
+        mlp_bias=hf.bool("mlp_bias", False),
+    )
+
+
+def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
+    """Mistral and Phi-3 have one for all layers, Qwen2 (if it says so) one from layer max_window_layers on."""
+    first = layers
+    if hf.architecture in ("MistralForCausalLM", "Phi3ForCausalLM"):
+        first = 0
+    elif hf.architecture == "Qwen2ForCausalLM" and hf.bool("use_sliding_window", False):
+        first = hf.int("max_window_layers", 28)
+    elif hf.architecture == "SmolLM3ForCausalLM":
+        hf.expect("use_sliding_window", False, None)
+    window = hf.int("sliding_window", 0)
+    return tuple(window if layer >= first else 0 for layer in range(layers))
+
+
+def _rotated(hf: CheckpointConfig, layers: int) -> tuple[bool, ...]:
+    """All do, except in SmolLM3: it lists a 0 for a layer that does not, or says that every n-th one does not."""
+    if hf.architecture != "SmolLM3ForCausalLM":
+        return (True,) * layers
+    interval = hf.int("no_rope_layer_interval", 4)
+    listed = hf.get("no_rope_layers", [(layer + 1) % interval for layer in range(layers)])
+    if len(listed) != layers:
+        raise BadCheckpoint(f"no_rope_layers lists {len(listed)} layers, and there are {layers}")
+    return tuple(bool(rotated) for rotated in listed)
+
+
+def top_names(c: ModelConfig) -> Wanted:
+    return {
+        "embed": Table("model.embed_tokens", c.vocab, c.hidden),
+        "norm": Vector("model.norm", c.hidden),
+        "head": Matrix({"model.embed_tokens" if c.tied else "lm_head": c.vocab}, c.hidden),
+    }
+
+
+def layer_names(c: ModelConfig) -> Wanted:
+    qkv = {"self_attn.q_proj": c.q_size, "self_attn.k_proj": c.kv_size, "self_attn.v_proj": c.kv_size}
+    gate_up = {"mlp.gate_proj": c.intermediate, "mlp.up_proj": c.intermediate}
+    return {
+        "norm1": Vector("input_layernorm", c.hidden),
+        "qkv": Matrix(qkv, c.hidden, bias=c.qkv_bias),
+        "out": Matrix({"self_attn.o_proj": c.hidden}, c.q_size, bias=c.out_bias),
+        "norm2": Vector("post_attention_layernorm", c.hidden),
+        "gate_up": Matrix(gate_up, c.hidden, bias=c.mlp_bias),
+        "down": Matrix({"mlp.down_proj": c.hidden}, c.intermediate, bias=c.mlp_bias),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    norm1: Any
+    qkv: PackedWeight
+    out: PackedWeight
+    norm2: Any
+    gate_up: PackedWeight
+    down: PackedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    embed: Any
+    layers: list[Layer]
+    norm: Any
+    head: PackedWeight
+    rope: Any  # rotary frequencies
+
+
+def load(ops: OpSet, checkpoint: Checkpoint, config: ModelConfig, max_model_len: int) -> Model:
+    return load_as(ops, checkpoint, config, max_model_len, layer_names(config))
+
+
+def load_as(ops: OpSet, checkpoint: Checkpoint, config: ModelConfig, max_model_len: int, layer_names: Wanted) -> Model:
+    """For families with the same layers under other names."""
+    unused = "|".join([UNUSED, ROPE_FACTORS, *(["lm_head.weight"] if config.tied else [])])
+    prefixes = [f"model.layers.{layer}." for layer in range(config.layers)]
+    top, layers = load_weights(ops, checkpoint, top_names(config), layer_names, prefixes, unused)
+    factors = dequantize(checkpoint.tensor(ROPE_FACTORS)).ravel() if ROPE_FACTORS in checkpoint.names() else None
+    weights = Weights(
+        **top,
+        layers=[Layer(**layer) for layer in layers],
+        rope=ops.frequencies(*frequencies(config.rope, max_model_len, factors)),
+    )
+    return Model(config, partial(forward, config, weights), packed_bytes([top, *layers]))
+
+
+def forward(c: ModelConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
+    angles = ops.rope_angles(batch.positions, w.rope)
+    x = ops.embedding(batch.ids, w.embed)
+    for index, layer in enumerate(w.layers):
+        x = ops.add(x, attention(c, layer, index, ops, ops.rms_norm(x, layer.norm1, c.eps), angles, batch))
+        x = ops.add(x, mlp(layer, ops, ops.rms_norm(x, layer.norm2, c.eps)))
+    return ops.logits(ops.rms_norm(x, w.norm, c.eps), w.head, batch)
+
+
+def attention(c: ModelConfig, layer: Layer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
+    q, k, v = ops.split(ops.linear(x, layer.qkv), (c.q_size, c.kv_size, c.kv_size))
+    if c.rotated[index]:
+        q, k = ops.rope(q, angles, c.head_dim), ops.rope(k, angles, c.head_dim)
+    ops.write_kv(k, v, batch, index)
+    scale = 1 / sqrt(c.head_dim)
+    return ops.linear(ops.paged_attention(q, batch, index, c.head_dim, scale, c.windows[index]), layer.out)
+
+
+def mlp(layer: Layer, ops: OpSet, x: Value) -> Value:
+    return ops.linear(ops.silu_and_mul(ops.linear(x, layer.gate_up)), layer.down)

@@ -1,0 +1,169 @@
+"""Stored weights as fp32: the plain specification of every storage type.
+
+Each function takes blocks uint8 [n, block_bytes] and gives their weights fp32 [n, block]. The fast versions, in C++ and
+torch, are tested against these. A block of 32 has one fp16 scale d (and an offset m); a K block of 256 has 8 or 16
+groups whose scales are themselves quantized, in units of the block's d (and of dmin for the groups' offsets)."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.ops.tensors import StoredTensor
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+
+def dequantize(tensor: StoredTensor) -> Floats:
+    """-> fp32 [rows, columns], rows in the tensor's order."""
+    data = tensor.data if tensor.row_order is None else tensor.data[tensor.row_order]
+    blocks = np.ascontiguousarray(data).reshape(-1, tensor.type.block_bytes)
+    return _BY_TYPE[tensor.type.name](blocks).reshape(tensor.num_rows, tensor.num_columns)
+
+
+def _f32(blocks: Bytes) -> Floats:
+    return blocks.view(np.float32)
+
+
+def _f16(blocks: Bytes) -> Floats:
+    return blocks.view(np.float16).astype(np.float32)
+
+
+def _bf16(blocks: Bytes) -> Floats:
+    return (blocks.view(np.uint16).astype(np.uint32) << 16).view(np.float32)  # the upper half of an fp32
+
+
+def _q4_0(blocks: Bytes) -> Floats:
+    d, codes = _split(blocks, 2)
+    return _scale(d) * (_nibbles(codes) - np.float32(8))
+
+
+def _q4_1(blocks: Bytes) -> Floats:
+    d, m, codes = _split(blocks, 2, 2)
+    return _scale(d) * _nibbles(codes) + _scale(m)
+
+
+def _q5_0(blocks: Bytes) -> Floats:
+    d, fifth, nibbles = _split(blocks, 2, 4)
+    codes: Floats = _nibbles(nibbles) + _bits(fifth) * np.float32(16)
+    return _scale(d) * (codes - np.float32(16))
+
+
+def _q5_1(blocks: Bytes) -> Floats:
+    d, m, fifth, codes = _split(blocks, 2, 2, 4)
+    return _scale(d) * (_nibbles(codes) + _bits(fifth) * np.float32(16)) + _scale(m)
+
+
+def _q8_0(blocks: Bytes) -> Floats:
+    d, codes = _split(blocks, 2)
+    return _scale(d) * codes.view(np.int8).astype(np.float32)
+
+
+def _q2_k(blocks: Bytes) -> Floats:
+    scales, codes, d, dmin = _split(blocks, 16, 64, 2)
+    scale = _scale(d) * (scales & 15).astype(np.float32)  # 16 groups of 16
+    offset = _scale(dmin) * (scales >> 4).astype(np.float32)
+    return _grouped(scale, _crumbs(codes)) - np.repeat(offset, 16, axis=1)
+
+
+def _q3_k(blocks: Bytes) -> Floats:
+    third, codes, scales, d = _split(blocks, 32, 64, 12)
+    # Bit j of third[i] belongs to weight 32 * j + i; where it is clear, 4 is subtracted.
+    high = ((third[:, None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & 1).reshape(-1, 256)
+    values = _crumbs(codes) + high.astype(np.float32) * np.float32(4) - np.float32(4)
+    return _grouped(_scale(d) * _six_bit_scales(scales), values)
+
+
+def _q4_k(blocks: Bytes) -> Floats:
+    d, dmin, packed, codes = _split(blocks, 2, 2, 12)
+    scales, offsets = _six_bit_pairs(packed)
+    return _grouped(_scale(d) * scales, _nibbles(codes, run=32)) - np.repeat(_scale(dmin) * offsets, 32, axis=1)
+
+
+def _q5_k(blocks: Bytes) -> Floats:
+    d, dmin, packed, fifth, codes = _split(blocks, 2, 2, 12, 32)
+    scales, offsets = _six_bit_pairs(packed)
+    high = ((fifth[:, None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & 1).reshape(-1, 256)  # as in Q3_K
+    values = _nibbles(codes, run=32) + high.astype(np.float32) * np.float32(16)
+    return _grouped(_scale(d) * scales, values) - np.repeat(_scale(dmin) * offsets, 32, axis=1)
+
+
+def _q6_k(blocks: Bytes) -> Floats:
+    low, high, scales, d = _split(blocks, 128, 64, 16)
+    values = _nibbles(low, run=64) + _crumbs(high) * np.float32(16) - np.float32(32)
+    return _grouped(_scale(d) * scales.view(np.int8).astype(np.float32), values)
+
+
+def _split(blocks: Bytes, *sizes: int) -> list[Bytes]:
+    """The fields of each block, by their bytes; the last takes the rest."""
+    return [np.ascontiguousarray(part) for part in np.split(blocks, np.cumsum(sizes), axis=1)]
+
+
+def _scale(field: Bytes) -> Floats:
+    """fp16 [n, 2 bytes] -> [n, 1]"""
+    return field.view(np.float16).astype(np.float32)
+
+
+def _nibbles(codes: Bytes, run: int = 16) -> Floats:
+    """Of every `run` bytes, the low halves and then the high halves: [n, b] -> [n, 2 b]"""
+    runs = codes.reshape(len(codes), -1, 1, run)
+    return np.concatenate((runs & 15, runs >> 4), axis=2).reshape(len(codes), -1).astype(np.float32)
+
+
+def _crumbs(codes: Bytes) -> Floats:
+    """Of every 32 bytes, the lowest two bits, then the next two, and so on: [n, 64] -> [n, 256]"""
+    runs = codes.reshape(len(codes), -1, 1, 32)
+    shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
+    return ((runs >> shifts) & 3).reshape(len(codes), -1).astype(np.float32)
+
+
+def _bits(field: Bytes) -> Floats:
+    """[n, 4] -> [n, 32], the lowest bit of the first byte first"""
+    return np.unpackbits(field, axis=1, bitorder="little").astype(np.float32)
+
+
+def _six_bit_pairs(packed: Bytes) -> tuple[Floats, Floats]:
+    """The scales and offsets of 8 groups from 12 bytes: [n, 12] -> two of [n, 8].
+
+    Bytes 0-3 hold scales 0-3 and bytes 4-7 offsets 0-3 in their low six bits. Bytes 8-11 hold the low four bits of
+    scales 4-7 and of offsets 4-7; their high two bits are the top bits of bytes 0-3 and 4-7."""
+    a, b, c = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = np.concatenate((a & 63, (c & 15) | ((a >> 6) << 4)), axis=1)
+    offsets = np.concatenate((b & 63, (c >> 4) | ((b >> 6) << 4)), axis=1)
+    return scales.astype(np.float32), offsets.astype(np.float32)
+
+
+def _six_bit_scales(packed: Bytes) -> Floats:
+    """16 signed scales from 12 bytes: [n, 12] -> [n, 16].
+
+    The low four bits fill bytes 0-7, first the low halves, then the high ones; byte 8 + i % 4 holds the top two bits of
+    scale i, at bit 2 * (i // 4)."""
+    low = np.concatenate((packed[:, :8] & 15, packed[:, :8] >> 4), axis=1)
+    shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 4, 1)
+    high = ((packed[:, None, 8:] >> shifts) & 3).reshape(-1, 16)
+    scales: Floats = (low | (high << 4)).astype(np.float32)
+    return scales - np.float32(32)
+
+
+def _grouped(scales: Floats, values: Floats) -> Floats:
+    """Every group of values times its scale: [n, groups], [n, 256] -> [n, 256]"""
+    groups = values.reshape(*scales.shape, -1)
+    return (scales[:, :, None] * groups).reshape(values.shape)
+
+
+_BY_TYPE: dict[str, Callable[[Bytes], Floats]] = {
+    "F32": _f32,
+    "F16": _f16,
+    "BF16": _bf16,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}

@@ -1,0 +1,49 @@
+"""The pages in main memory. How keys and values lie in a block is said in native/src/ops.h."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.core.errors import DoesNotFit, Unsupported
+from quire.ops.opset import KVSpec
+
+Bytes = NDArray[np.uint8]
+
+SLACK = 64  # bytes that the kernels may read past the last block
+
+
+class NativeCache:
+    """`num_blocks` blocks, and `num_host_blocks` to swap to. Blocks that were never written take no memory."""
+
+    def __init__(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> None:
+        if spec.dtype not in ("float16", "float32"):
+            raise Unsupported(f"a cache of {spec.dtype}", "the CPU cache is float16 or float32")
+        self.spec = spec
+        self.num_blocks = num_blocks
+        self.pages = _allocate(num_blocks * spec.block_bytes + SLACK)
+        self._blocks = self.pages[: num_blocks * spec.block_bytes].reshape(num_blocks, spec.block_bytes)
+        self._host = _allocate(num_host_blocks * spec.block_bytes).reshape(num_host_blocks, spec.block_bytes)
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        _copy(self._blocks, self._blocks, pairs)
+
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        _copy(self._blocks, self._host, pairs)
+
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        _copy(self._host, self._blocks, pairs)
+
+
+def _allocate(nbytes: int) -> Bytes:
+    try:
+        return np.empty(nbytes, dtype=np.uint8)
+    except MemoryError as error:
+        raise DoesNotFit(f"the KV cache needs {nbytes / 2**30:.1f} GiB of address space", "use fewer blocks") from error
+
+
+def _copy(source: Bytes, target: Bytes, pairs: Sequence[tuple[int, int]]) -> None:
+    for origin, goal in pairs:
+        if not (0 <= origin < len(source) and 0 <= goal < len(target)):
+            raise ValueError(f"copy of block {origin} of {len(source)} to block {goal} of {len(target)}")
+        target[goal] = source[origin]

@@ -1,0 +1,61 @@
+"""A recording bound to its weights and pages, run once a step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from quire.ops.native.cache import NativeCache
+from quire.ops.native.library import native
+from quire.ops.native.liveness import place
+from quire.ops.native.recorder import Columns, Logits, Recorder, SymbolicBatch
+from quire.ops.opset import Float32, StepBatch
+
+
+class NativeProgram:
+    def __init__(
+        self, forward: Callable[[Any, Any], Any], cache: NativeCache, max_tokens: int, num_threads: int
+    ) -> None:
+        spec = cache.spec
+        recorder = Recorder(spec)
+        logits = forward(recorder, SymbolicBatch())
+        assert isinstance(logits, Logits) and logits is recorder.logits_taken, "a forward pass returns its logits"
+        offsets, arena_size = place(recorder.uses, max_tokens)
+
+        def at(x: Columns) -> Any:
+            return native.View(offsets[x.storage] + x.first, x.storage.columns, x.columns)
+
+        self._tape = native.Tape(
+            cache.pages,
+            num_blocks=cache.num_blocks,
+            num_layers=spec.num_layers,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            block_size=spec.block_size,
+            half=spec.dtype == "float16",
+            max_tokens=max_tokens,
+            arena_size=arena_size,
+            num_threads=num_threads,
+        )
+        for emit in recorder.emits:
+            emit(self._tape, at)
+        self._held = (recorder.emits, cache)  # the tape points into the weights and pages that these hold
+        self._logits: Float32 = np.empty((1, logits.vocab_size), dtype=np.float32)
+        self.arena_bytes = 4 * arena_size
+
+    def run(self, batch: StepBatch) -> Float32:
+        """-> logits [R, vocab], valid until the next run."""
+        num_rows = len(batch.logit_rows)
+        if num_rows > len(self._logits):
+            self._logits = np.empty((max(num_rows, 2 * len(self._logits)), self._logits.shape[1]), dtype=np.float32)
+        self._tape.run(
+            batch.ids,
+            batch.positions,
+            batch.slots,
+            batch.seq_starts,
+            batch.context_lens,
+            batch.block_tables,
+            batch.logit_rows,
+            self._logits,
+        )
+        return self._logits[:num_rows]

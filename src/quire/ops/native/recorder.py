@@ -1,0 +1,154 @@
+"""The ops as a forward pass sees them: each is noted down, and none is computed.
+
+A value is columns of a storage with one row a token; how many rows there are is known only when the tape runs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.ops.native.liveness import Storage, Use
+from quire.ops.opset import Float32, KVSpec
+from quire.ops.tensors import PackedWeight
+
+Place = Callable[["Columns"], Any]  # where a value lies: a native View
+Emit = Callable[[Any, Place], None]  # put one op on a native Tape
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A recorded value: columns first .. first + columns of a storage."""
+
+    storage: Storage
+    first: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """What a forward pass must return."""
+
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """An embedding table, row by row as the checkpoint stores it."""
+
+    storage: str
+    data: NDArray[np.uint8]  # [rows, row_bytes]
+    row_order: NDArray[np.int32] | None
+    columns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frequencies:
+    inv_freq: Float32  # [rotary_dim / 2]
+    scale: float
+
+
+class SymbolicBatch:
+    """Stands for a `StepBatch` in a recording. Its fields are handed to ops and mean themselves."""
+
+    ids, positions, slots = "ids", "positions", "slots"
+    seq_starts, context_lens, block_tables = "seq_starts", "context_lens", "block_tables"
+    logit_rows = "logit_rows"
+
+
+class Recorder:
+    """The ops of a forward pass; see `OpSet` for what each means."""
+
+    def __init__(self, spec: KVSpec) -> None:
+        self.uses: list[Use] = []
+        self.emits: list[Emit] = []
+        self.logits_taken: Logits | None = None
+        self._spec = spec
+
+    def embedding(self, ids: Any, table: Table) -> Columns:
+        assert ids == SymbolicBatch.ids, "the ids of the batch are looked up, and nothing else"
+        out = _fresh(table.columns)
+        return self._note((), out, lambda tape, at: tape.embedding(table.storage, table.data, table.row_order, at(out)))
+
+    def rms_norm(self, x: Columns, weight: Float32, eps: float) -> Columns:
+        assert weight.shape == (x.columns,), f"{x.columns} columns and a norm weight of {weight.shape}"
+        out = _fresh(x.columns)
+        return self._note((x,), out, lambda tape, at: tape.rms_norm(at(x), weight, eps, at(out)), in_place=(x,))
+
+    def linear(self, x: Columns, w: PackedWeight) -> Columns:
+        assert x.columns == w.num_inputs, f"{x.columns} columns and a matrix of {w.num_inputs} inputs"
+        out = _fresh(w.num_outputs)
+        return self._note((x,), out, lambda tape, at: tape.linear(at(x), w.packed, w.bias, at(out)), barrier=True)
+
+    def split(self, x: Columns, sizes: Sequence[int]) -> tuple[Columns, ...]:
+        assert sum(sizes) == x.columns, f"{x.columns} columns split into {sizes}"
+        firsts = np.cumsum([x.first, *sizes]).tolist()
+        return tuple(Columns(x.storage, first, size) for first, size in zip(firsts, sizes, strict=False))
+
+    def rope_angles(self, positions: Any, frequencies: Frequencies) -> Columns:
+        assert positions == SymbolicBatch.positions, "the positions of the batch are rotated by, and nothing else"
+        out, inv_freq, scale = _fresh(2 * len(frequencies.inv_freq)), frequencies.inv_freq, frequencies.scale
+        return self._note((), out, lambda tape, at: tape.rope_angles(inv_freq, scale, at(out)))
+
+    def rope(self, x: Columns, angles: Columns, head_dim: int) -> Columns:
+        assert x.columns % head_dim == 0, f"{x.columns} columns in heads of {head_dim}"
+        assert angles.columns <= head_dim, f"{angles.columns} rotated columns in heads of {head_dim}"
+        return self._note((x, angles), x, lambda tape, at: tape.rope(at(x), at(angles), head_dim))
+
+    def write_kv(self, k: Columns, v: Columns, batch: Any, layer: int) -> None:
+        width = self._spec.num_kv_heads * self._spec.head_dim
+        assert k.columns == v.columns == width, f"{k.columns} columns of k and {v.columns} of v in pages of {width}"
+        assert 0 <= layer < self._spec.num_layers, f"layer {layer} of {self._spec.num_layers}"
+        self._append(
+            Use([k.storage, v.storage], None, barrier=False), lambda tape, at: tape.write_kv(at(k), at(v), layer)
+        )
+
+    def paged_attention(
+        self, q: Columns, batch: Any, layer: int, head_dim: int, scale: float, window: int = 0
+    ) -> Columns:
+        assert head_dim == self._spec.head_dim, f"heads of {head_dim} columns and pages of {self._spec.head_dim}"
+        assert q.columns % (head_dim * self._spec.num_kv_heads) == 0, f"{q.columns} columns of q"
+        assert 0 <= layer < self._spec.num_layers and window >= 0
+        out = _fresh(q.columns)
+        return self._note(
+            (q,), out, lambda tape, at: tape.attention(at(q), layer, scale, window, at(out)), barrier=True
+        )
+
+    def silu_and_mul(self, x: Columns) -> Columns:
+        assert x.columns % 2 == 0, f"{x.columns} columns: gate and up differ"
+        out = _fresh(x.columns // 2)
+        return self._note((x,), out, lambda tape, at: tape.silu_and_mul(at(x), at(out)))
+
+    def add(self, x: Columns, y: Columns) -> Columns:
+        assert x.columns == y.columns, f"{x.columns} columns and {y.columns}"
+        out = _fresh(x.columns)
+        return self._note((x, y), out, lambda tape, at: tape.add(at(x), at(y), at(out)), in_place=(x, y))
+
+    def logits(self, x: Columns, head: PackedWeight, batch: Any) -> Logits:
+        assert x.columns == head.num_inputs, f"{x.columns} columns and a head of {head.num_inputs} inputs"
+        assert self.logits_taken is None, "a forward pass takes logits once"
+        self._append(Use([x.storage], None, barrier=True), lambda tape, at: tape.logits(at(x), head.packed, head.bias))
+        self.logits_taken = Logits(head.num_outputs)
+        return self.logits_taken
+
+    def _note(
+        self,
+        inputs: Sequence[Columns],
+        output: Columns,
+        emit: Emit,
+        *,
+        barrier: bool = False,
+        in_place: Sequence[Columns] = (),
+    ) -> Columns:
+        whole = [x.storage for x in in_place if x.columns == x.storage.columns]
+        self._append(Use([x.storage for x in inputs], output.storage, barrier, whole), emit)
+        return output
+
+    def _append(self, use: Use, emit: Emit) -> None:
+        self.uses.append(use)
+        self.emits.append(emit)
+
+
+def _fresh(columns: int) -> Columns:
+    return Columns(Storage(columns), 0, columns)

@@ -1,0 +1,31 @@
+"""Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): random numbers as a function.
+
+What native/src/philox.h computes, in plain Python. There is no state to save, fork or lose: the number that draws a
+token depends on the seed, the sample and the position alone."""
+
+MASK32 = 0xFFFFFFFF
+UNIFORM_BITS = 53
+
+
+def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """128 random bits for a 128-bit counter and a 64-bit key, in 32-bit words, the lowest first."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (b >> 32) ^ c1 ^ k0, b & MASK32, (a >> 32) ^ c3 ^ k1, a & MASK32
+        k0, k1 = (k0 + 0x9E3779B9) & MASK32, (k1 + 0xBB67AE85) & MASK32
+    return c0, c1, c2, c3
+
+
+def uniform_bits(seed: int, position: int, sample: int) -> int:
+    """53 random bits for the token at `position` in the whole sequence, prompt included.
+
+    The key is the seed, a negative one in two's complement; the counter is (position, sample), 64 bits each."""
+    w0, w1, _, _ = philox4x32((position & MASK32, position >> 32, sample, 0), (seed & MASK32, seed >> 32 & MASK32))
+    return (w1 << 32 | w0) >> 64 - UNIFORM_BITS
+
+
+def uniform(seed: int, position: int, sample: int) -> float:
+    """In [0, 1)."""
+    return uniform_bits(seed, position, sample) * 2.0**-UNIFORM_BITS

@@ -1,0 +1,210 @@
+"""The sampler in plain torch: the specification of native/src/sampler.cpp, which draws the same tokens.
+
+Written to be read: one row at a time, the whole vocabulary sorted. Logits may live on any device.
+
+Probabilities are whole numbers here. A token weighs round(2**44 * exp((logit - greatest) / temperature)), and sums of
+integers are exact in any order. So a row's token does not depend on how a device splits its sums."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, factorial, inf, log
+
+import torch
+from torch import Tensor
+
+from quire.ops.opset import BROKEN, CANDIDATES, GREEDY_BELOW, Draw, RowParams
+from quire.ops.philox import UNIFORM_BITS, uniform_bits
+
+ONE = 1 << 44  # what the most likely token weighs
+FLOOR = -32.0  # exp(-32) * 2**44 = 0.22: whatever lies this far below the greatest logit weighs 0
+FLOAT_MAX = torch.finfo(torch.float32).max
+
+Logprobs = list[tuple[int, float, int]]
+
+
+@dataclass(slots=True)
+class Row:
+    params: RowParams
+    tokens: list[int]
+    num_prompt: int
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+
+class TorchSampler:
+    def __init__(self, num_rows: int, vocab_size: int) -> None:
+        self.num_rows = num_rows
+        self.vocab_size = vocab_size
+        self._rows: dict[int, Row] = {}
+
+    def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
+        if not 0 <= row < self.num_rows or row in self._rows:
+            raise ValueError(f"row {row} is held or does not exist")
+        ids = [*tokens, *(token for token, _ in params.logit_bias), *(params.allowed or ()), *sum(params.banned, ())]
+        for token in ids:
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(f"token {token}, and the vocabulary has {self.vocab_size}")
+        self._rows[row] = Row(params, list(tokens), num_prompt)
+
+    def retire(self, row: int) -> None:
+        del self._rows[row]
+
+    def draw(self, logits: Tensor, rows: Sequence[int]) -> list[Draw]:
+        return [self._draw(self._rows[row], line) for row, line in zip(rows, logits, strict=True)]
+
+    def logprobs(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[Logprobs]:
+        return [_raw_logprobs(_ordered(line), target, num_top) for line, target in zip(logits, targets, strict=True)]
+
+    def _draw(self, row: Row, line: Tensor) -> Draw:
+        params = row.params
+        raw = _ordered(line)
+        logits = edit(raw, row)
+        greedy = params.temperature < GREEDY_BELOW
+        if logits.max() == -inf:  # everything is masked: of the edits only `allowed` holds, and the best is taken
+            logits, greedy = restrict(raw, params.allowed), True
+        if logits.max() == -inf:
+            return Draw(BROKEN, [])
+        if params.num_candidates:
+            temperature = 1.0 if greedy else params.temperature
+            return Draw(CANDIDATES, _most_likely(logits, temperature, params.num_candidates))
+        if greedy:
+            token = int(logits.argsort(descending=True, stable=True)[0])
+        else:
+            token = _pick(logits, params, uniform_bits(params.seed, len(row.tokens), params.sample))
+        logprobs = _raw_logprobs(raw, token, params.num_logprobs) if params.num_logprobs >= 0 else []
+        row.tokens.append(token)
+        return Draw(token, logprobs)
+
+
+# -- logits, as a row's parameters change them ------------------------------------------------------------------------
+
+
+def _ordered(line: Tensor) -> Tensor:
+    """NaN compares with nothing; here it counts as -inf."""
+    return torch.where(line.isnan(), -inf, line)
+
+
+def restrict(logits: Tensor, allowed: Sequence[int] | None) -> Tensor:
+    if allowed is None:
+        return logits.clone()
+    out = torch.full_like(logits, -inf)
+    out[list(allowed)] = logits[list(allowed)]
+    return out
+
+
+def edit(raw: Tensor, row: Row) -> Tensor:
+    """Bias, masks and penalties, in fp32. raw [vocab] -> [vocab]"""
+    params = row.params
+    logits = restrict(raw, params.allowed)
+    for token, bias in params.logit_bias:
+        logits[token] += bias
+    for *before, last in params.banned:
+        if row.tokens[len(row.tokens) - len(before) :] == before:
+            logits[last] = -inf
+    if len(row.output) < params.min_tokens:
+        logits[[token for token in params.stop_ids if 0 <= token < len(logits)]] = -inf
+
+    seen = sorted(set(row.tokens))
+    penalty = logits.new_tensor(params.repetition_penalty)
+    logits[seen] = torch.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+    counts = torch.bincount(torch.tensor(row.output, dtype=torch.int64), minlength=len(logits)).to(logits)
+    logits = torch.where(counts > 0, logits - logits.new_tensor(params.frequency_penalty) * counts, logits)
+    return torch.where(counts > 0, logits - logits.new_tensor(params.presence_penalty), logits)
+
+
+# -- softmax, in whole numbers ----------------------------------------------------------------------------------------
+
+
+def _unbounded_distances(logits: Tensor, temperature: float) -> Tensor:
+    """How far each logit lies below the greatest, in units of the temperature: fp64, at most 0."""
+    greatest = logits.max().clamp(max=FLOAT_MAX)
+    return ((logits.double() - greatest.double()) * (1.0 / temperature)).clamp(max=0.0)
+
+
+def distances(logits: Tensor, temperature: float) -> Tensor:
+    return _unbounded_distances(logits, temperature).clamp(min=FLOOR)
+
+
+def weights(distance: Tensor) -> Tensor:
+    """round(2**44 * exp(distance)), to a relative 1e-11: a polynomial made of single multiplications and additions,
+    which every device rounds alike. distance [n] fp64 in [-32, 0] -> [n] int64"""
+    power = (distance * 1.4426950408889634).round()
+    r = distance - power * 0.6931471805599453  # |r| <= ln(2) / 2
+    e = torch.full_like(r, 1.0 / factorial(9))
+    for n in range(8, -1, -1):
+        e = e * r + 1.0 / factorial(n)
+    scaled = (e.view(torch.int64) + (power.long() + 44 << 52)).view(torch.float64)  # e * 2 ** (power + 44)
+    return scaled.round().long()
+
+
+# -- filters and the draw ---------------------------------------------------------------------------------------------
+
+
+def survivors(logits: Tensor, params: RowParams) -> tuple[Tensor, Tensor]:
+    """-> ids [n] that may be drawn and their weights [n]. Each filter sees what the one before has left."""
+    ids = logits.argsort(descending=True, stable=True)  # the most likely first; among equals the lowest id
+    if params.top_k > 0:
+        ids = ids[: params.top_k]
+    distance = distances(logits, params.temperature)
+    weight = weights(distance)
+    if params.top_p < 1.0:
+        ids = _until(params.top_p, ids, weight)
+    if params.min_p > 0.0:
+        ids = ids[weight[ids].double() >= params.min_p * ONE]
+    if params.typical_p < 1.0:
+        ids = ids[weight[ids] > 0].sort().values
+        untypical = (_mean_distance(distance[ids], weight[ids]) - distance[ids]).abs()  # = |surprisal - entropy|
+        ids = _until(params.typical_p, ids[untypical.argsort(stable=True)], weight)
+    return ids, weight[ids]
+
+
+def _until(share: float, ids: Tensor, weight: Tensor) -> Tensor:
+    """The smallest prefix of `ids` that holds `share` of their weight: the token that crosses the line is kept."""
+    running = weight[ids].cumsum(0)
+    total = int(running[-1])
+    need = min(ceil(share * total), total)
+    return ids[running - weight[ids] < need]
+
+
+def _mean_distance(distance: Tensor, weight: Tensor) -> float:
+    """Weighted, with distances rounded to 2**-40: summed in integers, so that the order does not matter."""
+    units = (distance * 2.0**40).round().long()
+    total = int(weight.sum())
+    weighted: int = sum(w * d for w, d in zip(weight.tolist(), units.tolist(), strict=True))
+    return float(weighted) / float(total) / 2.0**40
+
+
+def _pick(logits: Tensor, params: RowParams, bits: int) -> int:
+    """The id at which the running total of weights, in the order of ids, first exceeds bits / 2**53 of the whole."""
+    ids, weight = survivors(logits, params)
+    ids, order = ids.sort()
+    running = weight[order].cumsum(0)
+    below = bits * int(running[-1]) >> UNIFORM_BITS
+    return int(ids[int((running <= below).sum())])
+
+
+# -- logprobs ---------------------------------------------------------------------------------------------------------
+
+
+def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    total = int(weights(distances(logits, temperature)).sum())
+    return _unbounded_distances(logits, temperature) - log(total / ONE)
+
+
+def _rank(logits: Tensor, token: int) -> int:
+    return 1 + int((logits > logits[token]).sum())
+
+
+def _most_likely(logits: Tensor, temperature: float, count: int) -> Logprobs:
+    logprobs = _log_softmax(logits, temperature)
+    ids = logits.argsort(descending=True, stable=True)[:count].tolist()
+    return [(id, float(logprobs[id]), _rank(logits, id)) for id in ids if logits[id] > -inf]
+
+
+def _raw_logprobs(raw: Tensor, token: int, num_top: int) -> Logprobs:
+    if raw.max() == -inf:
+        return [(token, -inf, 1)]
+    own = (token, float(_log_softmax(raw, 1.0)[token]), _rank(raw, token))
+    return [own, *_most_likely(raw, 1.0, num_top)]

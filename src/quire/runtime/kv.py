@@ -1,0 +1,76 @@
+"""How large the KV cache is, and how long a sequence may become: decided once, before the weights are read."""
+
+from dataclasses import dataclass
+
+from quire.core.errors import BadRequest, DoesNotFit, Unsupported
+from quire.models.config import ModelConfig
+from quire.ops.opset import KVSpec
+
+DEFAULT_CACHE_BYTES = 4 * 2**30  # the most that is taken without being asked
+DTYPES = ("float16", "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class KVSize:
+    spec: KVSpec
+    num_blocks: int
+    num_host_blocks: int
+    max_model_len: int
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.num_blocks * self.spec.block_bytes
+
+
+def kv_spec(config: ModelConfig, block_size: int, dtype: str) -> KVSpec:
+    if dtype == "auto":
+        dtype = "float16"
+    if dtype not in DTYPES:
+        raise Unsupported(f"kv_cache_dtype is `{dtype}`", f"use one of auto, {', '.join(DTYPES)}")
+    return KVSpec(config.layers, config.kv_heads, config.head_dim, block_size, dtype)
+
+
+def size_cache(
+    config: ModelConfig,
+    spec: KVSpec,
+    *,
+    max_model_len: int | None,
+    max_num_seqs: int,
+    cache_bytes: int | None,
+    available_bytes: int,
+    swap_bytes: int = 0,
+) -> KVSize:
+    """How many blocks there are, and the longest sequence.
+
+    `cache_bytes` is taken as it is. Without it: what `max_num_seqs` sequences of full length need, but at most half of
+    what is available, and 4 GiB. Without `max_model_len` the model's own length is served, or what fits."""
+    length = _length(config, max_model_len)
+    seq_bytes = -(-length // spec.block_size) * spec.block_bytes
+    if cache_bytes is None:
+        cache_bytes = min(DEFAULT_CACHE_BYTES, available_bytes // 2, max_num_seqs * seq_bytes)
+    num_blocks = cache_bytes // spec.block_bytes
+    fits = num_blocks * spec.block_size  # tokens
+    if fits == 0 or (max_model_len is not None and fits < length):
+        raise DoesNotFit(
+            f"a sequence of {length} tokens needs {_mib(seq_bytes)} of KV cache, and {_mib(cache_bytes)} hold {fits}",
+            f"give kv_cache_memory_bytes {seq_bytes}, or ask for a smaller max_model_len",
+        )
+    return KVSize(spec, num_blocks, swap_bytes // spec.block_bytes, min(length, fits))
+
+
+def _length(config: ModelConfig, asked: int | None) -> int:
+    if asked is None:
+        return config.max_position
+    if asked < 1:
+        raise BadRequest(f"max_model_len is {asked}", "it must be at least 1", param="max_model_len")
+    if asked > config.longest:
+        raise BadRequest(
+            f"max_model_len is {asked}, and the model was made for {config.longest} tokens",
+            f"ask for {config.longest} or less",
+            param="max_model_len",
+        )
+    return asked
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"

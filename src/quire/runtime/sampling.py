@@ -1,0 +1,56 @@
+"""What a user wants drawn, as the sampler wants to know it."""
+
+from collections.abc import Iterable
+
+from quire.core.errors import BadRequest
+from quire.core.params import SamplingParams
+from quire.core.plan import Admission
+from quire.ops.opset import RowParams
+
+
+def row_params(admission: Admission) -> RowParams:
+    """The parameters of a row. They have a seed by now: it is chosen at submission, so a resumed request keeps it."""
+    params = admission.params
+    assert params.seed is not None
+    return RowParams(
+        seed=params.seed,
+        sample=admission.sample,
+        temperature=params.temperature,
+        top_k=max(params.top_k, 0),
+        top_p=params.top_p,
+        min_p=params.min_p,
+        typical_p=params.typical_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=tuple(params.logit_bias.items()),
+        allowed=None if params.allowed_token_ids is None else tuple(params.allowed_token_ids),
+        banned=tuple(tuple(sequence) for sequence in params.bad_token_ids),
+        stop_ids=tuple(admission.stop_ids),
+        min_tokens=params.min_tokens,
+        num_logprobs=_num_logprobs(params),
+        num_candidates=2 * (params.beam_width or 0),  # of 2b continuations of b beams, at least b go on
+    )
+
+
+def _num_logprobs(params: SamplingParams) -> int:
+    if params.logprobs is not None:
+        return params.logprobs
+    ranked = params.beam_width is not None or (params.best_of or 0) > params.n  # completions are compared by logprob
+    return 0 if ranked else -1
+
+
+def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse, at submission, ids that the model's logits do not have. `Sampler.admit` takes them for our mistake."""
+    _check("logit_bias", params.logit_bias, vocab_size)
+    _check("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
+    for sequence in params.bad_token_ids:
+        if not sequence:
+            raise BadRequest("bad_token_ids has an empty sequence", param="bad_token_ids")
+        _check("bad_token_ids", sequence, vocab_size)
+
+
+def _check(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise BadRequest(f"{name} has token {token}", f"ids are 0 to {vocab_size - 1}", param=name)

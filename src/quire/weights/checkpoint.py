@@ -1,0 +1,59 @@
+"""A checkpoint, whatever its format: one view of names, tensors and configuration, in Hugging Face's words."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from quire.core.errors import BadCheckpoint
+from quire.weights.config import CheckpointConfig
+
+if TYPE_CHECKING:
+    from quire.ops.tensors import StoredTensor
+
+
+class Checkpoint(Protocol):
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def config(self) -> CheckpointConfig: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors, as they are stored."""
+
+    def names(self) -> list[str]:
+        """Hugging Face's names, such as "model.layers.0.self_attn.q_proj.weight"."""
+
+    def tensor(self, name: str) -> "StoredTensor":
+        """A view of the file; nothing is read until it is looked at."""
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The .gguf file, or the directory in Hugging Face's layout, that `path` means."""
+    if not path.exists():
+        raise BadCheckpoint(f"{path} does not exist")
+    if not path.is_dir() or (path / "config.json").exists():
+        return path
+    files = sorted(path.glob("*.gguf"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        raise BadCheckpoint(
+            f"{path} holds {len(files)} .gguf files: {', '.join(file.name for file in files)}", "name one"
+        )
+    raise BadCheckpoint(
+        f"{path} holds neither config.json nor a .gguf file",
+        "name a .gguf file or a directory in Hugging Face's layout",
+    )
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """A .gguf file, a directory in Hugging Face's layout, or a directory with one .gguf file in it."""
+    found = find_checkpoint(Path(path))
+    if found.is_dir():
+        from quire.weights.huggingface_checkpoint import HuggingFaceCheckpoint
+
+        return HuggingFaceCheckpoint(found)
+    from quire.weights.gguf_checkpoint import GGUFCheckpoint
+
+    return GGUFCheckpoint(found)

@@ -1,0 +1,67 @@
+"""A GGUF file as a checkpoint: Hugging Face's names, keys and order of rows, tensors in the file's pages."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.core.errors import BadCheckpoint, Unsupported
+from quire.ops.tensors import StoredTensor
+from quire.weights.config import CheckpointConfig
+from quire.weights.gguf import GGUFFile
+from quire.weights.gguf_names import TensorName, find_architecture, translate_config, translate_name
+from quire.weights.gguf_tensors import TensorEntry, read_directory, stored_tensor
+
+EMBEDDING = "token_embd.weight"
+
+
+class GGUFCheckpoint:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._gguf = GGUFFile(path)
+        metadata = CheckpointConfig(path, self._gguf.metadata)
+        row = find_architecture(metadata)
+        entries = read_directory(self._gguf)
+        if EMBEDDING not in entries:
+            raise BadCheckpoint(f"{path} has no tensor {EMBEDDING!r}")
+        values = translate_config(row, metadata, entries)
+        values["vocab_size"] = entries[EMBEDDING].num_rows  # the metadata's own count is often missing
+        self.config = CheckpointConfig(path, values)
+        self._entries: dict[str, tuple[TensorEntry, TensorName]] = {}
+        for entry in entries.values():
+            name = translate_name(row, entry.name)
+            if name is None:
+                raise Unsupported(f"{path}: tensor {entry.name!r} is not one that {row.name} has")
+            self._entries[name.name] = (entry, name)
+
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(entry.nbytes for entry, _ in self._entries.values())
+
+    def tensor(self, name: str) -> StoredTensor:
+        if name not in self._entries:
+            raise BadCheckpoint(f"{self.path} has no tensor {name!r}")
+        entry, translated = self._entries[name]
+        stored = replace(stored_tensor(self._gguf, entry), name=name)
+        if translated.heads_key is None:
+            return stored
+        order = self._half_split_order(entry, translated.heads_key)
+        if len(entry.shape) == 1:  # a bias: its one row is too small to matter, and is put in order by copying
+            itemsize = entry.row_bytes // entry.shape[0]
+            return replace(stored, data=stored.data.reshape(-1, itemsize)[order].reshape(1, -1))
+        return replace(stored, row_order=order)
+
+    def _half_split_order(self, entry: TensorEntry, heads_key: str) -> NDArray[np.int32]:
+        """Rows of a head are stored as 0, n/2, 1, n/2 + 1, ...; this takes them back to 0, 1, 2, ..."""
+        num_rows = entry.shape[0]
+        num_heads = self.config.int(heads_key)
+        if num_heads < 1 or num_rows % (2 * num_heads):
+            raise BadCheckpoint(
+                f"{self.path}: tensor {entry.name!r} at offset {entry.offset} has {num_rows} rows, "
+                f"which are not {num_heads} heads of an even number of rows"
+            )
+        return np.arange(num_rows, dtype=np.int32).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)

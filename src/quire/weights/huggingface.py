@@ -1,0 +1,55 @@
+"""A directory in Hugging Face's layout: its configuration. Its tensors are in huggingface_checkpoint.py.
+
+Standard library only: the HTTP process reads end tokens from here."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from quire.core.errors import BadCheckpoint
+from quire.weights.config import CheckpointConfig
+
+MAX_JSON_BYTES = 256 << 20
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the file; {} where there is no such file."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise BadCheckpoint(f"{path} has {size} bytes, too many for a JSON file of a checkpoint")
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadCheckpoint(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadCheckpoint(f"{path} does not hold a JSON object")
+    return value
+
+
+def read_config(directory: Path) -> CheckpointConfig:
+    path = directory / "config.json"
+    values = read_json(path)
+    if not values:
+        raise BadCheckpoint(
+            f"{directory} has no config.json", "name a .gguf file or a directory in Hugging Face's layout"
+        )
+    return CheckpointConfig(path, _older_rope_keys(values), read_json(directory / "generation_config.json"))
+
+
+def _older_rope_keys(values: dict[str, Any]) -> dict[str, Any]:
+    """transformers 5 writes `rope_parameters`; before it was `rope_theta` and `rope_scaling`, which is our view."""
+    given = values.get("rope_parameters")
+    if not isinstance(given, dict):
+        return values
+    scaling = dict(given)
+    translated = {key: value for key, value in values.items() if key != "rope_parameters"}
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if (value := scaling.pop(key, None)) is not None:
+            translated[key] = value
+    if scaling.get("rope_type", "default") != "default":
+        translated["rope_scaling"] = scaling
+    return translated

@@ -1,0 +1,36 @@
+"""A file's bytes, mapped into memory and never copied."""
+
+import mmap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.core.errors import BadCheckpoint
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class MappedFile:
+    """The mapping lives as long as this object or any array viewed from it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+        except ValueError as error:  # what mmap says to an empty file
+            raise BadCheckpoint(f"{path} is empty", "download it again") from error
+        self.size = len(self.buffer)
+
+    def rows(self, offset: int, num_rows: int, row_bytes: int) -> "NDArray[np.uint8]":
+        """-> uint8 [num_rows, row_bytes], read-only. The caller has checked that they lie inside the file."""
+        import numpy as np  # here, so that reading a header, as the HTTP process does, costs no numpy
+
+        assert offset >= 0 and offset + num_rows * row_bytes <= self.size
+        if num_rows * row_bytes == 0:  # frombuffer has no empty views
+            return np.empty((num_rows, row_bytes), np.uint8)
+        flat = np.frombuffer(self.buffer, np.uint8, num_rows * row_bytes, offset)
+        return flat.reshape(num_rows, row_bytes)

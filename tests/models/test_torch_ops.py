@@ -1,0 +1,146 @@
+"""The op set in torch against formulas written out with loops."""
+
+import math
+
+import numpy as np
+import torch
+
+from quire.ops.opset import KVSpec, StepBatch
+from quire.ops.tensors import F32, StoredTensor
+from quire.ops.torch import TorchOps
+
+ops = TorchOps()
+rng = np.random.default_rng(1)
+
+
+def random(*shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def stored(array: np.ndarray) -> StoredTensor:
+    rows = np.ascontiguousarray(array).reshape(-1, array.shape[-1])
+    return StoredTensor("t", array.shape, F32, rows.view(np.uint8))
+
+
+def close(ours: torch.Tensor, formula: np.ndarray) -> None:
+    np.testing.assert_allclose(ours.numpy(), formula, rtol=2e-5, atol=1e-5)
+
+
+def test_embedding_gathers_rows() -> None:
+    table = random(7, 5)
+    close(ops.embedding(torch.tensor([3, 0, 3]), ops.table(stored(table))), table[[3, 0, 3]])
+
+
+def test_rms_norm() -> None:
+    x, weight = random(3, 8), random(8)
+    formula = np.array([row / math.sqrt(sum(v * v for v in row) / 8 + 0.1) * weight for row in x])
+    close(ops.rms_norm(torch.tensor(x), ops.vector(stored(weight)), 0.1), formula)
+
+
+def test_linear_stacks_parts_and_biases() -> None:
+    x, a, b, bias_a, bias_b = random(3, 8), random(2, 8), random(4, 8), random(2), random(4)
+    w = ops.pack([stored(a), stored(b)], [stored(bias_a), stored(bias_b)])
+    assert (w.num_outputs, w.num_inputs) == (6, 8)
+    formula = np.concatenate([x @ a.T + bias_a, x @ b.T + bias_b], axis=1)
+    close(ops.linear(torch.tensor(x), w), formula)
+    first, second = ops.split(ops.linear(torch.tensor(x), w), (2, 4))
+    close(first, formula[:, :2])
+    close(second, formula[:, 2:])
+
+
+def test_rope_turns_pairs_and_leaves_the_rest() -> None:
+    inv_freq, head_dim = np.array([1.0, 0.25], np.float32), 6  # 4 of 6 columns turn
+    positions, x = [0, 3, 11], random(3, 2 * head_dim)
+    angles = ops.rope_angles(torch.tensor(positions), ops.frequencies(inv_freq, 1.5))
+    assert angles.shape == (3, 4)
+    formula = x.copy().reshape(3, 2, head_dim)
+    for t, position in enumerate(positions):
+        for head in range(2):
+            for i, frequency in enumerate(inv_freq):
+                a, b = x.reshape(3, 2, head_dim)[t, head, [i, i + 2]]
+                cos, sin = 1.5 * math.cos(position * frequency), 1.5 * math.sin(position * frequency)
+                formula[t, head, [i, i + 2]] = a * cos - b * sin, a * sin + b * cos
+    close(ops.rope(torch.tensor(x), angles, head_dim), formula.reshape(3, -1))
+
+
+def test_silu_and_mul_and_add() -> None:
+    x = random(3, 8)
+    close(ops.silu_and_mul(torch.tensor(x)), x[:, :4] / (1 + np.exp(-x[:, :4])) * x[:, 4:])
+    close(ops.add(torch.tensor(x), torch.tensor(x)), 2 * x)
+
+
+def test_logits_of_the_rows_wanted() -> None:
+    x, head = random(4, 8), random(10, 8)
+    batch = step_batch([(0, 4)], np.array([[0]]), block_size=4, logit_rows=[3, 1])
+    w = ops.pack([stored(head)])
+    program = ops.compile(lambda o, b: o.logits(torch.tensor(x), w, b), ops.new_cache(SPEC, 1), 4)
+    close(program.run(batch), x[[3, 1]] @ head.T)
+
+
+SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=4, block_size=4, dtype="float32")
+
+
+def step_batch(
+    spans: list[tuple[int, int]], tables: np.ndarray, block_size: int, logit_rows: list[int] | None = None
+) -> StepBatch:
+    """For each sequence (start, end): the positions computed now."""
+    positions = np.concatenate([np.arange(*span) for span in spans]).astype(np.int32)
+    lengths = [end - start for start, end in spans]
+    blocks = np.repeat(np.arange(len(spans)), lengths)
+    return StepBatch(
+        ids=np.zeros(len(positions), np.int32),
+        positions=positions,
+        slots=(tables[blocks, positions // block_size] * block_size + positions % block_size).astype(np.int32),
+        seq_starts=np.cumsum([0, *lengths]).astype(np.int32),
+        context_lens=np.array([end for _, end in spans], np.int32),
+        block_tables=tables.astype(np.int32),
+        logit_rows=np.array(logit_rows or [], np.int32),
+    )
+
+
+def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int) -> np.ndarray:
+    """q [m, 4, 4] at every position, k and v [m, 2, 4]: one query, one head at a time, in fp64."""
+    out = np.zeros_like(q)
+    for i in range(len(q)):
+        first = max(0, i - window + 1) if window else 0
+        for head in range(4):
+            scores = np.array([q[i, head] @ k[j, head // 2] * 0.5 for j in range(first, i + 1)], np.float64)
+            weights = np.exp(scores - scores.max())
+            out[i, head] = weights @ v[first : i + 1, head // 2] / weights.sum()
+    return out
+
+
+def test_paged_attention_over_scattered_pages_and_chunks() -> None:
+    lengths, tables = [11, 6], np.array([[5, 0, 3], [1, 4, -1]])  # -1 is never read
+    q, k, v = ([random(n, heads, 4) for n in lengths] for heads in (4, 2, 2))
+    for window in (0, 3):
+        cache = ops.new_cache(SPEC, 6)
+        out = [np.zeros_like(x) for x in q]
+        for spans in ([(0, 5), (0, 6)], [(5, 10)], [(10, 11)]):  # a batch of two, then the first goes on
+            batch = step_batch(spans, tables[: len(spans)], 4)
+            now = [torch.tensor(np.concatenate([x[s][a:b] for s, (a, b) in enumerate(spans)])) for x in (q, k, v)]
+            now = [x.flatten(1) for x in now]
+
+            def forward(o, b, now=now, window=window):  # type: ignore[no-untyped-def]
+                o.write_kv(now[1], now[2], b, 1)
+                return o.paged_attention(now[0], b, 1, 4, 0.5, window)
+
+            result = ops.compile(forward, cache, 16).run(batch).numpy().reshape(-1, 4, 4)
+            for s, (a, b) in enumerate(spans):
+                out[s][a:b] = result[batch.seq_starts[s] : batch.seq_starts[s + 1]]
+        for s in range(2):
+            np.testing.assert_allclose(out[s], naive_attention(q[s], k[s], v[s], window), rtol=1e-4, atol=1e-5)
+        assert not cache.k[0].any(), "layer 0 was never written"
+
+
+def test_cache_copies_and_swaps_blocks() -> None:
+    cache = ops.new_cache(SPEC, 3, num_host_blocks=2)
+    cache.k[:, 0], cache.v[:, 0] = 7.0, 8.0
+    cache.copy([(0, 1), (1, 2)])
+    assert (cache.k[:, 2] == 7).all() and (cache.v[:, 2] == 8).all()
+    cache.swap_out([(2, 1)])
+    cache.k[:, 2] = cache.v[:, 2] = 0.0
+    cache.swap_in([(1, 2)])
+    assert (cache.k[:, 2] == 7).all() and (cache.v[:, 2] == 8).all()
+    assert not cache.host_k[:, 0].any()
+    assert cache.k.nbytes + cache.v.nbytes == 3 * SPEC.block_bytes

@@ -1,0 +1,176 @@
+"""Packed matrices: values against the gguf library, products against double precision."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, quants
+from numpy.typing import NDArray
+
+from quire import _native
+from quire.ops.tensors import STORAGE_TYPES, StorageType
+
+FLOATS = ("F32", "F16", "BF16")
+QUANTIZED = [name for name in STORAGE_TYPES if name not in FLOATS]
+LAYOUTS = {  # layout, group, bits a weight
+    "F32": ("float32", 0, 32),
+    "F16": ("float16", 0, 16),
+    "BF16": ("bfloat16", 0, 16),
+    "Q4_0": ("int4", 32, 4.5),
+    "Q4_1": ("int4", 32, 5),
+    "Q4_K": ("int4", 32, 6),
+    "Q8_0": ("int8", 32, 8.5),
+    "Q5_0": ("int8", 32, 8.5),
+    "Q5_1": ("int8", 32, 9),
+    "Q5_K": ("int8", 32, 10),
+    "Q6_K": ("int8", 16, 10),
+    "Q3_K": ("int8", 16, 10),
+    "Q2_K": ("int8", 16, 12),
+}
+# Where a block keeps its fp16 scale and offset. All other bytes of a block may be anything.
+SCALE_PLACES = {
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+}
+
+
+def stored_rows(type: StorageType, rows: int, columns: int, seed: int = 0) -> NDArray[np.uint8]:
+    """uint8 [rows, row_bytes] with every code that the type has, and scales of both signs."""
+    rng = np.random.default_rng(seed)
+    if type.name in FLOATS:
+        values = rng.standard_normal((rows, columns)).astype(np.float32)
+        if type.name == "BF16":
+            return np.ascontiguousarray(values.view(np.uint16)[:, 1::2]).view(np.uint8)
+        return values.astype(np.float16 if type.name == "F16" else np.float32).view(np.uint8)
+    blocks = rng.integers(0, 256, (rows, columns // type.block, type.block_bytes), dtype=np.uint8)
+    for place in SCALE_PLACES.get(type.name, (0,)):
+        scales = rng.uniform(-0.02, 0.02, (rows, columns // type.block, 1)).astype(np.float16)
+        blocks[:, :, place : place + 2] = scales.view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def oracle(type: StorageType, data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    return np.asarray(quants.dequantize(data, GGMLQuantizationType[type.name]), dtype=np.float32)
+
+
+def quantized_activations(x: NDArray[np.float32]) -> NDArray[np.float64]:
+    """What integer layouts see of x: 8-bit codes in groups of 32, ties to even, in the kernel's own fp32 steps."""
+    groups = x.reshape(len(x), -1, 32)
+    largest = np.abs(groups).max(-1, keepdims=True)
+    codes = np.rint(groups * (np.float32(127) / largest)).astype(np.float64)
+    seen: NDArray[np.float64] = codes * (largest / np.float32(127))
+    return seen.reshape(x.shape)
+
+
+@pytest.fixture(params=_native.available_isas())
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = _native.isa()
+    assert _native.use_isa(request.param)
+    yield request.param
+    _native.use_isa(before)
+
+
+@pytest.mark.parametrize("name", STORAGE_TYPES)
+def test_dequantize_has_the_bits_of_the_gguf_library(name: str) -> None:
+    type = STORAGE_TYPES[name]
+    data = stored_rows(type, 20, 512)
+    values = _native.dequantize(name, data, 512)
+    np.testing.assert_array_equal(values.view(np.uint32), oracle(type, data).view(np.uint32))
+
+
+@pytest.mark.parametrize("name", ["F16", "Q4_0", "Q8_0"])
+def test_every_half_dequantizes_as_numpy_says(name: str) -> None:
+    halves = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
+    halves = halves[~np.isnan(halves.view(np.float16))]
+    type = STORAGE_TYPES[name]
+    data = np.full((len(halves), type.block_bytes), 0x17, dtype=np.uint8)
+    data[:, :2] = halves.view(np.uint8).reshape(-1, 2)
+    expected = oracle(type, data)
+    np.testing.assert_array_equal(_native.dequantize(name, data, type.block), expected)
+    np.testing.assert_array_equal(_native.Matrix(name, data, type.block).dequantized(), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 37])
+@pytest.mark.parametrize("name", STORAGE_TYPES)
+def test_packing_keeps_every_value_exactly(name: str, rows: int) -> None:
+    type = STORAGE_TYPES[name]
+    data = stored_rows(type, rows, 512, seed=rows)
+    matrix = _native.Matrix(name, data, 512)
+    layout, group, bits = LAYOUTS[name]
+    assert (matrix.num_outputs, matrix.num_inputs, matrix.layout, matrix.group) == (rows, 512, layout, group)
+    assert matrix.nbytes == -(-rows // 16) * 16 * 512 * bits / 8
+    np.testing.assert_array_equal(matrix.dequantized().view(np.uint32), oracle(type, data).view(np.uint32))
+
+
+@pytest.mark.parametrize("name", ["F16", "Q4_1", "Q6_K"])
+def test_row_order_permutes_outputs(name: str) -> None:
+    data = stored_rows(STORAGE_TYPES[name], 40, 256)
+    order = np.random.default_rng(1).permutation(40).astype(np.int32)
+    permuted = _native.Matrix(name, data, 256, order).dequantized()
+    np.testing.assert_array_equal(permuted, _native.Matrix(name, data, 256).dequantized()[order])
+
+
+@pytest.mark.parametrize(("rows", "outputs"), [(1, 33), (7, 100), (65, 48)])
+@pytest.mark.parametrize("name", STORAGE_TYPES)
+def test_multiply_is_near_double_precision(isa: str, name: str, rows: int, outputs: int) -> None:
+    columns = 250 if name in FLOATS else 512
+    matrix = _native.Matrix(name, stored_rows(STORAGE_TYPES[name], outputs, columns), columns)
+    x = np.random.default_rng(3).standard_normal((rows, columns)).astype(np.float32)
+    weights = matrix.dequantized().astype(np.float64)
+    seen = x.astype(np.float64) if name in FLOATS else quantized_activations(x)
+    result = _native.multiply(matrix, x, 2)
+    # Errors are relative to what was added up, which may cancel; codes and offsets are added up apart.
+    magnitude = np.abs(seen) @ np.abs(weights).T + np.abs(seen).sum(1, keepdims=True) * np.abs(weights).max()
+    assert np.all(np.abs(result - seen @ weights.T) <= 1e-6 * magnitude)
+    if name in QUANTIZED:  # and 8-bit activations cost what they must: half a step in 127 of the largest, at random
+        truth = x.astype(np.float64) @ weights.T
+        assert np.linalg.norm(result - truth) < 0.02 * np.linalg.norm(truth)
+
+
+@pytest.mark.parametrize("name", STORAGE_TYPES)
+def test_a_row_has_the_same_bits_in_any_batch_on_any_threads_with_any_table(isa: str, name: str) -> None:
+    matrix = _native.Matrix(name, stored_rows(STORAGE_TYPES[name], 100, 768), 768)
+    x = np.random.default_rng(4).standard_normal((23, 768)).astype(np.float32)
+    together = _native.multiply(matrix, x, 2)
+    for r in range(len(x)):
+        np.testing.assert_array_equal(_native.multiply(matrix, x[r : r + 1], 1 + r % 3)[0], together[r])
+    _native.use_isa("plain")
+    np.testing.assert_array_equal(_native.multiply(matrix, x, 1), together)
+
+
+def test_zeros_and_tiny_activations_are_zero() -> None:
+    matrix = _native.Matrix("Q4_1", stored_rows(STORAGE_TYPES["Q4_1"], 16, 64), 64)
+    x = np.zeros((2, 64), dtype=np.float32)
+    x[1] = 1e-40
+    assert not _native.multiply(matrix, x, 1).any()
+
+
+@pytest.mark.parametrize(
+    ("storage", "shape", "columns", "order", "message"),
+    [
+        ("Q9_9", (4, 18), 32, None, "'Q9_9' is not a storage type"),
+        ("Q4_0", (4, 18), 33, None, "33 columns are not a positive multiple of the block of Q4_0, 32"),
+        ("Q4_0", (4, 20), 32, None, "a row of 32 columns of Q4_0 has 18 bytes, not 20"),
+        ("Q4_0", (0, 18), 32, None, "a matrix of 0 rows"),
+        ("Q4_0", (4, 18), 32, [0, 1, 2], "row_order has 3 entries for 4 rows"),
+        ("Q4_0", (4, 18), 32, [0, 1, 2, 2], "row_order is not a permutation of 4 rows: entry 3 is 2"),
+        ("Q4_0", (4, 18), 32, [0, 1, 2, 4], "row_order is not a permutation of 4 rows: entry 3 is 4"),
+    ],
+)
+def test_bad_shapes_are_refused_with_the_numbers(
+    storage: str, shape: tuple[int, int], columns: int, order: list[int] | None, message: str
+) -> None:
+    row_order = None if order is None else np.array(order, dtype=np.int32)
+    with pytest.raises(ValueError, match=message):
+        _native.Matrix(storage, np.zeros(shape, dtype=np.uint8), columns, row_order)
+
+
+def test_activations_must_fit_the_matrix() -> None:
+    matrix = _native.Matrix("F32", stored_rows(STORAGE_TYPES["F32"], 4, 8), 8)
+    with pytest.raises(ValueError, match="x has 9 columns for 8 inputs"):
+        _native.multiply(matrix, np.zeros((1, 9), dtype=np.float32), 1)

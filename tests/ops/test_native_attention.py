@@ -1,0 +1,120 @@
+"""Attention over pages against plain softmax, in every instruction set; a token's company must not change it."""
+
+import numpy as np
+import pytest
+
+from ops.native_harness import Pool, assert_close, max_error, stored
+from quire.ops.native import NativeOps, available_isas, use_isa
+from quire.ops.opset import KVSpec
+
+
+@pytest.fixture
+def restore_isa():
+    yield
+    use_isa(available_isas()[0])
+
+
+class Case:
+    """Sequences of random q, k and v. Token t of sequence s has the id s * length + t, its embedding is (q, k, v)."""
+
+    def __init__(self, heads, kv_heads, head_dim, block_size, dtype="float16", *, window=0, seqs=3, length=80, seed=0):
+        rng = np.random.default_rng(seed)
+        self.heads, self.kv_heads, self.head_dim, self.window, self.length = heads, kv_heads, head_dim, window, length
+        self.spec = KVSpec(2, kv_heads, head_dim, block_size, dtype)
+        self.scale = head_dim**-0.5
+        self.columns = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+        self.rows = (rng.standard_normal((seqs * length, sum(self.columns))) * 2).astype(np.float32)
+        self.num_blocks = seqs * (length // block_size + 1)
+        self.eye = stored(np.eye(self.columns[0]))
+
+    def program(self, threads=2):
+        ops = NativeOps(threads)
+        table, eye = ops.table(stored(self.rows)), ops.pack([self.eye])
+
+        def forward(ops, batch):
+            q, k, v = ops.split(ops.embedding(batch.ids, table), self.columns)
+            ops.write_kv(k, v, batch, 1)
+            out = ops.paged_attention(q, batch, 1, self.head_dim, self.scale, self.window)
+            return ops.logits(out, eye, batch)
+
+        cache = ops.new_cache(self.spec, self.num_blocks)
+        cache.pages.fill(0xFF)  # what was never written is not a number
+        return ops.compile(forward, cache, max_tokens=len(self.rows))
+
+    def ids(self, seq, start, end):
+        return range(seq * self.length + start, seq * self.length + end)
+
+    def run(self, steps, threads=2):
+        """steps: lists of (sequence, tokens). -> the outputs of each sequence, all its tokens."""
+        program, pool = self.program(threads), Pool(self.spec, self.num_blocks)
+        outs = {}
+        for runs in steps:
+            starts = [pool.computed.get(seq, 0) for seq, _ in runs]
+            batch = pool.batch([(s, self.ids(s, at, at + n)) for (s, n), at in zip(runs, starts, strict=True)])
+            out = program.run(batch)
+            for i, (seq, _) in enumerate(runs):
+                outs.setdefault(seq, []).append(out[batch.seq_starts[i] : batch.seq_starts[i + 1]].copy())
+        return {seq: np.concatenate(parts) for seq, parts in outs.items()}
+
+    def plain(self, seq, num_tokens, dtype):
+        """Softmax over everything a token sees, one matrix of scores a head."""
+        first, group = seq * self.length, self.heads // self.kv_heads
+        q, k, v = np.split(self.rows[first : first + num_tokens], np.cumsum(self.columns)[:2], axis=1)
+        k, v = (x.astype(self.spec.dtype).astype(dtype) for x in (k, v))
+        q, k, v = (x.astype(dtype).reshape(num_tokens, -1, self.head_dim).transpose(1, 0, 2) for x in (q, k, v))
+        k, v = (np.repeat(x, group, axis=0) for x in (k, v))
+        scores = q @ k.transpose(0, 2, 1) * dtype(self.scale)
+        distance = np.arange(num_tokens)[:, None] - np.arange(num_tokens)
+        seen = (distance >= 0) & (distance < (self.window or num_tokens))
+        scores = np.where(seen, scores, -np.inf)
+        p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return (p / p.sum(axis=-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(num_tokens, -1)
+
+
+STEPS = [
+    [(0, 33), (1, 1)],
+    [(0, 7), (1, 2), (2, 40)],
+    [(1, 1), (2, 33)],
+    [(0, 1), (1, 1), (2, 1)],
+]  # 41, 5 and 74 tokens
+
+
+@pytest.mark.parametrize("name", available_isas())
+@pytest.mark.parametrize("window", [0, 1, 19])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size", "dtype"),
+    [
+        (9, 3, 64, 16, "float16"),
+        (14, 2, 64, 32, "float32"),
+        (4, 1, 256, 8, "float16"),
+        (8, 8, 80, 16, "float16"),
+        (12, 1, 32, 32, "float16"),
+        (2, 1, 128, 16, "float16"),
+        (6, 3, 20, 5, "float16"),  # neither heads nor blocks fill a vector
+    ],
+)
+def test_attention_equals_softmax(name, window, heads, kv_heads, head_dim, block_size, dtype, restore_isa):
+    use_isa(name)
+    case = Case(heads, kv_heads, head_dim, block_size, dtype, window=window)
+    for seq, out in case.run(STEPS).items():
+        assert_close(out, case.plain(seq, len(out), np.float32), case.plain(seq, len(out), np.float64))
+
+
+@pytest.mark.parametrize("name", available_isas())
+@pytest.mark.parametrize(("heads", "kv_heads", "window"), [(9, 3, 0), (14, 2, 0), (4, 1, 10), (9, 3, 1)])
+def test_neither_batch_nor_chunks_nor_threads_change_a_bit(name, heads, kv_heads, window, restore_isa):
+    use_isa(name)
+    case = Case(heads, kv_heads, 64, 16, window=window)
+    mixed = case.run(STEPS)
+    for seq, out in mixed.items():
+        alone = case.run([[(seq, 1)]] * len(out), threads=1)[seq]
+        whole = case.run([[(seq, len(out))]], threads=3)[seq]
+        assert np.array_equal(out, alone)
+        assert np.array_equal(out, whole)
+
+
+def test_large_scores_do_not_overflow():
+    case = Case(4, 2, 64, 16)
+    case.rows *= 30  # scores of 10^4, whose fp32 rounding alone moves a weight by 10^-3
+    out = case.run([[(0, 60)]])[0]
+    assert max_error(out, case.plain(0, 60, np.float64)) < 1e-2 * np.abs(out).max()

@@ -1,0 +1,52 @@
+"""Values that live at the same time never share memory, and those that do not, do."""
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.ops.native.liveness import Storage, Use, place
+
+
+@st.composite
+def recordings(draw):
+    uses, storages = [], []
+    for _ in range(draw(st.integers(1, 25))):
+        inputs = draw(st.lists(st.sampled_from(storages), max_size=3)) if storages else []
+        output = Storage(draw(st.integers(1, 40)))
+        in_place = [s for s in inputs if draw(st.booleans())]
+        uses.append(Use(inputs, output, draw(st.booleans()), in_place))
+        storages.append(output)
+    return uses
+
+
+@given(recordings(), st.integers(1, 9))
+@settings(max_examples=200, deadline=None)
+def test_memory_is_reused_only_after_its_last_reader_and_a_barrier(uses, num_rows):
+    offsets, size = place(uses, num_rows)
+    last_use = {s: i for i, use in enumerate(uses) for s in (*use.inputs, use.output)}
+    made = [(i, use.output) for i, use in enumerate(uses)]
+    for i, later in made:
+        assert 0 <= offsets[later] <= size - later.columns * num_rows
+        for _, earlier in made[:i]:
+            start, end = offsets[earlier], offsets[earlier] + earlier.columns * num_rows
+            if offsets[later] + later.columns * num_rows <= start or end <= offsets[later]:
+                continue
+            if last_use[earlier] == i:  # overwritten by the op that read it last
+                assert earlier in uses[i].in_place and earlier.columns == later.columns
+            else:
+                assert last_use[earlier] < i
+                same_rows = offsets[earlier] == offsets[later] and earlier.columns == later.columns
+                assert same_rows or any(use.barrier for use in uses[last_use[earlier] : i + 1])
+
+
+def test_a_chain_needs_two_places():
+    chain = [Storage(8) for _ in range(20)]
+    uses = [Use([], chain[0], True)] + [Use([x], y, True) for x, y in pairwise(chain)]
+    assert place(uses, num_rows=4)[1] == 2 * 8 * 4
+
+
+def test_without_barriers_nothing_is_shared():
+    chain = [Storage(8) for _ in range(5)]
+    uses = [Use([], chain[0], False)] + [Use([x], y, False) for x, y in pairwise(chain)]
+    assert place(uses, num_rows=4)[1] == 5 * 8 * 4

@@ -1,0 +1,399 @@
+"""The native sampler against its specification in torch, both against transformers and against exact probabilities."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from quire.core.errors import BadRequest
+from quire.core.params import SamplingParams
+from quire.core.plan import Admission
+from quire.ops.native.sampler import NativeSampler
+from quire.ops.opset import BROKEN, CANDIDATES, RowParams
+from quire.ops.torch.sampler import Row, TorchSampler, edit, survivors, weights
+from quire.runtime.sampling import check_token_ids, row_params
+
+PLAIN = RowParams(seed=7, sample=0)
+GREEDY = replace(PLAIN, temperature=0.0)
+FILTERS = {
+    "temperature": {"temperature": 0.7},
+    "top_k": {"top_k": 5},
+    "top_p": {"top_p": 0.8},
+    "min_p": {"min_p": 0.12},
+    "typical_p": {"typical_p": 0.7},
+    "all": {"temperature": 1.3, "top_k": 9, "top_p": 0.95, "min_p": 0.02, "typical_p": 0.9},
+}
+
+
+def bell(vocab: int, lines: int = 1, seed: int = 0, scale: float = 3.0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0.0, scale, (lines, vocab)).astype(np.float32)
+
+
+def draw_one(logits, params: RowParams, tokens=(), num_prompt=None, kind=NativeSampler):
+    """One row's draw: a fresh sampler, as after an admission."""
+    line = np.asarray(logits, dtype=np.float32)
+    sampler = kind(1, len(line))
+    sampler.admit(0, params, list(tokens), len(tokens) if num_prompt is None else num_prompt)
+    return sampler.draw(line[None] if kind is NativeSampler else torch.from_numpy(line)[None], [0])[0]
+
+
+def assert_same(native, spec) -> None:
+    """Tokens, ids and ranks equal; logprobs equal but for the last bits of log()."""
+    assert native.token == spec.token
+    assert [(token, rank) for token, _, rank in native.logprobs] == [(token, rank) for token, _, rank in spec.logprobs]
+    assert [p for _, p, _ in native.logprobs] == pytest.approx([p for _, p, _ in spec.logprobs], rel=1e-12, abs=1e-12)
+
+
+# -- native = torch --------------------------------------------------------------------------------------------------
+
+VOCAB = 24
+token_ids = st.integers(0, VOCAB - 1)
+logit = st.one_of(
+    st.floats(-20, 20, width=32),
+    st.sampled_from([0.0, 1.0, -1.0, 2.5]),  # ties
+    st.sampled_from([math.nan, math.inf, -math.inf, 3.4e38, -3.4e38]),
+)
+params_strategy = st.builds(
+    RowParams,
+    seed=st.integers(-(2**63), 2**64 - 1),
+    sample=st.integers(0, 127),
+    temperature=st.sampled_from([0.0, 0.01, 0.5, 1.0, 1.0, 2.0, 100.0]),
+    top_k=st.sampled_from([0, 0, 1, 3, 10, VOCAB, 1000]),
+    top_p=st.sampled_from([1.0, 1.0, 0.999, 0.9, 0.5, 0.1, 1e-9]),
+    min_p=st.sampled_from([0.0, 0.0, 0.01, 0.3, 1.0]),
+    typical_p=st.sampled_from([1.0, 1.0, 0.95, 0.5, 0.01]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.7]),
+    presence_penalty=st.sampled_from([0.0, 0.6, -2.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.3, -0.5]),
+    logit_bias=st.dictionaries(token_ids, st.floats(-100, 100, width=32), max_size=3).map(lambda d: tuple(d.items())),
+    allowed=st.none() | st.lists(token_ids, min_size=1, max_size=6, unique=True).map(tuple),
+    banned=st.lists(st.lists(token_ids, min_size=1, max_size=3).map(tuple), max_size=4).map(tuple),
+    stop_ids=st.lists(st.integers(0, VOCAB + 3), max_size=3).map(tuple),
+    min_tokens=st.integers(0, 4),
+    num_logprobs=st.integers(-1, 5),
+    num_candidates=st.sampled_from([0, 0, 0, 4, VOCAB + 1]),
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    params=params_strategy,
+    tokens=st.lists(token_ids, max_size=6),
+    num_prompt=st.integers(0, 6),
+    lines=st.lists(st.lists(logit, min_size=VOCAB, max_size=VOCAB), min_size=1, max_size=3),
+)
+def test_native_draws_what_the_specification_draws(params, tokens, num_prompt, lines):
+    native, spec = NativeSampler(1, VOCAB), TorchSampler(1, VOCAB)
+    for sampler in (native, spec):
+        sampler.admit(0, params, tokens, min(num_prompt, len(tokens)))
+    for line in np.array(lines, dtype=np.float32):  # tokens drawn earlier weigh in later
+        assert_same(native.draw(line[None], [0])[0], spec.draw(torch.from_numpy(line)[None], [0])[0])
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("scale", [0.05, 3.0])  # nearly uniform: most of the vocabulary survives
+def test_native_equals_specification_on_a_large_vocabulary(name, scale):
+    vocab, rows = 49152, 2
+    logits = bell(vocab, rows, scale=scale)
+    native, spec = NativeSampler(rows, vocab), TorchSampler(rows, vocab)
+    for row in range(rows):
+        params = RowParams(seed=row, sample=row, num_logprobs=3, **FILTERS[name])
+        native.admit(row, params, [1, 2, 3], 3)
+        spec.admit(row, params, [1, 2, 3], 3)
+    drawn = zip(native.draw(logits, range(rows)), spec.draw(torch.from_numpy(logits), range(rows)), strict=True)
+    for ours, theirs in drawn:
+        assert_same(ours, theirs)
+
+
+def test_prompt_logprobs_are_a_log_softmax_with_ranks():
+    logits = bell(1000, 5)
+    logits[0, :3] = math.nan
+    targets = [3, 0, 999, 17, 5]
+    native = NativeSampler(1, 1000).logprobs(logits, targets, 4)
+    spec = TorchSampler(1, 1000).logprobs(torch.from_numpy(logits), targets, 4)
+    clean = torch.from_numpy(logits).nan_to_num(nan=-math.inf)
+    exact = clean.double().log_softmax(-1)
+    for line, target, ours, theirs in zip(range(5), targets, native, spec, strict=True):
+        assert [(t, r) for t, _, r in ours] == [(t, r) for t, _, r in theirs]
+        best = exact[line].topk(4).indices.tolist()
+        assert [t for t, _, _ in ours] == [target, *best]
+        assert [p for _, p, _ in ours] == pytest.approx(exact[line][[target, *best]].tolist(), abs=1e-9)
+        assert ours[0][2] == 1 + int((clean[line] > clean[line][target]).sum())
+        assert [r for _, _, r in ours[1:]] == [1, 2, 3, 4]
+
+
+def test_weights_are_softmax():
+    distance = torch.linspace(-32, 0, 100001, dtype=torch.float64)
+    assert ((weights(distance) - 2.0**44 * distance.exp()).abs() <= 0.5 + 1e-11 * 2.0**44 * distance.exp()).all()
+
+
+# -- the distribution is the one asked for ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_draws_follow_the_exact_probabilities(name):
+    """Chi-square of 20000 draws: below the 99.99th percentile, once and for all, as the seeds are fixed."""
+    likely = [0.2, 0.02, 0.15, 0.01, 0.12, 0.1, 0.03, 0.09, 0.11, 0.005, 0.08, 0.085]
+    logits = np.log(likely).astype(np.float32)
+    params = RowParams(seed=0, sample=0, **FILTERS[name])
+    rows = 2000
+    sampler = NativeSampler(rows, 12)
+    for row in range(rows):
+        sampler.admit(row, replace(params, seed=row), [], 0)
+    batch = np.tile(logits, (rows, 1))
+    drawn = [draw.token for _ in range(10) for draw in sampler.draw(batch, range(rows))]
+    observed = np.bincount(drawn, minlength=12)
+
+    ids, _ = survivors(torch.from_numpy(logits), params)
+    p = np.zeros(12)
+    p[ids] = np.exp(logits[ids].astype(np.float64) / params.temperature)
+    p /= p.sum()
+    assert (observed[p == 0] == 0).all()
+    kept = p > 0
+    expected = p[kept] * len(drawn)
+    chi2 = float(((observed[kept] - expected) ** 2 / expected).sum())
+    freedom = int(kept.sum()) - 1
+    assert freedom >= 2
+    assert chi2 < freedom + 4 * math.sqrt(2 * freedom) + 8
+
+
+# -- transformers as the oracle of the surviving sets ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocab", [20, 2000])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"top_k": 7}, [TopKLogitsWarper(7)]),
+        ({"top_p": 0.9}, [TopPLogitsWarper(0.9)]),
+        ({"top_p": 0.05}, [TopPLogitsWarper(0.05)]),
+        ({"min_p": 0.05}, [MinPLogitsWarper(0.05)]),
+        ({"typical_p": 0.6}, [TypicalLogitsWarper(0.6)]),
+        ({"typical_p": 0.97}, [TypicalLogitsWarper(0.97)]),
+        (
+            {"top_k": 12, "top_p": 0.9, "min_p": 0.03, "typical_p": 0.8},
+            [TopKLogitsWarper(12), TopPLogitsWarper(0.9), MinPLogitsWarper(0.03), TypicalLogitsWarper(0.8)],
+        ),
+    ],
+)
+def test_survivors_are_those_of_transformers(vocab, ours, theirs):
+    for seed in range(20):
+        logits = torch.from_numpy(bell(vocab, seed=seed))
+        ids, _ = survivors(logits[0], replace(PLAIN, **ours))
+        scores = logits.double()
+        for warper in theirs:
+            scores = warper(None, scores)
+        assert set(ids.tolist()) == set(scores[0].isfinite().nonzero().flatten().tolist())
+
+
+def test_repetition_penalty_is_that_of_transformers():
+    logits = torch.from_numpy(bell(50))
+    tokens = [3, 4, 3, 17, 49]
+    expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([tokens]), logits.clone())[0]
+    edited = edit(logits[0], Row(replace(PLAIN, repetition_penalty=1.3), tokens, 2))
+    assert torch.equal(edited, expected)
+
+
+def test_penalties_are_the_naive_formulas():
+    logits = bell(30)[0]
+    params = replace(GREEDY, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.25, num_candidates=30)
+    tokens, num_prompt = [1, 2, 2, 5, 2, 5, 9], 3
+    expected = {}
+    for token, x in enumerate(logits.astype(np.float64)):
+        if token in tokens:
+            x = x / 1.2 if x > 0 else x * 1.2
+        count = tokens[num_prompt:].count(token)
+        expected[token] = x - 0.25 * count - 0.5 * (count > 0)
+    norm = math.log(sum(math.exp(x) for x in expected.values()))
+    found = draw_one(logits, params, tokens, num_prompt)
+    assert {t: p + norm for t, p, _ in found.logprobs} == pytest.approx(expected, abs=1e-5)
+
+
+# -- masks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_ban_holds_only_after_its_beginning():
+    logits = [5.0, 4.0, 3.0, 2.0]
+    banned = replace(GREEDY, banned=((1, 2, 0), (3,)))
+    assert draw_one(logits, banned, [1, 2]).token == 1
+    assert draw_one(logits, banned, [2, 1]).token == 0
+    assert draw_one(logits, banned, [2]).token == 0
+    assert draw_one([1.0, 0.0, 0.0, 9.0], banned).token == 0
+
+
+def test_stop_tokens_wait_for_min_tokens():
+    sampler = NativeSampler(1, 3)
+    sampler.admit(0, replace(GREEDY, stop_ids=(0, 99), min_tokens=2), [1, 1, 1], 3)
+    line = np.array([[9.0, 1.0, 0.0]], dtype=np.float32)
+    assert [sampler.draw(line, [0])[0].token for _ in range(3)] == [1, 1, 0]
+
+
+def test_bias_and_allowed():
+    assert draw_one([1.0, 2.0, 3.0], replace(GREEDY, logit_bias=((0, 5.0),))).token == 0
+    assert draw_one([1.0, 2.0, 3.0], replace(GREEDY, allowed=(0, 1))).token == 1
+    assert draw_one([1.0, 2.0, 3.0], replace(GREEDY, allowed=(1,), logit_bias=((0, 100.0),))).token == 1
+
+
+@pytest.mark.parametrize("kind", [NativeSampler, TorchSampler])
+def test_when_all_is_masked_the_best_raw_logit_of_the_allowed_is_taken(kind):
+    params = replace(PLAIN, allowed=(0, 1), banned=((0,), (1,)), logit_bias=((0, 50.0),))
+    assert draw_one([1.0, 2.0, 3.0], params, kind=kind).token == 1
+    assert draw_one([1.0, 2.0, 3.0], replace(params, num_candidates=4), kind=kind).logprobs[0][0] == 1
+
+
+@pytest.mark.parametrize("kind", [NativeSampler, TorchSampler])
+def test_logits_that_are_not_numbers(kind):
+    nan, inf = math.nan, math.inf
+    assert draw_one([nan, 1.0, nan], PLAIN, kind=kind).token == 1
+    assert draw_one([1.0, inf, 3.0], PLAIN, kind=kind).token == 1
+    assert draw_one([nan, -inf, nan], PLAIN, kind=kind).token == BROKEN
+    assert draw_one([nan, 1.0, nan], replace(PLAIN, allowed=(0,)), kind=kind).token == BROKEN
+    assert {draw_one([inf, inf, 0.0], replace(PLAIN, seed=s), kind=kind).token for s in range(20)} == {0, 1}
+
+
+def test_a_broken_row_does_not_disturb_the_others():
+    sampler = NativeSampler(2, 3)
+    for row in range(2):
+        sampler.admit(row, GREEDY, [0], 1)
+    logits = np.array([[math.nan] * 3, [0.0, 2.0, 1.0]], dtype=np.float32)
+    assert [draw.token for draw in sampler.draw(logits, [0, 1])] == [BROKEN, 1]
+
+
+def test_ties_go_to_the_lower_id():
+    assert draw_one([1.0, 3.0, 3.0, 3.0], GREEDY).token == 1
+    drawn = {draw_one([1.0, 3.0, 3.0, 3.0], replace(PLAIN, top_k=2, seed=seed)).token for seed in range(50)}
+    assert drawn == {1, 2}
+    assert [rank for _, _, rank in draw_one([3.0, 1.0, 3.0], replace(GREEDY, num_logprobs=3)).logprobs] == [1, 1, 1, 3]
+
+
+def test_candidates_are_the_best_continuations_and_nothing_is_appended():
+    logits = bell(40)[0]
+    params = replace(PLAIN, temperature=0.5, top_k=1, num_candidates=6, banned=((int(logits.argmax()),),))
+    sampler = NativeSampler(1, 40)
+    sampler.admit(0, params, [1], 1)
+    first, second = (sampler.draw(logits[None], [0])[0] for _ in range(2))
+    assert first == second
+    assert first.token == CANDIDATES
+    masked = torch.from_numpy(logits).double()
+    masked[logits.argmax()] = -math.inf
+    best = (masked / 0.5).log_softmax(-1).topk(6)
+    assert [t for t, _, _ in first.logprobs] == best.indices.tolist()
+    assert [p for _, p, _ in first.logprobs] == pytest.approx(best.values.tolist(), abs=1e-9)
+
+
+# -- the same request gives the same tokens --------------------------------------------------------------------------
+
+REQUEST = RowParams(seed=11, sample=2, temperature=1.5, top_p=0.95, frequency_penalty=0.4, repetition_penalty=1.1)
+
+
+def continue_request(sampler, row: int, logits: np.ndarray, others: list[int]) -> list[int]:
+    """Draw a token for each line, other rows drawing beside it."""
+    tokens = []
+    for line in logits:
+        rows = [*others, row]
+        tokens.append(sampler.draw(np.tile(line, (len(rows), 1)), rows)[-1].token)
+    return tokens
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_tokens_do_not_depend_on_row_batch_threads_or_neighbours(threads):
+    logits = bell(500, 12)
+    alone = NativeSampler(1, 500, 1)
+    alone.admit(0, REQUEST, [1, 2, 3], 3)
+    expected = continue_request(alone, 0, logits, [])
+
+    crowd = NativeSampler(9, 500, threads)
+    for row in range(8):
+        crowd.admit(row, replace(REQUEST, seed=row, top_k=row), [row] * row, row)
+    crowd.admit(8, REQUEST, [1, 2, 3], 3)
+    assert continue_request(crowd, 8, logits, list(range(8))) == expected
+
+
+def test_a_preempted_request_goes_on_where_it_was():
+    logits = bell(500, 12)
+    sampler = NativeSampler(2, 500)
+    sampler.admit(0, REQUEST, [1, 2, 3], 3)
+    expected = continue_request(sampler, 0, logits, [])
+    sampler.retire(0)
+    sampler.admit(0, PLAIN, [4], 1)
+    sampler.admit(1, REQUEST, [1, 2, 3, *expected[:5]], 3)
+    assert continue_request(sampler, 1, logits[5:], []) == expected[5:]
+
+
+def test_seed_sample_and_position_each_matter():
+    logits = bell(5000)[0]
+    base = draw_one(logits, REQUEST, [1]).token
+    assert draw_one(logits, replace(REQUEST, seed=12), [1]).token != base
+    assert draw_one(logits, replace(REQUEST, sample=3), [1]).token != base
+    assert draw_one(logits, REQUEST, [1, 1]).token != base
+
+
+# -- mistakes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [NativeSampler, TorchSampler])
+@pytest.mark.parametrize("wrong", [{"allowed": (4,)}, {"logit_bias": ((-1, 1.0),)}, {"banned": ((0, 9),)}])
+def test_ids_outside_the_vocabulary_are_refused(kind, wrong):
+    with pytest.raises(ValueError, match="the vocabulary has 4"):
+        kind(1, 4).admit(0, replace(PLAIN, **wrong), [], 0)
+
+
+def test_misuse_is_refused():
+    sampler = NativeSampler(2, 4)
+    sampler.admit(0, PLAIN, [], 0)
+    line = np.zeros((1, 4), dtype=np.float32)
+    with pytest.raises(ValueError, match="row 0 is held"):
+        sampler.admit(0, PLAIN, [], 0)
+    with pytest.raises(ValueError, match="row 1 is not admitted"):
+        sampler.draw(line, [1])
+    with pytest.raises(ValueError, match="twice"):
+        sampler.draw(np.zeros((2, 4), dtype=np.float32), [0, 0])
+    with pytest.raises(ValueError, match=r"\[1, 4\]"):
+        sampler.draw(np.zeros((1, 5), dtype=np.float32), [0])
+    with pytest.raises(TypeError):
+        sampler.draw(line.astype(np.float64), [0])
+
+
+# -- from the user's parameters --------------------------------------------------------------------------------------
+
+
+def admission(**params) -> Admission:
+    wishes = SamplingParams(seed=5, **params)
+    return Admission(row=0, params=wishes, sample=3, tokens=[1, 2], num_prompt=2, blocks=[0], stop_ids=[2])
+
+
+def test_row_params_of_a_request():
+    params = row_params(
+        admission(top_k=-1, logit_bias={3: 1.5}, allowed_token_ids=[1, 3], bad_token_ids=[[1, 2]], min_tokens=1)
+    )
+    assert params == RowParams(
+        seed=5, sample=3, logit_bias=((3, 1.5),), allowed=(1, 3), banned=((1, 2),), stop_ids=(2,), min_tokens=1
+    )
+
+
+def test_completions_that_compete_need_logprobs():
+    assert row_params(admission()).num_logprobs == -1
+    assert row_params(admission(n=2, best_of=2)).num_logprobs == -1
+    assert row_params(admission(best_of=2)).num_logprobs == 0
+    assert row_params(admission(logprobs=4, best_of=2)).num_logprobs == 4
+    beams = row_params(admission(beam_width=3))
+    assert (beams.num_logprobs, beams.num_candidates) == (0, 6)
+
+
+def test_unknown_ids_are_refused_by_field():
+    with pytest.raises(BadRequest, match="allowed_token_ids has token 9"):
+        check_token_ids(SamplingParams(allowed_token_ids=[1, 9]), 9)
+    with pytest.raises(BadRequest, match="empty"):
+        check_token_ids(SamplingParams(bad_token_ids=[[]]), 9)
+    check_token_ids(SamplingParams(logit_bias={8: 1.0}, bad_token_ids=[[0, 8]]), 9)

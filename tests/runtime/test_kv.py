@@ -1,0 +1,94 @@
+"""How many blocks fit, and how long a sequence may be."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.core.errors import BadRequest, DoesNotFit, Unsupported
+from quire.models.config import ModelConfig
+from quire.models.rope import RopeSpec
+from quire.runtime import memory
+from quire.runtime.kv import KVSize, kv_spec, size_cache
+
+MODEL = ModelConfig(
+    architecture="LlamaForCausalLM",
+    hidden=64,
+    layers=4,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    intermediate=128,
+    vocab=100,
+    max_position=1000,
+    longest=1000,
+    eps=1e-5,
+    rope=RopeSpec("default", 10000.0, 16, 1000, {}),
+    windows=(0,) * 4,
+    rotated=(True,) * 4,
+)
+SPEC = kv_spec(MODEL, 16, "auto")
+BLOCK = 2 * 4 * 2 * 16 * 16 * 2  # keys and values, layers, heads, columns, tokens, bytes
+
+
+def size(model: ModelConfig = MODEL, **options: Any) -> KVSize:
+    defaults: dict[str, Any] = {"max_model_len": None, "max_num_seqs": 8, "cache_bytes": None, "available_bytes": 2**40}
+    return size_cache(model, SPEC, **{**defaults, **options})
+
+
+def test_a_block() -> None:
+    assert SPEC.dtype == "float16" and SPEC.block_bytes == BLOCK
+    assert kv_spec(MODEL, 16, "float32").block_bytes == 2 * BLOCK
+    with pytest.raises(Unsupported, match="`fp8`"):
+        kv_spec(MODEL, 16, "fp8")
+
+
+def test_by_default_all_sequences_fit_at_full_length() -> None:
+    assert size().num_blocks == 8 * 63
+    assert size().max_model_len == 1000
+    assert size(max_model_len=100).num_blocks == 8 * 7
+
+
+def test_by_default_no_more_than_half_of_the_memory_and_4_gib() -> None:
+    assert size(available_bytes=200 * BLOCK).num_blocks == 100
+    assert size(max_num_seqs=10**6).cache_bytes <= 4 * 2**30
+
+
+def test_the_length_shrinks_to_what_fits_unless_it_was_asked_for() -> None:
+    assert size(cache_bytes=10 * BLOCK).max_model_len == 160
+    assert size(cache_bytes=10 * BLOCK, max_model_len=160).max_model_len == 160
+    with pytest.raises(DoesNotFit, match=r"161 tokens .* hold 160"):
+        size(cache_bytes=10 * BLOCK, max_model_len=161)
+    with pytest.raises(DoesNotFit):
+        size(cache_bytes=BLOCK - 1)
+
+
+def test_the_model_limits_the_length() -> None:
+    with pytest.raises(BadRequest, match="1001, and the model was made for 1000") as error:
+        size(max_model_len=1001)
+    assert error.value.param == "max_model_len"
+    assert size(replace(MODEL, longest=4000), max_model_len=4000).max_model_len == 4000
+    with pytest.raises(BadRequest):
+        size(max_model_len=0)
+
+
+def test_swap_space_is_counted_in_whole_blocks() -> None:
+    assert size(swap_bytes=5 * BLOCK + 1).num_host_blocks == 5
+
+
+def test_available_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meminfo, limit, usage = tmp_path / "meminfo", tmp_path / "max", tmp_path / "current"
+    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:    8000 kB\n")
+    monkeypatch.setattr(memory, "MEMINFO", meminfo)
+    monkeypatch.setattr(memory, "CGROUP_V2", (limit, usage))
+    monkeypatch.setattr(memory, "CGROUP_V1", (tmp_path / "none", tmp_path / "none"))
+    assert memory.available_memory() == 8000 * 1024
+    usage.write_text("1000\n")
+    limit.write_text("max\n")
+    assert memory.available_memory() == 8000 * 1024
+    limit.write_text("5000\n")
+    assert memory.available_memory() == 4000
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "none")
+    limit.unlink()
+    assert memory.available_memory() > 0

@@ -1,0 +1,293 @@
+"""The runner as its own oracle: however a plan cuts, mixes, copies or swaps the work, the tokens are the same."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.core.params import SamplingParams
+from quire.core.plan import Admission, Drawn, Run, StepPlan
+from quire.models import llama
+from quire.models.config import ModelConfig
+from quire.models.rope import RopeSpec
+from quire.ops.opset import OpSet
+from quire.ops.tensors import F32, StoredTensor
+from quire.runtime.kv import KVSize, kv_spec
+from quire.runtime.runner import Runner
+from quire.weights.config import CheckpointConfig
+
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    hidden=48,
+    layers=2,
+    heads=6,
+    kv_heads=2,
+    head_dim=8,
+    intermediate=80,
+    vocab=97,
+    max_position=64,
+    longest=64,
+    eps=1e-5,
+    rope=RopeSpec("default", 10000.0, 8, 64, {}),
+    windows=(0, 9),
+    rotated=(True, True),
+)
+BLOCK_SIZE = 4
+PROMPTS = [[5, 9, 13, 21, 40, 3, 77, 8, 90, 11], [60, 2], [33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47]]
+
+
+class RandomCheckpoint:
+    """The tensors of CONFIG, in memory."""
+
+    def __init__(self) -> None:
+        groups = [("", llama.top_names(CONFIG))]
+        groups += [(f"model.layers.{layer}.", llama.layer_names(CONFIG)) for layer in range(CONFIG.layers)]
+        rng = np.random.default_rng(7)
+        self.arrays = {
+            prefix + name: rng.normal(0.0 if len(shape) > 1 else 0.7, 0.3, shape).astype(np.float32)
+            for prefix, group in groups
+            for want in group.values()
+            for name, shape in want.shapes()
+        }
+        self.path = Path("random")
+        self.config = CheckpointConfig(self.path, {"architectures": [CONFIG.architecture]})
+        self.nbytes = sum(array.nbytes for array in self.arrays.values())
+
+    def names(self) -> list[str]:
+        return list(self.arrays)
+
+    def tensor(self, name: str) -> StoredTensor:
+        array = self.arrays[name]
+        return StoredTensor(name, array.shape, F32, array.reshape(-1, array.shape[-1]).view(np.uint8))
+
+
+def make_ops(backend: str) -> OpSet:
+    if backend == "native":
+        from quire.ops.native import NativeOps
+
+        return NativeOps()
+    from quire.ops.torch import TorchOps
+
+    return TorchOps()
+
+
+NATIVE = pytest.param("native", marks=pytest.mark.skipif(not find_spec("quire._native"), reason="not built"))
+
+
+@pytest.fixture(params=["torch", NATIVE])
+def runner(request: pytest.FixtureRequest) -> Runner:
+    ops = make_ops(request.param)
+    model = llama.load(ops, RandomCheckpoint(), CONFIG, 64)
+    size = KVSize(kv_spec(CONFIG, BLOCK_SIZE, "float32"), num_blocks=40, num_host_blocks=8, max_model_len=64)
+    return Runner(ops, model, size, max_rows=4, max_tokens=64)
+
+
+class Driver:
+    """A scheduler by hand: blocks are given out in a scattered order, and taken back when a row retires."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.free = np.random.default_rng(3).permutation(40).tolist()
+        self.tables: dict[int, list[int]] = {}
+        self.known: dict[int, list[int]] = {}
+        self.computed: dict[int, int] = {}
+        self.steps = 0
+
+    def admit(self, row: int, tokens: Sequence[int], computed: int = 0, **params: Any) -> Admission:
+        self.tables.setdefault(row, [])
+        self._grow(row, len(tokens))
+        self.known[row], self.computed[row] = list(tokens), computed
+        wishes = SamplingParams(**{"temperature": 0.0, "seed": 1, **params})
+        return Admission(row, wishes, 0, list(tokens), len(tokens), list(self.tables[row]), [])
+
+    def run(self, *counts: tuple[int, int], **plan: Any) -> dict[int, Drawn]:
+        """(row, number of tokens) for each run."""
+        runs = []
+        admitted = {admission.row for admission in plan.get("admitted", ())}
+        for row, count in counts:
+            new = self._grow(row, self.computed[row] + count)
+            runs.append(Run(row, self.computed[row], count, [] if row in admitted else new))
+            self.computed[row] += count
+        self.steps += 1
+        output = self.runner.run(StepPlan(self.steps, runs, **plan))
+        assert output.step == self.steps
+        for drawn in output.drawn:
+            self.known[drawn.row] += drawn.tokens
+        return {drawn.row: drawn for drawn in output.drawn}
+
+    def decode(self, *rows: int, steps: int) -> None:
+        for _ in range(steps):
+            self.run(*((row, 1) for row in rows))
+
+    def retire(self, *rows: int) -> None:
+        for row in rows:
+            self.free += self.tables.pop(row)
+        self.run(retired=list(rows))
+
+    def _grow(self, row: int, num_tokens: int) -> list[int]:
+        need = -(-num_tokens // BLOCK_SIZE) - len(self.tables[row])
+        new = [self.free.pop() for _ in range(max(need, 0))]
+        self.tables[row] += new
+        return new
+
+
+def generate(runner: Runner, prompt: list[int], num_tokens: int = 12, **params: Any) -> list[int]:
+    """Alone, the prompt whole."""
+    driver = Driver(runner)
+    admission = driver.admit(0, prompt, **params)
+    driver.run((0, len(prompt)), admitted=[admission])
+    driver.decode(0, steps=num_tokens - 1)
+    known = driver.known[0]
+    driver.retire(0)
+    return known
+
+
+def test_an_empty_plan(runner: Runner) -> None:
+    assert runner.run(StepPlan(5, [])).drawn == []
+
+
+def test_chunks_change_nothing(runner: Runner) -> None:
+    whole = generate(runner, PROMPTS[2])
+    for size in (1, 4, 7):
+        driver = Driver(runner)
+        admitted = [driver.admit(0, PROMPTS[2])]
+        while driver.computed[0] < len(PROMPTS[2]):
+            count = min(size, len(PROMPTS[2]) - driver.computed[0])
+            drawn = driver.run((0, count), admitted=admitted)
+            assert bool(drawn) == (driver.computed[0] == len(PROMPTS[2]))
+            admitted = []
+        driver.decode(0, steps=11)
+        assert driver.known[0] == whole
+        driver.retire(0)
+
+
+def test_batching_changes_nothing(runner: Runner) -> None:
+    alone = [generate(runner, prompt, temperature=0.8, seed=row) for row, prompt in enumerate(PROMPTS)]
+    driver = Driver(runner)
+    first = driver.admit(1, PROMPTS[1], temperature=0.8, seed=1)
+    driver.run((1, 2), admitted=[first])
+    others = [driver.admit(row, PROMPTS[row], temperature=0.8, seed=row) for row in (0, 2)]
+    driver.run((1, 1), (0, 10), (2, 6), admitted=others)  # a token of one, a whole prompt, a part of a prompt
+    driver.run((2, 9), (0, 1), (1, 1))
+    driver.decode(0, 1, 2, steps=9)
+    driver.decode(2, 0, steps=1)
+    driver.decode(2, steps=1)
+    assert [driver.known[row] for row in range(3)] == alone
+
+
+def test_batching_changes_no_bit_of_the_native_logits(runner: Runner) -> None:
+    if type(runner.program).__module__.startswith("quire.ops.torch"):
+        pytest.skip("torch's matrix products depend on the number of rows")
+    taken: list[np.ndarray] = []
+    run = runner.program.run
+    runner.program.run = lambda batch: taken.append(np.array(run(batch))) or run(batch)  # type: ignore[method-assign]
+    alone = []
+    for prompt in PROMPTS:
+        generate(runner, prompt, 1)
+        alone.append(taken[-1][0])
+    driver = Driver(runner)
+    admitted = [driver.admit(row, prompt) for row, prompt in enumerate(PROMPTS)]
+    driver.run(*((row, len(prompt)) for row, prompt in enumerate(PROMPTS)), admitted=admitted)
+    np.testing.assert_array_equal(taken[-1], np.stack(alone))
+
+
+def test_a_copied_block_grows_two_ways(runner: Runner) -> None:
+    plain = generate(runner, PROMPTS[0])
+    driver = Driver(runner)
+    driver.run((0, 10), admitted=[driver.admit(0, PROMPTS[0])])
+    # Row 1 takes over the prompt of row 0: two full blocks shared, the third, half full, copied.
+    shared, last = driver.tables[0][:2], driver.free.pop()
+    driver.tables[1] = [*shared, last]
+    other = driver.admit(1, [*PROMPTS[0], 50], computed=10)
+    driver.run((0, 1), (1, 1), copies=[(driver.tables[0][2], last)], admitted=[other])
+    driver.decode(0, 1, steps=10)
+    assert driver.known[0] == plain
+    assert driver.known[1][:22] == generate_with(Driver(runner), [*PROMPTS[0], 50], row=2)
+
+
+def generate_with(driver: Driver, prompt: list[int], row: int) -> list[int]:
+    driver.run((row, len(prompt)), admitted=[driver.admit(row, prompt)])
+    driver.decode(row, steps=10)
+    return driver.known[row]
+
+
+def test_swapping_out_and_in_changes_nothing(runner: Runner) -> None:
+    plain = generate(runner, PROMPTS[0])
+    driver = Driver(runner)
+    driver.run((0, 10), admitted=[driver.admit(0, PROMPTS[0])])
+    driver.decode(0, steps=4)
+    # Row 0 is preempted: its blocks go to the host, and another sequence overwrites them.
+    old, tokens, computed = driver.tables.pop(0), driver.known[0], driver.computed[0]
+    driver.tables[1] = list(old)
+    intruder = driver.admit(1, [88] * 14)
+    out = [(block, host) for host, block in enumerate(old)]
+    driver.run((1, 14), retired=[0], swap_out=out, admitted=[intruder])
+    back = driver.admit(0, tokens, computed=computed)  # in other blocks
+    assert not set(old) & set(driver.tables[0])
+    swap_in = list(enumerate(driver.tables[0][: len(old)]))
+    driver.run((0, 1), swap_in=swap_in, admitted=[back])
+    driver.decode(0, steps=6)
+    assert driver.known[0] == plain
+
+
+def test_recomputing_after_preemption_changes_nothing(runner: Runner) -> None:
+    plain = generate(runner, PROMPTS[0], temperature=1.0)
+    driver = Driver(runner)
+    driver.run((0, 10), admitted=[driver.admit(0, PROMPTS[0], temperature=1.0)])
+    driver.decode(0, steps=4)
+    tokens = driver.known[0]
+    driver.retire(0)
+    driver.run((3, 15), admitted=[driver.admit(3, tokens, temperature=1.0)])
+    driver.decode(3, steps=6)
+    assert driver.known[3] == plain
+
+
+def test_logprobs_of_tokens_and_prompt(runner: Runner) -> None:
+    driver = Driver(runner)
+    admission = driver.admit(0, PROMPTS[0], logprobs=2, prompt_logprobs=1)
+    first = driver.run((0, 6), admitted=[admission])[0]
+    second = driver.run((0, 4))[0]
+    assert first.tokens == [] and first.logprobs is None
+    assert first.prompt_logprobs is not None and second.prompt_logprobs is not None
+    scored = [*first.prompt_logprobs, *second.prompt_logprobs]
+    assert [line[0].token for line in scored] == PROMPTS[0][1:]
+    for target, best in scored:
+        assert best.rank == 1 and target.logprob <= best.logprob < 0
+    assert second.logprobs is not None
+    drawn, best, other = second.logprobs[0]
+    assert drawn == best and drawn.token == second.tokens[0] and other.rank == 2
+    # The prompt's tokens score what drawing would have seen: all of position 1 .. 3 in one run equal to one by one.
+    driver.retire(0)
+    again = driver.run((1, 4), admitted=[driver.admit(1, PROMPTS[0][:4], prompt_logprobs=1)])[1]
+    assert again.prompt_logprobs is not None
+    for one, other_line in zip(again.prompt_logprobs, scored, strict=False):
+        assert one[0].logprob == pytest.approx(other_line[0].logprob, abs=1e-4)
+
+
+def test_beams_yield_candidates_and_do_not_grow(runner: Runner) -> None:
+    driver = Driver(runner)
+    drawn = driver.run((0, 10), admitted=[driver.admit(0, PROMPTS[0], beam_width=3)])[0]
+    assert drawn.tokens == [] and drawn.beams is not None
+    assert [beam.rank for beam in drawn.beams] == [1, 2, 3, 4, 5, 6]
+    assert sorted((beam.logprob for beam in drawn.beams), reverse=True) == [beam.logprob for beam in drawn.beams]
+    assert runner.rows.num_known[0] == 10
+
+
+def test_a_row_without_numbers_ends_alone(runner: Runner) -> None:
+    run = runner.program.run
+
+    def spoiled(batch: Any) -> Any:
+        logits = run(batch)
+        logits[1] = float("nan")
+        return logits
+
+    runner.program.run = spoiled  # type: ignore[method-assign]
+    driver = Driver(runner)
+    admitted = [driver.admit(row, prompt) for row, prompt in enumerate(PROMPTS)]
+    drawn = driver.run(*((row, len(prompt)) for row, prompt in enumerate(PROMPTS)), admitted=admitted)
+    assert drawn[1].error and not drawn[1].tokens
+    assert not drawn[0].error and len(drawn[0].tokens) == len(drawn[2].tokens) == 1
+    assert runner.rows.num_known.tolist() == [11, 2, 16, 0]

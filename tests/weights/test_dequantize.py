@@ -1,0 +1,41 @@
+"""Every storage type, bit for bit as the gguf library dequantizes it."""
+
+import gguf
+import numpy as np
+import pytest
+
+from quire.ops.dequantize import dequantize
+from quire.ops.tensors import STORAGE_TYPES, StorageType, StoredTensor
+
+
+def random_blocks(kind: StorageType, rows: int, blocks: int) -> np.ndarray:
+    """Any bits at all, except that no scale is infinite or not a number (those compare unequal to themselves)."""
+    rng = np.random.default_rng(7)
+    data = rng.integers(0, 256, (rows * blocks, kind.block_bytes), dtype=np.uint8)
+    for at in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}.get(kind.name, (0, 2)):
+        if kind.block > 1:
+            data[:, at : at + 2] = rng.normal(0, 0.01, len(data)).astype(np.float16).view(np.uint8).reshape(-1, 2)
+    return data.reshape(rows, blocks * kind.block_bytes)
+
+
+@pytest.mark.parametrize("kind", STORAGE_TYPES.values(), ids=STORAGE_TYPES)
+def test_equals_the_gguf_library(kind: StorageType) -> None:
+    data = random_blocks(kind, rows=5, blocks=6)
+    ours = dequantize(StoredTensor("t", (5, 6 * kind.block), kind, data))
+    theirs = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind.name])
+    assert ours.dtype == np.float32
+    np.testing.assert_array_equal(ours.view(np.uint32), theirs.astype(np.float32).reshape(ours.shape).view(np.uint32))
+
+
+def test_rows_come_in_the_tensors_order() -> None:
+    values = np.arange(12, dtype=np.float32).reshape(4, 3)
+    order = np.array([2, 0, 3, 1], np.int32)
+    tensor = StoredTensor("t", (2, 2, 3), STORAGE_TYPES["F32"], values.view(np.uint8), order)
+    np.testing.assert_array_equal(dequantize(tensor), values[order])
+
+
+def test_data_that_is_a_strided_view() -> None:
+    wide = random_blocks(STORAGE_TYPES["Q8_0"], rows=4, blocks=4)
+    half = wide[:, : 2 * 34]
+    whole = dequantize(StoredTensor("t", (4, 128), STORAGE_TYPES["Q8_0"], wide))
+    np.testing.assert_array_equal(dequantize(StoredTensor("t", (4, 64), STORAGE_TYPES["Q8_0"], half)), whole[:, :64])
