@@ -46,8 +46,8 @@ class FakeRow:
 class FakeExecutor:
     """Carries out plans on a cache that holds, for each slot, the hash of the text it was computed from.
 
-    The next token is a function of (seed, sample, text), so scheduling cannot change it. Every slot a run reads must hold
-    what its row's own tokens would have written there: a block shared, copied, swapped or reused wrongly is an error."""
+    The next token is a function of (seed, sample, text), so scheduling cannot change it. Every slot a run reads must
+    hold what its row's own tokens would have put there: a block shared, copied or swapped wrongly is an error."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Beam search: which continuations live on. It decides as transformers' `generate(num_beams=k, do_sample=False)` does.
 
-Continuations of all beams are looked at together, best first. One that ends (with a stop token, or at the last position)
-counts as a result only if it is among the first k; the first k that do not end are the next beams."""
+The continuations of all beams are looked at together, best first. One that ends, with a stop token or at the last
+position, counts as a result only if it is among the first k; the first k that do not end are the next beams."""
 
 from dataclasses import dataclass, field
 

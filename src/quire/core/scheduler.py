@@ -50,6 +50,7 @@ class Scheduler:
         self._step = 0
         self._in_flight = False  # a plan was given out whose output has not come
         self._num_queued = 0  # requests never admitted
+        self._num_live = 0  # sequences of all requests
         self._num_preemptions = self._num_queries = self._num_hits = 0
 
     @property
@@ -72,6 +73,7 @@ class Scheduler:
         for sample in range(num_samples):
             output = request.resumed[sample] if request.resumed else []
             group.live.append(Sequence(group, sample, request.prompt_ids + output))
+        self._num_live += num_samples
         group.unstarted = list(group.live)
         for seq in group.unstarted[:]:
             if seq.num_known > group.num_prompt and (reason := group.finish_reason(seq.tokens)):
@@ -245,7 +247,7 @@ class Scheduler:
     def _count_hits(self, seq: Sequence, before: int) -> None:
         group = seq.group
         if seq is group.leader and not group.preempted:
-            hits = min(seq.num_computed, group.num_prompt) - before
+            hits = min(seq.num_computed, group.num_prompt) - min(before, group.num_prompt)
             group.num_cached += hits
             self._num_hits += hits
 
@@ -408,6 +410,7 @@ class Scheduler:
             self.memory.release(seq)
         for seq in group.live:
             self._join(seq)
+        self._num_live += len(group.live) - len(old)
         group.leader = group.live[0]
 
     # ---- ends
@@ -433,6 +436,7 @@ class Scheduler:
             self.waiting.remove(seq)
         self.memory.release(seq)
         group.live.remove(seq)
+        self._num_live -= 1
         if seq is group.leader:
             self._choose_leader(group)
 
@@ -457,7 +461,7 @@ class Scheduler:
         unused = sum(len(seq.table) * size - seq.num_computed for seq in self.running.items if seq.copy_from is None)
         return SchedulerStats(
             running=len(self.running),
-            waiting=sum(len(group.live) for group in self._groups.values()) - len(self.running),
+            waiting=self._num_live - len(self.running),
             num_blocks=pool.num_blocks,
             held_blocks=held,
             cached_blocks=pool.num_cached,
@@ -475,6 +479,7 @@ class Scheduler:
         groups = self._groups.values()
         live = [seq for group in groups for seq in group.live]
         unstarted = [seq for group in groups for seq in group.unstarted]
+        assert self._num_live == len(live), f"{len(live)} sequences are alive, and {self._num_live} counted"
         places = Counter(map(id, (*self.running.items, *self.waiting.items, *unstarted)))
         assert places == Counter(map(id, live)), "a sequence is not in exactly one of running, waiting and unstarted"
         for seq in live:
@@ -492,4 +497,5 @@ class Scheduler:
         used = kept + sum(seq.group.search is None for seq in self.running.items)
         assert self._rows_left == self.limits.max_num_seqs - used, f"{used} rows are taken, {self._rows_left} left"
         assert self._num_queued == sum(not group.started for group in groups), "the queue is miscounted"
+        assert 0 <= self._num_hits <= self._num_queries, f"{self._num_hits} hits in {self._num_queries} tokens"
         self.memory.check(live)
