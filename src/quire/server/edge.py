@@ -1,5 +1,6 @@
 """What every request passes on its way in and out: an id, the key, the count, and the last net for failures."""
 
+import asyncio
 import hmac
 import logging
 import re
@@ -11,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.core.errors import QuireError
+from quire.core.errors import QuireError, Unavailable
 from quire.server.errors import ClientGone, Unauthorized
 from quire.server.metrics import Metrics
 from quire.server.replies import error_response
@@ -62,6 +63,11 @@ class Edge:
             await self._app(scope, receive, send_with_id)
         except QuireError as error:
             await error_response(error, self._shape)(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # the time to drain is over
+            if status == CLIENT_CLOSED:
+                stopping = Unavailable("the server is shutting down", "ask again")
+                await error_response(stopping, self._shape)(scope, receive, send_with_id)
+            raise
         except (ClientGone, ClientDisconnect):
             log.debug("client of request %s left", request_id)
         except Exception:

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire.core.errors import QuireError
+from quire.core.errors import QuireError, Unavailable
 from quire.server.body import read_body
 from quire.server.dialects.dialect import Call, Context, Dialect
 from quire.server.errors import ClientGone
@@ -64,8 +64,7 @@ async def _submit(service: "Service", call: Call) -> list["TextStream"]:
 
 
 async def _close(streams: list["TextStream"]) -> None:
-    for stream in streams:
-        await stream.aclose()
+    await asyncio.gather(*(stream.aclose() for stream in streams))
 
 
 async def _full(service: "Service", call: Call) -> Response:
@@ -74,11 +73,14 @@ async def _full(service: "Service", call: Call) -> Response:
         Completion(stream.prompt_ids, [Sample() for _ in range(request.params.n)])
         for stream, request in zip(streams, call.requests, strict=True)
     ]
-    async with _events(streams) as events:
-        async for prompt, event in events:
-            if error := failure(event):
-                raise error
-            completions[prompt].add(event)
+    try:
+        async with aclosing(_merged(streams)) as events:
+            async for prompt, event in events:
+                if error := failure(event):
+                    raise error
+                completions[prompt].add(event)
+    finally:
+        await _close(streams)
     return Response(msgspec.json.encode(call.full(completions)), media_type="application/json")
 
 
@@ -97,6 +99,11 @@ class _Streamed(Response):
             await unless_gone(receive, self._send(send))
         except ClientGone:
             log.debug("client left in the middle of a stream")
+        except asyncio.CancelledError:  # the time to drain is over
+            error = Unavailable("the server is shutting down", "ask again")
+            body = self._dialect.frame(self._dialect.error(error))
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+            raise
         finally:
             await _close(self._streams)
 
@@ -109,7 +116,7 @@ class _Streamed(Response):
     async def _parts(self) -> AsyncIterator[bytes]:
         frame = self._dialect.frame
         try:
-            async with _events(self._streams) as events:
+            async with aclosing(_merged(self._streams)) as events:
                 async for prompt, event in events:
                     if error := failure(event):
                         raise error
@@ -123,18 +130,8 @@ class _Streamed(Response):
             yield frame(self._dialect.error(QuireError("the server failed in the middle of this stream")))
 
 
-@asynccontextmanager
-async def _events(streams: list["TextStream"]) -> AsyncIterator[AsyncIterator[tuple[int, TextEvent]]]:
-    """The events of all streams as they come, each with the number of its stream. Leaving closes them all."""
-    events = _merged(streams)
-    try:
-        yield events
-    finally:
-        await events.aclose()
-        await _close(streams)
-
-
-async def _merged(streams: list["TextStream"]) -> Any:
+async def _merged(streams: list["TextStream"]) -> AsyncGenerator[tuple[int, TextEvent], None]:
+    """The events of all streams as they come, each with the number of its stream."""
     if len(streams) == 1:  # as nearly always: no queue between the engine and the socket
         async for event in streams[0]:
             yield 0, event
