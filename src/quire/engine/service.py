@@ -41,6 +41,7 @@ class TextStream(Protocol):
     """The events of one request, ending with its final one. Closing it early cancels the request and frees its memory."""
 
     num_prompt_tokens: int
+    prompt_ids: list[int]  # as rendered, tokenized and truncated
 
     def __aiter__(self) -> AsyncIterator[TextEvent]: ...
 

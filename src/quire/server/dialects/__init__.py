@@ -1,0 +1,16 @@
+"""The dialects that are served. Each is a module with a `DIALECT`."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.server.dialects.dialect import Dialect
+
+DIALECTS = {
+    "openai": "quire.server.dialects.openai",
+}
+
+
+def load(name: str) -> "Dialect":
+    dialect: Dialect = import_module(DIALECTS[name]).DIALECT
+    return dialect

@@ -1,0 +1,70 @@
+"""From the bytes a client sends to a typed body, or to an error that names the field."""
+
+import re
+from difflib import get_close_matches
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from quire.core.errors import BadRequest, BodyTooLarge
+from quire.server.errors import NotJson
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>[^`]*)`(?: - at `\$\.?(?P<at>[^`]*)`)?$")
+_MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`(?: - at `\$\.?(?P<at>[^`]*)`)?$")
+_WRONG = re.compile(r"^(?P<what>.*?) - at (?:`key` in )?`\$\.?(?P<at>[^`]*)`$")
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body. The limit holds while it is read, whatever Content-Length says or does not say."""
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise NotJson(f"the body is `{kind}`", "send JSON with `Content-Type: application/json`")
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body is larger than {limit} bytes", "send less, or raise the server's `max_body_bytes`")
+
+
+def decode(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise explain(str(error), decoder.type) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+
+
+def explain(message: str, body: type[msgspec.Struct]) -> BadRequest:
+    """What msgspec says, with the field it is about."""
+    if found := _UNKNOWN.match(message):
+        field, at = found["field"], found["at"]
+        near = [] if at else get_close_matches(field, body.__struct_fields__, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else ""
+        return BadRequest(f"unknown field `{_path(at, field)}`", hint, param=_path(at, field))
+    if found := _MISSING.match(message):
+        return BadRequest(
+            f"field `{_path(found['at'], found['field'])}` is missing", param=_path(found["at"], found["field"])
+        )
+    if found := _WRONG.match(message):
+        what = found["what"][:1].lower() + found["what"][1:]
+        return BadRequest(f"`{found['at']}`: {what}", param=found["at"])
+    return BadRequest(f"the body: {message[:1].lower() + message[1:]}")
+
+
+def _path(at: str | None, field: str) -> str:
+    return f"{at}.{field}" if at else field

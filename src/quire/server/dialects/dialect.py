@@ -1,0 +1,52 @@
+"""What a dialect of HTTP has to say about itself. Adding one means one file here and one line in the registry."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from quire.core.errors import QuireError
+from quire.engine.generate import GenerateRequest
+from quire.server.fold import Completion
+from quire.text.event import TextEvent
+
+if TYPE_CHECKING:
+    from quire.engine.service import ModelInfo
+    from quire.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a dialect may look at while it reads a body."""
+
+    info: "ModelInfo"
+    tokenizer: "Tokenizer"
+    tenant: str = ""
+
+
+class Call(Protocol):
+    """One HTTP request, understood: what to generate, and how to tell the client what came of it."""
+
+    requests: list[GenerateRequest]  # one for each prompt
+    stream: bool
+
+    def begin(self, prompts: list[list[int]]) -> None:
+        """All prompts were accepted; these are their ids."""
+
+    def chunks(self, prompt: int, event: TextEvent) -> list[object]:
+        """What to send when the `prompt`-th request gained something."""
+
+    def end(self) -> list[object]:
+        """What to send when all of them have ended."""
+
+    def full(self, completions: list[Completion]) -> object:
+        """The answer that is not streamed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    name: str
+    routes: Mapping[str, Callable[[bytes, Context], Call]]  # path -> how to read a body posted there
+    error: Callable[[QuireError], object]
+    frame: Callable[[object], bytes]  # one streamed object, as bytes on the wire
+    media_type: str = "text/event-stream"
+    last: bytes = b""  # sent after a stream that went well

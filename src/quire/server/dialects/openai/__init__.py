@@ -1,0 +1,14 @@
+"""The API of OpenAI, with the extra fields that users of vLLM know."""
+
+from quire.server.dialects.dialect import Dialect
+from quire.server.dialects.openai.chat import parse_chat
+from quire.server.dialects.openai.completions import parse_completion
+from quire.server.dialects.openai.shapes import error_body, sse
+
+DIALECT = Dialect(
+    name="openai",
+    routes={"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion},
+    error=error_body,
+    frame=sse,
+    last=b"data: [DONE]\n\n",
+)

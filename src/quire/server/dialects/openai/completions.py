@@ -1,0 +1,224 @@
+"""POST /v1/completions"""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from quire.core.errors import BadRequest
+from quire.engine.generate import GenerateRequest
+from quire.server.body import decode
+from quire.server.dialects.dialect import Context
+from quire.server.dialects.openai.fields import Fields, Int, check, new_id, refuse, sampling_params
+from quire.server.dialects.openai.shapes import Answer, logprob_of, prompt_logprobs_of
+from quire.server.dialects.openai.tally import Tally, usage_of
+from quire.server.fold import Completion
+from quire.text.event import TextEvent, TokenLogprob
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionBody(Fields, kw_only=True, forbid_unknown_fields=True):
+    prompt: str | list[str | int | list[int]]
+    best_of: Int | None = None
+    echo: bool | None = None
+    logprobs: Int | None = None
+    suffix: str | None = None
+
+
+_NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {"suffix": ("",)}
+
+_decoder = msgspec.json.Decoder(CompletionBody)
+
+
+class CompletionLogprobs(Struct):
+    """Four lists, one entry a token. Offsets are in characters of the text."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    prompt_logprobs: Any = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+def parse_completion(body: bytes, context: Context) -> "CompletionCall":
+    completion = decode(body, _decoder)
+    refuse(completion, _NOT_SUPPORTED)
+    check(completion, context)
+    name = new_id("cmpl")
+    prompts = _prompts(completion.prompt)
+    max_tokens = DEFAULT_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
+    of_prompt = [completion.logprobs if completion.echo else None, completion.prompt_logprobs]
+    requests = [
+        GenerateRequest(
+            id=f"{name}-{at}",
+            params=sampling_params(
+                completion,
+                best_of=completion.best_of,
+                max_tokens=1 if max_tokens == 0 and completion.echo else max_tokens,
+                logprobs=completion.logprobs,
+                prompt_logprobs=max((count for count in of_prompt if count is not None), default=None),
+            ),
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_ids=None if isinstance(prompt, str) else prompt,
+            add_special_tokens=completion.add_special_tokens is not False,
+            truncate_prompt_tokens=completion.truncate_prompt_tokens,
+            tenant=context.tenant,
+            salt=completion.cache_salt or "",
+            priority=completion.priority or 0,
+        )
+        for at, prompt in enumerate(prompts)
+    ]
+    return CompletionCall(name, completion, requests, context)
+
+
+def _prompts(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """A text, texts, ids, or lists of ids."""
+    if isinstance(given, str):
+        return [given]
+    kinds = {type(item) for item in given}
+    if not given or len(kinds) > 1:
+        what = "is empty" if not given else "mixes texts and ids"
+        raise BadRequest(f"prompt {what}", "send a text, texts, token ids, or lists of token ids", param="prompt")
+    prompts: list[Any] = [given] if kinds == {int} else given
+    return prompts
+
+
+class CompletionCall:
+    def __init__(self, name: str, body: CompletionBody, requests: list[GenerateRequest], context: Context) -> None:
+        self.requests = requests
+        self.stream = bool(body.stream)
+        self._id = name
+        self._created = int(time.time())
+        self._model = context.info.name
+        self._tokenizer = context.tokenizer
+        self._echo = bool(body.echo)
+        self._only_echo = self._echo and body.max_tokens == 0  # the one token drawn is not shown
+        self._with_logprobs = body.logprobs is not None
+        self._with_prompt_logprobs = body.prompt_logprobs is not None
+        self._ids_too = bool(body.return_token_ids)
+        self._tally = Tally(body)
+        self._prompts: list[list[int]] = []
+        self._prompt_logprobs: dict[int, list[list[TokenLogprob]]] = {}  # by prompt, until its echo is sent
+        self._offsets: dict[int, int] = {}  # by choice: characters sent
+
+    def begin(self, prompts: list[list[int]]) -> None:
+        self._prompts = prompts
+        self._tally.begin(prompts)
+
+    def chunks(self, prompt: int, event: TextEvent) -> list[object]:
+        if self._only_echo:
+            event = replace(event, text="", token_ids=[], logprobs=None if event.logprobs is None else [])
+        self._tally.add(prompt, event)
+        if event.prompt_logprobs:
+            self._prompt_logprobs.setdefault(prompt, []).extend(event.prompt_logprobs)
+        if not (event.token_ids or event.text or event.finish_reason):
+            return []
+        index = prompt * self.requests[prompt].params.n + event.index
+        choice = CompletionChoice(index=index, text=event.text, finish_reason=event.finish_reason)
+        if event.finish_reason:
+            choice.stop_reason = event.stop_reason
+        if self._ids_too:
+            choice.token_ids = event.token_ids
+        first = index not in self._offsets
+        shown: list[tuple[str, list[TokenLogprob] | None]] = []
+        if first:
+            self._offsets[index] = 0
+            if self._echo:
+                choice.text = self._prompt_text(prompt) + choice.text
+                shown = self._prompt_tokens(prompt, self._prompt_logprobs.get(prompt))
+            if self._ids_too:
+                choice.prompt_token_ids = self._prompts[prompt]
+        if self._with_logprobs:
+            shown += [(position[0].text, position) for position in event.logprobs or ()]
+            choice.logprobs, self._offsets[index] = _logprobs(shown, self._offsets[index])
+        elif not (choice.text or event.finish_reason or self._ids_too):
+            return []
+        chunk = self._answer([choice])
+        if self._tally.always:
+            chunk.usage = self._tally.usage()
+        elif self._tally.at_end:
+            chunk.usage = None
+        return [chunk]
+
+    def end(self) -> list[object]:
+        if not self._tally.at_end:
+            return []
+        last = self._answer([])
+        last.usage = self._tally.usage()
+        return [last]
+
+    def full(self, completions: list[Completion]) -> object:
+        if self._only_echo:
+            for completion in completions:
+                for sample in completion.samples:
+                    sample.text, sample.token_ids, sample.logprobs = "", [], []
+        choices = []
+        for prompt, completion in enumerate(completions):
+            params = self.requests[prompt].params
+            for at, sample in enumerate(completion.samples):
+                choice = CompletionChoice(
+                    index=prompt * params.n + at,
+                    text=(self._prompt_text(prompt) if self._echo else "") + sample.text,
+                    finish_reason=sample.finish_reason,
+                    stop_reason=sample.stop_reason,
+                )
+                if self._with_logprobs:
+                    shown = self._prompt_tokens(prompt, completion.prompt_logprobs) if self._echo else []
+                    shown += [(position[0].text, position) for position in sample.logprobs or ()]
+                    choice.logprobs, _ = _logprobs(shown, 0)
+                if self._with_prompt_logprobs:
+                    choice.prompt_logprobs = prompt_logprobs_of(completion.prompt_logprobs)
+                if self._ids_too:
+                    choice.token_ids, choice.prompt_token_ids = sample.token_ids, completion.prompt_ids
+                choices.append(choice)
+        answer = self._answer(choices)
+        answer.usage = usage_of(completions)
+        return answer
+
+    def _answer(self, choices: list[CompletionChoice]) -> Answer:
+        return Answer(id=self._id, object="text_completion", created=self._created, model=self._model, choices=choices)
+
+    def _prompt_text(self, prompt: int) -> str:
+        request = self.requests[prompt]
+        if request.prompt is not None and request.truncate_prompt_tokens is None:
+            return request.prompt
+        return self._tokenizer.decode(self._prompts[prompt], skip_special_tokens=request.params.skip_special_tokens)
+
+    def _prompt_tokens(
+        self, prompt: int, logprobs: list[list[TokenLogprob]] | None
+    ) -> list[tuple[str, list[TokenLogprob] | None]]:
+        """The prompt's tokens with their logprobs. Nothing precedes the first, so it has none."""
+        first = self._tokenizer.token_bytes(self._prompts[prompt][0]).decode("utf-8", errors="replace")
+        return [(first, None), *((position[0].text, position) for position in logprobs or ())]
+
+
+def _logprobs(shown: list[tuple[str, list[TokenLogprob] | None]], offset: int) -> tuple[CompletionLogprobs, int]:
+    """The four lists for these tokens, the first of which begins at `offset`; and where the next begins."""
+    lists = CompletionLogprobs([], [], [], [])
+    for text, position in shown:
+        lists.text_offset.append(offset)
+        lists.tokens.append(text)
+        offset += len(text)
+        if position is None:
+            lists.token_logprobs.append(None)
+            lists.top_logprobs.append(None)
+        else:
+            lists.token_logprobs.append(logprob_of(position[0]))
+            top: dict[str, float] = {}
+            for token in sorted(position, key=lambda token: token.rank):
+                top.setdefault(token.text, logprob_of(token))
+            lists.top_logprobs.append(top)
+    return lists, offset

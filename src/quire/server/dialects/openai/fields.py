@@ -1,0 +1,152 @@
+"""The fields that chat and completions share, and how they become `SamplingParams`."""
+
+from difflib import get_close_matches
+from typing import Annotated, Any
+from uuid import uuid4
+
+from msgspec import Meta, Struct
+
+from quire.core.errors import BadRequest, UnknownModel
+from quire.core.params import SamplingParams
+from quire.server.dialects.dialect import Context
+
+Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # what the engine's arrays hold
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Null is the same as absent, for every field."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    n: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[Int] | None = None
+    bad_words: list[str] | None = None
+    seed: int | None = None
+    max_tokens: Int | None = None
+    min_tokens: Int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
+
+    priority: Int | None = None
+    cache_salt: str | None = None
+    truncate_prompt_tokens: Int | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+
+    user: str | None = None  # these four are taken and change nothing
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    response_format: Any = None
+
+
+# Passed on under the same name when given; the defaults are those of SamplingParams.
+_SAME_NAME = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "seed",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+    "prompt_logprobs",
+    "length_penalty",
+    "early_stopping",
+)
+
+# Fields nobody wrote code for, with the values that ask for nothing. They are refused, never ignored.
+_NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "response_format": ({"type": "text"},),
+}
+
+
+def refuse(body: Struct, table: dict[str, tuple[Any, ...]]) -> None:
+    for name, harmless in table.items():
+        value = getattr(body, name)
+        if value is not None and value not in harmless:
+            raise BadRequest(f"`{name}` is not supported", "leave it out", param=name)
+
+
+def check(body: Fields, context: Context) -> None:
+    """What both routes refuse before anything else is looked at."""
+    refuse(body, _NOT_SUPPORTED)
+    check_model(body.model, context)
+    if body.stream_options is not None:
+        if not body.stream:
+            raise BadRequest("stream_options is given and stream is not true", param="stream_options")
+        if body.stream_options.include_obfuscation:
+            raise BadRequest("`include_obfuscation` is not supported", param="stream_options.include_obfuscation")
+    if body.truncate_prompt_tokens is not None and body.truncate_prompt_tokens < 1:
+        raise BadRequest(
+            f"truncate_prompt_tokens is {body.truncate_prompt_tokens}",
+            "keep at least one",
+            param="truncate_prompt_tokens",
+        )
+    if body.stream and body.prompt_logprobs is not None:
+        raise BadRequest("prompt_logprobs cannot be streamed", "leave out stream", param="prompt_logprobs")
+
+
+def check_model(name: str | None, context: Context) -> None:
+    served = context.info.name
+    if name is not None and name != served:
+        near = get_close_matches(name, [served], cutoff=0.3)
+        hint = f"did you mean `{served}`?" if near else f"`{served}` is served here"
+        raise UnknownModel(f"no model `{name}`", hint, param="model")
+
+
+def sampling_params(body: Fields, **given: Any) -> SamplingParams:
+    """`given` holds what the two routes name or default differently."""
+    for name in _SAME_NAME:
+        if (value := getattr(body, name)) is not None:
+            given.setdefault(name, value)
+    if body.use_beam_search:
+        given["beam_width"] = given.get("n", 1)
+    params = SamplingParams(**given)
+    if body.stream and (params.beam_width or params.num_samples > params.n):
+        field = "use_beam_search" if params.beam_width else "best_of"
+        raise BadRequest(f"{field} cannot be streamed: the best are known at the end", "leave out stream", param=field)
+    return params
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid4().hex}"

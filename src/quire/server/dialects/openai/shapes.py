@@ -1,0 +1,69 @@
+"""The objects that chat and completions share on their way out."""
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from quire.core.errors import QuireError
+from quire.text.event import TokenLogprob
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_encode = msgspec.json.Encoder().encode
+
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity; a token that was masked out has this one, as at OpenAI
+
+
+class CachedTokens(Struct):
+    cached_tokens: int
+
+
+class Usage(Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+    @classmethod
+    def of(cls, prompt: int, completion: int, cached: int) -> "Usage":
+        return cls(prompt, completion, prompt + completion, CachedTokens(cached))
+
+
+class Answer(Struct, kw_only=True):
+    """Every object that is sent, streamed or not."""
+
+    id: str
+    object: str
+    created: int  # seconds since 1970
+    model: str
+    choices: list[Any]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: Any = UNSET  # chat
+    prompt_token_ids: list[int] | UnsetType = UNSET  # chat
+
+
+def error_body(error: QuireError) -> dict[str, dict[str, str | None]]:
+    kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+    message = f"{error.message} ({error.hint})" if error.hint else error.message
+    return {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def sse(value: object) -> bytes:
+    return b"data: " + _encode(value) + b"\n\n"
+
+
+def logprob_of(token: TokenLogprob) -> float:
+    return max(token.logprob, LOWEST_LOGPROB)
+
+
+def prompt_logprobs_of(positions: list[list[TokenLogprob]] | None) -> list[dict[str, Any] | None]:
+    """As vLLM shows them: by id. Nothing precedes the first token, so it has none."""
+    shown: list[dict[str, Any] | None] = [None]
+    for position in positions or ():
+        shown.append(
+            {
+                str(token.token_id): {"logprob": logprob_of(token), "rank": token.rank, "decoded_token": token.text}
+                for token in position
+            }
+        )
+    return shown

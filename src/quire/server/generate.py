@@ -1,0 +1,185 @@
+"""One handler for all dialects. Leaving it, for whatever reason, closes the streams, and that cancels the requests."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire.core.errors import QuireError, Unavailable
+from quire.server.body import read_body
+from quire.server.dialects.dialect import Call, Context, Dialect
+from quire.server.errors import ClientGone
+from quire.server.fold import Completion, Sample, failure
+from quire.server.replies import error_response
+from quire.text.event import TextEvent
+
+if TYPE_CHECKING:
+    from quire.engine.service import Service, TextStream
+
+T = TypeVar("T")
+log = logging.getLogger("quire.server")
+
+PARSE_INLINE_BYTES = 1 << 16  # larger bodies are parsed in a thread: other streams go on meanwhile
+
+
+def generation_route(
+    service: "Service", dialect: Dialect, parse: Callable[[bytes, Context], Call], max_body_bytes: int
+) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(http: Request) -> Response:
+        try:
+            body = await read_body(http, max_body_bytes)
+            context = Context(service.info, service.tokenizer, http.scope.get("tenant", ""))
+            call = (
+                await asyncio.to_thread(parse, body, context)
+                if len(body) > PARSE_INLINE_BYTES
+                else parse(body, context)
+            )
+            if call.stream:
+                # Submitted here, so that a refusal has its status; from then on the response owns the streams.
+                return _Streamed(dialect, call, await _submit(service, call))
+            return await unless_gone(http.receive, _full(service, call))
+        except QuireError as error:
+            return error_response(error, dialect.error)
+
+    return handle
+
+
+async def _submit(service: "Service", call: Call) -> list["TextStream"]:
+    """All prompts, or none of them."""
+    streams: list[TextStream] = []
+    try:
+        for request in call.requests:
+            streams.append(await service.submit(request))
+    except BaseException:
+        await _close(streams)
+        raise
+    call.begin([stream.prompt_ids for stream in streams])
+    return streams
+
+
+async def _close(streams: list["TextStream"]) -> None:
+    await asyncio.gather(*(stream.aclose() for stream in streams))
+
+
+async def _full(service: "Service", call: Call) -> Response:
+    streams = await _submit(service, call)
+    completions = [
+        Completion(stream.prompt_ids, [Sample() for _ in range(request.params.n)])
+        for stream, request in zip(streams, call.requests, strict=True)
+    ]
+    try:
+        async with aclosing(_merged(streams)) as events:
+            async for prompt, event in events:
+                if error := failure(event):
+                    raise error
+                completions[prompt].add(event)
+    finally:
+        await _close(streams)
+    return Response(msgspec.json.encode(call.full(completions)), media_type="application/json")
+
+
+class _Streamed(Response):
+    """The events as they come. An error in the middle is the last thing sent."""
+
+    def __init__(self, dialect: Dialect, call: Call, streams: list["TextStream"]) -> None:
+        super().__init__(
+            media_type=dialect.media_type, headers={"cache-control": "no-cache", "x-accel-buffering": "no"}
+        )
+        del self.headers["content-length"]
+        self._dialect, self._call, self._streams = dialect, call, streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_gone(receive, self._send(send))
+        except ClientGone:
+            log.debug("client left in the middle of a stream")
+        except asyncio.CancelledError:  # the time to drain is over
+            error = Unavailable("the server is shutting down", "ask again")
+            body = self._dialect.frame(self._dialect.error(error))
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+            raise
+        finally:
+            await _close(self._streams)
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for part in self._parts():
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        frame = self._dialect.frame
+        try:
+            async with aclosing(_merged(self._streams)) as events:
+                async for prompt, event in events:
+                    if error := failure(event):
+                        raise error
+                    if chunks := self._call.chunks(prompt, event):
+                        yield b"".join(map(frame, chunks))
+            yield b"".join(map(frame, self._call.end())) + self._dialect.last
+        except QuireError as error:
+            yield frame(self._dialect.error(error))
+        except Exception:
+            log.exception("a stream failed")
+            yield frame(self._dialect.error(QuireError("the server failed in the middle of this stream")))
+
+
+async def _merged(streams: list["TextStream"]) -> AsyncGenerator[tuple[int, TextEvent], None]:
+    """The events of all streams as they come, each with the number of its stream."""
+    if len(streams) == 1:  # as nearly always: no queue between the engine and the socket
+        async for event in streams[0]:
+            yield 0, event
+        return
+    queue: asyncio.Queue[tuple[int, TextEvent | Exception | None]] = asyncio.Queue(maxsize=len(streams))
+
+    async def pump(number: int) -> None:
+        try:
+            async for event in streams[number]:
+                await queue.put((number, event))
+            await queue.put((number, None))
+        except Exception as error:
+            await queue.put((number, error))
+
+    pumps = [asyncio.create_task(pump(number)) for number in range(len(streams))]
+    try:
+        running = len(pumps)
+        while running:
+            number, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield number, item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives; it is cancelled, and ClientGone raised, as soon as the client closes the connection."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGone
+    finally:
+        for task in (working, leaving):
+            if not task.done():
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,122 @@
+"""A conversation becomes a prompt, by the template that came with the model.
+
+Templates are programs written by strangers: they run in jinja2's sandbox, see plain data only, and whatever they raise
+is told to the client as a bad request. The dialect is that of Hugging Face (block trimming, `raise_exception`, `tojson`
+without HTML escapes, `strftime_now`, `{% generation %}`), so a template renders here as it does there."""
+
+import json
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from quire.core.errors import BadRequest
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+# Follows the content of the message to be continued; what the template puts after it is cut off. The space tells
+# whether the template keeps trailing white space or trims it.
+_CONTINUE_HERE = "\ufdd0continue here\ufdd0 "
+
+_OURS = frozenset({"messages", "tools", "bos_token", "eos_token", "add_generation_prompt"})
+
+
+class ChatTemplate:
+    """Compiled when it is first used, and then kept."""
+
+    def __init__(self, source: str, bos_token: str | None = None, eos_token: str | None = None) -> None:
+        self.source = source
+        self._special = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        if not messages:
+            raise BadRequest("messages is empty", "give at least one message", param="messages")
+        if taken := _OURS & kwargs.keys():
+            raise BadRequest(
+                f"chat_template_kwargs sets `{min(taken)}`, which the server sets", param="chat_template_kwargs"
+            )
+        final = ""
+        if continue_final_message:
+            if add_generation_prompt:
+                raise BadRequest(
+                    "add_generation_prompt and continue_final_message are both true",
+                    "continue the last message, or begin a new one",
+                    param="continue_final_message",
+                )
+            final = messages[-1].get("content") or ""
+            if not isinstance(final, str) or not final:
+                raise BadRequest("the last message has no text to continue", param="continue_final_message")
+            messages = [*messages[:-1], {**messages[-1], "content": final + _CONTINUE_HERE}]
+        text = self._run(messages, {"tools": tools, "add_generation_prompt": add_generation_prompt, **kwargs})
+        return _cut_at_mark(text) if continue_final_message else text
+
+    def _run(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+        from jinja2 import TemplateSyntaxError
+
+        try:
+            return self._template.render(messages=messages, **self._special, **variables)
+        except TemplateSyntaxError as error:
+            raise BadRequest(
+                f"the model's chat template does not compile: {error.message} (line {error.lineno})",
+                "use /v1/completions, or start the server with another chat template",
+                param="messages",
+            ) from error
+        except Exception as error:  # it is their program: nothing it does may look like our failure
+            raise BadRequest(
+                f"the model's chat template refused these messages: {error or type(error).__name__}", param="messages"
+            ) from error
+
+    @cached_property
+    def _template(self) -> "Template":
+        from jinja2 import TemplateError, nodes
+        from jinja2.ext import Extension, loopcontrols
+        from jinja2.parser import Parser
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        class Generation(Extension):
+            """`{% generation %}` marks what an assistant wrote, for training. Here it is what it surrounds."""
+
+            tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
+
+            def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+                next(parser.stream)
+                return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+        def raise_exception(message: str) -> None:
+            raise TemplateError(message)
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = raise_exception
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        return environment.from_string(self.source)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _cut_at_mark(text: str) -> str:
+    at = text.rfind(_CONTINUE_HERE.strip())
+    if at < 0:
+        raise BadRequest(
+            "the model's chat template does not show the last message, so it cannot be continued",
+            param="continue_final_message",
+        )
+    kept = text[:at]
+    return kept if text.startswith(_CONTINUE_HERE, at) else kept.rstrip()

@@ -1,0 +1,92 @@
+"""From the ids a sample gains to the text its client sees: detokenizer, stop strings and the texts of logprobs."""
+
+from collections.abc import Sequence
+
+from quire.core.params import SamplingParams
+from quire.core.request import Logprob, SequenceEvent
+from quire.text.detokenizer import Detokenizer
+from quire.text.event import TextEvent, TokenLogprob
+from quire.text.stop import StopStrings
+from quire.text.tokenizer import Tokenizer
+
+
+class SampleText:
+    """One sample of a request: `push` every event of it, in order, until one comes back with a `finish_reason`.
+
+    If that one was pushed without, a stop string was found: the engine does not know, and has to be told to end it."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._params = params
+        self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, _tail(tokenizer, prompt_ids))
+        self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        self._num_tokens = 0
+        self._ended = False
+
+    def push(self, event: SequenceEvent) -> TextEvent:
+        assert not self._ended, f"sample {event.index} of {event.request_id} has ended"
+        text, kept, stop = self._text_of(event)
+        out = TextEvent(
+            index=event.index,
+            text=text,
+            token_ids=event.tokens[:kept],
+            logprobs=self._described(None if event.logprobs is None else event.logprobs[:kept]),
+            prompt_logprobs=self._described(event.prompt_logprobs),
+            finish_reason=event.finish_reason,
+            stop_reason=event.stop_token if event.stop_token in self._params.stop_token_ids else None,
+            cumulative_logprob=event.cumulative_logprob,
+            reason=event.reason,
+            num_cached_tokens=event.num_cached,
+            final=event.final,
+        )
+        if stop is not None:
+            out.finish_reason, out.stop_reason, out.reason = "stop", stop, ""
+        self._ended = out.finish_reason is not None
+        return out
+
+    def _text_of(self, event: SequenceEvent) -> tuple[str, int, str | None]:
+        """The text that may be shown, how many of the tokens belong to it, and the stop string that ended it."""
+        tokens = event.tokens
+        if event.stop_token is not None and not self._params.include_stop_str_in_output:
+            tokens = tokens[:-1] if tokens[-1:] == [event.stop_token] else tokens  # it is counted, and not shown
+        shown: list[str] = []
+        for count, piece in enumerate(self._pieces(tokens), 1):
+            self._num_tokens += 1
+            text, stop = self._search(piece)
+            shown.append(text)
+            if stop is not None:
+                return "".join(shown), count, stop
+        if event.finish_reason is not None:
+            text, stop = self._search(self._detokenizer.flush())
+            shown.append(text)
+            if stop is not None:
+                return "".join(shown), len(event.tokens), stop
+            shown.append(self._stops.flush())
+        return "".join(shown), len(event.tokens), None
+
+    def _pieces(self, tokens: list[int]) -> list[str]:
+        """The text token by token where it is searched: a stop string may end the sample in the middle of a step."""
+        if self._params.stop:
+            return [self._detokenizer.push([token]) for token in tokens]
+        return [self._detokenizer.push(tokens)] if tokens else []
+
+    def _search(self, text: str) -> tuple[str, str | None]:
+        if self._num_tokens < self._params.min_tokens:  # too early to stop
+            return text, None
+        return self._stops.push(text)
+
+    def _described(self, positions: list[list[Logprob]] | None) -> list[list[TokenLogprob]] | None:
+        if positions is None:
+            return None
+        return [[self._describe(choice) for choice in position] for position in positions]
+
+    def _describe(self, choice: Logprob) -> TokenLogprob:
+        raw = self._tokenizer.token_bytes(choice.token)
+        text = raw.decode("utf-8", errors="replace")
+        return TokenLogprob(choice.token, text, list(raw), choice.logprob, choice.rank)
+
+
+def _tail(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> Sequence[int]:
+    """As much of the prompt as its last character can take, and at least one token that is text."""
+    tail = prompt_ids[-8:]
+    return prompt_ids if tokenizer.special_ids.issuperset(tail) else tail

@@ -1,0 +1,150 @@
+"""A service without a model: bytes are tokens, and the answer is a function of the prompt and the parameters.
+
+Words in the prompt make it misbehave: !full, !down, !crash, !fail (in the middle), !hang (after two
+tokens), !slow."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+
+from quire.core.errors import BadRequest, PromptTooLong, QueueFull, Unavailable
+from quire.core.request import Logprob, SequenceEvent
+from quire.engine.generate import GenerateRequest
+from quire.text.chat_template import ChatTemplate
+from quire.text.event import TextEvent
+from quire.text.stream import SampleText
+
+BOS, EOS = 256, 257
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+class ByteTokenizer:
+    vocab_size = 258
+    bos_id = BOS
+    eos_ids = (EOS,)
+    bos_token = "<s>"
+    eos_token = "</s>"
+    chat_template = CHATML
+    special_ids = frozenset({BOS, EOS})
+    strips_space = False
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [BOS] * add_special_tokens + list(text.encode())
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return b"".join(
+            b"" if token >= BOS and skip_special_tokens else self.token_bytes(token) for token in ids
+        ).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return {BOS: b"<s>", EOS: b"</s>"}.get(token) or bytes([token])
+
+
+def answer(index: int, num_prompt: int) -> str:
+    """What sample `index` says to a prompt of that many tokens, before its end-of-text token."""
+    return f"Sample {index} read {num_prompt} tokens — and stops here. "
+
+
+class FakeStream:
+    def __init__(self, service: "FakeService", request: GenerateRequest, ids: list[int], text: str) -> None:
+        self.num_prompt_tokens = len(ids)
+        self.prompt_ids = ids
+        self._service, self._request, self._text = service, request, text
+        self._closed = asyncio.Event()
+        self.id = request.id
+
+    async def aclose(self) -> None:
+        self._closed.set()
+        self._service.open.pop(self.id, None)
+
+    async def __aiter__(self) -> AsyncIterator[TextEvent]:
+        params = self._request.params
+        samples = {i: SampleText(self._service.tokenizer, params, self.prompt_ids) for i in range(params.n)}
+        scripts = [[*answer(i, len(self.prompt_ids)).encode(), EOS] for i in range(params.n)]
+        if params.prompt_logprobs is not None:
+            for at in range(1, len(self.prompt_ids), 5):  # as chunked prefill would
+                part = [_choices(token, params.prompt_logprobs) for token in self.prompt_ids[at : at + 5]]
+                yield samples[0].push(SequenceEvent(request_id=self.id, index=0, prompt_logprobs=part))
+        position = 0
+        while samples:
+            await asyncio.sleep(0.01 if "!slow" in self._text else 0)
+            if "!hang" in self._text and position >= 2:
+                await self._closed.wait()
+                return
+            for index, sample in list(samples.items()):
+                out = sample.push(self._event(index, scripts[index], position))
+                if out.finish_reason:
+                    del samples[index]
+                out.final = not samples
+                yield out
+            position += 1
+        self._service.open.pop(self.id, None)
+
+    def _event(self, index: int, script: list[int], position: int) -> SequenceEvent:
+        params = self._request.params
+        token = script[position % len(script)] if params.ignore_eos else script[min(position, len(script) - 1)]
+        event = SequenceEvent(request_id=self.id, index=index, tokens=[token], num_cached=4)
+        if params.logprobs is not None:
+            event.logprobs = [_choices(token, params.logprobs)]
+        if (token == EOS and not params.ignore_eos) or token in params.stop_token_ids:
+            event.finish_reason, event.stop_token = "stop", token
+        elif params.max_tokens is not None and position + 1 >= params.max_tokens:
+            event.finish_reason = "length"
+        if "!fail" in self._text and position == 3:
+            event.finish_reason, event.reason = "error", "the engine failed on purpose"
+        return event
+
+
+def _choices(token: int, count: int) -> list[Logprob]:
+    itself = Logprob(token, -0.25, 1)
+    return [
+        itself,
+        *([itself] if count else []),
+        *(Logprob((token + k) % 256, -1.0 - k, k + 1) for k in range(1, count)),
+    ]
+
+
+class FakeService:
+    def __init__(self) -> None:
+        self.info = SimpleNamespace(
+            name="fake", max_model_len=512, vocab_size=258, weight_bytes=0, cache_bytes=0, num_blocks=8, block_size=16
+        )
+        self.tokenizer = ByteTokenizer()
+        self.state = "ready"
+        self.open: dict[str, FakeStream] = {}
+        self.seen: list[GenerateRequest] = []
+
+    async def submit(self, request: GenerateRequest) -> FakeStream:
+        self.seen.append(request)
+        text, ids = request.prompt, request.prompt_ids
+        if request.messages is not None:
+            text = ChatTemplate(CHATML).render(request.messages, **request.template_options)
+        if ids is None:
+            special = request.add_special_tokens and request.messages is None
+            ids = self.tokenizer.encode(text, add_special_tokens=special)
+        ids = ids[-request.truncate_prompt_tokens :] if request.truncate_prompt_tokens else ids
+        for token in [*ids, *request.params.logit_bias, *request.params.stop_token_ids]:
+            if not 0 <= token < self.info.vocab_size:
+                raise BadRequest(f"token id {token}, and the vocabulary has {self.info.vocab_size}", param="prompt")
+        text = self.tokenizer.decode(ids)
+        if self.state != "ready" or "!down" in text:
+            raise Unavailable("the engine is restarting", "try again in a moment")
+        if "!full" in text:
+            raise QueueFull("8 requests wait, and 8 may", "try again later", retry_after=7)
+        if "!crash" in text:
+            raise RuntimeError("a bug with a secret in its message")
+        if not ids:
+            raise BadRequest("the prompt has no tokens", param="prompt")
+        if len(ids) >= self.info.max_model_len:
+            raise PromptTooLong(f"the prompt has {len(ids)} tokens, and the context {self.info.max_model_len}")
+        self.open[request.id] = stream = FakeStream(self, request, ids, text)
+        return stream
+
+    async def drain(self) -> None:
+        self.state = "draining"
+        while self.open:
+            await asyncio.sleep(0.01)

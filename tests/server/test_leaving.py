@@ -1,0 +1,149 @@
+"""Clients that leave, and servers that are told to."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from quire.server.serve import CannotListen, listen
+from server.running import running
+
+TESTS = Path(__file__).parent.parent
+
+
+def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)
+
+
+def post(port: int, path: str, body: dict[str, object]) -> socket.socket:
+    """A request on a socket of its own, its answer not read."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["!hang", ["!hang", "!hang", "short"]])
+def test_a_client_that_leaves_cancels_its_requests(stream: bool, prompt: object) -> None:
+    with running() as server:
+        connection = post(server.port, "/v1/completions", {"prompt": prompt, "stream": stream, "max_tokens": 50})
+        waiting = 1 if prompt == "!hang" else 2
+        eventually(
+            lambda: len(server.service.open) == waiting and len(server.service.seen) == (1 if waiting == 1 else 3)
+        )
+        if stream:
+            assert connection.recv(10) == b"HTTP/1.1 2"
+        connection.close()
+        eventually(lambda: not server.service.open)
+        assert server.complete().status_code == 200
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body() -> None:
+    with running() as server:
+        connection = socket.create_connection(("127.0.0.1", server.port))
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        connection.close()
+        eventually(lambda: b'status="499"' in server.metrics.text())
+        assert server.complete().status_code == 200
+
+
+def test_all_prompts_or_none() -> None:
+    with running() as server:
+        assert server.complete(prompt=["!hang", "!full"]).status_code == 429
+        assert not server.service.open
+
+
+PROGRAM = """
+import asyncio, sys
+from server.fake_service import FakeService
+from quire.server.options import ServerOptions
+from quire.server.serve import serve
+options = ServerOptions(port=0, drain_timeout=float(sys.argv[1]))
+asyncio.run(serve(FakeService(), options, on_ready=lambda address: print(address, flush=True)))
+"""
+
+
+@contextmanager
+def process(drain_timeout: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    path = os.pathsep.join([str(TESTS), *sys.path])
+    arguments = [sys.executable, "-c", PROGRAM, str(drain_timeout)]
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+    ) as server:
+        try:
+            assert server.stdout is not None
+            yield server, server.stdout.readline().strip()
+        finally:
+            server.kill()
+
+
+def test_sigterm_lets_streams_finish_and_takes_no_more() -> None:
+    with process(30) as (server, url):
+        body = {"prompt": "!slow", "stream": True, "max_tokens": 60}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.send_signal(signal.SIGTERM)
+            assert list(lines)[-2:] == ["data: [DONE]", ""]
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+        assert server.wait(10) == 0
+
+
+def test_draining_has_an_end() -> None:
+    with (
+        process(1) as (server, url),
+        httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "!hang", "stream": True}) as response,
+    ):
+        lines = response.iter_lines()  # kept: when it goes, the connection goes
+        next(lines)
+        waiting = post(int(url.rpartition(":")[2]), "/v1/completions", {"prompt": "!hang", "max_tokens": 50})
+        httpx.get(f"{url}/health")  # answered after the request before it was taken
+        server.send_signal(signal.SIGTERM)
+        *_, last, _ = lines
+        assert "shutting down" in json.loads(last.removeprefix("data: "))["error"]["message"]
+        with waiting, waiting.makefile("rb") as answer:
+            assert answer.readline().startswith(b"HTTP/1.1 503")
+        assert server.wait(10) == 0
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    with (
+        process(100) as (server, url),
+        httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "!hang", "stream": True}) as response,
+    ):
+        lines = response.iter_lines()  # kept: when it goes, the connection goes
+        next(lines)
+        server.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.wait(0.5)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0
+
+
+def test_a_token_is_sent_at_once_and_not_after_nagles_40_ms() -> None:
+    with running() as server:
+        server.complete()
+        begin = time.perf_counter()
+        for _ in range(10):
+            server.complete(max_tokens=1)
+        assert time.perf_counter() - begin < 0.35
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with listen("127.0.0.1", 0) as taken, pytest.raises(CannotListen, match="in use"):
+        listen("127.0.0.1", taken.getsockname()[1])

@@ -1,0 +1,101 @@
+import math
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from quire.core.records import RequestRecord, SchedulerStats, StepRecord
+from quire.server.histogram import Histogram
+from quire.server.metrics import Metrics
+from server.running import running
+
+
+def samples(text: str) -> dict[str, float]:
+    """`name{label=value,...}` -> value"""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def step(**stats: int) -> StepRecord:
+    return StepRecord(
+        step=1,
+        num_tokens=12,
+        num_prompt_tokens=10,
+        num_drawn=2,
+        schedule_seconds=0.0001,
+        run_seconds=0.02,
+        update_seconds=0.0002,
+        scheduler=SchedulerStats(**stats),
+    )
+
+
+def test_records_become_metrics() -> None:
+    metrics = Metrics()
+    metrics.step(step(running=2, waiting=3, num_blocks=10, held_blocks=4, held_slots=64, used_slots=48, preemptions=1))
+    metrics.step(step(running=2, waiting=1, num_blocks=10, held_blocks=5, held_slots=80, used_slots=60, preemptions=2,
+                      prefix_queries=100, prefix_hits=40))  # fmt: skip
+    metrics.token(0.03, 3)
+    metrics.request(
+        RequestRecord(
+            id="a",
+            finish_reason="stop",
+            num_prompt_tokens=10,
+            num_cached_tokens=4,
+            num_output_tokens=5,
+            num_samples=1,
+            max_tokens=None,
+            arrival=1.0,
+            first_token=1.2,
+            last_token=2.0,
+            finished=2.1,
+        )
+    )
+    found = samples(metrics.text().decode())
+    assert found["quire_num_requests_running"] == 2 and found["quire_num_requests_waiting"] == 1
+    assert found["quire_kv_cache_usage_ratio"] == 0.5 and found["quire_kv_cache_waste_ratio"] == 0.25
+    assert found["quire_prompt_tokens_total"] == 20 and found["quire_generation_tokens_total"] == 4
+    assert found["quire_prefix_cache_queries_total"] == 100 and found["quire_prefix_cache_hits_total"] == 40
+    assert found["quire_preemptions_total"] == 2
+    assert found["quire_request_success_total{finished_reason=stop}"] == 1
+    assert found["quire_inter_token_latency_seconds_count"] == 3
+    assert found["quire_inter_token_latency_seconds_sum"] == pytest.approx(0.03)
+    assert found["quire_time_to_first_token_seconds_sum"] == pytest.approx(0.2)
+    assert found["quire_time_per_output_token_seconds_sum"] == pytest.approx(0.2)
+    assert found["quire_e2e_request_latency_seconds_sum"] == pytest.approx(1.1)
+    assert found["quire_step_seconds_count{phase=run}"] == 2
+    assert found["quire_step_tokens_bucket{le=16.0}"] == 2 and found["quire_step_tokens_bucket{le=8.0}"] == 0
+
+
+def test_counters_survive_the_engine() -> None:
+    metrics = Metrics()
+    metrics.step(step(preemptions=5, prefix_hits=7))
+    metrics.restarted()
+    metrics.step(step(preemptions=1))
+    found = samples(metrics.text().decode())
+    assert found["quire_preemptions_total"] == 6 and found["quire_prefix_cache_hits_total"] == 7
+    assert found["quire_engine_restarts_total"] == 1
+
+
+def test_a_value_on_a_bound_belongs_below_it() -> None:
+    histogram = Histogram([1.0, 2.0])
+    for value in (0.5, 1.0, 1.5, 2.0, 3.0):
+        histogram.observe(value)
+    assert histogram.buckets() == [("1.0", 2.0), ("2.0", 4.0), ("+Inf", 5.0)] and math.isclose(histogram.sum, 8.0)
+
+
+def test_http_requests_are_counted_by_route_as_declared() -> None:
+    with running() as server:
+        server.complete()
+        server.complete(n=0)
+        server.http.get("/v1/models/fake")
+        server.http.get("/made/up/by/a/client")
+        response = server.http.get("/metrics")
+        assert response.headers["content-type"].startswith("text/plain")
+        found = samples(response.text)
+    assert found["quire_http_requests_total{route=/v1/completions,status=200}"] == 1
+    assert found["quire_http_requests_total{route=/v1/completions,status=400}"] == 1
+    assert found["quire_http_requests_total{route=/v1/models/{name:path},status=200}"] == 1
+    assert found["quire_http_requests_total{route=other,status=404}"] == 1
