@@ -46,7 +46,7 @@ def test_batching_changes_nothing(llm: LLM, alone: dict, params: SamplingParams)
 
 @BOTH
 def test_chunking_changes_nothing(tiny_model: Path, alone: dict, params: SamplingParams) -> None:
-    chunked = LLM(tiny_model, enable_prefix_caching=False, max_num_batched_tokens=7)
+    chunked = LLM(tiny_model, enable_prefix_caching=False, max_num_batched_tokens=7, max_num_seqs=7)
     assert tokens(chunked, PROMPTS, params) == expected(alone, params)
 
 
@@ -122,7 +122,7 @@ def test_logprobs_are_those_of_transformers(tiny_model: Path) -> None:
     import torch
     from transformers import LlamaForCausalLM
 
-    llm = LLM(tiny_model, kv_cache_dtype="float32", max_num_batched_tokens=5)
+    llm = LLM(tiny_model, kv_cache_dtype="float32", max_num_batched_tokens=5, max_num_seqs=5)
     params = SamplingParams(temperature=0, max_tokens=6, logprobs=3, prompt_logprobs=2, ignore_eos=True)
     result = llm.generate("The paper of the book", params)[0]
     ids = result.prompt_token_ids + result.outputs[0].token_ids

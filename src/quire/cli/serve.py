@@ -54,12 +54,12 @@ def run(argv: Sequence[str]) -> int:
     logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     name = engine_options.served_model_name or model_name(engine_options.model)
 
-    from quire.engine.launch import serve
+    from quire.server.launch import launch
 
     def ready(address: str) -> None:
         print(announcement(address, name, server_options), file=sys.stderr, flush=True)
 
-    serve(engine_options, server_options, on_ready=ready)
+    launch(engine_options, server_options, on_ready=ready)
     return 0
 
 

@@ -1,10 +1,12 @@
 """The loop: schedule, run, update."""
 
+import sys
 import time
 
+from quire.core.limits import Limits
 from quire.core.records import StepRecord
 from quire.core.request import Request, SequenceEvent
-from quire.core.scheduler import Limits, Scheduler
+from quire.core.scheduler import Scheduler
 from quire.engine.options import EngineOptions
 from quire.executors.protocol import Executor
 
@@ -23,6 +25,7 @@ class Engine:
                 long_prefill_token_threshold=options.long_prefill_token_threshold,
                 block_size=options.block_size,
                 max_model_len=self.capacity.max_model_len,
+                max_queued=sys.maxsize,  # who submits decides how much may wait
             ),
             self.capacity.num_blocks,
             num_host_blocks=self.capacity.num_host_blocks,

@@ -22,7 +22,7 @@ class LiveRequest:
         self.record: RequestRecord | None = None  # once finished
         self.num_crashes = 0  # engines that died while serving it
         self._tokens: list[list[int]] = [[] for _ in range(request.params.n)]
-        self._samples = [SampleText(tokenizer, request.params) for _ in range(request.params.n)]
+        self._samples = [SampleText(tokenizer, request.params, request.prompt_ids) for _ in range(request.params.n)]
         self._ended = [False] * request.params.n
         self._num_prompt_logprobs = 0  # delivered
         self._num_known_again = 0  # to be passed over, after a resumption
@@ -60,7 +60,7 @@ class LiveRequest:
     def resumption(self) -> Request:
         """The request as a new engine has to take it; then `ended_samples` have to be cancelled there."""
         self._num_known_again = self._num_prompt_logprobs
-        return replace(self.request, resumed=[list(tokens) for tokens in self._tokens])
+        return replace(self.request, resumed=[list(tokens) for tokens in self._tokens] if any(self._tokens) else [])
 
     @property
     def ended_samples(self) -> list[int]:
