@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,17 @@ def request(number: int, **params: Any) -> GenerateRequest:
     return GenerateRequest(id=f"r{number}", params=SamplingParams(**given), prompt=f"Chapter {number}. " + "words " * (number % 7))
 
 
-async def read(client: EngineClient, wanted: GenerateRequest, give_up_after: int | None = None) -> list[list[int]] | None:
-    """The tokens of every sample, or None if it was given up."""
+async def read(
+    client: EngineClient, wanted: GenerateRequest, give_up_after: int | None = None, begun: set[str] | None = None
+) -> list[list[int]] | None:
+    """The tokens of every sample, or None if it was given up. `begun` is told as soon as there are some."""
     samples: list[list[int]] = [[] for _ in range(wanted.params.n)]
     stream = await client.submit(wanted)
     try:
         async for event in stream:
             samples[event.index] += event.token_ids
+            if begun is not None:
+                begun.add(wanted.id)
             if give_up_after is not None and len(samples[0]) >= give_up_after:
                 return None
     finally:
@@ -40,7 +44,7 @@ async def read(client: EngineClient, wanted: GenerateRequest, give_up_after: int
     return samples
 
 
-async def condition(client: EngineClient, met: Any) -> None:
+async def condition(met: Callable[[], bool]) -> None:
     while not met():
         await asyncio.sleep(0.002)
 
@@ -56,8 +60,9 @@ def test_streams_survive_a_killed_engine(tiny_model: Path) -> None:
 
     async def main() -> None:
         async with EngineClient(EngineOptions(model=str(tiny_model))) as client:
-            tasks = [asyncio.create_task(read(client, r, cancelled.get(i))) for i, r in enumerate(requests)]
-            await condition(client, lambda: sum(bool(s.last_token) for s in client._live.values()) > 20)
+            begun: set[str] = set()
+            tasks = [asyncio.create_task(read(client, r, cancelled.get(i), begun)) for i, r in enumerate(requests)]
+            await condition(lambda: len(begun) > 20)
             first = client.engine_pid
             os.kill(first, signal.SIGKILL)
             results = await asyncio.gather(*tasks)
@@ -126,7 +131,7 @@ def test_a_request_that_kills_every_engine_is_given_up_alone(tiny_model: Path) -
                 await anext(events)
                 pid = client.engine_pid
                 os.kill(pid, signal.SIGKILL)
-                await condition(client, lambda pid=pid: client.engine_pid != pid or victim.live.finished)
+                await condition(lambda pid=pid: client.engine_pid != pid or victim.live.finished)
             with pytest.raises(Exception, match="killed by signal 9"):
                 async for _ in events:
                     pass
