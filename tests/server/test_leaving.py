@@ -82,11 +82,12 @@ def process(drain_timeout: float) -> Iterator[tuple[subprocess.Popen[str], str]]
     path = os.pathsep.join([str(TESTS), *sys.path])
     arguments = [sys.executable, "-c", PROGRAM, str(drain_timeout)]
     with subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
     ) as server:
         try:
-            assert server.stdout is not None
+            assert server.stdout is not None and server.stderr is not None
             yield server, server.stdout.readline().strip()
+            assert server.wait(10) == 0 and server.stderr.read() == ""
         finally:
             server.kill()
 
@@ -101,7 +102,6 @@ def test_sigterm_lets_streams_finish_and_takes_no_more() -> None:
             assert list(lines)[-2:] == ["data: [DONE]", ""]
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")
-        assert server.wait(10) == 0
 
 
 def test_draining_has_an_end() -> None:
@@ -118,7 +118,6 @@ def test_draining_has_an_end() -> None:
         assert "shutting down" in json.loads(last.removeprefix("data: "))["error"]["message"]
         with waiting, waiting.makefile("rb") as answer:
             assert answer.readline().startswith(b"HTTP/1.1 503")
-        assert server.wait(10) == 0
 
 
 def test_a_second_signal_does_not_wait() -> None:
@@ -132,7 +131,6 @@ def test_a_second_signal_does_not_wait() -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             server.wait(0.5)
         server.send_signal(signal.SIGTERM)
-        assert server.wait(10) == 0
 
 
 def test_a_token_is_sent_at_once_and_not_after_nagles_40_ms() -> None:

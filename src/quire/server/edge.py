@@ -63,11 +63,10 @@ class Edge:
             await self._app(scope, receive, send_with_id)
         except QuireError as error:
             await error_response(error, self._shape)(scope, receive, send_with_id)
-        except asyncio.CancelledError:  # the time to drain is over
+        except asyncio.CancelledError:  # the time to drain is over; the task ends here
             if status == CLIENT_CLOSED:
                 stopping = Unavailable("the server is shutting down", "ask again")
                 await error_response(stopping, self._shape)(scope, receive, send_with_id)
-            raise
         except (ClientGone, ClientDisconnect):
             log.debug("client of request %s left", request_id)
         except Exception:
