@@ -68,12 +68,12 @@ def test_all_prompts_or_none() -> None:
 
 
 PROGRAM = """
-import asyncio, sys
+import sys, uvloop
 from server.fake_service import FakeService
 from quire.server.options import ServerOptions
 from quire.server.serve import serve
 options = ServerOptions(port=0, drain_timeout=float(sys.argv[1]))
-asyncio.run(serve(FakeService(), options, on_ready=lambda address: print(address, flush=True)))
+uvloop.run(serve(FakeService(), options, on_ready=lambda address: print(address, flush=True)))
 """
 
 
@@ -131,15 +131,17 @@ def test_a_second_signal_does_not_wait() -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             server.wait(0.5)
         server.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0
 
 
 def test_a_token_is_sent_at_once_and_not_after_nagles_40_ms() -> None:
     with running() as server:
-        server.complete()
-        begin = time.perf_counter()
+        seconds = []
         for _ in range(10):
+            begin = time.perf_counter()
             server.complete(max_tokens=1)
-        assert time.perf_counter() - begin < 0.35
+            seconds.append(time.perf_counter() - begin)
+        assert min(seconds) < 0.03
 
 
 def test_a_port_that_is_taken_is_told() -> None:
