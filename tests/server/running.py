@@ -39,8 +39,10 @@ def running(options: ServerOptions | None = None) -> Iterator[Running]:
     service, metrics = FakeService(), Metrics()
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
+    options = options or ServerOptions()
     config = uvicorn.Config(
-        create_app(service, options or ServerOptions(), metrics),
+        create_app(service, options, metrics),
+        root_path=options.root_path,
         lifespan="off",
         ws="none",
         log_config=None,

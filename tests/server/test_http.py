@@ -238,6 +238,14 @@ def test_keys() -> None:
         assert len(set(tenants)) == 2 and not {"one", "two"} & set(tenants)
 
 
+def test_a_key_may_be_any_text_and_probes_need_none_behind_a_proxy() -> None:
+    with running(ServerOptions(api_key=["clé"], root_path="/models")) as server:
+        assert server.http.get("/ready").status_code == 200
+        assert server.http.get("/v1/models").status_code == 401
+        key = {"authorization": "Bearer clé".encode()}
+        assert server.http.get("/v1/models", headers=key).status_code == 200
+
+
 def test_browsers_may_ask_from_anywhere_unless_told(server: Running) -> None:
     asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
     assert server.http.options("/v1/completions", headers=asked).headers["access-control-allow-origin"] == "*"

@@ -4,6 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.core.records import RequestRecord, SchedulerStats, StepRecord
+from quire.server.exposition import prometheus_text
 from quire.server.histogram import Histogram
 from quire.server.metrics import Metrics
 from server.running import running
@@ -53,7 +54,7 @@ def test_records_become_metrics() -> None:
             finished=2.1,
         )
     )
-    found = samples(metrics.text().decode())
+    found = samples(prometheus_text(metrics).decode())
     assert found["quire_num_requests_running"] == 2 and found["quire_num_requests_waiting"] == 1
     assert found["quire_kv_cache_usage_ratio"] == 0.5 and found["quire_kv_cache_waste_ratio"] == 0.25
     assert found["quire_prompt_tokens_total"] == 20 and found["quire_generation_tokens_total"] == 4
@@ -74,7 +75,7 @@ def test_counters_survive_the_engine() -> None:
     metrics.step(step(preemptions=5, prefix_hits=7))
     metrics.restarted()
     metrics.step(step(preemptions=1))
-    found = samples(metrics.text().decode())
+    found = samples(prometheus_text(metrics).decode())
     assert found["quire_preemptions_total"] == 6 and found["quire_prefix_cache_hits_total"] == 7
     assert found["quire_engine_restarts_total"] == 1
 

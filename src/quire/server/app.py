@@ -114,7 +114,9 @@ class Pages:
         return json_response({"status": state}, 200 if state == "ready" else 503)
 
     async def metrics_text(self, http: Request) -> Response:
-        return Response(self._metrics.text(), media_type=self._metrics.media_type)
+        from quire.server.exposition import MEDIA_TYPE, prometheus_text
+
+        return Response(prometheus_text(self._metrics), media_type=MEDIA_TYPE)
 
     async def version(self, http: Request) -> Response:
         return json_response({"version": __version__})

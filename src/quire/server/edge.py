@@ -58,16 +58,15 @@ class Edge:
             await send(message)
 
         try:
-            if self._keys and scope["path"] not in OPEN_PATHS:
+            if self._keys and scope["path"].removeprefix(scope.get("root_path", "")) not in OPEN_PATHS:
                 scope["tenant"] = self._tenant(headers.get("authorization", ""))
             await self._app(scope, receive, send_with_id)
         except QuireError as error:
             await error_response(error, self._shape)(scope, receive, send_with_id)
-        except asyncio.CancelledError:  # the time to drain is over
+        except asyncio.CancelledError:  # the time to drain is over; the task ends here
             if status == CLIENT_CLOSED:
                 stopping = Unavailable("the server is shutting down", "ask again")
                 await error_response(stopping, self._shape)(scope, receive, send_with_id)
-            raise
         except (ClientGone, ClientDisconnect):
             log.debug("client of request %s left", request_id)
         except Exception:
@@ -81,7 +80,7 @@ class Edge:
 
     def _tenant(self, authorization: str) -> str:
         kind, _, given = authorization.partition(" ")
-        key = given.strip().encode()
+        key = given.strip().encode("latin-1")  # as headers are decoded: the bytes that were sent
         matches = [hmac.compare_digest(key, known) for known in self._keys]  # all of them, in equal time
         if kind.lower() != "bearer" or not any(matches):
             raise Unauthorized(

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire.core.errors import QuireError, Unavailable
+from quire.core.errors import BadRequest, QuireError, Unavailable
 from quire.server.body import read_body
 from quire.server.dialects.dialect import Call, Context, Dialect
 from quire.server.errors import ClientGone
@@ -35,17 +35,16 @@ def generation_route(
         try:
             body = await read_body(http, max_body_bytes)
             context = Context(service.info, service.tokenizer, http.scope.get("tenant", ""))
-            call = (
-                await asyncio.to_thread(parse, body, context)
-                if len(body) > PARSE_INLINE_BYTES
-                else parse(body, context)
-            )
+            large = len(body) > PARSE_INLINE_BYTES
+            call = await asyncio.to_thread(parse, body, context) if large else parse(body, context)
             if call.stream:
                 # Submitted here, so that a refusal has its status; from then on the response owns the streams.
                 return _Streamed(dialect, call, await _submit(service, call))
             return await unless_gone(http.receive, _full(service, call))
         except QuireError as error:
             return error_response(error, dialect.error)
+        except RecursionError:  # deep enough to be decoded, and too deep for the template or the tokenizer
+            return error_response(BadRequest("the body is nested too deeply"), dialect.error)
 
     return handle
 
@@ -56,10 +55,10 @@ async def _submit(service: "Service", call: Call) -> list["TextStream"]:
     try:
         for request in call.requests:
             streams.append(await service.submit(request))
+        call.begin([stream.prompt_ids for stream in streams])
     except BaseException:
         await _close(streams)
         raise
-    call.begin([stream.prompt_ids for stream in streams])
     return streams
 
 
@@ -109,11 +108,12 @@ class _Streamed(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for part in self._parts():
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+        async with aclosing(self._parts()) as parts:
+            async for part in parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _parts(self) -> AsyncIterator[bytes]:
+    async def _parts(self) -> AsyncGenerator[bytes, None]:
         frame = self._dialect.frame
         try:
             async with aclosing(_merged(self._streams)) as events:

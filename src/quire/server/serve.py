@@ -1,6 +1,7 @@
 """Runs the application on a socket until a signal comes, then lets the requests under way finish."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -43,22 +44,29 @@ async def serve(
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="warning",
         access_log=options.access_log,
         server_header=False,
+        proxy_headers=False,
         root_path=options.root_path,
         ssl_keyfile=options.ssl_keyfile,
         ssl_certfile=options.ssl_certfile,
         timeout_keep_alive=options.keep_alive,
-        timeout_graceful_shutdown=_whole_seconds(options.drain_timeout),
     )
-    await _Server(config, service, on_ready).serve([listener] if listener else None)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its good news are told by `on_ready`
+    await _Server(config, service, options.drain_timeout, on_ready).serve([listener] if listener else None)
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, service: "Service", on_ready: Callable[[str], None] | None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: "Service",
+        drain_timeout: float,
+        on_ready: Callable[[str], None] | None,
+    ) -> None:
         super().__init__(config)
         self._service = service
+        self._drain_timeout = drain_timeout
         self._on_ready = on_ready
         self._loop = asyncio.get_running_loop()
         self._forced = asyncio.Event()
@@ -73,7 +81,7 @@ class _Server(uvicorn.Server):
         draining = asyncio.create_task(self._service.drain())
         closing = asyncio.create_task(super().shutdown(sockets))
         forced = asyncio.create_task(self._forced.wait())
-        await asyncio.wait({closing, forced}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({closing, forced}, timeout=self._drain_timeout, return_when=asyncio.FIRST_COMPLETED)
         await _cancel({draining, closing, forced, *self.server_state.tasks})
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -103,7 +111,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener = None
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, _, _, address = found[0]
+        family, kind, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)  # 127.0.0.1 for localhost
         listener = socket.socket(family, kind, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -115,7 +123,3 @@ def listen(host: str, port: int) -> socket.socket:
         raise CannotListen(
             f"cannot listen on {host}:{port}: {error.strerror or error}", "choose another `--host` or `--port`"
         ) from error
-
-
-def _whole_seconds(seconds: float) -> int:
-    return max(1, round(seconds))  # uvicorn counts in whole ones
