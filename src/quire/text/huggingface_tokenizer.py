@@ -9,7 +9,7 @@ import tokenizers
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.text.token_bytes import TokenBytes, byte_level, sentencepiece
-from quire.text.tokenizer import Vocabulary
+from quire.text.tokenizer import Vocabulary, refusing
 from quire.weights.config import CheckpointConfig
 from quire.weights.huggingface import read_config, read_json
 
@@ -20,10 +20,8 @@ def read_vocabulary(directory: Path) -> Vocabulary:
     path = directory / "tokenizer.json"
     if not path.exists():
         raise Unsupported(f"{directory} has no tokenizer.json", "save the tokenizer as a fast one with transformers")
-    try:
+    with refusing(f"{path} is damaged"):
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library's errors have no class of their own
-        raise BadCheckpoint(f"{path} is damaged: {error}") from error
     backend.no_truncation()  # a text that is too long is refused by name, not cut
     backend.no_padding()
     token_bytes, strips_space = _decoder(backend, path)
