@@ -296,6 +296,12 @@ def test_chat_templates_in_their_other_places(tmp_path: Path) -> None:
     assert Tokenizer.load(path).chat_template == "{{ é }}"
 
 
+def test_a_directory_with_nothing_but_a_tokenizer(tmp_path: Path) -> None:
+    path = write_directory(tmp_path / "m", trained_byte_level("gpt-2"), {"eos_token": "<|im_end|>"})
+    (path / "config.json").unlink()
+    assert Tokenizer.load(path).eos_ids == [2]
+
+
 def test_a_directory_without_a_tokenizer_or_with_a_strange_one(tmp_path: Path) -> None:
     backend = trained_byte_level("gpt-2")
     backend.decoder = decoders.WordPiece()

@@ -29,7 +29,7 @@ def read_vocabulary(directory: Path) -> Vocabulary:
     named = _named_tokens(settings, read_json(directory / "special_tokens_map.json"))
     prefix, suffix = _around(backend, settings, named)
     added = backend.get_added_tokens_decoder()
-    eos_ids = read_config(directory).eos_ids
+    eos_ids = read_config(directory).eos_ids if (directory / "config.json").exists() else []
     if "eos_token" in named and (eos := backend.token_to_id(named["eos_token"])) is not None:
         eos_ids = list(dict.fromkeys([*eos_ids, eos]))
     return Vocabulary(

@@ -46,8 +46,9 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """From a .gguf file, or a directory with tokenizer.json in it."""
-        found = find_checkpoint(Path(path))
+        """From a checkpoint, or from a directory that has only the tokenizer's files."""
+        path = Path(path)
+        found = path if (path / "tokenizer.json").exists() else find_checkpoint(path)
         if found.is_dir():
             from quire.text import huggingface_tokenizer
 
