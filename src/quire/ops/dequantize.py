@@ -19,7 +19,9 @@ def dequantize(tensor: StoredTensor) -> Floats:
     """-> fp32 [rows, columns], rows in the tensor's order."""
     data = tensor.data if tensor.row_order is None else tensor.data[tensor.row_order]
     blocks = np.ascontiguousarray(data).reshape(-1, tensor.type.block_bytes)
-    return _BY_TYPE[tensor.type.name](blocks).reshape(tensor.num_rows, tensor.num_columns)
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not a number in the file stays so, without a warning
+        weights = _BY_TYPE[tensor.type.name](blocks)
+    return weights.reshape(tensor.num_rows, tensor.num_columns)
 
 
 def _f32(blocks: Bytes) -> Floats:

@@ -9,7 +9,7 @@ import tokenizers
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.text.token_bytes import TokenBytes, byte_level, sentencepiece
-from quire.text.tokenizer import Vocabulary
+from quire.text.tokenizer import Vocabulary, refusing
 from quire.weights.config import CheckpointConfig
 from quire.weights.huggingface import read_config, read_json
 
@@ -20,10 +20,8 @@ def read_vocabulary(directory: Path) -> Vocabulary:
     path = directory / "tokenizer.json"
     if not path.exists():
         raise Unsupported(f"{directory} has no tokenizer.json", "save the tokenizer as a fast one with transformers")
-    try:
+    with refusing(f"{path} is damaged"):
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library's errors have no class of their own
-        raise BadCheckpoint(f"{path} is damaged: {error}") from error
     backend.no_truncation()  # a text that is too long is refused by name, not cut
     backend.no_padding()
     token_bytes, strips_space = _decoder(backend, path)
@@ -31,7 +29,7 @@ def read_vocabulary(directory: Path) -> Vocabulary:
     named = _named_tokens(settings, read_json(directory / "special_tokens_map.json"))
     prefix, suffix = _around(backend, settings, named)
     added = backend.get_added_tokens_decoder()
-    eos_ids = read_config(directory).eos_ids
+    eos_ids = read_config(directory).eos_ids if (directory / "config.json").exists() else []
     if "eos_token" in named and (eos := backend.token_to_id(named["eos_token"])) is not None:
         eos_ids = list(dict.fromkeys([*eos_ids, eos]))
     return Vocabulary(

@@ -4,13 +4,14 @@ Encoding is the `tokenizers` library's. Decoding is ours: every token stands for
 bytes as UTF-8, each ill-formed part becoming U+FFFD. So logprobs can show a token's exact bytes, and a stream of tokens
 decodes to the same text as all of them at once (see detokenizer.py)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import tokenizers
 
-from quire.core.errors import BadRequest
+from quire.core.errors import BadCheckpoint, BadRequest
 from quire.text.token_bytes import TokenBytes
 from quire.weights.checkpoint import find_checkpoint
 
@@ -45,8 +46,9 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """From a .gguf file, or a directory with tokenizer.json in it."""
-        found = find_checkpoint(Path(path))
+        """From a checkpoint, or from a directory that has only the tokenizer's files."""
+        path = Path(path)
+        found = path if (path / "tokenizer.json").exists() else find_checkpoint(path)
         if found.is_dir():
             from quire.text import huggingface_tokenizer
 
@@ -103,6 +105,18 @@ class Tokenizer:
     def token_text(self, token: int) -> str:
         """The bytes as text, with U+FFFD for parts of characters."""
         return self.token_bytes(token).decode(errors="replace")
+
+
+@contextmanager
+def refusing(problem: str) -> Iterator[None]:
+    """Around the library while it builds a tokenizer. Its errors have no class of their own, and some are panics of its
+    Rust, which are no `Exception`: a file that it cannot take is damaged, whatever it says."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise BadCheckpoint(f"{problem}: {error}") from error
 
 
 def _lone_surrogate(text: str) -> int | None:

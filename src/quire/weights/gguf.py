@@ -132,7 +132,7 @@ class GGUFFile:
         cursor = Cursor(self.file, 4)
         self.version: int = cursor.scalar("I")
         if self.version not in VERSIONS:
-            if self.version & 0xFFFF == 0:
+            if int.from_bytes(self.file.buffer[4:8], "big") in VERSIONS:
                 raise BadCheckpoint(f"{path} is a big-endian GGUF file", "get the little-endian one")
             raise Unsupported(f"{path} is GGUF version {self.version}", "versions 2 and 3 are read")
         self.num_tensors = cursor.count("tensors", MIN_TENSOR_BYTES)

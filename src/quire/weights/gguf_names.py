@@ -33,7 +33,6 @@ DECODER_KEYS = {
     "intermediate_size": "feed_forward_length",
     "num_attention_heads": "attention.head_count",
     "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
     "sliding_window": "attention.sliding_window",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "rope_theta": "rope.freq_base",
@@ -94,12 +93,13 @@ def find_architecture(metadata: CheckpointConfig) -> Architecture:
         raise Unsupported(
             f"{metadata.source} is of the architecture {name!r}", f"supported in GGUF: {', '.join(ARCHITECTURES)}"
         )
-    if metadata.int(f"{name}.expert_count", default=0):
-        raise Unsupported(f"{metadata.source}: {name}.expert_count is {metadata.int(f'{name}.expert_count')}")
-    if metadata.int("split.count", default=1) > 1:
+    if experts := metadata.int(f"{name}.expert_count", default=0):
         raise Unsupported(
-            f"{metadata.source} is one of {metadata.int('split.count')} parts of a split file",
-            "join them with `gguf-split --merge`",
+            f"{metadata.source}: {name}.expert_count is {experts}", "mixtures of experts are not read yet"
+        )
+    if (parts := metadata.int("split.count", default=1)) > 1:
+        raise Unsupported(
+            f"{metadata.source} is one of {parts} parts of a split file", "join them with `gguf-split --merge`"
         )
     return ARCHITECTURES[name]
 
