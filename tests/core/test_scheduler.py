@@ -456,6 +456,13 @@ def test_a_resumed_request_goes_on_where_it_was(num_steps: int) -> None:
     assert [event.final for event in resumed.events].count(True) == 1
 
 
+def test_a_best_of_request_that_delivered_nothing_starts_again() -> None:
+    engine = Engine()
+    params = SamplingParams(seed=1, n=1, best_of=3)
+    engine.scheduler.add(Request(id="a", prompt_ids=[1], params=params, resumed=[[]]), 0.0)  # as the client counts
+    assert engine.finish().reasons("a") == {0: "length"}
+
+
 def test_held_requests_have_nothing_to_resume() -> None:
     with pytest.raises(BadRequest, match="only its best samples"):
         params = SamplingParams(seed=1, n=1, best_of=2)

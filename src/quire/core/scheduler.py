@@ -71,7 +71,7 @@ class Scheduler:
         self._num_queued += 1
         num_samples = 1 if group.search else request.params.num_samples
         for sample in range(num_samples):
-            output = request.resumed[sample] if request.resumed else []
+            output = [] if group.from_start else request.resumed[sample]
             group.live.append(Sequence(group, sample, request.prompt_ids + output))
         self._num_live += num_samples
         group.unstarted = list(group.live)
