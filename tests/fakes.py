@@ -89,6 +89,9 @@ class FakeExecutor:
             self.blocks[block] = self.host[host][:]
         for source, target in plan.copies:
             self.blocks[target] = self.blocks[source][:]
+        overwritten = {block for _, block in (*plan.swap_in, *plan.copies)}
+        for row, kept in self.rows.items():
+            assert overwritten.isdisjoint(kept.table), f"a block that row {row} holds is overwritten"
         for admission in plan.admitted:
             self._admit(admission)
         assert len({run.row for run in plan.runs}) == len(plan.runs), "a row runs twice in one step"

@@ -1,5 +1,6 @@
 """Any workload, on any pool that can hold it, gives each request the tokens it would have had alone."""
 
+import random
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
@@ -37,9 +38,9 @@ class Arrival:
 
 SETTINGS = st.builds(
     Setting,
-    num_blocks=st.integers(8, 40),
+    num_blocks=st.integers(8, 15) | st.integers(8, 40),  # mostly too few
     num_host_blocks=st.sampled_from([0, 0, 5, 30]),
-    max_num_seqs=st.integers(1, 6),
+    max_num_seqs=st.integers(1, 3) | st.integers(4, 6),
     budget=st.integers(6, 40),
     threshold=st.sampled_from([0, 0, 5, 8]),
     policy=st.sampled_from(["fcfs", "priority"]),
@@ -54,7 +55,7 @@ PARAMS = st.builds(
     lambda shape, **rest: SamplingParams(**shape, **rest),
     SHAPES,
     seed=st.integers(0, 3),
-    max_tokens=st.integers(1, 14),
+    max_tokens=st.integers(1, 8) | st.integers(8, 24),
     min_tokens=st.just(0),
     ignore_eos=st.booleans(),
     prompt_logprobs=st.sampled_from([None, None, None, 0]),
@@ -64,13 +65,13 @@ PROMPTS = st.builds(  # few distinct tokens and common beginnings: much is share
     st.integers(0, 12),
     st.lists(st.integers(1, 3), min_size=1, max_size=9),
 )
-CANCELS = st.none() | st.tuples(st.integers(0, 25), st.booleans(), st.none() | st.integers(0, 3))
+CANCELS = st.none() | st.none() | st.tuples(st.integers(0, 25), st.booleans(), st.none() | st.integers(0, 3))
 
 
 @st.composite
 def arrivals(draw: st.DrawFn) -> list[Arrival]:
     found = []
-    for i in range(draw(st.integers(1, 8))):
+    for i in range(draw(st.integers(1, 7))):
         request = Request(
             id=f"r{i}",
             prompt_ids=draw(PROMPTS),
@@ -78,9 +79,9 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
             eos_ids=[EOS],
             tenant=draw(st.sampled_from(["", "", "other"])),
             priority=draw(st.integers(0, 2)),
-            deadline=draw(st.none() | st.none() | st.integers(1, 40)),
+            deadline=draw(st.sampled_from([None] * 5 + [4, 15, 40])),
         )
-        found.append(Arrival(draw(st.integers(0, 12)), request, draw(CANCELS)))
+        found.append(Arrival(draw(st.integers(0, 6)), request, draw(CANCELS)))
     return sorted(found, key=lambda arrival: arrival.step)
 
 
@@ -175,9 +176,8 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
     return scheduler, ledger, served
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(SETTINGS, arrivals())
-def test_any_workload_gives_the_tokens_of_undisturbed_runs(setting: Setting, workload: list[Arrival]) -> None:
+def verify(setting: Setting, workload: list[Arrival]) -> Scheduler:
+    """Serve the workload, and compare each answer with that of the request alone."""
     scheduler, ledger, served = drive(setting, workload)
     stats = scheduler.stats()
     assert (stats.running, stats.waiting, stats.held_blocks, stats.held_slots) == (0, 0, 0, 0), "something leaks"
@@ -198,3 +198,50 @@ def test_any_workload_gives_the_tokens_of_undisturbed_runs(setting: Setting, wor
                 assert tokens == expected[sample][0][: len(tokens)], f"{request.id} was cancelled after wrong tokens"
             else:
                 assert (tokens, reason) == expected[sample], f"{request.id} gave other tokens than alone"
+    return scheduler
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(SETTINGS, arrivals())
+def test_any_workload_gives_the_tokens_of_undisturbed_runs(setting: Setting, workload: list[Arrival]) -> None:
+    verify(setting, workload)
+
+
+def crowd(seed: int) -> tuple[Setting, list[Arrival]]:
+    """Many requests at once on a pool that holds about three of them."""
+    rng = random.Random(seed)
+    setting = Setting(
+        num_blocks=rng.randint(12, 22),
+        num_host_blocks=rng.choice([0, 8, 40]),
+        max_num_seqs=rng.randint(4, 8),
+        budget=rng.choice([8, 16, 64]),
+        threshold=rng.choice([0, 0, 6]),
+        policy=rng.choice(["fcfs", "priority"]),
+        prefix_caching=rng.random() < 0.7,
+    )
+    workload = []
+    for i in range(14):
+        shape = rng.choice([{}, {"n": 3}, {"n": 1, "best_of": 3}, {"beam_width": rng.randint(2, 4), "n": 2}])
+        params = SamplingParams(
+            **shape,
+            seed=rng.randint(0, 3),
+            max_tokens=rng.randint(8, 24),
+            ignore_eos=rng.random() < 0.7,
+            prompt_logprobs=rng.choice([None, None, None, 0]),
+        )
+        prompt = [1, 2, 3, 4, 1, 2, 3, 4][: rng.randint(0, 8)] + [rng.randint(1, 3) for _ in range(rng.randint(1, 12))]
+        request = Request(
+            id=f"r{i}",
+            prompt_ids=prompt,
+            params=params,
+            eos_ids=[EOS],
+            salt=rng.choice(["", "", "s"]),
+            priority=rng.randint(0, 2),
+        )
+        cancel = (rng.randint(0, 60), rng.random() < 0.5, rng.choice([None, 0, 1])) if rng.random() < 0.2 else None
+        workload.append(Arrival(rng.randint(0, 10), request, cancel))
+    return setting, sorted(workload, key=lambda arrival: arrival.step)
+
+
+def test_crowded_pools_preempt_and_give_the_tokens_of_undisturbed_runs() -> None:
+    assert sum(verify(*crowd(seed)).stats().preemptions for seed in range(25)) > 100

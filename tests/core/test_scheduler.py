@@ -407,6 +407,33 @@ def test_a_search_gives_way_and_comes_back_whole() -> None:
     assert [small.tokens("b", i) for i in range(3)] == [large.tokens("b", i) for i in range(3)]
 
 
+def test_beams_without_room_do_not_keep_an_earlier_prompt_from_taking_theirs() -> None:
+    """Beams lack one token and are planned before prompts; blocked, they must let the more urgent prompt go on."""
+    engine = Engine(num_blocks=10, policy="priority", long_prefill_token_threshold=2)
+    engine.add("beams", [1, 2, 3, 4, 5], max_tokens=10, beam_width=3, priority=2)
+    engine.step()
+    engine.add("prompt", [*range(10, 30)], max_tokens=4, priority=1)
+    for _ in range(60):
+        if engine.scheduler.has_work:
+            engine.step()
+    assert engine.reasons("prompt") == engine.reasons("beams") == {0: "length"}
+    assert engine.scheduler.stats().preemptions > 0
+
+
+def test_a_step_that_preempts_admits_nobody() -> None:
+    engine = Engine(num_blocks=10, policy="priority")
+    engine.add("a", LONG, max_tokens=16, priority=1)
+    engine.add("b", LONG[::-1], max_tokens=16, priority=3)
+    for _ in range(5):
+        engine.step()
+    engine.add("c", [5] * 16, max_tokens=1, priority=2)  # would fit where b was
+    while not engine.scheduler.stats().preemptions:
+        plan = engine.step()
+    assert not plan.admitted
+    assert [admission.num_prompt for admission in engine.step().admitted] == [16]
+    engine.finish()
+
+
 # ---- going on after a crash
 
 
@@ -427,6 +454,13 @@ def test_a_resumed_request_goes_on_where_it_was(num_steps: int) -> None:
         assert delivered[i] + resumed.tokens("a", i) == undisturbed.tokens("a", i)
     assert resumed.reasons("a") == undisturbed.reasons("a")
     assert [event.final for event in resumed.events].count(True) == 1
+
+
+def test_a_best_of_request_that_delivered_nothing_starts_again() -> None:
+    engine = Engine()
+    params = SamplingParams(seed=1, n=1, best_of=3)
+    engine.scheduler.add(Request(id="a", prompt_ids=[1], params=params, resumed=[[]]), 0.0)  # as the client counts
+    assert engine.finish().reasons("a") == {0: "length"}
 
 
 def test_held_requests_have_nothing_to_resume() -> None:

@@ -19,6 +19,7 @@ class Group:
         "deadline",
         "from_start",
         "held",
+        "held_prompt_logprobs",
         "holds_rows",
         "id",
         "key",
@@ -61,6 +62,7 @@ class Group:
         self.holds_rows = False  # a search has its rows, used or not, from admission until it ends or is preempted
         self.ranked = self.search is None and params.num_samples > params.n  # only the best are delivered, at the end
         self.held: dict[int, SequenceEvent] = {}  # by sample, what a ranked request has not delivered yet
+        self.held_prompt_logprobs: list[list[Logprob]] = []  # go out with the first result, of a search as well
         self.shares_prompt = params.num_samples > 1
         self.row_params = replace(
             params, prompt_logprobs=None, logprobs=params.logprobs or 0 if self.ranked else params.logprobs
@@ -107,7 +109,7 @@ class Group:
         return "length" if len(tokens) >= self.length else None
 
     def new_prompt_logprobs(self, seq: Sequence, drawn: Drawn) -> list[list[Logprob]] | None:
-        """Those of `drawn` that were not delivered before a preemption."""
+        """Those of `drawn` to deliver now: not again after a preemption, and with the results if those are held."""
         if not drawn.prompt_logprobs or seq is not self.leader:
             return None
         last = min(seq.num_computed, self.num_prompt - 1)  # positions 1 .. num_prompt - 1 have one each
@@ -116,7 +118,11 @@ class Group:
             return None
         assert num_new <= len(drawn.prompt_logprobs), f"prompt logprobs of {self.id} are missing before position {last}"
         self.num_prompt_logprobs = last
-        return drawn.prompt_logprobs[-num_new:]
+        new = drawn.prompt_logprobs[-num_new:]
+        if self.ranked or self.search is not None:
+            self.held_prompt_logprobs += new
+            return None
+        return new
 
     def event(self, index: int) -> SequenceEvent:
         return SequenceEvent(request_id=self.id, index=index, num_cached=self.num_cached)
@@ -131,23 +137,21 @@ class Group:
         if held is not event:
             held.tokens += event.tokens
             held.logprobs = (held.logprobs or []) + (event.logprobs or [])
-            held.prompt_logprobs = (held.prompt_logprobs or []) + (event.prompt_logprobs or []) or None
             held.finish_reason, held.stop_token, held.reason = event.finish_reason, event.stop_token, event.reason
             held.cumulative_logprob = event.cumulative_logprob
         return [] if self.num_open else self._best()
 
     def _best(self) -> list[SequenceEvent]:
         """The n samples of highest logprob, best first; one that was cancelled comes after all that were not."""
-        prompt_logprobs = [event.prompt_logprobs for event in self.held.values() if event.prompt_logprobs]
         ranked = sorted(
             self.held.values(),
             key=lambda event: (event.finish_reason == "cancelled", -(event.cumulative_logprob or 0.0), event.index),
         )[: self.params.n]
         for index, event in enumerate(ranked):
             event.index = index
-            event.prompt_logprobs = prompt_logprobs[0] if prompt_logprobs and index == 0 else None
             if self.params.logprobs is None:
                 event.logprobs = None
+        ranked[0].prompt_logprobs = self.held_prompt_logprobs or None
         ranked[-1].final = True
         return ranked
 
@@ -166,8 +170,7 @@ class Group:
         """The n best hypotheses of a search that is done."""
         assert self.search is not None
         events = [self.event(index) for index in range(self.params.n)]
-        if 0 in self.held:
-            events[0].prompt_logprobs = self.held[0].prompt_logprobs
+        events[0].prompt_logprobs = self.held_prompt_logprobs or None
         for i, event in enumerate(events):
             if i >= len(self.search.results):
                 event.finish_reason = "error"
@@ -180,9 +183,3 @@ class Group:
             event.stop_token, event.cumulative_logprob = beam.stop_token, beam.logprob
         events[-1].final = True
         return events
-
-    def hold_prompt_logprobs(self, logprobs: list[list[Logprob]] | None) -> None:
-        """A search delivers them with its results."""
-        if logprobs:
-            held = self.held.setdefault(0, self.event(0))
-            held.prompt_logprobs = (held.prompt_logprobs or []) + logprobs

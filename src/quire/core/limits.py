@@ -83,21 +83,21 @@ def refuse_impossible(request: Request, limits: Limits, num_blocks: int) -> None
             f"let logprobs be at most {2 * width}",
             param="logprobs",
         )
-    if request.resumed:
+    if any(request.resumed):
         _check_resumed(request, length)
 
 
 def _check_resumed(request: Request, length: int) -> None:
     params = request.params
+    if params.beam_width or params.num_samples > params.n:
+        raise BadRequest(
+            "tokens are resumed for a request that delivers only its best samples at the end", param="resumed"
+        )
     if len(request.resumed) != params.num_samples:
         raise BadRequest(
             f"{len(request.resumed)} samples are resumed of {params.num_samples}",
             "give the delivered tokens of every sample, an empty list where there are none",
             param="resumed",
-        )
-    if any(request.resumed) and (params.beam_width or params.num_samples > params.n):
-        raise BadRequest(
-            "tokens are resumed for a request that delivers only its best samples at the end", param="resumed"
         )
     longest = max(map(len, request.resumed)) + len(request.prompt_ids)
     if longest > length:

@@ -71,7 +71,7 @@ class Scheduler:
         self._num_queued += 1
         num_samples = 1 if group.search else request.params.num_samples
         for sample in range(num_samples):
-            output = request.resumed[sample] if request.resumed else []
+            output = [] if group.from_start else request.resumed[sample]
             group.live.append(Sequence(group, sample, request.prompt_ids + output))
         self._num_live += num_samples
         group.unstarted = list(group.live)
@@ -86,7 +86,9 @@ class Scheduler:
             heappush(self._deadlines, (request.deadline, request.id))
             self._events += self.expire(now)
 
-    def cancel(self, request_id: str, index: int | None = None, reason: str = "cancelled") -> list[SequenceEvent]:
+    def cancel(
+        self, request_id: str, index: int | None = None, reason: str = "the request was cancelled"
+    ) -> list[SequenceEvent]:
         """End a request, or one of its samples, now. Nothing happens if it has ended before."""
         if (group := self._groups.get(request_id)) is None:
             return []
@@ -126,17 +128,16 @@ class Scheduler:
         behind = self._continue(plan)
         budget = self.limits.max_num_batched_tokens - len(plan.runs)
         promised = 0  # blocks that prompts under way will need: they were admitted because these were there
+        all_moved = True
         for seq in behind:
             if not seq.running:
                 continue  # preempted for one before it
             taken = self._catch_up(seq, budget, plan)
-            if taken == 0:
-                break  # nobody overtakes
+            all_moved &= taken > 0
             budget -= taken
             promised += self.memory.missing(seq, seq.num_known)
-        else:
-            if self._num_preemptions == num_preemptions:
-                self._admit(plan, budget, promised)
+        if all_moved and self._num_preemptions == num_preemptions:
+            self._admit(plan, budget, promised)
         self._retired = []
         return plan
 
@@ -155,9 +156,9 @@ class Scheduler:
             if start == len(seq.table) * size:
                 if pool.num_available == 0 and not self._make_room(seq, 1, plan):
                     continue  # it waits a step; what stands before it goes on, and may take its blocks
-                new_blocks.append(pool.take())
-                seq.table += new_blocks
-                seq.num_told += 1
+                seq.table.append(pool.take())
+                new_blocks = seq.table[seq.num_told :]
+                seq.num_told = len(seq.table)
             runs.append(Run(seq.row, start, 1, new_blocks))
             seq.num_computed = start + 1
             seq.planned = step
@@ -167,7 +168,11 @@ class Scheduler:
         return behind
 
     def _catch_up(self, seq: Sequence, budget: int, plan: StepPlan) -> int:
-        """Plan as many tokens of a running sequence as the budget allows; 0 if there is no room."""
+        """Plan as many tokens of a running sequence as the budget allows; 0 if there is no room.
+
+        Whoever finds no room has preempted all that stand behind it, so nobody overtakes it in the rest of the step."""
+        if budget == 0:
+            return 0
         before = seq.num_computed
         if seq.row < 0 and before == 0:
             self.memory.reuse(seq)
@@ -175,10 +180,10 @@ class Scheduler:
             self.memory.share(seq)  # another sequence may have computed the same meanwhile
             self._count_hits(seq, before)
         wanted = self._chunk(seq, budget)
-        if wanted and self._make_room(seq, self.memory.missing(seq, seq.num_computed + wanted), plan):
-            self._run(seq, wanted, plan)
-            return wanted
-        return 0
+        if not self._make_room(seq, self.memory.missing(seq, seq.num_computed + wanted), plan):
+            return 0
+        self._run(seq, wanted, plan)
+        return wanted
 
     def _admit(self, plan: StepPlan, budget: int, promised: int) -> None:
         """Start waiting sequences, each only if all that is known of it fits beside what is promised already."""
@@ -373,7 +378,7 @@ class Scheduler:
         group = seq.group
         assert group.search is not None
         if drawn.prompt_logprobs is not None:
-            group.hold_prompt_logprobs(group.new_prompt_logprobs(seq, drawn))
+            group.new_prompt_logprobs(seq, drawn)
         if drawn.beams is None:
             return []
         seq.candidates = drawn.beams
@@ -489,7 +494,7 @@ class Scheduler:
             assert seq.running or (seq.row < 0 and not seq.table), f"{name} waits, and has a row or blocks"
             assert not seq.running or seq.group.search or seq.row >= 0, f"{name} runs without a row"
             assert seq.num_computed <= seq.num_known, f"{name} has computed more than is known"
-            assert seq.row < 0 or seq.num_told == len(seq.table), f"the runner does not know all blocks of {name}"
+            assert seq.num_told <= len(seq.table), f"the runner knows more blocks of {name} than there are"
         rows = {row for row, seq in enumerate(self._rows) if seq is not None}
         assert sorted([*rows, *self._free_rows]) == list(range(self.limits.max_num_seqs)), "a row is lost"
         assert rows == {seq.row for seq in live if seq.row >= 0}, "a row belongs to a sequence that has ended"
