@@ -1,7 +1,8 @@
 // Attention over pages: a tile of queries walks the blocks of its sequence once, keeping a running softmax.
 //
-// For every block:  scores = q . keys;  m' = max(m, scores);  p = 2^(scores - m');
-//                   l = l * 2^(m - m') + p;  acc = acc * 2^(m - m') + p . values.   At the end, out = acc / l.
+// Blocks are taken in spans of some 64 slots. For every span:
+//     scores = q . keys;  m' = max(m, scores);  p = 2^(scores - m');
+//     l = l * 2^(m - m') + p;  acc = acc * 2^(m - m') + p . values.        At the end, out = acc / l.
 // Scores are in units of log2(e): the queries are multiplied by scale * log2(e) beforehand.
 //
 // The order of every sum, which depends on the query's own positions alone: a score over head columns in order; l in 8 lanes
@@ -13,6 +14,9 @@
 
 #include "vec.h"
 
+// Before a loop over sums that must stay in registers: compilers keep an array there only if its loops are unrolled early.
+#define QUIRE_UNROLL _Pragma("GCC unroll 16")
+
 namespace quire::QUIRE_ISA {
 namespace {
 
@@ -20,101 +24,156 @@ constexpr float kLog2e = 1.44269504f;
 
 int64_t round_up(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// What is kept of each query between blocks. Columns of `q` and `p` belonging to one head column or slot lie together, so
-// that a step of the inner loops reads them from one place.
+// What is kept of each query between spans, and the scores of one span. The entries of `q` and `p` that belong to one head
+// column or slot lie together, so that a turn of the inner loops reads them from one place.
 struct State {
     float* q;       // [head_dim, 8]
     float* acc;     // [8, round_up(head_dim)]
-    float* scores;  // [8, round_up(block_size)]
-    float* p;       // [block_size, 8]
+    float* scores;  // [8, slots of a span, each block's rounded up]
+    float* p;       // [slots of a span, 8]
     int64_t acc_stride, score_stride;
-    float most[kTileQueries];
-    float correction[kTileQueries];
-    F8 weight[kTileQueries];  // l, in lanes
+    float most[kTileQueries];        // m
+    F8 weight[kTileQueries];         // l, in lanes
+    float correction[kTileQueries];  // 2^(m - m') of the span under way
 };
 
-// Scores of queries [first, first + N) with slots [0, num_slots).
+// The part of a span that some query of the tile sees.
+struct Span {
+    int64_t first_block, num_blocks;
+    int64_t end;     // the position after the last one seen
+    int64_t size;    // slots in a block
+    int64_t padded;  // the same, rounded up: what a block takes in `scores` and `p`
+
+    int64_t base(int64_t b) const { return (first_block + b) * size; }
+    int64_t num_slots(int64_t b) const { return end - base(b) < size ? end - base(b) : size; }
+};
+
+// Few queries alone do not keep the vector unit busy: they take two vectors of slots or of columns at a time.
+template <int N>
+constexpr int kAtOnce = N <= 4 ? 2 : 1;
+
+// Scores of queries [first, first + N) with C vectors of slots, from `keys` on.
+template <int N, int C, class T>
+void score_slots(const State& s, int first, const T* keys, int64_t stride, int64_t head_dim, int64_t column) {
+    F8 sums[N * C];
+    QUIRE_UNROLL for (int j = 0; j < N * C; ++j) sums[j] = splat(0.0f);
+    const float* q = s.q + first;
+    for (int64_t d = 0; d < head_dim; ++d, keys += stride, q += kTileQueries) {
+        F8 k[C];
+        for (int c = 0; c < C; ++c) k[c] = load(keys + c * kLanes);
+        QUIRE_UNROLL for (int j = 0; j < N * C; ++j) sums[j] = multiply_add(splat(q[j / C]), k[j % C], sums[j]);
+    }
+    float* scores = s.scores + first * s.score_stride + column;
+    QUIRE_UNROLL for (int j = 0; j < N * C; ++j) store(scores + j / C * s.score_stride + j % C * kLanes, sums[j]);
+}
+
 template <int N, class T>
-void score(const State& s, int first, const T* keys, int64_t head_dim, int64_t block_size, int64_t num_slots) {
-    for (int64_t slot = 0; slot < num_slots; slot += kLanes) {
-        F8 sums[N];
-        for (int i = 0; i < N; ++i) sums[i] = splat(0.0f);
-        for (int64_t d = 0; d < head_dim; ++d) {
-            const F8 k = load(keys + d * block_size + slot);
-            const float* q = s.q + d * kTileQueries + first;
-            for (int i = 0; i < N; ++i) sums[i] = multiply_add(splat(q[i]), k, sums[i]);
-        }
-        for (int i = 0; i < N; ++i) store(s.scores + (first + i) * s.score_stride + slot, sums[i]);
+void score(const AttentionTile& t, const State& s, int first, const Span& span) {
+    constexpr int64_t kWide = kAtOnce<N> * kLanes;
+    for (int64_t b = 0; b < span.num_blocks; ++b) {
+        const T* keys = (const T*)t.pages->keys(t.block_table[span.first_block + b], t.layer, t.kv_head);
+        const int64_t head_dim = t.pages->head_dim, num_slots = round_up(span.num_slots(b)), column = b * span.padded;
+        int64_t slot = 0;
+        for (; slot + kWide <= num_slots; slot += kWide)
+            score_slots<N, kAtOnce<N>>(s, first, keys + slot, span.size, head_dim, column + slot);
+        for (; slot < num_slots; slot += kLanes) score_slots<N, 1>(s, first, keys + slot, span.size, head_dim, column + slot);
     }
 }
 
-// acc = acc * correction + p . values, for queries [first, first + N) and slots [0, num_slots).
-template <int N, class T>
-void accumulate(const State& s, int first, const T* values, int64_t head_dim, int64_t num_slots) {
-    for (int64_t d = 0; d < head_dim; d += kLanes) {
-        const bool whole = d + kLanes <= head_dim;
-        F8 sums[N];
-        for (int i = 0; i < N; ++i)
-            sums[i] = load(s.acc + (first + i) * s.acc_stride + d) * splat(s.correction[first + i]);
-        for (int64_t slot = 0; slot < num_slots; ++slot) {
-            const T* row = values + slot * head_dim + d;
-            const F8 v = whole ? load(row) : load_part(row, head_dim - d);
-            const float* p = s.p + slot * kTileQueries + first;
-            for (int i = 0; i < N; ++i) sums[i] = multiply_add(splat(p[i]), v, sums[i]);
-        }
-        for (int i = 0; i < N; ++i) store(s.acc + (first + i) * s.acc_stride + d, sums[i]);
-    }
-}
-
-// Scores become weights: query i sees slots [begin, end) of this block.
-void soften(State& s, int i, int64_t begin, int64_t end, int64_t num_slots) {
+// Scores of query i become weights.
+void soften(const AttentionTile& t, State& s, int i, const Span& span) {
     float* scores = s.scores + i * s.score_stride;
-    const int64_t padded = round_up(num_slots);
-    for (int64_t slot = 0; slot < begin; ++slot) scores[slot] = -INFINITY;
-    for (int64_t slot = end; slot < padded; ++slot) scores[slot] = -INFINITY;
+    const int64_t num_columns = span.num_blocks * span.padded;
+    for (int64_t b = 0; b < span.num_blocks; ++b) {
+        const int64_t begin = t.first[i] - span.base(b), end = t.last[i] + 1 - span.base(b);  // slots it sees
+        float* block = scores + b * span.padded;
+        for (int64_t slot = 0; slot < begin && slot < span.padded; ++slot) block[slot] = -INFINITY;
+        for (int64_t slot = end < 0 ? 0 : end < span.size ? end : span.size; slot < span.padded; ++slot)
+            block[slot] = -INFINITY;
+    }
     F8 most = splat(s.most[i]);
-    for (int64_t slot = 0; slot < padded; slot += kLanes) most = max(most, load(scores + slot));
+    for (int64_t c = 0; c < num_columns; c += kLanes) most = max(most, load(scores + c));
     const float now = largest(most);
     float correction[kLanes];
     store(correction, exp2(splat(s.most[i] - now)));
     s.most[i] = now;
     s.correction[i] = correction[0];
-    s.weight[i] = s.weight[i] * splat(correction[0]);
-    for (int64_t slot = 0; slot < padded; slot += kLanes) {
-        const F8 p = exp2(load(scores + slot) - splat(now));
-        s.weight[i] = s.weight[i] + p;
-        store(scores + slot, p);
+    F8 weight = s.weight[i] * splat(correction[0]);
+    for (int64_t c = 0; c < num_columns; c += kLanes) {
+        const F8 p = exp2(load(scores + c) - splat(now));
+        weight = weight + p;
+        store(scores + c, p);
     }
-    for (int64_t slot = 0; slot < num_slots; ++slot) s.p[slot * kTileQueries + i] = scores[slot];
+    s.weight[i] = weight;
+    for (int64_t c = 0; c < num_columns; ++c) s.p[c * kTileQueries + i] = scores[c];
 }
 
-// Queries [first, first + N) meet one block; position `base` is its slot 0.
-template <int N, class T>
-void visit_block(const AttentionTile& t, State& s, int first, int64_t block, int64_t base) {
-    const Pages& pages = *t.pages;
-    const int64_t left = t.last[first + N - 1] + 1 - base;
-    const int64_t num_slots = left < pages.block_size ? left : pages.block_size;
-    score<N>(s, first, (const T*)pages.keys(block, t.layer, t.kv_head), pages.head_dim, pages.block_size, num_slots);
-    for (int i = first; i < first + N; ++i) {
-        const int64_t begin = t.first[i] > base ? t.first[i] - base : 0;
-        const int64_t end = t.last[i] + 1 - base < num_slots ? t.last[i] + 1 - base : num_slots;
-        soften(s, i, begin, end, num_slots);
+// C vectors of columns from d on: acc = acc * correction + p . values. `Whole`: they lie within the head.
+template <int N, int C, bool Whole, class T>
+void accumulate_columns(const AttentionTile& t, const State& s, int first, const Span& span, int64_t d) {
+    const int64_t head_dim = t.pages->head_dim;
+    float* acc = s.acc + first * s.acc_stride + d;
+    F8 sums[N * C];
+    QUIRE_UNROLL for (int j = 0; j < N * C; ++j)
+        sums[j] = load(acc + j / C * s.acc_stride + j % C * kLanes) * splat(s.correction[first + j / C]);
+    for (int64_t b = 0; b < span.num_blocks; ++b) {
+        const T* values = (const T*)t.pages->values(t.block_table[span.first_block + b], t.layer, t.kv_head) + d;
+        const float* p = s.p + b * span.padded * kTileQueries + first;
+        const int64_t num_slots = span.num_slots(b);
+        for (int64_t slot = 0; slot < num_slots; ++slot, values += head_dim, p += kTileQueries) {
+            F8 v[C];
+            for (int c = 0; c < C; ++c) v[c] = Whole ? load(values + c * kLanes) : load_part(values, head_dim - d);
+            QUIRE_UNROLL for (int j = 0; j < N * C; ++j) sums[j] = multiply_add(splat(p[j / C]), v[j % C], sums[j]);
+        }
     }
-    accumulate<N>(s, first, (const T*)pages.values(block, t.layer, t.kv_head), pages.head_dim, num_slots);
+    QUIRE_UNROLL for (int j = 0; j < N * C; ++j) store(acc + j / C * s.acc_stride + j % C * kLanes, sums[j]);
+}
+
+template <int N, class T>
+void accumulate(const AttentionTile& t, const State& s, int first, const Span& span) {
+    constexpr int64_t kWide = kAtOnce<N> * kLanes;
+    const int64_t head_dim = t.pages->head_dim;
+    int64_t d = 0;
+    for (; d + kWide <= head_dim; d += kWide) accumulate_columns<N, kAtOnce<N>, true, T>(t, s, first, span, d);
+    for (; d + kLanes <= head_dim; d += kLanes) accumulate_columns<N, 1, true, T>(t, s, first, span, d);
+    if (d < head_dim) accumulate_columns<N, 1, false, T>(t, s, first, span, d);
+}
+
+// A head's part of a block is a few kilobytes, too short for the CPU to foresee the next one.
+void prefetch(const uint8_t* data, size_t nbytes) {
+    for (size_t i = 0; i < nbytes; i += 64) __builtin_prefetch(data + i);
+}
+
+// Queries [first, first + N) meet one span.
+template <int N, class T>
+void visit(const AttentionTile& t, State& s, int first, const Span& span) {
+    const Pages& pages = *t.pages;
+    const int64_t next = span.first_block + span.num_blocks, end = t.last[t.num_queries - 1] / span.size + 1;
+    for (int64_t b = span.first_block; b < next; ++b)
+        prefetch(pages.values(t.block_table[b], t.layer, t.kv_head), pages.head_bytes());
+    score<N, T>(t, s, first, span);
+    for (int i = first; i < first + N; ++i) soften(t, s, i, span);
+    for (int64_t b = next; b < end && b < next + span.num_blocks; ++b)
+        prefetch(pages.keys(t.block_table[b], t.layer, t.kv_head), pages.head_bytes());
+    accumulate<N, T>(t, s, first, span);
 }
 
 template <class T>
 void walk(const AttentionTile& t, State& s) {
-    using Visit = void (*)(const AttentionTile&, State&, int, int64_t, int64_t);
-    static constexpr Visit kVisit[] = {visit_block<1, T>, visit_block<2, T>, visit_block<3, T>, visit_block<4, T>,
-                                       visit_block<5, T>, visit_block<6, T>, visit_block<7, T>, visit_block<8, T>};
-    const int64_t size = t.pages->block_size;
-    // Queries are ordered by token, so those that see something of a block are neighbours.
+    using Visit = void (*)(const AttentionTile&, State&, int, const Span&);
+    static constexpr Visit kVisit[] = {visit<1, T>, visit<2, T>, visit<3, T>, visit<4, T>,
+                                       visit<5, T>, visit<6, T>, visit<7, T>, visit<8, T>};
+    const int64_t size = t.pages->block_size, span_blocks = attention_span(size), span_size = span_blocks * size;
+    const int64_t last = t.last[t.num_queries - 1];
+    // Queries are ordered by token, so those that see something of a span are neighbours.
     int begin = 0, end = 0;
-    for (int64_t b = t.first[0] / size; b * size <= t.last[t.num_queries - 1]; ++b) {
-        while (begin < t.num_queries && t.last[begin] < b * size) ++begin;
-        while (end < t.num_queries && t.first[end] < (b + 1) * size) ++end;
-        kVisit[end - begin - 1](t, s, begin, t.block_table[b], b * size);
+    for (int64_t start = t.first[0] / span_size * span_size; start <= last; start += span_size) {
+        while (t.last[begin] < start) ++begin;
+        while (end < t.num_queries && t.first[end] < start + span_size) ++end;
+        const int64_t first_seen = t.first[begin] > start ? t.first[begin] : start;
+        const int64_t seen_end = last + 1 < start + span_size ? last + 1 : start + span_size;
+        const int64_t first_block = first_seen / size, end_block = (seen_end + size - 1) / size;
+        kVisit[end - begin - 1](t, s, begin, Span{first_block, end_block - first_block, seen_end, size, round_up(size)});
     }
 }
 
@@ -125,7 +184,7 @@ void attend(const AttentionTile& t) {
     const int64_t head_dim = t.pages->head_dim, block_size = t.pages->block_size;
     State s;
     s.acc_stride = round_up(head_dim);
-    s.score_stride = round_up(block_size);
+    s.score_stride = attention_span(block_size) * round_up(block_size);
     s.q = t.scratch;
     s.acc = s.q + kTileQueries * head_dim;
     s.scores = s.acc + kTileQueries * s.acc_stride;

@@ -45,9 +45,12 @@ struct AttentionTile {
     float* scratch;  // attention_scratch floats of this thread
 };
 
-// Floats: queries, accumulators and scores of one tile.
-inline int64_t attention_scratch(int64_t head_dim, int64_t block_size) {
-    return kTileQueries * (2 * (head_dim + 8) + 2 * (block_size + 8));
+// Blocks whose scores are softened together: about 64 slots, always counted from the sequence's start.
+constexpr int64_t attention_span(int64_t block_size) { return block_size < 64 ? 64 / block_size : 1; }
+
+// Floats: queries, accumulators, scores and weights of one tile.
+constexpr int64_t attention_scratch(int64_t head_dim, int64_t block_size) {
+    return kTileQueries * (2 * (head_dim + 8) + 2 * attention_span(block_size) * (block_size + 8));
 }
 
 struct OpKernels {
