@@ -38,8 +38,9 @@ constexpr int64_t kPanelBytes = 192 * 1024;
 
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// The product is cut into panels of tiles and blocks of kMaxRows rows. Threads take equal runs of (panel, block), the blocks of
-// a panel in a row: with few rows a panel is one tile, and each thread streams its own part of the weights once.
+// The product is cut into panels of tiles and blocks of kMaxRows rows. Threads take equal runs of (panel, block), the
+// blocks of a panel in a row: with few rows a panel is one tile, and each thread streams its own part of the weights
+// once.
 struct Cuts {
     int64_t num_tiles, panel_tiles, num_panels, num_blocks;
 
@@ -54,7 +55,8 @@ struct Cuts {
 };
 
 template <class Format, int Rows>
-void multiply_block(const PackedMatrix& w, const Activations& a, int64_t first_tile, int64_t last_tile, float* out, int64_t out_stride) {
+void multiply_block(const PackedMatrix& w, const Activations& a, int64_t first_tile, int64_t last_tile, float* out,
+                    int64_t out_stride) {
     const int64_t tile_bytes = w.tile_bytes();
     for (int64_t t = first_tile; t < last_tile; ++t) {
         const uint8_t* tile = w.data + t * tile_bytes;
@@ -65,15 +67,16 @@ void multiply_block(const PackedMatrix& w, const Activations& a, int64_t first_t
             float padded[Rows * kTileOutputs];
             TileProduct<Format, Rows>::run(tile, a, w.num_inputs, padded, kTileOutputs);
             for (int r = 0; r < Rows; ++r)
-                __builtin_memcpy(out + r * out_stride + first, padded + r * kTileOutputs, size_t(count) * sizeof(float));
+                __builtin_memcpy(out + r * out_stride + first, padded + r * kTileOutputs,
+                                 size_t(count) * sizeof(float));
         }
     }
 }
 
 // As multiply_block, of a number of rows known only now.
 template <class Format, int Rows = kMaxRows>
-void multiply_rows(const PackedMatrix& w, const Activations& a, int64_t rows, int64_t first_tile, int64_t last_tile, float* out,
-                   int64_t out_stride) {
+void multiply_rows(const PackedMatrix& w, const Activations& a, int64_t rows, int64_t first_tile, int64_t last_tile,
+                   float* out, int64_t out_stride) {
     if constexpr (Rows > 1)
         if (rows < Rows) return multiply_rows<Format, Rows - 1>(w, a, rows, first_tile, last_tile, out, out_stride);
     multiply_block<Format, Rows>(w, a, first_tile, last_tile, out, out_stride);
@@ -98,8 +101,8 @@ struct Product {
             Activations block = a;
             block.x = a.x ? a.x + row * a.stride : nullptr;
             block.groups = a.groups ? a.groups + row * groups_per_row : nullptr;
-            multiply_rows<Format>(w, block, min(kMaxRows, rows - row), tile, min(cuts.num_tiles, tile + cuts.panel_tiles),
-                                  out + row * out_stride, out_stride);
+            multiply_rows<Format>(w, block, min(kMaxRows, rows - row), tile,
+                                  min(cuts.num_tiles, tile + cuts.panel_tiles), out + row * out_stride, out_stride);
         }
     }
 };
@@ -109,8 +112,8 @@ void multiply(const PackedMatrix& w, const Activations& a, int64_t rows, float* 
     if (rows > 0) visit_format(w, Product{w, a, rows, out, out_stride, thread, num_threads});
 }
 
-// Codes are rounded to nearest, ties to even. A group below 2^-100 counts as zeros (127 / max would overflow); one with an
-// Inf or NaN in it gets a NaN for a scale, so that every result that depends on it is NaN.
+// Codes are rounded to nearest, ties to even. A group below 2^-100 counts as zeros (127 / max would overflow); one with
+// an Inf or NaN in it gets a NaN for a scale, so that every result that depends on it is NaN.
 void quantize_group(const float* x, QuantizedGroup& out) {
     uint32_t max_bits = 0;  // of |x|: as integers, Inf and NaN are above all numbers
     for (int i = 0; i < kGroupInputs; ++i) {
