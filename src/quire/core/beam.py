@@ -1,0 +1,85 @@
+"""Beam search: which continuations live on. It decides as transformers' `generate(num_beams=k, do_sample=False)` does.
+
+The continuations of all beams are looked at together, best first. One that ends, with a stop token or at the last
+position, counts as a result only if it is among the first k; the first k that do not end are the next beams."""
+
+from dataclasses import dataclass, field
+
+from quire.core.request import Logprob
+
+
+@dataclass(slots=True)
+class Beam:
+    """One hypothesis. `tokens` is its output, without the prompt."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprob: float = 0.0  # the sum over `tokens`
+    logprobs: list[list[Logprob]] = field(default_factory=list)  # for each token: itself, then the beam's best
+    score: float = 0.0  # once ended: logprob / length ** length_penalty
+    stop_token: int | None = None  # that ended it; None: its length did
+
+
+class BeamSearch:
+    """The search for one prompt. Give it the continuations of `beams`, in that order, until it is `done`."""
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        max_tokens: int,
+        stop_ids: frozenset[int] = frozenset(),
+        min_tokens: int = 0,
+        length_penalty: float = 1.0,
+        early_stopping: bool = False,
+        num_logprobs: int = 0,
+    ) -> None:
+        self.width = width
+        self.max_tokens = max_tokens
+        self.stop_ids = stop_ids
+        self.min_tokens = min_tokens
+        self.length_penalty = length_penalty
+        self.early_stopping = early_stopping
+        self.num_logprobs = num_logprobs  # alternatives kept beside each token
+        self.beams = [Beam()]  # the prompt alone; its continuations seed the others
+        self.results: list[Beam] = []  # ended, the best `width` of them, best first
+        self.done = False
+
+    def advance(self, continuations: list[list[Logprob]]) -> list[int]:
+        """Replace `beams` by their best continuations; returns for each new beam the place of its parent."""
+        assert not self.done and len(continuations) == len(self.beams), "every beam needs its continuations"
+        length = len(self.beams[0].tokens) + 1
+        candidates = [
+            (beam.logprob + each.logprob, parent, each)
+            for parent, (beam, best) in enumerate(zip(self.beams, continuations, strict=True))
+            for each in best
+        ]
+        candidates.sort(key=lambda candidate: -candidate[0])  # stable: the earlier beam, then its more likely token
+        beams: list[Beam] = []
+        parents: list[int] = []
+        for place, (logprob, parent, chosen) in enumerate(candidates):
+            if len(beams) == self.width:
+                break
+            stops = chosen.token in self.stop_ids and length >= self.min_tokens
+            if not stops and length < self.max_tokens:
+                beams.append(self._continue(parent, chosen, logprob, continuations[parent]))
+                parents.append(parent)
+            elif place < self.width:
+                beam = self._continue(parent, chosen, logprob, continuations[parent])
+                beam.score = logprob / length**self.length_penalty
+                beam.stop_token = chosen.token if stops else None
+                self.results.append(beam)
+        self.results.sort(key=lambda beam: -beam.score)  # stable: of equals the earlier result stays
+        del self.results[self.width :]
+        self.beams = beams
+        self.done = not beams or self._decided(beams[0].logprob / length**self.length_penalty)
+        return parents
+
+    def _continue(self, parent: int, chosen: Logprob, logprob: float, best: list[Logprob]) -> Beam:
+        old = self.beams[parent]
+        return Beam([*old.tokens, chosen.token], logprob, [*old.logprobs, [chosen, *best[: self.num_logprobs]]])
+
+    def _decided(self, best_live: float) -> bool:
+        """No live beam is expected to displace a result: judged by the best one's score at its present length."""
+        if len(self.results) < self.width:
+            return False
+        return self.early_stopping or best_live <= self.results[-1].score

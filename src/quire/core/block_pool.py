@@ -1,0 +1,75 @@
+"""Which KV blocks are held, and which free ones still carry a prefix. Ids only: nobody here has seen a tensor."""
+
+from collections import OrderedDict
+
+from quire.core.prefix_tree import PrefixTree
+
+
+class BlockPool:
+    """Blocks 0 .. num_blocks, counted by reference.
+
+    Invariant (`check()`): every block is held (refs > 0), or free, or free and cached; exactly one of the three."""
+
+    def __init__(self, num_blocks: int, tree: PrefixTree) -> None:
+        self.num_blocks = num_blocks
+        self.refs = [0] * num_blocks
+        self.tree = tree
+        self._free = list(range(num_blocks - 1, -1, -1))  # nothing worth keeping in them; the last is taken first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # free, in the tree; least recently used first
+
+    @property
+    def num_available(self) -> int:
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    def take(self) -> int:
+        """A block nobody holds; the least recently used prefix gives way when all others are taken."""
+        if self._free:
+            block = self._free.pop()
+        else:
+            assert self._cached, "a block is taken from an empty pool"
+            block, _ = self._cached.popitem(last=False)
+            self.tree.remove(block)
+        self.refs[block] = 1
+        return block
+
+    def grow(self, table: list[int], num_blocks: int) -> bool:
+        """Extend `table` to `num_blocks` blocks, or take nothing and return False."""
+        if num_blocks - len(table) > self.num_available:
+            return False
+        for _ in range(num_blocks - len(table)):
+            table.append(self.take())
+        return True
+
+    def hold(self, block: int) -> None:
+        """One more reference to a block that is held or cached."""
+        if self.refs[block] == 0:
+            del self._cached[block]
+        self.refs[block] += 1
+
+    def release(self, table: list[int]) -> None:
+        for block in reversed(table):  # the tail first: a prefix outlives its suffix
+            self.refs[block] -= 1
+            assert self.refs[block] >= 0, f"block {block} is released more often than held"
+            if self.refs[block] == 0:
+                if block in self.tree:
+                    self._cached[block] = None
+                else:
+                    self._free.append(block)
+
+    def check(self) -> None:
+        held = [block for block, refs in enumerate(self.refs) if refs > 0]
+        every = sorted([*held, *self._free, *self._cached])
+        assert every == list(range(self.num_blocks)), "a block is lost, or both held and free"
+        assert all(block in self.tree for block in self._cached), "a cached block is not in the tree"
+        assert not any(block in self.tree for block in self._free), "a block is in the tree and its content given up"
+        order = {block: i for i, block in enumerate(self._cached)}
+        for node in self.tree.walk():
+            for child in node.children.values():
+                if node.block in order:
+                    assert order.get(child.block, self.num_blocks) < order[node.block], (
+                        f"block {child.block} follows block {node.block} and would be evicted after it"
+                    )

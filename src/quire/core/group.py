@@ -1,0 +1,185 @@
+"""A request under way: what its samples have in common, and what is told of them."""
+
+from dataclasses import replace
+
+from quire.core.beam import BeamSearch
+from quire.core.limits import Limits
+from quire.core.params import SamplingParams
+from quire.core.plan import Drawn
+from quire.core.request import FinishReason, Logprob, Request, SequenceEvent
+from quire.core.sequence import Key, Sequence
+
+
+class Group:
+    """The samples, or the beams, of one request.
+
+    One of them, the leader, computes the prompt; the others begin from what it computed (`source`)."""
+
+    __slots__ = (
+        "deadline",
+        "from_start",
+        "held",
+        "held_prompt_logprobs",
+        "holds_rows",
+        "id",
+        "key",
+        "leader",
+        "length",
+        "live",
+        "min_stop_length",
+        "num_cached",
+        "num_open",
+        "num_prompt",
+        "num_prompt_logprobs",
+        "num_rows",
+        "params",
+        "preempted",
+        "ranked",
+        "realm",
+        "row_params",
+        "search",
+        "shares_prompt",
+        "source",
+        "started",
+        "stop_ids",
+        "unstarted",
+    )
+
+    def __init__(self, request: Request, key: Key, limits: Limits) -> None:
+        params = request.params
+        self.id = request.id
+        self.key = key
+        self.deadline = request.deadline
+        self.realm = (request.tenant, request.salt)
+        self.params = params
+        self.num_prompt = len(request.prompt_ids)
+        self.length = limits.length(request)  # prompt and output, where a sample ends
+        self.min_stop_length = self.num_prompt + max(params.min_tokens, 1)  # a shorter one is not ended by a stop token
+        eos_ids = () if params.ignore_eos else request.eos_ids
+        self.stop_ids = frozenset((*eos_ids, *params.stop_token_ids))
+        self.search = self._new_search() if params.beam_width else None
+        self.num_rows = params.beam_width or 1  # that one admission takes: beams run together or not at all
+        self.holds_rows = False  # a search has its rows, used or not, from admission until it ends or is preempted
+        self.ranked = self.search is None and params.num_samples > params.n  # only the best are delivered, at the end
+        self.held: dict[int, SequenceEvent] = {}  # by sample, what a ranked request has not delivered yet
+        self.held_prompt_logprobs: list[list[Logprob]] = []  # go out with the first result, of a search as well
+        self.shares_prompt = params.num_samples > 1
+        self.row_params = replace(
+            params, prompt_logprobs=None, logprobs=params.logprobs or 0 if self.ranked else params.logprobs
+        )
+        self.from_start = not any(request.resumed)  # nothing was delivered by an engine before this one
+        self.num_prompt_logprobs = 0 if self.from_start else self.num_prompt - 1  # delivered
+        self.num_cached = 0
+        self.num_open = params.n if self.search is not None else params.num_samples  # samples without a finish
+        self.live: list[Sequence] = []  # not ended
+        self.unstarted: list[Sequence] = []  # of those, the ones that wait for the leader's prompt
+        self.leader: Sequence | None = None
+        self.source: Sequence | None = None  # has the prompt in its blocks
+        self.started = False  # was admitted once
+        self.preempted = False  # was preempted once: hits from then on are not the prompt's own
+
+    def _new_search(self) -> BeamSearch:
+        params = self.params
+        assert params.beam_width is not None
+        return BeamSearch(
+            params.beam_width,
+            max_tokens=self.length - self.num_prompt,
+            stop_ids=self.stop_ids,
+            min_tokens=params.min_tokens,
+            length_penalty=params.length_penalty,
+            early_stopping=params.early_stopping,
+            num_logprobs=params.logprobs or 0,
+        )
+
+    def computes_prompt_logprobs(self, seq: Sequence) -> bool:
+        """Such a sequence computes its prompt itself: what comes from the cache has no logits."""
+        wanted = self.params.prompt_logprobs is not None and self.num_prompt_logprobs < self.num_prompt - 1
+        return wanted and seq is self.leader
+
+    def params_of(self, seq: Sequence) -> SamplingParams:
+        """What the runner is asked for: everyone's parameters, and prompt logprobs of one sequence only."""
+        if self.computes_prompt_logprobs(seq):
+            return replace(self.row_params, prompt_logprobs=self.params.prompt_logprobs)
+        return self.row_params
+
+    def finish_reason(self, tokens: list[int]) -> FinishReason | None:
+        """Whether a sample ends with the last of `tokens`."""
+        if tokens[-1] in self.stop_ids and len(tokens) >= self.min_stop_length:
+            return "stop"
+        return "length" if len(tokens) >= self.length else None
+
+    def new_prompt_logprobs(self, seq: Sequence, drawn: Drawn) -> list[list[Logprob]] | None:
+        """Those of `drawn` to deliver now: not again after a preemption, and with the results if those are held."""
+        if not drawn.prompt_logprobs or seq is not self.leader:
+            return None
+        last = min(seq.num_computed, self.num_prompt - 1)  # positions 1 .. num_prompt - 1 have one each
+        num_new = last - self.num_prompt_logprobs
+        if num_new <= 0:
+            return None
+        assert num_new <= len(drawn.prompt_logprobs), f"prompt logprobs of {self.id} are missing before position {last}"
+        self.num_prompt_logprobs = last
+        new = drawn.prompt_logprobs[-num_new:]
+        if self.ranked or self.search is not None:
+            self.held_prompt_logprobs += new
+            return None
+        return new
+
+    def event(self, index: int) -> SequenceEvent:
+        return SequenceEvent(request_id=self.id, index=index, num_cached=self.num_cached)
+
+    def deliver(self, event: SequenceEvent) -> list[SequenceEvent]:
+        """What the client is told, now that a sample gained `event`."""
+        self.num_open -= event.finish_reason is not None
+        if not self.ranked:
+            event.final = self.num_open == 0
+            return [event]
+        held = self.held.setdefault(event.index, event)
+        if held is not event:
+            held.tokens += event.tokens
+            held.logprobs = (held.logprobs or []) + (event.logprobs or [])
+            held.finish_reason, held.stop_token, held.reason = event.finish_reason, event.stop_token, event.reason
+            held.cumulative_logprob = event.cumulative_logprob
+        return [] if self.num_open else self._best()
+
+    def _best(self) -> list[SequenceEvent]:
+        """The n samples of highest logprob, best first; one that was cancelled comes after all that were not."""
+        ranked = sorted(
+            self.held.values(),
+            key=lambda event: (event.finish_reason == "cancelled", -(event.cumulative_logprob or 0.0), event.index),
+        )[: self.params.n]
+        for index, event in enumerate(ranked):
+            event.index = index
+            if self.params.logprobs is None:
+                event.logprobs = None
+        ranked[0].prompt_logprobs = self.held_prompt_logprobs or None
+        ranked[-1].final = True
+        return ranked
+
+    def give_up(self, reason: str) -> list[SequenceEvent]:
+        """End everything that is open as cancelled."""
+        if self.ranked or self.search is not None:
+            events = [self.event(index) for index in range(self.params.n)]
+        else:
+            events = [self.event(seq.sample) for seq in self.live]
+        for event in events:
+            event.finish_reason, event.reason = "cancelled", reason
+        events[-1].final = True
+        return events
+
+    def results(self) -> list[SequenceEvent]:
+        """The n best hypotheses of a search that is done."""
+        assert self.search is not None
+        events = [self.event(index) for index in range(self.params.n)]
+        events[0].prompt_logprobs = self.held_prompt_logprobs or None
+        for i, event in enumerate(events):
+            if i >= len(self.search.results):
+                event.finish_reason = "error"
+                event.reason = f"the search ended with {len(self.search.results)} hypotheses"
+                continue
+            beam = self.search.results[i]
+            event.tokens = beam.tokens
+            event.logprobs = beam.logprobs if self.params.logprobs is not None else None
+            event.finish_reason = "length" if beam.stop_token is None else "stop"
+            event.stop_token, event.cumulative_logprob = beam.stop_token, beam.logprob
+        events[-1].final = True
+        return events

@@ -1,0 +1,106 @@
+"""How much one step and one engine may take on, and which requests can never be served within that."""
+
+from dataclasses import dataclass
+
+from quire.core.errors import BadRequest, PromptTooLong
+from quire.core.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    max_num_seqs: int  # rows: sequences that run at the same time
+    max_num_batched_tokens: int  # computed in one step
+    max_model_len: int  # prompt and output of one sequence
+    block_size: int = 16  # tokens whose keys and values share a block
+    max_queued: int = 4096  # requests that wait for their first step; more are refused
+    long_prefill_token_threshold: int = 0  # prompt tokens one sequence may compute in one step; 0: as many as fit
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "max_queued"):
+            if getattr(self, name) < 1:
+                raise BadRequest(f"{name} is {getattr(self, name)}", f"{name} must be at least 1", param=name)
+        if self.long_prefill_token_threshold < 0:
+            raise BadRequest(
+                f"long_prefill_token_threshold is {self.long_prefill_token_threshold}",
+                "0 means no threshold",
+                param="long_prefill_token_threshold",
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise BadRequest(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens} and max_num_seqs is {self.max_num_seqs}: "
+                "not every running sequence could have a token in a step",
+                f"let max_num_batched_tokens be at least {self.max_num_seqs}",
+                param="max_num_batched_tokens",
+            )
+
+    def blocks(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def length(self, request: Request) -> int:
+        """The number of tokens, prompt and output, at which a sample of `request` ends."""
+        if request.params.max_tokens is None:
+            return self.max_model_len
+        return len(request.prompt_ids) + request.params.max_tokens
+
+
+def refuse_impossible(request: Request, limits: Limits, num_blocks: int) -> None:
+    """Raise if `request` could not be served even with the whole engine to itself."""
+    params = request.params
+    num_prompt = len(request.prompt_ids)
+    if num_prompt == 0:
+        raise BadRequest("the prompt is empty", "give at least one token", param="prompt")
+    length = limits.length(request)
+    if num_prompt >= limits.max_model_len or length > limits.max_model_len:
+        room = limits.max_model_len - num_prompt
+        raise PromptTooLong(
+            f"the prompt has {num_prompt} tokens and max_tokens is {params.max_tokens}, "
+            f"and the context holds {limits.max_model_len} tokens",
+            f"shorten the prompt or let max_tokens be at most {room}" if room > 0 else "shorten the prompt",
+            param="max_tokens" if room > 0 else "prompt",
+        )
+    width = params.beam_width or 1
+    if width > limits.max_num_seqs:
+        raise BadRequest(
+            f"beam_width is {width}, and {limits.max_num_seqs} sequences run at the same time",
+            f"let beam_width be at most {limits.max_num_seqs}",
+            param="beam_width",
+        )
+    # Samples can run one after the other; the beams of a search cannot, but they share the full blocks of the prompt.
+    # The last token of a sequence is never read back, so it needs no slot.
+    shared = (num_prompt - 1) // limits.block_size
+    needed = shared + width * (limits.blocks(length - 1) - shared)
+    if needed > num_blocks:
+        raise BadRequest(
+            f"a prompt of {num_prompt} tokens with max_tokens {params.max_tokens} needs {needed} cache blocks "
+            f"of {limits.block_size} tokens{f' for {width} beams' if width > 1 else ''}, and there are {num_blocks}",
+            "lower max_tokens, or give the cache more memory",
+            param="max_tokens",
+        )
+    if params.beam_width and params.logprobs is not None and params.logprobs > 2 * width:
+        raise BadRequest(
+            f"logprobs is {params.logprobs}, and a search of {width} beams looks at {2 * width} continuations",
+            f"let logprobs be at most {2 * width}",
+            param="logprobs",
+        )
+    if request.resumed:
+        _check_resumed(request, length)
+
+
+def _check_resumed(request: Request, length: int) -> None:
+    params = request.params
+    if len(request.resumed) != params.num_samples:
+        raise BadRequest(
+            f"{len(request.resumed)} samples are resumed of {params.num_samples}",
+            "give the delivered tokens of every sample, an empty list where there are none",
+            param="resumed",
+        )
+    if any(request.resumed) and (params.beam_width or params.num_samples > params.n):
+        raise BadRequest(
+            "tokens are resumed for a request that delivers only its best samples at the end", param="resumed"
+        )
+    longest = max(map(len, request.resumed)) + len(request.prompt_ids)
+    if longest > length:
+        raise BadRequest(
+            f"a resumed sample has {longest} tokens with its prompt, and ends at {length}", param="resumed"
+        )

@@ -1,0 +1,195 @@
+"""A sequence's tokens in blocks: found again in the prefix tree, forked from a sibling, swapped out and in, given back.
+
+Whoever runs decides nothing here; the scheduler asks only for what it knows there is room for."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from quire.core.block_pool import BlockPool
+from quire.core.plan import StepPlan
+from quire.core.prefix_tree import PrefixTree
+from quire.core.sequence import NEVER, Sequence
+
+
+class Memory:
+    """The blocks of the device and of the host, and the prefixes in them.
+
+    A block that is written has one reference: a fork shares full blocks and copies the one it would write into."""
+
+    def __init__(self, num_blocks: int, num_host_blocks: int, block_size: int, prefix_caching: bool) -> None:
+        self.block_size = block_size
+        self.tree = PrefixTree(block_size)
+        self.pool = BlockPool(num_blocks, self.tree)
+        self.prefix_caching = prefix_caching
+        self.num_host_blocks = num_host_blocks
+        self._free_host = list(range(num_host_blocks - 1, -1, -1))
+
+    def missing(self, seq: Sequence, num_tokens: int) -> int:
+        """New blocks it takes until the table covers `num_tokens`."""
+        return -(-num_tokens // self.block_size) - len(seq.table)
+
+    def start(self, seq: Sequence, num_promised: int) -> bool:
+        """Give a waiting sequence what already exists of it, if there is room for the rest of what is known of it
+        beside `num_promised` blocks; else change nothing and return False."""
+        host, num_computed = seq.host, seq.num_computed
+        self.reuse(seq)
+        if self.missing(seq, len(seq.tokens)) + num_promised <= self.pool.num_available:
+            return True
+        seq.host = []
+        self.release(seq)
+        seq.host, seq.num_computed = host, num_computed
+        return False
+
+    def reuse(self, seq: Sequence) -> None:
+        """Give a sequence without blocks what already exists of it; takes nothing that is not shared."""
+        source = seq.group.source
+        seq.index_at = self.block_size if self.prefix_caching else NEVER
+        if source is not None and not seq.host and not self._prefers_tree(seq):
+            self.fork(seq, source, seq.group.num_prompt - 1)
+        else:
+            self.share(seq)
+
+    def share(self, seq: Sequence) -> None:
+        """Extend a table that ends with a full block by the blocks that follow in the tree.
+
+        At least the last known token is left to compute, since its logits are wanted. When only that one would be left
+        in a full block, the hit is one block shorter: the block is shared, so it may not be written, and it cannot be
+        copied either, since a sequence of this very step may be the one that fills it and copies come first."""
+        group = seq.group
+        if seq.index_at == NEVER or group.computes_prompt_logprobs(seq):
+            return
+        last = (len(seq.tokens) - 1) // self.block_size
+        path = self.tree.match(group.realm, seq.node, seq.tokens, seq.num_indexed, last)
+        for node in path:
+            self.pool.hold(node.block)
+            seq.table.append(node.block)
+        if path:
+            seq.node = path[-1]
+            seq.num_indexed += len(path)
+            seq.index_at += len(path) * self.block_size
+            seq.num_computed = max(seq.num_computed, seq.num_indexed * self.block_size)
+
+    def _prefers_tree(self, seq: Sequence) -> bool:
+        """Whether the tree has at least as much of `seq` as its prompt."""
+        num_full = (seq.group.num_prompt - 1) // self.block_size + 1
+        last = (len(seq.tokens) - 1) // self.block_size
+        return last >= num_full and len(self.tree.match(seq.group.realm, None, seq.tokens, 0, num_full)) == num_full
+
+    def fork(self, seq: Sequence, source: Sequence, num_tokens: int) -> None:
+        """Begin with the first `num_tokens` of `source`: full blocks are shared, the next one is copied later."""
+        full = num_tokens // self.block_size
+        seq.table = source.table[:full]
+        for block in seq.table:
+            self.pool.hold(block)
+        if num_tokens % self.block_size:
+            seq.copy_from = source.table[full]
+            self.pool.hold(seq.copy_from)
+        seq.num_computed = num_tokens
+        self._inherit(seq, source, full)
+
+    def take_over(self, seq: Sequence, source: Sequence) -> None:
+        """Continue in the very blocks of `source`, which ends."""
+        seq.table, source.table = source.table, []
+        seq.num_computed = source.num_computed
+        self._inherit(seq, source, len(seq.table))
+
+    def _inherit(self, seq: Sequence, source: Sequence, num_blocks: int) -> None:
+        """The same place in the tree; a source that has left it within these blocks leads out of the tree."""
+        seq.node, seq.num_indexed = source.node, source.num_indexed
+        while seq.num_indexed > num_blocks:
+            assert seq.node is not None
+            seq.node, seq.num_indexed = seq.node.parent, seq.num_indexed - 1
+        if seq.num_indexed == 0:
+            seq.node = None  # not a root: those come and go
+        left = source.index_at == NEVER and seq.num_indexed < num_blocks
+        seq.index_at = NEVER if left or not self.prefix_caching else (seq.num_indexed + 1) * self.block_size
+
+    def extend(self, seq: Sequence, num_tokens: int, plan: StepPlan) -> None:
+        """Let the table cover `num_tokens`; what a new block must begin with is copied or swapped in by the plan."""
+        first = len(seq.table)
+        grown = self.pool.grow(seq.table, -(-num_tokens // self.block_size))
+        assert grown, "the scheduler promised more blocks than there are"
+        if seq.copy_from is not None:
+            plan.copies.append((seq.copy_from, seq.table[first]))
+            self.pool.release([seq.copy_from])
+            seq.copy_from = None
+        if seq.host:
+            plan.swap_in.extend(zip(seq.host[first:], seq.table[first:], strict=False))
+            self._free_host.extend(seq.host)
+            seq.host = []
+
+    def index(self, seq: Sequence) -> None:
+        """Enter the blocks that the planned step fills: it writes them in every layer before any is read there, so
+        the next sequence of the same plan may already share them."""
+        size = self.block_size
+        while seq.index_at <= seq.num_computed:
+            i = seq.num_indexed
+            tokens = tuple(seq.tokens[i * size : (i + 1) * size])
+            node = self.tree.insert(seq.group.realm, seq.node, tokens, seq.table[i])
+            if node is None:  # computed twice: going on below the other's block would need that one held as well
+                seq.index_at = NEVER
+                return
+            seq.node = node
+            seq.num_indexed += 1
+            seq.index_at += size
+
+    def can_swap_out(self, seq: Sequence) -> bool:
+        return 0 < len(seq.table) <= len(self._free_host)
+
+    def swap_out(self, seq: Sequence, plan: StepPlan) -> None:
+        """Keep what is computed on the host, and give the blocks back."""
+        num_computed = seq.num_computed
+        host = [self._free_host.pop() for _ in seq.table]
+        plan.swap_out.extend(zip(seq.table, host, strict=True))
+        self.release(seq)
+        seq.host, seq.num_computed = host, num_computed
+
+    def release(self, seq: Sequence) -> None:
+        """Give everything back; nothing of the sequence is computed any more."""
+        if seq.copy_from is not None:
+            self.pool.release([seq.copy_from])
+            seq.copy_from = None
+        self.pool.release(seq.table)
+        self._free_host.extend(seq.host)
+        seq.table, seq.host = [], []
+        seq.node, seq.num_indexed, seq.index_at = None, 0, NEVER
+        seq.num_computed = seq.num_told = 0
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Every invariant of memory, given all sequences that are alive."""
+        self.tree.check()
+        self.pool.check()
+        refs: Counter[int] = Counter()
+        host = list(self._free_host)
+        for seq in sequences:
+            refs.update(seq.table)
+            host.extend(seq.host)
+            if seq.copy_from is not None:
+                refs[seq.copy_from] += 1
+            self._check_table(seq)
+        for block, count in enumerate(self.pool.refs):
+            assert count == refs[block], f"block {block} has {count} references and stands in {refs[block]} tables"
+        assert sorted(host) == list(range(self.num_host_blocks)), "a host block is lost, or given out twice"
+
+    def _check_table(self, seq: Sequence) -> None:
+        name = f"sample {seq.sample} of {seq.group.id}"
+        if seq.host:
+            assert not seq.table, f"{name} is swapped out and holds blocks"
+            return
+        covered = len(seq.table) + (seq.copy_from is not None)
+        assert covered == -(-seq.num_computed // self.block_size), (
+            f"{name} has {seq.num_computed} tokens computed and {covered} blocks"
+        )
+        node, i = seq.node, seq.num_indexed
+        while i > 0:
+            i -= 1
+            assert node is not None and node.block == seq.table[i], f"{name} does not hold the chain of its node"
+            node = node.parent
+        full = seq.num_computed // self.block_size
+        for block in seq.table[full:]:
+            assert self.pool.refs[block] == 1 + self._copied(seq), f"{name} writes into block {block}, which is shared"
+
+    @staticmethod
+    def _copied(seq: Sequence) -> int:
+        """How many siblings still wait to copy the block that `seq` writes into."""
+        return sum(other.copy_from == seq.table[-1] for other in seq.group.live)

@@ -1,0 +1,59 @@
+"""Who goes first. A policy turns a request into a key, once; the smaller key goes earlier, and is preempted later."""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from operator import attrgetter
+
+from quire.core.errors import BadRequest
+from quire.core.request import Request
+from quire.core.sequence import Key, Sequence
+
+Policy = Callable[[Request, int], Key]
+
+
+def fcfs(request: Request, number: int) -> Key:
+    """First come, first served; `number` counts submissions and decides ties."""
+    return (request.arrival, number)
+
+
+def priority(request: Request, number: int) -> Key:
+    """The lower priority number first, then first come, first served."""
+    return (request.priority, request.arrival, number)
+
+
+POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority}
+
+
+def find_policy(name: str) -> Policy:
+    if name not in POLICIES:
+        raise BadRequest(
+            f"there is no scheduling policy `{name}`", f"choose from {', '.join(POLICIES)}", param="policy"
+        )
+    return POLICIES[name]
+
+
+_KEY = attrgetter("key")
+
+
+class PolicyQueue:
+    """Sequences in policy order. Keys differ, so a sequence is found by its key."""
+
+    __slots__ = ("items",)
+
+    def __init__(self) -> None:
+        self.items: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def push(self, seq: Sequence) -> None:
+        insort(self.items, seq, key=_KEY)
+
+    def remove(self, seq: Sequence) -> None:
+        at = bisect_left(self.items, seq.key, key=_KEY)
+        assert self.items[at] is seq, f"the queue has another sequence where {seq.key} should stand"
+        del self.items[at]
+
+    def check(self) -> None:
+        keys = [seq.key for seq in self.items]
+        assert keys == sorted(set(keys)), f"the queue is out of order: {keys}"

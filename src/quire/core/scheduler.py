@@ -1,0 +1,506 @@
+"""Who computes what in the next step.
+
+One rule: every sequence catches up with what is known of it, within the token budget, in policy order. Running ones
+that lack one token come first, then prompts under way, then waiting ones; nobody overtakes. There is no clock, no
+tensor and no thread here, so the same object drives an engine, a test and a simulation."""
+
+from collections import Counter
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from itertools import count as count_from
+
+from quire.core.errors import BadRequest, QueueFull
+from quire.core.group import Group
+from quire.core.limits import Limits, refuse_impossible
+from quire.core.memory import Memory
+from quire.core.plan import Admission, Drawn, Run, StepOutput, StepPlan
+from quire.core.policy import PolicyQueue, find_policy
+from quire.core.records import SchedulerStats
+from quire.core.request import Request, SequenceEvent
+from quire.core.sequence import Sequence
+
+
+class Scheduler:
+    """Call `schedule()`, carry the plan out, give its output to `update()`, and so on while `has_work`.
+
+    `add`, `cancel` and `expire` may be called at any moment, also while a plan is being carried out."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        num_blocks: int,
+        *,
+        num_host_blocks: int = 0,
+        policy: str = "fcfs",
+        prefix_caching: bool = True,
+    ) -> None:
+        self.limits = limits
+        self.policy = find_policy(policy)
+        self.memory = Memory(num_blocks, num_host_blocks, limits.block_size, prefix_caching)
+        self.running = PolicyQueue()
+        self.waiting = PolicyQueue()
+        self._groups: dict[str, Group] = {}
+        self._deadlines: list[tuple[float, str]] = []  # a heap; requests that have ended stay until their time
+        self._rows: list[Sequence | None] = [None] * limits.max_num_seqs
+        self._free_rows = list(range(limits.max_num_seqs))  # a heap: low rows first
+        self._rows_left = limits.max_num_seqs  # neither used nor kept for the beams of a search under way
+        self._retired: list[int] = []  # rows given up since the last plan
+        self._events: list[SequenceEvent] = []  # to be returned by the next update()
+        self._numbers = count_from()
+        self._step = 0
+        self._in_flight = False  # a plan was given out whose output has not come
+        self._num_queued = 0  # requests never admitted
+        self._num_live = 0  # sequences of all requests
+        self._num_preemptions = self._num_queries = self._num_hits = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._groups or self._events)
+
+    # ---- requests come and go
+
+    def add(self, request: Request, now: float) -> None:
+        """Queue a request, or raise: BadRequest, PromptTooLong, QueueFull."""
+        if request.id in self._groups:
+            raise BadRequest(f"a request with the id `{request.id}` is under way", "choose another id", param="id")
+        refuse_impossible(request, self.limits, self.memory.pool.num_blocks)
+        if self._num_queued >= self.limits.max_queued:
+            raise QueueFull(f"{self._num_queued} requests are waiting, which is the limit", "try again later")
+        group = Group(request, self.policy(request, next(self._numbers)), self.limits)
+        self._groups[group.id] = group
+        self._num_queued += 1
+        num_samples = 1 if group.search else request.params.num_samples
+        for sample in range(num_samples):
+            output = request.resumed[sample] if request.resumed else []
+            group.live.append(Sequence(group, sample, request.prompt_ids + output))
+        self._num_live += num_samples
+        group.unstarted = list(group.live)
+        for seq in group.unstarted[:]:
+            if seq.num_known > group.num_prompt and (reason := group.finish_reason(seq.tokens)):
+                event = group.event(seq.sample)
+                event.finish_reason = reason
+                event.stop_token = seq.tokens[-1] if reason == "stop" else None
+                self._events += self._end(seq, event)
+        self._choose_leader(group)
+        if request.deadline is not None:
+            heappush(self._deadlines, (request.deadline, request.id))
+            self._events += self.expire(now)
+
+    def cancel(
+        self, request_id: str, index: int | None = None, reason: str = "the request was cancelled"
+    ) -> list[SequenceEvent]:
+        """End a request, or one of its samples, now. Nothing happens if it has ended before."""
+        if (group := self._groups.get(request_id)) is None:
+            return []
+        if index is not None and group.search is None:
+            for seq in group.live:
+                if seq.sample == index:
+                    event = group.event(index)
+                    event.finish_reason, event.reason = "cancelled", reason
+                    return self._end(seq, event)
+            return []
+        events = group.give_up(reason)  # the beams of a search are no samples: they end together
+        for seq in group.live[:]:
+            self._leave(seq)
+        self._close(group)
+        return events
+
+    def expire(self, now: float) -> list[SequenceEvent]:
+        """End the requests whose deadline has passed."""
+        events: list[SequenceEvent] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, request_id = heappop(self._deadlines)
+            group = self._groups.get(request_id)
+            if group is not None and group.deadline == deadline:
+                events += self.cancel(request_id, reason="the deadline of the request has passed")
+        return events
+
+    # ---- a step
+
+    def schedule(self) -> StepPlan:
+        """Let every sequence catch up with what is known of it, in policy order, within the token budget."""
+        assert not self._in_flight, (
+            "schedule() is called again before the output of the last plan was given to update()"
+        )
+        self._in_flight = True
+        plan = StepPlan(self._step, [], self._retired)
+        num_preemptions = self._num_preemptions
+        behind = self._continue(plan)
+        budget = self.limits.max_num_batched_tokens - len(plan.runs)
+        promised = 0  # blocks that prompts under way will need: they were admitted because these were there
+        all_moved = True
+        for seq in behind:
+            if not seq.running:
+                continue  # preempted for one before it
+            taken = self._catch_up(seq, budget, plan)
+            all_moved &= taken > 0
+            budget -= taken
+            promised += self.memory.missing(seq, seq.num_known)
+        if all_moved and self._num_preemptions == num_preemptions:
+            self._admit(plan, budget, promised)
+        self._retired = []
+        return plan
+
+    def _continue(self, plan: StepPlan) -> list[Sequence]:
+        """Plan one token for each running sequence that lacks just that; returns those that lack more, or a row."""
+        runs, step, size, pool = plan.runs, plan.step, self.limits.block_size, self.memory.pool
+        behind: list[Sequence] = []
+        for seq in self.running.items:  # victims stand behind `seq`, so removing them does not disturb this loop
+            start = seq.num_computed
+            missing = len(seq.tokens) - start
+            if missing != 1 or seq.row < 0:
+                if missing and (seq.row >= 0 or start or seq.group.source):
+                    behind.append(seq)  # else a beam waits for the others, or for the prompt
+                continue
+            new_blocks: list[int] = []
+            if start == len(seq.table) * size:
+                if pool.num_available == 0 and not self._make_room(seq, 1, plan):
+                    continue  # it waits a step; what stands before it goes on, and may take its blocks
+                seq.table.append(pool.take())
+                new_blocks = seq.table[seq.num_told :]
+                seq.num_told = len(seq.table)
+            runs.append(Run(seq.row, start, 1, new_blocks))
+            seq.num_computed = start + 1
+            seq.planned = step
+            if start + 1 == seq.index_at:
+                self.memory.index(seq)
+        behind.sort(key=lambda seq: seq.num_known - seq.num_computed > 1)  # beams lack one token and come first
+        return behind
+
+    def _catch_up(self, seq: Sequence, budget: int, plan: StepPlan) -> int:
+        """Plan as many tokens of a running sequence as the budget allows; 0 if there is no room.
+
+        Whoever finds no room has preempted all that stand behind it, so nobody overtakes it in the rest of the step."""
+        if budget == 0:
+            return 0
+        before = seq.num_computed
+        if seq.row < 0 and before == 0:
+            self.memory.reuse(seq)
+        elif before % self.limits.block_size == 0:
+            self.memory.share(seq)  # another sequence may have computed the same meanwhile
+            self._count_hits(seq, before)
+        wanted = self._chunk(seq, budget)
+        if not self._make_room(seq, self.memory.missing(seq, seq.num_computed + wanted), plan):
+            return 0
+        self._run(seq, wanted, plan)
+        return wanted
+
+    def _admit(self, plan: StepPlan, budget: int, promised: int) -> None:
+        """Start waiting sequences, each only if all that is known of it fits beside what is promised already."""
+        while self.waiting.items and budget > 0:
+            seq = self.waiting.items[0]
+            group = seq.group
+            before = seq.num_computed
+            if group.num_rows > self._rows_left or not self.memory.start(seq, promised):
+                return
+            del self.waiting.items[0]
+            self._rows_left -= group.num_rows
+            self._join(seq)
+            if group.search is not None:
+                group.holds_rows = True
+                for beam in group.unstarted:  # they begin once the leader has the prompt
+                    self._join(beam)
+                group.unstarted = []
+            if not group.started:
+                group.started = True
+                self._num_queued -= 1
+                self._num_queries += group.num_prompt
+            self._count_hits(seq, before)
+            wanted = self._chunk(seq, budget)
+            self._run(seq, wanted, plan)
+            budget -= wanted
+            promised += self.memory.missing(seq, seq.num_known)
+
+    def _chunk(self, seq: Sequence, budget: int) -> int:
+        """Tokens to compute now. A chunk that does not reach the end stops at a block's end if it can: a full block can
+        be shared, and wastes nothing."""
+        missing = len(seq.tokens) - seq.num_computed
+        wanted = min(missing, budget, self.limits.long_prefill_token_threshold or missing)
+        if wanted < missing:
+            over = (seq.num_computed + wanted) % self.limits.block_size
+            return wanted - over if over < wanted else wanted
+        return wanted
+
+    def _run(self, seq: Sequence, num_tokens: int, plan: StepPlan) -> None:
+        start, end = seq.num_computed, seq.num_computed + num_tokens
+        self.memory.extend(seq, end, plan)
+        seq.num_computed = end
+        seq.planned = plan.step
+        self.memory.index(seq)
+        if seq.row < 0:
+            self._take_row(seq, plan)
+        plan.runs.append(Run(seq.row, start, num_tokens, seq.table[seq.num_told :]))
+        seq.num_told = len(seq.table)
+
+    def _take_row(self, seq: Sequence, plan: StepPlan) -> None:
+        group = seq.group
+        seq.row = heappop(self._free_rows)
+        self._rows[seq.row] = seq
+        seq.num_told = len(seq.table)
+        plan.admitted.append(
+            Admission(
+                row=seq.row,
+                params=group.params_of(seq),
+                sample=seq.sample,
+                tokens=seq.tokens[:],
+                num_prompt=group.num_prompt,
+                blocks=seq.table[:],
+                stop_ids=sorted(group.stop_ids),
+            )
+        )
+
+    def _count_hits(self, seq: Sequence, before: int) -> None:
+        group = seq.group
+        if seq is group.leader and not group.preempted:
+            hits = min(seq.num_computed, group.num_prompt) - min(before, group.num_prompt)
+            group.num_cached += hits
+            self._num_hits += hits
+
+    # ---- preemption
+
+    def _make_room(self, seq: Sequence, num_blocks: int, plan: StepPlan) -> bool:
+        """Preempt from the end of the policy order until there are `num_blocks`; False if none behind `seq` is left."""
+        while self.memory.pool.num_available < num_blocks:
+            victim = self._victim(seq, plan.step)
+            if victim is None:
+                return False
+            self._preempt(victim, plan)
+        return True
+
+    def _victim(self, seq: Sequence, step: int) -> Sequence | None:
+        for other in reversed(self.running.items):
+            if other.key <= seq.key:
+                return None
+            members: Iterable[Sequence] = other.group.live if other.group.search else (other,)
+            if not any(member.planned == step or member is seq for member in members):
+                return other
+        return None
+
+    def _preempt(self, victim: Sequence, plan: StepPlan) -> None:
+        """Let a sequence (a search: all its beams) wait again, its blocks on the host if they fit there."""
+        group = victim.group
+        self._num_preemptions += 1
+        self._rows_left += group.num_rows
+        group.preempted = True
+        if group.search is not None:
+            group.holds_rows = False
+            for beam in group.live:
+                self._stop(beam)
+                beam.candidates = None
+                self.memory.release(beam)
+            group.unstarted = list(group.live)
+            self._choose_leader(group)
+            return
+        self._stop(victim)
+        if self.memory.can_swap_out(victim):
+            self.memory.swap_out(victim, plan)
+        else:
+            self.memory.release(victim)
+        self.waiting.push(victim)
+
+    def _join(self, seq: Sequence) -> None:
+        seq.running = True
+        self.running.push(seq)
+
+    def _stop(self, seq: Sequence) -> None:
+        """Out of the running queue and off its row."""
+        self.running.remove(seq)
+        seq.running = False
+        self._retire(seq)
+        if seq.group.source is seq:
+            seq.group.source = None
+
+    def _retire(self, seq: Sequence) -> None:
+        if seq.row >= 0:
+            self._rows[seq.row] = None
+            self._retired.append(seq.row)
+            heappush(self._free_rows, seq.row)
+            seq.row = -1
+            seq.num_told = 0
+
+    # ---- what a step yielded
+
+    def update(self, output: StepOutput) -> list[SequenceEvent]:
+        """Take in what the plan yielded; returns what the clients are to be told."""
+        assert self._in_flight and output.step == self._step, f"output of step {output.step} comes at step {self._step}"
+        self._in_flight = False
+        self._step += 1
+        events, self._events = self._events, []
+        rows = self._rows
+        for drawn in output.drawn:
+            seq = rows[drawn.row]
+            if seq is None:
+                continue  # cancelled while the step ran
+            group = seq.group
+            if group.search is not None:
+                events += self._search(seq, drawn)
+                continue
+            event = SequenceEvent(
+                request_id=group.id,
+                index=seq.sample,
+                tokens=drawn.tokens,
+                logprobs=drawn.logprobs,
+                num_cached=group.num_cached,
+            )
+            if drawn.prompt_logprobs is not None:
+                event.prompt_logprobs = group.new_prompt_logprobs(seq, drawn)
+            if drawn.tokens:
+                (token,) = drawn.tokens
+                tokens = seq.tokens
+                tokens.append(token)
+                if drawn.logprobs is not None:
+                    seq.logprob += drawn.logprobs[0][0].logprob
+                if group.shares_prompt and group.source is None:
+                    self._open_source(seq)
+                if token in group.stop_ids or len(tokens) >= group.length:
+                    event.finish_reason = group.finish_reason(tokens)
+            if event.finish_reason is not None:
+                event.stop_token = token if event.finish_reason == "stop" else None
+                if drawn.logprobs is not None and group.from_start:
+                    event.cumulative_logprob = seq.logprob
+                events += self._end(seq, event)
+            elif group.ranked:
+                group.deliver(event)
+            elif event.tokens or event.prompt_logprobs:
+                events.append(event)
+        return events
+
+    def _open_source(self, seq: Sequence) -> None:
+        """The prompt is computed: the samples that waited for it may start."""
+        group = seq.group
+        group.source = seq
+        for follower in group.unstarted:
+            self.waiting.push(follower)
+        group.unstarted = []
+
+    def _search(self, seq: Sequence, drawn: Drawn) -> list[SequenceEvent]:
+        """A beam has its continuations. Once all have, the search goes on with the best, on new rows."""
+        group = seq.group
+        assert group.search is not None
+        if drawn.prompt_logprobs is not None:
+            group.new_prompt_logprobs(seq, drawn)
+        if drawn.beams is None:
+            return []
+        seq.candidates = drawn.beams
+        if group.source is None:
+            group.source = seq
+        candidates = [beam.candidates for beam in group.live if beam.candidates is not None]
+        if len(candidates) < len(group.live):
+            return []
+        parents = group.search.advance(candidates)
+        if group.search.done:
+            for beam in group.live[:]:
+                self._leave(beam)
+            self._close(group)
+            return group.results()
+        self._replace_beams(group, parents)
+        return []
+
+    def _replace_beams(self, group: Group, parents: list[int]) -> None:
+        """New beams from their parents: the first child goes on in its parent's blocks, the others fork from them."""
+        assert group.search is not None
+        old = group.live
+        group.live = []
+        first_child: dict[int, Sequence] = {}
+        for sample, (parent, beam) in enumerate(zip(parents, group.search.beams, strict=True)):
+            child = Sequence(group, sample, [*old[parent].tokens, beam.tokens[-1]])
+            if parent in first_child:
+                self.memory.fork(child, first_child[parent], old[parent].num_computed)
+            else:
+                self.memory.take_over(child, old[parent])
+                first_child[parent] = child
+            group.live.append(child)
+        for seq in old:
+            self._stop(seq)
+            self.memory.release(seq)
+        for seq in group.live:
+            self._join(seq)
+        self._num_live += len(group.live) - len(old)
+        group.leader = group.live[0]
+
+    # ---- ends
+
+    def _end(self, seq: Sequence, event: SequenceEvent) -> list[SequenceEvent]:
+        """One sample ends with `event`."""
+        group = seq.group
+        self._leave(seq)
+        if not group.live:
+            self._close(group)
+        return group.deliver(event)
+
+    def _leave(self, seq: Sequence) -> None:
+        """Take a sequence out of everything, whatever it was doing."""
+        group = seq.group
+        if seq.running:
+            self._stop(seq)
+            if group.search is None:
+                self._rows_left += 1
+        elif seq in group.unstarted:
+            group.unstarted.remove(seq)
+        else:
+            self.waiting.remove(seq)
+        self.memory.release(seq)
+        group.live.remove(seq)
+        self._num_live -= 1
+        if seq is group.leader:
+            self._choose_leader(group)
+
+    def _choose_leader(self, group: Group) -> None:
+        """The first that has not started computes the prompt; after that nobody leads."""
+        group.leader = group.unstarted.pop(0) if group.unstarted else None
+        if group.leader is not None:
+            self.waiting.push(group.leader)
+
+    def _close(self, group: Group) -> None:
+        del self._groups[group.id]
+        if not group.started:
+            self._num_queued -= 1
+        if group.holds_rows:
+            self._rows_left += group.num_rows
+
+    # ---- seen from outside
+
+    def stats(self) -> SchedulerStats:
+        pool, size = self.memory.pool, self.limits.block_size
+        held = pool.num_blocks - pool.num_available
+        unused = sum(len(seq.table) * size - seq.num_computed for seq in self.running.items if seq.copy_from is None)
+        return SchedulerStats(
+            running=len(self.running),
+            waiting=self._num_live - len(self.running),
+            num_blocks=pool.num_blocks,
+            held_blocks=held,
+            cached_blocks=pool.num_cached,
+            held_slots=held * size,
+            used_slots=held * size - unused,
+            preemptions=self._num_preemptions,
+            prefix_queries=self._num_queries,
+            prefix_hits=self._num_hits,
+        )
+
+    def check(self) -> None:
+        """Every invariant, with a sentence for each that is broken. Between steps only; takes a while."""
+        self.running.check()
+        self.waiting.check()
+        groups = self._groups.values()
+        live = [seq for group in groups for seq in group.live]
+        unstarted = [seq for group in groups for seq in group.unstarted]
+        assert self._num_live == len(live), f"{len(live)} sequences are alive, and {self._num_live} counted"
+        places = Counter(map(id, (*self.running.items, *self.waiting.items, *unstarted)))
+        assert places == Counter(map(id, live)), "a sequence is not in exactly one of running, waiting and unstarted"
+        for seq in live:
+            name = f"sample {seq.sample} of {seq.group.id}"
+            assert seq.running == (seq in self.running.items), f"{name} does not know whether it runs"
+            assert seq.row < 0 or self._rows[seq.row] is seq, f"{name} thinks it has row {seq.row}"
+            assert seq.running or (seq.row < 0 and not seq.table), f"{name} waits, and has a row or blocks"
+            assert not seq.running or seq.group.search or seq.row >= 0, f"{name} runs without a row"
+            assert seq.num_computed <= seq.num_known, f"{name} has computed more than is known"
+            assert seq.num_told <= len(seq.table), f"the runner knows more blocks of {name} than there are"
+        rows = {row for row, seq in enumerate(self._rows) if seq is not None}
+        assert sorted([*rows, *self._free_rows]) == list(range(self.limits.max_num_seqs)), "a row is lost"
+        assert rows == {seq.row for seq in live if seq.row >= 0}, "a row belongs to a sequence that has ended"
+        kept = sum(group.num_rows for group in groups if group.holds_rows)
+        used = kept + sum(seq.group.search is None for seq in self.running.items)
+        assert self._rows_left == self.limits.max_num_seqs - used, f"{used} rows are taken, {self._rows_left} left"
+        assert self._num_queued == sum(not group.started for group in groups), "the queue is miscounted"
+        assert 0 <= self._num_hits <= self._num_queries, f"{self._num_hits} hits in {self._num_queries} tokens"
+        self.memory.check(live)

@@ -1,0 +1,63 @@
+"""One stream of tokens being grown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire.core.prefix_tree import Node
+from quire.core.request import Logprob
+
+if TYPE_CHECKING:
+    from quire.core.group import Group
+
+Key = tuple[float, ...]  # the place in policy order
+NEVER = 2**62
+
+
+class Sequence:
+    """The tokens of one sample, how far they are computed, and the blocks their keys and values are in.
+
+    Between steps `table` has exactly the blocks that `num_computed` tokens fill, unless the sequence is swapped out."""
+
+    __slots__ = (
+        "candidates",
+        "copy_from",
+        "group",
+        "host",
+        "index_at",
+        "key",
+        "logprob",
+        "node",
+        "num_computed",
+        "num_indexed",
+        "num_told",
+        "planned",
+        "row",
+        "running",
+        "sample",
+        "table",
+        "tokens",
+    )
+
+    def __init__(self, group: Group, sample: int, tokens: list[int]) -> None:
+        self.group = group
+        self.sample = sample
+        self.key: Key = (*group.key, sample)
+        self.tokens = tokens  # all that is known: prompt, then output
+        self.num_computed = 0  # of those, the ones whose keys and values are in the cache, or will be by this step
+        self.table: list[int] = []
+        self.num_told = 0  # leading blocks of the table that the runner knows
+        self.row = -1  # -1: none
+        self.running = False  # in the running queue; else it waits
+        self.planned = -1  # the last step that computes something of it
+        self.num_indexed = 0  # leading blocks of the table that are in the tree
+        self.node: Node | None = None  # of the last of those
+        self.index_at = NEVER  # num_computed at which the next block goes into the tree; NEVER: it has left the tree
+        self.copy_from: int | None = None  # a held block whose content the next block of the table starts with
+        self.host: list[int] = []  # swapped out: where the blocks of the table went
+        self.candidates: list[Logprob] | None = None  # a beam's continuations, until all beams have theirs
+        self.logprob = 0.0  # of the output so far, where it is asked for
+
+    @property
+    def num_known(self) -> int:
+        return len(self.tokens)

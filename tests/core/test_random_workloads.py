@@ -1,0 +1,247 @@
+"""Any workload, on any pool that can hold it, gives each request the tokens it would have had alone."""
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fakes import FakeExecutor
+from quire.core.errors import BadRequest
+from quire.core.limits import Limits
+from quire.core.params import SamplingParams
+from quire.core.request import Request, SequenceEvent
+from quire.core.scheduler import Scheduler
+
+BLOCK, VOCAB, EOS = 4, 13, 0
+Answer = dict[int, tuple[list[int], str | None]]  # by sample: tokens and why it ended
+
+
+@dataclass
+class Setting:
+    num_blocks: int
+    num_host_blocks: int
+    max_num_seqs: int
+    budget: int
+    threshold: int
+    policy: str
+    prefix_caching: bool
+
+
+@dataclass
+class Arrival:
+    step: int
+    request: Request
+    cancel_at: tuple[int, bool, int | None] | None  # (step, while the plan runs, sample)
+
+
+SETTINGS = st.builds(
+    Setting,
+    num_blocks=st.integers(8, 15) | st.integers(8, 40),  # mostly too few
+    num_host_blocks=st.sampled_from([0, 0, 5, 30]),
+    max_num_seqs=st.integers(1, 3) | st.integers(4, 6),
+    budget=st.integers(6, 40),
+    threshold=st.sampled_from([0, 0, 5, 8]),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    prefix_caching=st.booleans(),
+)
+SHAPES = st.one_of(
+    st.fixed_dictionaries({"n": st.integers(1, 4)}),
+    st.fixed_dictionaries({"n": st.integers(1, 2), "best_of": st.integers(2, 4)}),
+    st.fixed_dictionaries({"beam_width": st.integers(1, 4), "early_stopping": st.booleans()}),
+)
+PARAMS = st.builds(
+    lambda shape, **rest: SamplingParams(**shape, **rest),
+    SHAPES,
+    seed=st.integers(0, 3),
+    max_tokens=st.integers(1, 8) | st.integers(8, 24),
+    min_tokens=st.just(0),
+    ignore_eos=st.booleans(),
+    prompt_logprobs=st.sampled_from([None, None, None, 0]),
+)
+PROMPTS = st.builds(  # few distinct tokens and common beginnings: much is shared
+    lambda common, own: [*([1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4][:common]), *own],
+    st.integers(0, 12),
+    st.lists(st.integers(1, 3), min_size=1, max_size=9),
+)
+CANCELS = st.none() | st.none() | st.tuples(st.integers(0, 25), st.booleans(), st.none() | st.integers(0, 3))
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[Arrival]:
+    found = []
+    for i in range(draw(st.integers(1, 7))):
+        request = Request(
+            id=f"r{i}",
+            prompt_ids=draw(PROMPTS),
+            params=draw(PARAMS),
+            eos_ids=[EOS],
+            tenant=draw(st.sampled_from(["", "", "other"])),
+            priority=draw(st.integers(0, 2)),
+            deadline=draw(st.sampled_from([None] * 5 + [4, 15, 40])),
+        )
+        found.append(Arrival(draw(st.integers(0, 6)), request, draw(CANCELS)))
+    return sorted(found, key=lambda arrival: arrival.step)
+
+
+class Ledger:
+    """Everything clients were told, and that it was told in a proper way."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self.prompt_logprobs: dict[str, int] = defaultdict(int)
+        self.reasons: dict[tuple[str, int], str] = {}
+        self.ended: set[str] = set()
+
+    def take(self, events: list[SequenceEvent]) -> None:
+        for event in events:
+            key = (event.request_id, event.index)
+            assert event.request_id not in self.ended, f"{event} comes after the final event"
+            assert key not in self.reasons, f"{event} comes after its sample ended"
+            self.tokens[key] += event.tokens
+            self.prompt_logprobs[event.request_id] += len(event.prompt_logprobs or ())
+            if event.finish_reason is not None:
+                self.reasons[key] = event.finish_reason
+            if event.final:
+                self.ended.add(event.request_id)
+
+    def answer(self, request: Request) -> Answer:
+        samples = sorted(index for name, index in self.reasons if name == request.id)
+        return {i: (self.tokens[request.id, i], self.reasons[request.id, i]) for i in samples}
+
+
+def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
+    limits = Limits(
+        max_num_seqs=setting.max_num_seqs,
+        max_num_batched_tokens=setting.budget,
+        block_size=BLOCK,
+        max_model_len=64,
+        long_prefill_token_threshold=setting.threshold,
+    )
+    scheduler = Scheduler(
+        limits,
+        setting.num_blocks,
+        num_host_blocks=setting.num_host_blocks,
+        policy=setting.policy,
+        prefix_caching=setting.prefix_caching,
+    )
+    executor = FakeExecutor(
+        num_blocks=setting.num_blocks,
+        num_host_blocks=setting.num_host_blocks,
+        block_size=BLOCK,
+        vocab_size=VOCAB,
+    )
+    return scheduler, executor
+
+
+def alone(request: Request) -> Answer:
+    """What the request gives with a large engine to itself."""
+    scheduler, executor = make(Setting(400, 0, 8, 400, 0, "fcfs", False))
+    ledger = Ledger()
+    scheduler.add(replace(request, deadline=None), 0.0)
+    while scheduler.has_work:
+        ledger.take(scheduler.update(executor.run(scheduler.schedule())))
+    return ledger.answer(request)
+
+
+def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger, list[Arrival]]:
+    scheduler, executor = make(setting)
+    ledger, served, step, pending = Ledger(), [], 0, list(workload)
+
+    def cancel(while_running: bool) -> None:
+        for arrival in served:
+            if arrival.cancel_at and arrival.cancel_at[:2] == (step, while_running):
+                ledger.take(scheduler.cancel(arrival.request.id, arrival.cancel_at[2]))
+
+    while pending or scheduler.has_work:
+        assert step < 5000, "the scheduler makes no progress"
+        while pending and pending[0].step <= step:
+            arrival = pending.pop(0)
+            arrival.request.arrival = float(step)
+            try:
+                scheduler.add(arrival.request, float(step))
+            except BadRequest:
+                continue  # it could never have fit
+            served.append(arrival)
+        cancel(while_running=False)
+        plan = scheduler.schedule()
+        assert plan.num_tokens <= setting.budget, "more tokens than the budget"
+        assert plan.runs or not scheduler.running.items or plan.retired, "sequences run and none of them moves"
+        cancel(while_running=True)
+        ledger.take(scheduler.update(executor.run(plan)))
+        ledger.take(scheduler.expire(float(step)))
+        scheduler.check()
+        step += 1
+    return scheduler, ledger, served
+
+
+def verify(setting: Setting, workload: list[Arrival]) -> Scheduler:
+    """Serve the workload, and compare each answer with that of the request alone."""
+    scheduler, ledger, served = drive(setting, workload)
+    stats = scheduler.stats()
+    assert (stats.running, stats.waiting, stats.held_blocks, stats.held_slots) == (0, 0, 0, 0), "something leaks"
+    assert ledger.ended == {arrival.request.id for arrival in served}, "a request has no final event"
+    for arrival in served:
+        request = arrival.request
+        expected, found = alone(request), ledger.answer(request)
+        assert sorted(found) == list(range(request.params.n)), f"{request.id} misses a sample"
+        wanted = request.params.prompt_logprobs is not None
+        delivered = ledger.prompt_logprobs[request.id]
+        cut = any(reason == "cancelled" for _, reason in found.values())
+        assert delivered == (len(request.prompt_ids) - 1 if wanted else 0) or cut
+        assert delivered <= len(request.prompt_ids) - 1
+        if request.params.best_of and arrival.cancel_at:
+            continue  # which samples are the best depends on those that are left
+        for sample, (tokens, reason) in found.items():
+            if reason == "cancelled":
+                assert tokens == expected[sample][0][: len(tokens)], f"{request.id} was cancelled after wrong tokens"
+            else:
+                assert (tokens, reason) == expected[sample], f"{request.id} gave other tokens than alone"
+    return scheduler
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(SETTINGS, arrivals())
+def test_any_workload_gives_the_tokens_of_undisturbed_runs(setting: Setting, workload: list[Arrival]) -> None:
+    verify(setting, workload)
+
+
+def crowd(seed: int) -> tuple[Setting, list[Arrival]]:
+    """Many requests at once on a pool that holds about three of them."""
+    rng = random.Random(seed)
+    setting = Setting(
+        num_blocks=rng.randint(12, 22),
+        num_host_blocks=rng.choice([0, 8, 40]),
+        max_num_seqs=rng.randint(4, 8),
+        budget=rng.choice([8, 16, 64]),
+        threshold=rng.choice([0, 0, 6]),
+        policy=rng.choice(["fcfs", "priority"]),
+        prefix_caching=rng.random() < 0.7,
+    )
+    workload = []
+    for i in range(14):
+        shape = rng.choice([{}, {"n": 3}, {"n": 1, "best_of": 3}, {"beam_width": rng.randint(2, 4), "n": 2}])
+        params = SamplingParams(
+            **shape,
+            seed=rng.randint(0, 3),
+            max_tokens=rng.randint(8, 24),
+            ignore_eos=rng.random() < 0.7,
+            prompt_logprobs=rng.choice([None, None, None, 0]),
+        )
+        prompt = [1, 2, 3, 4, 1, 2, 3, 4][: rng.randint(0, 8)] + [rng.randint(1, 3) for _ in range(rng.randint(1, 12))]
+        request = Request(
+            id=f"r{i}",
+            prompt_ids=prompt,
+            params=params,
+            eos_ids=[EOS],
+            salt=rng.choice(["", "", "s"]),
+            priority=rng.randint(0, 2),
+        )
+        cancel = (rng.randint(0, 60), rng.random() < 0.5, rng.choice([None, 0, 1])) if rng.random() < 0.2 else None
+        workload.append(Arrival(rng.randint(0, 10), request, cancel))
+    return setting, sorted(workload, key=lambda arrival: arrival.step)
+
+
+def test_crowded_pools_preempt_and_give_the_tokens_of_undisturbed_runs() -> None:
+    assert sum(verify(*crowd(seed)).stats().preemptions for seed in range(25)) > 100

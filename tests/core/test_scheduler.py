@@ -1,0 +1,435 @@
+"""The scheduler's promises, one by one. Blocks have 4 slots and 0 ends a text unless a test says otherwise."""
+
+from typing import Any
+
+import pytest
+
+from fakes import FakeExecutor
+from quire.core.errors import BadRequest, PromptTooLong, QueueFull
+from quire.core.limits import Limits
+from quire.core.params import SamplingParams
+from quire.core.plan import StepPlan
+from quire.core.request import Request, SequenceEvent
+from quire.core.scheduler import Scheduler
+
+LONG = [7, 8, 9, 10, 11, 12, 13, 14, 15, 16]  # two full blocks and a half
+
+
+class Engine:
+    """A scheduler with its executor, and all that happened."""
+
+    def __init__(self, num_blocks: int = 64, *, num_host_blocks: int = 0, vocab_size: int = 64, **options: Any) -> None:
+        names = ("policy", "prefix_caching")
+        limits: dict[str, Any] = {
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 64,
+            "max_model_len": 128,
+            "block_size": 4,
+        }
+        limits |= {name: value for name, value in options.items() if name not in names}
+        self.scheduler = Scheduler(
+            Limits(**limits),
+            num_blocks,
+            num_host_blocks=num_host_blocks,
+            **{name: options[name] for name in names if name in options},
+        )
+        self.executor = FakeExecutor(
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            block_size=limits["block_size"],
+            vocab_size=vocab_size,
+        )
+        self.plans: list[StepPlan] = []
+        self.events: list[SequenceEvent] = []
+
+    def add(self, name: str, prompt: list[int], *, tenant: str = "", priority: int = 0, **params: Any) -> None:
+        params = {"seed": 1, "max_tokens": 8, "ignore_eos": True} | params
+        self.scheduler.add(
+            Request(
+                id=name,
+                prompt_ids=prompt,
+                params=SamplingParams(**params),
+                eos_ids=[0],
+                tenant=tenant,
+                priority=priority,
+            ),
+            0.0,
+        )
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.schedule()
+        self.plans.append(plan)
+        self.events += self.scheduler.update(self.executor.run(plan))
+        self.scheduler.check()
+        return plan
+
+    def finish(self) -> "Engine":
+        while self.scheduler.has_work:
+            self.step()
+        assert self.scheduler.stats().held_blocks == 0
+        return self
+
+    def tokens(self, name: str, index: int = 0) -> list[int]:
+        return [token for e in self.events if (e.request_id, e.index) == (name, index) for token in e.tokens]
+
+    def reasons(self, name: str) -> dict[int, str]:
+        return {e.index: e.finish_reason for e in self.events if e.request_id == name and e.finish_reason}
+
+
+# ---- what is refused
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_with_its_numbers() -> None:
+    with pytest.raises(PromptTooLong, match="120 tokens and max_tokens is 16, and the context holds 128"):
+        Engine().add("a", [1] * 120, max_tokens=16)
+    with pytest.raises(PromptTooLong, match="128 tokens"):
+        Engine().add("a", [1] * 128, max_tokens=None)
+
+
+def test_a_request_that_could_never_fit_the_pool_is_refused() -> None:
+    engine = Engine(num_blocks=5)
+    with pytest.raises(BadRequest, match="needs 6 cache blocks of 4 tokens, and there are 5"):
+        engine.add("a", [1] * 10, max_tokens=12)
+    engine.add("b", [1] * 10, max_tokens=11)  # 20 slots: the last token needs none
+    assert len(engine.finish().tokens("b")) == 11
+    with pytest.raises(BadRequest, match="for 4 beams"):
+        engine.add("c", [1] * 10, max_tokens=6, beam_width=4)
+
+
+def test_wrong_requests_name_what_is_wrong() -> None:
+    engine = Engine(max_num_seqs=2)
+    engine.add("a", [1])
+    for fault, request in (
+        ("id", {"name": "a", "prompt": [1]}),
+        ("prompt", {"name": "b", "prompt": []}),
+        ("beam_width", {"name": "b", "prompt": [1], "beam_width": 3}),
+    ):
+        with pytest.raises(BadRequest) as error:
+            engine.add(**request)  # type: ignore[arg-type]
+        assert error.value.param == fault
+    assert list(engine.finish().reasons("a")) == [0]
+
+
+def test_the_queue_has_an_end() -> None:
+    engine = Engine(max_queued=2)
+    engine.add("a", [1])
+    engine.add("b", [1])
+    with pytest.raises(QueueFull, match="2 requests are waiting"):
+        engine.add("c", [1])
+    engine.step()
+    engine.add("c", [1])  # the others run now
+    engine.finish()
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(BadRequest, match="choose from fcfs, priority"):
+        Engine(policy="lottery")
+
+
+# ---- the rule
+
+
+def test_decoding_goes_before_prompts_and_prompts_go_in_chunks_of_whole_blocks() -> None:
+    engine = Engine(max_num_batched_tokens=11)
+    engine.add("a", [1, 2, 3])
+    engine.step()
+    engine.add("b", [4] * 30)
+    plan = engine.step()
+    assert [(run.start, run.count) for run in plan.runs] == [(3, 1), (0, 8)]
+    plan = engine.step()
+    assert [(run.start, run.count) for run in plan.runs] == [(4, 1), (8, 8)]
+
+
+def test_nobody_overtakes() -> None:
+    """The short request behind a long one waits, though there is room for it."""
+    engine = Engine(num_blocks=9)
+    engine.add("a", [1, 2, 3, 4, 5, 6], max_tokens=8)
+    engine.step()
+    engine.add("b", [9] * 29, max_tokens=4)  # 8 blocks; 7 are free
+    engine.add("c", [5], max_tokens=2)
+    engine.step()
+    assert engine.scheduler.stats().waiting == 2
+    engine.finish()
+    ends = [event.request_id for event in engine.events if event.final]
+    assert ends == ["a", "c", "b"]  # c starts together with b, and is shorter
+
+
+def test_the_priority_policy_lets_urgent_requests_start_first() -> None:
+    engine = Engine(policy="priority", max_num_seqs=1)
+    engine.add("late", [1], priority=2)
+    engine.add("early", [2], priority=1)
+    engine.finish()
+    assert [event.request_id for event in engine.events if event.final] == ["early", "late"]
+
+
+def test_a_row_is_kept_from_admission_to_the_end() -> None:
+    engine = Engine()
+    for i in range(3):
+        engine.add(str(i), [i + 1], max_tokens=2 + i)
+    engine.finish()
+    assert [len(plan.admitted) for plan in engine.plans] == [3, 0, 0, 0]
+    assert [plan.retired for plan in engine.plans] == [[], [], [0], [1]]
+
+
+# ---- how a sample ends
+
+
+def test_stop_tokens_end_a_text_and_are_part_of_it() -> None:
+    free = Engine(vocab_size=8)
+    free.add("a", [5], max_tokens=40)
+    tokens = free.finish().tokens("a")
+    assert free.reasons("a") == {0: "length"} and len(tokens) == 40
+    stop = tokens[6]
+    first = tokens.index(stop)
+    stopped = Engine(vocab_size=8)
+    stopped.add("a", [5], max_tokens=40, stop_token_ids=[stop])
+    assert stopped.finish().tokens("a") == tokens[: first + 1]
+    assert stopped.reasons("a") == {0: "stop"} and stopped.events[-1].stop_token == stop
+    later = Engine(vocab_size=8)
+    later.add("a", [5], max_tokens=40, stop_token_ids=[stop], min_tokens=12)
+    assert len(later.finish().tokens("a")) > 12
+
+
+def test_without_max_tokens_the_context_is_filled() -> None:
+    engine = Engine(max_model_len=20)
+    engine.add("a", [1, 2, 3], max_tokens=None)
+    assert len(engine.finish().tokens("a")) == 17 and engine.reasons("a") == {0: "length"}
+
+
+def test_a_cancelled_sample_leaves_the_others_alone() -> None:
+    whole, part = Engine(), Engine()
+    for engine in (whole, part):
+        engine.add("a", LONG, n=3)
+        engine.step()
+        engine.step()
+    part.events += part.scheduler.cancel("a", 0)
+    assert part.scheduler.cancel("a", 0) == []
+    whole.finish()
+    part.finish()
+    assert part.reasons("a") == {0: "cancelled", 1: "length", 2: "length"}
+    assert [part.tokens("a", i) for i in (1, 2)] == [whole.tokens("a", i) for i in (1, 2)]
+    assert [event.final for event in part.events].count(True) == 1 and part.events[-1].final
+
+
+def test_cancelling_the_leader_before_its_prompt_is_done_lets_another_lead() -> None:
+    engine = Engine(max_num_batched_tokens=8)
+    engine.add("a", [3] * 20, n=2, prompt_logprobs=0)
+    engine.step()
+    engine.events += engine.scheduler.cancel("a", 0)
+    engine.finish()
+    assert engine.reasons("a") == {0: "cancelled", 1: "length"}
+    assert sum(len(event.prompt_logprobs or ()) for event in engine.events) == 19
+
+
+def test_output_of_a_request_cancelled_while_its_step_runs_is_dropped() -> None:
+    engine = Engine()
+    engine.add("a", LONG)
+    engine.add("b", LONG[::-1])
+    plan = engine.scheduler.schedule()
+    events = engine.scheduler.cancel("a")
+    assert [(event.finish_reason, event.final) for event in events] == [("cancelled", True)]
+    engine.events += engine.scheduler.update(engine.executor.run(plan))
+    assert engine.tokens("a") == []
+    engine.finish()
+    engine.add("c", LONG)  # what a computed is of use
+    engine.finish()
+    assert engine.events[-1].num_cached == 8
+
+
+def test_deadlines_end_requests_as_cancelled() -> None:
+    scheduler = Scheduler(Limits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=64), 16)
+    for name, deadline in (("a", 5.0), ("b", 9.0), ("c", 1.0)):
+        params = SamplingParams(seed=0)
+        scheduler.add(Request(id=name, prompt_ids=[1], params=params, deadline=deadline), now=2.0)
+    assert scheduler.expire(4.9) == []
+    (event,) = scheduler.expire(5.0)
+    assert (event.request_id, event.finish_reason, event.final) == ("a", "cancelled", True)
+    assert "deadline" in event.reason
+    executor = FakeExecutor(num_blocks=16)
+    events = scheduler.update(executor.run(scheduler.schedule()))
+    assert (events[0].request_id, events[0].finish_reason) == ("c", "cancelled")  # was too late when it came
+
+
+# ---- sharing
+
+
+def test_a_second_request_finds_the_prompt_and_the_text_of_the_first() -> None:
+    engine = Engine()
+    engine.add("a", LONG)
+    text = engine.finish().tokens("a")
+    computed = engine.executor.num_computed
+    engine.add("b", [*LONG, *text, 1])  # the next turn of a chat
+    engine.finish()
+    assert engine.events[-1].num_cached == 16  # of 19 tokens: the four full blocks that were computed
+    assert engine.executor.num_computed - computed == 3 + 7
+    stats = engine.scheduler.stats()
+    assert (stats.prefix_queries, stats.prefix_hits) == (10 + 19, 16)
+
+
+def test_the_last_token_of_a_fully_cached_prompt_is_computed_with_its_block() -> None:
+    engine = Engine()
+    for name in ("a", "b"):
+        engine.add(name, LONG[:8], max_tokens=1)
+        engine.finish()
+    assert [event.num_cached for event in engine.events] == [0, 4]
+
+
+def test_requests_of_one_step_share_what_the_first_of_them_computes() -> None:
+    engine = Engine()
+    engine.add("a", [*LONG, 1], max_tokens=2)
+    engine.add("b", [*LONG, 2], max_tokens=2)
+    plan = engine.step()
+    assert [(run.start, run.count) for run in plan.runs] == [(0, 11), (8, 3)]
+    assert plan.admitted[0].blocks[:2] == plan.admitted[1].blocks[:2]
+    engine.finish()
+
+
+def test_prompts_that_advance_side_by_side_compute_each_block_once() -> None:
+    engine = Engine(long_prefill_token_threshold=8)
+    prompt = [i % 50 for i in range(65)]
+    engine.add("a", prompt, max_tokens=1)
+    engine.add("b", prompt, max_tokens=1)
+    engine.finish()
+    assert engine.executor.num_computed == 66  # the last token of each, and 64 between them
+
+
+def test_tenants_share_nothing() -> None:
+    engine = Engine()
+    for name, tenant in (("a", ""), ("b", "other"), ("c", "other")):
+        engine.add(name, LONG, tenant=tenant, max_tokens=1)
+        engine.finish()
+    assert [event.num_cached for event in engine.events] == [0, 0, 8]
+
+
+def test_without_prefix_caching_nothing_is_kept() -> None:
+    engine = Engine(prefix_caching=False)
+    for name in ("a", "b"):
+        engine.add(name, LONG, max_tokens=1)
+        engine.finish()
+    assert engine.events[-1].num_cached == 0 and engine.scheduler.stats().cached_blocks == 0
+
+
+def test_old_prefixes_give_way_and_their_beginnings_last() -> None:
+    engine = Engine(num_blocks=6)
+    engine.add("a", [*range(1, 18)], max_tokens=1)  # four full blocks and one token
+    engine.finish()
+    engine.add("b", [30] * 9, max_tokens=1)  # three blocks: one was free, one never cached, one is evicted
+    engine.finish()
+    engine.add("c", [*range(1, 18)], max_tokens=1)
+    engine.finish()
+    assert engine.events[-1].num_cached == 12
+
+
+@pytest.mark.parametrize("num_prompt", [8, 9, 10])
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_samples_fork_from_the_prompt_of_the_first(num_prompt: int, prefix_caching: bool) -> None:
+    engine = Engine(prefix_caching=prefix_caching)
+    engine.add("a", LONG[:num_prompt], n=3)
+    first, second = engine.step(), engine.step()
+    assert [run.count for run in first.runs] == [num_prompt]
+    assert [(run.start, run.count) for run in second.runs] == [(num_prompt, 1)] + [(num_prompt - 1, 1)] * 2
+    assert len(second.copies) == (0 if num_prompt == 9 else 2)  # 8 tokens before the last: nothing to copy
+    engine.finish()
+    assert len({tuple(engine.tokens("a", i)) for i in range(3)}) == 3
+    assert engine.reasons("a") == {0: "length", 1: "length", 2: "length"}
+
+
+def test_more_samples_than_rows_take_turns() -> None:
+    engine, wide = Engine(max_num_seqs=2), Engine(max_num_seqs=8)
+    for each in (engine, wide):
+        each.add("a", LONG, n=5)
+        each.finish()
+    assert [engine.tokens("a", i) for i in range(5)] == [wide.tokens("a", i) for i in range(5)]
+
+
+def test_best_of_delivers_the_most_likely_samples_at_the_end() -> None:
+    every, best = Engine(), Engine()
+    every.add("a", LONG, n=5, logprobs=0)
+    best.add("a", LONG, n=2, best_of=5)
+    every.finish()
+    best.finish()
+    totals = {e.index: e.cumulative_logprob for e in every.events if e.finish_reason}
+    order = sorted(totals, key=lambda index: -(totals[index] or 0.0))
+    assert [event.index for event in best.events] == [0, 1]
+    assert [event.tokens for event in best.events] == [every.tokens("a", i) for i in order[:2]]
+    assert [event.cumulative_logprob for event in best.events] == [totals[i] for i in order[:2]]
+    assert all(event.logprobs is None for event in best.events)
+    assert [event.final for event in best.events] == [False, True]
+
+
+# ---- preemption
+
+
+def test_a_preempted_sequence_is_computed_again_with_the_same_text() -> None:
+    small, large = Engine(num_blocks=10), Engine(num_blocks=64)
+    for engine in (small, large):
+        engine.add("a", LONG, max_tokens=14)
+        engine.add("b", LONG[::-1], max_tokens=14)
+        engine.finish()
+    assert small.scheduler.stats().preemptions > 0 == large.scheduler.stats().preemptions
+    assert [small.tokens(name) for name in "ab"] == [large.tokens(name) for name in "ab"]
+    first = next(event for event in small.events if event.final)
+    assert first.request_id == "a", "the first in order is not the one to give way"
+
+
+def test_with_room_on_the_host_blocks_are_swapped_and_nothing_is_computed_twice() -> None:
+    small, large = Engine(num_blocks=10, num_host_blocks=10), Engine(num_blocks=64)
+    for engine in (small, large):
+        engine.add("a", LONG, max_tokens=14)
+        engine.add("b", LONG[::-1], max_tokens=14)
+        engine.finish()
+    assert small.scheduler.stats().preemptions > 0
+    assert any(plan.swap_out for plan in small.plans) and any(plan.swap_in for plan in small.plans)
+    assert small.executor.num_computed == large.executor.num_computed
+    assert small.tokens("b") == large.tokens("b")
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 40])
+def test_prompt_logprobs_are_delivered_once(num_host_blocks: int) -> None:
+    engine = Engine(num_blocks=12, num_host_blocks=num_host_blocks, max_num_batched_tokens=8)
+    for name in "abc":
+        engine.add(name, LONG, max_tokens=18, prompt_logprobs=0)
+    engine.finish()
+    assert engine.scheduler.stats().preemptions > 0
+    for name in "abc":
+        found = [each[0].token for e in engine.events if e.request_id == name for each in e.prompt_logprobs or ()]
+        assert found == LONG[1:]
+    assert all(event.num_cached == 0 for event in engine.events)
+
+
+def test_a_search_gives_way_and_comes_back_whole() -> None:
+    small, large = Engine(num_blocks=11), Engine(num_blocks=64)
+    for engine in (small, large):
+        engine.add("a", LONG, max_tokens=18)
+        engine.add("b", LONG[::-1], max_tokens=9, beam_width=3, n=3)
+        engine.finish()
+    assert small.scheduler.stats().preemptions > 0
+    assert [small.tokens("b", i) for i in range(3)] == [large.tokens("b", i) for i in range(3)]
+
+
+# ---- going on after a crash
+
+
+@pytest.mark.parametrize("num_steps", range(1, 12))
+def test_a_resumed_request_goes_on_where_it_was(num_steps: int) -> None:
+    undisturbed, crashed, resumed = Engine(vocab_size=9), Engine(vocab_size=9), Engine(vocab_size=9)
+    for engine in (undisturbed, crashed):
+        engine.add("a", LONG, n=3, max_tokens=9, ignore_eos=False)
+    undisturbed.finish()
+    for _ in range(num_steps):
+        if crashed.scheduler.has_work:
+            crashed.step()
+    delivered = [crashed.tokens("a", i) for i in range(3)]
+    params = SamplingParams(seed=1, n=3, max_tokens=9)
+    resumed.scheduler.add(Request(id="a", prompt_ids=LONG, params=params, eos_ids=[0], resumed=delivered), 0.0)
+    resumed.finish()
+    for i in range(3):
+        assert delivered[i] + resumed.tokens("a", i) == undisturbed.tokens("a", i)
+    assert resumed.reasons("a") == undisturbed.reasons("a")
+    assert [event.final for event in resumed.events].count(True) == 1
+
+
+def test_held_requests_have_nothing_to_resume() -> None:
+    with pytest.raises(BadRequest, match="only its best samples"):
+        params = SamplingParams(seed=1, n=1, best_of=2)
+        Engine().scheduler.add(Request(id="a", prompt_ids=[1], params=params, resumed=[[1], []]), 0.0)

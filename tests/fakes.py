@@ -1,0 +1,159 @@
+"""Stand-ins that are exact about what they stand in for."""
+
+from dataclasses import dataclass, field
+
+from quire.core.params import SamplingParams
+from quire.core.plan import Admission, Drawn, Run, StepOutput, StepPlan
+from quire.core.request import Logprob
+from quire.executors.protocol import Capacity
+
+SEED = 0x9E3779B97F4A7C15
+MASK = 2**64 - 1
+
+
+def mix(state: int, value: int) -> int:
+    """A hash of (state, value) that is the same in every process."""
+    x = (state ^ (value + SEED)) * 0xBF58476D1CE4E5B9 & MASK
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
+    return x ^ x >> 31
+
+
+def chain(tokens: list[int], state: int = 0) -> list[int]:
+    """For each position a hash of all tokens up to it: what keys and values of that position depend on."""
+    states = []
+    for token in tokens:
+        state = mix(state, token)
+        states.append(state)
+    return states
+
+
+def language_model(state: int, vocab_size: int) -> list[float]:
+    """Logprob of each next token after a text whose hash is `state`. Not normalized; all values differ."""
+    return [-0.1 - (mix(state, token) % 10_000_019) / 1_000_000 for token in range(vocab_size)]
+
+
+@dataclass
+class FakeRow:
+    params: SamplingParams
+    sample: int
+    tokens: list[int]
+    num_prompt: int
+    table: list[int]
+    stop_ids: list[int]
+    states: list[int] = field(default_factory=list)  # chain(tokens)
+
+
+class FakeExecutor:
+    """Carries out plans on a cache that holds, for each slot, the hash of the text it was computed from.
+
+    The next token is a function of (seed, sample, text), so scheduling cannot change it. Every slot a run reads must
+    hold what its row's own tokens would have put there: a block shared, copied or swapped wrongly is an error."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int = 16,
+        num_host_blocks: int = 0,
+        vocab_size: int = 64,
+        max_model_len: int = 4096,
+    ) -> None:
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.blocks: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.host: list[list[int | None]] = [[None] * block_size for _ in range(num_host_blocks)]
+        self.rows: dict[int, FakeRow] = {}
+        self.num_computed = 0  # tokens, over all steps
+
+    def start(self) -> Capacity:
+        return Capacity(
+            num_blocks=len(self.blocks),
+            num_host_blocks=len(self.host),
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            weight_bytes=0,
+            cache_bytes=0,
+        )
+
+    def stop(self) -> None:
+        self.rows.clear()
+
+    def run(self, plan: StepPlan) -> StepOutput:
+        for row in plan.retired:
+            assert row in self.rows, f"row {row} is retired and not in use"
+            del self.rows[row]
+        for block, host in plan.swap_out:
+            self.host[host] = self.blocks[block][:]
+        for host, block in plan.swap_in:
+            self.blocks[block] = self.host[host][:]
+        for source, target in plan.copies:
+            self.blocks[target] = self.blocks[source][:]
+        for admission in plan.admitted:
+            self._admit(admission)
+        assert len({run.row for run in plan.runs}) == len(plan.runs), "a row runs twice in one step"
+        for run in plan.runs:
+            self._write(run)
+        for run in plan.runs:  # after all writes: sequences of one step may share what one of them computes
+            self._read(run)
+        self.num_computed += plan.num_tokens
+        return StepOutput(plan.step, [drawn for run in plan.runs if (drawn := self._draw(run)) is not None])
+
+    def _admit(self, new: Admission) -> None:
+        assert new.row not in self.rows, f"row {new.row} is admitted and in use"
+        self.rows[new.row] = FakeRow(
+            new.params, new.sample, list(new.tokens), new.num_prompt, list(new.blocks), new.stop_ids, chain(new.tokens)
+        )
+
+    def _write(self, run: Run) -> None:
+        row = self.rows[run.row]
+        row.table += run.new_blocks
+        assert run.count > 0 and run.start + run.count <= len(row.tokens), f"{run} computes what is not known"
+        assert len(row.table) * self.block_size >= run.start + run.count, f"{run} has no slots"
+        for position in range(run.start, run.start + run.count):
+            block, offset = divmod(position, self.block_size)
+            self.blocks[row.table[block]][offset] = row.states[position]
+
+    def _read(self, run: Run) -> None:
+        row, size, end = self.rows[run.row], self.block_size, run.start + run.count
+        for i in range(0, end, size):
+            stop = min(i + size, end)
+            found = self.blocks[row.table[i // size]][: stop - i]
+            assert found == row.states[i:stop], f"{run} reads wrong keys and values at positions {i} .. {stop}"
+
+    def _draw(self, run: Run) -> Drawn | None:
+        row, end = self.rows[run.row], run.start + run.count
+        drawn = Drawn(run.row)
+        if row.params.prompt_logprobs is not None:
+            last = min(end, row.num_prompt - 1)
+            drawn.prompt_logprobs = [self._logprob(row, i, row.tokens[i]) for i in range(run.start + 1, last + 1)]
+        if end == len(row.tokens):
+            if row.params.beam_width:
+                drawn.beams = self._best(row)[: 2 * row.params.beam_width]
+            else:
+                self._append(row, drawn)
+        return drawn if drawn.tokens or drawn.beams or drawn.prompt_logprobs else None
+
+    def _append(self, row: FakeRow, drawn: Drawn) -> None:
+        state = mix(mix(row.states[-1], row.params.seed or 0), row.sample)
+        token = state % self.vocab_size
+        if len(row.tokens) - row.num_prompt < row.params.min_tokens:
+            while token in row.stop_ids:
+                token = (token + 1) % self.vocab_size
+        drawn.tokens = [token]
+        if row.params.logprobs is not None:
+            drawn.logprobs = [self._logprob(row, len(row.tokens), token)]
+        row.tokens.append(token)
+        row.states.append(mix(row.states[-1], token))
+
+    def _logprob(self, row: FakeRow, position: int, token: int) -> list[Logprob]:
+        logprob = language_model(row.states[position - 1], self.vocab_size)[token]
+        return [Logprob(token, logprob, 1)]
+
+    def _best(self, row: FakeRow) -> list[Logprob]:
+        logprobs = language_model(row.states[-1], self.vocab_size)
+        if len(row.tokens) - row.num_prompt < row.params.min_tokens:
+            for token in row.stop_ids:
+                logprobs[token] = -1e9
+        order = sorted(range(self.vocab_size), key=lambda token: -logprobs[token])
+        return [Logprob(token, logprobs[token], rank) for rank, token in enumerate(order, 1)]
