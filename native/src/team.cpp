@@ -2,16 +2,45 @@
 
 #include <omp.h>
 
+#include <thread>
+
 namespace quire {
 
-void Team::barrier() const {
-#pragma omp barrier
+namespace {
+
+constexpr int kBusyTurns = 2000;
+
+void relax() {
+#if defined(__aarch64__)
+    asm volatile("yield");
+#elif defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+void Barrier::wait(int num_threads) {
+    if (num_threads == 1) return;
+    const uint32_t now = generation_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == num_threads - 1) {
+        arrived_.store(0, std::memory_order_relaxed);
+        generation_.store(now + 1, std::memory_order_release);
+        return;
+    }
+    for (int turn = 0; generation_.load(std::memory_order_acquire) == now; ++turn) {
+        if (turn < kBusyTurns)
+            relax();
+        else
+            std::this_thread::yield();
+    }
 }
 
 void run_team(int num_threads, const std::function<void(const Team&)>& work) {
-    if (num_threads == 1) return work(Team{0, 1});
+    Barrier meeting;
+    if (num_threads == 1) return work(Team{0, 1, &meeting});
 #pragma omp parallel num_threads(num_threads)
-    work(Team{omp_get_thread_num(), omp_get_num_threads()});
+    work(Team{omp_get_thread_num(), omp_get_num_threads(), &meeting});
 }
 
 }  // namespace quire
