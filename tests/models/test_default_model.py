@@ -18,7 +18,8 @@ from quire.weights.checkpoint import open_checkpoint
 # "<|im_start|>user\nWhat is a quire of paper?<|im_end|>\n<|im_start|>assistant\n"
 PROMPT = [1, 4093, 198, 1780, 314, 253, 613, 609, 282, 1941, 47, 2, 198, 1, 520, 9531, 198]
 NUM_TOKENS = 12
-NATIVE = pytest.param("native", marks=pytest.mark.skipif(not find_spec("quire._native"), reason="not built"))
+# The native kernels round activations to 8 bits in groups of 32; that moves a logprob of so small a model by about 0.1.
+NATIVE = pytest.param("native", 0.3, marks=pytest.mark.skipif(not find_spec("quire._native"), reason="not built"))
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +50,10 @@ def theirs(default_model: Path) -> LlamaForCausalLM:
     return model.eval()
 
 
-@pytest.mark.parametrize("backend", ["torch", NATIVE])
-def test_logprobs_and_greedy_tokens(default_model: Path, theirs: LlamaForCausalLM, backend: str) -> None:
+@pytest.mark.parametrize(("backend", "tolerance"), [pytest.param("torch", 1e-3, marks=pytest.mark.slow), NATIVE])
+def test_logprobs_and_greedy_tokens(
+    default_model: Path, theirs: LlamaForCausalLM, backend: str, tolerance: float
+) -> None:
     executor = LocalExecutor(default_model, backend=backend, max_model_len=64, max_num_seqs=1, kv_cache_dtype="float32")
     executor.start()
     params = SamplingParams(temperature=0.0, seed=0, prompt_logprobs=0, logprobs=0)
@@ -64,5 +67,7 @@ def test_logprobs_and_greedy_tokens(default_model: Path, theirs: LlamaForCausalL
     with torch.inference_mode():
         expected = theirs(torch.tensor([ids])).logits[0].log_softmax(-1).numpy()
     scored = expected[np.arange(len(PROMPT) - 1), PROMPT[1:]]
-    np.testing.assert_allclose(logprobs, scored, atol=1e-3)
-    assert ids[len(PROMPT) :] == expected[len(PROMPT) - 1 : -1].argmax(-1).tolist()
+    np.testing.assert_allclose(logprobs, scored, atol=tolerance)
+    continuation = expected[len(PROMPT) - 1 : -1]
+    missed = continuation.max(-1) - continuation[np.arange(NUM_TOKENS), ids[len(PROMPT) :]]
+    assert missed.max() <= tolerance, "a drawn token is not the most likely one"

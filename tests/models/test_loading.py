@@ -1,5 +1,6 @@
 """Checkpoints that are not what they say, and architectures nobody wrote."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,26 @@ def test_a_complete_checkpoint_loads() -> None:
     model = llama.load(TorchOps(), Tensors(shapes), CONFIG, 32)
     matrices = sum(shape[0] * shape[1] for name, shape in complete().items() if "embed" not in name and len(shape) == 2)
     assert model.weight_bytes == 4 * matrices
+
+
+def test_a_tied_head_may_be_stored_twice() -> None:
+    tied = replace(CONFIG, tied=True)
+    llama.load(TorchOps(), Tensors(complete()), tied, 32)
+    without = {name: shape for name, shape in complete().items() if name != "lm_head.weight"}
+    llama.load(TorchOps(), Tensors(without), tied, 32)
+
+
+def test_rotary_factors_of_a_gguf_file_are_read() -> None:
+    llama.load(TorchOps(), Tensors(complete() | {"rope_freqs": (2,)}), CONFIG, 32)
+    with pytest.raises(BadCheckpoint, match="3 factors, and there are 2"):
+        llama.load(TorchOps(), Tensors(complete() | {"rope_freqs": (3,)}), CONFIG, 32)
+
+
+def test_impossible_numbers() -> None:
+    with pytest.raises(BadCheckpoint, match="heads as 0"):
+        replace(CONFIG, heads=0)
+    with pytest.raises(BadCheckpoint, match="2 query heads cannot share 3"):
+        replace(CONFIG, kv_heads=3)
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:

@@ -96,6 +96,10 @@ def test_lengths() -> None:
 def test_unknown_and_incomplete_scalings() -> None:
     with pytest.raises(Unsupported, match="`spiral`"):
         read_rope({"rope_scaling": {"type": "spiral"}}, HEAD_DIM, 512)
+    with pytest.raises(BadCheckpoint, match="`rope_scaling` is 4"):
+        read_rope({"rope_scaling": 4}, HEAD_DIM, 512)
+    with pytest.raises(BadCheckpoint, match="is 'four' and not a number"):
+        frequencies(read_rope({"rope_scaling": {"type": "linear", "factor": "four"}}, HEAD_DIM, 512), 512)
     with pytest.raises(BadCheckpoint, match="`factor`"):
         frequencies(read_rope({"rope_scaling": {"type": "linear"}}, HEAD_DIM, 512), 512)
     with pytest.raises(BadCheckpoint, match="`short_factor` has 1 numbers"):

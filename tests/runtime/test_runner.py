@@ -1,8 +1,6 @@
 """The runner as its own oracle: however a plan cuts, mixes, copies or swaps the work, the tokens are the same."""
 
 from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,79 +8,15 @@ import pytest
 
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission, Drawn, Run, StepPlan
-from quire.models import llama
-from quire.models.config import ModelConfig
-from quire.models.rope import RopeSpec
-from quire.ops.opset import OpSet
-from quire.ops.tensors import F32, StoredTensor
-from quire.runtime.kv import KVSize, kv_spec
 from quire.runtime.runner import Runner
-from quire.weights.config import CheckpointConfig
+from runtime.tiny_model import BACKENDS, BLOCK_SIZE, NATIVE, make_runner
 
-CONFIG = ModelConfig(
-    architecture="LlamaForCausalLM",
-    hidden=48,
-    layers=2,
-    heads=6,
-    kv_heads=2,
-    head_dim=8,
-    intermediate=80,
-    vocab=97,
-    max_position=64,
-    longest=64,
-    eps=1e-5,
-    rope=RopeSpec("default", 10000.0, 8, 64, {}),
-    windows=(0, 9),
-    rotated=(True, True),
-)
-BLOCK_SIZE = 4
 PROMPTS = [[5, 9, 13, 21, 40, 3, 77, 8, 90, 11], [60, 2], [33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47]]
 
 
-class RandomCheckpoint:
-    """The tensors of CONFIG, in memory."""
-
-    def __init__(self) -> None:
-        groups = [("", llama.top_names(CONFIG))]
-        groups += [(f"model.layers.{layer}.", llama.layer_names(CONFIG)) for layer in range(CONFIG.layers)]
-        rng = np.random.default_rng(7)
-        self.arrays = {
-            prefix + name: rng.normal(0.0 if len(shape) > 1 else 0.7, 0.3, shape).astype(np.float32)
-            for prefix, group in groups
-            for want in group.values()
-            for name, shape in want.shapes()
-        }
-        self.path = Path("random")
-        self.config = CheckpointConfig(self.path, {"architectures": [CONFIG.architecture]})
-        self.nbytes = sum(array.nbytes for array in self.arrays.values())
-
-    def names(self) -> list[str]:
-        return list(self.arrays)
-
-    def tensor(self, name: str) -> StoredTensor:
-        array = self.arrays[name]
-        return StoredTensor(name, array.shape, F32, array.reshape(-1, array.shape[-1]).view(np.uint8))
-
-
-def make_ops(backend: str) -> OpSet:
-    if backend == "native":
-        from quire.ops.native import NativeOps
-
-        return NativeOps()
-    from quire.ops.torch import TorchOps
-
-    return TorchOps()
-
-
-NATIVE = pytest.param("native", marks=pytest.mark.skipif(not find_spec("quire._native"), reason="not built"))
-
-
-@pytest.fixture(params=["torch", NATIVE])
+@pytest.fixture(params=BACKENDS)
 def runner(request: pytest.FixtureRequest) -> Runner:
-    ops = make_ops(request.param)
-    model = llama.load(ops, RandomCheckpoint(), CONFIG, 64)
-    size = KVSize(kv_spec(CONFIG, BLOCK_SIZE, "float32"), num_blocks=40, num_host_blocks=8, max_model_len=64)
-    return Runner(ops, model, size, max_rows=4, max_tokens=64)
+    return make_runner(request.param, num_blocks=40, num_host_blocks=8, max_rows=4)
 
 
 class Driver:
@@ -178,9 +112,8 @@ def test_batching_changes_nothing(runner: Runner) -> None:
     assert [driver.known[row] for row in range(3)] == alone
 
 
-def test_batching_changes_no_bit_of_the_native_logits(runner: Runner) -> None:
-    if type(runner.program).__module__.startswith("quire.ops.torch"):
-        pytest.skip("torch's matrix products depend on the number of rows")
+@pytest.mark.parametrize("runner", [NATIVE], indirect=True)  # torch's matrix products depend on the number of rows
+def test_batching_changes_no_bit_of_the_logits(runner: Runner) -> None:
     taken: list[np.ndarray] = []
     run = runner.program.run
     runner.program.run = lambda batch: taken.append(np.array(run(batch))) or run(batch)  # type: ignore[method-assign]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from quire.core.errors import BadCheckpoint
 from quire.models.rope import RopeSpec
 
 
@@ -27,6 +28,14 @@ class ModelConfig:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "max_position"):
+            if getattr(self, name) < 1:
+                raise BadCheckpoint(f"the configuration of the checkpoint gives {name} as {getattr(self, name)}")
+        if self.heads % self.kv_heads:
+            raise BadCheckpoint(f"{self.heads} query heads cannot share {self.kv_heads} key heads evenly")
+        assert len(self.windows) == len(self.rotated) == self.layers
 
     @property
     def q_size(self) -> int:

@@ -24,7 +24,7 @@ UNUSED = r".*\.rotary_emb\.inv_freq"  # older exports stored what follows from t
 def config(hf: CheckpointConfig) -> ModelConfig:
     hf.expect("hidden_act", "silu")
     hidden, layers, heads = hf.int("hidden_size"), hf.int("num_hidden_layers"), hf.int("num_attention_heads")
-    head_dim = hf.int("head_dim", hidden // heads)
+    head_dim = hf.int("head_dim", hidden // max(heads, 1))
     qwen2 = hf.architecture == "Qwen2ForCausalLM"
     attention_bias = hf.bool("attention_bias", False)
     max_position = hf.int("max_position_embeddings")

@@ -40,6 +40,8 @@ class RopeSpec:
             value = default
         if value is None:
             raise BadCheckpoint(f"rope scaling `{self.type}` needs `{key}`, and the configuration has none")
+        if not isinstance(value, int | float):
+            raise BadCheckpoint(f"`{key}` of rope scaling `{self.type}` is {value!r} and not a number")
         return float(value)
 
     @property
@@ -71,7 +73,10 @@ def read_rope(config: Keys, head_dim: int, max_position: int, default_theta: flo
     if (original := config.get("original_max_position_embeddings")) is not None:
         numbers["original_max_position_embeddings"] = original
     for key in ("rope_scaling", "rope_parameters"):
-        numbers |= {name: value for name, value in (config.get(key) or {}).items() if value is not None}
+        given = config.get(key) or {}
+        if not isinstance(given, Mapping):
+            raise BadCheckpoint(f"`{key}` is {given!r} and not an object")
+        numbers |= {name: value for name, value in given.items() if value is not None}
     kind = str(numbers.get("rope_type") or numbers.get("type") or "default")
     kind = {"su": "longrope"}.get(kind, kind)  # Phi-3 was first published under that name
     if kind not in SCALINGS:

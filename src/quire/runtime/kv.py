@@ -23,6 +23,8 @@ class KVSize:
 
 
 def kv_spec(config: ModelConfig, block_size: int, dtype: str) -> KVSpec:
+    if block_size < 1:
+        raise BadRequest(f"block_size is {block_size}", "it must be at least 1", param="block_size")
     if dtype == "auto":
         dtype = "float16"
     if dtype not in DTYPES:

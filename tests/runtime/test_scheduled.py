@@ -1,0 +1,64 @@
+"""Scheduler and runner together: a request's tokens do not depend on what else happens to it or beside it."""
+
+from typing import Any
+
+import pytest
+
+from quire.core.limits import Limits
+from quire.core.params import SamplingParams
+from quire.core.request import Request
+from quire.core.scheduler import Scheduler
+from runtime.tiny_model import BACKENDS, BLOCK_SIZE, MAX_LEN, make_runner
+
+SHARED = [7, 3, 90, 14, 55, 2, 2, 81, 30]
+PROMPTS = [[*SHARED, 4], [*SHARED, 5, 6], [60], [33 + i for i in range(20)], SHARED]
+WISHES: list[dict[str, Any]] = [
+    {"temperature": 0.0, "max_tokens": 24},
+    {"temperature": 1.0, "max_tokens": 20, "n": 3},
+    {"temperature": 0.7, "max_tokens": 30, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
+    {"temperature": 1.0, "max_tokens": 12, "top_k": 20, "top_p": 0.9, "logprobs": 1},
+    {"max_tokens": 8, "beam_width": 2, "n": 2},
+]
+
+
+def requests() -> list[Request]:
+    return [
+        Request(id=str(i), prompt_ids=prompt, params=SamplingParams(seed=i, **wishes))
+        for i, (prompt, wishes) in enumerate(zip(PROMPTS, WISHES, strict=True))
+    ]
+
+
+def serve(
+    backend: str, *, num_blocks: int = 200, host: int = 0, budget: int = MAX_LEN, rows: int = 16, alone: bool = False
+) -> tuple[dict[tuple[str, int], list[int]], int, int]:
+    """-> the tokens of every sample, and how many preemptions and swapped blocks there were."""
+    limits = Limits(max_num_seqs=rows, max_num_batched_tokens=budget, max_model_len=MAX_LEN, block_size=BLOCK_SIZE)
+    scheduler = Scheduler(limits, num_blocks, num_host_blocks=host, prefix_caching=not alone)
+    runner = make_runner(backend, num_blocks, host, rows)
+    tokens: dict[tuple[str, int], list[int]] = {}
+    ended = num_swapped = 0
+    for batch in [[request] for request in requests()] if alone else [requests()]:
+        for request in batch:
+            scheduler.add(request, now=0.0)
+        while scheduler.has_work:
+            plan = scheduler.schedule()
+            num_swapped += len(plan.swap_in)
+            for event in scheduler.update(runner.run(plan)):
+                tokens.setdefault((event.request_id, event.index), []).extend(event.tokens)
+                assert event.finish_reason in (None, "length")
+                ended += event.finish_reason is not None
+    assert ended == len(tokens) == 8
+    return tokens, scheduler.stats().preemptions, num_swapped
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_company_cache_chunks_and_preemption_change_nothing(backend: str) -> None:
+    alone, *_ = serve(backend, alone=True)
+    assert serve(backend) == (alone, 0, 0)
+    assert serve(backend, budget=16) == (alone, 0, 0)  # prompts in chunks
+    recomputed, num_preemptions, _ = serve(backend, num_blocks=22)
+    assert num_preemptions > 0
+    assert recomputed == alone
+    swapped, _, num_swapped = serve(backend, num_blocks=22, host=40)
+    assert num_swapped > 0
+    assert swapped == alone
