@@ -19,34 +19,41 @@ struct Unit {
     static constexpr int int_vectors(int) { return 1; }
     static constexpr int float_vectors(int) { return 1; }
 
-    static inline __m256i load_short(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-    static inline Float zero() { return _mm512_setzero_ps(); }
-    static inline Float load_floats(const uint8_t* p) { return _mm512_loadu_ps(p); }
-    static inline Float load_halves(const uint8_t* p) { return _mm512_cvtph_ps(load_short(p)); }
-    static inline Float load_bfloats(const uint8_t* p) {
+    QUIRE_INLINE static __m256i load_short(const uint8_t* p) {
+        return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    }
+    QUIRE_INLINE static Float zero() { return _mm512_setzero_ps(); }
+    QUIRE_INLINE static Float load_floats(const uint8_t* p) { return _mm512_loadu_ps(p); }
+    QUIRE_INLINE static Float load_halves(const uint8_t* p) { return _mm512_cvtph_ps(load_short(p)); }
+    QUIRE_INLINE static Float load_bfloats(const uint8_t* p) {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_short(p)), 16));
     }
-    static inline void store(float* p, Float v) { _mm512_storeu_ps(p, v); }
-    static inline Float fma_scalar(Float a, const float* b, Float c) { return _mm512_fmadd_ps(a, _mm512_set1_ps(*b), c); }
-    static inline Float scaled(Int dots, Float scales) { return _mm512_mul_ps(_mm512_cvtepi32_ps(dots), scales); }
+    QUIRE_INLINE static void store(float* p, Float v) { _mm512_storeu_ps(p, v); }
+    QUIRE_INLINE static Float fma_scalar(Float a, const float* b, Float c) {
+        return _mm512_fmadd_ps(a, _mm512_set1_ps(*b), c);
+    }
+    QUIRE_INLINE static Float scaled(Int dots, Float scales) { return _mm512_mul_ps(_mm512_cvtepi32_ps(dots), scales); }
 
     // dots + w . x in each lane: w unsigned, x 4 activation codes for all lanes.
-    static inline Int add_dot(Int dots, Int w, const int8_t* x) {
+    QUIRE_INLINE static Int add_dot(Int dots, Int w, const int8_t* x) {
         int32_t bits;
         __builtin_memcpy(&bits, x, 4);
         return _mm512_dpbusd_epi32(dots, w, _mm512_set1_epi32(bits));
     }
 
-    // vpdpbusd wants unsigned weights: signed bytes are shifted up by 128, and the shift is taken off again through `start`.
-    template <class Format, int Rows, int Vectors>
-    static inline void dot(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows], int part, Int (&dots)[Rows][Vectors]) {
-        static_assert(Vectors == 1, "a tile is one vector wide");
+    // vpdpbusd wants unsigned weights: signed bytes are shifted up by 128, and the shift is taken off again through
+    // `start`.
+    template <class Format, int Rows>
+    QUIRE_INLINE static void dot(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows], int part,
+                                 Int (&dots)[Rows]) {
         constexpr int kShift = Format::bits == 8 ? 128 : Format::zero;
-        for (int r = 0; r < Rows; ++r) dots[r][0] = _mm512_set1_epi32(-kShift * code_sum_of<Format>(*rows[r], part));
+        for (int r = 0; r < Rows; ++r) dots[r] = _mm512_set1_epi32(-kShift * code_sum_of<Format>(*rows[r], part));
         if constexpr (Format::bits == 8) {
             for (int q = 0; q < Format::group / 4; ++q) {
-                const Int w = _mm512_xor_si512(_mm512_loadu_si512(codes + q * 4 * kTileOutputs), _mm512_set1_epi8(-128));
-                for (int r = 0; r < Rows; ++r) dots[r][0] = add_dot(dots[r][0], w, rows[r]->codes + part * Format::group + 4 * q);
+                const Int w =
+                    _mm512_xor_si512(_mm512_loadu_si512(codes + q * 4 * kTileOutputs), _mm512_set1_epi8(-128));
+                for (int r = 0; r < Rows; ++r)
+                    dots[r] = add_dot(dots[r], w, rows[r]->codes + part * Format::group + 4 * q);
             }
         } else {
             const Int low_bits = _mm512_set1_epi8(15);
@@ -55,8 +62,8 @@ struct Unit {
                 const Int low = _mm512_and_si512(pairs, low_bits);
                 const Int high = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low_bits);
                 for (int r = 0; r < Rows; ++r) {
-                    dots[r][0] = add_dot(dots[r][0], low, rows[r]->codes + 4 * p);
-                    dots[r][0] = add_dot(dots[r][0], high, rows[r]->codes + 16 + 4 * p);
+                    dots[r] = add_dot(dots[r], low, rows[r]->codes + 4 * p);
+                    dots[r] = add_dot(dots[r], high, rows[r]->codes + 16 + 4 * p);
                 }
             }
         }

@@ -3,6 +3,9 @@
 
 #include "matrix.h"
 
+// For the pieces of a kernel: arrays of vectors stay in registers only where all that touches them is one function.
+#define QUIRE_INLINE inline __attribute__((always_inline))
+
 namespace quire::QUIRE_ISA {
 namespace {
 
@@ -51,12 +54,12 @@ void visit_format(const PackedMatrix& w, const Visitor& visitor) {
 
 // The factor of a group's offsets: the sum of its activations.
 template <class Format>
-inline const float* sum_of(const QuantizedGroup& x, int part) {
+QUIRE_INLINE const float* sum_of(const QuantizedGroup& x, int part) {
     return Format::parts == 1 ? &x.sum : &x.half_sums[part];
 }
 
 template <class Format>
-inline int32_t code_sum_of(const QuantizedGroup& x, int part) {
+QUIRE_INLINE int32_t code_sum_of(const QuantizedGroup& x, int part) {
     return Format::parts == 1 ? x.code_sum : x.half_code_sums[part];
 }
 

@@ -49,7 +49,8 @@ struct TileProduct {
                     const int32_t dot = dots[o] - Format::zero * code_sum_of<Format>(x, part);
                     acc[o] = __builtin_fmaf(float(dot) * scale_at<Format::wide>(tile, o), x.scale, acc[o]);
                     if (Format::has_offset)
-                        acc[o] = __builtin_fmaf(scale_at<Format::wide>(tile + Format::offsets_at, o), *sum_of<Format>(x, part), acc[o]);
+                        acc[o] = __builtin_fmaf(scale_at<Format::wide>(tile + Format::offsets_at, o),
+                                                *sum_of<Format>(x, part), acc[o]);
                 }
             }
         }

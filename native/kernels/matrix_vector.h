@@ -4,10 +4,10 @@
 //   Float, Int, lanes                              vectors of fp32 and int32
 //   max_rows, int_vectors(rows), float_vectors(rows)   the register tile
 //   zero(), load_halves(p), load_bfloats(p), load_floats(p), store(p, v)
-//   fma(a, b, c)      a * b + c
 //   fma_scalar(a, p, c)   a * *p + c
-//   scaled(i, s)      float(i) * s
-//   dot<Format, Rows, Vectors>(codes, x, part, dots)   exact dot products of (stored - zero) with the activations' codes
+//   dot<Format, Rows>(codes, rows, part, dots)   exact dot products of (stored - zero) with the activations' codes, in
+//                                                a form only `scaled` need know
+//   scaled(dots, s)   float(dot) * s
 #pragma once
 
 #include "matrix_format.h"
@@ -18,7 +18,7 @@ namespace {
 constexpr int kMaxRows = Unit::max_rows;
 
 template <bool Wide>
-inline Unit::Float load_scales(const uint8_t* scales, int output) {
+QUIRE_INLINE Unit::Float load_scales(const uint8_t* scales, int output) {
     return Wide ? Unit::load_floats(scales + 4 * output) : Unit::load_halves(scales + 2 * output);
 }
 
@@ -28,13 +28,14 @@ struct TileProduct {
     static constexpr int kVectors = Unit::int_vectors(Rows);
     static constexpr int kOutputs = kVectors * Unit::lanes;
 
-    static void run(const uint8_t* tile, const Activations& a, int64_t num_inputs, float* out, int64_t out_stride) {
+    __attribute__((noinline)) static void run(const uint8_t* tile, const Activations& a, int64_t num_inputs, float* out,
+                                              int64_t out_stride) {
         for (int first = 0; first < kTileOutputs; first += kOutputs)
             run_outputs(tile, first, a.groups, num_inputs / kGroupInputs, out + first, out_stride);
     }
 
-    static inline void run_outputs(const uint8_t* group, int first, const QuantizedGroup* x, int64_t num_groups, float* out,
-                                   int64_t out_stride) {
+    QUIRE_INLINE static void run_outputs(const uint8_t* group, int first, const QuantizedGroup* x, int64_t num_groups,
+                                         float* out, int64_t out_stride) {
         typename Unit::Float acc[Rows][kVectors];
         for (int r = 0; r < Rows; ++r)
             for (int v = 0; v < kVectors; ++v) acc[r][v] = Unit::zero();
@@ -42,14 +43,15 @@ struct TileProduct {
             const QuantizedGroup* rows[Rows];
             for (int r = 0; r < Rows; ++r) rows[r] = x + r * num_groups;
             for (int part = 0; part < Format::parts; ++part, group += Format::group_bytes) {
-                typename Unit::Int dots[Rows][kVectors];
-                Unit::template dot<Format, Rows, kVectors>(group + Format::codes_at + 4 * first, rows, part, dots);
                 for (int v = 0; v < kVectors; ++v) {
-                    const auto scales = load_scales<Format::wide>(group, first + v * Unit::lanes);
+                    const int output = first + v * Unit::lanes;
+                    typename Unit::Int dots[Rows];
+                    Unit::template dot<Format, Rows>(group + Format::codes_at + 4 * output, rows, part, dots);
+                    const auto scales = load_scales<Format::wide>(group, output);
                     for (int r = 0; r < Rows; ++r)
-                        acc[r][v] = Unit::fma_scalar(Unit::scaled(dots[r][v], scales), &rows[r]->scale, acc[r][v]);
+                        acc[r][v] = Unit::fma_scalar(Unit::scaled(dots[r], scales), &rows[r]->scale, acc[r][v]);
                     if constexpr (Format::has_offset) {
-                        const auto offsets = load_scales<Format::wide>(group + Format::offsets_at, first + v * Unit::lanes);
+                        const auto offsets = load_scales<Format::wide>(group + Format::offsets_at, output);
                         for (int r = 0; r < Rows; ++r)
                             acc[r][v] = Unit::fma_scalar(offsets, sum_of<Format>(*rows[r], part), acc[r][v]);
                     }
@@ -62,7 +64,7 @@ struct TileProduct {
 };
 
 template <Layout Element>
-inline Unit::Float load_weights(const uint8_t* weights) {
+QUIRE_INLINE Unit::Float load_weights(const uint8_t* weights) {
     if constexpr (Element == Layout::Float32) return Unit::load_floats(weights);
     if constexpr (Element == Layout::Float16) return Unit::load_halves(weights);
     if constexpr (Element == Layout::BFloat16) return Unit::load_bfloats(weights);
@@ -74,12 +76,14 @@ struct TileProduct<FloatFormat<Element>, Rows> {
     static constexpr int kOutputs = kVectors * Unit::lanes;
     static constexpr int kBytes = FloatFormat<Element>::element_bytes;
 
-    static void run(const uint8_t* tile, const Activations& a, int64_t num_inputs, float* out, int64_t out_stride) {
+    __attribute__((noinline)) static void run(const uint8_t* tile, const Activations& a, int64_t num_inputs, float* out,
+                                              int64_t out_stride) {
         for (int first = 0; first < kTileOutputs; first += kOutputs)
             run_outputs(tile + first * kBytes, a, num_inputs, out + first, out_stride);
     }
 
-    static inline void run_outputs(const uint8_t* weights, const Activations& a, int64_t num_inputs, float* out, int64_t out_stride) {
+    QUIRE_INLINE static void run_outputs(const uint8_t* weights, const Activations& a, int64_t num_inputs, float* out,
+                                         int64_t out_stride) {
         typename Unit::Float acc[Rows][kVectors];
         for (int r = 0; r < Rows; ++r)
             for (int v = 0; v < kVectors; ++v) acc[r][v] = Unit::zero();

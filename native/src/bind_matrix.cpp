@@ -51,11 +51,12 @@ const StorageInfo& checked_storage(const std::string& name, const Bytes& data, i
     const StorageInfo* info = find_storage(name.c_str());
     if (!info) refuse("'%s' is not a storage type", name.c_str());
     if (num_columns <= 0 || num_columns % info->block)
-        refuse("%lld columns are not a positive multiple of the block of %s, %d", (long long)num_columns, info->name, info->block);
+        refuse("%lld columns are not a positive multiple of the block of %s, %d", (long long)num_columns, info->name,
+               info->block);
     const int64_t row_bytes = num_columns / info->block * info->block_bytes;
     if (int64_t(data.shape(1)) != row_bytes)
-        refuse("a row of %lld columns of %s has %lld bytes, not %lld", (long long)num_columns, info->name, (long long)row_bytes,
-               (long long)data.shape(1));
+        refuse("a row of %lld columns of %s has %lld bytes, not %lld", (long long)num_columns, info->name,
+               (long long)row_bytes, (long long)data.shape(1));
     return *info;
 }
 
@@ -65,7 +66,8 @@ FloatMatrix new_floats(int64_t rows, int64_t columns) {
     return FloatMatrix(values, {size_t(rows), size_t(columns)}, owner);
 }
 
-void construct(Matrix* matrix, const std::string& storage, const Bytes& data, int64_t num_columns, const std::optional<Order>& row_order) {
+void construct(Matrix* matrix, const std::string& storage, const Bytes& data, int64_t num_columns,
+               const std::optional<Order>& row_order) {
     const StorageInfo& info = checked_storage(storage, data, num_columns);
     const int64_t num_rows = int64_t(data.shape(0));
     if (num_rows == 0) refuse("a matrix of 0 rows");
@@ -76,7 +78,8 @@ void construct(Matrix* matrix, const std::string& storage, const Bytes& data, in
         for (int64_t i = 0; i < num_rows; ++i) {
             const int64_t row = row_order->data()[i];
             if (row < 0 || row >= num_rows || taken[size_t(row)])
-                refuse("row_order is not a permutation of %lld rows: entry %lld is %lld", (long long)num_rows, (long long)i, (long long)row);
+                refuse("row_order is not a permutation of %lld rows: entry %lld is %lld", (long long)num_rows,
+                       (long long)i, (long long)row);
             taken[size_t(row)] = true;
         }
     }
@@ -91,9 +94,12 @@ FloatMatrix dequantize(const std::string& storage, const Bytes& data, int64_t nu
     FloatMatrix out = new_floats(num_rows, num_columns);
     const uint8_t* from = data.data();
     float* to = out.data();
-    nb::gil_scoped_release unlocked;
+    {
+        nb::gil_scoped_release unlocked;
 #pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < num_rows; ++r) dequantize_row(info.storage, from + r * row_bytes, to + r * num_columns, num_columns);
+        for (int64_t r = 0; r < num_rows; ++r)
+            dequantize_row(info.storage, from + r * row_bytes, to + r * num_columns, num_columns);
+    }
     return out;
 }
 
@@ -107,21 +113,25 @@ FloatMatrix dequantized(const Matrix& matrix) {
 FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) {
     const PackedMatrix& w = matrix.packed();
     const int64_t rows = int64_t(x.shape(0)), num_inputs = w.num_inputs;
-    if (int64_t(x.shape(1)) != num_inputs) refuse("x has %lld columns for %lld inputs", (long long)x.shape(1), (long long)num_inputs);
+    if (int64_t(x.shape(1)) != num_inputs)
+        refuse("x has %lld columns for %lld inputs", (long long)x.shape(1), (long long)num_inputs);
     if (num_threads < 1) refuse("%d threads", num_threads);
     FloatMatrix out = new_floats(rows, w.num_outputs);
     const int64_t groups_per_row = w.is_integer() ? num_inputs / kGroupInputs : 0;
     std::vector<QuantizedGroup> groups(size_t(rows * groups_per_row));
     const Activations a{x.data(), num_inputs, groups.data()};
     float* to = out.data();
-    nb::gil_scoped_release unlocked;
-#pragma omp parallel num_threads(num_threads)
     {
-        if (w.is_integer()) {
+        nb::gil_scoped_release unlocked;
+#pragma omp parallel num_threads(num_threads)
+        {
+            if (w.is_integer()) {
 #pragma omp for schedule(static)
-            for (int64_t r = 0; r < rows; ++r) kernels().matrix.quantize(a.x + r * num_inputs, num_inputs, groups.data() + r * groups_per_row);
+                for (int64_t r = 0; r < rows; ++r)
+                    kernels().matrix.quantize(a.x + r * num_inputs, num_inputs, groups.data() + r * groups_per_row);
+            }
+            kernels().matrix.multiply(w, a, rows, to, w.num_outputs, omp_get_thread_num(), omp_get_num_threads());
         }
-        kernels().matrix.multiply(w, a, rows, to, w.num_outputs, omp_get_thread_num(), omp_get_num_threads());
     }
     return out;
 }
@@ -130,12 +140,15 @@ FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) 
 
 void bind_matrix(nb::module_& m) {
     nb::class_<Matrix>(m, "Matrix", "Weights [num_outputs, num_inputs] in the layout the kernels read")
-        .def("__init__", &construct, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"), nb::arg("row_order") = nb::none(),
+        .def("__init__", &construct, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"),
+             nb::arg("row_order") = nb::none(),
              "Pack stored rows, uint8 [rows, row_bytes]. Output o is taken from row row_order[o].")
         .def_prop_ro("num_outputs", [](const Matrix& matrix) { return matrix.packed().num_outputs; })
         .def_prop_ro("num_inputs", [](const Matrix& matrix) { return matrix.packed().num_inputs; })
         .def_prop_ro("layout", [](const Matrix& matrix) { return layout_name(matrix.packed().layout); })
-        .def_prop_ro("group", [](const Matrix& matrix) { return matrix.packed().group; }, "inputs that share a scale, 0 for floats")
+        .def_prop_ro(
+            "group", [](const Matrix& matrix) { return matrix.packed().group; },
+            "inputs that share a scale, 0 for floats")
         .def_prop_ro("nbytes", [](const Matrix& matrix) { return matrix.packed().nbytes; })
         .def("dequantized", &dequantized, "The values the kernels multiply with, float32 [num_outputs, num_inputs]");
     m.def("dequantize", &dequantize, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"),

@@ -7,15 +7,15 @@ namespace quire {
 
 enum class Storage : int { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K };
 
-// A row of a storage type is a run of blocks. In a quantized one, weights come in groups with w = scale * code + offset.
+// A row of a storage type is a run of blocks. Quantized weights come in groups: w = scale * code + offset.
 struct StorageInfo {
     const char* name;
     Storage storage;
-    int block;        // weights in a block; 1 for floats
+    int block;  // weights in a block; 1 for floats
     int block_bytes;
-    int group;        // weights that share a scale; 0 for floats
-    int min_code, max_code;
-    bool wide;        // scale and offset are products that fp16 cannot hold, but fp32 can
+    int group;               // weights that share a scale; 0 for floats
+    int min_code, max_code;  // of w above
+    bool wide;               // scale and offset are products that fp16 cannot hold, but fp32 can
     bool has_offset;
 };
 

@@ -23,8 +23,9 @@ static inline float bfloat_to_float(uint16_t bits) { return float_of_bits(uint32
 static inline float half_to_float(uint16_t bits) {
     const uint32_t sign = uint32_t(bits & 0x8000) << 16;
     const uint32_t magnitude = bits & 0x7fff;
-    if (magnitude < 0x0400) return float_of_bits(bits_of_float(float(magnitude) * 0x1p-24f) | sign);  // subnormal or zero
-    const uint32_t exponent_bias = magnitude >= 0x7c00 ? 0x70000000u : 0x38000000u;                    // Inf and NaN, or numbers
+    if (magnitude < 0x0400)
+        return float_of_bits(bits_of_float(float(magnitude) * 0x1p-24f) | sign);     // subnormal or zero
+    const uint32_t exponent_bias = magnitude >= 0x7c00 ? 0x70000000u : 0x38000000u;  // Inf and NaN, or numbers
     return float_of_bits(sign | ((magnitude << 13) + exponent_bias));
 }
 

@@ -13,7 +13,7 @@ namespace quire {
 //                  scales   [16]  fp16, or fp32 where `wide`
 //                  offsets  [16]  the same, where `has_offset`
 //                  codes    Int8: [group / 4][16][4]  the codes of 4 neighbouring inputs, for each of 16 outputs
-//                           Int4: [4][16][4]  likewise; byte p holds input quad p (low nibble) and quad p + 4 (high nibble)
+//                           Int4: [4][16][4]  likewise; row p holds quad p in low nibbles, quad p + 4 in high ones
 //                w = scale * code + offset. Int8 stores the code, Int4 stores code + zero (0 .. 15).
 //   floats       [num_inputs][16], in the type the file has
 //
@@ -52,7 +52,7 @@ static_assert(sizeof(QuantizedGroup) == 64, "one cache line a group");
 
 // Rows of activations: integer layouts read `groups`, float layouts read `x`; the other may be null.
 struct Activations {
-    const float* x;                // [rows, num_inputs], rows `stride` floats apart
+    const float* x;  // [rows, num_inputs], rows `stride` floats apart
     int64_t stride;
     const QuantizedGroup* groups;  // [rows, num_inputs / 32], contiguous
 };
@@ -61,12 +61,13 @@ struct MatrixKernels {
     // x [num_inputs], a multiple of 32 -> groups [num_inputs / 32]. The same bits in every table.
     void (*quantize)(const float* x, int64_t num_inputs, QuantizedGroup* groups);
 
-    // out[r, o] = sum over inputs of x[r] * w[o], for rows [0, rows); this thread writes its share of the results, and all
-    // threads together write each once. Summed in fp32 with fma, inputs ascending; for integer layouts group after group:
-    //   acc = fma(float(dot of codes) * w.scale, x.scale, acc), then acc = fma(w.offset, x.sum, acc) where there are offsets.
+    // out[r, o] = sum over inputs of x[r] * w[o], for rows [0, rows); this thread writes its share of the results, and
+    // all threads together write each once. Summed in fp32 with fma, inputs ascending; for integer layouts by groups:
+    //   acc = fma(float(dot of codes) * w.scale, x.scale, acc)
+    //   acc = fma(w.offset, x.sum, acc)                          where there are offsets
     // So a result has the same bits in every table, whatever the other rows and however many threads.
-    void (*multiply)(const PackedMatrix& w, const Activations& a, int64_t rows, float* out, int64_t out_stride, int thread,
-                     int num_threads);
+    void (*multiply)(const PackedMatrix& w, const Activations& a, int64_t rows, float* out, int64_t out_stride,
+                     int thread, int num_threads);
 };
 
 }  // namespace quire

@@ -24,8 +24,8 @@ namespace quire {
 // Exact: unpack_row gives the bits that dequantize_row gives for the stored row.
 class Matrix {
   public:
-    // Packs rows [num_outputs] of `row_bytes` bytes, each num_inputs weights (a multiple of the type's block). Output o is
-    // stored row row_order[o], or row o where row_order is null. Runs on the OpenMP threads of the caller. Throws
+    // Packs rows [num_outputs] of `row_bytes` bytes, each num_inputs weights (a multiple of the type's block). Output o
+    // is stored row row_order[o], or row o where row_order is null. Runs on the OpenMP threads of the caller. Throws
     // std::bad_alloc.
     Matrix(Storage storage, const uint8_t* rows, int64_t row_bytes, int64_t num_outputs, int64_t num_inputs,
            const int32_t* row_order);

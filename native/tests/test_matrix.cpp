@@ -27,11 +27,12 @@ constexpr int64_t kFloatInputs[] = {1, 7, 32, 100, 257};
 
 int passed = 0, failed = 0;
 
-void check(bool ok, const char* what, const char* isa, const char* type, int64_t outputs, int64_t inputs, int64_t rows) {
+void check(bool ok, const char* what, const char* isa, const char* type, int64_t outputs, int64_t inputs,
+           int64_t rows) {
     ok ? ++passed : ++failed;
     if (!ok && failed <= 20)
-        std::printf("failed: %s, table %s, %s [%lld, %lld], %lld rows\n", what, isa, type, (long long)outputs, (long long)inputs,
-                    (long long)rows);
+        std::printf("failed: %s, table %s, %s [%lld, %lld], %lld rows\n", what, isa, type, (long long)outputs,
+                    (long long)inputs, (long long)rows);
 }
 
 // A case's inputs. Groups are quantized by the table in use.
@@ -43,9 +44,11 @@ struct Case {
     std::vector<QuantizedGroup> groups;
 
     Case(const StorageInfo& type, int64_t num_outputs, int64_t num_inputs, Random& random)
-        : info(type), outputs(num_outputs), inputs(num_inputs),
-          matrix(type.storage, sample_rows(type.storage, outputs, inputs, random).data(), row_bytes(type.storage, inputs), outputs,
-                 inputs, nullptr),
+        : info(type),
+          outputs(num_outputs),
+          inputs(num_inputs),
+          matrix(type.storage, sample_rows(type.storage, outputs, inputs, random).data(),
+                 row_bytes(type.storage, inputs), outputs, inputs, nullptr),
           x(sample_activations(kMaxTestRows, inputs, random)) {}
 
     void quantize() {
@@ -98,20 +101,24 @@ void test_case(Case& c) {
     c.quantize();
     const std::vector<QuantizedGroup> groups = c.groups;
     const std::vector<float> expected = c.multiply(kMaxTestRows, 1);
-    check(relative_error(c, expected) < 1e-5, "plain is near double precision", "plain", c.info.name, c.outputs, c.inputs, kMaxTestRows);
+    check(relative_error(c, expected) < 1e-5, "plain is near double precision", "plain", c.info.name, c.outputs,
+          c.inputs, kMaxTestRows);
     bool untouched = true;
     for (int64_t r = 0; r < kMaxTestRows; ++r)
-        for (int64_t o = c.outputs; o < c.outputs + 3; ++o) untouched &= expected[size_t(r * (c.outputs + 3) + o)] == -7.0f;
+        for (int64_t o = c.outputs; o < c.outputs + 3; ++o)
+            untouched &= expected[size_t(r * (c.outputs + 3) + o)] == -7.0f;
     check(untouched, "writes only its outputs", "plain", c.info.name, c.outputs, c.inputs, kMaxTestRows);
 
     for (const char* const* isa = available_isas(); *isa; ++isa) {
         use_isa(*isa);
         c.quantize();
-        check(groups.empty() || std::memcmp(groups.data(), c.groups.data(), groups.size() * sizeof(QuantizedGroup)) == 0, "quantize", *isa,
-              c.info.name, c.outputs, c.inputs, kMaxTestRows);
+        check(
+            groups.empty() || std::memcmp(groups.data(), c.groups.data(), groups.size() * sizeof(QuantizedGroup)) == 0,
+            "quantize", *isa, c.info.name, c.outputs, c.inputs, kMaxTestRows);
         for (int64_t rows : kRowCounts)
             for (int num_threads : {1, 3})
-                check(same_bits(c.multiply(rows, num_threads), expected), "multiply", *isa, c.info.name, c.outputs, c.inputs, rows);
+                check(same_bits(c.multiply(rows, num_threads), expected), "multiply", *isa, c.info.name, c.outputs,
+                      c.inputs, rows);
     }
 }
 

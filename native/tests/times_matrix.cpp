@@ -31,7 +31,8 @@ struct Model {
     void add(Storage storage, Shape shape) {
         Random random(1);
         const std::vector<uint8_t> rows = sample_rows(storage, shape.outputs, shape.inputs, random);
-        matrices.push_back(std::make_unique<Matrix>(storage, rows.data(), row_bytes(storage, shape.inputs), shape.outputs, shape.inputs, nullptr));
+        matrices.push_back(std::make_unique<Matrix>(storage, rows.data(), row_bytes(storage, shape.inputs),
+                                                    shape.outputs, shape.inputs, nullptr));
         bytes += double(matrices.back()->packed().nbytes);
         weights += double(shape.outputs * shape.inputs);
     }
@@ -64,9 +65,9 @@ void print_model(const char* name, const Model& model) {
                 const double seconds = seconds_of_pass(model, a, rows, out.data(), num_threads);
                 best = seconds < best ? seconds : best;
             }
-            std::printf("%-8s %-18s %3lld rows %2d threads %9.2f ms %8.1f tokens/s %7.1f GB/s %7.1f GMAC/s\n", kernels().name, name,
-                        (long long)rows, num_threads, best * 1e3, double(rows) / best, model.bytes / best / 1e9,
-                        double(rows) * model.weights / best / 1e9);
+            std::printf("%-8s %-18s %3lld rows %2d threads %9.2f ms %8.1f tokens/s %7.1f GB/s %7.1f GMAC/s\n",
+                        kernels().name, name, (long long)rows, num_threads, best * 1e3, double(rows) / best,
+                        model.bytes / best / 1e9, double(rows) * model.weights / best / 1e9);
         }
 }
 
@@ -75,13 +76,15 @@ void print_model(const char* name, const Model& model) {
 void print_times() {
     for (const char* const* isa = available_isas(); *isa; ++isa) {
         use_isa(*isa);
-        if (kernels().name == std::string("plain") && isa != available_isas()) continue;  // specification, not meant to be fast
+        if (kernels().name == std::string("plain") && isa != available_isas())
+            continue;  // specification, not meant to be fast
         Model mixed;
         for (int i = 0; i < kLayers; ++i)
             for (Shape shape : kLayer) mixed.add(Storage::Q4_1, shape);
         mixed.add(Storage::Q8_0, kHead);
         print_model("Q4_1, head Q8_0", mixed);
-        for (Storage storage : {Storage::Q4_0, Storage::Q4_1, Storage::Q8_0, Storage::F16, Storage::BF16, Storage::F32}) {
+        for (Storage storage :
+             {Storage::Q4_0, Storage::Q4_1, Storage::Q8_0, Storage::F16, Storage::BF16, Storage::F32}) {
             Model layers;
             for (int i = 0; i < kLayers; ++i)
                 for (Shape shape : kLayer) layers.add(storage, shape);
