@@ -40,11 +40,11 @@ int64_t sum_weights(const std::vector<Candidate>& candidates) {
 // Of a total, the part `share` in (0, 1), rounded up.
 int64_t mass(double share, int64_t total) { return std::min(int64_t(std::ceil(share * double(total))), total); }
 
-// A logit that top_p, min_p and typical_p will not keep, nor any below it: found first, so that of a vocabulary only a few
-// hundred tokens need be weighed and sorted. `total` is the weight of all tokens, where top_p is used.
+// A logit that top_p, min_p and typical_p will not keep, nor any below it: found first, so that of a vocabulary only a
+// few hundred tokens need be weighed and sorted. `total` is the weight of all tokens, where top_p is used.
 float lowest_of_interest(const RowParams& params, const Softmax& softmax, int64_t total, int64_t vocab) {
-    // With top_p: so little that a whole vocabulary of it would not fill what top_p cuts off. A thousandth is left for the
-    // rounding of weights, and must be more than that: in doubt nothing is passed over but what weighs nothing.
+    // With top_p: so little that a whole vocabulary of it would not fill what top_p cuts off. A thousandth is left for
+    // the rounding of weights, and must be more than that: in doubt nothing is passed over but what weighs nothing.
     const double least = params.top_p < 1.0 ? 0.999 * (1.0 - params.top_p) * double(total) / double(vocab)
                                             : params.min_p * double(Softmax::one);
     const double distance = least > 1e4 ? std::log(least / double(Softmax::one)) : Softmax::floor;
@@ -58,8 +58,8 @@ void drop_if(std::vector<Candidate>& candidates, const Drop& drop) {
     candidates.erase(std::remove_if(candidates.begin(), candidates.end(), drop), candidates.end());
 }
 
-// Surprisal minus entropy is the mean distance from the peak minus the token's own distance. The mean is taken in integers,
-// distances in units of 2^-40, so that it does not depend on the order either.
+// Surprisal minus entropy is the mean distance from the peak minus the token's own distance. The mean is taken in
+// integers, distances in units of 2^-40, so that it does not depend on the order either.
 void keep_typical(double typical_p, const Softmax& softmax, std::vector<Candidate>& candidates) {
     const int64_t total = sum_weights(candidates);
     constexpr double unit = 1099511627776.0;  // 2^40
@@ -86,7 +86,7 @@ Sampler::Sampler(int64_t num_rows, int64_t vocab, int num_threads)
         throw std::invalid_argument("vocab is " + std::to_string(vocab) + ", and 1 to 524287 is possible");
 }
 
-// -- what is known of a row ---------------------------------------------------------------------------------------------
+// -- what is known of a row -------------------------------------------------------------------------------------------
 
 // Whether this row's next token is drawn from other logits than the raw ones.
 bool Sampler::Row::edited() const {
@@ -105,8 +105,8 @@ void Sampler::Row::append(int32_t token, bool output) {
 
 void Sampler::check_id(int64_t id, const char* what) const {
     if (id < 0 || id >= vocab_)
-        throw std::invalid_argument(std::string(what) + " has token " + std::to_string(id) + ", and the vocabulary has " +
-                                    std::to_string(vocab_));
+        throw std::invalid_argument(std::string(what) + " has token " + std::to_string(id) +
+                                    ", and the vocabulary has " + std::to_string(vocab_));
 }
 
 Sampler::Row& Sampler::held(int64_t row) {
@@ -137,7 +137,7 @@ void Sampler::admit(int64_t row, RowParams params, const std::vector<int32_t>& t
 
 void Sampler::retire(int64_t row) { held(row) = Row(); }
 
-// -- logits, as a row's parameters change them --------------------------------------------------------------------------
+// -- logits, as a row's parameters change them ------------------------------------------------------------------------
 
 void Sampler::restrict_to_allowed(const RowParams& params, const float* raw, std::vector<float>& out) const {
     if (!params.restricted) {
@@ -167,7 +167,7 @@ void Sampler::edit(const Row& row, const float* raw, std::vector<float>& out) co
     }
 }
 
-// -- drawing ------------------------------------------------------------------------------------------------------------
+// -- drawing ----------------------------------------------------------------------------------------------------------
 
 template <class Work>
 void Sampler::for_each_line(size_t num_lines, const Work& work) {
@@ -246,7 +246,7 @@ int32_t Sampler::sample(const Row& row, const float* x, const Softmax& softmax, 
     return pick_candidate(candidates, uniform);
 }
 
-// -- logprobs -----------------------------------------------------------------------------------------------------------
+// -- logprobs ---------------------------------------------------------------------------------------------------------
 
 std::vector<Logprob> Sampler::most_likely(const float* x, const Softmax& softmax, double log_total, int64_t count,
                                           Scratch& scratch) const {

@@ -37,7 +37,7 @@ struct Logprob {
 
 struct Draw {
     static constexpr int32_t candidates = -1;  // nothing was drawn: the best continuations are in `logprobs`
-    static constexpr int32_t broken = -2;      // nothing could be drawn: no logit of a permitted token is a number above -inf
+    static constexpr int32_t broken = -2;      // nothing could be drawn: no permitted token has a logit above -inf
 
     int32_t token;
     std::vector<Logprob> logprobs;

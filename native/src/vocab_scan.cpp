@@ -82,7 +82,7 @@ int64_t total_weight(const float* x, int64_t vocab, const Softmax& softmax) {
     const Softmax local = softmax;  // in registers
     Words sum{};
     int64_t i = 0;
-    for (; i + 8 <= vocab; i += 8) {  // four at a time: a single chain of multiplications leaves the vector unit waiting
+    for (; i + 8 <= vocab; i += 8) {  // four at a time: one chain of multiplications leaves the vector unit waiting
         const Words a = weigh_pair(x + i, local), b = weigh_pair(x + i + 2, local);
         const Words c = weigh_pair(x + i + 4, local), d = weigh_pair(x + i + 6, local);
         sum += (a + b) + (c + d);
@@ -124,7 +124,7 @@ void select_greatest(const float* x, int64_t vocab, int64_t count, std::vector<C
     out.clear();
     if (count <= 0) return;
     const size_t keep = size_t(std::min(count, vocab));
-    float bound = kNothing;  // once `keep` are known, the least of them: an equal logit that comes later has a higher id
+    float bound = kNothing;  // once `keep` are known, the least of them: an equal one that comes later has a higher id
     const auto shrink = [&] {
         std::nth_element(out.begin(), out.begin() + (keep - 1), out.end());
         out.resize(keep);

@@ -1,4 +1,4 @@
-// Passes over one row of logits, [vocab] floats. NaN is never the greatest, never above anything and weighs nothing, like -inf.
+// Passes over one row of logits, [vocab] floats. NaN is like -inf: never above anything, and it weighs nothing.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace quire {
 
-// Softmax in whole numbers. A token weighs round(2^44 * exp((logit - peak) / temperature)), so the most likely one weighs 2^44.
-// Sums of integers are exact in any order: lanes, threads, CPUs and GPUs all come to the same total, and so to the same token.
-// exp is a polynomial of separate multiplications and additions, with a relative error below 1e-11, which is far less than
-// rounding the logits to fp32 has cost. Spec: ops/torch/sampler.py
+// Softmax in whole numbers. A token weighs round(2^44 * exp((logit - peak) / temperature)), so the most likely one
+// weighs 2^44. Integer sums are exact in any order: lanes, threads and devices all come to the same total, and so to
+// the same token. exp is a polynomial of separate multiplications and additions, with a relative error below 1e-11, far
+// less than rounding the logits to fp32 has cost. Spec: ops/torch/sampler.py
 struct Softmax {
     static constexpr int64_t one = int64_t{1} << 44;
     static constexpr double floor = -32.0;  // exp(-32) * 2^44 = 0.22: whatever lies this far below the peak weighs 0
@@ -33,7 +33,7 @@ struct Softmax {
 
     template <class D, class U>
     static U weight_of(D distance) {
-        constexpr double rounding = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer, kept in the low bits
+        constexpr double rounding = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer, in the low bits
         constexpr double integer = 4503599627370496.0;   // 2^52, likewise
         const D shifted = distance * 1.4426950408889634 + rounding;
         const D r = distance - (shifted - rounding) * 0.6931471805599453;  // |r| <= ln(2) / 2

@@ -168,6 +168,22 @@ def test_draws_follow_the_exact_probabilities(name):
     assert chi2 < freedom + 4 * math.sqrt(2 * freedom) + 8
 
 
+@pytest.mark.parametrize(
+    ("filters", "kept"),
+    [
+        ({"top_k": 3}, {0, 1, 2}),
+        ({"top_p": 0.8}, {0, 1, 2}),
+        ({"min_p": 0.2}, {0, 1, 2, 3}),
+        ({"typical_p": 0.5}, {0, 1}),
+        ({"typical_p": 0.25}, {1}),
+        ({"top_k": 3, "top_p": 0.8}, {0, 1}),
+    ],
+)
+def test_examples_of_the_documentation(filters, kept):
+    logits = np.log([0.40, 0.30, 0.15, 0.10, 0.05]).astype(np.float32)
+    assert {draw_one(logits, replace(PLAIN, seed=seed, **filters)).token for seed in range(100)} == kept
+
+
 # -- transformers as the oracle of the surviving sets ----------------------------------------------------------------
 
 
