@@ -39,8 +39,7 @@ constexpr int64_t kPanelBytes = 192 * 1024;
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // The product is cut into panels of tiles and blocks of kMaxRows rows. Threads take equal runs of (panel, block), the
-// blocks of a panel in a row: with few rows a panel is one tile, and each thread streams its own part of the weights
-// once.
+// blocks of a panel in turn: with few rows a panel is one tile, and each thread streams its part of the weights once.
 struct Cuts {
     int64_t num_tiles, panel_tiles, num_panels, num_blocks;
 
@@ -114,33 +113,35 @@ void multiply(const PackedMatrix& w, const Activations& a, int64_t rows, float* 
 
 // Codes are rounded to nearest, ties to even. A group below 2^-100 counts as zeros (127 / max would overflow); one with
 // an Inf or NaN in it gets a NaN for a scale, so that every result that depends on it is NaN.
-void quantize_group(const float* x, QuantizedGroup& out) {
+void quantize_group(const float* __restrict x, QuantizedGroup& __restrict out) {
     uint32_t max_bits = 0;  // of |x|: as integers, Inf and NaN are above all numbers
     for (int i = 0; i < kGroupInputs; ++i) {
         const uint32_t bits = bits_of_float(x[i]) & 0x7fffffff;
         max_bits = bits > max_bits ? bits : max_bits;
     }
     const float max = float_of_bits(max_bits);
-    const bool finite = max_bits < 0x7f800000;
-    const bool coded = finite && max >= 0x1p-100f;
-    const float to_code = coded ? 127.0f / max : 0.0f;
-    const float rounder = 0x1.8p23f;  // adding it leaves the rounded number in the low bits
-    int32_t half_sums[2] = {0, 0};
+    if (max_bits >= 0x7f800000 || max < 0x1p-100f) {
+        out = QuantizedGroup{};
+        if (max_bits >= 0x7f800000)
+            out.scale = out.sum = out.half_sums[0] = out.half_sums[1] = float_of_bits(0x7fc00000);
+        return;
+    }
+    const float to_code = 127.0f / max;
+    const float counter =
+        0x1.8p23f;  // floats count by ones there: adding it rounds, and leaves the code in the low bits
     for (int half = 0; half < 2; ++half) {
+        int32_t sum = 0;
         for (int i = 16 * half; i < 16 * half + 16; ++i) {
-            const int32_t rounded = int32_t(bits_of_float(x[i] * to_code + rounder) - bits_of_float(rounder));
-            const int32_t code = coded ? rounded : 0;
+            const int32_t code = int32_t(bits_of_float(x[i] * to_code + counter) - bits_of_float(counter));
             out.codes[i] = int8_t(code);
-            half_sums[half] += code;
+            sum += code;
         }
+        out.half_code_sums[half] = sum;
     }
-    out.scale = coded ? max / 127.0f : finite ? 0.0f : float_of_bits(0x7fc00000);
-    out.code_sum = half_sums[0] + half_sums[1];
+    out.scale = max / 127.0f;
+    out.code_sum = out.half_code_sums[0] + out.half_code_sums[1];
     out.sum = out.scale * float(out.code_sum);
-    for (int half = 0; half < 2; ++half) {
-        out.half_code_sums[half] = half_sums[half];
-        out.half_sums[half] = out.scale * float(half_sums[half]);
-    }
+    for (int half = 0; half < 2; ++half) out.half_sums[half] = out.scale * float(out.half_code_sums[half]);
     out.unused = 0;
 }
 

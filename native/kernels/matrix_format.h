@@ -3,8 +3,7 @@
 
 #include "matrix.h"
 
-// For the pieces of a kernel: arrays of vectors stay in registers only where everything that touches them is one
-// function.
+// For the pieces of a kernel: arrays of vectors stay in registers only where all that touches them is one function.
 #define QUIRE_INLINE inline __attribute__((always_inline))
 
 namespace quire::QUIRE_ISA {

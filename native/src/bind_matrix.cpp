@@ -94,10 +94,12 @@ FloatMatrix dequantize(const std::string& storage, const Bytes& data, int64_t nu
     FloatMatrix out = new_floats(num_rows, num_columns);
     const uint8_t* from = data.data();
     float* to = out.data();
-    nb::gil_scoped_release unlocked;
+    {
+        nb::gil_scoped_release unlocked;
 #pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < num_rows; ++r)
-        dequantize_row(info.storage, from + r * row_bytes, to + r * num_columns, num_columns);
+        for (int64_t r = 0; r < num_rows; ++r)
+            dequantize_row(info.storage, from + r * row_bytes, to + r * num_columns, num_columns);
+    }
     return out;
 }
 
@@ -119,15 +121,17 @@ FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) 
     std::vector<QuantizedGroup> groups(size_t(rows * groups_per_row));
     const Activations a{x.data(), num_inputs, groups.data()};
     float* to = out.data();
-    nb::gil_scoped_release unlocked;
-#pragma omp parallel num_threads(num_threads)
     {
-        if (w.is_integer()) {
+        nb::gil_scoped_release unlocked;
+#pragma omp parallel num_threads(num_threads)
+        {
+            if (w.is_integer()) {
 #pragma omp for schedule(static)
-            for (int64_t r = 0; r < rows; ++r)
-                kernels().matrix.quantize(a.x + r * num_inputs, num_inputs, groups.data() + r * groups_per_row);
+                for (int64_t r = 0; r < rows; ++r)
+                    kernels().matrix.quantize(a.x + r * num_inputs, num_inputs, groups.data() + r * groups_per_row);
+            }
+            kernels().matrix.multiply(w, a, rows, to, w.num_outputs, omp_get_thread_num(), omp_get_num_threads());
         }
-        kernels().matrix.multiply(w, a, rows, to, w.num_outputs, omp_get_thread_num(), omp_get_num_threads());
     }
     return out;
 }

@@ -88,7 +88,8 @@ void decode_q8_0(const uint8_t* block, DecodedBlock& out) {  // scale, 32 codes
 }
 
 void decode_q2_k(const uint8_t* block, DecodedBlock& out) {
-    const uint8_t *scales = block, *quads = block + 16;  // 16 bytes: scale, offset nibbles; 64 bytes of 4 codes
+    // 16 bytes of scale and offset nibbles, 64 of 4 codes each, the scale and the offset of all
+    const uint8_t *scales = block, *quads = block + 16;
     const float scale = half_at(block + 80), offset = half_at(block + 82);
     for (int g = 0; g < 16; ++g) {
         out.scales[g] = scale * float(scales[g] & 15);
@@ -99,8 +100,8 @@ void decode_q2_k(const uint8_t* block, DecodedBlock& out) {
 }
 
 void decode_q3_k(const uint8_t* block, DecodedBlock& out) {
-    const uint8_t *high = block, *quads = block + 32,
-                  *scales = block + 96;  // 32 bytes of third bits, 64 of codes, 12 of scales
+    // 32 bytes of third bits, 64 of 4 codes each, 12 of scales, the scale of all
+    const uint8_t *high = block, *quads = block + 32, *scales = block + 96;
     const float scale = half_at(block + 108);
     for (int g = 0; g < 16; ++g) {  // 6 bits: a nibble of the first 8 bytes, 2 bits of the last 4
         const int low_bits = scales[g % 8] >> (g / 8 * 4) & 15, high_bits = scales[8 + g % 4] >> (g / 4 * 2) & 3;
@@ -141,8 +142,8 @@ void decode_q5_k(const uint8_t* block, DecodedBlock& out) {  // as Q4_K, with 32
 }
 
 void decode_q6_k(const uint8_t* block, DecodedBlock& out) {
-    const uint8_t *low = block,
-                  *high = block + 128;  // 128 bytes of nibbles, 64 of 2 bits, 16 int8 scales, the scale of all
+    // 128 bytes of nibbles, 64 of 2 bits, 16 int8 scales, the scale of all
+    const uint8_t *low = block, *high = block + 128;
     const float scale = half_at(block + 208);
     for (int g = 0; g < 16; ++g) out.scales[g] = scale * float(int8_t(block[192 + g]));
     for (int run = 0; run < 8; ++run)

@@ -13,9 +13,9 @@ struct StorageInfo {
     Storage storage;
     int block;  // weights in a block; 1 for floats
     int block_bytes;
-    int group;  // weights that share a scale; 0 for floats
+    int group;               // weights that share a scale; 0 for floats
     int min_code, max_code;  // of w above
-    bool wide;  // scale and offset are products that fp16 cannot hold, but fp32 can
+    bool wide;               // scale and offset are products that fp16 cannot hold, but fp32 can
     bool has_offset;
 };
 

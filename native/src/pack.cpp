@@ -31,9 +31,9 @@ PackedMatrix shape_of(Storage storage, int64_t num_outputs, int64_t num_inputs) 
     m.num_inputs = num_inputs;
     int64_t tile_bytes;
     if (info.group == 0) {
-        m.layout = storage == Storage::F32   ? Layout::Float32
-                   : storage == Storage::F16 ? Layout::Float16
-                                             : Layout::BFloat16;
+        m.layout = Layout::Float32;
+        if (storage == Storage::F16) m.layout = Layout::Float16;
+        if (storage == Storage::BF16) m.layout = Layout::BFloat16;
         tile_bytes = num_inputs * kTileOutputs * element_bytes(m.layout);
     } else {
         m.layout = info.max_code - info.min_code < 16 && info.group == kGroupInputs ? Layout::Int4 : Layout::Int8;
@@ -85,8 +85,8 @@ void store_group(const PackedMatrix& m, const GroupShape& at, const int8_t* code
         return;
     }
     assert(m.zero == 0 || m.zero == 8);
-    const uint32_t nibbles = 0x0f0f0f0f,
-                   zeros = 0x01010101u * uint32_t(m.zero);  // (code & 15) ^ 8 is code + 8 for -8 .. 7
+    const uint32_t nibbles = 0x0f0f0f0f;
+    const uint32_t zeros = 0x01010101u * uint32_t(m.zero);  // (code & 15) ^ 8 is code + 8 for -8 .. 7
     for (int p = 0; p < 4; ++p) {
         const uint32_t low = (quad_at(codes + 4 * p) & nibbles) ^ zeros;
         const uint32_t high = (quad_at(codes + 16 + 4 * p) & nibbles) ^ zeros;
