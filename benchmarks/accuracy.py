@@ -2,9 +2,9 @@
 
     python -m benchmarks.accuracy [MODEL.gguf] --llama-python .venv-llama/bin/python
 
-Greedy tokens: the share of positions, over several prompts, before the first difference. Perplexity: over chunks of prose (the
-language reference that every Python carries), every token after the first of its chunk. transformers runs in fp32 on the
-dequantized weights, so it is the truth that both engines' integer arithmetic is held against."""
+Greedy tokens: the share of positions, over several prompts, before the first difference. Perplexity: over chunks of
+prose (the language reference that every Python carries), every token after the first of its chunk. transformers runs
+in fp32 on the dequantized weights, so it is the truth that both engines' integer arithmetic is held against."""
 
 import argparse
 import json
@@ -52,7 +52,9 @@ def by_quire(llm: LLM, job: dict[str, Any]) -> dict[str, Any]:
 
 def by_llama(python: str, path: str, job: dict[str, Any]) -> dict[str, Any]:
     script = Path(__file__).parent / "peers" / "llama_cpp_speed.py"
-    done = subprocess.run([python, str(script), "accuracy", path], input=json.dumps(job), check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [python, str(script), "accuracy", path], input=json.dumps(job), check=True, capture_output=True, text=True
+    )
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -85,7 +87,10 @@ def by_transformers(path: Path, job: dict[str, Any]) -> dict[str, Any]:
 
 def agreement(one: list[list[int]], other: list[list[int]]) -> float:
     """The share of tokens before the first difference of each continuation."""
-    same = [next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a)) for a, b in zip(one, other, strict=True)]
+    same = [
+        next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
+        for a, b in zip(one, other, strict=True)
+    ]
     return sum(same) / sum(len(a) for a in one)
 
 
@@ -104,13 +109,20 @@ def main() -> None:
         found["llama.cpp"] = by_llama(args.llama_python, str(path), job)
 
     truth = found["transformers fp32"]
-    print(f"{'':20}{'perplexity':>12}{'greedy tokens as':>26}{'greedy tokens as':>20}\n{'':20}{'':12}{'transformers':>26}{'quire':>20}")
+    print(
+        f"{'':20}{'perplexity':>12}{'greedy tokens as':>26}{'greedy tokens as':>20}\n"
+        f"{'':20}{'':12}{'transformers':>26}{'quire':>20}"
+    )
     for name, result in found.items():
         shares = [agreement(result["greedy"], found[other]["greedy"]) for other in ("transformers fp32", "quire")]
         print(f"{name:20}{math.exp(result['loss']):12.4f}{shares[0]:26.1%}{shares[1]:20.1%}")
     summary = {name: math.exp(result["loss"]) for name, result in found.items()}
     agreed = {name: agreement(result["greedy"], truth["greedy"]) for name, result in found.items()}
-    print(json.dumps({"benchmark": "accuracy", "model": path.name, "perplexity": summary, "greedy_as_transformers": agreed}))
+    print(
+        json.dumps(
+            {"benchmark": "accuracy", "model": path.name, "perplexity": summary, "greedy_as_transformers": agreed}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python -m benchmarks.speed [MODEL.gguf] [--llama-python .venv-llama/bin/python] [--json results.json]
 
-Prefill and decode are measured apart: the tokens of steps that only compute a prompt, and of steps in which every sequence
-gains one token. Engines take turns, round by round; the table shows medians and the spread."""
+Prefill and decode are measured apart: the tokens of steps that only compute a prompt, and of steps in which every
+sequence gains one token. Engines take turns, round by round; the table shows medians and the spread."""
 
 import argparse
 import json
@@ -90,7 +90,13 @@ def main() -> None:
     if "llama.cpp" in engines:
         medians = {name: {c: statistics.median(m[c]) for c in columns} for name, m in engines.items()}
         print(f"{'ratio':12}" + "".join(f"{medians['quire'][c] / medians['llama.cpp'][c]:>23.2f}x" for c in columns))
-    result = {"benchmark": "speed", "model": Path(path).name, "threads": threads, "machine": machine, "engines": engines}
+    result = {
+        "benchmark": "speed",
+        "model": Path(path).name,
+        "threads": threads,
+        "machine": machine,
+        "engines": engines,
+    }
     print(json.dumps(result))
     if args.json:
         Path(args.json).write_text(json.dumps(result, indent=1) + "\n")

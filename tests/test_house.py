@@ -9,7 +9,19 @@ import quire
 ROOT = Path(quire.__file__).parent
 
 # Top to bottom, as in docs/architecture.md. A floor imports itself and what stands after it.
-FLOORS = ["cli", "gateway", "server", "engine", "text", "planning", "executors", "runtime", "models", "weights", "quantize"]
+FLOORS = [
+    "cli",
+    "gateway",
+    "server",
+    "engine",
+    "text",
+    "planning",
+    "executors",
+    "runtime",
+    "models",
+    "weights",
+    "quantize",
+]
 FLOORS += ["ops", "core"]
 
 STDLIB_ONLY = {"core"}
@@ -39,7 +51,12 @@ def test_imports_point_downward() -> None:
             continue  # quire/__init__.py looks names up lazily
         for module in imports(path):
             parts = module.split(".")
-            if parts[0] == "quire" and len(parts) > 1 and parts[1] in FLOORS and FLOORS.index(parts[1]) < FLOORS.index(floor):
+            if (
+                parts[0] == "quire"
+                and len(parts) > 1
+                and parts[1] in FLOORS
+                and FLOORS.index(parts[1]) < FLOORS.index(floor)
+            ):
                 wrong.append(f"{name} imports {module}: {floor} stands below {parts[1]}")
     assert not wrong, "\n".join(wrong)
 

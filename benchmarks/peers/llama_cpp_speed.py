@@ -54,7 +54,9 @@ def _silent(level: int, text: bytes, data: ctypes.c_void_p) -> None:
 
 def prefill(context: Context, tokens: list[int], all_logits: bool = False) -> None:
     last = len(tokens) - 1
-    context.decode(tokens, list(range(len(tokens))), [0] * len(tokens), [all_logits or i == last for i in range(len(tokens))])
+    context.decode(
+        tokens, list(range(len(tokens))), [0] * len(tokens), [all_logits or i == last for i in range(len(tokens))]
+    )
 
 
 def speed(path: str, threads: int, repeats: int) -> dict[str, list[float]]:
@@ -82,7 +84,7 @@ def speed(path: str, threads: int, repeats: int) -> dict[str, list[float]]:
 
 
 def accuracy(path: str, threads: int, job: dict) -> dict:
-    """Greedy continuations of job["prompts"], and the mean negative logprob of job["chunks"] after their first token."""
+    """Greedy continuations of job["prompts"], and the mean loss over job["chunks"] after their first token."""
     context = Context(path, threads, 1, 2048)
     greedy = []
     for prompt in job["prompts"]:

@@ -35,7 +35,7 @@ _HOMES = {
     "EngineArgs": ("quire.engine.options", "EngineOptions"),
 }
 
-__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,9 +2,7 @@
 
 import json
 import shlex
-import sys
 from dataclasses import fields
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,16 +15,14 @@ from quire.server.options import ServerOptions
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineOptions, ServerOptions]]:
-    """What `launch.serve` is called with; it says at once that it is ready."""
+    """What `launch` is called with; it says at once that it is ready."""
     calls: list[tuple[EngineOptions, ServerOptions]] = []
 
-    def serve(engine: EngineOptions, server: ServerOptions, *, on_ready: Any) -> None:
+    def launch(engine: EngineOptions, server: ServerOptions, *, on_ready: Any) -> None:
         calls.append((engine, server))
         on_ready("http://127.0.0.1:8000")
 
-    launch = ModuleType("quire.engine.launch")
-    launch.serve = serve  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "quire.engine.launch", launch)
+    monkeypatch.setattr("quire.server.launch.launch", launch)
     return calls
 
 

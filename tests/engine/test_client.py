@@ -23,7 +23,9 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 def request(number: int, **params: Any) -> GenerateRequest:
     given = {"max_tokens": 40, "temperature": 0.8, "seed": number, "ignore_eos": True, **params}
-    return GenerateRequest(id=f"r{number}", params=SamplingParams(**given), prompt=f"Chapter {number}. " + "words " * (number % 7))
+    return GenerateRequest(
+        id=f"r{number}", params=SamplingParams(**given), prompt=f"Chapter {number}. " + "words " * (number % 7)
+    )
 
 
 async def read(
@@ -52,9 +54,7 @@ async def condition(met: Callable[[], bool]) -> None:
 def test_streams_survive_a_killed_engine(tiny_model: Path) -> None:
     requests = [request(number, n=1 + number % 3 // 2) for number in range(64)]
     llm = LLM(tiny_model)
-    undisturbed = [
-        [output.token_ids for output in llm.generate(r.prompt or "", r.params)[0].outputs] for r in requests
-    ]
+    undisturbed = [[output.token_ids for output in llm.generate(r.prompt or "", r.params)[0].outputs] for r in requests]
     chance = random.Random(1)
     cancelled = {number: chance.randrange(1, 20) for number in range(64) if chance.random() < 0.25}
 
@@ -125,7 +125,7 @@ def test_refusals_come_before_anything_is_streamed(tiny_model: Path) -> None:
 def test_a_request_that_kills_every_engine_is_given_up_alone(tiny_model: Path) -> None:
     async def main() -> None:
         async with EngineClient(EngineOptions(model=str(tiny_model))) as client:
-            victim = await client.submit(request(1, max_tokens=500))
+            victim = await client.submit(request(1, max_tokens=480))
             events = victim.__aiter__()
             for _ in range(3):
                 await anext(events)
@@ -142,7 +142,7 @@ def test_a_request_that_kills_every_engine_is_given_up_alone(tiny_model: Path) -
 
 def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"GGUF" + b"\xff" * 64)
+    broken.write_bytes(b"GGUF\x03\x00\x00\x00" + b"\xff" * 64)
 
     async def main() -> None:
         with pytest.raises(BadCheckpoint, match=r"broken\.gguf"):
@@ -161,10 +161,12 @@ def test_async_engine_yields_growing_outputs_and_aborts(tiny_model: Path) -> Non
             lengths.append(len(output.outputs[0].token_ids))
         assert lengths[-1] == 12 and lengths == sorted(lengths) and output.finished
 
-        seen = None
-        async for seen in engine.generate("A quire is", SamplingParams(max_tokens=400, ignore_eos=True), request_id="b"):
+        endless = SamplingParams(max_tokens=400, ignore_eos=True)
+        last = None
+        async for output in engine.generate("A quire is", endless, request_id="b"):
             await engine.abort("b")
-        assert seen is not None and seen.outputs[0].finish_reason == "cancelled"
+            last = output
+        assert last and last.outputs[0].finish_reason == "cancelled"
         await engine.shutdown()
 
     run(main())

@@ -11,7 +11,14 @@ from quire.engine.generate import GenerateRequest
 PROMPTS = ["A quire is", "In the beginning", "x", "The paper of the book " * 6, "def main():\n    return"]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 DRAWN = SamplingParams(
-    temperature=0.9, top_p=0.9, top_k=40, repetition_penalty=1.1, presence_penalty=0.2, seed=11, max_tokens=24, ignore_eos=True
+    temperature=0.9,
+    top_p=0.9,
+    top_k=40,
+    repetition_penalty=1.1,
+    presence_penalty=0.2,
+    seed=11,
+    max_tokens=24,
+    ignore_eos=True,
 )
 BOTH = pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 
@@ -88,7 +95,7 @@ def test_samples_differ_and_do_not_depend_on_how_many_there_are(llm: LLM) -> Non
 def test_best_of_returns_the_likeliest(llm: LLM) -> None:
     every = SamplingParams(n=6, temperature=1.0, seed=3, max_tokens=8, logprobs=0, ignore_eos=True)
     best = SamplingParams(n=2, best_of=6, temperature=1.0, seed=3, max_tokens=8, ignore_eos=True)
-    ranked = sorted(llm.generate("A quire", every)[0].outputs, key=lambda output: -(output.cumulative_logprob or 0))
+    ranked = sorted(llm.generate("A quire", every)[0].outputs, key=lambda output: -(output.cumulative_logprob or 0) / 8)
     chosen = llm.generate("A quire", best)[0].outputs
     assert [output.token_ids for output in chosen] == [output.token_ids for output in ranked[:2]]
 
@@ -99,7 +106,9 @@ def test_beams_are_those_of_transformers(tiny_model: Path, width: int, length_pe
     from transformers import LlamaForCausalLM
 
     llm = LLM(tiny_model, kv_cache_dtype="float32")
-    found = llm.beam_search("A quire", BeamSearchParams(beam_width=width, max_tokens=12, length_penalty=length_penalty))[0]
+    found = llm.beam_search(
+        "A quire", BeamSearchParams(beam_width=width, max_tokens=12, length_penalty=length_penalty)
+    )[0]
     model = LlamaForCausalLM.from_pretrained(tiny_model).eval()
     ids = torch.tensor([found.prompt_token_ids])
     with torch.no_grad():
@@ -139,7 +148,9 @@ def test_logprobs_are_those_of_transformers(tiny_model: Path) -> None:
 def test_stop_strings_cut_the_text_and_end_the_sequence(llm: LLM) -> None:
     whole = llm.generate("A quire is", GREEDY)[0].outputs[0]
     stop = whole.text[6:8]
-    cut = llm.generate("A quire is", SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop=[stop]))[0].outputs[0]
+    cut = llm.generate("A quire is", SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop=[stop]))[
+        0
+    ].outputs[0]
     assert cut.text == whole.text[: whole.text.index(stop)]
     assert (cut.finish_reason, cut.stop_reason) == ("stop", stop)
     assert not llm.engine.has_work

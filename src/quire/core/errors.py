@@ -12,8 +12,8 @@
     ├── DoesNotFit          the model or its cache needs more memory than there is
     └── EngineFailed        500  the engine could not go on
 
-Every error says what is wrong, with the numbers in it, and what to do (`hint`). On the command line it is exit status 2;
-over HTTP it is `status` in the dialect's own error shape. A broken invariant is an assertion, never one of these.
+Every error says what is wrong, with the numbers in it, and what to do (`hint`). On the command line it is exit status
+2; over HTTP it is `status` in the dialect's own error shape. A broken invariant is an assertion, never one of these.
 """
 
 

@@ -142,11 +142,13 @@ class Group:
         return [] if self.num_open else self._best()
 
     def _best(self) -> list[SequenceEvent]:
-        """The n samples of highest logprob, best first; one that was cancelled comes after all that were not."""
-        ranked = sorted(
-            self.held.values(),
-            key=lambda event: (event.finish_reason == "cancelled", -(event.cumulative_logprob or 0.0), event.index),
-        )[: self.params.n]
+        """The n samples of highest mean logprob, best first; one that was cancelled comes after all that were not."""
+
+        def rank(event: SequenceEvent) -> tuple[bool, float, int]:
+            mean = (event.cumulative_logprob or 0.0) / max(len(event.tokens), 1)
+            return event.finish_reason == "cancelled", -mean, event.index
+
+        ranked = sorted(self.held.values(), key=rank)[: self.params.n]
         for index, event in enumerate(ranked):
             event.index = index
             if self.params.logprobs is None:
@@ -155,14 +157,14 @@ class Group:
         ranked[-1].final = True
         return ranked
 
-    def give_up(self, reason: str) -> list[SequenceEvent]:
-        """End everything that is open as cancelled."""
+    def give_up(self, finish_reason: FinishReason, reason: str) -> list[SequenceEvent]:
+        """End everything that is open."""
         if self.ranked or self.search is not None:
             events = [self.event(index) for index in range(self.params.n)]
         else:
             events = [self.event(seq.sample) for seq in self.live]
         for event in events:
-            event.finish_reason, event.reason = "cancelled", reason
+            event.finish_reason, event.reason = finish_reason, reason
         events[-1].final = True
         return events
 

@@ -64,7 +64,9 @@ class SamplingParams:
         _at_least("n", self.n, 1)
         _at_most("n", self.num_samples, MAX_SAMPLES)
         if self.best_of is not None and self.best_of < self.n:
-            raise BadRequest(f"best_of is {self.best_of} and n is {self.n}", "let best_of be at least n", param="best_of")
+            raise BadRequest(
+                f"best_of is {self.best_of} and n is {self.n}", "let best_of be at least n", param="best_of"
+            )
         _between("temperature", self.temperature, 0.0, 100.0)
         _at_least("top_k", self.top_k, -1)
         _above("top_p", self.top_p, 0.0, 1.0)
@@ -81,7 +83,9 @@ class SamplingParams:
         if self.max_tokens is not None:
             _at_least("max_tokens", self.max_tokens, 1)
             if self.min_tokens > self.max_tokens:
-                raise BadRequest(f"min_tokens is {self.min_tokens} and max_tokens is {self.max_tokens}", param="min_tokens")
+                raise BadRequest(
+                    f"min_tokens is {self.min_tokens} and max_tokens is {self.max_tokens}", param="min_tokens"
+                )
         _at_least("min_tokens", self.min_tokens, 0)
         if len(self.stop) > MAX_STOPS:
             raise BadRequest(f"{len(self.stop)} stop strings, and {MAX_STOPS} are allowed", param="stop")

@@ -1,7 +1,7 @@
 """What one step computes, and what it yields: plain data, the only thing that passes between deciding and computing.
 
-A sequence holds a *row* from admission until it ends or is preempted. The runner keeps what it knows of a row (parameters,
-tokens, block table), so a plan says only what is new."""
+A sequence holds a *row* from admission until it ends or is preempted. The runner keeps what it knows of a row
+(parameters, tokens, block table), so a plan says only what is new."""
 
 from dataclasses import dataclass, field
 

@@ -16,7 +16,7 @@ from quire.core.memory import Memory
 from quire.core.plan import Admission, Drawn, Run, StepOutput, StepPlan
 from quire.core.policy import PolicyQueue, find_policy
 from quire.core.records import SchedulerStats
-from quire.core.request import Request, SequenceEvent
+from quire.core.request import FinishReason, Request, SequenceEvent
 from quire.core.sequence import Sequence
 
 
@@ -99,11 +99,7 @@ class Scheduler:
                     event.finish_reason, event.reason = "cancelled", reason
                     return self._end(seq, event)
             return []
-        events = group.give_up(reason)  # the beams of a search are no samples: they end together
-        for seq in group.live[:]:
-            self._leave(seq)
-        self._close(group)
-        return events
+        return self._give_up(group, "cancelled", reason)  # the beams of a search are no samples: they end together
 
     def expire(self, now: float) -> list[SequenceEvent]:
         """End the requests whose deadline has passed."""
@@ -332,6 +328,9 @@ class Scheduler:
             if seq is None:
                 continue  # cancelled while the step ran
             group = seq.group
+            if drawn.error:
+                events += self._give_up(group, "error", drawn.error)
+                continue
             if group.search is not None:
                 events += self._search(seq, drawn)
                 continue
@@ -427,6 +426,14 @@ class Scheduler:
         if not group.live:
             self._close(group)
         return group.deliver(event)
+
+    def _give_up(self, group: Group, finish_reason: FinishReason, reason: str) -> list[SequenceEvent]:
+        """All that is open of a request ends."""
+        events = group.give_up(finish_reason, reason)
+        for seq in group.live[:]:
+            self._leave(seq)
+        self._close(group)
+        return events
 
     def _leave(self, seq: Sequence) -> None:
         """Take a sequence out of everything, whatever it was doing."""

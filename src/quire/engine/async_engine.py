@@ -1,27 +1,28 @@
 """`AsyncEngine`: many requests at once from asyncio code, the model in a process of its own.
 
-    engine = AsyncEngine("smollm2")
-    async for output in engine.generate("A quire is", SamplingParams(max_tokens=32), request_id="1"):
-        print(output.outputs[0].text)
-    await engine.shutdown()
+engine = AsyncEngine("smollm2")
+async for output in engine.generate("A quire is", SamplingParams(max_tokens=32), request_id="1"):
+    print(output.outputs[0].text)
+await engine.shutdown()
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 from quire.core.params import SamplingParams
 from quire.engine.client import EngineClient
-from quire.engine.generate import GenerateRequest
+from quire.engine.generate import Prompt, request_for
 from quire.engine.options import EngineOptions
 from quire.engine.outputs import RequestOutput
+from quire.engine.sources import DEFAULT_MODEL
 from quire.text.tokenizer import Tokenizer
 
 
 class AsyncEngine:
     """Starts with the first request. Keywords are those of `EngineOptions`."""
 
-    def __init__(self, model: str = EngineOptions().model, **options: Any) -> None:
+    def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
         self.client = EngineClient(EngineOptions.of({"model": str(model), **options}))
         self._starting: asyncio.Task[EngineClient] | None = None
         self._streams: dict[str, Any] = {}
@@ -34,7 +35,7 @@ class AsyncEngine:
 
     async def generate(
         self,
-        prompt: str | Sequence[int] | Mapping[str, Any],
+        prompt: Prompt,
         sampling_params: SamplingParams,
         request_id: str,
         *,
@@ -42,14 +43,10 @@ class AsyncEngine:
     ) -> AsyncIterator[RequestOutput]:
         """The output so far, each time it has grown. Leaving the loop early, or `abort`, cancels the request."""
         await self.start()
-        if isinstance(prompt, Mapping):
-            prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"]
-        text, ids = (prompt, None) if isinstance(prompt, str) else (None, list(prompt))
-        stream = await self.client.submit(
-            GenerateRequest(id=request_id, params=sampling_params, prompt=text, prompt_ids=ids, priority=priority)
-        )
+        wanted = request_for(prompt, id=request_id, params=sampling_params, priority=priority)
+        stream = await self.client.submit(wanted)
         self._streams[request_id] = stream
-        output = RequestOutput.of(stream.live.request, text)
+        output = RequestOutput.of(stream.live.request, wanted.prompt)
         try:
             async for event in stream:
                 output.add(event)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -18,47 +17,48 @@ from quire.engine.messages import FromEngine, Start, ToEngine, decode_from_engin
 class EngineProcess:
     """`messages()` yields what the engine says and ends when its process has ended, however it ended."""
 
-    def __init__(self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, folder: Path) -> None:
-        self._process = process
+    def __init__(self, socket: zmq.asyncio.Socket, folder: Path) -> None:
         self._socket = socket
         self._folder = folder
+        self._process: asyncio.subprocess.Process | None = None
 
     @classmethod
     async def start(cls, start: Start) -> "EngineProcess":
         folder = Path(tempfile.mkdtemp(prefix="quire-"))  # readable by this user only
         address = f"ipc://{folder}/engine"
         socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.bind(address)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "quire.engine.process",
-            address,
-            stdin=asyncio.subprocess.PIPE,  # its end is the sign that this process is gone
-            stdout=2,  # whatever it prints is a message for people
-            start_new_session=True,  # Ctrl-C is for this process to act on
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
-        self = cls(process, socket, folder)
-        await self.send(start)
+        self = cls(socket, folder)
+        try:
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.RCVHWM, 0)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.bind(address)
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "quire.engine.process",
+                address,
+                stdin=asyncio.subprocess.PIPE,  # its end is the sign that this process is gone
+                stdout=2,  # whatever it prints is a message for people
+                start_new_session=True,  # Ctrl-C is for this process to act on
+            )
+            await self.send(start)
+        except BaseException:
+            await self.stop()
+            raise
         return self
 
     @property
     def pid(self) -> int:
+        assert self._process is not None
         return self._process.pid
-
-    @property
-    def exit_status(self) -> int | None:
-        return self._process.returncode
 
     async def send(self, message: ToEngine) -> None:
         with contextlib.suppress(zmq.ZMQError):  # a dead engine is noticed by messages()
             await self._socket.send(encode(message))
 
     async def messages(self) -> AsyncIterator[FromEngine]:
+        assert self._process is not None
         ended = asyncio.ensure_future(self._process.wait())
         try:
             while True:
@@ -76,19 +76,20 @@ class EngineProcess:
 
     async def stop(self, patience: float = 5.0) -> None:
         """End the process, kindly first; leave nothing behind."""
-        if self._process.returncode is None and self._process.stdin is not None:
-            self._process.stdin.close()
+        process = self._process
+        if process is not None and process.returncode is None and process.stdin is not None:
+            process.stdin.close()
             try:
-                await asyncio.wait_for(self._process.wait(), patience)
+                await asyncio.wait_for(process.wait(), patience)
             except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
+                process.kill()
+                await process.wait()
         self._socket.close()
         for path in (self._folder / "engine", self._folder):
             with contextlib.suppress(OSError):
                 path.unlink() if path.is_socket() else path.rmdir()
 
     def death(self) -> EngineFailed:
-        status = self._process.returncode
+        status = self._process.returncode if self._process else None
         how = f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
         return EngineFailed(f"the engine process {how}", "its last words are on standard error")

@@ -1,7 +1,7 @@
 """The engine as a service: text on this side, a supervised process on the other.
 
-Every request's prompt and every token delivered of it are held here. When the engine process dies, another is started and
-what was under way is submitted again from where it was; its clients see a pause."""
+Every request's prompt and every token delivered of it are held here. When the engine process dies, another is started
+and what was under way is submitted again from where it was; its clients see a pause."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from quire.core.errors import BadRequest, DoesNotFit, EngineFailed, QuireError, QueueFull, Unavailable
+from quire.core.errors import BadRequest, DoesNotFit, EngineFailed, QueueFull, QuireError, Unavailable
 from quire.core.request import SequenceEvent
 from quire.engine.child import EngineProcess
 from quire.engine.generate import GenerateRequest
@@ -203,7 +203,8 @@ class _Stream:
 
     def __init__(self, client: EngineClient, live: LiveRequest) -> None:
         self.live = live
-        self.num_prompt_tokens = len(live.request.prompt_ids)
+        self.prompt_ids = live.request.prompt_ids
+        self.num_prompt_tokens = len(self.prompt_ids)
         self.last_token: dict[int, float] = {}  # when each sample last gained one
         self._client = client
         self._queue: asyncio.Queue[TextEvent | QuireError] = asyncio.Queue()

@@ -1,9 +1,13 @@
 """What a dialect, a command or `LLM` asks the engine for: one prompt, not yet tokenized."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
+
+Prompt = str | Sequence[int] | Mapping[str, Any]  # text, ids, or {"prompt": ...} or {"prompt_token_ids": ...}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,3 +26,16 @@ class GenerateRequest:
     salt: str = ""
     priority: int = 0
     timeout: float | None = None  # seconds until the request is given up
+
+
+def request_for(prompt: Prompt, **given: Any) -> GenerateRequest:
+    """A request for a prompt in any of its forms."""
+    if isinstance(prompt, Mapping):
+        if unknown := set(prompt) - {"prompt", "prompt_token_ids"}:
+            raise BadRequest(
+                f"a prompt has no key {sorted(unknown)[0]!r}", "use prompt or prompt_token_ids", param="prompt"
+            )
+        prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"]
+    if isinstance(prompt, str):
+        return GenerateRequest(prompt=prompt, **given)
+    return GenerateRequest(prompt_ids=[int(token) for token in prompt], **given)

@@ -1,8 +1,8 @@
 """`LLM`: a model in this process, for scripts and notebooks.
 
-    llm = LLM("smollm2", max_num_seqs=64)
-    for output in llm.generate(["A quire is", "Paper was"], SamplingParams(temperature=0, max_tokens=32)):
-        print(output.outputs[0].text)
+llm = LLM("smollm2", max_num_seqs=64)
+for output in llm.generate(["A quire is", "Paper was"], SamplingParams(temperature=0, max_tokens=32)):
+    print(output.outputs[0].text)
 """
 
 import itertools
@@ -15,17 +15,15 @@ from typing import Any
 from quire.core.errors import BadRequest, EngineFailed
 from quire.core.params import SamplingParams
 from quire.engine.engine import Engine
-from quire.engine.generate import GenerateRequest
+from quire.engine.generate import GenerateRequest, Prompt, request_for
 from quire.engine.live import LiveRequest
 from quire.engine.options import EngineOptions
 from quire.engine.outputs import CompletionOutput, RequestOutput
 from quire.engine.prompt import Prompter
-from quire.engine.sources import resolve_model
+from quire.engine.sources import DEFAULT_MODEL, resolve_model
 from quire.engine.start import local_executor
 from quire.text.event import TextEvent
 from quire.text.tokenizer import Tokenizer
-
-Prompt = str | Sequence[int] | Mapping[str, Any]  # text, ids, or {"prompt": ...} or {"prompt_token_ids": ...}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +50,7 @@ class BeamSearchParams:
 class LLM:
     """An engine, its tokenizer and its model. Keywords are those of `EngineOptions`."""
 
-    def __init__(self, model: str | Path = EngineOptions().model, **options: Any) -> None:
+    def __init__(self, model: str | Path = DEFAULT_MODEL, **options: Any) -> None:
         self.options = EngineOptions.of({"model": str(model), **options})
         files = resolve_model(self.options.model, revision=self.options.revision)
         self.engine = Engine(local_executor(files.path, self.options), self.options)
@@ -69,7 +67,8 @@ class LLM:
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt; outputs come in the order of the prompts."""
-        many = [prompts] if isinstance(prompts, str | Mapping) or _is_ids(prompts) else list(prompts)
+        one = isinstance(prompts, str | Mapping) or _is_ids(prompts)
+        many: list[Any] = [prompts] if one else list(prompts)
         params = _one_each(sampling_params, len(many))
         requests = [self._request(prompt, p) for prompt, p in zip(many, params, strict=True)]
         if priority is not None:
@@ -121,14 +120,7 @@ class LLM:
         return self.tokenizer
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> GenerateRequest:
-        if isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
-            if unknown:
-                raise BadRequest(f"a prompt has no key {sorted(unknown)[0]!r}", "use prompt or prompt_token_ids", param="prompt")
-            prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"]
-        if isinstance(prompt, str):
-            return GenerateRequest(id=next(self._ids), params=params, prompt=prompt)
-        return GenerateRequest(id=next(self._ids), params=params, prompt_ids=list(prompt))  # type: ignore[arg-type]
+        return request_for(prompt, id=next(self._ids), params=params)
 
     def _submit(self, request: GenerateRequest) -> LiveRequest:
         prepared = self._prompter.prepare(request)

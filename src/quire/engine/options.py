@@ -1,4 +1,4 @@
-"""Every option of the engine, once. Flags, `LLM` keywords, environment variables and the reference page come from here."""
+"""Every option of the engine, once. Flags, keywords of `LLM` and environment variables come from here."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from quire.core.errors import BadRequest
+from quire.engine.sources.aliases import DEFAULT_MODEL
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
@@ -17,7 +18,7 @@ def option(default: Any, help: str, **more: Any) -> Any:
 class EngineOptions:
     """Names and meanings are vLLM's where vLLM has them."""
 
-    model: str = option("smollm2", "a directory, a .gguf file, a hub repository or an alias")
+    model: str = option(DEFAULT_MODEL, "a directory, a .gguf file, a hub repository or an alias")
     served_model_name: str | None = option(None, "the name clients ask for (default: the model's own)")
     tokenizer: str | None = option(None, "take the tokenizer from there instead of from the model")
     revision: str | None = option(None, "branch, tag or commit of a hub repository")

@@ -1,7 +1,7 @@
 """The engine process: one socket to the server process, and the loop.
 
-Started as `python -m quire.engine.process ADDRESS`. It lives as long as its standard input is open, so it never outlives
-the process that started it."""
+Started as `python -m quire.engine.process ADDRESS`. It lives as long as its standard input is open, so it never
+outlives the process that started it."""
 
 import signal
 import sys
@@ -12,24 +12,38 @@ import zmq
 from quire.core.errors import QuireError
 from quire.core.request import SequenceEvent
 from quire.engine.engine import Engine
-from quire.engine.messages import Cancel, Failed, Problem, Ready, Refused, Start, Step, Submit, decode_to_engine, encode
+from quire.engine.messages import (
+    Cancel,
+    Failed,
+    FromEngine,
+    Problem,
+    Ready,
+    Refused,
+    Start,
+    Step,
+    Submit,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
 from quire.engine.start import local_executor
 
 
 def main(address: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server process decides when to stop
     context = zmq.Context()
-    socket = context.socket(zmq.PAIR)
-    socket.connect(address)
+    server = _Server(context, address)
     try:
-        start = decode_to_engine(socket.recv())
+        start = server.receive(wait=True)
+        if start is None:
+            return 0
         assert isinstance(start, Start), start
         engine = Engine(local_executor(Path(start.path), start.options), start.options)
-        socket.send(encode(Ready(engine.capacity)))
-        _serve(engine, socket)
+        server.send(Ready(engine.capacity))
+        _serve(engine, server)
         engine.stop()
     except Exception as error:
-        socket.send(encode(Failed(Problem.of(error))))
+        server.send(Failed(Problem.of(error)))
         if not isinstance(error, QuireError):
             raise  # our bug: the traceback belongs on stderr
         return 2
@@ -38,29 +52,47 @@ def main(address: str) -> int:
     return 0
 
 
-def _serve(engine: Engine, socket: "zmq.Socket[bytes]") -> None:
-    poller = zmq.Poller()
-    poller.register(socket, zmq.POLLIN)
-    poller.register(sys.stdin.fileno(), zmq.POLLIN)
-    while True:
+def _serve(engine: Engine, server: "_Server") -> None:
+    """Take messages as they come and step while there is work, until the server process is gone."""
+    while not server.gone:
         events: list[SequenceEvent] = []
-        ready = dict(poller.poll(0 if engine.has_work else None))
-        if sys.stdin.fileno() in ready:
-            return  # the server process is gone
-        while socket.poll(0):
-            match decode_to_engine(socket.recv()):
+        message = server.receive(wait=not engine.has_work)
+        while message is not None:
+            match message:
                 case Submit(request):
                     try:
                         engine.submit(request)
                     except QuireError as error:
-                        socket.send(encode(Refused(request.id, Problem.of(error))))
+                        server.send(Refused(request.id, Problem.of(error)))
                 case Cancel(request_id, index):
                     events += engine.cancel(request_id, index)
+            message = server.receive(wait=False)
         if engine.has_work:
             events += engine.step()
-            socket.send(encode(Step(events, engine.record)))
+            server.send(Step(events, engine.record))
         elif events:
-            socket.send(encode(Step(events, None)))
+            server.send(Step(events, None))
+
+
+class _Server:
+    """The process on the other end of the socket, and of standard input."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
+        self.gone = False
+        self._socket = context.socket(zmq.PAIR)
+        self._socket.connect(address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
+
+    def receive(self, *, wait: bool) -> ToEngine | None:
+        """The next message; None if there is none yet, or if the server process is gone."""
+        ready = dict(self._poller.poll(None if wait else 0))
+        self.gone = sys.stdin.fileno() in ready  # nothing is ever written there: it has been closed
+        return decode_to_engine(self._socket.recv()) if self._socket in ready and not self.gone else None
+
+    def send(self, message: FromEngine) -> None:
+        self._socket.send(encode(message))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ class Prompter:
     def __init__(self, tokenizer: Tokenizer, max_model_len: int, seed: int | None = None) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
-        self._seeds = random.Random(seed)  # for requests that bring none; fixed then, so that a resumed one draws the same
+        self._seeds = random.Random(
+            seed
+        )  # for requests that bring none; fixed then, so that a resumed one draws the same
         self._template: ChatTemplate | None = None
 
     def prepare(self, request: GenerateRequest) -> Request:
@@ -45,7 +47,8 @@ class Prompter:
             for token in ids:
                 if not 0 <= token < self.tokenizer.vocab_size:
                     raise BadRequest(
-                        f"the prompt has token id {token}, and the vocabulary has {self.tokenizer.vocab_size}", param="prompt"
+                        f"the prompt has token id {token}, and the vocabulary has {self.tokenizer.vocab_size}",
+                        param="prompt",
                     )
         elif request.messages is not None:
             ids = self.tokenizer.encode(self.render(request), add_special_tokens=False)
@@ -90,7 +93,8 @@ class Prompter:
         num_output = params.max_tokens or 1
         if num_prompt + num_output > self.max_model_len:
             raise PromptTooLong(
-                f"the prompt has {num_prompt} tokens and {num_output} are asked for, and the context holds {self.max_model_len}",
+                f"the prompt has {num_prompt} tokens and {num_output} are asked for, "
+                f"and the context holds {self.max_model_len}",
                 "shorten the prompt, lower max_tokens, or set truncate_prompt_tokens",
                 param="max_tokens" if num_prompt < self.max_model_len else "prompt",
             )

@@ -38,7 +38,7 @@ class Observer(Protocol):
 
 
 class TextStream(Protocol):
-    """The events of one request, ending with its final one. Closing it early cancels the request and frees its memory."""
+    """The events of one request, ending with its final one. Closing it early cancels the request."""
 
     num_prompt_tokens: int
     prompt_ids: list[int]  # as rendered, tokenized and truncated
@@ -54,7 +54,7 @@ class Service(Protocol):
     state: State
 
     async def submit(self, request: GenerateRequest) -> TextStream:
-        """Tokenize and queue. Raises BadRequest, PromptTooLong, QueueFull or Unavailable before anything is streamed."""
+        """Tokenize and queue. Raises BadRequest, QueueFull or Unavailable before anything is streamed."""
 
     async def drain(self) -> None:
         """Take no more requests, and return when those under way have ended."""

@@ -1,11 +1,11 @@
 """The op set: all that a model file may ask for, and all that a backend must give.
 
-Two backends implement it. `ops/torch` computes eagerly in plain torch and is the specification; `ops/native` records what
-a forward pass asks for, once, and replays the recording in C++. A model cannot tell them apart.
+Two backends implement it. `ops/torch` computes eagerly in plain torch and is the specification; `ops/native` records
+what a forward pass asks for, once, and replays the recording in C++. A model cannot tell them apart.
 
-Activations are fp32 matrices of one row a token (`Value`): [tokens, columns]. Weights are `PackedWeight`, never looked into
-here. No op mixes rows except `paged_attention`, and none of them sums in an order that depends on the other rows: a token's
-result is bitwise the same whatever else is in the batch.
+Activations are fp32 matrices of one row a token (`Value`): [tokens, columns]. Weights are `PackedWeight`, never
+looked into here. No op mixes rows except `paged_attention`, and none of them sums in an order that depends on the
+other rows: a token's result is bitwise the same whatever else is in the batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -187,8 +187,8 @@ class OpSet(Protocol):
         """Store k and v [T, kv_heads * head_dim] in the layer's pages at batch.slots."""
 
     def paged_attention(self, q: Value, batch: Any, layer: int, head_dim: int, scale: float, window: int = 0) -> Value:
-        """q [T, heads * head_dim] -> [T, heads * head_dim]. Causal; query heads share KV heads in neighbouring groups. With
-        `window`, a position sees only itself and the window - 1 before it."""
+        """q [T, heads * head_dim] -> [T, heads * head_dim]. Causal; query heads share KV heads in neighbouring
+        groups. With `window`, a position sees only itself and the window - 1 before it."""
 
     def silu_and_mul(self, x: Value) -> Value:
         """x [T, 2n] -> silu(x[:, :n]) * x[:, n:]"""

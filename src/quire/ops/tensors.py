@@ -37,8 +37,8 @@ STORAGE_TYPES = {t.name: t for t in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_
 class StoredTensor:
     """One tensor of a checkpoint, still in the file's bytes and usually still in the file's pages.
 
-    `data` is uint8 [rows, row_bytes], the rows being all axes but the last, flattened. `row_order`, where given, lists the
-    stored row that each row of the tensor is to be taken from: a permutation that a reader undoes."""
+    `data` is uint8 [rows, row_bytes], the rows being all axes but the last, flattened. `row_order`, where given,
+    lists the stored row that each row of the tensor is to be taken from: a permutation that a reader undoes."""
 
     name: str
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeight:
-    """A matrix [num_outputs, num_inputs] (with its bias) ready for one backend's kernels. Only that backend looks inside."""
+    """A matrix [num_outputs, num_inputs] (with its bias) ready for one backend's kernels; nobody else looks inside."""
 
     num_outputs: int
     num_inputs: int
