@@ -3,7 +3,7 @@
 import os
 import platform
 import subprocess
-from importlib.metadata import version
+from quire import __version__
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ def describe() -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "architecture": platform.machine(),
         "python": platform.python_version(),
-        "quire": version("quire"),
+        "quire": __version__,
         "commit": _commit(),
         "load": os.getloadavg()[0],  # others at work here make the figures worthless
     }
