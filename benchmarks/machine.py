@@ -3,9 +3,10 @@
 import os
 import platform
 import subprocess
-from quire import __version__
 from pathlib import Path
 from typing import Any
+
+from quire import __version__
 
 
 def describe() -> dict[str, Any]:
