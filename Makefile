@@ -21,6 +21,8 @@ serve: $(SERVING)
 
 test: $(SERVING) $(DEVELOPING)
 	@.venv-dev/bin/quire pull
+	.venv/bin/python tools/check_install.py
+	build/dev/quire_tests
 	.venv-dev/bin/python -m pytest -q $(ARGS)
 
 check: $(DEVELOPING)

@@ -24,7 +24,7 @@ class AsyncEngine:
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
         self.client = EngineClient(EngineOptions.of({"model": str(model), **options}))
-        self._starting: asyncio.Task[EngineClient] | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._streams: dict[str, Any] = {}
 
     @classmethod
@@ -63,7 +63,7 @@ class AsyncEngine:
 
     async def start(self) -> None:
         if self._starting is None:
-            self._starting = asyncio.ensure_future(self.client.__aenter__())
+            self._starting = asyncio.ensure_future(self.client.start())
         await asyncio.shield(self._starting)
 
     async def get_tokenizer(self) -> Tokenizer:
@@ -73,4 +73,4 @@ class AsyncEngine:
     async def shutdown(self) -> None:
         if self._starting is not None:
             await asyncio.gather(self._starting, return_exceptions=True)
-            await self.client.__aexit__()
+            await self.client.stop()

@@ -29,7 +29,7 @@ MAX_RESTARTS = 5  # in a row, none of which got as far as being ready
 
 
 class EngineClient:
-    """Implements `Service`. Use as an async context manager."""
+    """Implements `Service`. An async context manager, or `start` and `stop`."""
 
     def __init__(self, options: EngineOptions, observer: Observer | None = None) -> None:
         self.options = options
@@ -41,19 +41,28 @@ class EngineClient:
         self._idle = asyncio.Event()
         self._idle.set()
         self._ready: asyncio.Future[Capacity] | None = None
+        self._supervisor: asyncio.Task[Any] | None = None
 
     async def __aenter__(self) -> "EngineClient":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Find the model, start an engine, and return when it is ready; raise if it cannot be."""
         files = await asyncio.to_thread(resolve_model, self.options.model, revision=self.options.revision)
         self._start = Start(str(files.path), self.options)
         self._ready = asyncio.get_running_loop().create_future()
-        self._supervisor: asyncio.Task[Any] = asyncio.create_task(self._supervise())
+        self._supervisor = asyncio.create_task(self._supervise())
         place = Path(self.options.tokenizer) if self.options.tokenizer else files.path
         try:
             self.tokenizer = await asyncio.to_thread(Tokenizer.load, place)
             await asyncio.wait((self._ready, self._supervisor), return_when=asyncio.FIRST_COMPLETED)
             capacity = self._ready.result() if self._ready.done() else self._supervisor.result()
         except BaseException:
-            await self.__aexit__()
+            await self.stop()
             raise
         self._prompter = Prompter(self.tokenizer, capacity.max_model_len, self.options.seed)
         self.info = ModelInfo(
@@ -65,10 +74,11 @@ class EngineClient:
             num_blocks=capacity.num_blocks,
             block_size=self.options.block_size,
         )
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def stop(self) -> None:
         self.state = "stopped"
+        if self._supervisor is None:
+            return
         self._supervisor.cancel()
         await asyncio.gather(self._supervisor, return_exceptions=True)
         for stream in list(self._live.values()):

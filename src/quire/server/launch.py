@@ -18,14 +18,17 @@ def launch(engine: EngineOptions, server: ServerOptions, *, on_ready: Callable[[
 
 async def _main(engine: EngineOptions, server: ServerOptions, on_ready: Callable[[str], None] | None) -> None:
     client = EngineClient(engine)
-    starting = asyncio.create_task(client.__aenter__())
+    starting = asyncio.create_task(client.start())
     await asyncio.to_thread(import_module, "quire.server.serve")  # while the engine loads the model
     from quire.server.metrics import Metrics
     from quire.server.serve import serve
 
     client.observer = metrics = Metrics()
-    async with await starting:
+    try:
+        await starting
         await serve(client, server, metrics=metrics, on_ready=on_ready)
+    finally:
+        await client.stop()
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
