@@ -1,8 +1,9 @@
 # make serve   build Quire, fetch the default model, serve it        make test    all tests
 # make check   format, lint, types, import rules                     make bench   speed of this machine
 #
-# .venv      what a user gets: no torch, no compiler needed to run
-# .venv-dev  tests, linters and the libraries that results are compared with
+# .venv        what a user gets: no torch, no compiler needed to run
+# .venv-dev    tests, linters and the libraries that results are compared with
+# .venv-llama  llama.cpp, for make bench
 
 PYTHON ?= python3
 MODEL ?=
@@ -11,10 +12,11 @@ PORT ?= 8000
 
 SERVING := .venv/.installed
 DEVELOPING := .venv-dev/.installed
+LLAMA := .venv-llama/.installed
 NATIVE := $(shell find native -type f) CMakeLists.txt pyproject.toml
 PACKAGE := $(shell find src -type f -name '*.py')
 
-.PHONY: serve test check format bench docs clean
+.PHONY: serve test check format bench clean
 
 serve: $(SERVING)
 	@.venv/bin/quire serve $(MODEL) --host $(HOST) --port $(PORT)
@@ -35,9 +37,9 @@ format: $(DEVELOPING)
 	.venv-dev/bin/ruff format .
 	.venv-dev/bin/ruff check --fix .
 
-bench: $(DEVELOPING)
+bench: $(DEVELOPING) $(LLAMA)
 	@.venv-dev/bin/quire pull
-	.venv-dev/bin/python -m benchmarks
+	.venv-dev/bin/python -m benchmarks --llama-python .venv-llama/bin/python
 
 $(SERVING): $(NATIVE) $(PACKAGE)
 	@$(PYTHON) tools/check_build.py
@@ -55,5 +57,11 @@ $(DEVELOPING): $(NATIVE)
 		--config-settings=build-dir=build/dev --config-settings=cmake.define.QUIRE_TESTS=ON --editable '.[dev]'
 	@touch $@
 
+$(LLAMA):
+	@test -x .venv-llama/bin/python || $(PYTHON) -m venv .venv-llama
+	@echo "building llama.cpp into .venv-llama, to compare with (a quarter of an hour on two cores)" >&2
+	@.venv-llama/bin/python -m pip install --quiet --disable-pip-version-check llama-cpp-python numpy
+	@touch $@
+
 clean:
-	rm -rf build .venv .venv-dev
+	rm -rf build .venv .venv-dev .venv-llama

@@ -1,6 +1,6 @@
 """How fast packed matrices are multiplied, from memory.
 
-    python benchmarks/bench_matrix.py --threads 2 --rows 1 8 64 --types Q4_1 Q8_0
+    python -m benchmarks.matrix --threads 2 --rows 1 8 64 --types Q4_1 Q8_0
 
 For each storage type, matrices of 64 MB in all are multiplied in turn, so that no cache holds them; the fastest product
 counts. Beside its time stand the bytes of weights read in a second, which bounds one row, and the products of weights

@@ -1,6 +1,6 @@
 """What deciding costs, and what paging wastes.
 
-    python benchmarks/bench_scheduler.py [--seqs 256] [--steps 300]
+    python -m benchmarks.scheduler [--seqs 256] [--steps 300]
 
 Prints a table and ends in one line of JSON. No model: an executor that draws a fixed token stands in for it."""
 

@@ -1,7 +1,7 @@
 """Microseconds a row to draw a token, by kind of request and size of the vocabulary.
 
-    python benchmarks/bench_sampler.py                 # one thread
-    python benchmarks/bench_sampler.py --threads 2 --rows 64
+    python -m benchmarks.sampler                 # one thread
+    python -m benchmarks.sampler --threads 2 --rows 64
 
 Logits are made like a language model's: a few likely tokens over a broad bell, from one fixed seed. Beside each time
 stands how many bytes of logits a second that is; what bounds the greedy row is reading them."""
