@@ -30,12 +30,14 @@ test: $(SERVING) $(DEVELOPING)
 check: $(DEVELOPING)
 	.venv-dev/bin/ruff format --check .
 	.venv-dev/bin/ruff check .
+	.venv-dev/bin/clang-format --dry-run --Werror $(shell find native -name '*.cpp' -o -name '*.h')
 	.venv-dev/bin/mypy
 	.venv-dev/bin/python -m pytest -q tests/test_house.py
 
 format: $(DEVELOPING)
 	.venv-dev/bin/ruff format .
 	.venv-dev/bin/ruff check --fix .
+	.venv-dev/bin/clang-format -i $(shell find native -name '*.cpp' -o -name '*.h')
 
 bench: $(DEVELOPING) $(LLAMA)
 	@.venv-dev/bin/quire pull

@@ -5,16 +5,17 @@
 //     l = l * 2^(m - m') + p;  acc = acc * 2^(m - m') + p . values.        At the end, out = acc / l.
 // Scores are in units of log2(e): the queries are multiplied by scale * log2(e) beforehand.
 //
-// The order of every sum, which depends on the query's own positions alone: a score over head columns in order; l in 8 lanes
-// (slot mod 8) over blocks in order, then the lanes; acc over slots in order. Slots a query may not see add an exact 0.
-
-#include "ops.h"
+// The order of every sum, which depends on the query's own positions alone: a score over head columns in order; l in 8
+// lanes (slot mod 8) over blocks in order, then the lanes; acc over slots in order. Slots a query may not see add an
+// exact 0.
 
 #include <math.h>
 
+#include "ops.h"
 #include "vec.h"
 
-// Before a loop over sums that must stay in registers: compilers keep an array there only if its loops are unrolled early.
+// Before a loop over sums that must stay in registers: compilers keep an array there only if its loops are unrolled
+// early.
 #define QUIRE_UNROLL _Pragma("GCC unroll 16")
 
 namespace quire::QUIRE_ISA {
@@ -24,8 +25,8 @@ constexpr float kLog2e = 1.44269504f;
 
 int64_t round_up(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// What is kept of each query between spans, and the scores of one span. The entries of `q` and `p` that belong to one head
-// column or slot lie together, so that a turn of the inner loops reads them from one place.
+// What is kept of each query between spans, and the scores of one span. The entries of `q` and `p` that belong to one
+// head column or slot lie together, so that a turn of the inner loops reads them from one place.
 struct State {
     float* q;       // [head_dim, 8]
     float* acc;     // [8, round_up(head_dim)]
@@ -76,7 +77,8 @@ void score(const AttentionTile& t, const State& s, int first, const Span& span) 
         int64_t slot = 0;
         for (; slot + kWide <= num_slots; slot += kWide)
             score_slots<N, kAtOnce<N>>(s, first, keys + slot, span.size, head_dim, column + slot);
-        for (; slot < num_slots; slot += kLanes) score_slots<N, 1>(s, first, keys + slot, span.size, head_dim, column + slot);
+        for (; slot < num_slots; slot += kLanes)
+            score_slots<N, 1>(s, first, keys + slot, span.size, head_dim, column + slot);
     }
 }
 
@@ -114,8 +116,8 @@ void accumulate_columns(const AttentionTile& t, const State& s, int first, const
     const int64_t head_dim = t.pages->head_dim;
     float* acc = s.acc + first * s.acc_stride + d;
     F8 sums[N * C];
-    QUIRE_UNROLL for (int j = 0; j < N * C; ++j)
-        sums[j] = load(acc + j / C * s.acc_stride + j % C * kLanes) * splat(s.correction[first + j / C]);
+    QUIRE_UNROLL for (int j = 0; j < N * C; ++j) sums[j] =
+        load(acc + j / C * s.acc_stride + j % C * kLanes) * splat(s.correction[first + j / C]);
     for (int64_t b = 0; b < span.num_blocks; ++b) {
         const T* values = (const T*)t.pages->values(t.block_table[span.first_block + b], t.layer, t.kv_head) + d;
         const float* p = s.p + b * span.padded * kTileQueries + first;
@@ -173,7 +175,8 @@ void walk(const AttentionTile& t, State& s) {
         const int64_t first_seen = t.first[begin] > start ? t.first[begin] : start;
         const int64_t seen_end = last + 1 < start + span_size ? last + 1 : start + span_size;
         const int64_t first_block = first_seen / size, end_block = (seen_end + size - 1) / size;
-        kVisit[end - begin - 1](t, s, begin, Span{first_block, end_block - first_block, seen_end, size, round_up(size)});
+        kVisit[end - begin - 1](t, s, begin,
+                                Span{first_block, end_block - first_block, seen_end, size, round_up(size)});
     }
 }
 

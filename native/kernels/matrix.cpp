@@ -1,8 +1,7 @@
 // Rows of activations times packed matrices: how the work is cut, and which tile product does a cut.
 
-#include "kernels.h"
-
 #include "half.h"
+#include "kernels.h"
 #include "matrix_format.h"
 
 // QUIRE_ISA is a name; this makes a number of it that #if can compare.

@@ -32,9 +32,9 @@ void rope_angles(int32_t position, const float* inv_freq, float scale, int64_t h
 }
 
 void rope(float* x, const float* angles, int64_t half, int64_t num_heads, int64_t head_dim) {
-    const float *__restrict cos = angles, *__restrict sin = angles + half;
+    const float* __restrict cos = angles, * __restrict sin = angles + half;
     for (int64_t head = 0; head < num_heads; ++head) {
-        float *__restrict low = x + head * head_dim, *__restrict high = low + half;
+        float* __restrict low = x + head * head_dim, * __restrict high = low + half;
         for (int64_t i = 0; i < half; ++i) {
             const float a = low[i], b = high[i];
             low[i] = a * cos[i] - b * sin[i];
@@ -56,10 +56,10 @@ void add(const float* x, const float* y, int64_t n, float* out) {
     for (int64_t i = 0; i < n; ++i) out[i] = x[i] + y[i];
 }
 
-
 // Column `offset` of keys [head_dim, block_size] and row `offset` of values [block_size, head_dim].
 template <class T>
-void write_head(const float* k, const float* v, int64_t head_dim, int64_t block_size, int64_t offset, T* keys, T* values) {
+void write_head(const float* k, const float* v, int64_t head_dim, int64_t block_size, int64_t offset, T* keys,
+                T* values) {
     for (int64_t d = 0; d < head_dim; d += kLanes) {
         const int64_t n = head_dim - d < kLanes ? head_dim - d : kLanes;
         T column[kLanes];

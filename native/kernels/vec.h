@@ -57,9 +57,7 @@ inline float32x4_t scale_by_power(float32x4_t x, float32x4_t shifted) {
     const int32x4_t power = vshlq_n_s32(vreinterpretq_s32_f32(shifted), 23);
     return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x), power));
 }
-inline F8 scale_by_power(F8 x, F8 shifted) {
-    return {scale_by_power(x.a, shifted.a), scale_by_power(x.b, shifted.b)};
-}
+inline F8 scale_by_power(F8 x, F8 shifted) { return {scale_by_power(x.a, shifted.a), scale_by_power(x.b, shifted.b)}; }
 
 #elif defined(QUIRE_F8_AVX)
 
@@ -110,16 +108,20 @@ inline float to_float(Half h) {
 inline Half to_half(float x) {  // to nearest, ties to even
     const uint32_t bits = to_bits(x), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
     uint32_t half;
-    if (rest > 0x7f800000) half = 0x7e00;                                          // not a number
-    else if (rest >= 0x477ff000) half = 0x7c00;                                    // 65520 and more: infinity
-    else if (rest < 0x38800000) half = to_bits(from_bits(rest) + 0.5f) - 0x3f000000;  // below 2^-14: steps of 2^-24
-    else half = (rest - 0x38000000 + 0xfff + (rest >> 13 & 1)) >> 13;
+    if (rest > 0x7f800000)
+        half = 0x7e00;  // not a number
+    else if (rest >= 0x477ff000)
+        half = 0x7c00;  // 65520 and more: infinity
+    else if (rest < 0x38800000)
+        half = to_bits(from_bits(rest) + 0.5f) - 0x3f000000;  // below 2^-14: steps of 2^-24
+    else
+        half = (rest - 0x38000000 + 0xfff + (rest >> 13 & 1)) >> 13;
     return {uint16_t(sign | half)};
 }
 
-#define QUIRE_LANES(expression)                                          \
-    F8 out;                                                              \
-    for (int i = 0; i < kLanes; ++i) out.v[i] = (expression);            \
+#define QUIRE_LANES(expression)                               \
+    F8 out;                                                   \
+    for (int i = 0; i < kLanes; ++i) out.v[i] = (expression); \
     return out
 inline F8 splat(float x) { QUIRE_LANES(x); }
 inline F8 load(const float* p) { QUIRE_LANES(p[i]); }

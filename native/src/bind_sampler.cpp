@@ -69,10 +69,8 @@ void bind_sampler(nb::module_& m) {
 
     nb::class_<Sampler>(m, "Sampler")
         .def(nb::init<int64_t, int64_t, int>(), nb::arg("num_rows"), nb::arg("vocab"), nb::arg("num_threads"))
-        .def("admit",
-             [](Sampler& self, int64_t row, nb::handle params, const std::vector<int32_t>& tokens, int64_t num_prompt) {
-                 self.admit(row, row_params(params), tokens, num_prompt);
-             })
+        .def("admit", [](Sampler& self, int64_t row, nb::handle params, const std::vector<int32_t>& tokens,
+                         int64_t num_prompt) { self.admit(row, row_params(params), tokens, num_prompt); })
         .def("retire", &Sampler::retire)
         .def(
             "draw",

@@ -40,8 +40,8 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
     const size_t num_tokens = ids.size(), num_seqs = context_lens.size();
     const auto expect = [](const char* what, size_t found, size_t wanted) {
         if (found != wanted)
-            throw std::invalid_argument(std::string(what) + " has " + std::to_string(found) + " entries, and must have " +
-                                        std::to_string(wanted));
+            throw std::invalid_argument(std::string(what) + " has " + std::to_string(found) +
+                                        " entries, and must have " + std::to_string(wanted));
     };
     expect("positions", positions.size(), num_tokens);
     expect("slots", slots.size(), num_tokens);
@@ -50,12 +50,18 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
     if (block_tables.shape(1) > 1 && block_tables.stride(1) != 1)
         throw std::invalid_argument("the rows of block_tables are not contiguous");
     if (logits.shape(0) < logit_rows.size()) expect("logits", logits.shape(0), logit_rows.size());
-    const quire::Step step{int64_t(num_tokens),          int64_t(num_seqs),
-                           int64_t(logit_rows.size()),   ids.data(),
-                           positions.data(),             slots.data(),
-                           seq_starts.data(),            context_lens.data(),
-                           block_tables.data(),          int64_t(block_tables.shape(1)),
-                           block_tables.stride(0),       logit_rows.data(),
+    const quire::Step step{int64_t(num_tokens),
+                           int64_t(num_seqs),
+                           int64_t(logit_rows.size()),
+                           ids.data(),
+                           positions.data(),
+                           slots.data(),
+                           seq_starts.data(),
+                           context_lens.data(),
+                           block_tables.data(),
+                           int64_t(block_tables.shape(1)),
+                           block_tables.stride(0),
+                           logit_rows.data(),
                            logits.data()};
     nb::gil_scoped_release release;
     tape.run(step);
@@ -72,8 +78,9 @@ std::vector<std::string> isas() {
 void bind_tape(nb::module_& m) {
     m.def("isa", [] { return quire::kernels().name; }, "The table of kernels in use.");
     m.def("available_isas", isas, "The tables this CPU can run, best first.");
-    m.def("use_isa", [](const std::string& name) { return quire::use_isa(name.c_str()); }, "name"_a,
-          "False if there is no such table. Not while a tape runs.");
+    m.def(
+        "use_isa", [](const std::string& name) { return quire::use_isa(name.c_str()); }, "name"_a,
+        "False if there is no such table. Not while a tape runs.");
 
     nb::class_<View>(m, "View", "Columns of a value: row r starts at arena[offset + r * stride].")
         .def(nb::init<int64_t, int64_t, int64_t>(), "offset"_a, "stride"_a, "columns"_a);
@@ -102,7 +109,9 @@ void bind_tape(nb::module_& m) {
             "storage"_a, "data"_a.noconvert(), "row_order"_a.none().noconvert(), "out"_a)
         .def(
             "rms_norm",
-            [](Tape& t, View x, Floats weight, float eps, View out) { t.add(quire::RmsNorm{x, weight.data(), eps, out}); },
+            [](Tape& t, View x, Floats weight, float eps, View out) {
+                t.add(quire::RmsNorm{x, weight.data(), eps, out});
+            },
             "x"_a, "weight"_a.noconvert(), "eps"_a, "out"_a)
         .def(
             "linear",
@@ -112,29 +121,34 @@ void bind_tape(nb::module_& m) {
             "x"_a, "matrices"_a, "bias"_a.none().noconvert(), "out"_a)
         .def(
             "rope_angles",
-            [](Tape& t, Floats inv_freq, float scale, View out) { t.add(quire::RopeAngles{inv_freq.data(), scale, out}); },
+            [](Tape& t, Floats inv_freq, float scale, View out) {
+                t.add(quire::RopeAngles{inv_freq.data(), scale, out});
+            },
             "inv_freq"_a.noconvert(), "scale"_a, "out"_a)
         .def(
-            "rope", [](Tape& t, View x, View angles, int64_t head_dim) { t.add(quire::Rope{x, angles, head_dim}); }, "x"_a,
-            "angles"_a, "head_dim"_a)
+            "rope", [](Tape& t, View x, View angles, int64_t head_dim) { t.add(quire::Rope{x, angles, head_dim}); },
+            "x"_a, "angles"_a, "head_dim"_a)
         .def(
-            "write_kv", [](Tape& t, View k, View v, int64_t layer) { t.add(quire::WriteKV{k, v, layer}); }, "k"_a, "v"_a,
-            "layer"_a)
+            "write_kv", [](Tape& t, View k, View v, int64_t layer) { t.add(quire::WriteKV{k, v, layer}); }, "k"_a,
+            "v"_a, "layer"_a)
         .def(
             "attention",
             [](Tape& t, View q, int64_t layer, float scale, int64_t window, View out) {
                 t.add(quire::Attention{q, layer, scale, window, out, 0});
             },
             "q"_a, "layer"_a, "scale"_a, "window"_a, "out"_a)
-        .def("silu_and_mul", [](Tape& t, View x, View out) { t.add(quire::SiluAndMul{x, out}); }, "x"_a, "out"_a)
-        .def("add", [](Tape& t, View x, View y, View out) { t.add(quire::Add{x, y, out}); }, "x"_a, "y"_a, "out"_a)
+        .def(
+            "silu_and_mul", [](Tape& t, View x, View out) { t.add(quire::SiluAndMul{x, out}); }, "x"_a, "out"_a)
+        .def(
+            "add", [](Tape& t, View x, View y, View out) { t.add(quire::Add{x, y, out}); }, "x"_a, "y"_a, "out"_a)
         .def(
             "logits",
             [](Tape& t, View x, const Matrices& matrices, std::optional<Floats> bias) {
                 t.add(quire::Logits{x, weight(matrices, bias)});
             },
             "x"_a, "matrices"_a, "bias"_a.none().noconvert())
-        .def("run", run, "ids"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(), "seq_starts"_a.noconvert(),
-             "context_lens"_a.noconvert(), "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "logits"_a.noconvert(),
+        .def("run", run, "ids"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(),
+             "seq_starts"_a.noconvert(), "context_lens"_a.noconvert(), "block_tables"_a.noconvert(),
+             "logit_rows"_a.noconvert(), "logits"_a.noconvert(),
              "Carry out one step. ValueError if it names a token, slot or block that is not there.");
 }

@@ -16,9 +16,9 @@
 
 namespace quire {
 
-#define QUIRE_DECLARE(isa)      \
-    namespace isa_##isa {       \
-    extern const Kernels table; \
+#define QUIRE_DECLARE(isa)          \
+    namespace isa_##isa {           \
+        extern const Kernels table; \
     }
 QUIRE_DECLARE(plain)
 #ifdef QUIRE_HAS_DOTPROD
@@ -46,8 +46,9 @@ struct Tables {
 
     Tables() {
 #ifdef QUIRE_HAS_AVX512
-        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+            __builtin_cpu_supports("avx512vnni"))
             add(isa_avx512::table);
 #endif
 #ifdef QUIRE_HAS_AVX2

@@ -1,11 +1,12 @@
 // The arithmetic, one table of it for each vector unit.
 //
-// Every file of native/kernels is compiled once for each instruction set, in `namespace quire::QUIRE_ISA`; the functions of
-// the `plain` table, ordinary loops for the oldest CPU of the architecture, are the specification of the others. Sums
-// are taken in one stated order, so that all tables and all batch sizes give the same bits wherever a comment says so.
+// Every file of native/kernels is compiled once for each instruction set, in `namespace quire::QUIRE_ISA`; the
+// functions of the `plain` table, ordinary loops for the oldest CPU of the architecture, are the specification of the
+// others. Sums are taken in one stated order, so that all tables and all batch sizes give the same bits wherever a
+// comment says so.
 //
-// A function that works on many rows takes (thread, num_threads) and does its share of the work: it starts no threads, takes no
-// locks and allocates nothing.
+// A function that works on many rows takes (thread, num_threads) and does its share of the work: it starts no threads,
+// takes no locks and allocates nothing.
 #pragma once
 
 #include "matrix.h"

@@ -54,7 +54,8 @@ constexpr int64_t attention_scratch(int64_t head_dim, int64_t block_size) {
 }
 
 struct OpKernels {
-    // out = x / sqrt(mean(x * x) + eps) * weight. The squares are summed in 8 lanes (column mod 8), then the lanes. [n] each.
+    // out = x / sqrt(mean(x * x) + eps) * weight. The squares are summed in 8 lanes (column mod 8), then the lanes. [n]
+    // each.
     void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
     // out [2 * half] = cos, then sin, of position * inv_freq [half], times scale.
     void (*rope_angles)(int32_t position, const float* inv_freq, float scale, int64_t half, float* out);
@@ -66,8 +67,8 @@ struct OpKernels {
     void (*add)(const float* x, const float* y, int64_t n, float* out);
     // One token's k and v [num_kv_heads, head_dim] into the layer's pages.
     void (*write_kv)(const Pages& pages, int64_t layer, int32_t slot, const float* k, const float* v);
-    // softmax(q . keys * scale) . values for every query of the tile. A query's sums run over the blocks of its sequence in
-    // order, whatever the other queries of the tile are.
+    // softmax(q . keys * scale) . values for every query of the tile. A query's sums run over the blocks of its
+    // sequence in order, whatever the other queries of the tile are.
     void (*attend)(const AttentionTile& tile);
 };
 

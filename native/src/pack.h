@@ -23,7 +23,7 @@ namespace quire {
 //
 // Exact: unpack_row gives the bits that dequantize_row gives for the stored row.
 class Matrix {
-  public:
+ public:
     // Packs rows [num_outputs] of `row_bytes` bytes, each num_inputs weights (a multiple of the type's block). Output o
     // is stored row row_order[o], or row o where row_order is null. Runs on the OpenMP threads of the caller. Throws
     // std::bad_alloc.
@@ -35,7 +35,7 @@ class Matrix {
 
     const PackedMatrix& packed() const { return packed_; }
 
-  private:
+ private:
     PackedMatrix packed_;
     void* memory_;
 };

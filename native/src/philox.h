@@ -19,8 +19,8 @@ inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<
 // The number that draws the token at `position` (in the whole sequence, prompt included) of one sample of a request:
 // 53 random bits. Divided by 2^53 they are uniform in [0, 1).
 inline uint64_t uniform_bits(uint64_t seed, uint64_t position, uint32_t sample) {
-    const auto words = philox4x32({uint32_t(position), uint32_t(position >> 32), sample, 0},
-                                  {uint32_t(seed), uint32_t(seed >> 32)});
+    const auto words =
+        philox4x32({uint32_t(position), uint32_t(position >> 32), sample, 0}, {uint32_t(seed), uint32_t(seed >> 32)});
     return (uint64_t{words[1]} << 32 | words[0]) >> 11;
 }
 

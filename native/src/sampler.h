@@ -45,7 +45,7 @@ struct Draw {
 
 // One call at a time; a call spreads its rows over threads.
 class Sampler {
-public:
+ public:
     // num_threads 0: as many as OpenMP would use. The result does not depend on it.
     Sampler(int64_t num_rows, int64_t vocab, int num_threads);
 
@@ -61,12 +61,12 @@ public:
 
     int64_t vocab() const { return vocab_; }
 
-private:
+ private:
     struct Row {
         bool held = false;
         RowParams params;
         int64_t num_tokens = 0, num_prompt = 0;
-        std::vector<int32_t> tail;                  // the last tokens: as many as the longest ban looks back
+        std::vector<int32_t> tail;  // the last tokens: as many as the longest ban looks back
         size_t tail_length = 0;
         std::unordered_map<int32_t, int32_t> seen;  // penalized tokens -> times in the output; 0: in the prompt alone
 

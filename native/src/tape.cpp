@@ -10,8 +10,8 @@ namespace quire {
 
 namespace {
 
-// An op is split by rows on a side where every thread touches its share of the rows and no others. (Pages are written by rows
-// too: only attention reads them, and it waits for everybody.)
+// An op is split by rows on a side where every thread touches its share of the rows and no others. (Pages are written
+// by rows too: only attention reads them, and it waits for everybody.)
 template <class T>
 constexpr bool kReadsOwnRows = !std::is_same_v<T, Attention> && !std::is_same_v<T, Logits>;
 template <class T>
@@ -30,7 +30,7 @@ Weight::Weight(std::vector<PackedMatrix> parts, const float* bias) : segments(st
 
 // One thread's way through the tape in one step.
 class Walk {
-   public:
+ public:
     Walk(Tape& tape, const Step& step, const Team& team)
         : tape_(tape), step_(step), team_(team), kernels_(kernels()), mine_(team.share(step.num_tokens)) {}
 
@@ -51,7 +51,7 @@ class Walk {
         }
     }
 
-   private:
+ private:
     float* row(const View& v, int64_t r) const { return tape_.arena_.get() + v.offset + r * v.stride; }
 
     void run(const Embedding& op) {
@@ -125,8 +125,8 @@ class Walk {
             kernels_.ops.add(out + r * out_stride, w.bias, w.num_outputs, out + r * out_stride);
     }
 
-    // The queries of a sequence that read one KV head, ordered by token and then by head, are cut into tiles. Whoever is free
-    // takes the next tile; the longest of a sequence come first.
+    // The queries of a sequence that read one KV head, ordered by token and then by head, are cut into tiles. Whoever
+    // is free takes the next tile; the longest of a sequence come first.
     void run(const Attention& op) {
         const Pages& pages = tape_.pages_;
         const int64_t group = op.q.columns / pages.head_dim / pages.num_kv_heads;
@@ -158,7 +158,8 @@ class Walk {
         tile.block_table = step_.block_tables + seq * step_.table_stride;
         tile.num_queries = int(std::min<int64_t>(kTileQueries, num_queries - first));
         tile.scale = op.scale;
-        tile.scratch = tape_.attention_scratch_.get() + team_.thread * attention_scratch(pages.head_dim, pages.block_size);
+        tile.scratch =
+            tape_.attention_scratch_.get() + team_.thread * attention_scratch(pages.head_dim, pages.block_size);
         for (int i = 0; i < tile.num_queries; ++i) {
             const int64_t token = (first + i) / group, head = kv_head * group + (first + i) % group;
             const int64_t position = computed + token;
@@ -215,11 +216,11 @@ void Tape::check(const Step& s) const {
             if (values[i] < 0 || values[i] >= limit) fail(what, i, values[i], limit);
     };
     if (s.num_tokens > max_tokens_)
-        throw std::invalid_argument("a step of " + std::to_string(s.num_tokens) + " tokens, and the program was compiled for " +
-                                    std::to_string(max_tokens_));
+        throw std::invalid_argument("a step of " + std::to_string(s.num_tokens) +
+                                    " tokens, and the program was compiled for " + std::to_string(max_tokens_));
     if (s.num_logits > max_tokens_)
-        throw std::invalid_argument(std::to_string(s.num_logits) + " rows of logits, and the program was compiled for " +
-                                    std::to_string(max_tokens_));
+        throw std::invalid_argument(std::to_string(s.num_logits) +
+                                    " rows of logits, and the program was compiled for " + std::to_string(max_tokens_));
     within("ids", s.ids, s.num_tokens, num_ids_);
     within("positions", s.positions, s.num_tokens, INT32_MAX);
     within("slots", s.slots, s.num_tokens, pages_.num_blocks * pages_.block_size);
@@ -233,9 +234,10 @@ void Tape::check(const Step& s) const {
         const int64_t room = s.table_width * pages_.block_size;
         if (count < 0 || context < count || context > room)
             throw std::invalid_argument("sequence " + std::to_string(seq) + " has " + std::to_string(count) +
-                                        " tokens in a context of " + std::to_string(context) + " and a block table for " +
-                                        std::to_string(room));
-        within("block_tables", s.block_tables + seq * s.table_stride, ceil_div(context, pages_.block_size), pages_.num_blocks);
+                                        " tokens in a context of " + std::to_string(context) +
+                                        " and a block table for " + std::to_string(room));
+        within("block_tables", s.block_tables + seq * s.table_stride, ceil_div(context, pages_.block_size),
+               pages_.num_blocks);
     }
 }
 

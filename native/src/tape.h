@@ -1,8 +1,8 @@
 // A recorded forward pass, walked by a team of threads once a step.
 //
-// Values are columns of matrices with one row a token, in one arena that the recorder has divided among them. Work on rows is
-// split among the threads by rows, always in the same way; matrix products by outputs; attention by tiles. A barrier stands
-// between two ops only where one of them is not split by rows.
+// Values are columns of matrices with one row a token, in one arena that the recorder has divided among them. Work on
+// rows is split among the threads by rows, always in the same way; matrix products by outputs; attention by tiles. A
+// barrier stands between two ops only where one of them is not split by rows.
 #pragma once
 
 #include <atomic>
@@ -26,9 +26,9 @@ struct View {
 // A step as flat arrays; see StepBatch in ops/opset.py.
 struct Step {
     int64_t num_tokens, num_seqs, num_logits;
-    const int32_t *ids, *positions, *slots;         // [num_tokens]
-    const int32_t *seq_starts, *context_lens;       // [num_seqs + 1], [num_seqs]
-    const int32_t* block_tables;                    // [num_seqs, table_width], rows table_stride apart
+    const int32_t *ids, *positions, *slots;    // [num_tokens]
+    const int32_t *seq_starts, *context_lens;  // [num_seqs + 1], [num_seqs]
+    const int32_t* block_tables;               // [num_seqs, table_width], rows table_stride apart
     int64_t table_width, table_stride;
     const int32_t* logit_rows;  // [num_logits]
     float* logits;              // [num_logits, vocab]
@@ -98,13 +98,13 @@ using Op = std::variant<Embedding, RmsNorm, Linear, RopeAngles, Rope, WriteKV, A
 // Uninitialised memory at a cache line's boundary; pages that are never touched cost nothing.
 template <class T>
 class Buffer {
-   public:
+ public:
     void reserve(size_t n) {
         if (n > size_) data_.reset(static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t(64)))), size_ = n;
     }
     T* get() const { return data_.get(); }
 
-   private:
+ private:
     struct Free {
         void operator()(T* p) const { ::operator delete(p, std::align_val_t(64)); }
     };
@@ -113,7 +113,7 @@ class Buffer {
 };
 
 class Tape {
-   public:
+ public:
     // Weights, tables and pages must outlive the tape. The arena has `arena_size` floats.
     Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_threads);
 
@@ -122,7 +122,7 @@ class Tape {
     // Throws std::invalid_argument if the step names anything that is not there.
     void run(const Step& step);
 
-   private:
+ private:
     friend class Walk;
 
     void check(const Step& step) const;

@@ -11,13 +11,13 @@ struct Range {
     int64_t first, last;  // half-open
 };
 
-// Where threads wait for each other: busily for some microseconds, then leaving the CPU to whoever wants it. Ops are far
-// shorter than a time slice, so a thread that waits busily for one that is not running would waste all of it.
+// Where threads wait for each other: busily for some microseconds, then leaving the CPU to whoever wants it. Ops are
+// far shorter than a time slice, so a thread that waits busily for one that is not running would waste all of it.
 class Barrier {
-   public:
+ public:
     void wait(int num_threads);
 
-   private:
+ private:
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<uint32_t> generation_{0};
 };
@@ -27,7 +27,8 @@ struct Team {
     int thread, num_threads;
     Barrier* meeting;
 
-    // This thread's share of n rows: always the same one, so that work on rows needs no barrier between one op and the next.
+    // This thread's share of n rows: always the same one, so that work on rows needs no barrier between one op and the
+    // next.
     Range share(int64_t n) const { return {n * thread / num_threads, n * (thread + 1) / num_threads}; }
     // Nobody passes before everybody is here.
     void barrier() const { meeting->wait(num_threads); }

@@ -27,7 +27,7 @@ struct Softmax {
     D distance_of(D logit) const {
         const D zero{}, lowest = zero + floor;
         const D d = (logit - peak) * inverse_temperature;
-        const D below = d > zero ? zero : d;  // an infinite logit lies above the peak
+        const D below = d > zero ? zero : d;     // an infinite logit lies above the peak
         return below > lowest ? below : lowest;  // NaN does not
     }
 
@@ -51,7 +51,7 @@ struct Softmax {
         return cast<U>(scaled + integer) - cast<uint64_t>(integer);
     }
 
-private:
+ private:
     template <class To, class From>
     static To cast(From from) {  // the same bits
         static_assert(sizeof(To) == sizeof(From));

@@ -9,7 +9,7 @@
 namespace quire::tests {
 
 class Random {
-  public:
+ public:
     explicit Random(uint64_t seed) : state_(seed * 2654435761u + 88172645463325252u) {}
     uint32_t bits() {  // xorshift
         state_ ^= state_ << 13;
@@ -19,7 +19,7 @@ class Random {
     }
     float uniform() { return float(int32_t(bits())) * 0x1p-31f; }  // -1 .. 1
 
-  private:
+ private:
     uint64_t state_;
 };
 
