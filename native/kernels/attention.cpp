@@ -57,15 +57,18 @@ constexpr int kAtOnce = N <= 4 ? 2 : 1;
 template <int N, int C, class T>
 void score_slots(const State& s, int first, const T* keys, int64_t stride, int64_t head_dim, int64_t column) {
     F8 sums[N * C];
-    QUIRE_UNROLL for (int j = 0; j < N * C; ++j) sums[j] = splat(0.0f);
+    QUIRE_UNROLL
+    for (int j = 0; j < N * C; ++j) sums[j] = splat(0.0f);
     const float* q = s.q + first;
     for (int64_t d = 0; d < head_dim; ++d, keys += stride, q += kTileQueries) {
         F8 k[C];
         for (int c = 0; c < C; ++c) k[c] = load(keys + c * kLanes);
-        QUIRE_UNROLL for (int j = 0; j < N * C; ++j) sums[j] = multiply_add(splat(q[j / C]), k[j % C], sums[j]);
+        QUIRE_UNROLL
+        for (int j = 0; j < N * C; ++j) sums[j] = multiply_add(splat(q[j / C]), k[j % C], sums[j]);
     }
     float* scores = s.scores + first * s.score_stride + column;
-    QUIRE_UNROLL for (int j = 0; j < N * C; ++j) store(scores + j / C * s.score_stride + j % C * kLanes, sums[j]);
+    QUIRE_UNROLL
+    for (int j = 0; j < N * C; ++j) store(scores + j / C * s.score_stride + j % C * kLanes, sums[j]);
 }
 
 template <int N, class T>
@@ -116,8 +119,9 @@ void accumulate_columns(const AttentionTile& t, const State& s, int first, const
     const int64_t head_dim = t.pages->head_dim;
     float* acc = s.acc + first * s.acc_stride + d;
     F8 sums[N * C];
-    QUIRE_UNROLL for (int j = 0; j < N * C; ++j) sums[j] =
-        load(acc + j / C * s.acc_stride + j % C * kLanes) * splat(s.correction[first + j / C]);
+    QUIRE_UNROLL
+    for (int j = 0; j < N * C; ++j)
+        sums[j] = load(acc + j / C * s.acc_stride + j % C * kLanes) * splat(s.correction[first + j / C]);
     for (int64_t b = 0; b < span.num_blocks; ++b) {
         const T* values = (const T*)t.pages->values(t.block_table[span.first_block + b], t.layer, t.kv_head) + d;
         const float* p = s.p + b * span.padded * kTileQueries + first;
@@ -125,10 +129,12 @@ void accumulate_columns(const AttentionTile& t, const State& s, int first, const
         for (int64_t slot = 0; slot < num_slots; ++slot, values += head_dim, p += kTileQueries) {
             F8 v[C];
             for (int c = 0; c < C; ++c) v[c] = Whole ? load(values + c * kLanes) : load_part(values, head_dim - d);
-            QUIRE_UNROLL for (int j = 0; j < N * C; ++j) sums[j] = multiply_add(splat(p[j / C]), v[j % C], sums[j]);
+            QUIRE_UNROLL
+            for (int j = 0; j < N * C; ++j) sums[j] = multiply_add(splat(p[j / C]), v[j % C], sums[j]);
         }
     }
-    QUIRE_UNROLL for (int j = 0; j < N * C; ++j) store(acc + j / C * s.acc_stride + j % C * kLanes, sums[j]);
+    QUIRE_UNROLL
+    for (int j = 0; j < N * C; ++j) store(acc + j / C * s.acc_stride + j % C * kLanes, sums[j]);
 }
 
 template <int N, class T>

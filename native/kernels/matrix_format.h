@@ -36,12 +36,9 @@ struct FloatFormat {
 template <class Visitor>
 void visit_format(const PackedMatrix& w, const Visitor& visitor) {
     switch (w.layout) {
-        case Layout::Float32:
-            return visitor.template visit<FloatFormat<Layout::Float32>>();
-        case Layout::Float16:
-            return visitor.template visit<FloatFormat<Layout::Float16>>();
-        case Layout::BFloat16:
-            return visitor.template visit<FloatFormat<Layout::BFloat16>>();
+        case Layout::Float32: return visitor.template visit<FloatFormat<Layout::Float32>>();
+        case Layout::Float16: return visitor.template visit<FloatFormat<Layout::Float16>>();
+        case Layout::BFloat16: return visitor.template visit<FloatFormat<Layout::BFloat16>>();
         case Layout::Int4:
             if (!w.has_offset) return visitor.template visit<IntFormat<4, 32, false, false, 8>>();
             if (w.wide) return visitor.template visit<IntFormat<4, 32, true, true>>();

@@ -37,16 +37,11 @@ using FloatMatrix = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 
 const char* layout_name(Layout layout) {
     switch (layout) {
-        case Layout::Int4:
-            return "int4";
-        case Layout::Int8:
-            return "int8";
-        case Layout::Float16:
-            return "float16";
-        case Layout::BFloat16:
-            return "bfloat16";
-        case Layout::Float32:
-            return "float32";
+        case Layout::Int4: return "int4";
+        case Layout::Int8: return "int8";
+        case Layout::Float16: return "float16";
+        case Layout::BFloat16: return "bfloat16";
+        case Layout::Float32: return "float32";
     }
     return "";
 }

@@ -170,30 +170,19 @@ const StorageInfo* find_storage(const char* name) {
 
 DecodeBlock block_decoder(Storage storage) {
     switch (storage) {
-        case Storage::Q4_0:
-            return decode_q4_0;
-        case Storage::Q4_1:
-            return decode_q4_1;
-        case Storage::Q5_0:
-            return decode_q5_0;
-        case Storage::Q5_1:
-            return decode_q5_1;
-        case Storage::Q8_0:
-            return decode_q8_0;
-        case Storage::Q2_K:
-            return decode_q2_k;
-        case Storage::Q3_K:
-            return decode_q3_k;
-        case Storage::Q4_K:
-            return decode_q4_k;
-        case Storage::Q5_K:
-            return decode_q5_k;
-        case Storage::Q6_K:
-            return decode_q6_k;
+        case Storage::Q4_0: return decode_q4_0;
+        case Storage::Q4_1: return decode_q4_1;
+        case Storage::Q5_0: return decode_q5_0;
+        case Storage::Q5_1: return decode_q5_1;
+        case Storage::Q8_0: return decode_q8_0;
+        case Storage::Q2_K: return decode_q2_k;
+        case Storage::Q3_K: return decode_q3_k;
+        case Storage::Q4_K: return decode_q4_k;
+        case Storage::Q5_K: return decode_q5_k;
+        case Storage::Q6_K: return decode_q6_k;
         case Storage::F32:
         case Storage::F16:
-        case Storage::BF16:
-            break;
+        case Storage::BF16: break;
     }
     assert(!"floats have no blocks");
     return nullptr;

@@ -16,20 +16,11 @@ void scale_places(Storage storage, int places[2]) {
         case Storage::Q4_1:
         case Storage::Q5_1:
         case Storage::Q4_K:
-        case Storage::Q5_K:
-            places[1] = 2;
-            break;
-        case Storage::Q2_K:
-            places[0] = 80, places[1] = 82;
-            break;
-        case Storage::Q3_K:
-            places[0] = 108;
-            break;
-        case Storage::Q6_K:
-            places[0] = 208;
-            break;
-        default:
-            break;
+        case Storage::Q5_K: places[1] = 2; break;
+        case Storage::Q2_K: places[0] = 80, places[1] = 82; break;
+        case Storage::Q3_K: places[0] = 108; break;
+        case Storage::Q6_K: places[0] = 208; break;
+        default: break;
     }
 }
 
