@@ -66,6 +66,7 @@ def server(default_model: Path) -> Iterator[Server]:
     yield server
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(SECONDS) == 0
+    HTTP.close()
     server.process.stderr.close()  # type: ignore[union-attr]
 
 
