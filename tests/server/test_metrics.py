@@ -24,7 +24,6 @@ def step(**stats: int) -> StepRecord:
     return StepRecord(
         step=1,
         num_tokens=12,
-        num_prompt_tokens=10,
         num_drawn=2,
         schedule_seconds=0.0001,
         run_seconds=0.02,
@@ -57,7 +56,7 @@ def test_records_become_metrics() -> None:
     found = samples(prometheus_text(metrics).decode())
     assert found["quire_num_requests_running"] == 2 and found["quire_num_requests_waiting"] == 1
     assert found["quire_kv_cache_usage_ratio"] == 0.5 and found["quire_kv_cache_waste_ratio"] == 0.25
-    assert found["quire_prompt_tokens_total"] == 20 and found["quire_generation_tokens_total"] == 4
+    assert found["quire_prompt_tokens_total"] == 10 and found["quire_generation_tokens_total"] == 4
     assert found["quire_prefix_cache_queries_total"] == 100 and found["quire_prefix_cache_hits_total"] == 40
     assert found["quire_preemptions_total"] == 2
     assert found["quire_request_success_total{finished_reason=stop}"] == 1

@@ -25,8 +25,7 @@ class SchedulerStats:
 class StepRecord:
     step: int
     num_tokens: int  # computed in this step
-    num_prompt_tokens: int  # of those, not the drawn-after ones of running sequences
-    num_drawn: int
+    num_drawn: int  # tokens the sequences gained
     schedule_seconds: float
     run_seconds: float
     update_seconds: float

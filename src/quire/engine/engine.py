@@ -57,7 +57,6 @@ class Engine:
         self.record = StepRecord(
             step=plan.step,
             num_tokens=plan.num_tokens,
-            num_prompt_tokens=plan.num_tokens - num_drawn,
             num_drawn=num_drawn,
             schedule_seconds=scheduled - begin,
             run_seconds=ran - scheduled,

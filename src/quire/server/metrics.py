@@ -32,7 +32,6 @@ class Metrics:
 
     def step(self, record: StepRecord) -> None:
         self.now = record.scheduler
-        self.prompt_tokens += record.num_prompt_tokens
         self.generation_tokens += record.num_drawn
         self.step_tokens.observe(record.num_tokens)
         self.step_seconds["schedule"].observe(record.schedule_seconds)
@@ -46,6 +45,7 @@ class Metrics:
     def request(self, record: RequestRecord) -> None:
         self.finished[record.finish_reason] += 1
         self.whole.observe(record.finished - record.arrival)
+        self.prompt_tokens += record.num_prompt_tokens
         self.request_prompt.observe(record.num_prompt_tokens)
         self.request_output.observe(record.num_output_tokens)
         if record.ttft is not None:
