@@ -62,9 +62,9 @@ def by_llama(python: str, path: str, job: dict[str, Any]) -> dict[str, Any]:
 def by_transformers(path: Path, job: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    from benchmarks.reference import reference_llama
+    from benchmarks.reference import reference_model
 
-    model = reference_llama(path)
+    model = reference_model(path)
     greedy, losses = [], []
     with torch.no_grad():
         for prompt in job["prompts"]:
@@ -75,7 +75,6 @@ def by_transformers(path: Path, job: dict[str, Any]) -> dict[str, Any]:
                 max_new_tokens=job["max_tokens"],
                 min_new_tokens=job["max_tokens"],
                 do_sample=False,
-                eos_token_id=-1,
                 pad_token_id=0,
             )
             greedy.append(out[0, len(prompt) :].tolist())

@@ -7,15 +7,16 @@ from quire.ops.dequantize import dequantize
 from quire.weights.checkpoint import open_checkpoint
 
 
-def reference_llama(path: Path) -> Any:
-    """A LlamaForCausalLM in fp32 with the checkpoint's numbers."""
+def reference_model(path: Path) -> Any:
+    """The architecture's class of transformers, in fp32, with the checkpoint's numbers."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
 
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
-    model = LlamaForCausalLM(
-        LlamaConfig(
+    architecture = getattr(transformers, config.architecture)
+    model = architecture(
+        architecture.config_class(
             vocab_size=config.int("vocab_size"),
             hidden_size=config.int("hidden_size"),
             intermediate_size=config.int("intermediate_size"),
@@ -31,7 +32,7 @@ def reference_llama(path: Path) -> Any:
     state = {}
     for name in checkpoint.names():
         tensor = checkpoint.tensor(name)
-        state[name] = torch.from_numpy(dequantize(tensor).reshape(tensor.shape))
+        state[name] = torch.tensor(dequantize(tensor).reshape(tensor.shape))
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()
