@@ -1,6 +1,5 @@
 """The model that is served by default, quantized as it is, against transformers on the same weights in fp32."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from quire.weights.checkpoint import open_checkpoint
 PROMPT = [1, 4093, 198, 1780, 314, 253, 613, 609, 282, 1941, 47, 2, 198, 1, 520, 9531, 198]
 NUM_TOKENS = 12
 # The native kernels round activations to 8 bits in groups of 32; that moves a logprob of so small a model by about 0.1.
-NATIVE = pytest.param("native", 0.3, marks=pytest.mark.skipif(not find_spec("quire._native"), reason="not built"))
+NATIVE = pytest.param("native", 0.3)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +101,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], The
 
 
 def backends() -> list[Any]:
-    native = pytest.param("native", marks=pytest.mark.skipif(not find_spec("quire._native"), reason="not built"))
+    native = "native"
     return ["torch", native]
 
 

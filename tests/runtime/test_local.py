@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +29,7 @@ VALUES = {
     "rms_norm_eps": 1e-5,
 }
 BLOCK = 2 * 2 * 2 * 8 * 16 * 2  # keys and values, layers, heads, columns, tokens, bytes
-NATIVE = pytest.param("native", marks=pytest.mark.skipif(not find_spec("quire._native"), reason="not built"))
+NATIVE = "native"
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +79,6 @@ def test_an_unknown_backend(checkpoint: Path) -> None:
         LocalExecutor(checkpoint, backend="abacus")
 
 
-@pytest.mark.skipif(not find_spec("quire._native"), reason="not built")
 def test_the_native_backend_does_not_import_torch(checkpoint: Path) -> None:
     program = (
         "import sys; from quire.executors.local import LocalExecutor; "
