@@ -49,6 +49,8 @@ struct Cuts {
         if (panel_tiles < 1) panel_tiles = 1;
         while (panel_tiles > 1 && num_tiles * num_blocks < 8 * num_threads * panel_tiles) panel_tiles /= 2;
         num_panels = (num_tiles + panel_tiles - 1) / panel_tiles;
+        panel_tiles = (num_tiles + num_panels - 1) / num_panels;  // all alike: a thread may get just one of them
+        num_panels = (num_tiles + panel_tiles - 1) / panel_tiles;
     }
 };
 
