@@ -2,7 +2,9 @@
 //
 // Blocks are taken in spans of some 64 slots. For every span:
 //     scores = q . keys;  m' = max(m, scores);  p = 2^(scores - m');
-//     l = l * 2^(m - m') + p;  acc = acc * 2^(m - m') + p . values.        At the end, out = acc / l.
+//     l = l * 2^(m - m') + p;  acc = acc * 2^(m - m') + p . values.
+// After some 256 positions a part ends, and (m, l, acc) are folded with those of the parts before; then they begin
+// anew. At the end, out = acc / l.
 // Scores are in units of log2(e): the queries are multiplied by scale * log2(e) beforehand.
 //
 // The order of every sum, which depends on the query's own positions alone: a score over head columns in order; l in 8
@@ -29,13 +31,24 @@ int64_t round_up(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 // head column or slot lie together, so that a turn of the inner loops reads them from one place.
 struct State {
     float* q;       // [head_dim, 8]
-    float* acc;     // [8, round_up(head_dim)]
+    float* acc;     // [8, round_up(head_dim)], rows acc_stride apart
     float* scores;  // [8, slots of a span, each block's rounded up]
     float* p;       // [slots of a span, 8]
     int64_t acc_stride, score_stride;
     float most[kTileQueries];        // m
     F8 weight[kTileQueries];         // l, in lanes
     float correction[kTileQueries];  // 2^(m - m') of the span under way
+};
+
+// What the queries of a tile found in one part, or in all so far.
+struct Findings {
+    float* data;
+    int64_t head_dim;
+
+    int64_t stride() const { return round_up(head_dim) + kLanes; }
+    float* acc(int i) const { return data + i * stride(); }
+    float& most(int i) const { return acc(i)[round_up(head_dim)]; }        // m; -inf: it sees nothing there
+    float& weight(int i) const { return acc(i)[round_up(head_dim) + 1]; }  // l
 };
 
 // The part of a span that some query of the tile sees.
@@ -166,16 +179,19 @@ void visit(const AttentionTile& t, State& s, int first, const Span& span) {
     accumulate<N, T>(t, s, first, span);
 }
 
+// The spans of one part.
 template <class T>
-void walk(const AttentionTile& t, State& s) {
+void walk(const AttentionTile& t, State& s, int64_t part) {
     using Visit = void (*)(const AttentionTile&, State&, int, const Span&);
     static constexpr Visit kVisit[] = {visit<1, T>, visit<2, T>, visit<3, T>, visit<4, T>,
                                        visit<5, T>, visit<6, T>, visit<7, T>, visit<8, T>};
     const int64_t size = t.pages->block_size, span_blocks = attention_span(size), span_size = span_blocks * size;
-    const int64_t last = t.last[t.num_queries - 1];
+    const int64_t part_size = attention_part(size), part_end = (part + 1) * part_size;
+    const int64_t last = t.last[t.num_queries - 1] < part_end ? t.last[t.num_queries - 1] : part_end - 1;
+    const int64_t seen = t.first[0] / span_size * span_size;
     // Queries are ordered by token, so those that see something of a span are neighbours.
     int begin = 0, end = 0;
-    for (int64_t start = t.first[0] / span_size * span_size; start <= last; start += span_size) {
+    for (int64_t start = seen > part * part_size ? seen : part * part_size; start <= last; start += span_size) {
         while (t.last[begin] < start) ++begin;
         while (end < t.num_queries && t.first[end] < start + span_size) ++end;
         const int64_t first_seen = t.first[begin] > start ? t.first[begin] : start;
@@ -186,32 +202,95 @@ void walk(const AttentionTile& t, State& s) {
     }
 }
 
-}  // namespace
-
-void attend(const AttentionTile& t);
-void attend(const AttentionTile& t) {
+// The queries, and room for what a walk needs; two findings lie behind it.
+State prepare(const AttentionTile& t) {
     const int64_t head_dim = t.pages->head_dim, block_size = t.pages->block_size;
     State s;
-    s.acc_stride = round_up(head_dim);
     s.score_stride = attention_span(block_size) * round_up(block_size);
     s.q = t.scratch;
-    s.acc = s.q + kTileQueries * head_dim;
-    s.scores = s.acc + kTileQueries * s.acc_stride;
+    s.scores = s.q + kTileQueries * head_dim;
     s.p = s.scores + kTileQueries * s.score_stride;
-    for (int i = 0; i < t.num_queries; ++i) {
+    for (int i = 0; i < t.num_queries; ++i)
         for (int64_t d = 0; d < head_dim; ++d) s.q[d * kTileQueries + i] = t.q[i][d] * (t.scale * kLog2e);
-        for (int64_t d = 0; d < s.acc_stride; ++d) s.acc[i * s.acc_stride + d] = 0.0f;
+    return s;
+}
+
+void visit_part(const AttentionTile& t, State& s, int64_t part, const Findings& found) {
+    s.acc = found.data;
+    s.acc_stride = found.stride();
+    for (int i = 0; i < t.num_queries; ++i) {
+        for (int64_t d = 0; d < round_up(found.head_dim); ++d) found.acc(i)[d] = 0.0f;
         s.most[i] = -INFINITY;
         s.weight[i] = splat(0.0f);
     }
     if (t.pages->half)
-        walk<Half>(t, s);
+        walk<Half>(t, s, part);
     else
-        walk<float>(t, s);
+        walk<float>(t, s, part);
     for (int i = 0; i < t.num_queries; ++i) {
-        const float factor = 1.0f / sum(s.weight[i]);
-        for (int64_t d = 0; d < head_dim; ++d) t.out[i][d] = s.acc[i * s.acc_stride + d] * factor;
+        found.most(i) = s.most[i];
+        found.weight(i) = sum(s.weight[i]);
     }
+}
+
+// total and then part, as if they had been one.
+void fold(const Findings& total, const Findings& part, int num_queries) {
+    for (int i = 0; i < num_queries; ++i) {
+        const float before = total.most(i), here = part.most(i), now = here > before ? here : before;
+        if (here == -INFINITY) continue;
+        if (before == -INFINITY) {
+            for (int64_t d = 0; d < total.stride(); ++d) total.acc(i)[d] = part.acc(i)[d];
+            continue;
+        }
+        float kept[kLanes], added[kLanes];
+        store(kept, exp2(splat(before - now)));
+        store(added, exp2(splat(here - now)));
+        for (int64_t d = 0; d < total.head_dim; d += kLanes) {
+            const F8 old = load(total.acc(i) + d) * splat(kept[0]);
+            store(total.acc(i) + d, multiply_add(splat(added[0]), load(part.acc(i) + d), old));
+        }
+        total.weight(i) = total.weight(i) * kept[0] + part.weight(i) * added[0];
+        total.most(i) = now;
+    }
+}
+
+void finish(const AttentionTile& t, const Findings& total) {
+    for (int i = 0; i < t.num_queries; ++i) {
+        const float factor = 1.0f / total.weight(i);
+        for (int64_t d = 0; d < total.head_dim; ++d) t.out[i][d] = total.acc(i)[d] * factor;
+    }
+}
+
+}  // namespace
+
+void attend(const AttentionTile& t);
+void attend(const AttentionTile& t) {
+    State s = prepare(t);
+    const int64_t head_dim = t.pages->head_dim, part_size = attention_part(t.pages->block_size);
+    const Findings total{s.p + kTileQueries * s.score_stride, head_dim};
+    const Findings found{total.data + attention_findings(head_dim), head_dim};
+    const int64_t first = t.first[0] / part_size, last = t.last[t.num_queries - 1] / part_size;
+    visit_part(t, s, first, total);
+    for (int64_t part = first + 1; part <= last; ++part) {
+        visit_part(t, s, part, found);
+        fold(total, found, t.num_queries);
+    }
+    finish(t, total);
+}
+
+void attend_part(const AttentionTile& t, int64_t part, float* findings);
+void attend_part(const AttentionTile& t, int64_t part, float* findings) {
+    State s = prepare(t);
+    visit_part(t, s, part, Findings{findings, t.pages->head_dim});
+}
+
+void fold_parts(const AttentionTile& t, float* findings, int64_t num_parts);
+void fold_parts(const AttentionTile& t, float* findings, int64_t num_parts) {
+    const int64_t head_dim = t.pages->head_dim;
+    const Findings total{findings, head_dim};
+    for (int64_t part = 1; part < num_parts; ++part)
+        fold(total, Findings{findings + part * attention_findings(head_dim), head_dim}, t.num_queries);
+    finish(t, total);
 }
 
 }  // namespace quire::QUIRE_ISA

@@ -9,6 +9,8 @@
 namespace quire::QUIRE_ISA {
 
 void attend(const AttentionTile& tile);  // attention.cpp
+void attend_part(const AttentionTile& tile, int64_t part, float* findings);
+void fold_parts(const AttentionTile& tile, float* findings, int64_t num_parts);
 
 namespace {
 
@@ -83,6 +85,7 @@ void write_kv(const Pages& pages, int64_t layer, int32_t slot, const float* k, c
 }  // namespace
 
 extern const OpKernels op_kernels;
-const OpKernels op_kernels = {rms_norm, rope_angles, rope, silu_and_mul, add, write_kv, attend};
+const OpKernels op_kernels = {rms_norm, rope_angles, rope,        silu_and_mul, add,
+                              write_kv, attend,      attend_part, fold_parts};
 
 }  // namespace quire::QUIRE_ISA

@@ -48,9 +48,20 @@ struct AttentionTile {
 // Blocks whose scores are softened together: about 64 slots, always counted from the sequence's start.
 constexpr int64_t attention_span(int64_t block_size) { return block_size < 64 ? 64 / block_size : 1; }
 
-// Floats: queries, accumulators, scores and weights of one tile.
+// Positions that are attended to by themselves, about 256, always counted from the sequence's start. What is found in
+// one part is folded with what was found before it, so several threads can share a long context.
+constexpr int64_t attention_part(int64_t block_size) {
+    const int64_t span = attention_span(block_size) * block_size;
+    return span < 256 ? 256 / span * span : span;
+}
+
+// Floats: what a tile finds in one part, or in all of them.
+constexpr int64_t attention_findings(int64_t head_dim) { return kTileQueries * (head_dim + 16); }
+
+// Floats: queries, findings of a part and of all, scores and weights of one tile.
 constexpr int64_t attention_scratch(int64_t head_dim, int64_t block_size) {
-    return kTileQueries * (2 * (head_dim + 8) + 2 * attention_span(block_size) * (block_size + 8));
+    return kTileQueries * (head_dim + 2 * attention_span(block_size) * (block_size + 8)) +
+           2 * attention_findings(head_dim);
 }
 
 struct OpKernels {
@@ -70,6 +81,9 @@ struct OpKernels {
     // softmax(q . keys * scale) . values for every query of the tile. A query's sums run over the blocks of its
     // sequence in order, whatever the other queries of the tile are.
     void (*attend)(const AttentionTile& tile);
+    // The same in two steps, to the same bits: every part alone, then all of them together.
+    void (*attend_part)(const AttentionTile& tile, int64_t part, float* findings);
+    void (*fold_parts)(const AttentionTile& tile, float* findings, int64_t num_parts);
 };
 
 }  // namespace quire

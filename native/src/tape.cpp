@@ -19,6 +19,9 @@ constexpr bool kWritesOwnRows = kReadsOwnRows<T> && !std::is_same_v<T, Linear>;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// With fewer tiles of attention than that for each thread, the end of the op is a long wait for the last ones.
+constexpr int64_t kTilesAThread = 4;
+
 }  // namespace
 
 Weight::Weight(std::vector<PackedMatrix> parts, const float* bias) : segments(std::move(parts)), bias(bias) {
@@ -126,28 +129,58 @@ class Walk {
     }
 
     // The queries of a sequence that read one KV head, ordered by token and then by head, are cut into tiles. Whoever
-    // is free takes the next tile; the longest of a sequence come first.
+    // is free takes the next one; the longest of a sequence come first. Where there are too few tiles to keep everybody
+    // busy, their contexts are cut into parts as well.
     void run(const Attention& op) {
         const Pages& pages = tape_.pages_;
         const int64_t group = op.q.columns / pages.head_dim / pages.num_kv_heads;
+        int64_t num_tiles = 0;
+        for (int64_t seq = 0; seq < step_.num_seqs; ++seq) num_tiles += tiles_of(seq, group) * pages.num_kv_heads;
+        const bool in_parts = num_tiles < kTilesAThread * team_.num_threads && tape_.max_parts_ > 1;
+        float* findings = tape_.findings_.get();
         std::atomic<int64_t>& counter = tape_.counters_[op.counter];
-        int64_t seq = 0, before = 0;  // tiles of the sequences before `seq`
-        while (seq < step_.num_seqs) {
-            const int64_t index = counter.fetch_add(1, std::memory_order_relaxed);
-            for (; seq < step_.num_seqs; ++seq) {
-                const int64_t num_queries = (step_.seq_starts[seq + 1] - step_.seq_starts[seq]) * group;
-                const int64_t tiles = ceil_div(num_queries, kTileQueries);
-                if (index < before + tiles * pages.num_kv_heads) {
-                    const int64_t tile = tiles - 1 - (index - before) / pages.num_kv_heads;
-                    attend(op, seq, (index - before) % pages.num_kv_heads, group, tile * kTileQueries, num_queries);
-                    break;
-                }
-                before += tiles * pages.num_kv_heads;
+        int64_t mine = counter.fetch_add(1, std::memory_order_relaxed), item = 0;
+        each_tile(group, [&](int64_t seq, int64_t kv_head, int64_t first, int64_t num_parts) {
+            for (int64_t part = 0; part < (in_parts ? num_parts : 1); ++part, ++item) {
+                if (item != mine) continue;
+                const AttentionTile tile = tile_at(op, seq, kv_head, group, first);
+                if (in_parts)
+                    kernels_.ops.attend_part(tile, part, findings + item * attention_findings(pages.head_dim));
+                else
+                    kernels_.ops.attend(tile);
+                mine = counter.fetch_add(1, std::memory_order_relaxed);
+            }
+        });
+        if (!in_parts) return;
+        team_.barrier();
+        int64_t turn = 0;
+        each_tile(group, [&](int64_t seq, int64_t kv_head, int64_t first, int64_t num_parts) {
+            if (turn++ % team_.num_threads == team_.thread)
+                kernels_.ops.fold_parts(tile_at(op, seq, kv_head, group, first), findings, num_parts);
+            findings += num_parts * attention_findings(pages.head_dim);
+        });
+    }
+
+    int64_t tiles_of(int64_t seq, int64_t group) const {
+        return ceil_div((step_.seq_starts[seq + 1] - step_.seq_starts[seq]) * group, kTileQueries);
+    }
+
+    // visit(sequence, KV head, first query, number of parts) for every tile of the step, in one order.
+    template <class Visit>
+    void each_tile(int64_t group, const Visit& visit) const {
+        const int64_t part_size = attention_part(tape_.pages_.block_size);
+        for (int64_t seq = 0; seq < step_.num_seqs; ++seq) {
+            const int64_t count = step_.seq_starts[seq + 1] - step_.seq_starts[seq];
+            for (int64_t tile = tiles_of(seq, group) - 1; tile >= 0; --tile) {
+                const int64_t last_query = std::min((tile + 1) * kTileQueries, count * group) - 1;
+                const int64_t position = step_.context_lens[seq] - count + last_query / group;
+                for (int64_t kv_head = 0; kv_head < tape_.pages_.num_kv_heads; ++kv_head)
+                    visit(seq, kv_head, tile * kTileQueries, position / part_size + 1);
             }
         }
     }
 
-    void attend(const Attention& op, int64_t seq, int64_t kv_head, int64_t group, int64_t first, int64_t num_queries) {
+    AttentionTile tile_at(const Attention& op, int64_t seq, int64_t kv_head, int64_t group, int64_t first) const {
         const Pages& pages = tape_.pages_;
         const int64_t start = step_.seq_starts[seq], count = step_.seq_starts[seq + 1] - start;
         const int64_t computed = step_.context_lens[seq] - count;  // positions before this step's
@@ -156,7 +189,7 @@ class Walk {
         tile.layer = op.layer;
         tile.kv_head = kv_head;
         tile.block_table = step_.block_tables + seq * step_.table_stride;
-        tile.num_queries = int(std::min<int64_t>(kTileQueries, num_queries - first));
+        tile.num_queries = int(std::min<int64_t>(kTileQueries, count * group - first));
         tile.scale = op.scale;
         tile.scratch =
             tape_.attention_scratch_.get() + team_.thread * attention_scratch(pages.head_dim, pages.block_size);
@@ -168,7 +201,7 @@ class Walk {
             tile.last[i] = int32_t(position);
             tile.first[i] = int32_t(op.window ? std::max<int64_t>(0, position - op.window + 1) : 0);
         }
-        kernels_.ops.attend(tile);
+        return tile;
     }
 
     Tape& tape_;
@@ -203,6 +236,9 @@ void Tape::run(const Step& step) {
     check(step);
     if (step.num_tokens == 0) return;
     for (std::atomic<int64_t>& counter : counters_) counter.store(0, std::memory_order_relaxed);
+    const int32_t longest = *std::max_element(step.context_lens, step.context_lens + step.num_seqs);
+    max_parts_ = ceil_div(longest, attention_part(pages_.block_size));
+    findings_.reserve(kTilesAThread * num_threads_ * max_parts_ * attention_findings(pages_.head_dim));
     run_team(num_threads_, [&](const Team& team) { Walk(*this, step, team).run(); });
 }
 

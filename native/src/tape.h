@@ -137,6 +137,8 @@ class Tape {
     Buffer<QuantizedGroup> groups_;
     Buffer<float> gathered_;
     Buffer<float> attention_scratch_;
+    Buffer<float> findings_;  // of the parts of contexts, where these are shared among threads
+    int64_t max_parts_ = 0;   // of the step under way
     std::vector<std::atomic<int64_t>> counters_;
 };
 

@@ -118,3 +118,17 @@ def test_large_scores_do_not_overflow():
     case.rows *= 30  # scores of 10^4, whose fp32 rounding alone moves a weight by 10^-3
     out = case.run([[(0, 60)]])[0]
     assert max_error(out, case.plain(0, 60, np.float64)) < 1e-2 * np.abs(out).max()
+
+
+@pytest.mark.parametrize("name", available_isas())
+@pytest.mark.parametrize("window", [0, 30, 300])
+@pytest.mark.parametrize("block_size", [16, 512])
+def test_a_long_context_is_the_same_whole_and_shared_among_threads(name, window, block_size, restore_isa):
+    """A prompt has tiles for everybody; a token alone has its context cut into parts of 256 positions."""
+    use_isa(name)
+    case = Case(6, 2, 24, block_size, window=window, seqs=1, length=805)
+    whole = case.run([[(0, 805)]])[0]
+    assert_close(whole, case.plain(0, 805, np.float32), case.plain(0, 805, np.float64))
+    for threads in (1, 2, 3, 5):
+        one_by_one = case.run([[(0, 250)], *([[(0, 1)]] * 8), [(0, 251)], *([[(0, 1)]] * 8), [(0, 288)]], threads)
+        np.testing.assert_array_equal(one_by_one[0], whole)
