@@ -66,14 +66,24 @@ struct Span {
 template <int N>
 constexpr int kAtOnce = N <= 4 ? 2 : 1;
 
+// What will be read soon, a line of each for every head column scored: a head's part of a block is a few kilobytes, too
+// short for the CPU to foresee the next one.
+template <class T>
+struct Ahead {
+    const T *keys, *values;
+};
+
 // Scores of queries [first, first + N) with C vectors of slots, from `keys` on.
 template <int N, int C, class T>
-void score_slots(const State& s, int first, const T* keys, int64_t stride, int64_t head_dim, int64_t column) {
+void score_slots(const State& s, int first, const T* keys, int64_t stride, int64_t head_dim, int64_t column,
+                 Ahead<T> ahead) {
     F8 sums[N * C];
     QUIRE_UNROLL
     for (int j = 0; j < N * C; ++j) sums[j] = splat(0.0f);
     const float* q = s.q + first;
     for (int64_t d = 0; d < head_dim; ++d, keys += stride, q += kTileQueries) {
+        __builtin_prefetch(ahead.keys + d * stride);
+        __builtin_prefetch(ahead.values + d * stride);
         F8 k[C];
         for (int c = 0; c < C; ++c) k[c] = load(keys + c * kLanes);
         QUIRE_UNROLL
@@ -90,11 +100,15 @@ void score(const AttentionTile& t, const State& s, int first, const Span& span) 
     for (int64_t b = 0; b < span.num_blocks; ++b) {
         const T* keys = (const T*)t.pages->keys(t.block_table[span.first_block + b], t.layer, t.kv_head);
         const int64_t head_dim = t.pages->head_dim, num_slots = round_up(span.num_slots(b)), column = b * span.padded;
+        const int64_t last_block = t.last[t.num_queries - 1] / span.size;
+        const int64_t next = span.first_block + b < last_block ? span.first_block + b + 1 : last_block;
+        const Ahead<T> ahead{(const T*)t.pages->keys(t.block_table[next], t.layer, t.kv_head),
+                             (const T*)t.pages->values(t.block_table[span.first_block + b], t.layer, t.kv_head)};
         int64_t slot = 0;
         for (; slot + kWide <= num_slots; slot += kWide)
-            score_slots<N, kAtOnce<N>>(s, first, keys + slot, span.size, head_dim, column + slot);
+            score_slots<N, kAtOnce<N>>(s, first, keys + slot, span.size, head_dim, column + slot, ahead);
         for (; slot < num_slots; slot += kLanes)
-            score_slots<N, 1>(s, first, keys + slot, span.size, head_dim, column + slot);
+            score_slots<N, 1>(s, first, keys + slot, span.size, head_dim, column + slot, ahead);
     }
 }
 
@@ -160,22 +174,11 @@ void accumulate(const AttentionTile& t, const State& s, int first, const Span& s
     if (d < head_dim) accumulate_columns<N, 1, false, T>(t, s, first, span, d);
 }
 
-// A head's part of a block is a few kilobytes, too short for the CPU to foresee the next one.
-void prefetch(const uint8_t* data, size_t nbytes) {
-    for (size_t i = 0; i < nbytes; i += 64) __builtin_prefetch(data + i);
-}
-
 // Queries [first, first + N) meet one span.
 template <int N, class T>
 void visit(const AttentionTile& t, State& s, int first, const Span& span) {
-    const Pages& pages = *t.pages;
-    const int64_t next = span.first_block + span.num_blocks, end = t.last[t.num_queries - 1] / span.size + 1;
-    for (int64_t b = span.first_block; b < next; ++b)
-        prefetch(pages.values(t.block_table[b], t.layer, t.kv_head), pages.head_bytes());
     score<N, T>(t, s, first, span);
     for (int i = first; i < first + N; ++i) soften(t, s, i, span);
-    for (int64_t b = next; b < end && b < next + span.num_blocks; ++b)
-        prefetch(pages.keys(t.block_table[b], t.layer, t.kv_head), pages.head_bytes());
     accumulate<N, T>(t, s, first, span);
 }
 
