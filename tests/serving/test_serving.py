@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -80,7 +81,7 @@ FRANCE = [{"role": "user", "content": "Write one sentence about the sea."}]
 
 
 def test_the_line_it_prints_works(server: Server) -> None:
-    answer = json.loads(subprocess.run(server.curl, shell=True, check=True, capture_output=True).stdout)
+    answer = json.loads(subprocess.run(shlex.split(server.curl), check=True, capture_output=True).stdout)
     assert answer["choices"][0]["message"]["content"]
 
 

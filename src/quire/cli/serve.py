@@ -76,7 +76,8 @@ def make_parser() -> Parser:
 
 def announcement(address: str, model: str, options: ServerOptions) -> str:
     """The address, and a line to paste into another terminal."""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]}, ensure_ascii=False)
+    messages = [{"role": "user", "content": "Hello!"}]
+    body = json.dumps({"model": model, "max_tokens": 64, "messages": messages}, ensure_ascii=False)
     words = ["curl"]
     url = address
     if options.uds is not None:
