@@ -64,7 +64,7 @@ class EngineClient:
         except BaseException:
             await self.stop()
             raise
-        self._prompter = Prompter(self.tokenizer, capacity.max_model_len, self.options.seed)
+        self._prompter = Prompter(self.tokenizer, capacity.vocab_size, capacity.max_model_len, self.options.seed)
         self.info = ModelInfo(
             name=self.options.served_model_name or files.name,
             max_model_len=capacity.max_model_len,

@@ -55,7 +55,9 @@ class LLM:
         files = resolve_model(self.options.model, revision=self.options.revision)
         self.engine = Engine(local_executor(files.path, self.options), self.options)
         self.tokenizer = Tokenizer.load(Path(self.options.tokenizer) if self.options.tokenizer else files.path)
-        self._prompter = Prompter(self.tokenizer, self.engine.capacity.max_model_len, self.options.seed)
+        self._prompter = Prompter(
+            self.tokenizer, self.engine.capacity.vocab_size, self.engine.capacity.max_model_len, self.options.seed
+        )
         self._ids = (f"request-{number}" for number in itertools.count())
 
     def generate(

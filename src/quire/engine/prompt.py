@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 from quire.core.errors import BadRequest, PromptTooLong
@@ -15,8 +16,9 @@ from quire.text.tokenizer import Tokenizer
 class Prompter:
     """Renders, tokenizes and checks. What it lets through, the scheduler can serve."""
 
-    def __init__(self, tokenizer: Tokenizer, max_model_len: int, seed: int | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_model_len: int, seed: int | None = None) -> None:
         self.tokenizer = tokenizer
+        self.vocab_size = vocab_size  # the model's: a tokenizer may know more tokens than it, or fewer
         self.max_model_len = max_model_len
         self._seeds = random.Random(
             seed
@@ -44,12 +46,6 @@ class Prompter:
         """The prompt's ids, whichever way it was given."""
         if request.prompt_ids is not None:
             ids = request.prompt_ids
-            for token in ids:
-                if not 0 <= token < self.tokenizer.vocab_size:
-                    raise BadRequest(
-                        f"the prompt has token id {token}, and the vocabulary has {self.tokenizer.vocab_size}",
-                        param="prompt",
-                    )
         elif request.messages is not None:
             ids = self.tokenizer.encode(self.render(request), add_special_tokens=False)
         else:
@@ -59,6 +55,7 @@ class Prompter:
             ids = ids[-request.truncate_prompt_tokens :]
         if not ids:
             raise BadRequest("the prompt is empty", "give at least one token", param="prompt")
+        self._check_ids("prompt", ids)
         return ids
 
     def render(self, request: GenerateRequest) -> str:
@@ -75,19 +72,26 @@ class Prompter:
 
     def _complete(self, params: SamplingParams) -> SamplingParams:
         """With a seed, and with bad words as ids; token ids checked against the vocabulary."""
-        vocab_size = self.tokenizer.vocab_size
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
-            for token in getattr(params, name) or ():
-                if not 0 <= token < vocab_size:
-                    raise BadRequest(f"{name} has token id {token}, and the vocabulary has {vocab_size}", param=name)
+            self._check_ids(name, getattr(params, name) or ())
+        for sequence in params.bad_token_ids:
+            if not sequence:
+                raise BadRequest("bad_token_ids has an empty sequence", param="bad_token_ids")
+            self._check_ids("bad_token_ids", sequence)
         banned = list(params.bad_token_ids)
         for word in params.bad_words:
             for spelling in (word, " " + word.lstrip()):  # at the beginning of a text, and inside it
                 ids = self.tokenizer.encode(spelling, add_special_tokens=False)
+                self._check_ids("bad_words", ids)
                 if ids and ids not in banned:
                     banned.append(ids)
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         return replace(params, seed=seed, bad_token_ids=banned)
+
+    def _check_ids(self, name: str, ids: Iterable[int]) -> None:
+        for token in ids:
+            if not 0 <= token < self.vocab_size:
+                raise BadRequest(f"{name} has token id {token}, and the vocabulary has {self.vocab_size}", param=name)
 
     def _check_length(self, num_prompt: int, params: SamplingParams) -> None:
         num_output = params.max_tokens or 1

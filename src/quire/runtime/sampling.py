@@ -1,8 +1,5 @@
 """What a user wants drawn, as the sampler wants to know it."""
 
-from collections.abc import Iterable
-
-from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission
 from quire.ops.opset import RowParams
@@ -38,19 +35,3 @@ def _num_logprobs(params: SamplingParams) -> int:
         return params.logprobs
     ranked = params.beam_width is not None or (params.best_of or 0) > params.n  # completions are compared by logprob
     return 0 if ranked else -1
-
-
-def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Refuse, at submission, ids that the model's logits do not have. `Sampler.admit` takes them for our mistake."""
-    _check("logit_bias", params.logit_bias, vocab_size)
-    _check("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
-    for sequence in params.bad_token_ids:
-        if not sequence:
-            raise BadRequest("bad_token_ids has an empty sequence", param="bad_token_ids")
-        _check("bad_token_ids", sequence, vocab_size)
-
-
-def _check(name: str, ids: Iterable[int], vocab_size: int) -> None:
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise BadRequest(f"{name} has token {token}", f"ids are 0 to {vocab_size - 1}", param=name)

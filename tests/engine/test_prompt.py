@@ -1,0 +1,64 @@
+"""What the prompter lets through, the engine can serve."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.core.errors import BadRequest
+from quire.core.params import SamplingParams
+from quire.engine.generate import GenerateRequest
+from quire.engine.prompt import Prompter
+from quire.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Tokenizer:
+    return Tokenizer.load(tiny_model)
+
+
+def prepare(prompter: Prompter, prompt: str | list[int] = "quire", **params: Any) -> Any:
+    given = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_ids": prompt}
+    return prompter.prepare(GenerateRequest(id="r", params=SamplingParams(**params), **given))
+
+
+def test_a_token_the_model_lacks_is_refused_though_the_tokenizer_knows_it(tokenizer: Tokenizer) -> None:
+    last = tokenizer.id_of("z") or 0
+    small = Prompter(
+        tokenizer, vocab_size=last, max_model_len=64
+    )  # as when tokens were added and the model was not resized
+    prepare(small, [last - 1])
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("prompt", {"prompt": [last]}),
+        ("prompt", {"prompt": "z"}),
+        ("prompt", {"prompt": [-1]}),
+        ("logit_bias", {"logit_bias": {last: 1.0}}),
+        ("allowed_token_ids", {"allowed_token_ids": [last]}),
+        ("stop_token_ids", {"stop_token_ids": [last]}),
+        ("bad_token_ids", {"bad_token_ids": [[1, last]]}),
+        ("bad_words", {"bad_words": ["z"]}),
+    ]
+    for field, given in wrong:
+        with pytest.raises(BadRequest, match=f"{field} has token id (-1|{last})") as refused:
+            prepare(small, **given)
+        assert refused.value.param == field
+    with pytest.raises(BadRequest, match="empty sequence"):
+        prepare(small, bad_token_ids=[[]])
+
+
+def test_a_token_that_only_pads_the_models_vocabulary_is_taken(tokenizer: Tokenizer) -> None:
+    padded = Prompter(tokenizer, vocab_size=tokenizer.vocab_size + 8, max_model_len=64)
+    assert prepare(padded, [tokenizer.vocab_size + 7]).prompt_ids == [tokenizer.vocab_size + 7]
+
+
+def test_requests_without_a_seed_get_one_that_a_seeded_engine_repeats(tokenizer: Tokenizer) -> None:
+    seeds = [prepare(Prompter(tokenizer, 999, 64, seed=5)).params.seed for _ in range(2)]
+    assert seeds[0] == seeds[1] is not None
+    assert prepare(Prompter(tokenizer, 999, 64, seed=5), seed=7).params.seed == 7
+    other = Prompter(tokenizer, 999, 64)
+    assert prepare(other).params.seed != prepare(other).params.seed
+
+
+def test_bad_words_are_banned_at_the_start_and_inside_a_text(tokenizer: Tokenizer) -> None:
+    banned = prepare(Prompter(tokenizer, 999, 64), bad_words=["ab"]).params.bad_token_ids
+    assert banned == [tokenizer.encode("ab"), tokenizer.encode(" ab")]
