@@ -13,6 +13,7 @@
 #define QUIRE_JOIN(a, b) QUIRE_JOIN_(a, b)
 #define QUIRE_UNIT QUIRE_JOIN(QUIRE_UNIT_, QUIRE_ISA)
 
+// clang-format off: what a file says of its unit, the next one uses
 #if QUIRE_UNIT == 0
 #include "matrix_plain.h"
 #elif QUIRE_UNIT == 1
@@ -25,6 +26,11 @@
 #include "matrix_avx512.h"
 #include "matrix_vector.h"
 #endif
+#include "matrix_tiles.h"
+#if QUIRE_UNIT == 1
+#include "matrix_neon_panel.h"
+#endif
+// clang-format on
 
 namespace quire::QUIRE_ISA {
 
@@ -32,55 +38,30 @@ extern const MatrixKernels matrix_kernels;
 
 namespace {
 
-// Weights that stay in the second level cache while blocks of rows stream past them.
-constexpr int64_t kPanelBytes = 192 * 1024;
+#if QUIRE_UNIT != 1
+template <class Format>
+using Unpacked = InPlace<Format>;
+#endif
 
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// The product is cut into panels of tiles and blocks of kMaxRows rows. Threads take equal runs of (panel, block), the
-// blocks of a panel in turn: with few rows a panel is one tile, and each thread streams its part of the weights once.
-struct Cuts {
-    int64_t num_tiles, panel_tiles, num_panels, num_blocks;
+// A thread's rectangle of the product: its share of the tiles, for its share of the blocks of rows. Where tiles are few
+// for so many threads, some threads have the same tiles and different rows.
+struct Share {
+    int64_t first_tile, last_tile, first_block, last_block;
 
-    Cuts(const PackedMatrix& w, int64_t rows, int num_threads) {
-        num_tiles = w.num_tiles();
-        num_blocks = (rows + kMaxRows - 1) / kMaxRows;
-        panel_tiles = num_blocks == 1 ? 1 : kPanelBytes / w.tile_bytes();
-        if (panel_tiles < 1) panel_tiles = 1;
-        while (panel_tiles > 1 && num_tiles * num_blocks < 8 * num_threads * panel_tiles) panel_tiles /= 2;
-        num_panels = (num_tiles + panel_tiles - 1) / panel_tiles;
-        panel_tiles = (num_tiles + num_panels - 1) / num_panels;  // all alike: a thread may get just one of them
-        num_panels = (num_tiles + panel_tiles - 1) / panel_tiles;
+    Share(int64_t num_tiles, int64_t num_blocks, int thread, int num_threads) {
+        int row_parts = 1;
+        while (num_threads % (2 * row_parts) == 0 && 2 * row_parts <= num_blocks &&
+               num_tiles * row_parts < 8 * num_threads)
+            row_parts *= 2;
+        const int tile_parts = num_threads / row_parts, tile_part = thread / row_parts, row_part = thread % row_parts;
+        first_tile = num_tiles * tile_part / tile_parts;
+        last_tile = num_tiles * (tile_part + 1) / tile_parts;
+        first_block = num_blocks * row_part / row_parts;
+        last_block = num_blocks * (row_part + 1) / row_parts;
     }
 };
-
-template <class Format, int Rows>
-void multiply_block(const PackedMatrix& w, const Activations& a, int64_t first_tile, int64_t last_tile, float* out,
-                    int64_t out_stride) {
-    const int64_t tile_bytes = w.tile_bytes();
-    for (int64_t t = first_tile; t < last_tile; ++t) {
-        const uint8_t* tile = w.data + t * tile_bytes;
-        const int64_t first = t * kTileOutputs, count = min(kTileOutputs, w.num_outputs - first);
-        if (count == kTileOutputs) {
-            TileProduct<Format, Rows>::run(tile, a, w.num_inputs, out + first, out_stride);
-        } else {
-            float padded[Rows * kTileOutputs];
-            TileProduct<Format, Rows>::run(tile, a, w.num_inputs, padded, kTileOutputs);
-            for (int r = 0; r < Rows; ++r)
-                __builtin_memcpy(out + r * out_stride + first, padded + r * kTileOutputs,
-                                 size_t(count) * sizeof(float));
-        }
-    }
-}
-
-// As multiply_block, of a number of rows known only now.
-template <class Format, int Rows = kMaxRows>
-void multiply_rows(const PackedMatrix& w, const Activations& a, int64_t rows, int64_t first_tile, int64_t last_tile,
-                   float* out, int64_t out_stride) {
-    if constexpr (Rows > 1)
-        if (rows < Rows) return multiply_rows<Format, Rows - 1>(w, a, rows, first_tile, last_tile, out, out_stride);
-    multiply_block<Format, Rows>(w, a, first_tile, last_tile, out, out_stride);
-}
 
 struct Product {
     const PackedMatrix& w;
@@ -88,28 +69,63 @@ struct Product {
     int64_t rows;
     float* out;
     int64_t out_stride;
+    uint8_t* panel;
     int thread, num_threads;
 
     template <class Format>
     void visit() const {
-        const Cuts cuts(w, rows, num_threads);
-        const int64_t num_items = cuts.num_panels * cuts.num_blocks;
-        const int64_t first = num_items * thread / num_threads, last = num_items * (thread + 1) / num_threads;
-        const int64_t groups_per_row = w.num_inputs / kGroupInputs;
-        for (int64_t item = first; item < last; ++item) {
-            const int64_t tile = item / cuts.num_blocks * cuts.panel_tiles, row = item % cuts.num_blocks * kMaxRows;
-            Activations block = a;
-            block.x = a.x ? a.x + row * a.stride : nullptr;
-            block.groups = a.groups ? a.groups + row * groups_per_row : nullptr;
-            multiply_rows<Format>(w, block, min(kMaxRows, rows - row), tile,
-                                  min(cuts.num_tiles, tile + cuts.panel_tiles), out + row * out_stride, out_stride);
+        if (rows > kMaxTileRows)
+            multiply<Unpacked<Format>>();
+        else
+            multiply<InPlace<Format>>();
+    }
+
+    // Panel after panel of tiles, each small enough for the second level cache, meets all blocks of rows.
+    template <class Tiles>
+    void multiply() const {
+        const int64_t tile_bytes = Tiles::tile_bytes(w),
+                      max_tiles = tile_bytes < kPanelBytes ? kPanelBytes / tile_bytes : 1;
+        const Share share(w.num_tiles(), (rows + Tiles::max_rows - 1) / Tiles::max_rows, thread, num_threads);
+        const GroupOrder order(rows, kRowBlock, w.num_inputs);
+        const int64_t num_panels = (share.last_tile - share.first_tile + max_tiles - 1) / max_tiles;
+        for (int64_t p = 0; p < num_panels; ++p) {
+            const int64_t first = share.first_tile + (share.last_tile - share.first_tile) * p / num_panels;
+            const int64_t last = share.first_tile + (share.last_tile - share.first_tile) * (p + 1) / num_panels;
+            const uint8_t* tiles = Tiles::take(w, first, last, panel);
+            for (int64_t block = share.first_block; block < share.last_block; ++block) {
+                const int64_t row = block * Tiles::max_rows;
+                const Block mine{a.x ? a.x + row * a.stride : nullptr, a.stride,
+                                 a.groups ? a.groups + order.start(row) : nullptr, order.block_rows};
+                multiply_rows<Tiles>(tiles, first, last, mine, min(Tiles::max_rows, rows - row),
+                                     out + row * out_stride);
+            }
+        }
+    }
+
+    template <class Tiles, int Rows = Tiles::max_rows>
+    void multiply_rows(const uint8_t* tile, int64_t first_tile, int64_t last_tile, const Block& mine, int64_t count,
+                       float* to) const {
+        if constexpr (Rows > 1)
+            if (count < Rows) return multiply_rows<Tiles, Rows - 1>(tile, first_tile, last_tile, mine, count, to);
+        const int64_t tile_bytes = Tiles::tile_bytes(w);
+        for (int64_t t = first_tile; t < last_tile; ++t, tile += tile_bytes) {
+            const int64_t first = t * kTileOutputs, num_outputs = min(kTileOutputs, w.num_outputs - first);
+            if (num_outputs == kTileOutputs) {
+                Tiles::template multiply<Rows>(tile, mine, w.num_inputs, to + first, out_stride);
+            } else {
+                float padded[Rows * kTileOutputs];
+                Tiles::template multiply<Rows>(tile, mine, w.num_inputs, padded, kTileOutputs);
+                for (int r = 0; r < Rows; ++r)
+                    __builtin_memcpy(to + r * out_stride + first, padded + r * kTileOutputs,
+                                     size_t(num_outputs) * sizeof(float));
+            }
         }
     }
 };
 
-void multiply(const PackedMatrix& w, const Activations& a, int64_t rows, float* out, int64_t out_stride, int thread,
-              int num_threads) {
-    if (rows > 0) visit_format(w, Product{w, a, rows, out, out_stride, thread, num_threads});
+void multiply(const PackedMatrix& w, const Activations& a, int64_t rows, float* out, int64_t out_stride, uint8_t* panel,
+              int thread, int num_threads) {
+    if (rows > 0) visit_format(w, Product{w, a, rows, out, out_stride, panel, thread, num_threads});
 }
 
 // Codes are rounded to nearest, ties to even. A group below 2^-100 counts as zeros (127 / max would overflow); one with
@@ -146,12 +162,12 @@ void quantize_group(const float* __restrict x, QuantizedGroup& __restrict out) {
     out.unused = 0;
 }
 
-void quantize(const float* x, int64_t num_inputs, QuantizedGroup* groups) {
-    for (int64_t g = 0; g < num_inputs / kGroupInputs; ++g) quantize_group(x + g * kGroupInputs, groups[g]);
+void quantize(const float* x, int64_t num_inputs, QuantizedGroup* groups, int64_t stride) {
+    for (int64_t g = 0; g < num_inputs / kGroupInputs; ++g) quantize_group(x + g * kGroupInputs, groups[g * stride]);
 }
 
 }  // namespace
 
-const MatrixKernels matrix_kernels = {quantize, multiply};
+const MatrixKernels matrix_kernels = {kRowBlock, quantize, multiply};
 
 }  // namespace quire::QUIRE_ISA

@@ -13,6 +13,7 @@ struct Unit {
     using Int = __m256i;
     static constexpr int lanes = 8;
     static constexpr int max_rows = 4;
+    static constexpr int row_block = max_rows;
     static constexpr int int_vectors(int rows) { return rows == 1 ? 2 : 1; }
     static constexpr int float_vectors(int) { return 2; }
 

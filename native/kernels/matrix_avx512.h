@@ -16,6 +16,7 @@ struct Unit {
     using Int = __m512i;
     static constexpr int lanes = 16;
     static constexpr int max_rows = 8;
+    static constexpr int row_block = max_rows;
     static constexpr int int_vectors(int) { return 1; }
     static constexpr int float_vectors(int) { return 1; }
 

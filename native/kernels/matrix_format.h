@@ -52,6 +52,14 @@ void visit_format(const PackedMatrix& w, const Visitor& visitor) {
     }
 }
 
+// The rows that one call of a tile product takes.
+struct Block {
+    const float* x;  // [rows, num_inputs], rows `stride` floats apart
+    int64_t stride;
+    const QuantizedGroup* groups;  // those of group 0, row after row; the next group's are group_stride further on
+    int64_t group_stride;
+};
+
 // The factor of a group's offsets: the sum of its activations.
 template <class Format>
 QUIRE_INLINE const float* sum_of(const QuantizedGroup& x, int part) {

@@ -13,6 +13,7 @@ struct Unit {
     using Int = int32x4_t;
     static constexpr int lanes = 4;
     static constexpr int max_rows = 8;
+    static constexpr int row_block = 12;
     static constexpr int int_vectors(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 2 : 1; }
     static constexpr int float_vectors(int rows) { return rows <= 4 ? 4 : 2; }
 

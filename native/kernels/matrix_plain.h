@@ -7,7 +7,8 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
-constexpr int kMaxRows = 1;  // rows that tile_product takes at once
+constexpr int kRowBlock = 1;
+constexpr int kMaxTileRows = 1;  // rows that TileProduct takes at once
 
 template <bool Wide>
 inline float scale_at(const uint8_t* scales, int output) {
@@ -38,7 +39,7 @@ inline void dot_codes(const uint8_t* codes, const int8_t* x, int32_t* dots) {
 // out[o] = x . w[o] for one row of activations and the 16 outputs of a tile.
 template <class Format, int Rows>
 struct TileProduct {
-    static void run(const uint8_t* tile, const Activations& a, int64_t num_inputs, float* out, int64_t) {
+    static void run(const uint8_t* tile, const Block& a, int64_t num_inputs, float* out, int64_t) {
         float acc[kTileOutputs] = {};
         for (int64_t g = 0; g < num_inputs / kGroupInputs; ++g) {
             const QuantizedGroup& x = a.groups[g];
@@ -46,11 +47,11 @@ struct TileProduct {
                 int32_t dots[kTileOutputs] = {};
                 dot_codes<Format>(tile + Format::codes_at, x.codes + part * Format::group, dots);
                 for (int o = 0; o < kTileOutputs; ++o) {
-                    const int32_t dot = dots[o] - Format::zero * code_sum_of<Format>(x, part);
-                    acc[o] = __builtin_fmaf(float(dot) * scale_at<Format::wide>(tile, o), x.scale, acc[o]);
                     if (Format::has_offset)
                         acc[o] = __builtin_fmaf(scale_at<Format::wide>(tile + Format::offsets_at, o),
                                                 *sum_of<Format>(x, part), acc[o]);
+                    const int32_t dot = dots[o] - Format::zero * code_sum_of<Format>(x, part);
+                    acc[o] = __builtin_fmaf(float(dot) * scale_at<Format::wide>(tile, o), x.scale, acc[o]);
                 }
             }
         }
@@ -60,7 +61,7 @@ struct TileProduct {
 
 template <Layout Element, int Rows>
 struct TileProduct<FloatFormat<Element>, Rows> {
-    static void run(const uint8_t* tile, const Activations& a, int64_t num_inputs, float* out, int64_t) {
+    static void run(const uint8_t* tile, const Block& a, int64_t num_inputs, float* out, int64_t) {
         float acc[kTileOutputs] = {};
         for (int64_t k = 0; k < num_inputs; ++k) {
             for (int o = 0; o < kTileOutputs; ++o) {

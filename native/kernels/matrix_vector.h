@@ -15,7 +15,8 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
-constexpr int kMaxRows = Unit::max_rows;
+constexpr int kRowBlock = Unit::row_block;
+constexpr int kMaxTileRows = Unit::max_rows;
 
 template <bool Wide>
 QUIRE_INLINE Unit::Float load_scales(const uint8_t* scales, int output) {
@@ -28,33 +29,34 @@ struct TileProduct {
     static constexpr int kVectors = Unit::int_vectors(Rows);
     static constexpr int kOutputs = kVectors * Unit::lanes;
 
-    __attribute__((noinline)) static void run(const uint8_t* tile, const Activations& a, int64_t num_inputs, float* out,
+    __attribute__((noinline)) static void run(const uint8_t* tile, const Block& a, int64_t num_inputs, float* out,
                                               int64_t out_stride) {
         for (int first = 0; first < kTileOutputs; first += kOutputs)
-            run_outputs(tile, first, a.groups, num_inputs / kGroupInputs, out + first, out_stride);
+            run_outputs(tile, first, a, num_inputs / kGroupInputs, out + first, out_stride);
     }
 
-    QUIRE_INLINE static void run_outputs(const uint8_t* group, int first, const QuantizedGroup* x, int64_t num_groups,
+    QUIRE_INLINE static void run_outputs(const uint8_t* group, int first, const Block& block, int64_t num_groups,
                                          float* out, int64_t out_stride) {
+        const QuantizedGroup* x = block.groups;
         typename Unit::Float acc[Rows][kVectors];
         for (int r = 0; r < Rows; ++r)
             for (int v = 0; v < kVectors; ++v) acc[r][v] = Unit::zero();
-        for (const QuantizedGroup* end = x + num_groups; x != end; ++x) {
+        for (const QuantizedGroup* end = x + num_groups * block.group_stride; x != end; x += block.group_stride) {
             const QuantizedGroup* rows[Rows];
-            for (int r = 0; r < Rows; ++r) rows[r] = x + r * num_groups;
+            for (int r = 0; r < Rows; ++r) rows[r] = x + r;
             for (int part = 0; part < Format::parts; ++part, group += Format::group_bytes) {
                 for (int v = 0; v < kVectors; ++v) {
                     const int output = first + v * Unit::lanes;
                     typename Unit::Int dots[Rows];
                     Unit::template dot<Format, Rows>(group + Format::codes_at + 4 * output, rows, part, dots);
-                    const auto scales = load_scales<Format::wide>(group, output);
-                    for (int r = 0; r < Rows; ++r)
-                        acc[r][v] = Unit::fma_scalar(Unit::scaled(dots[r], scales), &rows[r]->scale, acc[r][v]);
                     if constexpr (Format::has_offset) {
                         const auto offsets = load_scales<Format::wide>(group + Format::offsets_at, output);
                         for (int r = 0; r < Rows; ++r)
                             acc[r][v] = Unit::fma_scalar(offsets, sum_of<Format>(*rows[r], part), acc[r][v]);
                     }
+                    const auto scales = load_scales<Format::wide>(group, output);
+                    for (int r = 0; r < Rows; ++r)
+                        acc[r][v] = Unit::fma_scalar(Unit::scaled(dots[r], scales), &rows[r]->scale, acc[r][v]);
                 }
             }
         }
@@ -76,13 +78,13 @@ struct TileProduct<FloatFormat<Element>, Rows> {
     static constexpr int kOutputs = kVectors * Unit::lanes;
     static constexpr int kBytes = FloatFormat<Element>::element_bytes;
 
-    __attribute__((noinline)) static void run(const uint8_t* tile, const Activations& a, int64_t num_inputs, float* out,
+    __attribute__((noinline)) static void run(const uint8_t* tile, const Block& a, int64_t num_inputs, float* out,
                                               int64_t out_stride) {
         for (int first = 0; first < kTileOutputs; first += kOutputs)
             run_outputs(tile + first * kBytes, a, num_inputs, out + first, out_stride);
     }
 
-    QUIRE_INLINE static void run_outputs(const uint8_t* weights, const Activations& a, int64_t num_inputs, float* out,
+    QUIRE_INLINE static void run_outputs(const uint8_t* weights, const Block& a, int64_t num_inputs, float* out,
                                          int64_t out_stride) {
         typename Unit::Float acc[Rows][kVectors];
         for (int r = 0; r < Rows; ++r)

@@ -12,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "buffer.h"
 #include "kernels.h"
 #include "pack.h"
 
@@ -117,8 +118,12 @@ FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) 
         refuse("x has %lld columns for %lld inputs", (long long)x.shape(1), (long long)num_inputs);
     if (num_threads < 1) refuse("%d threads", num_threads);
     FloatMatrix out = new_floats(rows, w.num_outputs);
-    const int64_t groups_per_row = w.is_integer() ? num_inputs / kGroupInputs : 0;
-    std::vector<QuantizedGroup> groups(size_t(rows * groups_per_row));
+    if (rows == 0) return out;
+    const MatrixKernels& matrix_kernels = kernels().matrix;
+    const GroupOrder order(rows, matrix_kernels.row_block, num_inputs);
+    std::vector<QuantizedGroup> groups(w.is_integer() ? size_t(order.size(rows)) : 0);
+    Buffer<uint8_t> panels;
+    panels.reserve(size_t(num_threads * kPanelBytes));
     const Activations a{x.data(), num_inputs, groups.data()};
     float* to = out.data();
     {
@@ -128,9 +133,12 @@ FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) 
             if (w.is_integer()) {
 #pragma omp for schedule(static)
                 for (int64_t r = 0; r < rows; ++r)
-                    kernels().matrix.quantize(a.x + r * num_inputs, num_inputs, groups.data() + r * groups_per_row);
+                    matrix_kernels.quantize(a.x + r * num_inputs, num_inputs, groups.data() + order.start(r),
+                                            order.block_rows);
             }
-            kernels().matrix.multiply(w, a, rows, to, w.num_outputs, omp_get_thread_num(), omp_get_num_threads());
+            const int thread = omp_get_thread_num();
+            matrix_kernels.multiply(w, a, rows, to, w.num_outputs, panels.get() + thread * kPanelBytes, thread,
+                                    omp_get_num_threads());
         }
     }
     return out;

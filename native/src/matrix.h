@@ -50,24 +50,44 @@ struct alignas(64) QuantizedGroup {
 };
 static_assert(sizeof(QuantizedGroup) == 64, "one cache line a group");
 
+// Quantized rows come in blocks: what the rows of a block have of one group lies together. A product of fewer rows than
+// a table's row_block is one block of that many.
+struct GroupOrder {
+    int64_t block_rows, num_groups;  // num_groups: of a row
+
+    GroupOrder(int64_t rows, int64_t row_block, int64_t num_inputs)
+        : block_rows(rows < row_block ? rows : row_block), num_groups(num_inputs / kGroupInputs) {}
+
+    // Where a row's first group lies; the next ones follow at distances of block_rows.
+    int64_t start(int64_t row) const { return row / block_rows * block_rows * num_groups + row % block_rows; }
+    // What `rows` rows take: the last block is whole.
+    int64_t size(int64_t rows) const { return (rows + block_rows - 1) / block_rows * block_rows * num_groups; }
+};
+
 // Rows of activations: integer layouts read `groups`, float layouts read `x`; the other may be null.
 struct Activations {
     const float* x;  // [rows, num_inputs], rows `stride` floats apart
     int64_t stride;
-    const QuantizedGroup* groups;  // [rows, num_inputs / 32], contiguous
+    const QuantizedGroup* groups;  // in the GroupOrder of these rows
 };
 
+// Memory a thread needs for a product of many rows.
+constexpr int64_t kPanelBytes = 256 * 1024;
+
 struct MatrixKernels {
-    // x [num_inputs], a multiple of 32 -> groups [num_inputs / 32]. The same bits in every table.
-    void (*quantize)(const float* x, int64_t num_inputs, QuantizedGroup* groups);
+    int64_t row_block;  // rows that are multiplied at once
+
+    // x [num_inputs], a multiple of 32 -> num_inputs / 32 groups, `stride` apart. The same bits in every table.
+    void (*quantize)(const float* x, int64_t num_inputs, QuantizedGroup* groups, int64_t stride);
 
     // out[r, o] = sum over inputs of x[r] * w[o], for rows [0, rows); this thread writes its share of the results, and
     // all threads together write each once. Summed in fp32 with fma, inputs ascending; for integer layouts by groups:
-    //   acc = fma(float(dot of codes) * w.scale, x.scale, acc)
     //   acc = fma(w.offset, x.sum, acc)                          where there are offsets
+    //   acc = fma(float(dot of codes) * w.scale, x.scale, acc)
     // So a result has the same bits in every table, whatever the other rows and however many threads.
+    // `panel`: kPanelBytes of this thread, at a cache line's boundary.
     void (*multiply)(const PackedMatrix& w, const Activations& a, int64_t rows, float* out, int64_t out_stride,
-                     int thread, int num_threads);
+                     uint8_t* panel, int thread, int num_threads);
 };
 
 }  // namespace quire

@@ -112,14 +112,16 @@ class Walk {
     void multiply(const Weight& w, const float* x, int64_t stride, int64_t num_rows, float* out, int64_t out_stride) {
         const Range rows = team_.share(num_rows);
         QuantizedGroup* groups = tape_.groups_.get();
+        const GroupOrder order(num_rows, kernels_.matrix.row_block, w.num_inputs);
         if (std::any_of(w.segments.begin(), w.segments.end(), [](const PackedMatrix& m) { return m.is_integer(); }))
             for (int64_t r = rows.first; r < rows.last; ++r)
-                kernels_.matrix.quantize(x + r * stride, w.num_inputs, groups + r * (w.num_inputs / kGroupInputs));
+                kernels_.matrix.quantize(x + r * stride, w.num_inputs, groups + order.start(r), order.block_rows);
         team_.barrier();
         const Activations a{x, stride, groups};
         int64_t column = 0;
         for (const PackedMatrix& segment : w.segments) {
-            kernels_.matrix.multiply(segment, a, num_rows, out + column, out_stride, team_.thread, team_.num_threads);
+            kernels_.matrix.multiply(segment, a, num_rows, out + column, out_stride,
+                                     tape_.panels_.get() + team_.thread * kPanelBytes, team_.thread, team_.num_threads);
             column += segment.num_outputs;
         }
         if (w.bias == nullptr) return;
@@ -214,11 +216,14 @@ class Walk {
 Tape::Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_threads)
     : pages_(pages), max_tokens_(max_tokens), num_threads_(num_threads) {
     arena_.reserve(arena_size);
+    panels_.reserve(num_threads * kPanelBytes);
     attention_scratch_.reserve(num_threads * attention_scratch(pages.head_dim, pages.block_size));
 }
 
 void Tape::add(Op op) {
-    const auto reserve = [&](const Weight& w) { groups_.reserve(max_tokens_ * (w.num_inputs / kGroupInputs)); };
+    const auto reserve = [&](const Weight& w) {
+        groups_.reserve(GroupOrder(max_tokens_, kernels().matrix.row_block, w.num_inputs).size(max_tokens_));
+    };
     if (auto* embedding = std::get_if<Embedding>(&op)) num_ids_ = std::min(num_ids_, embedding->num_rows);
     if (auto* linear = std::get_if<Linear>(&op)) reserve(linear->weight);
     if (auto* attention = std::get_if<Attention>(&op)) {

@@ -7,11 +7,10 @@
 
 #include <atomic>
 #include <cstdint>
-#include <memory>
-#include <new>
 #include <variant>
 #include <vector>
 
+#include "buffer.h"
 #include "dequantize.h"
 #include "kernels.h"
 #include "team.h"
@@ -95,23 +94,6 @@ struct Logits {
 
 using Op = std::variant<Embedding, RmsNorm, Linear, RopeAngles, Rope, WriteKV, Attention, SiluAndMul, Add, Logits>;
 
-// Uninitialised memory at a cache line's boundary; pages that are never touched cost nothing.
-template <class T>
-class Buffer {
- public:
-    void reserve(size_t n) {
-        if (n > size_) data_.reset(static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t(64)))), size_ = n;
-    }
-    T* get() const { return data_.get(); }
-
- private:
-    struct Free {
-        void operator()(T* p) const { ::operator delete(p, std::align_val_t(64)); }
-    };
-    std::unique_ptr<T, Free> data_;
-    size_t size_ = 0;
-};
-
 class Tape {
  public:
     // Weights, tables and pages must outlive the tape. The arena has `arena_size` floats.
@@ -136,6 +118,7 @@ class Tape {
     // Of the matrix product under way: its inputs, quantized; for logits, its input rows gathered.
     Buffer<QuantizedGroup> groups_;
     Buffer<float> gathered_;
+    Buffer<uint8_t> panels_;  // kPanelBytes for each thread
     Buffer<float> attention_scratch_;
     Buffer<float> findings_;  // of the parts of contexts, where these are shared among threads
     int64_t max_parts_ = 0;   // of the step under way

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <vector>
 
+#include "buffer.h"
 #include "kernels.h"
 #include "pack.h"
 #include "samples.h"
@@ -20,7 +21,7 @@ using namespace quire;
 using namespace quire::tests;
 
 constexpr int64_t kMaxTestRows = 64;
-constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 64};
+constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 17, 31, 64};
 constexpr int64_t kOutputs[] = {1, 7, 31, 33, 100};
 constexpr int64_t kInputs[] = {32, 64, 96, 256, 288, 1536};
 constexpr int64_t kFloatInputs[] = {1, 7, 32, 100, 257};
@@ -35,13 +36,11 @@ void check(bool ok, const char* what, const char* isa, const char* type, int64_t
                     (long long)inputs, (long long)rows);
 }
 
-// A case's inputs. Groups are quantized by the table in use.
 struct Case {
     const StorageInfo& info;
     int64_t outputs, inputs;
     Matrix matrix;
     std::vector<float> x;
-    std::vector<QuantizedGroup> groups;
 
     Case(const StorageInfo& type, int64_t num_outputs, int64_t num_inputs, Random& random)
         : info(type),
@@ -51,25 +50,41 @@ struct Case {
                  row_bytes(type.storage, inputs), outputs, inputs, nullptr),
           x(sample_activations(kMaxTestRows, inputs, random)) {}
 
-    void quantize() {
-        if (!matrix.packed().is_integer()) return;
-        groups.assign(size_t(kMaxTestRows * inputs / kGroupInputs), QuantizedGroup{});
+    // The first `rows` rows, quantized by the table in use.
+    std::vector<QuantizedGroup> quantize(int64_t rows) const {
+        if (!matrix.packed().is_integer()) return {};
+        const GroupOrder order(rows, kernels().matrix.row_block, inputs);
+        std::vector<QuantizedGroup> groups(size_t(order.size(rows)));
+        for (int64_t r = 0; r < rows; ++r)
+            kernels().matrix.quantize(x.data() + r * inputs, inputs, groups.data() + order.start(r), order.block_rows);
+        return groups;
+    }
+
+    // All rows, one after the other.
+    std::vector<QuantizedGroup> ordered_groups() const {
+        if (!matrix.packed().is_integer()) return {};
+        std::vector<QuantizedGroup> groups(size_t(kMaxTestRows * inputs / kGroupInputs));
         for (int64_t r = 0; r < kMaxTestRows; ++r)
-            kernels().matrix.quantize(x.data() + r * inputs, inputs, groups.data() + r * inputs / kGroupInputs);
+            kernels().matrix.quantize(x.data() + r * inputs, inputs, groups.data() + r * inputs / kGroupInputs, 1);
+        return groups;
     }
 
     // [rows, outputs + 3]; the last three of a row must come back as they were.
     std::vector<float> multiply(int64_t rows, int num_threads) const {
         std::vector<float> out(size_t(rows * (outputs + 3)), -7.0f);
+        const std::vector<QuantizedGroup> groups = quantize(rows);
         const Activations a{x.data(), inputs, groups.data()};
+        Buffer<uint8_t> panel;
+        panel.reserve(kPanelBytes);
         for (int t = 0; t < num_threads; ++t)
-            kernels().matrix.multiply(matrix.packed(), a, rows, out.data(), outputs + 3, t, num_threads);
+            kernels().matrix.multiply(matrix.packed(), a, rows, out.data(), outputs + 3, panel.get(), t, num_threads);
         return out;
     }
 };
 
 // Largest error of `out` against double precision, relative to the sum of the magnitudes of what was added up.
 double relative_error(const Case& c, const std::vector<float>& out) {
+    const std::vector<QuantizedGroup> groups = c.ordered_groups();
     std::vector<float> w(size_t(c.inputs));
     double worst = 0;
     for (int64_t o = 0; o < c.outputs; ++o) {
@@ -78,8 +93,8 @@ double relative_error(const Case& c, const std::vector<float>& out) {
             double sum = 0, magnitude = 1e-30;
             for (int64_t i = 0; i < c.inputs; ++i) {
                 double value = c.x[size_t(r * c.inputs + i)];
-                if (!c.groups.empty()) {
-                    const QuantizedGroup& group = c.groups[size_t((r * c.inputs + i) / kGroupInputs)];
+                if (!groups.empty()) {
+                    const QuantizedGroup& group = groups[size_t((r * c.inputs + i) / kGroupInputs)];
                     value = double(group.scale) * group.codes[i % kGroupInputs];
                 }
                 sum += value * w[size_t(i)];
@@ -98,8 +113,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {  // a
 
 void test_case(Case& c) {
     use_isa("plain");
-    c.quantize();
-    const std::vector<QuantizedGroup> groups = c.groups;
+    const std::vector<QuantizedGroup> groups = c.ordered_groups();
     const std::vector<float> expected = c.multiply(kMaxTestRows, 1);
     check(relative_error(c, expected) < 1e-5, "plain is near double precision", "plain", c.info.name, c.outputs,
           c.inputs, kMaxTestRows);
@@ -111,12 +125,11 @@ void test_case(Case& c) {
 
     for (const char* const* isa = available_isas(); *isa; ++isa) {
         use_isa(*isa);
-        c.quantize();
-        check(
-            groups.empty() || std::memcmp(groups.data(), c.groups.data(), groups.size() * sizeof(QuantizedGroup)) == 0,
-            "quantize", *isa, c.info.name, c.outputs, c.inputs, kMaxTestRows);
+        check(groups.empty() ||
+                  std::memcmp(groups.data(), c.ordered_groups().data(), groups.size() * sizeof(QuantizedGroup)) == 0,
+              "quantize", *isa, c.info.name, c.outputs, c.inputs, kMaxTestRows);
         for (int64_t rows : kRowCounts)
-            for (int num_threads : {1, 3})
+            for (int num_threads : {1, 2, 3})
                 check(same_bits(c.multiply(rows, num_threads), expected), "multiply", *isa, c.info.name, c.outputs,
                       c.inputs, rows);
     }
@@ -130,7 +143,6 @@ void test_non_finite() {
     c.x[2 * 64 + 40] = INFINITY;
     for (const char* const* isa = available_isas(); *isa; ++isa) {
         use_isa(*isa);
-        c.quantize();
         const std::vector<float> out = c.multiply(4, 1);
         bool ok = true;
         for (int64_t r = 0; r < 4; ++r)

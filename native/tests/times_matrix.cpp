@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "buffer.h"
 #include "kernels.h"
 #include "pack.h"
 #include "samples.h"
@@ -38,37 +39,40 @@ struct Model {
     }
 };
 
-double seconds_of_pass(const Model& model, const Activations& a, int64_t rows, float* out, int num_threads) {
+double seconds_of_pass(const Model& model, const Activations& a, int64_t rows, float* out, uint8_t* panels,
+                       int num_threads) {
     const auto start = std::chrono::steady_clock::now();
 #pragma omp parallel num_threads(num_threads)
     for (const auto& matrix : model.matrices) {
         const PackedMatrix& w = matrix->packed();
-        kernels().matrix.multiply(w, a, rows, out, w.num_outputs, omp_get_thread_num(), num_threads);
+        const int thread = omp_get_thread_num();
+        kernels().matrix.multiply(w, a, rows, out, w.num_outputs, panels + thread * kPanelBytes, thread, num_threads);
 #pragma omp barrier
     }
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 void print_model(const char* name, const Model& model) {
-    constexpr int64_t kMaxInputs = 1536, kMaxRows = 64;
+    constexpr int64_t kMaxInputs = 1536, kMaxRows = 512;
     Random random(2);
     const std::vector<float> x = sample_activations(kMaxRows, kMaxInputs, random);
-    std::vector<QuantizedGroup> groups(size_t(kMaxRows * kMaxInputs / kGroupInputs));
+    std::vector<QuantizedGroup> groups(size_t((kMaxRows + kernels().matrix.row_block) * kMaxInputs / kGroupInputs));
     std::vector<float> out(size_t(kMaxRows * kHead.outputs));
-    kernels().matrix.quantize(x.data(), kMaxRows * kMaxInputs, groups.data());
+    kernels().matrix.quantize(x.data(), kMaxRows * kMaxInputs, groups.data(), 1);
     const Activations a{x.data(), kMaxInputs, groups.data()};
-    const int max_threads = omp_get_max_threads();
-    for (int64_t rows : {1, 4, 16, 64})
-        for (int num_threads = 1; num_threads <= max_threads; num_threads *= 2) {
-            double best = 1e9;
-            for (int i = 0; i < (rows < 16 ? 20 : 5); ++i) {
-                const double seconds = seconds_of_pass(model, a, rows, out.data(), num_threads);
-                best = seconds < best ? seconds : best;
-            }
-            std::printf("%-8s %-18s %3lld rows %2d threads %9.2f ms %8.1f tokens/s %7.1f GB/s %7.1f GMAC/s\n",
-                        kernels().name, name, (long long)rows, num_threads, best * 1e3, double(rows) / best,
-                        model.bytes / best / 1e9, double(rows) * model.weights / best / 1e9);
+    const int num_threads = omp_get_max_threads();
+    Buffer<uint8_t> panels;
+    panels.reserve(num_threads * kPanelBytes);
+    for (int64_t rows : {1, 4, 8, 12, 32, 512}) {
+        double best = 1e9;
+        for (int i = 0; i < (rows < 16 ? 20 : 3); ++i) {
+            const double seconds = seconds_of_pass(model, a, rows, out.data(), panels.get(), num_threads);
+            best = seconds < best ? seconds : best;
         }
+        std::printf("%-8s %-18s %3lld rows %2d threads %9.2f ms %8.1f tokens/s %7.1f GB/s %7.1f GMAC/s\n",
+                    kernels().name, name, (long long)rows, num_threads, best * 1e3, double(rows) / best,
+                    model.bytes / best / 1e9, double(rows) * model.weights / best / 1e9);
+    }
 }
 
 }  // namespace

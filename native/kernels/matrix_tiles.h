@@ -1,0 +1,30 @@
+// Tiles as a product finds them. A policy of tiles, for matrices of one format, has
+//   max_rows                       rows that are multiplied at once
+//   tile_bytes(w)                  what a tile takes once it is taken
+//   take(w, first, last, panel)    the tiles [first, last), one after the other: in place, or made in `panel`
+//   multiply<Rows>(tile, activations, num_inputs, out, out_stride)
+#pragma once
+
+#include "matrix_format.h"
+
+namespace quire::QUIRE_ISA {
+namespace {
+
+template <class Format>
+struct InPlace {
+    static constexpr int max_rows = kMaxTileRows;
+
+    static int64_t tile_bytes(const PackedMatrix& w) { return w.tile_bytes(); }
+
+    static const uint8_t* take(const PackedMatrix& w, int64_t first_tile, int64_t, uint8_t*) {
+        return w.data + first_tile * w.tile_bytes();
+    }
+
+    template <int Rows>
+    static void multiply(const uint8_t* tile, const Block& a, int64_t num_inputs, float* out, int64_t out_stride) {
+        TileProduct<Format, Rows>::run(tile, a, num_inputs, out, out_stride);
+    }
+};
+
+}  // namespace
+}  // namespace quire::QUIRE_ISA
