@@ -9,6 +9,7 @@
 #define QUIRE_UNIT_isa_dotprod 1
 #define QUIRE_UNIT_isa_avx2 2
 #define QUIRE_UNIT_isa_avx512 3
+#define QUIRE_UNIT_isa_avxvnni 4
 #define QUIRE_JOIN_(a, b) a##b
 #define QUIRE_JOIN(a, b) QUIRE_JOIN_(a, b)
 #define QUIRE_UNIT QUIRE_JOIN(QUIRE_UNIT_, QUIRE_ISA)
@@ -24,6 +25,9 @@
 #include "matrix_vector.h"
 #elif QUIRE_UNIT == 3
 #include "matrix_avx512.h"
+#include "matrix_vector.h"
+#elif QUIRE_UNIT == 4
+#include "matrix_avxvnni.h"
 #include "matrix_vector.h"
 #endif
 #include "matrix_tiles.h"
@@ -82,8 +86,10 @@ struct Cut {
     }
 
     // At once, of many quantized rows: kRowBlock of them lie together.
-    static constexpr int64_t kQuantizedRows = kRowBlock % Tiles::max_rows == 0 ? int64_t(Tiles::max_rows) : kRowBlock / 2;
-    static_assert(kQuantizedRows <= Tiles::max_rows && kRowBlock % kQuantizedRows == 0, "a block is within one of theirs");
+    static constexpr int64_t kQuantizedRows =
+        kRowBlock % Tiles::max_rows == 0 ? int64_t(Tiles::max_rows) : kRowBlock / 2;
+    static_assert(kQuantizedRows <= Tiles::max_rows && kRowBlock % kQuantizedRows == 0,
+                  "a block is within one of theirs");
 };
 
 // A thread's rectangle of the product.
@@ -133,14 +139,14 @@ struct Product {
                       num_panels = parts_of(num_bundles, max_bundles);
         for (int64_t p = 0; p < num_panels; ++p) {
             const int64_t first = kBundle * (share.first_bundle + num_bundles * p / num_panels);
-            const int64_t last = min(w.num_tiles(), kBundle * (share.first_bundle + num_bundles * (p + 1) / num_panels));
+            const int64_t last =
+                min(w.num_tiles(), kBundle * (share.first_bundle + num_bundles * (p + 1) / num_panels));
             const uint8_t* tiles = Tiles::take(w, first, last, panel);
             for (int64_t block = share.first_block; block < share.last_block; ++block) {
                 const int64_t row = block * cut.block_rows;
                 const Block mine{a.x ? a.x + row * a.stride : nullptr, a.stride,
                                  a.groups ? a.groups + order.start(row) : nullptr, order.block_rows};
-                multiply_rows<Tiles>(tiles, first, last, mine, min(cut.block_rows, rows - row),
-                                     out + row * out_stride);
+                multiply_rows<Tiles>(tiles, first, last, mine, min(cut.block_rows, rows - row), out + row * out_stride);
             }
         }
     }

@@ -8,9 +8,6 @@
 
 #include "matrix_format.h"
 
-// Before a loop over vectors that must stay in registers.
-#define QUIRE_UNROLL _Pragma("GCC unroll 16")
-
 namespace quire::QUIRE_ISA {
 namespace {
 
@@ -37,7 +34,8 @@ struct Unit {
         return _mm512_fmadd_ps(a, _mm512_set1_ps(*b), c);
     }
     // Dot products start at the bits of 1.5 * 2^23, where floats count by ones: a multiply-add with an addend that all
-    // rows share then converts and scales at once. Both are exact: a dot product is below 2^22, and a scale has few bits.
+    // rows share then converts and scales at once. Both are exact: a dot product is below 2^22, and a scale has few
+    // bits.
     static constexpr float kCounter = 0x1.8p23f;
     static constexpr int32_t kCounterBits = 0x4b400000;
     QUIRE_INLINE static Float scaled(Int dots, Float scales) {

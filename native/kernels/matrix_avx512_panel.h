@@ -41,8 +41,7 @@ struct Avx512Panel {
     static constexpr int max_rows = 6, kTiles = 2;  // the register tile
 
     static constexpr int scales_at = kTileOutputs * Format::group, counters_at = scales_at + 64,
-                         offsets_at = counters_at + 64,
-                         group_bytes = Format::has_offset ? offsets_at + 64 : offsets_at;
+                         offsets_at = counters_at + 64, group_bytes = Format::has_offset ? offsets_at + 64 : offsets_at;
 
     static int64_t tile_bytes(int64_t num_inputs) { return num_inputs / Format::group * group_bytes; }
     static int64_t tile_bytes(const PackedMatrix& w) { return tile_bytes(w.num_inputs); }

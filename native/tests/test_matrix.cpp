@@ -21,8 +21,8 @@ using namespace quire;
 using namespace quire::tests;
 
 constexpr int64_t kMaxTestRows = 64;
-constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 17, 31,
-                                   49, 50, 51, 53, 54, 55, 56, 57, 58, 59, 64};
+constexpr int64_t kRowCounts[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13,
+                                  17, 31, 49, 50, 51, 53, 54, 55, 56, 57, 58, 59, 64};
 constexpr int64_t kOutputs[] = {1, 7, 31, 33, 100};
 constexpr int64_t kInputs[] = {32, 64, 96, 256, 288, 1536};
 constexpr int64_t kFloatInputs[] = {1, 7, 32, 100, 257};

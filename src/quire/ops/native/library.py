@@ -15,7 +15,7 @@ __all__ = ["available_isas", "isa", "native", "use_isa"]
 
 
 def isa() -> str:
-    """The instruction set whose kernels run: `plain`, `dotprod`, `avx2` or `avx512`."""
+    """The instruction set whose kernels run: `plain`, `dotprod`, `avx2`, `avxvnni` or `avx512`."""
     return str(native.isa())
 
 
