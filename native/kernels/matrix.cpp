@@ -19,6 +19,7 @@
 #elif QUIRE_UNIT == 1
 #include "matrix_neon.h"
 #include "matrix_vector.h"
+#include "matrix_neon_few.h"
 #elif QUIRE_UNIT == 2
 #include "matrix_avx2.h"
 #include "matrix_vector.h"
