@@ -67,6 +67,7 @@ class Running:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
+        psutil.wait_procs(left, SECONDS_TO_END)
         self.process.wait()
 
 

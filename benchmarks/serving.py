@@ -94,7 +94,7 @@ def first_token(url: str, engine: Running, prose: list[int]) -> float:
             return run_load(url, [ask], 1).answers[0].came[0]
         except LoadFailed as failure:  # not listening yet, or still loading
             refusal = failure
-            time.sleep(0.02)
+            time.sleep(max(0.01, (time.perf_counter() - engine.started) / 100))  # asking takes time from starting
     raise EngineDied(f"no token within {SECONDS_TO_START:.0f} s, lastly {refusal}\n{engine.said()}")
 
 
