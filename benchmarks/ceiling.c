@@ -1,4 +1,4 @@
-// What this machine can do at best: bytes read from memory and int8 products summed, in a second, by all threads together.
+// The best this machine can do: bytes read from memory, and int8 products summed, in a second, by all threads together.
 //
 //     cc -O3 -march=native -pthread benchmarks/ceiling.c -o ceiling && ./ceiling 2
 //
@@ -86,7 +86,9 @@ static void multiply_all(void) {
     memset(&a, 1, sizeof a);
     memset(&b, 1, sizeof b);
 #define ZERO(j) Sums sums##j = {0};
-#define STEP(j) __asm__ volatile("" : IN_REGISTER(sums##j)); sums##j = MULTIPLY_ADD(sums##j, a, b);  // none is left out
+#define STEP(j)                                                                                             \
+    __asm__ volatile("" : IN_REGISTER(sums##j), IN_REGISTER(a)); /* nothing is known before, or left out */ \
+    sums##j = MULTIPLY_ADD(sums##j, a, b);
 #define KEEP(j) sink += (uint64_t)sums##j[0];
     EACH_CHAIN(ZERO)
     for (long i = 0; i < ROUNDS; i++) {

