@@ -1,7 +1,7 @@
 """Measured figures, engines side by side."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 OURS = "quire"
@@ -30,17 +30,18 @@ class Row:
         return theirs / ours if self.less_is_better else ours / theirs
 
     def cell(self, engine: str) -> str:
-        """Median, lowest and highest, and the share of the machine's ceiling that the median is."""
+        """Median, lowest and highest."""
         if engine not in self.rounds:
             return "-"
         figures = self.rounds[engine]
         digits = _digits(self.median(engine))
-        text = f"{self.median(engine):.{digits}f}"
-        if len(figures) > 1:
-            text += f" ({min(figures):.{digits}f} - {max(figures):.{digits}f})"
-        if engine in self.per_unit:
-            text += f" {self.median(engine) * self.per_unit[engine]:4.0%}"
-        return text
+        spread = f" ({min(figures):.{digits}f} - {max(figures):.{digits}f})" if len(figures) > 1 else ""
+        return f"{self.median(engine):.{digits}f}{spread}"
+
+    def share(self, engine: str) -> str:
+        """Of the machine's ceiling, what the median is."""
+        known = engine in self.rounds and engine in self.per_unit
+        return f"{self.median(engine) * self.per_unit[engine]:.0%}" if known else ""
 
 
 @dataclass(slots=True)
@@ -58,10 +59,11 @@ class Section:
         return self.rows[-1]
 
 
-def render(sections: Iterable[Section], engines: Sequence[str]) -> str:
+def render(sections: Sequence[Section], engines: Sequence[str]) -> str:
     """One table; behind the engines' columns, how many times better ours is than each peer."""
     peers = [engine for engine in engines if engine != OURS] if OURS in engines else []
-    lines = [["", *engines, *(f"{OURS} : {peer}" for peer in peers)]]
+    width = 5 if any(row.per_unit for section in sections for row in section.rows) else 0  # of the shares
+    lines = [["", *(f"{engine}{'':{width}}" for engine in engines), *(f"{OURS} : {peer}" for peer in peers)]]
     for section in sections:
         lines += [[], [section.title]]
         for row in section.rows:
@@ -69,7 +71,7 @@ def render(sections: Iterable[Section], engines: Sequence[str]) -> str:
             lines.append(
                 [
                     f"  {row.name}",
-                    *(row.cell(engine) for engine in engines),
+                    *(f"{row.cell(engine)}{row.share(engine):>{width}}" for engine in engines),
                     *("-" if lead is None else f"{lead:.2f}x" for lead in leads),
                 ]
             )

@@ -13,9 +13,9 @@ def section() -> Section:
 
 def test_cells_have_median_spread_and_share() -> None:
     row = section().row("tokens/s")
-    assert row.cell("quire") == "400 (380 - 420)  50%"
-    assert row.cell("peer") == "100 (90 - 130)"
-    assert row.cell("absent") == "-"
+    assert (row.cell("quire"), row.share("quire")) == ("400 (380 - 420)", "50%")
+    assert (row.cell("peer"), row.share("peer")) == ("100 (90 - 130)", "")
+    assert (row.cell("absent"), row.share("absent")) == ("-", "")
 
 
 def test_a_lead_above_one_is_ours_whichever_way_is_better() -> None:
