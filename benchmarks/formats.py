@@ -10,12 +10,14 @@ FORMATS = ("Q4_0", "Q8_0", "Q4_K_M", "F16")
 
 
 def twins(source: Path, formats: list[str], llama_python: Path) -> list[Path]:
-    """`source` itself, then its twins."""
-    return [source, *(twin(source, name, llama_python) for name in formats)] if llama_python.exists() else [source]
+    """`source` itself, then its twins in llama.cpp's formats of those names."""
+    if formats and not llama_python.exists():
+        progress(f"{', '.join(formats)} are left out: llama.cpp makes these files, and there is no {llama_python}")
+        return [source]
+    return [source, *(_twin(source, name, llama_python) for name in formats)]
 
 
-def twin(source: Path, name: str, llama_python: Path) -> Path:
-    """`source` in llama.cpp's format of that name, from its dequantized weights."""
+def _twin(source: Path, name: str, llama_python: Path) -> Path:
     kept = _kept(source, f"{source.name.removesuffix('.gguf')}-as-{name}.gguf")
     if not kept.exists():
         progress(f"making {kept.relative_to(ROOT)}")

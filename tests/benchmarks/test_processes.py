@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 from benchmarks.engines import Command
-from benchmarks.processes import EngineDied, MemoryWatch, running
+from benchmarks.processes import ROOT, EngineDied, MemoryWatch, running
 from benchmarks.workers import worker
 
 # Starts a child in a session of its own, which ignores SIGTERM, and says its number.
@@ -49,7 +49,7 @@ def test_memory_counts_what_is_used() -> None:
 def test_an_interrupted_run_leaves_no_server(default_model: object) -> None:
     """SIGTERM to the whole benchmark while a server is up."""
     words = [sys.executable, "-m", "benchmarks.serving", "--engines", "quire", "--rounds", "1"]
-    run = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     root, family = psutil.Process(run.pid), []
     end = time.monotonic() + 30
     while len(family) < 2 and time.monotonic() < end:  # the server, and its engine
