@@ -38,15 +38,9 @@ class Engines:
             return self._command(sys.executable, "-m", "benchmarks.peers.quire_speed", model, *self._threads())
         if name == "llama.cpp":
             return self._command(self.llama_python, "-m", "benchmarks.peers.llama_cpp_speed", model, *self._threads())
-        words: list[str | Path] = [
-            self.vllm_python,
-            "-m",
-            "benchmarks.peers.vllm_speed",
-            model,
-            "--dtype",
-            self.vllm_dtype,
-        ]
-        return self._vllm(words, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+        dtype = ["--dtype", self.vllm_dtype]
+        in_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        return self._vllm(self.vllm_python, "-m", "benchmarks.peers.vllm_speed", model, *dtype, **in_process)
 
     def server(self, name: str, model: Path, port: int) -> Command:
         """A server with OpenAI's /v1/completions on 127.0.0.1."""
@@ -61,8 +55,9 @@ class Engines:
             threads = [*self._threads(), "--threads-batch", str(self.threads)]
             return self._command(self.llama_server, "--model", model, *where, *slots, *threads)
         limits = ["--max-model-len", str(SERVED_LENGTH), "--dtype", self.vllm_dtype]
-        words = [self.vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, *where, *limits]
-        return self._vllm(words)
+        return self._vllm(
+            self.vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, *where, *limits
+        )
 
     def versions(self) -> dict[str, str]:
         """Of the peers' packages."""
@@ -81,7 +76,7 @@ class Engines:
     def _command(self, *words: str | Path) -> Command:
         return Command(list(words), {})
 
-    def _vllm(self, words: list[str | Path], **more: str) -> Command:
+    def _vllm(self, *words: str | Path, **more: str) -> Command:
         """vLLM takes its threads from the cores it is bound to; by itself it would leave one core unused."""
         cores = sorted(os.sched_getaffinity(0))[: self.threads]
         environment = {
@@ -92,7 +87,7 @@ class Engines:
             # the environment's own programs (ninja) come first, as when it is activated
             "PATH": f"{self.vllm_python.parent}:{os.environ['PATH']}",
         }
-        return Command(words, {**environment, **more})
+        return Command(list(words), {**environment, **more})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
