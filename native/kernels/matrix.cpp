@@ -75,7 +75,7 @@ struct Product {
 
     template <class Format>
     void visit() const {
-        if (rows > kMaxTileRows)
+        if (rows > InPlace<Format>::max_rows)
             multiply<Unpacked<Format>>();
         else
             multiply<InPlace<Format>>();

@@ -12,7 +12,7 @@ namespace {
 
 template <class Format>
 struct InPlace {
-    static constexpr int max_rows = kMaxTileRows;
+    static constexpr int max_rows = kMaxTileRows<Format>;
 
     static int64_t tile_bytes(const PackedMatrix& w) { return w.tile_bytes(); }
 
