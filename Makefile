@@ -1,9 +1,10 @@
 # make serve   build Quire, fetch the default model, serve it        make test    all tests
-# make check   format, lint, types, import rules                     make bench   speed of this machine
+# make check   format, lint, types, import rules                     make bench   Quire beside its peers
 #
 # .venv        what a user gets: no torch, no compiler needed to run
 # .venv-dev    tests, linters and the libraries that results are compared with
 # .venv-llama  llama.cpp, for make bench
+# .venv-vllm   vLLM, for make bench
 
 PYTHON ?= python3
 MODEL ?=
@@ -12,11 +13,22 @@ PORT ?= 8000
 
 SERVING := .venv/.installed
 DEVELOPING := .venv-dev/.installed
-LLAMA := .venv-llama/.installed
+
+# What make bench compares with: installed into .venv-llama and .venv-vllm unless other places are named.
+LLAMA_VERSION := 0.3.36
+VLLM_VERSION := 0.32.0
+LLAMA_PYTHON ?= .venv-llama/bin/python
+LLAMA_SERVER ?= .venv-llama/bin/llama-server
+VLLM_PYTHON ?= .venv-vllm/bin/python
+LLAMA := .venv-llama/.installed-$(LLAMA_VERSION)
+VLLM := .venv-vllm/.installed-$(VLLM_VERSION)
+PEERS := $(if $(filter .venv-llama/%,$(LLAMA_PYTHON) $(LLAMA_SERVER)),$(LLAMA)) \
+	$(if $(filter .venv-vllm/%,$(VLLM_PYTHON)),$(VLLM))
+
 NATIVE := $(shell find native -type f) CMakeLists.txt pyproject.toml
 PACKAGE := $(shell find src -type f -name '*.py')
 
-.PHONY: serve test check format bench clean
+.PHONY: serve test check format bench bench-parts clean
 
 serve: $(SERVING)
 	@.venv/bin/quire serve $(MODEL) --host $(HOST) --port $(PORT)
@@ -39,9 +51,14 @@ format: $(DEVELOPING)
 	.venv-dev/bin/ruff check --fix .
 	.venv-dev/bin/clang-format -i $(shell find native -name '*.cpp' -o -name '*.h')
 
-bench: $(DEVELOPING) $(LLAMA)
+bench: $(DEVELOPING) $(PEERS)
 	@.venv-dev/bin/quire pull
-	.venv-dev/bin/python -m benchmarks --llama-python .venv-llama/bin/python
+	.venv-dev/bin/python -m benchmarks --llama-python $(LLAMA_PYTHON) --llama-server $(LLAMA_SERVER) \
+		--vllm-python $(VLLM_PYTHON) $(ARGS)
+
+bench-parts: $(DEVELOPING)
+	@.venv-dev/bin/quire pull
+	.venv-dev/bin/python -m benchmarks.parts --llama-python $(LLAMA_PYTHON)
 
 $(SERVING): $(NATIVE) $(PACKAGE)
 	@$(PYTHON) tools/check_build.py
@@ -60,10 +77,14 @@ $(DEVELOPING): $(NATIVE)
 	@touch $@
 
 $(LLAMA):
-	@test -x .venv-llama/bin/python || $(PYTHON) -m venv .venv-llama
 	@echo "building llama.cpp into .venv-llama, to compare with (a quarter of an hour on two cores)" >&2
-	@.venv-llama/bin/python -m pip install --quiet --disable-pip-version-check llama-cpp-python numpy
+	@PYTHON=$(PYTHON) benchmarks/peers/install_llama.sh .venv-llama $(LLAMA_VERSION)
+	@touch $@
+
+$(VLLM):
+	@echo "installing vLLM into .venv-vllm, to compare with (2 GB)" >&2
+	@PYTHON=$(PYTHON) benchmarks/peers/install_vllm.sh .venv-vllm $(VLLM_VERSION) 2.13.0
 	@touch $@
 
 clean:
-	rm -rf build .venv .venv-dev .venv-llama
+	rm -rf build .venv .venv-dev .venv-llama .venv-vllm

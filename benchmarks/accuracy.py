@@ -11,10 +11,10 @@ import json
 import math
 import pydoc_data.topics
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import ROOT
 from quire import LLM, SamplingParams
 from quire.engine.sources import resolve_model
 
@@ -51,10 +51,8 @@ def by_quire(llm: LLM, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_llama(python: str, path: str, job: dict[str, Any]) -> dict[str, Any]:
-    script = Path(__file__).parent / "peers" / "llama_cpp_speed.py"
-    done = subprocess.run(
-        [python, str(script), "accuracy", path], input=json.dumps(job), check=True, capture_output=True, text=True
-    )
+    words = [python, "-m", "benchmarks.peers.llama_cpp_accuracy", path]
+    done = subprocess.run(words, input=json.dumps(job), cwd=ROOT, check=True, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -125,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

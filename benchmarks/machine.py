@@ -6,7 +6,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
+
+from benchmarks.processes import progress
 from quire import __version__
+
+IDLE = 0.05  # of all cores, what others may use without spoiling a measurement
 
 
 def describe() -> dict[str, Any]:
@@ -34,3 +39,10 @@ def _commit() -> str:
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
+
+
+def note_others(what: str, seconds: float = 0.5) -> float:
+    """Say what is measured next, and what share of this machine somebody else is using; a share from 0 to 1."""
+    busy: float = psutil.cpu_percent(seconds) / 100
+    progress(what if busy <= IDLE else f"{what} (others use {busy:.0%} of this machine: the figures will be too low)")
+    return busy

@@ -48,7 +48,7 @@ def microseconds_a_row(params: dict[str, float], logits: Float32, threads: int, 
         start = time.perf_counter()
         sampler.draw(logits, range(rows))
         best = min(best, time.perf_counter() - start)
-    return best / rows * 1e6
+    return float(best / rows * 1e6)
 
 
 def main() -> None:

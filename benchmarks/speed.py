@@ -1,106 +1,100 @@
-"""How fast a model runs, beside llama.cpp in the same run.
+"""How fast a model runs in one process, beside its peers in the same run.
 
-    python -m benchmarks.speed [MODEL.gguf] [--llama-python .venv-llama/bin/python] [--json results.json]
+    python -m benchmarks.speed                                  the default model; peers not installed are skipped
+    python -m benchmarks.speed --engines quire --rounds 1       a quick look
+    python -m benchmarks.speed --formats Q4_0 Q8_0 Q4_K_M F16   the file's twins too, made by llama.cpp
+    python -m benchmarks.speed MODEL.gguf --json results.json
 
-Prefill and decode are measured apart: the tokens of steps that only compute a prompt, and of steps in which every
-sequence gains one token. Engines take turns, round by round; the table shows medians and the spread."""
+Engines take turns, case by case and round by round; the table shows medians, the lowest and the highest, and what
+share of this machine's memory bandwidth (decode 1) or of its int8 peak (prefill 512, decode 32) that is. vLLM runs the
+dequantized weights of the first file, and its share of the bandwidth is counted with those."""
 
 import argparse
-import json
-import statistics
-import subprocess
-import sys
-import time
+from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
-
-from benchmarks.machine import describe
-from quire import LLM, SamplingParams
+from benchmarks import engines as known
+from benchmarks.cases import CASES, Case
+from benchmarks.ceilings import Ceilings, Work, measure_ceilings, work_of
+from benchmarks.engines import Engines
+from benchmarks.formats import FORMATS, float_checkpoint, twins
+from benchmarks.machine import note_others
+from benchmarks.processes import EngineDied, interruptible, progress
+from benchmarks.report import Report
+from benchmarks.table import Section
+from benchmarks.workers import worker
 from quire.engine.sources import resolve_model
 
-Rates = dict[str, list[float]]  # tokens a second, one for each repeat
+WARM_UP = Case("warm-up", 32, 16, 4, "whole")
 
 
-def quire_speed(path: str, threads: int | None, repeats: int) -> Rates:
-    llm = LLM(path, enable_prefix_caching=False, threads=threads, max_num_seqs=32, max_model_len=1024)
-    rng = np.random.default_rng(0)
-    rates: Rates = {"prefill 512": [], "decode 1": [], "decode 32": []}
-    for _ in range(repeats + 1):
-        rates["prefill 512"].append(_rate(llm, rng, num_seqs=1, prompt=512, output=1, decode=False))
-        rates["decode 1"].append(_rate(llm, rng, num_seqs=1, prompt=16, output=65, decode=True))
-        rates["decode 32"].append(_rate(llm, rng, num_seqs=32, prompt=16, output=17, decode=True))
-    return {name: found[1:] for name, found in rates.items()}  # the first round warms up
+def measure_speed(
+    engines: Engines, path: Path, rounds: int, ceilings: Ceilings | None, with_vllm: bool = True
+) -> Section:
+    """Every engine's rates on one file."""
+    section = Section(f"{path.name}: tokens/s, one process")
+    models = {name: path for name in engines.names if name != "vllm" or with_vllm}
+    if "vllm" in models:
+        models["vllm"] = float_checkpoint(path)
+    with ExitStack() as stack:
+        workers = {}
+        for name, model in models.items():
+            progress(f"{path.name}: {name} loads")
+            try:
+                workers[name] = stack.enter_context(worker(engines.speed(name, model)))
+                workers[name].measure(WARM_UP, seed=0)
+            except EngineDied as failure:
+                progress(f"{name} fails, and has no figures here: {failure}")
+                workers.pop(name, None)
+        for number in range(1, rounds + 1):
+            section.others.append(note_others(f"{path.name}: round {number} of {rounds}"))
+            for case in CASES:
+                for name, engine in workers.items():
+                    section.row(case.name).add(name, engine.measure(case, seed=number))
+    if ceilings:
+        for name, model in models.items():
+            work = work_of(model)
+            for case in CASES:
+                if (share := share_per_token(case, work, ceilings)) is not None:
+                    section.row(case.name).per_unit[name] = share
+    return section
 
 
-def _rate(llm: LLM, rng: np.random.Generator, *, num_seqs: int, prompt: int, output: int, decode: bool) -> float:
-    from quire.engine.generate import GenerateRequest
-
-    params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
-    for number in range(num_seqs):
-        ids = rng.integers(100, llm.tokenizer.vocab_size - 100, prompt).tolist()
-        llm._submit(GenerateRequest(id=f"{number}", params=params, prompt_ids=ids))
-    tokens, seconds = 0, 0.0
-    while llm.engine.has_work:
-        begin = time.perf_counter()
-        llm.engine.step()
-        elapsed = time.perf_counter() - begin
-        record = llm.engine.record
-        assert record is not None
-        if decode == (record.num_tokens == record.num_drawn == num_seqs):
-            tokens += record.num_tokens
-            seconds += elapsed
-    return tokens / seconds
+def share_per_token(case: Case, work: Work, ceilings: Ceilings) -> float | None:
+    """What one token a second takes of the bandwidth, or of the int8 peak; None where neither bounds the case."""
+    if case.counts == "whole":
+        return None
+    if case.num_seqs == 1 and case.counts == "decode":
+        context = case.num_prompt + case.num_output / 2
+        return (work.weight_bytes + work.kv_bytes * context) / (ceilings.gigabytes * 1e9)
+    if not ceilings.int8_gigamacs:
+        return None
+    heads = 1.0 if case.counts == "decode" else 1 / case.num_prompt
+    return (work.layer_macs + work.head_macs * heads) / (ceilings.int8_gigamacs * 1e9)
 
 
-def llama_speed(python: str, path: str, threads: int, repeats: int) -> Rates:
-    script = Path(__file__).parent / "peers" / "llama_cpp_speed.py"
-    command = [python, str(script), "speed", path, "--threads", str(threads), "--repeats", str(repeats)]
-    rates: Rates = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return rates
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default="smollm2", help="a GGUF file, or a name (default: smollm2)")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured (default: 3)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the result there too")
+    known.add_arguments(parser)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", default="smollm2")
-    parser.add_argument("--llama-python", help="interpreter of an environment with llama-cpp-python")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", help="write the result there too")
+    add_arguments(parser)
+    parser.add_argument(
+        "--formats", nargs="*", choices=FORMATS, default=[], help="measure the file's twins in these formats too"
+    )
     args = parser.parse_args()
-    path = str(resolve_model(args.model).path)
-    machine = describe()
-    threads = args.threads or machine["cpus"]
-
-    engines: dict[str, Rates] = {}
-    for _ in range(args.rounds):
-        for name, found in (
-            ("quire", quire_speed(path, threads, 1)),
-            ("llama.cpp", llama_speed(args.llama_python, path, threads, 1) if args.llama_python else {}),
-        ):
-            for measure, rates in found.items():
-                engines.setdefault(name, {}).setdefault(measure, []).extend(rates)
-
-    print(f"{Path(path).name}, {threads} threads, {machine['cpu']}: tokens/s, median (lowest - highest)\n")
-    columns = list(engines["quire"])
-    print(f"{'':12}" + "".join(f"{column:>24}" for column in columns))
-    for name, measured in engines.items():
-        cells = [f"{statistics.median(r):.0f} ({min(r):.0f} - {max(r):.0f})" for r in (measured[c] for c in columns)]
-        print(f"{name:12}" + "".join(f"{cell:>24}" for cell in cells))
-    if "llama.cpp" in engines:
-        medians = {name: {c: statistics.median(m[c]) for c in columns} for name, m in engines.items()}
-        print(f"{'ratio':12}" + "".join(f"{medians['quire'][c] / medians['llama.cpp'][c]:>23.2f}x" for c in columns))
-    result = {
-        "benchmark": "speed",
-        "model": Path(path).name,
-        "threads": threads,
-        "machine": machine,
-        "engines": engines,
-    }
-    print(json.dumps(result))
-    if args.json:
-        Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
+    interruptible()
+    engines = known.find(args, needs=["speed"])
+    path = resolve_model(args.model).path
+    report = Report(path, engines, measure_ceilings(engines.threads), args.json)
+    for number, file in enumerate(twins(path, args.formats, engines.llama_python)):
+        report.add(measure_speed(engines, file, args.rounds, report.ceilings, with_vllm=number == 0))
+    report.finish()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -20,6 +20,7 @@
 #elif QUIRE_UNIT == 1
 #include "matrix_neon.h"
 #include "matrix_vector.h"
+#include "matrix_neon_few.h"
 #elif QUIRE_UNIT == 2
 #include "matrix_avx2.h"
 #include "matrix_vector.h"
@@ -46,14 +47,17 @@ namespace {
 
 // The tiles for many rows, and how many that is.
 #if QUIRE_UNIT == 1
-constexpr int64_t kPanelRows = kMaxTileRows + 1;
+template <class Format>
+constexpr int64_t kPanelRows = InPlace<Format>::max_rows + 1;
 #elif QUIRE_UNIT == 3
 template <class Format>
 using Unpacked = Avx512Panel<Format>;
+template <class Format>
 constexpr int64_t kPanelRows = 48;
 #else
 template <class Format>
 using Unpacked = InPlace<Format>;
+template <class Format>
 constexpr int64_t kPanelRows = 1;
 #endif
 
@@ -121,7 +125,7 @@ struct Product {
     void visit() const {
         using Panel = Unpacked<Format>;
         const Cut<Panel> cut(w, rows, num_threads);
-        if (rows >= kPanelRows * cut.row_parts && kTilesAtOnce<Panel> * Panel::tile_bytes(w) <= kPanelBytes)
+        if (rows >= kPanelRows<Format> * cut.row_parts && kTilesAtOnce<Panel> * Panel::tile_bytes(w) <= kPanelBytes)
             multiply(cut);
         else
             multiply(Cut<InPlace<Format>>(w, rows, num_threads));

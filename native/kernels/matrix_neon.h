@@ -5,8 +5,20 @@
 
 #include "matrix_format.h"
 
+// Before a loop over vectors that must stay in registers.
+#define QUIRE_UNROLL _Pragma("GCC unroll 16")
+
 namespace quire::QUIRE_ISA {
 namespace {
+
+// A load that stays where it is written: the compiler would keep a constant in a register, and copying it takes a turn
+// of a vector pipe. Loads are free here.
+template <class Vector>
+QUIRE_INLINE Vector load_here(const void* p) {
+    Vector v;
+    __asm__ volatile("ldr %q0, %1" : "=w"(v) : "m"(*(const Vector*)p));
+    return v;
+}
 
 struct Unit {
     using Float = float32x4_t;
@@ -30,6 +42,10 @@ struct Unit {
     // a core do, then stands for the conversion, which only one does. A dot product is below 2^22, so this is exact.
     static constexpr float kCounter = 0x1.8p23f;
     static constexpr int32_t kCounterBits = 0x4b400000;
+    QUIRE_INLINE static Int start() {
+        alignas(16) static constexpr int32_t kStart[4] = {kCounterBits, kCounterBits, kCounterBits, kCounterBits};
+        return load_here<Int>(kStart);
+    }
     QUIRE_INLINE static Float scaled(Int dots, Float scales) {
         return vmulq_f32(vsubq_f32(vreinterpretq_f32_s32(dots), vdupq_n_f32(kCounter)), scales);
     }

@@ -11,23 +11,12 @@
 //   offsets   [4]                fp32, where there are any
 #pragma once
 
+#include "matrix_neon.h"
 #include "matrix_tiles.h"
 #include "matrix_vector.h"
 
-// Before a loop over vectors that must stay in registers.
-#define QUIRE_UNROLL _Pragma("GCC unroll 16")
-
 namespace quire::QUIRE_ISA {
 namespace {
-
-// A load that stays where it is written: the compiler would keep a constant in a register, and copying it takes a turn
-// of a vector pipe. Loads are free here.
-template <class Vector>
-QUIRE_INLINE Vector load_here(const void* p) {
-    Vector v;
-    __asm__ volatile("ldr %q0, %1" : "=w"(v) : "m"(*(const Vector*)p));
-    return v;
-}
 
 template <int Group, bool Offset>
 struct Strip {
@@ -40,13 +29,11 @@ struct Strip {
     template <int First, int Count, int Rows>
     QUIRE_INLINE static void add_group(const uint8_t* group, const QuantizedGroup* x, int part,
                                        float32x4_t (&acc)[Rows]) {
-        alignas(16) static constexpr int32_t kStart[4] = {Unit::kCounterBits, Unit::kCounterBits, Unit::kCounterBits,
-                                                          Unit::kCounterBits};
         int32x4_t dots[Count];
         int8x16_t codes[Count];
         QUIRE_UNROLL
         for (int i = 0; i < Count; ++i) {
-            dots[i] = load_here<int32x4_t>(kStart);
+            dots[i] = Unit::start();
             codes[i] = vld1q_s8(x[First + i].codes + part * Group);
         }
         add_quads(group, codes, dots);

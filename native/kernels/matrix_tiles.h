@@ -17,7 +17,7 @@ constexpr int64_t kTilesAtOnce = 1;
 
 template <class Format>
 struct InPlace {
-    static constexpr int max_rows = kMaxTileRows;
+    static constexpr int max_rows = kMaxTileRows<Format>;
 
     static int64_t tile_bytes(const PackedMatrix& w) { return w.tile_bytes(); }
 

@@ -59,6 +59,63 @@ inline float32x4_t scale_by_power(float32x4_t x, float32x4_t shifted) {
 }
 inline F8 scale_by_power(F8 x, F8 shifted) { return {scale_by_power(x.a, shifted.a), scale_by_power(x.b, shifted.b)}; }
 
+// Eight halves, and arithmetic in them.
+#define QUIRE_HALF_MATH
+struct H8 {
+    float16x8_t v;
+};
+inline H8 to_halves(F8 x) { return {vcvt_high_f16_f32(vcvt_f16_f32(x.a), x.b)}; }
+inline F8 to_floats(H8 x) { return {vcvt_f32_f16(vget_low_f16(x.v)), vcvt_high_f32_f16(x.v)}; }
+inline H8 load_halves(const Half* p) { return {vreinterpretq_f16_u16(vld1q_u16(&p->bits))}; }
+inline H8 zero_halves() { return {vreinterpretq_f16_u16(vdupq_n_u16(0))}; }
+// x[Lane] * y + sum. Compilers copy the lane to a vector first, which takes as long as the multiplication.
+template <int Lane>
+inline H8 multiply_add(H8 x, H8 y, H8 sum) {
+    __asm__("fmla %0.8h, %1.8h, %2.h[%3]" : "+w"(sum.v) : "w"(y.v), "x"(x.v), "i"(Lane));
+    return sum;
+}
+
+// Eight rows become columns: out[8 * j + i] = rows[i][j].
+inline void store_columns(float* out, const F8 (&rows)[8]) {
+    for (int half = 0; half < 2; ++half) {
+        const F8* r = rows + 4 * half;
+        const float32x4_t from[2][4] = {{r[0].a, r[1].a, r[2].a, r[3].a}, {r[0].b, r[1].b, r[2].b, r[3].b}};
+        for (int columns = 0; columns < 2; ++columns) {
+            const float32x4_t* x = from[columns];
+            const float64x2_t even01 = vreinterpretq_f64_f32(vtrn1q_f32(x[0], x[1])),
+                              odd01 = vreinterpretq_f64_f32(vtrn2q_f32(x[0], x[1])),
+                              even23 = vreinterpretq_f64_f32(vtrn1q_f32(x[2], x[3])),
+                              odd23 = vreinterpretq_f64_f32(vtrn2q_f32(x[2], x[3]));
+            float* to = out + 32 * columns + 4 * half;
+            vst1q_f32(to, vreinterpretq_f32_f64(vtrn1q_f64(even01, even23)));
+            vst1q_f32(to + 8, vreinterpretq_f32_f64(vtrn1q_f64(odd01, odd23)));
+            vst1q_f32(to + 16, vreinterpretq_f32_f64(vtrn2q_f64(even01, even23)));
+            vst1q_f32(to + 24, vreinterpretq_f32_f64(vtrn2q_f64(odd01, odd23)));
+        }
+    }
+}
+inline void store_columns(Half* out, const F8 (&rows)[8]) {
+    uint16x8_t x[8];
+    for (int i = 0; i < 8; ++i) x[i] = vreinterpretq_u16_f16(to_halves(rows[i]).v);
+    uint32x4_t pairs[8];  // columns 0, 2, 4, 6 of rows (0, 1), (2, 3), ..; then columns 1, 3, 5, 7
+    for (int i = 0; i < 4; ++i) {
+        pairs[i] = vreinterpretq_u32_u16(vtrn1q_u16(x[2 * i], x[2 * i + 1]));
+        pairs[4 + i] = vreinterpretq_u32_u16(vtrn2q_u16(x[2 * i], x[2 * i + 1]));
+    }
+    for (int odd = 0; odd < 2; ++odd) {
+        const uint32x4_t* p = pairs + 4 * odd;
+        const uint64x2_t low04 = vreinterpretq_u64_u32(vtrn1q_u32(p[0], p[1])),
+                         low26 = vreinterpretq_u64_u32(vtrn2q_u32(p[0], p[1])),
+                         high04 = vreinterpretq_u64_u32(vtrn1q_u32(p[2], p[3])),
+                         high26 = vreinterpretq_u64_u32(vtrn2q_u32(p[2], p[3]));
+        uint16_t* to = &out->bits + 8 * odd;
+        vst1q_u16(to, vreinterpretq_u16_u64(vtrn1q_u64(low04, high04)));
+        vst1q_u16(to + 16, vreinterpretq_u16_u64(vtrn1q_u64(low26, high26)));
+        vst1q_u16(to + 32, vreinterpretq_u16_u64(vtrn2q_u64(low04, high04)));
+        vst1q_u16(to + 48, vreinterpretq_u16_u64(vtrn2q_u64(low26, high26)));
+    }
+}
+
 #elif defined(QUIRE_F8_AVX)
 
 struct F8 {
@@ -171,20 +228,56 @@ inline float largest(F8 x) {
     return most;
 }
 
-// 2^x by a polynomial of degree 6 (relative error below 2e-7), for x up to 127 (more gives 2^127); 0 below -126.
-inline F8 exp2(F8 x) {
+#if !defined(QUIRE_F8_NEON)
+inline void store_columns(float* out, const F8 (&rows)[8]) {
+    for (int i = 0; i < 8; ++i) {
+        float row[kLanes];
+        store(row, rows[i]);
+        for (int j = 0; j < kLanes; ++j) out[8 * j + i] = row[j];
+    }
+}
+#endif
+
+// A number for all lanes that is to be added to. NEON's multiply-add overwrites the sum: without this, a copy of it is
+// made first, which takes as long as a multiplication, while a load takes nothing from the vector pipes.
+struct alignas(16) Constant {
+    float lanes[4];
+    constexpr Constant(float x) : lanes{x, x, x, x} {}
+};
+#if defined(QUIRE_F8_NEON)
+inline float32x4_t load_here(const Constant& c) {
+    float32x4_t v;
+    __asm__ volatile("ldr %q0, %1" : "=w"(v) : "m"(c));
+    return v;
+}
+inline F8 fresh(const Constant& c) { return {load_here(c), load_here(c)}; }
+#else
+inline F8 fresh(const Constant& c) { return splat(c.lanes[0]); }
+#endif
+
+// 2^x for x up to 127 (more gives 2^127); 0 below -126. `factors`: of f, f^2, .. in a polynomial for 2^f.
+template <int Degree>
+inline F8 exp2(F8 x, const Constant (&factors)[Degree]) {
+    static constexpr Constant kOne = 1.0f;
     const F8 magic = splat(0x1.8p23f);  // adding it leaves the nearest integer in the low bits
     const F8 clamped = min(max(x, splat(-126.0f)), splat(127.0f));
     const F8 shifted = clamped + magic;
     const F8 f = clamped - (shifted - magic);  // -1/2 .. 1/2
-    F8 p = splat(0.00015461445f);
-    p = multiply_add(p, f, splat(0.0013400428f));
-    p = multiply_add(p, f, splat(0.0096180569f));
-    p = multiply_add(p, f, splat(0.055503272f));
-    p = multiply_add(p, f, splat(0.24022651f));
-    p = multiply_add(p, f, splat(0.69314718f));
-    p = multiply_add(p, f, splat(1.0f));
+    F8 p = splat(factors[Degree - 1].lanes[0]);
+#pragma GCC unroll 8
+    for (int i = Degree - 2; i >= 0; --i) p = multiply_add(p, f, fresh(factors[i]));
+    p = multiply_add(p, f, fresh(kOne));
     return zero_below(scale_by_power(p, shifted), x, splat(-126.0f));
+}
+// Relative error of the polynomial below 1e-7.
+inline F8 exp2(F8 x) {
+    static constexpr Constant kFactors[] = {0.69314698f, 0.24022242f, 0.05550734f, 0.00967151f, 0.00132647f};
+    return exp2(x, kFactors);
+}
+// Below 3e-6: for what becomes a half.
+inline F8 coarse_exp2(F8 x) {
+    static constexpr Constant kFactors[] = {0.69312419f, 0.24024099f, 0.05590643f, 0.00958285f};
+    return exp2(x, kFactors);
 }
 
 }  // namespace

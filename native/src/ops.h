@@ -29,8 +29,9 @@ struct Pages {
 // Loads of keys reach up to that many bytes past the last block.
 constexpr size_t kPagesSlack = 64;
 
-// Up to that many queries share one walk over a sequence's keys and values.
-constexpr int kTileQueries = 8;
+// Up to that many queries share one walk over a sequence's keys and values. Vectors and registers hold 8 of them at a
+// time.
+constexpr int kTileQueries = 32, kQueriesAtOnce = 8;
 
 // Queries of one sequence that read the same KV head, ordered by token. Query i sees positions first[i] .. last[i].
 struct AttentionTile {
@@ -58,10 +59,11 @@ constexpr int64_t attention_part(int64_t block_size) {
 // Floats: what a tile finds in one part, or in all of them.
 constexpr int64_t attention_findings(int64_t head_dim) { return kTileQueries * (head_dim + 16); }
 
-// Floats: queries, findings of a part and of all, scores and weights of one tile.
+// Floats: queries, findings of a part and of all; the keys, scores and weights of one span.
 constexpr int64_t attention_scratch(int64_t head_dim, int64_t block_size) {
-    return kTileQueries * (head_dim + 2 * attention_span(block_size) * (block_size + 8)) +
-           2 * attention_findings(head_dim);
+    const int64_t span_slots = attention_span(block_size) * (block_size + 8);
+    return kTileQueries * head_dim + 2 * attention_findings(head_dim) + span_slots * (head_dim + 2 * kQueriesAtOnce) +
+           64;
 }
 
 struct OpKernels {

@@ -71,6 +71,18 @@ class Case:
         return (p / p.sum(axis=-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(num_tokens, -1)
 
 
+def assert_right(name, case, out, seq=0):
+    """As near as fp32; where weights and values are multiplied in halves, a few units in the last place of a half."""
+    truth = case.plain(seq, len(out), np.float64)
+    if name in HALF_MATH and case.spec.dtype == "float16":
+        error = out - truth
+        assert np.abs(error).max() < 2**-9 * np.abs(case.rows).max()
+        assert np.sqrt(np.mean(error**2)) < 2**-10 * np.sqrt(np.mean(truth**2))
+    else:
+        assert_close(out, case.plain(seq, len(out), np.float32), truth)
+
+
+HALF_MATH = {"dotprod"}
 STEPS = [
     [(0, 33), (1, 1)],
     [(0, 7), (1, 2), (2, 40)],
@@ -97,7 +109,7 @@ def test_attention_equals_softmax(name, window, heads, kv_heads, head_dim, block
     use_isa(name)
     case = Case(heads, kv_heads, head_dim, block_size, dtype, window=window)
     for seq, out in case.run(STEPS).items():
-        assert_close(out, case.plain(seq, len(out), np.float32), case.plain(seq, len(out), np.float64))
+        assert_right(name, case, out, seq)
 
 
 @pytest.mark.parametrize("name", available_isas())
@@ -128,7 +140,7 @@ def test_a_long_context_is_the_same_whole_and_shared_among_threads(name, window,
     use_isa(name)
     case = Case(6, 2, 24, block_size, window=window, seqs=1, length=805)
     whole = case.run([[(0, 805)]])[0]
-    assert_close(whole, case.plain(0, 805, np.float32), case.plain(0, 805, np.float64))
+    assert_right(name, case, whole)
     for threads in (1, 2, 3, 5):
         one_by_one = case.run([[(0, 250)], *([[(0, 1)]] * 8), [(0, 251)], *([[(0, 1)]] * 8), [(0, 288)]], threads)
         np.testing.assert_array_equal(one_by_one[0], whole)

@@ -1,9 +1,11 @@
 """The compiled module, and which of its instruction sets is used."""
 
+from typing import Any
+
 from quire.core.errors import QuireError, Unsupported
 
 try:
-    from quire import _native as native
+    from quire import _native
 except ModuleNotFoundError as error:
     raise QuireError(
         "the CPU kernels (quire._native) are not built",
@@ -12,6 +14,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 __all__ = ["available_isas", "isa", "native", "use_isa"]
+
+native: Any = _native
 
 
 def isa() -> str:
