@@ -34,6 +34,7 @@
 #include "matrix_tiles.h"
 #if QUIRE_UNIT == 1
 #include "matrix_neon_panel.h"
+#include "matrix_neon_half.h"
 #elif QUIRE_UNIT == 3
 #include "matrix_avx512_panel.h"
 #endif
@@ -59,6 +60,10 @@ template <class Format>
 using Unpacked = InPlace<Format>;
 template <class Format>
 constexpr int64_t kPanelRows = 1;
+#endif
+
+#if QUIRE_UNIT != 1
+constexpr decltype(MatrixKernels::to_halves) to_halves = nullptr;
 #endif
 
 // Bytes of a panel of several tiles: they stay in the second level cache.
@@ -149,7 +154,8 @@ struct Product {
             for (int64_t block = share.first_block; block < share.last_block; ++block) {
                 const int64_t row = block * cut.block_rows;
                 const Block mine{a.x ? a.x + row * a.stride : nullptr, a.stride,
-                                 a.groups ? a.groups + order.start(row) : nullptr, order.block_rows};
+                                 a.groups ? a.groups + order.start(row) : nullptr, order.block_rows,
+                                 a.halves ? a.halves + order.start(row) : nullptr};
                 multiply_rows<Tiles>(tiles, first, last, mine, min(cut.block_rows, rows - row), out + row * out_stride);
             }
         }
@@ -179,7 +185,12 @@ struct Product {
 
 void multiply(const PackedMatrix& w, const Activations& a, int64_t rows, float* out, int64_t out_stride, uint8_t* panel,
               int thread, int num_threads) {
-    if (rows > 0) visit_format(w, Product{w, a, rows, out, out_stride, panel, thread, num_threads});
+    if (rows == 0) return;
+    const Product product{w, a, rows, out, out_stride, panel, thread, num_threads};
+#if QUIRE_UNIT == 1
+    if (matrix_kernels.reads_halves(w)) return product.multiply(Cut<HalfTiles>(w, rows, num_threads));
+#endif
+    visit_format(w, product);
 }
 
 // Codes are rounded to nearest, ties to even. A group below 2^-100 counts as zeros (127 / max would overflow); one with
@@ -222,6 +233,6 @@ void quantize(const float* x, int64_t num_inputs, QuantizedGroup* groups, int64_
 
 }  // namespace
 
-const MatrixKernels matrix_kernels = {kRowBlock, quantize, multiply};
+const MatrixKernels matrix_kernels = {kRowBlock, quantize, to_halves, multiply};
 
 }  // namespace quire::QUIRE_ISA

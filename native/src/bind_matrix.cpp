@@ -124,7 +124,8 @@ FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) 
     std::vector<QuantizedGroup> groups(w.is_integer() ? size_t(order.size(rows)) : 0);
     Buffer<uint8_t> panels;
     panels.reserve(size_t(num_threads * kPanelBytes));
-    const Activations a{x.data(), num_inputs, groups.data()};
+    std::vector<HalfGroup> halves(matrix_kernels.reads_halves(w) ? size_t(order.size(rows)) : 0);
+    const Activations a{x.data(), num_inputs, groups.data(), halves.data()};
     float* to = out.data();
     {
         nb::gil_scoped_release unlocked;
@@ -135,6 +136,12 @@ FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) 
                 for (int64_t r = 0; r < rows; ++r)
                     matrix_kernels.quantize(a.x + r * num_inputs, num_inputs, groups.data() + order.start(r),
                                             order.block_rows);
+            }
+            if (!halves.empty()) {
+#pragma omp for schedule(static)
+                for (int64_t r = 0; r < rows; ++r)
+                    matrix_kernels.to_halves(a.x + r * num_inputs, num_inputs, halves.data() + order.start(r),
+                                             order.block_rows);
             }
             const int thread = omp_get_thread_num();
             matrix_kernels.multiply(w, a, rows, to, w.num_outputs, panels.get() + thread * kPanelBytes, thread,

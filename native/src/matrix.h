@@ -30,6 +30,7 @@ struct PackedMatrix {
     int zero;             // Int4: what was added to the codes to store them; else 0
     bool wide;            // scales and offsets are fp32, not fp16
     bool has_offset;      // offsets are stored; else they are 0
+    bool half_sums;       // Float16, and no weight reaches kHalfSumLimit: products of a HalfGroup add up in halves
     const uint8_t* data;  // 64-byte aligned, owned by whoever packed it
     size_t nbytes;
 
@@ -50,13 +51,22 @@ struct alignas(64) QuantizedGroup {
 };
 static_assert(sizeof(QuantizedGroup) == 64, "one cache line a group");
 
-// Quantized rows come in blocks: what the rows of a block have of one group lies together. A product of fewer rows than
+// 32 activations as halves, zeros after the last of a row. x is about scale * value; scale is the power of two that
+// brings the largest magnitude into [2, 4]: with weights below 256, no sum of a group reaches 2^16.
+constexpr uint16_t kHalfSumLimit = 0x5c00;  // the half 256
+
+struct alignas(16) HalfGroup {
+    uint16_t values[kGroupInputs];
+    float scale;
+};
+
+// Prepared rows come in blocks: what the rows of a block have of one group lies together. A product of fewer rows than
 // a table's row_block is one block of that many.
 struct GroupOrder {
     int64_t block_rows, num_groups;  // num_groups: of a row
 
     GroupOrder(int64_t rows, int64_t row_block, int64_t num_inputs)
-        : block_rows(rows < row_block ? rows : row_block), num_groups(num_inputs / kGroupInputs) {}
+        : block_rows(rows < row_block ? rows : row_block), num_groups((num_inputs + kGroupInputs - 1) / kGroupInputs) {}
 
     // Where a row's first group lies; the next ones follow at distances of block_rows.
     int64_t start(int64_t row) const { return row / block_rows * block_rows * num_groups + row % block_rows; }
@@ -64,11 +74,13 @@ struct GroupOrder {
     int64_t size(int64_t rows) const { return (rows + block_rows - 1) / block_rows * block_rows * num_groups; }
 };
 
-// Rows of activations: integer layouts read `groups`, float layouts read `x`; the other may be null.
+// Rows of activations: integer layouts read `groups`, float layouts `x`, or `halves` where MatrixKernels::reads_halves;
+// what is not read may be null.
 struct Activations {
     const float* x;  // [rows, num_inputs], rows `stride` floats apart
     int64_t stride;
     const QuantizedGroup* groups;  // in the GroupOrder of these rows
+    const HalfGroup* halves;       // likewise
 };
 
 // Memory a thread needs for a product of many rows.
@@ -80,11 +92,18 @@ struct MatrixKernels {
     // x [num_inputs], a multiple of 32 -> num_inputs / 32 groups, `stride` apart. The same bits in every table.
     void (*quantize)(const float* x, int64_t num_inputs, QuantizedGroup* groups, int64_t stride);
 
+    // x [num_inputs], any number -> its HalfGroups, `stride` apart. Null where Float16 matrices read x.
+    void (*to_halves)(const float* x, int64_t num_inputs, HalfGroup* groups, int64_t stride);
+    bool reads_halves(const PackedMatrix& w) const { return to_halves && w.half_sums; }
+
     // out[r, o] = sum over inputs of x[r] * w[o], for rows [0, rows); this thread writes its share of the results, and
     // all threads together write each once. Summed in fp32 with fma, inputs ascending; for integer layouts by groups:
     //   acc = fma(w.offset, x.sum, acc)                          where there are offsets
     //   acc = fma(float(dot of codes) * w.scale, x.scale, acc)
-    // So a result has the same bits in every table, whatever the other rows and however many threads.
+    // So a result has the same bits in every table, whatever the other rows and however many threads. One exception:
+    // where a table reads halves, a group is summed in halves with fma, inputs ascending, and then
+    //   acc = fma(float(sum), x.scale, acc)
+    // Other tables give other bits there; rows and threads still change nothing.
     // `panel`: kPanelBytes of this thread, at a cache line's boundary.
     void (*multiply)(const PackedMatrix& w, const Activations& a, int64_t rows, float* out, int64_t out_stride,
                      uint8_t* panel, int thread, int num_threads);

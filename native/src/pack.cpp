@@ -124,6 +124,18 @@ void pack_float_tile(const PackedMatrix& m, const uint8_t* const* rows, uint8_t*
     }
 }
 
+// The largest magnitude of n halves, as bits.
+uint16_t largest_half(const uint8_t* halves, int64_t n) {
+    uint16_t largest = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        uint16_t bits;
+        std::memcpy(&bits, halves + 2 * i, 2);
+        bits &= 0x7fff;
+        largest = bits > largest ? bits : largest;
+    }
+    return largest;
+}
+
 }  // namespace
 
 Matrix::Matrix(Storage storage, const uint8_t* rows, int64_t row_bytes, int64_t num_outputs, int64_t num_inputs,
@@ -135,7 +147,8 @@ Matrix::Matrix(Storage storage, const uint8_t* rows, int64_t row_bytes, int64_t 
     uint8_t* data = static_cast<uint8_t*>(memory_);
     packed_.data = data;
     const int64_t tile_bytes = packed_.tile_bytes();
-#pragma omp parallel for schedule(static)
+    bool half_sums = packed_.layout == Layout::Float16;
+#pragma omp parallel for schedule(static) reduction(&& : half_sums)
     for (int64_t t = 0; t < packed_.num_tiles(); ++t) {
         const uint8_t* tile_rows[kTileOutputs] = {};
         for (int64_t o = t * kTileOutputs; o < num_outputs && o < (t + 1) * kTileOutputs; ++o)
@@ -148,7 +161,10 @@ Matrix::Matrix(Storage storage, const uint8_t* rows, int64_t row_bytes, int64_t 
             pack_float_tile<uint32_t>(packed_, tile_rows, tile);
         else
             pack_float_tile<uint16_t>(packed_, tile_rows, tile);
+        if (packed_.layout == Layout::Float16)
+            half_sums = half_sums && largest_half(tile, tile_bytes / 2) < kHalfSumLimit;
     }
+    packed_.half_sums = half_sums;
 }
 
 void unpack_row(const PackedMatrix& m, int64_t output, float* out) {

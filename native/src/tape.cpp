@@ -122,7 +122,7 @@ class Walk {
 
     void run(const Logits& op) { multiply(op.weight, op.x, true, step_.logits, op.weight.num_outputs); }
 
-    // out = x . w^T + bias: rows are quantized by rows, outputs multiplied by outputs, the bias added by rows.
+    // out = x . w^T + bias: rows are prepared by rows, outputs multiplied by outputs, the bias added by rows.
     void multiply(const Weight& w, const View& from, bool few, float* out, int64_t out_stride) {
         const int64_t num_rows = few ? step_.num_logits : step_.num_tokens;
         if (num_rows == 0) return;
@@ -136,16 +136,22 @@ class Walk {
             stride = w.num_inputs;
         }
         QuantizedGroup* groups = tape_.groups_.get();
-        const GroupOrder order(num_rows, kernels_.matrix.row_block, w.num_inputs);
+        HalfGroup* halves = tape_.halves_.get();
+        const MatrixKernels& matrix = kernels_.matrix;
+        const GroupOrder order(num_rows, matrix.row_block, w.num_inputs);
         if (std::any_of(w.segments.begin(), w.segments.end(), [](const PackedMatrix& m) { return m.is_integer(); }))
             for (int64_t r = rows.first; r < rows.last; ++r)
-                kernels_.matrix.quantize(x + r * stride, w.num_inputs, groups + order.start(r), order.block_rows);
+                matrix.quantize(x + r * stride, w.num_inputs, groups + order.start(r), order.block_rows);
+        if (std::any_of(w.segments.begin(), w.segments.end(),
+                        [&](const PackedMatrix& m) { return matrix.reads_halves(m); }))
+            for (int64_t r = rows.first; r < rows.last; ++r)
+                matrix.to_halves(x + r * stride, w.num_inputs, halves + order.start(r), order.block_rows);
         team_.barrier();
-        const Activations a{x, stride, groups};
+        const Activations a{x, stride, groups, halves};
         int64_t column = 0;
         for (const PackedMatrix& segment : w.segments) {
-            kernels_.matrix.multiply(segment, a, num_rows, out + column, out_stride,
-                                     tape_.panels_.get() + team_.thread * kPanelBytes, team_.thread, team_.num_threads);
+            matrix.multiply(segment, a, num_rows, out + column, out_stride,
+                            tape_.panels_.get() + team_.thread * kPanelBytes, team_.thread, team_.num_threads);
             column += segment.num_outputs;
         }
         if (w.bias == nullptr) return;
@@ -257,7 +263,9 @@ Tape::Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_t
 
 void Tape::add(Op op) {
     const auto reserve = [&](const Weight& w, const View& x, bool few) {
-        groups_.reserve(GroupOrder(max_tokens_, kernels().matrix.row_block, w.num_inputs).size(max_tokens_));
+        const int64_t num_groups = GroupOrder(max_tokens_, kernels().matrix.row_block, w.num_inputs).size(max_tokens_);
+        groups_.reserve(num_groups);
+        halves_.reserve(num_groups);
         if (few && !x.few) gathered_.reserve(max_tokens_ * w.num_inputs);
     };
     if (auto* embedding = std::get_if<Embedding>(&op)) num_ids_ = std::min(num_ids_, embedding->num_rows);

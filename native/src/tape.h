@@ -118,8 +118,9 @@ class Tape {
     std::vector<Op> ops_;
     int64_t num_ids_ = INT32_MAX;  // rows of the smallest table
     Buffer<float> arena_;
-    // Of the matrix product under way: its inputs, quantized; those of few rows, gathered.
+    // Of the matrix product under way: its inputs, quantized or as halves; those of few rows, gathered.
     Buffer<QuantizedGroup> groups_;
+    Buffer<HalfGroup> halves_;
     Buffer<float> gathered_;
     Buffer<uint8_t> panels_;  // kPanelBytes for each thread
     Buffer<float> attention_scratch_;

@@ -1,7 +1,9 @@
-// Every table of this CPU against `plain`, bit for bit, and `plain` against double precision.
+// Every table of this CPU against `plain`, bit for bit, and `plain` against double precision. Where a table adds up in
+// halves, it is held against double precision, and its rows and threads against each other.
 //
-//   quire_tests          checks
-//   quire_tests times    checks, then speeds (times_matrix.cpp)
+//   quire_tests              checks
+//   quire_tests times        checks, then speeds (times_matrix.cpp)
+//   quire_tests times F16    the same, speeds of one storage type
 
 #include <cmath>
 #include <cstdio>
@@ -13,7 +15,7 @@
 #include "pack.h"
 #include "samples.h"
 
-void print_times();
+void print_times(const char* only);
 
 namespace {
 
@@ -26,6 +28,7 @@ constexpr int64_t kRowCounts[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12
 constexpr int64_t kOutputs[] = {1, 7, 31, 33, 100};
 constexpr int64_t kInputs[] = {32, 64, 96, 256, 288, 1536};
 constexpr int64_t kFloatInputs[] = {1, 7, 32, 100, 257};
+constexpr double kHalfError = 0x1p-9;  // of sums in halves, relative to the sum of magnitudes
 
 int passed = 0, failed = 0;
 
@@ -61,6 +64,16 @@ struct Case {
         return groups;
     }
 
+    // The first `rows` rows as halves, where the table in use reads these.
+    std::vector<HalfGroup> halves(int64_t rows) const {
+        if (!kernels().matrix.reads_halves(matrix.packed())) return {};
+        const GroupOrder order(rows, kernels().matrix.row_block, inputs);
+        std::vector<HalfGroup> groups(size_t(order.size(rows)));
+        for (int64_t r = 0; r < rows; ++r)
+            kernels().matrix.to_halves(x.data() + r * inputs, inputs, groups.data() + order.start(r), order.block_rows);
+        return groups;
+    }
+
     // All rows, one after the other.
     std::vector<QuantizedGroup> ordered_groups() const {
         if (!matrix.packed().is_integer()) return {};
@@ -74,7 +87,8 @@ struct Case {
     std::vector<float> multiply(int64_t rows, int num_threads) const {
         std::vector<float> out(size_t(rows * (outputs + 3)), -7.0f);
         const std::vector<QuantizedGroup> groups = quantize(rows);
-        const Activations a{x.data(), inputs, groups.data()};
+        const std::vector<HalfGroup> half_groups = halves(rows);
+        const Activations a{x.data(), inputs, groups.data(), half_groups.data()};
         Buffer<uint8_t> panel;
         panel.reserve(kPanelBytes);
         for (int t = 0; t < num_threads; ++t)
@@ -112,6 +126,16 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {  // a
     return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
+// What the table in use must give for all rows, however they are cut: what plain gives, or its own where it adds up in
+// halves.
+std::vector<float> expected_here(const Case& c, const std::vector<float>& plain) {
+    if (!kernels().matrix.reads_halves(c.matrix.packed())) return plain;
+    const std::vector<float> out = c.multiply(kMaxTestRows, 1);
+    check(relative_error(c, out) < kHalfError, "halves are near double precision", kernels().name, c.info.name,
+          c.outputs, c.inputs, kMaxTestRows);
+    return out;
+}
+
 void test_case(Case& c) {
     use_isa("plain");
     const std::vector<QuantizedGroup> groups = c.ordered_groups();
@@ -129,10 +153,11 @@ void test_case(Case& c) {
         check(groups.empty() ||
                   std::memcmp(groups.data(), c.ordered_groups().data(), groups.size() * sizeof(QuantizedGroup)) == 0,
               "quantize", *isa, c.info.name, c.outputs, c.inputs, kMaxTestRows);
+        const std::vector<float> all = expected_here(c, expected);
         for (int64_t rows : kRowCounts)
             for (int num_threads : {1, 2, 3})
-                check(same_bits(c.multiply(rows, num_threads), expected), "multiply", *isa, c.info.name, c.outputs,
-                      c.inputs, rows);
+                check(same_bits(c.multiply(rows, num_threads), all), "multiply", *isa, c.info.name, c.outputs, c.inputs,
+                      rows);
     }
 }
 
@@ -145,16 +170,16 @@ void test_long_rows() {
         const std::vector<float> expected = c.multiply(kMaxTestRows, 1);
         for (const char* const* isa = available_isas(); *isa; ++isa) {
             use_isa(*isa);
-            check(same_bits(c.multiply(kMaxTestRows, 1), expected), "long rows", *isa, c.info.name, c.outputs, c.inputs,
-                  kMaxTestRows);
+            check(same_bits(c.multiply(kMaxTestRows, 1), expected_here(c, expected)), "long rows", *isa, c.info.name,
+                  c.outputs, c.inputs, kMaxTestRows);
         }
     }
 }
 
 // Inf and NaN reach every result that depends on them, and no other row.
-void test_non_finite() {
+void test_non_finite(const StorageInfo& info) {
     Random random(7);
-    Case c(storage_info(Storage::Q4_1), 16, 64, random);
+    Case c(info, 16, 64, random);
     c.x[64 + 5] = NAN;
     c.x[2 * 64 + 40] = INFINITY;
     for (const char* const* isa = available_isas(); *isa; ++isa) {
@@ -162,8 +187,8 @@ void test_non_finite() {
         const std::vector<float> out = c.multiply(4, 1);
         bool ok = true;
         for (int64_t r = 0; r < 4; ++r)
-            for (int64_t o = 0; o < 16; ++o) ok &= std::isnan(out[size_t(r * 19 + o)]) == (r == 1 || r == 2);
-        check(ok, "not finite", *isa, "Q4_1", 16, 64, 4);
+            for (int64_t o = 0; o < 16; ++o) ok &= std::isfinite(out[size_t(r * 19 + o)]) == (r != 1 && r != 2);
+        check(ok, "not finite", *isa, info.name, 16, 64, 4);
     }
 }
 
@@ -189,10 +214,11 @@ int main(int argc, char** argv) {
         }
     }
     test_long_rows();
-    test_non_finite();
+    test_non_finite(storage_info(Storage::Q4_1));
+    test_non_finite(storage_info(Storage::F16));
     std::printf("tables:");
     for (const char* const* isa = available_isas(); *isa; ++isa) std::printf(" %s", *isa);
     std::printf("\n%d passed, %d failed\n", passed, failed);
-    if (argc > 1 && std::strcmp(argv[1], "times") == 0) print_times();
+    if (argc > 1 && std::strcmp(argv[1], "times") == 0) print_times(argc > 2 ? argv[2] : nullptr);
     return failed ? 1 : 0;
 }

@@ -59,7 +59,9 @@ void print_model(const char* name, const Model& model) {
     std::vector<QuantizedGroup> groups(size_t((kMaxRows + kernels().matrix.row_block) * kMaxInputs / kGroupInputs));
     std::vector<float> out(size_t(kMaxRows * kHead.outputs));
     kernels().matrix.quantize(x.data(), kMaxRows * kMaxInputs, groups.data(), 1);
-    const Activations a{x.data(), kMaxInputs, groups.data()};
+    std::vector<HalfGroup> halves(groups.size());
+    if (kernels().matrix.to_halves) kernels().matrix.to_halves(x.data(), kMaxRows * kMaxInputs, halves.data(), 1);
+    const Activations a{x.data(), kMaxInputs, groups.data(), halves.data()};
     const int num_threads = omp_get_max_threads();
     Buffer<uint8_t> panels;
     panels.reserve(num_threads * kPanelBytes);
@@ -77,11 +79,19 @@ void print_model(const char* name, const Model& model) {
 
 }  // namespace
 
-void print_times() {
+// `only`: a storage type, or null for a choice of all.
+void print_times(const char* only) {
     for (const char* const* isa = available_isas(); *isa; ++isa) {
         use_isa(*isa);
         if (kernels().name == std::string("plain") && isa != available_isas())
             continue;  // specification, not meant to be fast
+        if (only) {
+            Model layers;
+            for (int i = 0; i < kLayers; ++i)
+                for (Shape shape : kLayer) layers.add(find_storage(only)->storage, shape);
+            print_model(only, layers);
+            continue;
+        }
         Model mixed;
         for (int i = 0; i < kLayers; ++i)
             for (Shape shape : kLayer) mixed.add(Storage::Q4_1, shape);
