@@ -23,6 +23,20 @@ constexpr int64_t kLanes = 8;
 struct Half {
     uint16_t bits;
 };
+struct Bfloat {
+    uint16_t bits;
+};
+
+inline float from_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+inline uint32_t to_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
 
 #if defined(QUIRE_F8_NEON)
 
@@ -35,6 +49,10 @@ inline F8 load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
 inline F8 load(const Half* p) {
     const float16x8_t h = vreinterpretq_f16_u16(vld1q_u16(&p->bits));
     return {vcvt_f32_f16(vget_low_f16(h)), vcvt_high_f32_f16(h)};
+}
+inline F8 load(const Bfloat* p) {
+    const uint16x8_t b = vld1q_u16(&p->bits);
+    return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(b), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(b, 16))};
 }
 inline void store(float* p, F8 x) { vst1q_f32(p, x.a), vst1q_f32(p + 4, x.b); }
 inline void store(Half* p, F8 x) {
@@ -125,6 +143,10 @@ struct F8 {
 inline F8 splat(float x) { return {_mm256_set1_ps(x)}; }
 inline F8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
 inline F8 load(const Half* p) { return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p))}; }
+inline F8 load(const Bfloat* p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
+}
 inline void store(float* p, F8 x) { _mm256_storeu_ps(p, x.a); }
 inline void store(Half* p, F8 x) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT)); }
 inline F8 operator+(F8 x, F8 y) { return {_mm256_add_ps(x.a, y.a)}; }
@@ -145,17 +167,6 @@ inline F8 scale_by_power(F8 x, F8 shifted) {
 struct F8 {
     float v[kLanes];
 };
-
-inline float from_bits(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-inline uint32_t to_bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
 
 inline float to_float(Half h) {
     const uint32_t sign = uint32_t(h.bits & 0x8000) << 16, rest = uint32_t(h.bits & 0x7fff) << 13;
@@ -183,6 +194,7 @@ inline Half to_half(float x) {  // to nearest, ties to even
 inline F8 splat(float x) { QUIRE_LANES(x); }
 inline F8 load(const float* p) { QUIRE_LANES(p[i]); }
 inline F8 load(const Half* p) { QUIRE_LANES(to_float(p[i])); }
+inline F8 load(const Bfloat* p) { QUIRE_LANES(from_bits(uint32_t(p[i].bits) << 16)); }
 inline void store(float* p, F8 x) { memcpy(p, x.v, sizeof x.v); }
 inline void store(Half* p, F8 x) {
     for (int i = 0; i < kLanes; ++i) p[i] = to_half(x.v[i]);
@@ -199,6 +211,16 @@ inline F8 scale_by_power(F8 x, F8 shifted) { QUIRE_LANES(from_bits(to_bits(x.v[i
 #undef QUIRE_LANES
 
 #endif
+
+inline void store(Bfloat* p, F8 x) {  // to nearest, ties to even
+    float v[kLanes];
+    store(v, x);
+    for (int i = 0; i < kLanes; ++i) {
+        const uint32_t bits = to_bits(v[i]);
+        const bool number = (bits & 0x7fffffff) <= 0x7f800000;
+        p[i].bits = number ? uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16) : 0x7fc0;
+    }
+}
 
 // The first n < 8 lanes of a row's end; the rest is 0 when loaded and left alone when stored.
 template <class T>

@@ -1,0 +1,164 @@
+// Attention to pages of 8-bit codes (see Pages in ops.h): both products are sums of integers.
+//
+// A query is a vector of 15-bit codes. Its weights for a span are another: each is multiplied by its value's unit
+// first, and those of slots it may not see are zeros. So rounding depends on nothing but what the query sees.
+#pragma once
+
+#include "attention_state.h"
+#include "int8.h"
+
+namespace quire::QUIRE_ISA {
+namespace {
+
+// sums += the products of C vectors of the matrix's width, from `codes` on, with N <= 4 vectors, `quads` quads deep.
+template <int N, int C, class Look>
+QUIRE_INLINE void add_products(const int8_t* codes, int64_t row_bytes, const int8_t* planes, int64_t quads,
+                               I8 (&high)[N * C], I8 (&low)[N * C], const Look& look_ahead) {
+    for (int64_t quad = 0; quad < quads; ++quad, codes += row_bytes, planes += kQuadBytes) {
+        look_ahead(quad * row_bytes);
+        Codes c[C];
+        QUIRE_UNROLL
+        for (int i = 0; i < C; ++i) c[i] = load_codes(codes + i * 4 * kLanes);
+        const Quads vectors[2] = {load_quads(planes), load_quads(planes + 2 * kPlaneBytes)};
+        each<N * C>([&](auto j) {
+            constexpr int vector = j / C;
+            high[j] = add_dot<vector % 2 * 2>(high[j], c[j % C], vectors[vector / 2]);
+            low[j] = add_dot<vector % 2 * 2 + 1>(low[j], c[j % C], vectors[vector / 2]);
+        });
+    }
+}
+
+struct Int8Pages {
+    // Few queries alone do not keep the vector unit busy.
+    template <int N>
+    static constexpr int kWidth = N <= 2 ? 2 : 1;
+
+    static int64_t columns(const AttentionTile& t) { return t.pages->stored_columns(); }
+    static int8_t* planes_of(const State& s, int64_t columns, int query) {
+        return (int8_t*)s.q + query / kVectorsAtOnce * (columns / 4 * kQuadBytes) +
+               query % kVectorsAtOnce * kPlaneBytes;
+    }
+    static F8 weigh(F8 score) { return coarse_exp2(score); }
+
+    // [32 / 4][columns / 4][4][2][4] codes into `s.q`.
+    static void load_queries(const AttentionTile& t, State& s) {
+        const int64_t n = columns(t);
+        for (int i = 0; i < t.num_queries; ++i) {
+            float* scaled = s.keys;  // room for a span's keys is room for a query
+            for (int64_t d = 0; d < n; ++d) scaled[d] = d < t.pages->head_dim ? t.q[i][d] * (t.scale * kLog2e) : 0.0f;
+            s.unit[i] = quantize(scaled, n, planes_of(s, n, i));
+        }
+    }
+
+    static void share_keys(const AttentionTile&, const State&, int64_t, int64_t) {}
+
+    // Queries [first, stop) meet one span. They are taken in fours that begin where vectors do: those before `first`,
+    // which see nothing here, are computed in vain.
+    static void visit(const AttentionTile& t, State& s, int first, int stop, const Span& span, bool) {
+        using Visit = void (*)(const AttentionTile&, State&, int, int, const Span&);
+        static constexpr Visit kVisit[] = {visit_four<1>, visit_four<2>, visit_four<3>, visit_four<4>};
+        for (int four = first / kVectorsAtOnce * kVectorsAtOnce; four < stop; four += kVectorsAtOnce) {
+            const int n = stop - four < kVectorsAtOnce ? stop - four : kVectorsAtOnce;
+            kVisit[n - 1](t, s, four, first, span);
+        }
+    }
+
+    template <int N>
+    static void visit_four(const AttentionTile& t, State& s, int four, int first, const Span& span) {
+        score<N>(t, s, four, span);
+        float units[N] = {};
+        for (int i = first > four ? first - four : 0; i < N; ++i) {
+            soften<Int8Pages>(t, s, four + i, i, span);
+            units[i] = weigh_units(t, s, four + i, i, span);
+        }
+        accumulate<N>(t, s, four, first, span, units);
+    }
+
+    template <int N>
+    static void score(const AttentionTile& t, const State& s, int four, const Span& span) {
+        const int64_t last_block = t.last[t.num_queries - 1] / span.size;
+        const int8_t* q = planes_of(s, columns(t), four);
+        for (int64_t b = 0; b < span.num_blocks; ++b) {
+            const int64_t block = span.first_block + b, next = block < last_block ? block + 1 : last_block;
+            const uint8_t *keys = t.pages->keys(t.block_table[block], t.layer, t.kv_head),
+                          *next_keys = t.pages->keys(t.block_table[next], t.layer, t.kv_head),
+                          *values = t.pages->values(t.block_table[block], t.layer, t.kv_head);
+            const float* units = t.pages->units(keys);
+            const int64_t num_slots = round_up(span.num_slots(b));
+            const auto from = [&](auto width, int64_t slot) {
+                const auto look_ahead = [&](int64_t at) {
+                    __builtin_prefetch(next_keys + 4 * slot + at);
+                    __builtin_prefetch(values + 4 * slot + at);
+                };
+                score_slots<N, width>(s, four, q, (const int8_t*)keys + 4 * slot, 4 * span.size, columns(t) / 4,
+                                      units + slot, b * span.padded + slot, look_ahead);
+            };
+            int64_t slot = 0;
+            for (; slot + kWidth<N> * kLanes <= num_slots; slot += kWidth<N> * kLanes)
+                from(std::integral_constant<int, kWidth<N>>{}, slot);
+            for (; slot < num_slots; slot += kLanes) from(std::integral_constant<int, 1>{}, slot);
+        }
+    }
+
+    template <int N, int C, class Look>
+    QUIRE_INLINE static void score_slots(const State& s, int four, const int8_t* q, const int8_t* keys,
+                                         int64_t row_bytes, int64_t quads, const float* units, int64_t column,
+                                         const Look& look_ahead) {
+        I8 high[N * C], low[N * C];
+        QUIRE_UNROLL
+        for (int j = 0; j < N * C; ++j) high[j] = low[j] = zero_integers();
+        add_products<N, C>(keys, row_bytes, q, quads, high, low, look_ahead);
+        QUIRE_UNROLL
+        for (int j = 0; j < N * C; ++j)
+            store(s.scores + j / C * s.score_stride + column + j % C * kLanes,
+                  joined(high[j], low[j]) * (load(units + j % C * kLanes) * splat(s.unit[four + j / C])));
+    }
+
+    // Weights times the units of values, as codes [slots of a span / 4][4][2][4] into `s.p`. Returns their unit.
+    static float weigh_units(const AttentionTile& t, const State& s, int query, int i, const Span& span) {
+        float* weights = s.scores + i * s.score_stride;
+        for (int64_t b = 0; b < span.num_blocks; ++b) {
+            const int64_t block = t.block_table[span.first_block + b];
+            const float* units = t.pages->units(t.pages->values(block, t.layer, t.kv_head));
+            float* row = weights + b * span.padded;
+            for (int64_t slot = 0; slot < span.size; slot += kLanes)
+                store(row + slot, load(row + slot) * load(units + slot));
+        }
+        hide(t, query, span, weights, 0.0f);  // nothing was written there: its unit may be anything
+        return quantize(weights, span.num_blocks * span.padded, (int8_t*)s.p + i * kPlaneBytes);
+    }
+
+    template <int N>
+    static void accumulate(const AttentionTile& t, const State& s, int four, int first, const Span& span,
+                           const float (&units)[N]) {
+        constexpr int C = kWidth<N>;
+        int64_t d = 0;
+        for (; d + C * kLanes <= columns(t); d += C * kLanes)
+            accumulate_columns<N, C>(t, s, four, first, span, units, d);
+        for (; d < columns(t); d += kLanes) accumulate_columns<N, 1>(t, s, four, first, span, units, d);
+    }
+
+    template <int N, int C>
+    static void accumulate_columns(const AttentionTile& t, const State& s, int four, int first, const Span& span,
+                                   const float (&units)[N], int64_t d) {
+        I8 high[N * C], low[N * C];
+        QUIRE_UNROLL
+        for (int j = 0; j < N * C; ++j) high[j] = low[j] = zero_integers();
+        for (int64_t b = 0; b < span.num_blocks; ++b) {
+            const uint8_t* values = t.pages->values(t.block_table[span.first_block + b], t.layer, t.kv_head);
+            add_products<N, C>((const int8_t*)values + 4 * d, 4 * columns(t),
+                               (const int8_t*)s.p + b * span.padded * kPlaneBytes, (span.num_slots(b) + 3) / 4, high,
+                               low, [](int64_t) {});
+        }
+        QUIRE_UNROLL
+        for (int j = 0; j < N * C; ++j) {
+            if (four + j / C < first) continue;
+            float* to = s.acc + (four + j / C) * s.acc_stride + d + j % C * kLanes;
+            const F8 found = joined(high[j], low[j]) * splat(units[j / C]);
+            store(to, multiply_add(load(to), splat(s.correction[four + j / C]), found));
+        }
+    }
+};
+
+}  // namespace
+}  // namespace quire::QUIRE_ISA
