@@ -61,6 +61,10 @@ State prepare(const AttentionTile& t) {
     const int64_t head_dim = t.pages->head_dim, block_size = t.pages->block_size;
     const int64_t span_blocks = attention_span(block_size);
     State s;
+    s.head = t.pages->keys(0, t.layer, t.kv_head);
+    s.to_values = t.pages->values(0, t.layer, t.kv_head) - s.head;
+    s.block_bytes = t.pages->block_bytes();
+    s.table = t.block_table;
     s.score_stride = span_blocks * round_up(block_size);
     s.q = t.scratch;
     s.scores = s.q + kTileQueries * round_up(head_dim);

@@ -104,9 +104,8 @@ void score(const AttentionTile& t, const State& s, int first, const Span& span, 
             continue;
         }
         const int64_t block = span.first_block + b, next = block < last_block ? block + 1 : last_block;
-        const auto page = [&](int64_t at) { return (const T*)t.pages->keys(t.block_table[at], t.layer, t.kv_head); };
-        const Ahead<T> ahead{page(next), (const T*)t.pages->values(t.block_table[block], t.layer, t.kv_head)};
-        score_block<N>(s, q, page(block), num_slots, span.size, head_dim, column, ahead);
+        const Ahead<T> ahead{(const T*)s.keys_at(next), (const T*)s.values_at(block)};
+        score_block<N>(s, q, (const T*)s.keys_at(block), num_slots, span.size, head_dim, column, ahead);
     }
 }
 
@@ -116,7 +115,7 @@ void convert_keys(const AttentionTile& t, const State& s, int64_t first, int64_t
     const int64_t n = t.pages->head_dim * t.pages->block_size, skipped = first % attention_span(t.pages->block_size);
     float* to = s.keys + skipped * n;
     for (int64_t block = first; block < end; ++block, to += n) {
-        const T* keys = (const T*)t.pages->keys(t.block_table[block], t.layer, t.kv_head);
+        const T* keys = (const T*)s.keys_at(block);
         const int64_t whole = n / kLanes * kLanes;
         for (int64_t i = 0; i < whole; i += kLanes) store(to + i, load(keys + i));
         if (whole < n) store_part(to + whole, load_part(keys + whole, n - whole), n - whole);
@@ -145,7 +144,7 @@ void accumulate_columns(const AttentionTile& t, const State& s, int first, const
     QUIRE_UNROLL
     for (int j = 0; j < N * C; ++j) sums[j] = W::zero();
     for (int64_t b = 0; b < span.num_blocks; ++b) {
-        const T* values = (const T*)t.pages->values(t.block_table[span.first_block + b], t.layer, t.kv_head);
+        const T* values = (const T*)s.values_at(span.first_block + b);
         const auto* p = (const typename W::Weight*)s.p + (b * span.padded + begin) * kQueriesAtOnce;
         const int64_t end = span.num_slots(b) < begin + kSlotsAtOnce ? span.num_slots(b) : begin + kSlotsAtOnce;
         values += begin * head_dim + d;
@@ -178,11 +177,16 @@ void accumulate(const AttentionTile& t, const State& s, int first, const Span& s
     }
 }
 
+template <class T>
+void soften_one(const AttentionTile& t, State& s, int query, int i, const Span& span) {
+    soften(t, s, query, i, span, Weighing<T>::weigh, [](int64_t, F8, F8 p) { return p; });
+}
+
 // Queries [first, first + N), which lie in one vector, meet one span.
 template <int N, class T>
 void meet(const AttentionTile& t, State& s, int first, const Span& span, bool shared) {
     score<N, T>(t, s, first, span, shared);
-    for (int i = 0; i < N; ++i) soften<Weighing<T>>(t, s, first + i, i, span);
+    for (int i = 0; i < N; ++i) soften_one<T>(t, s, first + i, i, span);
     gather<N>(s, span, (typename Weighing<T>::Weight*)s.p);
     accumulate<N, T>(t, s, first, span);
 }

@@ -31,14 +31,13 @@ QUIRE_INLINE void add_products(const int8_t* codes, int64_t row_bytes, const int
 struct Int8Pages {
     // Few queries alone do not keep the vector unit busy.
     template <int N>
-    static constexpr int kWidth = N <= 2 ? 2 : 1;
+    static constexpr int kWidth = N <= 3 ? 2 : 1;
 
     static int64_t columns(const AttentionTile& t) { return t.pages->stored_columns(); }
     static int8_t* planes_of(const State& s, int64_t columns, int query) {
         return (int8_t*)s.q + query / kVectorsAtOnce * (columns / 4 * kQuadBytes) +
                query % kVectorsAtOnce * kPlaneBytes;
     }
-    static F8 weigh(F8 score) { return coarse_exp2(score); }
 
     // [32 / 4][columns / 4][4][2][4] codes into `s.q`.
     static void load_queries(const AttentionTile& t, State& s) {
@@ -46,7 +45,7 @@ struct Int8Pages {
         for (int i = 0; i < t.num_queries; ++i) {
             float* scaled = s.keys;  // room for a span's keys is room for a query
             for (int64_t d = 0; d < n; ++d) scaled[d] = d < t.pages->head_dim ? t.q[i][d] * (t.scale * kLog2e) : 0.0f;
-            s.unit[i] = quantize(scaled, n, planes_of(s, n, i));
+            s.unit[i] = quantize(scaled, n, magnitude_of(scaled, n), planes_of(s, n, i));
         }
     }
 
@@ -57,6 +56,8 @@ struct Int8Pages {
     static void visit(const AttentionTile& t, State& s, int first, int stop, const Span& span, bool) {
         using Visit = void (*)(const AttentionTile&, State&, int, int, const Span&);
         static constexpr Visit kVisit[] = {visit_four<1>, visit_four<2>, visit_four<3>, visit_four<4>};
+        for (int64_t b = 0; b < span.num_blocks; ++b)
+            memcpy(s.keys + b * span.size, t.pages->units(s.values_at(span.first_block + b)), 4 * span.size);
         for (int four = first / kVectorsAtOnce * kVectorsAtOnce; four < stop; four += kVectorsAtOnce) {
             const int n = stop - four < kVectorsAtOnce ? stop - four : kVectorsAtOnce;
             kVisit[n - 1](t, s, four, first, span);
@@ -67,31 +68,29 @@ struct Int8Pages {
     static void visit_four(const AttentionTile& t, State& s, int four, int first, const Span& span) {
         score<N>(t, s, four, span);
         float units[N] = {};
-        for (int i = first > four ? first - four : 0; i < N; ++i) {
-            soften<Int8Pages>(t, s, four + i, i, span);
-            units[i] = weigh_units(t, s, four + i, i, span);
-        }
+        for (int i = first > four ? first - four : 0; i < N; ++i) units[i] = weigh(t, s, four + i, i, span);
         accumulate<N>(t, s, four, first, span, units);
     }
 
     template <int N>
     static void score(const AttentionTile& t, const State& s, int four, const Span& span) {
         const int64_t last_block = t.last[t.num_queries - 1] / span.size;
+        const int64_t row_bytes = 4 * span.size, quads = columns(t) / 4;
         const int8_t* q = planes_of(s, columns(t), four);
         for (int64_t b = 0; b < span.num_blocks; ++b) {
             const int64_t block = span.first_block + b, next = block < last_block ? block + 1 : last_block;
-            const uint8_t *keys = t.pages->keys(t.block_table[block], t.layer, t.kv_head),
-                          *next_keys = t.pages->keys(t.block_table[next], t.layer, t.kv_head),
-                          *values = t.pages->values(t.block_table[block], t.layer, t.kv_head);
+            const uint8_t *keys = s.keys_at(block), *next_keys = s.keys_at(next), *values = s.values_at(block);
             const float* units = t.pages->units(keys);
             const int64_t num_slots = round_up(span.num_slots(b));
+            __builtin_prefetch(t.pages->units(next_keys));
+            __builtin_prefetch(t.pages->units(s.values_at(next)));
             const auto from = [&](auto width, int64_t slot) {
                 const auto look_ahead = [&](int64_t at) {
                     __builtin_prefetch(next_keys + 4 * slot + at);
                     __builtin_prefetch(values + 4 * slot + at);
                 };
-                score_slots<N, width>(s, four, q, (const int8_t*)keys + 4 * slot, 4 * span.size, columns(t) / 4,
-                                      units + slot, b * span.padded + slot, look_ahead);
+                score_slots<N, width>(s, four, q, (const int8_t*)keys + 4 * slot, row_bytes, quads, units + slot,
+                                      b * span.size + slot, look_ahead);
             };
             int64_t slot = 0;
             for (; slot + kWidth<N> * kLanes <= num_slots; slot += kWidth<N> * kLanes)
@@ -114,18 +113,18 @@ struct Int8Pages {
                   joined(high[j], low[j]) * (load(units + j % C * kLanes) * splat(s.unit[four + j / C])));
     }
 
-    // Weights times the units of values, as codes [slots of a span / 4][4][2][4] into `s.p`. Returns their unit.
-    static float weigh_units(const AttentionTile& t, const State& s, int query, int i, const Span& span) {
-        float* weights = s.scores + i * s.score_stride;
-        for (int64_t b = 0; b < span.num_blocks; ++b) {
-            const int64_t block = t.block_table[span.first_block + b];
-            const float* units = t.pages->units(t.pages->values(block, t.layer, t.kv_head));
-            float* row = weights + b * span.padded;
-            for (int64_t slot = 0; slot < span.size; slot += kLanes)
-                store(row + slot, load(row + slot) * load(units + slot));
-        }
-        hide(t, query, span, weights, 0.0f);  // nothing was written there: its unit may be anything
-        return quantize(weights, span.num_blocks * span.padded, (int8_t*)s.p + i * kPlaneBytes);
+    // Scores become weights times the units of values, as codes [slots of a span / 4][4][2][4] into `s.p`. Returns
+    // their unit. Where the query sees nothing, nothing may have been written: the unit found there may be anything.
+    static float weigh(const AttentionTile& t, State& s, int query, int i, const Span& span) {
+        F8 most = splat(0.0f);
+        soften(t, s, query, i, span, coarse_exp2, [&](int64_t column, F8 score, F8 p) {
+            const F8 weight = zero_at(p * load(s.keys + column), score, splat(-INFINITY));
+            most = max_magnitude(most, weight);
+            return weight;
+        });
+        const float* weights = s.scores + i * s.score_stride;
+        const int64_t n = span.num_blocks * span.size;
+        return quantize(weights, n, largest_magnitude(most), (int8_t*)s.p + i * kPlaneBytes);
     }
 
     template <int N>
@@ -144,11 +143,11 @@ struct Int8Pages {
         I8 high[N * C], low[N * C];
         QUIRE_UNROLL
         for (int j = 0; j < N * C; ++j) high[j] = low[j] = zero_integers();
+        const int64_t row_bytes = 4 * columns(t);
         for (int64_t b = 0; b < span.num_blocks; ++b) {
-            const uint8_t* values = t.pages->values(t.block_table[span.first_block + b], t.layer, t.kv_head);
-            add_products<N, C>((const int8_t*)values + 4 * d, 4 * columns(t),
-                               (const int8_t*)s.p + b * span.padded * kPlaneBytes, (span.num_slots(b) + 3) / 4, high,
-                               low, [](int64_t) {});
+            add_products<N, C>((const int8_t*)s.values_at(span.first_block + b) + 4 * d, row_bytes,
+                               (const int8_t*)s.p + b * span.size * kPlaneBytes, (span.num_slots(b) + 3) / 4, high, low,
+                               [](int64_t) {});
         }
         QUIRE_UNROLL
         for (int j = 0; j < N * C; ++j) {

@@ -33,9 +33,12 @@ int64_t round_up(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 // What is kept of each query between spans, and what belongs to one span. The entries of `q` and `p` that belong to one
 // head column or slot lie together, so that a turn of the inner loops reads them from one place.
 struct State {
+    const uint8_t* head;   // the keys of block 0; its values lie `to_values` behind
+    const int32_t* table;  // of the sequence
+    size_t block_bytes, to_values;
     float* q;       // [32 / 8, head_dim, 8]; int8: codes
     float* acc;     // [32, round_up(head_dim)], rows acc_stride apart
-    float* keys;    // [blocks of a span, head_dim, block_size]: those of the span, as floats
+    float* keys;    // [blocks of a span, head_dim, block_size]: those of the span, as floats; int8: units of its values
     float* scores;  // [8, slots of a span, each block's rounded up]
     void* p;        // [slots of a span, 8] of Weighing<T>::Weight; int8: codes
     int64_t acc_stride, score_stride;
@@ -43,6 +46,10 @@ struct State {
     F8 weight[kTileQueries];         // l, in lanes
     float correction[kTileQueries];  // 2^(m - m') of the span under way
     float unit[kTileQueries];        // int8: what a code of the query is worth
+
+    // Of the sequence's block at `place`.
+    const uint8_t* keys_at(int64_t place) const { return head + table[place] * block_bytes; }
+    const uint8_t* values_at(int64_t place) const { return keys_at(place) + to_values; }
 };
 
 // What the queries of a tile found in one part, or in all so far.
@@ -78,9 +85,11 @@ void hide(const AttentionTile& t, int query, const Span& span, float* row, float
     }
 }
 
-// Row i of the scores, which is the query's, becomes weights: P::weigh(score - m').
-template <class P>
-void soften(const AttentionTile& t, State& s, int query, int i, const Span& span) {
+// Row i of the scores, which is the query's, becomes weights p = weigh(score - m'), of which keep(column, score, p) is
+// stored.
+template <class Weigh, class Keep>
+QUIRE_INLINE void soften(const AttentionTile& t, State& s, int query, int i, const Span& span, const Weigh& weigh,
+                         const Keep& keep) {
     float* scores = s.scores + i * s.score_stride;
     const int64_t num_columns = span.num_blocks * span.padded;
     hide(t, query, span, scores, -INFINITY);
@@ -93,9 +102,9 @@ void soften(const AttentionTile& t, State& s, int query, int i, const Span& span
     s.correction[query] = correction[0];
     F8 weight = s.weight[query] * splat(correction[0]);
     for (int64_t c = 0; c < num_columns; c += kLanes) {
-        const F8 p = P::weigh(load(scores + c) - splat(now));
+        const F8 score = load(scores + c), p = weigh(score - splat(now));
         weight = weight + p;
-        store(scores + c, p);
+        store(scores + c, keep(c, score, p));
     }
     s.weight[query] = weight;
 }

@@ -143,31 +143,34 @@ inline void store_planes(int8_t* p, F8 x) {
 #endif
 #endif
 
-// How a group becomes codes: x * factor, each of them worth `unit`. A group with an Inf or a NaN has the unit NaN, so
-// that it is seen, and zeros for codes.
+// How a group becomes codes: x * factor, each of them worth `unit`.
 struct Units {
     float factor, unit;
-    bool finite;
-};
-// x [n], n a multiple of 8.
-inline Units measure(const float* x, int64_t n, float most_code) {
-    F8 most = splat(0.0f), blemish = splat(0.0f);  // 0, or NaN once something was not finite
-    for (int64_t i = 0; i < n; i += kLanes) {
-        const F8 v = load(x + i);
-        most = max(most, max(v, splat(0.0f) - v));
-        blemish = multiply_add(v, splat(0.0f), blemish);
+
+    // For a group of that magnitude. With an Inf or a NaN in it the unit is NaN, so that it is seen.
+    Units(float magnitude, float most_code) : factor(0.0f), unit(0.0f) {
+        if (!(magnitude < INFINITY)) {
+            unit = NAN;
+        } else if (magnitude >= kLeastNumber) {
+            factor = most_code / magnitude;
+            unit = magnitude / most_code;
+        }
     }
-    if (!(sum(blemish) == 0.0f)) return {0.0f, NAN, false};
-    const float largest_of_all = largest(most);
-    if (largest_of_all < kLeastNumber) return {0.0f, 0.0f, true};
-    return {most_code / largest_of_all, largest_of_all / most_code, true};
+    bool zero() const { return factor == 0.0f; }  // all codes are 0
+};
+
+// x [n], n a multiple of 8.
+inline float magnitude_of(const float* x, int64_t n) {
+    F8 most = splat(0.0f);
+    for (int64_t i = 0; i < n; i += kLanes) most = max_magnitude(most, load(x + i));
+    return largest_magnitude(most);
 }
 
-// x [n] as one of four vectors, n a multiple of 8. Returns what a code is worth.
-inline float quantize(const float* x, int64_t n, int8_t* planes) {
-    const Units units = measure(x, n, kMostPlanes);
+// x [n] of that magnitude as one of four vectors, n a multiple of 8. Returns what a code is worth.
+inline float quantize(const float* x, int64_t n, float magnitude, int8_t* planes) {
+    const Units units(magnitude, kMostPlanes);
     for (int64_t i = 0; i < n; i += kLanes, planes += 2 * kQuadBytes)
-        store_planes(planes, units.finite ? load(x + i) * splat(units.factor) : splat(0.0f));
+        store_planes(planes, units.zero() ? splat(0.0f) : load(x + i) * splat(units.factor));
     return units.unit;
 }
 

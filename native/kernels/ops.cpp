@@ -76,9 +76,9 @@ float quantize_head(const float* x, int64_t head_dim, int64_t columns, int8_t* c
     float padded[kMostInt8];
     memcpy(padded, x, head_dim * sizeof(float));
     for (int64_t d = head_dim; d < columns; ++d) padded[d] = 0.0f;
-    const Units units = measure(padded, columns, kMostCode);
+    const Units units(magnitude_of(padded, columns), kMostCode);
     for (int64_t d = 0; d < columns; d += kLanes)
-        store_codes(codes + d, units.finite ? load(padded + d) * splat(units.factor) : splat(0.0f));
+        store_codes(codes + d, units.zero() ? splat(0.0f) : load(padded + d) * splat(units.factor));
     return units.unit;
 }
 

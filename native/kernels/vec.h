@@ -70,6 +70,19 @@ inline F8 zero_below(F8 x, F8 key, F8 bound) {
     return {vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x.a), vcgeq_f32(key.a, bound.a))),
             vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x.b), vcgeq_f32(key.b, bound.b)))};
 }
+// x, but 0 where the key is the bound.
+inline F8 zero_at(F8 x, F8 key, F8 bound) {
+    return {vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x.a), vceqq_f32(key.a, bound.a))),
+            vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x.b), vceqq_f32(key.b, bound.b)))};
+}
+// The larger of most and |x|, most being a magnitude itself: as bits, where Inf is above all numbers and NaN above Inf.
+inline float32x4_t max_magnitude(float32x4_t most, float32x4_t x) {
+    return vreinterpretq_f32_u32(vmaxq_u32(vreinterpretq_u32_f32(most), vreinterpretq_u32_f32(vabsq_f32(x))));
+}
+inline F8 max_magnitude(F8 most, F8 x) { return {max_magnitude(most.a, x.a), max_magnitude(most.b, x.b)}; }
+inline float largest_magnitude(F8 most) {
+    return from_bits(vmaxvq_u32(vreinterpretq_u32_f32(max_magnitude(most.a, most.b))));
+}
 // x * 2^n, where n stands in the low bits of `shifted`; the product must be a normal number.
 inline float32x4_t scale_by_power(float32x4_t x, float32x4_t shifted) {
     const int32x4_t power = vshlq_n_s32(vreinterpretq_s32_f32(shifted), 23);
@@ -157,6 +170,11 @@ inline F8 multiply_add(F8 x, F8 y, F8 sum) { return {_mm256_fmadd_ps(x.a, y.a, s
 inline F8 max(F8 x, F8 y) { return {_mm256_max_ps(x.a, y.a)}; }
 inline F8 min(F8 x, F8 y) { return {_mm256_min_ps(x.a, y.a)}; }
 inline F8 zero_below(F8 x, F8 key, F8 bound) { return {_mm256_and_ps(x.a, _mm256_cmp_ps(key.a, bound.a, _CMP_GE_OQ))}; }
+inline F8 zero_at(F8 x, F8 key, F8 bound) { return {_mm256_andnot_ps(_mm256_cmp_ps(key.a, bound.a, _CMP_EQ_OQ), x.a)}; }
+inline F8 max_magnitude(F8 most, F8 x) {
+    const __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x.a);
+    return {_mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(most.a), _mm256_castps_si256(magnitude)))};
+}
 inline F8 scale_by_power(F8 x, F8 shifted) {
     const __m256i power = _mm256_slli_epi32(_mm256_castps_si256(shifted.a), 23);
     return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.a), power))};
@@ -207,6 +225,12 @@ inline F8 multiply_add(F8 x, F8 y, F8 sum) { QUIRE_LANES(sum.v[i] + x.v[i] * y.v
 inline F8 max(F8 x, F8 y) { QUIRE_LANES(x.v[i] > y.v[i] ? x.v[i] : y.v[i]); }
 inline F8 min(F8 x, F8 y) { QUIRE_LANES(x.v[i] < y.v[i] ? x.v[i] : y.v[i]); }
 inline F8 zero_below(F8 x, F8 key, F8 bound) { QUIRE_LANES(key.v[i] >= bound.v[i] ? x.v[i] : 0.0f); }
+inline F8 zero_at(F8 x, F8 key, F8 bound) { QUIRE_LANES(key.v[i] == bound.v[i] ? 0.0f : x.v[i]); }
+inline float max_magnitude(float most, float x) {
+    const uint32_t bits = to_bits(x) & 0x7fffffff;
+    return bits > to_bits(most) ? from_bits(bits) : most;
+}
+inline F8 max_magnitude(F8 most, F8 x) { QUIRE_LANES(max_magnitude(most.v[i], x.v[i])); }
 inline F8 scale_by_power(F8 x, F8 shifted) { QUIRE_LANES(from_bits(to_bits(x.v[i]) + (to_bits(shifted.v[i]) << 23))); }
 #undef QUIRE_LANES
 
@@ -251,6 +275,13 @@ inline float largest(F8 x) {
 }
 
 #if !defined(QUIRE_F8_NEON)
+inline float largest_magnitude(F8 x) {
+    float v[kLanes];
+    store(v, x);
+    uint32_t most = to_bits(v[0]);
+    for (int i = 1; i < kLanes; ++i) most = to_bits(v[i]) > most ? to_bits(v[i]) : most;
+    return from_bits(most);
+}
 inline void store_columns(float* out, const F8 (&rows)[8]) {
     for (int i = 0; i < 8; ++i) {
         float row[kLanes];
