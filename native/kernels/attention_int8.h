@@ -56,8 +56,6 @@ struct Int8Pages {
     static void visit(const AttentionTile& t, State& s, int first, int stop, const Span& span, bool) {
         using Visit = void (*)(const AttentionTile&, State&, int, int, const Span&);
         static constexpr Visit kVisit[] = {visit_four<1>, visit_four<2>, visit_four<3>, visit_four<4>};
-        for (int64_t b = 0; b < span.num_blocks; ++b)
-            memcpy(s.keys + b * span.size, t.pages->units(s.values_at(span.first_block + b)), 4 * span.size);
         for (int four = first / kVectorsAtOnce * kVectorsAtOnce; four < stop; four += kVectorsAtOnce) {
             const int n = stop - four < kVectorsAtOnce ? stop - four : kVectorsAtOnce;
             kVisit[n - 1](t, s, four, first, span);
@@ -67,9 +65,19 @@ struct Int8Pages {
     template <int N>
     static void visit_four(const AttentionTile& t, State& s, int four, int first, const Span& span) {
         score<N>(t, s, four, span);
+        gather_units(t, s, span);
         float units[N] = {};
         for (int i = first > four ? first - four : 0; i < N; ++i) units[i] = weigh(t, s, four + i, i, span);
         accumulate<N>(t, s, four, first, span, units);
+    }
+
+    // The units of the span's values, side by side.
+    static void gather_units(const AttentionTile& t, const State& s, const Span& span) {
+        for (int64_t b = 0; b < span.num_blocks; ++b) {
+            const float* units = t.pages->units(s.values_at(span.first_block + b));
+            for (int64_t slot = 0; slot < span.size; slot += kLanes)
+                store(s.keys + b * span.size + slot, load(units + slot));
+        }
     }
 
     template <int N>
@@ -83,7 +91,7 @@ struct Int8Pages {
             const float* units = t.pages->units(keys);
             const int64_t num_slots = round_up(span.num_slots(b));
             __builtin_prefetch(t.pages->units(next_keys));
-            __builtin_prefetch(t.pages->units(s.values_at(next)));
+            __builtin_prefetch(t.pages->units(values));
             const auto from = [&](auto width, int64_t slot) {
                 const auto look_ahead = [&](int64_t at) {
                     __builtin_prefetch(next_keys + 4 * slot + at);
