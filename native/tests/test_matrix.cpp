@@ -14,6 +14,7 @@
 #include "samples.h"
 
 void print_times();
+void test_attention(int& passed, int& failed);
 
 namespace {
 
@@ -173,6 +174,7 @@ int main(int argc, char** argv) {
         }
     }
     test_non_finite();
+    test_attention(passed, failed);
     std::printf("tables:");
     for (const char* const* isa = available_isas(); *isa; ++isa) std::printf(" %s", *isa);
     std::printf("\n%d passed, %d failed\n", passed, failed);
