@@ -9,6 +9,7 @@
 #define QUIRE_UNIT_isa_dotprod 1
 #define QUIRE_UNIT_isa_avx2 2
 #define QUIRE_UNIT_isa_avx512 3
+#define QUIRE_UNIT_isa_avxvnni 4
 #define QUIRE_JOIN_(a, b) a##b
 #define QUIRE_JOIN(a, b) QUIRE_JOIN_(a, b)
 #define QUIRE_UNIT QUIRE_JOIN(QUIRE_UNIT_, QUIRE_ISA)
@@ -26,10 +27,15 @@
 #elif QUIRE_UNIT == 3
 #include "matrix_avx512.h"
 #include "matrix_vector.h"
+#elif QUIRE_UNIT == 4
+#include "matrix_avxvnni.h"
+#include "matrix_vector.h"
 #endif
 #include "matrix_tiles.h"
 #if QUIRE_UNIT == 1
 #include "matrix_neon_panel.h"
+#elif QUIRE_UNIT == 3
+#include "matrix_avx512_panel.h"
 #endif
 // clang-format on
 
@@ -39,28 +45,69 @@ extern const MatrixKernels matrix_kernels;
 
 namespace {
 
-#if QUIRE_UNIT != 1
+// The tiles for many rows, and how many that is.
+#if QUIRE_UNIT == 1
+template <class Format>
+constexpr int64_t kPanelRows = InPlace<Format>::max_rows + 1;
+#elif QUIRE_UNIT == 3
+template <class Format>
+using Unpacked = Avx512Panel<Format>;
+template <class Format>
+constexpr int64_t kPanelRows = 48;
+#else
 template <class Format>
 using Unpacked = InPlace<Format>;
+template <class Format>
+constexpr int64_t kPanelRows = 1;
 #endif
+
+// Bytes of a panel of several tiles: they stay in the second level cache.
+constexpr int64_t kPanelGoal = 256 * 1024;
 
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// A thread's rectangle of the product: its share of the tiles, for its share of the blocks of rows. Where tiles are few
-// for so many threads, some threads have the same tiles and different rows.
-struct Share {
-    int64_t first_tile, last_tile, first_block, last_block;
+inline int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
-    Share(int64_t num_tiles, int64_t num_blocks, int thread, int num_threads) {
-        int row_parts = 1;
-        while (num_threads % (2 * row_parts) == 0 && 2 * row_parts <= num_blocks &&
-               num_tiles * row_parts < 8 * num_threads)
-            row_parts *= 2;
-        const int tile_parts = num_threads / row_parts, tile_part = thread / row_parts, row_part = thread % row_parts;
-        first_tile = num_tiles * tile_part / tile_parts;
-        last_tile = num_tiles * (tile_part + 1) / tile_parts;
-        first_block = num_blocks * row_part / row_parts;
-        last_block = num_blocks * (row_part + 1) / row_parts;
+// How a product is cut: into bundles of tiles and blocks of rows, each pair of which is one step, and these among
+// threads, row_parts of which have the same bundles and different blocks.
+template <class Tiles>
+struct Cut {
+    static constexpr int64_t bundle = kTilesAtOnce<Tiles>;
+    int64_t num_bundles, block_rows, num_blocks;
+    int row_parts = 1;
+
+    // The cut whose largest share is least work. To take a tile costs about as much as to multiply it with 8 rows.
+    Cut(const PackedMatrix& w, int64_t rows, int num_threads)
+        : num_bundles(parts_of(w.num_tiles(), bundle)),
+          block_rows(w.is_integer() && rows > Tiles::max_rows ? kQuantizedRows : int64_t(Tiles::max_rows)),
+          num_blocks(parts_of(rows, block_rows)) {
+        int64_t least = -1;
+        for (int parts = 1; parts <= num_blocks && num_threads % parts == 0; parts *= 2) {
+            const int64_t bundles = parts_of(num_bundles, num_threads / parts), blocks = parts_of(num_blocks, parts);
+            const int64_t work = bundles * (blocks * block_rows + 8);
+            if (least < 0 || work < least) least = work, row_parts = parts;
+        }
+    }
+
+    // At once, of many quantized rows: kRowBlock of them lie together.
+    static constexpr int64_t kQuantizedRows =
+        kRowBlock % Tiles::max_rows == 0 ? int64_t(Tiles::max_rows) : kRowBlock / 2;
+    static_assert(kQuantizedRows <= Tiles::max_rows && kRowBlock % kQuantizedRows == 0,
+                  "a block is within one of theirs");
+};
+
+// A thread's rectangle of the product.
+struct Share {
+    int64_t first_bundle, last_bundle, first_block, last_block;
+
+    template <class Tiles>
+    Share(const Cut<Tiles>& cut, int thread, int num_threads) {
+        const int tile_parts = num_threads / cut.row_parts, tile_part = thread / cut.row_parts,
+                  row_part = thread % cut.row_parts;
+        first_bundle = cut.num_bundles * tile_part / tile_parts;
+        last_bundle = cut.num_bundles * (tile_part + 1) / tile_parts;
+        first_block = cut.num_blocks * row_part / cut.row_parts;
+        last_block = cut.num_blocks * (row_part + 1) / cut.row_parts;
     }
 };
 
@@ -73,32 +120,37 @@ struct Product {
     uint8_t* panel;
     int thread, num_threads;
 
+    // A panel pays where a thread has many rows for it.
     template <class Format>
     void visit() const {
-        if (rows > kMaxTileRows)
-            multiply<Unpacked<Format>>();
+        using Panel = Unpacked<Format>;
+        const Cut<Panel> cut(w, rows, num_threads);
+        if (rows >= kPanelRows<Format> * cut.row_parts && kTilesAtOnce<Panel> * Panel::tile_bytes(w) <= kPanelBytes)
+            multiply(cut);
         else
-            multiply<InPlace<Format>>();
+            multiply(Cut<InPlace<Format>>(w, rows, num_threads));
     }
 
     // Panel after panel of tiles, each small enough for the second level cache, meets all blocks of rows.
     template <class Tiles>
-    void multiply() const {
-        const int64_t tile_bytes = Tiles::tile_bytes(w),
-                      max_tiles = tile_bytes < kPanelBytes ? kPanelBytes / tile_bytes : 1;
-        const Share share(w.num_tiles(), (rows + Tiles::max_rows - 1) / Tiles::max_rows, thread, num_threads);
+    void multiply(const Cut<Tiles>& cut) const {
+        constexpr int64_t kBundle = Cut<Tiles>::bundle;
+        const Share share(cut, thread, num_threads);
         const GroupOrder order(rows, kRowBlock, w.num_inputs);
-        const int64_t num_panels = (share.last_tile - share.first_tile + max_tiles - 1) / max_tiles;
+        const int64_t bundle_bytes = kBundle * Tiles::tile_bytes(w),
+                      max_bundles = bundle_bytes < kPanelGoal ? kPanelGoal / bundle_bytes : 1,
+                      num_bundles = share.last_bundle - share.first_bundle,
+                      num_panels = parts_of(num_bundles, max_bundles);
         for (int64_t p = 0; p < num_panels; ++p) {
-            const int64_t first = share.first_tile + (share.last_tile - share.first_tile) * p / num_panels;
-            const int64_t last = share.first_tile + (share.last_tile - share.first_tile) * (p + 1) / num_panels;
+            const int64_t first = kBundle * (share.first_bundle + num_bundles * p / num_panels);
+            const int64_t last =
+                min(w.num_tiles(), kBundle * (share.first_bundle + num_bundles * (p + 1) / num_panels));
             const uint8_t* tiles = Tiles::take(w, first, last, panel);
             for (int64_t block = share.first_block; block < share.last_block; ++block) {
-                const int64_t row = block * Tiles::max_rows;
+                const int64_t row = block * cut.block_rows;
                 const Block mine{a.x ? a.x + row * a.stride : nullptr, a.stride,
                                  a.groups ? a.groups + order.start(row) : nullptr, order.block_rows};
-                multiply_rows<Tiles>(tiles, first, last, mine, min(Tiles::max_rows, rows - row),
-                                     out + row * out_stride);
+                multiply_rows<Tiles>(tiles, first, last, mine, min(cut.block_rows, rows - row), out + row * out_stride);
             }
         }
     }
@@ -108,16 +160,17 @@ struct Product {
                        float* to) const {
         if constexpr (Rows > 1)
             if (count < Rows) return multiply_rows<Tiles, Rows - 1>(tile, first_tile, last_tile, mine, count, to);
-        const int64_t tile_bytes = Tiles::tile_bytes(w);
-        for (int64_t t = first_tile; t < last_tile; ++t, tile += tile_bytes) {
-            const int64_t first = t * kTileOutputs, num_outputs = min(kTileOutputs, w.num_outputs - first);
-            if (num_outputs == kTileOutputs) {
+        constexpr int64_t kBundle = Cut<Tiles>::bundle, kOutputs = kBundle * kTileOutputs;
+        const int64_t bundle_bytes = kBundle * Tiles::tile_bytes(w);
+        for (int64_t t = first_tile; t < last_tile; t += kBundle, tile += bundle_bytes) {
+            const int64_t first = t * kTileOutputs, num_outputs = min(kOutputs, w.num_outputs - first);
+            if (num_outputs == kOutputs) {
                 Tiles::template multiply<Rows>(tile, mine, w.num_inputs, to + first, out_stride);
             } else {
-                float padded[Rows * kTileOutputs];
-                Tiles::template multiply<Rows>(tile, mine, w.num_inputs, padded, kTileOutputs);
+                float padded[Rows * kOutputs];
+                Tiles::template multiply<Rows>(tile, mine, w.num_inputs, padded, kOutputs);
                 for (int r = 0; r < Rows; ++r)
-                    __builtin_memcpy(to + r * out_stride + first, padded + r * kTileOutputs,
+                    __builtin_memcpy(to + r * out_stride + first, padded + r * kOutputs,
                                      size_t(num_outputs) * sizeof(float));
             }
         }

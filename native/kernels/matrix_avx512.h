@@ -15,7 +15,7 @@ struct Unit {
     using Float = __m512;
     using Int = __m512i;
     static constexpr int lanes = 16;
-    static constexpr int max_rows = 8;
+    static constexpr int max_rows = 12;
     static constexpr int row_block = max_rows;
     static constexpr int int_vectors(int) { return 1; }
     static constexpr int float_vectors(int) { return 1; }
@@ -33,38 +33,58 @@ struct Unit {
     QUIRE_INLINE static Float fma_scalar(Float a, const float* b, Float c) {
         return _mm512_fmadd_ps(a, _mm512_set1_ps(*b), c);
     }
-    QUIRE_INLINE static Float scaled(Int dots, Float scales) { return _mm512_mul_ps(_mm512_cvtepi32_ps(dots), scales); }
-
-    // dots + w . x in each lane: w unsigned, x 4 activation codes for all lanes.
-    QUIRE_INLINE static Int add_dot(Int dots, Int w, const int8_t* x) {
-        int32_t bits;
-        __builtin_memcpy(&bits, x, 4);
-        return _mm512_dpbusd_epi32(dots, w, _mm512_set1_epi32(bits));
+    // Dot products start at the bits of 1.5 * 2^23, where floats count by ones: a multiply-add with an addend that all
+    // rows share then converts and scales at once. Both are exact: a dot product is below 2^22, and a scale has few
+    // bits.
+    static constexpr float kCounter = 0x1.8p23f;
+    static constexpr int32_t kCounterBits = 0x4b400000;
+    QUIRE_INLINE static Float scaled(Int dots, Float scales) {
+        return _mm512_fmadd_ps(_mm512_castsi512_ps(dots), scales, _mm512_mul_ps(scales, _mm512_set1_ps(-kCounter)));
     }
 
-    // vpdpbusd wants unsigned weights: signed bytes are shifted up by 128, and the shift is taken off again through
-    // `start`.
+    // vpdpbusd wants unsigned weights: signed bytes are shifted up by 128, nibbles are stored with `zero` added. What
+    // that adds to a dot product is taken off its start: code_sum, as two words, times (-shift, 0).
+    template <class Format>
+    QUIRE_INLINE static Int start(const QuantizedGroup& x, int part) {
+        constexpr int kShift = Format::bits == 8 ? 128 : Format::zero;
+        const Int counter = _mm512_set1_epi32(kCounterBits);
+        if constexpr (kShift == 0) return counter;
+        return _mm512_dpwssd_epi32(counter, _mm512_set1_epi32(code_sum_of<Format>(x, part)),
+                                   _mm512_set1_epi32(-kShift & 0xffff));
+    }
+
+    // 4 activation codes in every lane.
+    QUIRE_INLINE static Int quad(const int8_t* codes) {
+        int32_t bits;
+        __builtin_memcpy(&bits, codes, 4);
+        return _mm512_set1_epi32(bits);
+    }
+
     template <class Format, int Rows>
     QUIRE_INLINE static void dot(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows], int part,
                                  Int (&dots)[Rows]) {
-        constexpr int kShift = Format::bits == 8 ? 128 : Format::zero;
-        for (int r = 0; r < Rows; ++r) dots[r] = _mm512_set1_epi32(-kShift * code_sum_of<Format>(*rows[r], part));
+        QUIRE_UNROLL
+        for (int r = 0; r < Rows; ++r) dots[r] = start<Format>(*rows[r], part);
         if constexpr (Format::bits == 8) {
+            QUIRE_UNROLL
             for (int q = 0; q < Format::group / 4; ++q) {
                 const Int w =
                     _mm512_xor_si512(_mm512_loadu_si512(codes + q * 4 * kTileOutputs), _mm512_set1_epi8(-128));
+                QUIRE_UNROLL
                 for (int r = 0; r < Rows; ++r)
-                    dots[r] = add_dot(dots[r], w, rows[r]->codes + part * Format::group + 4 * q);
+                    dots[r] = _mm512_dpbusd_epi32(dots[r], w, quad(rows[r]->codes + part * Format::group + 4 * q));
             }
         } else {
             const Int low_bits = _mm512_set1_epi8(15);
+            QUIRE_UNROLL
             for (int p = 0; p < 4; ++p) {
                 const Int pairs = _mm512_loadu_si512(codes + p * 4 * kTileOutputs);
                 const Int low = _mm512_and_si512(pairs, low_bits);
                 const Int high = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low_bits);
+                QUIRE_UNROLL
                 for (int r = 0; r < Rows; ++r) {
-                    dots[r] = add_dot(dots[r], low, rows[r]->codes + 4 * p);
-                    dots[r] = add_dot(dots[r], high, rows[r]->codes + 16 + 4 * p);
+                    dots[r] = _mm512_dpbusd_epi32(dots[r], low, quad(rows[r]->codes + 4 * p));
+                    dots[r] = _mm512_dpbusd_epi32(dots[r], high, quad(rows[r]->codes + 16 + 4 * p));
                 }
             }
         }

@@ -6,6 +6,9 @@
 // For the pieces of a kernel: arrays of vectors stay in registers only where all that touches them is one function.
 #define QUIRE_INLINE inline __attribute__((always_inline))
 
+// Before a loop over vectors that must stay in registers.
+#define QUIRE_UNROLL _Pragma("GCC unroll 16")
+
 namespace quire::QUIRE_ISA {
 namespace {
 

@@ -8,6 +8,7 @@ namespace quire::QUIRE_ISA {
 namespace {
 
 constexpr int kRowBlock = 1;
+template <class Format>
 constexpr int kMaxTileRows = 1;  // rows that TileProduct takes at once
 
 template <bool Wide>

@@ -3,6 +3,7 @@
 //   tile_bytes(w)                  what a tile takes once it is taken
 //   take(w, first, last, panel)    the tiles [first, last), one after the other: in place, or made in `panel`
 //   multiply<Rows>(tile, activations, num_inputs, out, out_stride)
+// and may say more of itself with kTilesAtOnce.
 #pragma once
 
 #include "matrix_format.h"
@@ -10,9 +11,13 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
+// Tiles that are multiplied at once. A panel has room for so many: the last ones may be padding.
+template <class Tiles>
+constexpr int64_t kTilesAtOnce = 1;
+
 template <class Format>
 struct InPlace {
-    static constexpr int max_rows = kMaxTileRows;
+    static constexpr int max_rows = kMaxTileRows<Format>;
 
     static int64_t tile_bytes(const PackedMatrix& w) { return w.tile_bytes(); }
 

@@ -16,6 +16,7 @@ namespace quire::QUIRE_ISA {
 namespace {
 
 constexpr int kRowBlock = Unit::row_block;
+template <class Format>
 constexpr int kMaxTileRows = Unit::max_rows;
 
 template <bool Wide>

@@ -91,7 +91,7 @@ void bind_tape(nb::module_& m) {
         "False if there is no such table. Not while a tape runs.");
 
     nb::class_<View>(m, "View", "Columns of a value: row r starts at arena[offset + r * stride].")
-        .def(nb::init<int64_t, int64_t, int64_t>(), "offset"_a, "stride"_a, "columns"_a);
+        .def(nb::init<int64_t, int64_t, int64_t, bool>(), "offset"_a, "stride"_a, "columns"_a, "few"_a);
 
     nb::class_<Tape>(m, "Tape", "A recorded forward pass.")
         .def(

@@ -4,6 +4,9 @@
 
 #include <cstring>
 
+#ifdef QUIRE_HAS_AVXVNNI
+#include <cpuid.h>
+#endif
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #ifndef HWCAP_ASIMDDP
@@ -27,11 +30,22 @@ QUIRE_DECLARE(dotprod)
 #ifdef QUIRE_HAS_AVX2
 QUIRE_DECLARE(avx2)
 #endif
+#ifdef QUIRE_HAS_AVXVNNI
+QUIRE_DECLARE(avxvnni)
+#endif
 #ifdef QUIRE_HAS_AVX512
 QUIRE_DECLARE(avx512)
 #endif
 
 namespace {
+
+#ifdef QUIRE_HAS_AVXVNNI
+// __builtin_cpu_supports has no name for it in older compilers.
+bool has_avx_vnni() {
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 4);
+}
+#endif
 
 struct Tables {
     const Kernels* found[4];
@@ -52,8 +66,12 @@ struct Tables {
             add(isa_avx512::table);
 #endif
 #ifdef QUIRE_HAS_AVX2
-        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+#ifdef QUIRE_HAS_AVXVNNI
+            if (has_avx_vnni()) add(isa_avxvnni::table);
+#endif
             add(isa_avx2::table);
+        }
 #endif
 #ifdef QUIRE_HAS_DOTPROD
 #ifdef __APPLE__

@@ -72,7 +72,7 @@ struct Activations {
 };
 
 // Memory a thread needs for a product of many rows.
-constexpr int64_t kPanelBytes = 256 * 1024;
+constexpr int64_t kPanelBytes = 1024 * 1024;
 
 struct MatrixKernels {
     int64_t row_block;  // rows that are multiplied at once

@@ -4,12 +4,14 @@
 
 namespace nb = nanobind;
 
+void bind_batch(nb::module_& m);
 void bind_matrix(nb::module_& m);
 void bind_tape(nb::module_& m);
 void bind_sampler(nb::module_& m);
 
 NB_MODULE(_native, m) {
     m.doc() = "CPU kernels of Quire";
+    bind_batch(m);
     bind_matrix(m);
     bind_tape(m);
     bind_sampler(m);

@@ -34,8 +34,7 @@ Weight::Weight(std::vector<PackedMatrix> parts, const float* bias) : segments(st
 // One thread's way through the tape in one step.
 class Walk {
  public:
-    Walk(Tape& tape, const Step& step, const Team& team)
-        : tape_(tape), step_(step), team_(team), kernels_(kernels()), mine_(team.share(step.num_tokens)) {}
+    Walk(Tape& tape, const Step& step, const Team& team) : tape_(tape), step_(step), team_(team), kernels_(kernels()) {}
 
     void run() {
         bool own_rows = true;  // what was written since the last barrier
@@ -43,7 +42,7 @@ class Walk {
             std::visit(
                 [&](const auto& o) {
                     using T = std::decay_t<decltype(o)>;
-                    if (!own_rows || !kReadsOwnRows<T>) {
+                    if (!own_rows || !kReadsOwnRows<T> || gathers(o)) {
                         team_.barrier();
                         own_rows = true;
                     }
@@ -57,60 +56,85 @@ class Walk {
  private:
     float* row(const View& v, int64_t r) const { return tape_.arena_.get() + v.offset + r * v.stride; }
 
+    // Where an op with this output finds the input of its row r.
+    const float* input(const View& v, const View& out, int64_t r) const {
+        return row(v, out.few && !v.few ? step_.logit_rows[r] : r);
+    }
+    int64_t num_rows(const View& v) const { return v.few ? step_.num_logits : step_.num_tokens; }
+    Range mine(const View& out) const { return team_.share(num_rows(out)); }
+
+    // Rows of few are taken from all: others may have written them.
+    template <class T>
+    static bool gathers(const T&) {
+        return false;
+    }
+    static bool gathers(const RmsNorm& op) { return op.out.few && !op.x.few; }
+    static bool gathers(const SiluAndMul& op) { return op.out.few && !op.x.few; }
+    static bool gathers(const Add& op) { return op.out.few && !(op.x.few && op.y.few); }
+    static bool gathers(const Linear& op) { return op.out.few && !op.x.few; }
+
     void run(const Embedding& op) {
-        for (int64_t r = mine_.first; r < mine_.last; ++r) {
+        const auto [first, last] = mine(op.out);
+        for (int64_t r = first; r < last; ++r) {
             const int32_t id = op.row_order ? op.row_order[step_.ids[r]] : step_.ids[r];
             dequantize_row(op.storage, op.data + id * op.row_bytes, row(op.out, r), op.out.columns);
         }
     }
 
     void run(const RmsNorm& op) {
-        for (int64_t r = mine_.first; r < mine_.last; ++r)
-            kernels_.ops.rms_norm(row(op.x, r), op.weight, op.eps, op.x.columns, row(op.out, r));
+        const auto [first, last] = mine(op.out);
+        for (int64_t r = first; r < last; ++r)
+            kernels_.ops.rms_norm(input(op.x, op.out, r), op.weight, op.eps, op.x.columns, row(op.out, r));
     }
 
     void run(const RopeAngles& op) {
-        for (int64_t r = mine_.first; r < mine_.last; ++r)
+        const auto [first, last] = mine(op.out);
+        for (int64_t r = first; r < last; ++r)
             kernels_.ops.rope_angles(step_.positions[r], op.inv_freq, op.scale, op.out.columns / 2, row(op.out, r));
     }
 
     void run(const Rope& op) {
         const int64_t num_heads = op.x.columns / op.head_dim;
-        for (int64_t r = mine_.first; r < mine_.last; ++r)
+        const auto [first, last] = mine(op.x);
+        for (int64_t r = first; r < last; ++r)
             kernels_.ops.rope(row(op.x, r), row(op.angles, r), op.angles.columns / 2, num_heads, op.head_dim);
     }
 
     void run(const WriteKV& op) {
-        for (int64_t r = mine_.first; r < mine_.last; ++r)
+        const auto [first, last] = mine(op.k);
+        for (int64_t r = first; r < last; ++r)
             kernels_.ops.write_kv(tape_.pages_, op.layer, step_.slots[r], row(op.k, r), row(op.v, r));
     }
 
     void run(const SiluAndMul& op) {
-        for (int64_t r = mine_.first; r < mine_.last; ++r)
-            kernels_.ops.silu_and_mul(row(op.x, r), op.out.columns, row(op.out, r));
+        const auto [first, last] = mine(op.out);
+        for (int64_t r = first; r < last; ++r)
+            kernels_.ops.silu_and_mul(input(op.x, op.out, r), op.out.columns, row(op.out, r));
     }
 
     void run(const Add& op) {
-        for (int64_t r = mine_.first; r < mine_.last; ++r)
-            kernels_.ops.add(row(op.x, r), row(op.y, r), op.x.columns, row(op.out, r));
+        const auto [first, last] = mine(op.out);
+        for (int64_t r = first; r < last; ++r)
+            kernels_.ops.add(input(op.x, op.out, r), input(op.y, op.out, r), op.x.columns, row(op.out, r));
     }
 
-    void run(const Linear& op) {
-        multiply(op.weight, row(op.x, 0), op.x.stride, step_.num_tokens, row(op.out, 0), op.out.stride);
-    }
+    void run(const Linear& op) { multiply(op.weight, op.x, op.out.few, row(op.out, 0), op.out.stride); }
 
-    void run(const Logits& op) {
-        if (step_.num_logits == 0) return;
-        const int64_t n = op.x.columns;
-        const Range wanted = team_.share(step_.num_logits);
-        for (int64_t i = wanted.first; i < wanted.last; ++i)
-            std::copy_n(row(op.x, step_.logit_rows[i]), n, tape_.gathered_.get() + i * n);
-        multiply(op.weight, tape_.gathered_.get(), n, step_.num_logits, step_.logits, op.weight.num_outputs);
-    }
+    void run(const Logits& op) { multiply(op.weight, op.x, true, step_.logits, op.weight.num_outputs); }
 
     // out = x . w^T + bias: rows are quantized by rows, outputs multiplied by outputs, the bias added by rows.
-    void multiply(const Weight& w, const float* x, int64_t stride, int64_t num_rows, float* out, int64_t out_stride) {
+    void multiply(const Weight& w, const View& from, bool few, float* out, int64_t out_stride) {
+        const int64_t num_rows = few ? step_.num_logits : step_.num_tokens;
+        if (num_rows == 0) return;
         const Range rows = team_.share(num_rows);
+        const float* x = row(from, 0);
+        int64_t stride = from.stride;
+        if (few && !from.few) {
+            for (int64_t r = rows.first; r < rows.last; ++r)
+                std::copy_n(row(from, step_.logit_rows[r]), w.num_inputs, tape_.gathered_.get() + r * w.num_inputs);
+            x = tape_.gathered_.get();
+            stride = w.num_inputs;
+        }
         QuantizedGroup* groups = tape_.groups_.get();
         const GroupOrder order(num_rows, kernels_.matrix.row_block, w.num_inputs);
         if (std::any_of(w.segments.begin(), w.segments.end(), [](const PackedMatrix& m) { return m.is_integer(); }))
@@ -130,22 +154,38 @@ class Walk {
             kernels_.ops.add(out + r * out_stride, w.bias, w.num_outputs, out + r * out_stride);
     }
 
-    // The queries of a sequence that read one KV head, ordered by token and then by head, are cut into tiles. Whoever
-    // is free takes the next one; the longest of a sequence come first. Where there are too few tiles to keep everybody
-    // busy, their contexts are cut into parts as well.
+    // Neighbouring rows of queries of one sequence: its tokens of this step, or one of few.
+    struct Run {
+        int64_t start, count;
+        int64_t context;  // positions the last of them sees
+        const int32_t* block_table;
+    };
+    int64_t num_runs(bool few) const { return few ? step_.num_logits : step_.num_seqs; }
+    Run run_at(bool few, int64_t index) const {
+        const int64_t seq = few ? tape_.logit_seqs_[index] : index;
+        const int64_t start = step_.seq_starts[seq], end = step_.seq_starts[seq + 1], context = step_.context_lens[seq];
+        const int32_t* table = step_.block_tables + seq * step_.table_stride;
+        if (few) return {index, 1, context - (end - 1 - step_.logit_rows[index]), table};
+        return {start, end - start, context, table};
+    }
+
+    // The queries of a run that read one KV head, ordered by token and then by head, are cut into tiles. Whoever is
+    // free takes the next one; the longest of a run come first. Where there are too few tiles to keep everybody busy,
+    // their contexts are cut into parts as well.
     void run(const Attention& op) {
         const Pages& pages = tape_.pages_;
         const int64_t group = op.q.columns / pages.head_dim / pages.num_kv_heads;
         int64_t num_tiles = 0;
-        for (int64_t seq = 0; seq < step_.num_seqs; ++seq) num_tiles += tiles_of(seq, group) * pages.num_kv_heads;
+        for (int64_t i = 0; i < num_runs(op.out.few); ++i)
+            num_tiles += num_tiles_of(run_at(op.out.few, i), group) * pages.num_kv_heads;
         const bool in_parts = num_tiles < kTilesAThread * team_.num_threads && tape_.max_parts_ > 1;
         float* findings = tape_.findings_.get();
         std::atomic<int64_t>& counter = tape_.counters_[op.counter];
         int64_t mine = counter.fetch_add(1, std::memory_order_relaxed), item = 0;
-        each_tile(group, [&](int64_t seq, int64_t kv_head, int64_t first, int64_t num_parts) {
+        each_tile(op, group, [&](const Run& run, int64_t kv_head, int64_t first, int64_t num_parts) {
             for (int64_t part = 0; part < (in_parts ? num_parts : 1); ++part, ++item) {
                 if (item != mine) continue;
-                const AttentionTile tile = tile_at(op, seq, kv_head, group, first);
+                const AttentionTile tile = tile_at(op, run, kv_head, group, first);
                 if (in_parts)
                     kernels_.ops.attend_part(tile, part, findings + item * attention_findings(pages.head_dim));
                 else
@@ -156,50 +196,46 @@ class Walk {
         if (!in_parts) return;
         team_.barrier();
         int64_t turn = 0;
-        each_tile(group, [&](int64_t seq, int64_t kv_head, int64_t first, int64_t num_parts) {
+        each_tile(op, group, [&](const Run& run, int64_t kv_head, int64_t first, int64_t num_parts) {
             if (turn++ % team_.num_threads == team_.thread)
-                kernels_.ops.fold_parts(tile_at(op, seq, kv_head, group, first), findings, num_parts);
+                kernels_.ops.fold_parts(tile_at(op, run, kv_head, group, first), findings, num_parts);
             findings += num_parts * attention_findings(pages.head_dim);
         });
     }
 
-    int64_t tiles_of(int64_t seq, int64_t group) const {
-        return ceil_div((step_.seq_starts[seq + 1] - step_.seq_starts[seq]) * group, kTileQueries);
-    }
+    static int64_t num_tiles_of(const Run& run, int64_t group) { return ceil_div(run.count * group, kTileQueries); }
 
-    // visit(sequence, KV head, first query, number of parts) for every tile of the step, in one order.
+    // visit(run, KV head, first query, number of parts) for every tile of the step, in one order.
     template <class Visit>
-    void each_tile(int64_t group, const Visit& visit) const {
+    void each_tile(const Attention& op, int64_t group, const Visit& visit) const {
         const int64_t part_size = attention_part(tape_.pages_.block_size);
-        for (int64_t seq = 0; seq < step_.num_seqs; ++seq) {
-            const int64_t count = step_.seq_starts[seq + 1] - step_.seq_starts[seq];
-            for (int64_t tile = tiles_of(seq, group) - 1; tile >= 0; --tile) {
-                const int64_t last_query = std::min((tile + 1) * kTileQueries, count * group) - 1;
-                const int64_t position = step_.context_lens[seq] - count + last_query / group;
+        for (int64_t i = 0; i < num_runs(op.out.few); ++i) {
+            const Run run = run_at(op.out.few, i);
+            for (int64_t tile = num_tiles_of(run, group) - 1; tile >= 0; --tile) {
+                const int64_t last_query = std::min((tile + 1) * kTileQueries, run.count * group) - 1;
+                const int64_t position = run.context - run.count + last_query / group;
                 for (int64_t kv_head = 0; kv_head < tape_.pages_.num_kv_heads; ++kv_head)
-                    visit(seq, kv_head, tile * kTileQueries, position / part_size + 1);
+                    visit(run, kv_head, tile * kTileQueries, position / part_size + 1);
             }
         }
     }
 
-    AttentionTile tile_at(const Attention& op, int64_t seq, int64_t kv_head, int64_t group, int64_t first) const {
+    AttentionTile tile_at(const Attention& op, const Run& run, int64_t kv_head, int64_t group, int64_t first) const {
         const Pages& pages = tape_.pages_;
-        const int64_t start = step_.seq_starts[seq], count = step_.seq_starts[seq + 1] - start;
-        const int64_t computed = step_.context_lens[seq] - count;  // positions before this step's
         AttentionTile tile;
         tile.pages = &pages;
         tile.layer = op.layer;
         tile.kv_head = kv_head;
-        tile.block_table = step_.block_tables + seq * step_.table_stride;
-        tile.num_queries = int(std::min<int64_t>(kTileQueries, count * group - first));
+        tile.block_table = run.block_table;
+        tile.num_queries = int(std::min<int64_t>(kTileQueries, run.count * group - first));
         tile.scale = op.scale;
         tile.scratch =
             tape_.attention_scratch_.get() + team_.thread * attention_scratch(pages.head_dim, pages.block_size);
         for (int i = 0; i < tile.num_queries; ++i) {
             const int64_t token = (first + i) / group, head = kv_head * group + (first + i) % group;
-            const int64_t position = computed + token;
-            tile.q[i] = row(op.q, start + token) + head * pages.head_dim;
-            tile.out[i] = row(op.out, start + token) + head * pages.head_dim;
+            const int64_t position = run.context - run.count + token;
+            tile.q[i] = input(op.q, op.out, run.start + token) + head * pages.head_dim;
+            tile.out[i] = row(op.out, run.start + token) + head * pages.head_dim;
             tile.last[i] = int32_t(position);
             tile.first[i] = int32_t(op.window ? std::max<int64_t>(0, position - op.window + 1) : 0);
         }
@@ -210,7 +246,6 @@ class Walk {
     const Step& step_;
     const Team team_;
     const Kernels& kernels_;
-    const Range mine_;  // rows
 };
 
 Tape::Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_threads)
@@ -221,19 +256,17 @@ Tape::Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_t
 }
 
 void Tape::add(Op op) {
-    const auto reserve = [&](const Weight& w) {
+    const auto reserve = [&](const Weight& w, const View& x, bool few) {
         groups_.reserve(GroupOrder(max_tokens_, kernels().matrix.row_block, w.num_inputs).size(max_tokens_));
+        if (few && !x.few) gathered_.reserve(max_tokens_ * w.num_inputs);
     };
     if (auto* embedding = std::get_if<Embedding>(&op)) num_ids_ = std::min(num_ids_, embedding->num_rows);
-    if (auto* linear = std::get_if<Linear>(&op)) reserve(linear->weight);
+    if (auto* linear = std::get_if<Linear>(&op)) reserve(linear->weight, linear->x, linear->out.few);
     if (auto* attention = std::get_if<Attention>(&op)) {
         attention->counter = int64_t(counters_.size());
         counters_ = std::vector<std::atomic<int64_t>>(counters_.size() + 1);
     }
-    if (auto* logits = std::get_if<Logits>(&op)) {
-        reserve(logits->weight);
-        gathered_.reserve(max_tokens_ * logits->weight.num_inputs);
-    }
+    if (auto* logits = std::get_if<Logits>(&op)) reserve(logits->weight, logits->x, true);
     ops_.push_back(std::move(op));
 }
 
@@ -242,6 +275,11 @@ void Tape::run(const Step& step) {
     if (step.num_tokens == 0) return;
     for (std::atomic<int64_t>& counter : counters_) counter.store(0, std::memory_order_relaxed);
     const int32_t longest = *std::max_element(step.context_lens, step.context_lens + step.num_seqs);
+    logit_seqs_.resize(step.num_logits);
+    for (int64_t i = 0; i < step.num_logits; ++i) {
+        const int32_t* end = std::upper_bound(step.seq_starts, step.seq_starts + step.num_seqs, step.logit_rows[i]);
+        logit_seqs_[i] = int32_t(end - step.seq_starts) - 1;
+    }
     max_parts_ = ceil_div(longest, attention_part(pages_.block_size));
     findings_.reserve(kTilesAThread * num_threads_ * max_parts_ * attention_findings(pages_.head_dim));
     run_team(num_threads_, [&](const Team& team) { Walk(*this, step, team).run(); });

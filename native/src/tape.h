@@ -17,9 +17,12 @@
 
 namespace quire {
 
-// Neighbouring columns of a value: row r starts at arena[offset + r * stride].
+// Neighbouring columns of a value: row r starts at arena[offset + r * stride]. Row r belongs to token r, or where
+// `few`, to token logit_rows[r]: what only logits depend on is computed for the tokens whose logits are wanted. An op
+// does that if its output is such a value; its inputs may be of either kind.
 struct View {
     int64_t offset, stride, columns;
+    bool few;
 };
 
 // A step as flat arrays; see StepBatch in ops/opset.py.
@@ -115,7 +118,7 @@ class Tape {
     std::vector<Op> ops_;
     int64_t num_ids_ = INT32_MAX;  // rows of the smallest table
     Buffer<float> arena_;
-    // Of the matrix product under way: its inputs, quantized; for logits, its input rows gathered.
+    // Of the matrix product under way: its inputs, quantized; those of few rows, gathered.
     Buffer<QuantizedGroup> groups_;
     Buffer<float> gathered_;
     Buffer<uint8_t> panels_;  // kPanelBytes for each thread
@@ -123,6 +126,7 @@ class Tape {
     Buffer<float> findings_;  // of the parts of contexts, where these are shared among threads
     int64_t max_parts_ = 0;   // of the step under way
     std::vector<std::atomic<int64_t>> counters_;
+    std::vector<int32_t> logit_seqs_;  // [num_logits] whose token a logit row is, in the step under way
 };
 
 }  // namespace quire

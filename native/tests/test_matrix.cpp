@@ -22,7 +22,8 @@ using namespace quire;
 using namespace quire::tests;
 
 constexpr int64_t kMaxTestRows = 64;
-constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 17, 31, 64};
+constexpr int64_t kRowCounts[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13,
+                                  17, 31, 49, 50, 51, 53, 54, 55, 56, 57, 58, 59, 64};
 constexpr int64_t kOutputs[] = {1, 7, 31, 33, 100};
 constexpr int64_t kInputs[] = {32, 64, 96, 256, 288, 1536};
 constexpr int64_t kFloatInputs[] = {1, 7, 32, 100, 257};
@@ -136,6 +137,21 @@ void test_case(Case& c) {
     }
 }
 
+// Tiles that no panel has room for.
+void test_long_rows() {
+    Random random(8);
+    for (Storage storage : {Storage::Q4_1, Storage::Q6_K, Storage::F16}) {
+        Case c(storage_info(storage), 20, 80 * 1024, random);
+        use_isa("plain");
+        const std::vector<float> expected = c.multiply(kMaxTestRows, 1);
+        for (const char* const* isa = available_isas(); *isa; ++isa) {
+            use_isa(*isa);
+            check(same_bits(c.multiply(kMaxTestRows, 1), expected), "long rows", *isa, c.info.name, c.outputs, c.inputs,
+                  kMaxTestRows);
+        }
+    }
+}
+
 // Inf and NaN reach every result that depends on them, and no other row.
 void test_non_finite() {
     Random random(7);
@@ -173,6 +189,7 @@ int main(int argc, char** argv) {
             }
         }
     }
+    test_long_rows();
     test_non_finite();
     test_attention(passed, failed);
     std::printf("tables:");

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.ops.native.liveness import Storage, Use, place
+from quire.ops.native.liveness import Storage, Use, needed_for_logits, place
 
 
 @st.composite
@@ -50,3 +50,25 @@ def test_without_barriers_nothing_is_shared():
     chain = [Storage(8) for _ in range(5)]
     uses = [Use([], chain[0], False)] + [Use([x], y, False) for x, y in pairwise(chain)]
     assert place(uses, num_rows=4)[1] == 5 * 8 * 4
+
+
+def test_what_only_logits_need_is_found():
+    """x -> qkv -> (kv written, attention) -> out, added to x -> mlp -> logits, where the second layer is the last."""
+    x, qkv1, mid, qkv2, attended, out, total = (Storage(8) for _ in range(7))
+    uses = [
+        Use([], x, barrier=False),
+        Use([x], qkv1, barrier=True, any_rows=True),
+        Use([qkv1, qkv1], None, barrier=False),
+        Use([qkv1, x], mid, barrier=True, any_rows=True),
+        Use([mid], qkv2, barrier=True, any_rows=True),
+        Use([qkv2], qkv2, barrier=False),  # turned in place
+        Use([qkv2, qkv2], None, barrier=False),
+        Use([qkv2], attended, barrier=True, any_rows=True),
+        Use([attended], out, barrier=True, any_rows=True),
+        Use([mid, out], total, barrier=False, in_place=[mid, out], any_rows=True),
+        Use([total], None, barrier=True),
+    ]
+    few = needed_for_logits(uses)
+    assert few == {attended, out, total}
+    offsets, _ = place(uses, 4, few)
+    assert offsets[total] == offsets[out] != offsets[mid]  # rows of mid are not where rows of total are

@@ -40,7 +40,7 @@ def test_drawn_tokens_and_new_blocks_are_kept() -> None:
     rows = Rows(2, 8, block_size=4)
     rows.admit(admission(1, [1, 2, 3, 4], [6]))
     assert rows.step([Run(1, 0, 4)]).drawing.tolist() == [1]
-    rows.append(np.array([1], np.int32), np.array([9], np.int32))
+    rows.append(1, 9)
     step = rows.step([Run(1, 4, 1, new_blocks=[2])])
     assert step.batch.ids.tolist() == [9]
     assert step.batch.slots.tolist() == [8]
@@ -51,7 +51,7 @@ def test_a_row_can_be_filled_to_the_last_token() -> None:
     rows = Rows(1, 4, block_size=4)
     rows.admit(admission(0, [1, 2, 3, 4], [0]))
     rows.step([Run(0, 0, 4)])
-    rows.append(np.array([0], np.int32), np.array([5], np.int32))
+    rows.append(0, 5)
     assert rows.num_known[0] == 5
 
 
@@ -72,10 +72,9 @@ def test_prompt_lines_follow_the_drawn_ones() -> None:
 def test_broken_plans_are_caught() -> None:
     rows = Rows(2, 16, block_size=4)
     rows.admit(admission(0, [1, 2, 3, 4, 5], [0]))
-    with pytest.raises(AssertionError, match="known"):
-        rows.step([Run(0, 0, 6)])
-    with pytest.raises(AssertionError, match="blocks"):
-        rows.step([Run(0, 0, 5)])
+    for run in (Run(0, 0, 6), Run(0, 0, 5), Run(0, 0, 0), Run(0, -1, 2), Run(2, 0, 1), Run(-1, 0, 1)):
+        with pytest.raises(ValueError, match="past"):  # what is known, its blocks, the rows there are
+            rows.step([run])
     with pytest.raises(AssertionError, match="taken"):
         rows.admit(admission(0, [1], [1]))
 

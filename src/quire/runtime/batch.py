@@ -1,7 +1,7 @@
 """What the runner knows of each row, and how the runs of a step become flat arrays.
 
-Everything lives in arrays of a fixed size, one line a row, so that a step is a few array operations whatever the number
-of rows: no list is built token by token."""
+Everything lives in arrays of a fixed size, one line a row, so that the arrays of a step are made by one native call:
+between two steps of a small model there is little time for Python."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.core.plan import Admission, Run
+from quire.ops.native.library import native
 from quire.ops.opset import Int32, StepBatch
 
 
@@ -49,43 +50,29 @@ class Rows:
         self.num_known[row] = self.num_blocks[row] = 0
         self._scored.discard(row)
 
-    def append(self, rows: Int32, tokens: Int32) -> None:
-        """One drawn token for each row."""
-        self.tokens[rows, self.num_known[rows]] = tokens
-        self.num_known[rows] += 1
+    def append(self, row: int, token: int) -> None:
+        """What was drawn for a row."""
+        known = self.num_known[row]
+        self.tokens[row, known] = token
+        self.num_known[row] = known + 1
 
     def step(self, runs: Sequence[Run]) -> Step:
         for run in runs:
             if run.new_blocks:
                 self._grow(run.row, run.new_blocks)
-        rows = np.array([run.row for run in runs], np.int32)
-        starts = np.array([run.start for run in runs], np.int32)
-        counts = np.array([run.count for run in runs], np.int32)
-        ends = starts + counts
-        known = self.num_known[rows]
-        assert (ends <= known).all(), "a run goes past what is known of its row"
-        assert (ends <= self.num_blocks[rows] * self.block_size).all(), "a run goes past the blocks of its row"
-
-        seq_starts = np.zeros(len(runs) + 1, np.int32)
-        np.cumsum(counts, out=seq_starts[1:])
-        token_rows = np.repeat(rows, counts)
-        positions = np.arange(seq_starts[-1], dtype=np.int32) + np.repeat(starts - seq_starts[:-1], counts)
-        blocks, offsets = np.divmod(positions, self.block_size)
-        width = -(-int(ends.max()) // self.block_size)
-
-        draws = ends == known
-        drawing = rows[draws]
-        last_tokens = seq_starts[1:][draws] - 1
-        scored, scored_tokens = self._score(runs, seq_starts, len(drawing)) if self._scored else ([], [])
-        batch = StepBatch(
-            ids=self.tokens[token_rows, positions],
-            positions=positions,
-            slots=self.tables[token_rows, blocks] * self.block_size + offsets,
-            seq_starts=seq_starts,
-            context_lens=ends,
-            block_tables=self.tables[rows, :width],
-            logit_rows=np.concatenate([last_tokens, *scored_tokens]).astype(np.int32),
+        ids, positions, slots, seq_starts, context_lens, block_tables, logit_rows, drawing = native.assemble(
+            self.tokens,
+            self.tables,
+            self.num_known,
+            self.num_blocks,
+            self.block_size,
+            [(run.row, run.start, run.count) for run in runs],
         )
+        scored: list[tuple[int, slice, list[int]]] = []
+        if self._scored:
+            scored, scored_tokens = self._score(runs, seq_starts, len(drawing))
+            logit_rows = np.concatenate([logit_rows, *scored_tokens])
+        batch = StepBatch(ids, positions, slots, seq_starts, context_lens, block_tables, logit_rows)
         return Step(batch, drawing, scored)
 
     def _grow(self, row: int, blocks: list[int]) -> None:

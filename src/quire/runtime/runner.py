@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from quire.core.plan import Drawn, StepOutput, StepPlan
 from quire.core.request import Logprob
 from quire.models.loading import Model
@@ -52,13 +50,13 @@ class Runner:
 
     def _draw(self, step: Step, logits: Any) -> list[Drawn]:
         rows = step.drawing.tolist()
-        drawn = {}
+        drawn: dict[int, Drawn] = {}
         if rows:
             draws = self.sampler.draw(logits[: len(rows)], rows)
-            drawn = {row: _drawn(row, draw) for row, draw in zip(rows, draws, strict=True)}
-            tokens = np.array([draw.token for draw in draws], np.int32)
-            grown = tokens >= 0  # beams grow when the scheduler has chosen among them
-            self.rows.append(step.drawing[grown], tokens[grown])
+            for row, draw in zip(rows, draws, strict=True):
+                drawn[row] = _drawn(row, draw)
+                if draw.token >= 0:  # beams grow when the scheduler has chosen among them
+                    self.rows.append(row, draw.token)
         for row, lines, targets in step.scored:
             found = self.sampler.logprobs(logits[lines], targets, self._prompt_logprobs[row])
             drawn.setdefault(row, Drawn(row)).prompt_logprobs = [_logprobs(line) for line in found]

@@ -1,9 +1,11 @@
 """The compiled module, and which of its instruction sets is used."""
 
+from typing import Any
+
 from quire.core.errors import QuireError, Unsupported
 
 try:
-    from quire import _native as native
+    from quire import _native
 except ModuleNotFoundError as error:
     raise QuireError(
         "the CPU kernels (quire._native) are not built",
@@ -13,9 +15,11 @@ except ModuleNotFoundError as error:
 
 __all__ = ["available_isas", "isa", "native", "use_isa"]
 
+native: Any = _native
+
 
 def isa() -> str:
-    """The instruction set whose kernels run: `plain`, `dotprod`, `avx2` or `avx512`."""
+    """The instruction set whose kernels run: `plain`, `dotprod`, `avx2`, `avxvnni` or `avx512`."""
     return str(native.isa())
 
 

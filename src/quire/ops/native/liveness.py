@@ -4,7 +4,7 @@ A value lives from the op that makes it to the last op that reads any of its col
 between barriers, each on its own rows, and values of different widths put different rows at the same address; so memory
 that becomes free is used again only after a barrier."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 ALIGNMENT = 16  # floats: a cache line
@@ -25,10 +25,23 @@ class Use:
     output: Storage | None
     barrier: bool  # all threads wait for each other before its output is written, and again after
     in_place: Sequence[Storage] = ()  # inputs that the output may overwrite, row by row
+    any_rows: bool = False  # it can be done for some rows and not for others
 
 
-def place(uses: Sequence[Use], num_rows: int) -> tuple[dict[Storage, int], int]:
-    """-> the offset of every output, and the floats needed by all."""
+def needed_for_logits(uses: Sequence[Use]) -> set[Storage]:
+    """Values that nothing depends on but logits, the last use: only the rows whose logits are wanted need be computed.
+
+    In a prompt that is one row of many, and these are all values behind the last layer's keys and values."""
+    needed = {use.output: True for use in uses if use.output is not None}  # by logits, and by nothing else so far
+    for use in reversed(uses):
+        few = use is uses[-1] or (use.any_rows and use.output is not None and needed[use.output])
+        if not few:
+            needed.update(dict.fromkeys((*use.inputs, *([use.output] if use.output else [])), False))
+    return {storage for storage, few in needed.items() if few}
+
+
+def place(uses: Sequence[Use], num_rows: int, few: Set[Storage] = frozenset()) -> tuple[dict[Storage, int], int]:
+    """-> the offset of every output, and the floats needed by all. Values in `few` have rows of their own."""
     last_use = {storage: index for index, use in enumerate(uses) for storage in (*use.inputs, use.output) if storage}
     offsets: dict[Storage, int] = {}
     arena = _Arena()
@@ -44,7 +57,8 @@ def place(uses: Sequence[Use], num_rows: int) -> tuple[dict[Storage, int], int]:
         if use.barrier:
             release(waiting)
         if use.output is not None and use.output not in offsets:
-            heir = next((s for s in use.in_place if s in dying and s.columns == use.output.columns), None)
+            alike = (s for s in use.in_place if s.columns == use.output.columns and (s in few) == (use.output in few))
+            heir = next((s for s in alike if s in dying), None)
             if heir is not None:
                 offsets[use.output] = offsets[heir]
                 dying.remove(heir)

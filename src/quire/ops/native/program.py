@@ -7,7 +7,7 @@ import numpy as np
 
 from quire.ops.native.cache import NativeCache
 from quire.ops.native.library import native
-from quire.ops.native.liveness import place
+from quire.ops.native.liveness import needed_for_logits, place
 from quire.ops.native.recorder import Columns, Logits, Recorder, SymbolicBatch
 from quire.ops.opset import Float32, StepBatch
 
@@ -20,10 +20,11 @@ class NativeProgram:
         recorder = Recorder(spec)
         logits = forward(recorder, SymbolicBatch())
         assert isinstance(logits, Logits) and logits is recorder.logits_taken, "a forward pass returns its logits"
-        offsets, arena_size = place(recorder.uses, max_tokens)
+        few = needed_for_logits(recorder.uses)
+        offsets, arena_size = place(recorder.uses, max_tokens, few)
 
         def at(x: Columns) -> Any:
-            return native.View(offsets[x.storage] + x.first, x.storage.columns, x.columns)
+            return native.View(offsets[x.storage] + x.first, x.storage.columns, x.columns, x.storage in few)
 
         self._tape = native.Tape(
             cache.pages,

@@ -74,12 +74,16 @@ class Recorder:
     def rms_norm(self, x: Columns, weight: Float32, eps: float) -> Columns:
         assert weight.shape == (x.columns,), f"{x.columns} columns and a norm weight of {weight.shape}"
         out = _fresh(x.columns)
-        return self._note((x,), out, lambda tape, at: tape.rms_norm(at(x), weight, eps, at(out)), in_place=(x,))
+        return self._note(
+            (x,), out, lambda tape, at: tape.rms_norm(at(x), weight, eps, at(out)), in_place=(x,), any_rows=True
+        )
 
     def linear(self, x: Columns, w: PackedWeight) -> Columns:
         assert x.columns == w.num_inputs, f"{x.columns} columns and a matrix of {w.num_inputs} inputs"
         out = _fresh(w.num_outputs)
-        return self._note((x,), out, lambda tape, at: tape.linear(at(x), w.packed, w.bias, at(out)), barrier=True)
+        return self._note(
+            (x,), out, lambda tape, at: tape.linear(at(x), w.packed, w.bias, at(out)), barrier=True, any_rows=True
+        )
 
     def split(self, x: Columns, sizes: Sequence[int]) -> tuple[Columns, ...]:
         assert sum(sizes) == x.columns, f"{x.columns} columns split into {sizes}"
@@ -112,18 +116,22 @@ class Recorder:
         assert 0 <= layer < self._spec.num_layers and window >= 0
         out = _fresh(q.columns)
         return self._note(
-            (q,), out, lambda tape, at: tape.attention(at(q), layer, scale, window, at(out)), barrier=True
+            (q,),
+            out,
+            lambda tape, at: tape.attention(at(q), layer, scale, window, at(out)),
+            barrier=True,
+            any_rows=True,
         )
 
     def silu_and_mul(self, x: Columns) -> Columns:
         assert x.columns % 2 == 0, f"{x.columns} columns: gate and up differ"
         out = _fresh(x.columns // 2)
-        return self._note((x,), out, lambda tape, at: tape.silu_and_mul(at(x), at(out)))
+        return self._note((x,), out, lambda tape, at: tape.silu_and_mul(at(x), at(out)), any_rows=True)
 
     def add(self, x: Columns, y: Columns) -> Columns:
         assert x.columns == y.columns, f"{x.columns} columns and {y.columns}"
         out = _fresh(x.columns)
-        return self._note((x, y), out, lambda tape, at: tape.add(at(x), at(y), at(out)), in_place=(x, y))
+        return self._note((x, y), out, lambda tape, at: tape.add(at(x), at(y), at(out)), in_place=(x, y), any_rows=True)
 
     def logits(self, x: Columns, head: PackedWeight, batch: Any) -> Logits:
         assert x.columns == head.num_inputs, f"{x.columns} columns and a head of {head.num_inputs} inputs"
@@ -140,9 +148,10 @@ class Recorder:
         *,
         barrier: bool = False,
         in_place: Sequence[Columns] = (),
+        any_rows: bool = False,
     ) -> Columns:
         whole = [x.storage for x in in_place if x.columns == x.storage.columns]
-        self._append(Use([x.storage for x in inputs], output.storage, barrier, whole), emit)
+        self._append(Use([x.storage for x in inputs], output.storage, barrier, whole, any_rows), emit)
         return output
 
     def _append(self, use: Use, emit: Emit) -> None:
