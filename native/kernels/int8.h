@@ -81,6 +81,8 @@ inline I8 add_dot(I8 sum, Codes codes, Quads quads) {
     const __m256i quad = _mm256_sign_epi8(_mm256_set1_epi32(bits), codes.a);
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
     return {_mm256_dpbusd_epi32(sum.a, codes.magnitude, quad)};
+#elif defined(__AVXVNNI__)
+    return {_mm256_dpbusd_avx_epi32(sum.a, codes.magnitude, quad)};
 #else
     const __m256i pairs = _mm256_maddubs_epi16(codes.magnitude, quad);  // at most 2 * 128 * 127: no saturation
     return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
