@@ -44,7 +44,8 @@ struct Int8Pages {
         const int64_t n = columns(t);
         for (int i = 0; i < t.num_queries; ++i) {
             float* scaled = s.keys;  // room for a span's keys is room for a query
-            for (int64_t d = 0; d < n; ++d) scaled[d] = d < t.pages->head_dim ? t.q[i][d] * (t.scale * kLog2e) : 0.0f;
+            for (int64_t d = 0; d < t.pages->head_dim; ++d) scaled[d] = t.q[i][d] * (t.scale * kLog2e);
+            for (int64_t d = t.pages->head_dim; d < n; ++d) scaled[d] = 0.0f;
             s.unit[i] = quantize(scaled, n, magnitude_of(scaled, n), planes_of(s, n, i));
         }
     }

@@ -76,6 +76,8 @@ struct Span {
 
 // What the query may not see of a span becomes `value` in its row of scores or weights.
 void hide(const AttentionTile& t, int query, const Span& span, float* row, float value) {
+    if (t.first[query] <= span.base(0) && t.last[query] + 1 >= span.base(span.num_blocks) && span.padded == span.size)
+        return;
     for (int64_t b = 0; b < span.num_blocks; ++b) {
         const int64_t begin = t.first[query] - span.base(b), end = t.last[query] + 1 - span.base(b);  // slots it sees
         float* block = row + b * span.padded;

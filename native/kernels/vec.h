@@ -65,6 +65,7 @@ inline F8 operator/(F8 x, F8 y) { return {vdivq_f32(x.a, y.a), vdivq_f32(x.b, y.
 inline F8 multiply_add(F8 x, F8 y, F8 sum) { return {vfmaq_f32(sum.a, x.a, y.a), vfmaq_f32(sum.b, x.b, y.b)}; }
 inline F8 max(F8 x, F8 y) { return {vmaxq_f32(x.a, y.a), vmaxq_f32(x.b, y.b)}; }
 inline F8 min(F8 x, F8 y) { return {vminq_f32(x.a, y.a), vminq_f32(x.b, y.b)}; }
+inline float largest(F8 x) { return vmaxnmvq_f32(vmaxnmq_f32(x.a, x.b)); }
 // x where the bound is reached, else 0.
 inline F8 zero_below(F8 x, F8 key, F8 bound) {
     return {vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x.a), vcgeq_f32(key.a, bound.a))),
@@ -266,6 +267,8 @@ inline float sum(F8 x) {
     store(v, x);
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
+
+#if !defined(QUIRE_F8_NEON)
 inline float largest(F8 x) {
     float v[kLanes];
     store(v, x);
@@ -273,8 +276,6 @@ inline float largest(F8 x) {
     for (int i = 1; i < kLanes; ++i) most = v[i] > most ? v[i] : most;
     return most;
 }
-
-#if !defined(QUIRE_F8_NEON)
 inline float largest_magnitude(F8 x) {
     float v[kLanes];
     store(v, x);
