@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "vec.h"
+#include "int8.h"
 
 namespace quire::QUIRE_ISA {
 
@@ -71,14 +71,44 @@ void write_head(const float* k, const float* v, int64_t head_dim, int64_t block_
     }
 }
 
+// x [head_dim] as codes [columns]. Returns what a code is worth.
+float quantize_head(const float* x, int64_t head_dim, int64_t columns, int8_t* codes) {
+    float padded[kMostInt8];
+    memcpy(padded, x, head_dim * sizeof(float));
+    for (int64_t d = head_dim; d < columns; ++d) padded[d] = 0.0f;
+    const Units units(magnitude_of(padded, columns), kMostCode);
+    for (int64_t d = 0; d < columns; d += kLanes)
+        store_codes(codes + d, units.zero() ? splat(0.0f) : load(padded + d) * splat(units.factor));
+    return units.unit;
+}
+
+// Where the key or the value is no number, both units are NaN: a weight that is no number would otherwise be lost.
+void write_head(const Pages& pages, const float* k, const float* v, int64_t offset, uint8_t* keys, uint8_t* values) {
+    const int64_t columns = pages.stored_columns();
+    int8_t codes[kMostInt8];
+    const float key_unit = quantize_head(k, pages.head_dim, columns, codes);
+    for (int64_t d = 0; d < columns; d += 4) memcpy(keys + d * pages.block_size + 4 * offset, codes + d, 4);
+    const float value_unit = quantize_head(v, pages.head_dim, columns, codes);
+    int8_t* to = (int8_t*)values + offset / 4 * 4 * columns + offset % 4;
+    for (int64_t d = 0; d < columns; ++d) to[4 * d] = codes[d];
+    const float blemish = (key_unit - key_unit) + (value_unit - value_unit);  // 0 or NaN
+    pages.units(keys)[offset] = key_unit + blemish;
+    pages.units(values)[offset] = value_unit + blemish;
+}
+
 void write_kv(const Pages& pages, int64_t layer, int32_t slot, const float* k, const float* v) {
     const int64_t block = slot / pages.block_size, offset = slot % pages.block_size, head_dim = pages.head_dim;
     for (int64_t head = 0; head < pages.num_kv_heads; ++head, k += head_dim, v += head_dim) {
         uint8_t *keys = pages.keys(block, layer, head), *values = pages.values(block, layer, head);
-        if (pages.half)
-            write_head(k, v, head_dim, pages.block_size, offset, (Half*)keys, (Half*)values);
-        else
-            write_head(k, v, head_dim, pages.block_size, offset, (float*)keys, (float*)values);
+        const auto as = [&](auto* type) {
+            write_head(k, v, head_dim, pages.block_size, offset, decltype(type)(keys), decltype(type)(values));
+        };
+        switch (pages.type) {
+            case PageType::Float16: as((Half*)nullptr); break;
+            case PageType::Bfloat16: as((Bfloat*)nullptr); break;
+            case PageType::Float32: as((float*)nullptr); break;
+            case PageType::Int8: write_head(pages, k, v, offset, keys, values); break;
+        }
     }
 }
 

@@ -23,6 +23,20 @@ constexpr int64_t kLanes = 8;
 struct Half {
     uint16_t bits;
 };
+struct Bfloat {
+    uint16_t bits;
+};
+
+inline float from_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+inline uint32_t to_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
 
 #if defined(QUIRE_F8_NEON)
 
@@ -36,6 +50,10 @@ inline F8 load(const Half* p) {
     const float16x8_t h = vreinterpretq_f16_u16(vld1q_u16(&p->bits));
     return {vcvt_f32_f16(vget_low_f16(h)), vcvt_high_f32_f16(h)};
 }
+inline F8 load(const Bfloat* p) {
+    const uint16x8_t b = vld1q_u16(&p->bits);
+    return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(b), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(b, 16))};
+}
 inline void store(float* p, F8 x) { vst1q_f32(p, x.a), vst1q_f32(p + 4, x.b); }
 inline void store(Half* p, F8 x) {
     vst1q_u16(&p->bits, vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(x.a), x.b)));
@@ -47,10 +65,24 @@ inline F8 operator/(F8 x, F8 y) { return {vdivq_f32(x.a, y.a), vdivq_f32(x.b, y.
 inline F8 multiply_add(F8 x, F8 y, F8 sum) { return {vfmaq_f32(sum.a, x.a, y.a), vfmaq_f32(sum.b, x.b, y.b)}; }
 inline F8 max(F8 x, F8 y) { return {vmaxq_f32(x.a, y.a), vmaxq_f32(x.b, y.b)}; }
 inline F8 min(F8 x, F8 y) { return {vminq_f32(x.a, y.a), vminq_f32(x.b, y.b)}; }
+inline float largest(F8 x) { return vmaxnmvq_f32(vmaxnmq_f32(x.a, x.b)); }
 // x where the bound is reached, else 0.
 inline F8 zero_below(F8 x, F8 key, F8 bound) {
     return {vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x.a), vcgeq_f32(key.a, bound.a))),
             vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x.b), vcgeq_f32(key.b, bound.b)))};
+}
+// x, but 0 where the key is the bound.
+inline F8 zero_at(F8 x, F8 key, F8 bound) {
+    return {vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x.a), vceqq_f32(key.a, bound.a))),
+            vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x.b), vceqq_f32(key.b, bound.b)))};
+}
+// The larger of most and |x|, most being a magnitude itself: as bits, where Inf is above all numbers and NaN above Inf.
+inline float32x4_t max_magnitude(float32x4_t most, float32x4_t x) {
+    return vreinterpretq_f32_u32(vmaxq_u32(vreinterpretq_u32_f32(most), vreinterpretq_u32_f32(vabsq_f32(x))));
+}
+inline F8 max_magnitude(F8 most, F8 x) { return {max_magnitude(most.a, x.a), max_magnitude(most.b, x.b)}; }
+inline float largest_magnitude(F8 most) {
+    return from_bits(vmaxvq_u32(vreinterpretq_u32_f32(max_magnitude(most.a, most.b))));
 }
 // x * 2^n, where n stands in the low bits of `shifted`; the product must be a normal number.
 inline float32x4_t scale_by_power(float32x4_t x, float32x4_t shifted) {
@@ -125,6 +157,10 @@ struct F8 {
 inline F8 splat(float x) { return {_mm256_set1_ps(x)}; }
 inline F8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
 inline F8 load(const Half* p) { return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p))}; }
+inline F8 load(const Bfloat* p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
+}
 inline void store(float* p, F8 x) { _mm256_storeu_ps(p, x.a); }
 inline void store(Half* p, F8 x) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT)); }
 inline F8 operator+(F8 x, F8 y) { return {_mm256_add_ps(x.a, y.a)}; }
@@ -135,6 +171,11 @@ inline F8 multiply_add(F8 x, F8 y, F8 sum) { return {_mm256_fmadd_ps(x.a, y.a, s
 inline F8 max(F8 x, F8 y) { return {_mm256_max_ps(x.a, y.a)}; }
 inline F8 min(F8 x, F8 y) { return {_mm256_min_ps(x.a, y.a)}; }
 inline F8 zero_below(F8 x, F8 key, F8 bound) { return {_mm256_and_ps(x.a, _mm256_cmp_ps(key.a, bound.a, _CMP_GE_OQ))}; }
+inline F8 zero_at(F8 x, F8 key, F8 bound) { return {_mm256_andnot_ps(_mm256_cmp_ps(key.a, bound.a, _CMP_EQ_OQ), x.a)}; }
+inline F8 max_magnitude(F8 most, F8 x) {
+    const __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x.a);
+    return {_mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(most.a), _mm256_castps_si256(magnitude)))};
+}
 inline F8 scale_by_power(F8 x, F8 shifted) {
     const __m256i power = _mm256_slli_epi32(_mm256_castps_si256(shifted.a), 23);
     return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.a), power))};
@@ -145,17 +186,6 @@ inline F8 scale_by_power(F8 x, F8 shifted) {
 struct F8 {
     float v[kLanes];
 };
-
-inline float from_bits(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-inline uint32_t to_bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
 
 inline float to_float(Half h) {
     const uint32_t sign = uint32_t(h.bits & 0x8000) << 16, rest = uint32_t(h.bits & 0x7fff) << 13;
@@ -183,6 +213,7 @@ inline Half to_half(float x) {  // to nearest, ties to even
 inline F8 splat(float x) { QUIRE_LANES(x); }
 inline F8 load(const float* p) { QUIRE_LANES(p[i]); }
 inline F8 load(const Half* p) { QUIRE_LANES(to_float(p[i])); }
+inline F8 load(const Bfloat* p) { QUIRE_LANES(from_bits(uint32_t(p[i].bits) << 16)); }
 inline void store(float* p, F8 x) { memcpy(p, x.v, sizeof x.v); }
 inline void store(Half* p, F8 x) {
     for (int i = 0; i < kLanes; ++i) p[i] = to_half(x.v[i]);
@@ -195,10 +226,26 @@ inline F8 multiply_add(F8 x, F8 y, F8 sum) { QUIRE_LANES(sum.v[i] + x.v[i] * y.v
 inline F8 max(F8 x, F8 y) { QUIRE_LANES(x.v[i] > y.v[i] ? x.v[i] : y.v[i]); }
 inline F8 min(F8 x, F8 y) { QUIRE_LANES(x.v[i] < y.v[i] ? x.v[i] : y.v[i]); }
 inline F8 zero_below(F8 x, F8 key, F8 bound) { QUIRE_LANES(key.v[i] >= bound.v[i] ? x.v[i] : 0.0f); }
+inline F8 zero_at(F8 x, F8 key, F8 bound) { QUIRE_LANES(key.v[i] == bound.v[i] ? 0.0f : x.v[i]); }
+inline float max_magnitude(float most, float x) {
+    const uint32_t bits = to_bits(x) & 0x7fffffff;
+    return bits > to_bits(most) ? from_bits(bits) : most;
+}
+inline F8 max_magnitude(F8 most, F8 x) { QUIRE_LANES(max_magnitude(most.v[i], x.v[i])); }
 inline F8 scale_by_power(F8 x, F8 shifted) { QUIRE_LANES(from_bits(to_bits(x.v[i]) + (to_bits(shifted.v[i]) << 23))); }
 #undef QUIRE_LANES
 
 #endif
+
+inline void store(Bfloat* p, F8 x) {  // to nearest, ties to even
+    float v[kLanes];
+    store(v, x);
+    for (int i = 0; i < kLanes; ++i) {
+        const uint32_t bits = to_bits(v[i]);
+        const bool number = (bits & 0x7fffffff) <= 0x7f800000;
+        p[i].bits = number ? uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16) : 0x7fc0;
+    }
+}
 
 // The first n < 8 lanes of a row's end; the rest is 0 when loaded and left alone when stored.
 template <class T>
@@ -220,6 +267,8 @@ inline float sum(F8 x) {
     store(v, x);
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
+
+#if !defined(QUIRE_F8_NEON)
 inline float largest(F8 x) {
     float v[kLanes];
     store(v, x);
@@ -227,8 +276,13 @@ inline float largest(F8 x) {
     for (int i = 1; i < kLanes; ++i) most = v[i] > most ? v[i] : most;
     return most;
 }
-
-#if !defined(QUIRE_F8_NEON)
+inline float largest_magnitude(F8 x) {
+    float v[kLanes];
+    store(v, x);
+    uint32_t most = to_bits(v[0]);
+    for (int i = 1; i < kLanes; ++i) most = to_bits(v[i]) > most ? to_bits(v[i]) : most;
+    return from_bits(most);
+}
 inline void store_columns(float* out, const F8 (&rows)[8]) {
     for (int i = 0; i < 8; ++i) {
         float row[kLanes];

@@ -67,6 +67,14 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
     tape.run(step);
 }
 
+quire::PageType page_type(const std::string& name) {
+    if (name == "float16") return quire::PageType::Float16;
+    if (name == "bfloat16") return quire::PageType::Bfloat16;
+    if (name == "float32") return quire::PageType::Float32;
+    if (name == "int8") return quire::PageType::Int8;
+    throw std::invalid_argument("no pages are kept in " + name);
+}
+
 std::vector<std::string> isas() {
     std::vector<std::string> names;
     for (const char* const* name = quire::available_isas(); *name; ++name) names.emplace_back(*name);
@@ -89,15 +97,19 @@ void bind_tape(nb::module_& m) {
         .def(
             "__init__",
             [](Tape* self, nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> pages, int64_t num_blocks,
-               int64_t num_layers, int64_t num_kv_heads, int64_t head_dim, int64_t block_size, bool half,
+               int64_t num_layers, int64_t num_kv_heads, int64_t head_dim, int64_t block_size, const std::string& dtype,
                int64_t max_tokens, int64_t arena_size, int num_threads) {
-                const quire::Pages p{pages.data(), num_blocks, num_layers, num_kv_heads, head_dim, block_size, half};
+                const quire::Pages p{pages.data(), num_blocks, num_layers,      num_kv_heads,
+                                     head_dim,     block_size, page_type(dtype)};
+                if (p.type == quire::PageType::Int8 &&
+                    (block_size % 8 || block_size > quire::kMostInt8 || head_dim > quire::kMostInt8))
+                    throw std::invalid_argument("pages of int8 cannot have that shape");
                 if (pages.size() < p.block_bytes() * num_blocks + quire::kPagesSlack)
                     throw std::invalid_argument("the pages are smaller than their shape");
                 new (self) Tape(p, max_tokens, arena_size, num_threads);
             },
             "pages"_a.noconvert(), nb::kw_only(), "num_blocks"_a, "num_layers"_a, "num_kv_heads"_a, "head_dim"_a,
-            "block_size"_a, "half"_a, "max_tokens"_a, "arena_size"_a, "num_threads"_a)
+            "block_size"_a, "dtype"_a, "max_tokens"_a, "arena_size"_a, "num_threads"_a)
         .def(
             "embedding",
             [](Tape& t, const std::string& storage, Bytes data, std::optional<Ints> row_order, View out) {

@@ -14,10 +14,11 @@
 
 namespace quire {
 
+// References: a copy would be made when the program starts, by instructions that the CPU may not have.
 struct Kernels {
     const char* name;
-    MatrixKernels matrix;  // native/kernels/matrix.cpp
-    OpKernels ops;         // native/kernels/ops.cpp
+    const MatrixKernels& matrix;  // native/kernels/matrix.cpp
+    const OpKernels& ops;         // native/kernels/ops.cpp
 };
 
 // The best table this CPU can run, or the one chosen with use_isa.

@@ -8,15 +8,29 @@
 
 namespace quire {
 
-// The paged cache. A block is, for every layer, the keys of every KV head and then the values of every KV head:
+// How keys and values are kept.
+enum class PageType : uint8_t { Float16, Bfloat16, Float32, Int8 };
+
+// The paged cache. A block is, for every layer, the keys of every KV head and then the values of every KV head. Floats:
 //   keys   [head_dim, block_size]   of one head, so that the scores of neighbouring tokens lie in neighbouring lanes
 //   values [block_size, head_dim]   of one head, so that the columns of a value do
+// Int8: the key of one token and head is `columns` codes of -127 .. 127 times an fp32 unit, and so is the value.
+//   keys   [columns / 4, block_size, 4], units [block_size]   columns: head_dim and zeros up to a multiple of 8
+//   values [block_size / 4, columns, 4], units [block_size]   block_size: a multiple of 8
 struct Pages {
     uint8_t* data;
     int64_t num_blocks, num_layers, num_kv_heads, head_dim, block_size;
-    bool half;  // fp16, or else fp32
+    PageType type;
 
-    size_t head_bytes() const { return size_t(head_dim) * block_size * (half ? 2 : 4); }
+    int64_t stored_columns() const { return type == PageType::Int8 ? (head_dim + 7) / 8 * 8 : head_dim; }
+    size_t head_bytes() const {
+        const size_t numbers = size_t(stored_columns()) * block_size;
+        switch (type) {
+            case PageType::Int8: return numbers + block_size * sizeof(float);
+            case PageType::Float32: return 4 * numbers;
+            default: return 2 * numbers;
+        }
+    }
     size_t block_bytes() const { return 2 * head_bytes() * num_kv_heads * num_layers; }
     uint8_t* keys(int64_t block, int64_t layer, int64_t kv_head) const {
         return data + block * block_bytes() + head_bytes() * (2 * layer * num_kv_heads + kv_head);
@@ -24,7 +38,15 @@ struct Pages {
     uint8_t* values(int64_t block, int64_t layer, int64_t kv_head) const {
         return keys(block, layer, kv_head) + head_bytes() * num_kv_heads;
     }
+    // Int8: of `keys` or `values` of a head.
+    float* units(uint8_t* head) const { return reinterpret_cast<float*>(head + stored_columns() * block_size); }
+    const float* units(const uint8_t* head) const {
+        return reinterpret_cast<const float*>(head + stored_columns() * block_size);
+    }
 };
+
+// Int8: products are summed in 32 bits up to that many columns, and up to that many slots of a block.
+constexpr int64_t kMostInt8 = 1024;
 
 // Loads of keys reach up to that many bytes past the last block.
 constexpr size_t kPagesSlack = 64;
@@ -62,8 +84,8 @@ constexpr int64_t attention_findings(int64_t head_dim) { return kTileQueries * (
 // Floats: queries, findings of a part and of all; the keys, scores and weights of one span.
 constexpr int64_t attention_scratch(int64_t head_dim, int64_t block_size) {
     const int64_t span_slots = attention_span(block_size) * (block_size + 8);
-    return kTileQueries * head_dim + 2 * attention_findings(head_dim) + span_slots * (head_dim + 2 * kQueriesAtOnce) +
-           64;
+    return kTileQueries * (head_dim + 8) + 2 * attention_findings(head_dim) +
+           span_slots * (head_dim + 2 * kQueriesAtOnce) + 64;
 }
 
 struct OpKernels {

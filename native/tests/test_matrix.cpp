@@ -16,6 +16,7 @@
 #include "samples.h"
 
 void print_times(const char* only);
+void test_attention(int& passed, int& failed);
 
 namespace {
 
@@ -216,6 +217,7 @@ int main(int argc, char** argv) {
     test_long_rows();
     test_non_finite(storage_info(Storage::Q4_1));
     test_non_finite(storage_info(Storage::F16));
+    test_attention(passed, failed);
     std::printf("tables:");
     for (const char* const* isa = available_isas(); *isa; ++isa) std::printf(" %s", *isa);
     std::printf("\n%d passed, %d failed\n", passed, failed);

@@ -5,7 +5,7 @@ import pytest
 
 from ops.native_harness import Pool, assert_close, max_error, stored
 from quire.ops.native import NativeOps, available_isas, use_isa
-from quire.ops.opset import KVSpec
+from quire.ops.opset import KV_DTYPES, KVSpec
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ class Case:
         """Softmax over everything a token sees, one matrix of scores a head."""
         first, group = seq * self.length, self.heads // self.kv_heads
         q, k, v = np.split(self.rows[first : first + num_tokens], np.cumsum(self.columns)[:2], axis=1)
-        k, v = (x.astype(self.spec.dtype).astype(dtype) for x in (k, v))
+        k, v = (as_stored(x, self.spec).astype(dtype) for x in (k, v))
         q, k, v = (x.astype(dtype).reshape(num_tokens, -1, self.head_dim).transpose(1, 0, 2) for x in (q, k, v))
         k, v = (np.repeat(x, group, axis=0) for x in (k, v))
         scores = q @ k.transpose(0, 2, 1) * dtype(self.scale)
@@ -71,10 +71,28 @@ class Case:
         return (p / p.sum(axis=-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(num_tokens, -1)
 
 
+def as_stored(x, spec):
+    """What the cache gives back of k or v [tokens, kv_heads * head_dim]."""
+    if spec.dtype == "bfloat16":
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
+    if spec.dtype == "int8":
+        heads = x.reshape(-1, spec.head_dim)
+        most = np.abs(heads).max(axis=1, keepdims=True)
+        codes = np.round(heads * (np.float32(127) / most))
+        return (codes * (most / np.float32(127))).reshape(x.shape)
+    return x.astype(spec.dtype)
+
+
 def assert_right(name, case, out, seq=0):
-    """As near as fp32; where weights and values are multiplied in halves, a few units in the last place of a half."""
+    """As near to attention over what is stored as fp32. Where weights and values are multiplied in halves, a few units
+    in the last place of a half; where queries and weights become 15-bit codes, a few units of these."""
     truth = case.plain(seq, len(out), np.float64)
-    if name in HALF_MATH and case.spec.dtype == "float16":
+    if case.spec.dtype == "int8":
+        error = out - truth
+        assert np.abs(error).max() < 2**-11 * np.abs(case.rows).max()
+        assert np.sqrt(np.mean(error**2)) < 2**-12 * np.sqrt(np.mean(truth**2))
+    elif name in HALF_MATH and case.spec.dtype == "float16":
         error = out - truth
         assert np.abs(error).max() < 2**-9 * np.abs(case.rows).max()
         assert np.sqrt(np.mean(error**2)) < 2**-10 * np.sqrt(np.mean(truth**2))
@@ -103,6 +121,13 @@ STEPS = [
         (12, 1, 32, 32, "float16"),
         (2, 1, 128, 16, "float16"),
         (6, 3, 20, 5, "float16"),  # neither heads nor blocks fill a vector
+        (9, 3, 64, 16, "bfloat16"),
+        (6, 3, 20, 5, "bfloat16"),
+        (9, 3, 64, 16, "int8"),
+        (14, 2, 64, 32, "int8"),
+        (4, 1, 256, 8, "int8"),
+        (8, 8, 80, 16, "int8"),
+        (6, 3, 21, 24, "int8"),  # heads do not fill a vector
     ],
 )
 def test_attention_equals_softmax(name, window, heads, kv_heads, head_dim, block_size, dtype, restore_isa):
@@ -113,10 +138,11 @@ def test_attention_equals_softmax(name, window, heads, kv_heads, head_dim, block
 
 
 @pytest.mark.parametrize("name", available_isas())
+@pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "window"), [(9, 3, 0), (14, 2, 0), (4, 1, 10), (9, 3, 1)])
-def test_neither_batch_nor_chunks_nor_threads_change_a_bit(name, heads, kv_heads, window, restore_isa):
+def test_neither_batch_nor_chunks_nor_threads_change_a_bit(name, dtype, heads, kv_heads, window, restore_isa):
     use_isa(name)
-    case = Case(heads, kv_heads, 64, 16, window=window)
+    case = Case(heads, kv_heads, 64, 16, dtype, window=window)
     mixed = case.run(STEPS)
     for seq, out in mixed.items():
         alone = case.run([[(seq, 1)]] * len(out), threads=1)[seq]
@@ -134,11 +160,11 @@ def test_large_scores_do_not_overflow():
 
 @pytest.mark.parametrize("name", available_isas())
 @pytest.mark.parametrize("window", [0, 30, 300])
-@pytest.mark.parametrize("block_size", [16, 512])
-def test_a_long_context_is_the_same_whole_and_shared_among_threads(name, window, block_size, restore_isa):
+@pytest.mark.parametrize(("block_size", "dtype"), [(16, "float16"), (512, "float16"), (16, "int8"), (512, "int8")])
+def test_a_long_context_is_the_same_whole_and_shared_among_threads(name, window, block_size, dtype, restore_isa):
     """A prompt has tiles for everybody; a token alone has its context cut into parts of 256 positions."""
     use_isa(name)
-    case = Case(6, 2, 24, block_size, window=window, seqs=1, length=805)
+    case = Case(6, 2, 24, block_size, dtype, window=window, seqs=1, length=805)
     whole = case.run([[(0, 805)]])[0]
     assert_right(name, case, whole)
     for threads in (1, 2, 3, 5):

@@ -40,6 +40,14 @@ def size(model: ModelConfig = MODEL, **options: Any) -> KVSize:
 def test_a_block() -> None:
     assert SPEC.dtype == "float16" and SPEC.block_bytes == BLOCK
     assert kv_spec(MODEL, 16, "float32").block_bytes == 2 * BLOCK
+    assert kv_spec(MODEL, 16, "bfloat16").block_bytes == BLOCK
+    assert kv_spec(MODEL, 16, "int8").block_bytes == 2 * 4 * 2 * 16 * (16 + 4)  # a unit for each key and value
+    for block_size in (12, 2048):
+        with pytest.raises(BadRequest, match=f"block_size is {block_size}") as error:
+            kv_spec(MODEL, block_size, "int8")
+        assert error.value.param == "block_size"
+    with pytest.raises(Unsupported, match="2048 columns"):
+        kv_spec(replace(MODEL, head_dim=2048), 16, "int8")
     with pytest.raises(Unsupported, match="`fp8`"):
         kv_spec(MODEL, 16, "fp8")
 

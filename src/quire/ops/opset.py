@@ -39,20 +39,32 @@ class StepBatch:
         return len(self.ids)
 
 
+KV_DTYPES = ("float16", "bfloat16", "float32", "int8")
+
+
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """The shape of the paged cache. A block holds `block_size` tokens of every layer."""
+    """The shape of the paged cache. A block holds `block_size` tokens of every layer.
+
+    In int8 the key of one token and head is `head_dim` codes of -127 .. 127 times a unit in fp32, max|k| / 127; so is
+    the value. Where one of the two is not finite, both units are NaN."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     block_size: int
-    dtype: str  # "float16" or "float32"
+    dtype: str  # of KV_DTYPES
 
     @property
     def block_bytes(self) -> int:
-        itemsize = {"float16": 2, "float32": 4}[self.dtype]
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size * itemsize
+        return 2 * self.num_layers * self.num_kv_heads * self.block_size * self._head_bytes
+
+    @property
+    def _head_bytes(self) -> int:
+        """Of the key, or the value, of one token and head."""
+        if self.dtype == "int8":
+            return -(-self.head_dim // 8) * 8 + 4  # the codes, which kernels take in eights, and their unit
+        return self.head_dim * {"float16": 2, "bfloat16": 2, "float32": 4}[self.dtype]
 
 
 class KVCache(Protocol):

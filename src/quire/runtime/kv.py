@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.models.config import ModelConfig
-from quire.ops.opset import KVSpec
+from quire.ops.opset import KV_DTYPES, KVSpec
 
 DEFAULT_CACHE_BYTES = 4 * 2**30  # the most that is taken without being asked
-DTYPES = ("float16", "float32")
+INT8_BLOCK = 8  # kernels take so many tokens of an int8 cache at a time
+INT8_MOST = 1024  # slots of a block, columns of a head: sums of more would not fit 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,25 @@ def kv_spec(config: ModelConfig, block_size: int, dtype: str) -> KVSpec:
         raise BadRequest(f"block_size is {block_size}", "it must be at least 1", param="block_size")
     if dtype == "auto":
         dtype = "float16"
-    if dtype not in DTYPES:
-        raise Unsupported(f"kv_cache_dtype is `{dtype}`", f"use one of auto, {', '.join(DTYPES)}")
+    if dtype not in KV_DTYPES:
+        raise Unsupported(f"kv_cache_dtype is `{dtype}`", f"use one of auto, {', '.join(KV_DTYPES)}")
+    if dtype == "int8":
+        _check_int8(config, block_size)
     return KVSpec(config.layers, config.kv_heads, config.head_dim, block_size, dtype)
+
+
+def _check_int8(config: ModelConfig, block_size: int) -> None:
+    if block_size % INT8_BLOCK or block_size > INT8_MOST:
+        raise BadRequest(
+            f"block_size is {block_size}, and a block of an int8 KV cache holds a multiple of {INT8_BLOCK} tokens",
+            f"use {INT8_BLOCK} to {INT8_MOST} (16 is usual), or kv_cache_dtype float16",
+            param="block_size",
+        )
+    if config.head_dim > INT8_MOST:
+        raise Unsupported(
+            f"the model's heads have {config.head_dim} columns, and an int8 KV cache takes {INT8_MOST}",
+            "use kv_cache_dtype float16",
+        )
 
 
 def size_cache(

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import DoesNotFit, Unsupported
-from quire.ops.opset import KVSpec
+from quire.ops.opset import KV_DTYPES, KVSpec
 
 Bytes = NDArray[np.uint8]
 
@@ -17,8 +17,8 @@ class NativeCache:
     """`num_blocks` blocks, and `num_host_blocks` to swap to. Blocks that were never written take no memory."""
 
     def __init__(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> None:
-        if spec.dtype not in ("float16", "float32"):
-            raise Unsupported(f"a cache of {spec.dtype}", "the CPU cache is float16 or float32")
+        if spec.dtype not in KV_DTYPES:
+            raise Unsupported(f"a cache of {spec.dtype}", f"the CPU cache is one of {', '.join(KV_DTYPES)}")
         self.spec = spec
         self.num_blocks = num_blocks
         self.pages = _allocate(num_blocks * spec.block_bytes + SLACK)

@@ -33,7 +33,7 @@ class NativeProgram:
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             block_size=spec.block_size,
-            half=spec.dtype == "float16",
+            dtype=spec.dtype,
             max_tokens=max_tokens,
             arena_size=arena_size,
             num_threads=num_threads,

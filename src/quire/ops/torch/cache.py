@@ -3,47 +3,79 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from quire.ops.opset import KVSpec
 
-DTYPES = {"float16": torch.float16, "float32": torch.float32}
+DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "int8": torch.int8,
+}
+MOST_CODE = 127
+LEAST_NUMBER = 2.0**-100  # a group with nothing above it is stored as zeros
 
 
 class TorchCache:
-    """k and v [layers, blocks, block_size, kv_heads, head_dim] on the device, and a second pair on the host."""
+    """k and v [layers, blocks, block_size, kv_heads, head_dim] on the device, and a second pair on the host. In int8
+    they are codes, and each has units [layers, blocks, block_size, kv_heads] beside it."""
 
     def __init__(self, spec: KVSpec, num_blocks: int, num_host_blocks: int, device: str) -> None:
         self.spec = spec
-        block = (spec.block_size, spec.num_kv_heads, spec.head_dim)
-        dtype = DTYPES[spec.dtype]
-        self.k = torch.zeros(spec.num_layers, num_blocks, *block, dtype=dtype, device=device)
-        self.v = torch.zeros_like(self.k)
-        self.host_k = torch.zeros(spec.num_layers, num_host_blocks, *block, dtype=dtype)
-        self.host_v = torch.zeros_like(self.host_k)
+        self._pages = _allocate(spec, num_blocks, device)
+        self._host = _allocate(spec, num_host_blocks, "cpu")
+        self.k, self.v = self._pages[:2]
+        self.host_k, self.host_v = self._host[:2]
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy_blocks((self.k, self.v), (self.k, self.v), pairs)
+        _copy_blocks(self._pages, self._pages, pairs)
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy_blocks((self.k, self.v), (self.host_k, self.host_v), pairs)
+        _copy_blocks(self._pages, self._host, pairs)
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy_blocks((self.host_k, self.host_v), (self.k, self.v), pairs)
+        _copy_blocks(self._host, self._pages, pairs)
 
-    def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """k and v [T, kv_heads, head_dim] to slots [T]."""
-        self.k[layer].flatten(0, 1)[slots] = k.to(self.k.dtype)
-        self.v[layer].flatten(0, 1)[slots] = v.to(self.v.dtype)
+        written = quantize(k, v) if self.spec.dtype == "int8" else (k.to(self.k.dtype), v.to(self.v.dtype))
+        for page, x in zip(self._pages, written, strict=True):
+            page[layer].flatten(0, 1)[slots] = x
 
-    def read(self, layer: int, blocks: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, layer: int, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """The first `length` tokens of a block table, in fp32: k and v [length, kv_heads, head_dim]."""
-        k, v = self.k[layer, blocks], self.v[layer, blocks]
-        return k.flatten(0, 1)[:length].float(), v.flatten(0, 1)[:length].float()
+        k, v, *units = (page[layer, blocks].flatten(0, 1)[:length].float() for page in self._pages)
+        if not units:
+            return k, v
+        k_units, v_units = units
+        return k * k_units[..., None], v * v_units[..., None]
 
 
-def _copy_blocks(
-    sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]
-) -> None:
+def quantize(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """k and v [..., head_dim] -> their codes, and their units [...]: NaN for both where one of them is not finite."""
+    finite = (k.isfinite() & v.isfinite()).all(-1)
+    codes, units = [], []
+    for x in (k, v):
+        most = x.abs().amax(-1)
+        some = finite & (most >= LEAST_NUMBER)
+        factor = torch.where(some, MOST_CODE / most, 0.0)
+        scaled = torch.where(finite[..., None], x * factor[..., None], 0.0)
+        codes.append(scaled.round().to(torch.int8))
+        units.append(torch.where(some, most / MOST_CODE, 0.0).masked_fill(~finite, float("nan")))
+    return codes[0], codes[1], units[0], units[1]
+
+
+def _allocate(spec: KVSpec, num_blocks: int, device: str) -> tuple[Tensor, ...]:
+    """k, v and, in int8, the units of k and of v."""
+    slots = (spec.num_layers, num_blocks, spec.block_size, spec.num_kv_heads)
+    pages = [torch.zeros(*slots, spec.head_dim, dtype=DTYPES[spec.dtype], device=device) for _ in range(2)]
+    if spec.dtype == "int8":
+        pages += [torch.zeros(slots, device=device) for _ in range(2)]
+    return tuple(pages)
+
+
+def _copy_blocks(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
     for from_block, to_block in pairs:  # one after the other: a later pair may read what an earlier one wrote
         for source, target in zip(sources, targets, strict=True):
             target[:, to_block] = source[:, from_block]

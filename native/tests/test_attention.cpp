@@ -1,0 +1,95 @@
+// Pages and attention of every table of this CPU against `plain`: the same bytes are written, and what is found in them
+// differs by the rounding of sums alone. (Against fp64: tests/ops/test_native_attention.py.)
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "kernels.h"
+#include "samples.h"
+
+namespace {
+
+using namespace quire;
+using namespace quire::tests;
+
+struct Shape {
+    int64_t head_dim, block_size, context;
+    int queries;
+};
+constexpr Shape kShapes[] = {{64, 16, 500, 3}, {64, 16, 333, 32}, {128, 32, 70, 4}, {80, 8, 41, 1}, {20, 24, 100, 7}};
+constexpr const char* kTypes[] = {"fp16", "bf16", "fp32", "int8"};
+constexpr int64_t kHeads = 2;
+
+struct Found {
+    std::vector<uint8_t> pages;
+    std::vector<float> out;  // [queries, head_dim]
+};
+
+// The last queries of a sequence of random keys and values, by the table in use.
+Found attend(const Shape& shape, PageType type) {
+    const int64_t num_blocks = (shape.context + shape.block_size - 1) / shape.block_size;
+    Pages pages{nullptr, num_blocks, 1, kHeads, shape.head_dim, shape.block_size, type};
+    Found found{std::vector<uint8_t>(pages.block_bytes() * size_t(num_blocks) + kPagesSlack, 0xff),
+                std::vector<float>(size_t(shape.queries * shape.head_dim))};
+    pages.data = found.pages.data();
+    Random random(uint64_t(shape.head_dim));
+    std::vector<float> k(size_t(kHeads * shape.head_dim)), v(k.size()), q(found.out.size());
+    std::vector<int32_t> table;
+    for (int64_t block = num_blocks; block > 0; --block) table.push_back(int32_t(block - 1));
+    for (int64_t at = 0; at < shape.context; ++at) {
+        for (float& x : k) x = 2 * random.uniform();
+        for (float& x : v) x = random.uniform() * (at % 7 ? 1.0f : 0x1p-9f);
+        const int64_t slot = table[size_t(at / shape.block_size)] * shape.block_size + at % shape.block_size;
+        kernels().ops.write_kv(pages, 0, int32_t(slot), k.data(), v.data());
+    }
+    for (float& x : q) x = 4 * random.uniform();
+    std::vector<float> scratch(size_t(attention_scratch(shape.head_dim, shape.block_size)));
+    AttentionTile tile{};
+    tile.pages = &pages;
+    tile.kv_head = 1;
+    tile.block_table = table.data();
+    tile.num_queries = shape.queries;
+    tile.scale = 1.0f / std::sqrt(float(shape.head_dim));
+    tile.scratch = scratch.data();
+    for (int i = 0; i < shape.queries; ++i) {
+        tile.q[i] = q.data() + i * shape.head_dim;
+        tile.out[i] = found.out.data() + i * shape.head_dim;
+        tile.first[i] = i % 2 ? int32_t(shape.context / 3) : 0;
+        tile.last[i] = int32_t(shape.context - shape.queries + i);
+    }
+    kernels().ops.attend(tile);
+    return found;
+}
+
+double apart(const std::vector<float>& x, const std::vector<float>& y) {
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+        difference += (double(x[i]) - y[i]) * (double(x[i]) - y[i]);
+        size += double(y[i]) * y[i];
+    }
+    return std::sqrt(difference / size);
+}
+
+}  // namespace
+
+void test_attention(int& passed, int& failed) {
+    for (const Shape& shape : kShapes) {
+        for (int type = 0; type < 4; ++type) {
+            use_isa("plain");
+            const Found plain = attend(shape, PageType(type));
+            for (const char* const* isa = available_isas(); *isa; ++isa) {
+                use_isa(*isa);
+                const Found found = attend(shape, PageType(type));
+                const bool same = found.pages == plain.pages;
+                const double difference = apart(found.out, plain.out);
+                const bool near = difference < (PageType(type) == PageType::Float16 ? 2e-3 : 3e-5);
+                same&& near ? ++passed : ++failed;
+                if (!same || !near)
+                    std::printf("failed: attention to %s, table %s, head_dim %lld: %s, apart by %.2g\n", kTypes[type],
+                                *isa, (long long)shape.head_dim, same ? "same pages" : "other pages", difference);
+            }
+        }
+    }
+}
