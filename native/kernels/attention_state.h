@@ -5,13 +5,9 @@
 
 #include <utility>
 
+#include "inline.h"
 #include "ops.h"
 #include "vec.h"
-
-// Before a loop over sums that must stay in registers: compilers keep an array there only if its loops are unrolled
-// early.
-#define QUIRE_UNROLL _Pragma("GCC unroll 16")
-#define QUIRE_INLINE inline __attribute__((always_inline))
 
 namespace quire::QUIRE_ISA {
 namespace {

@@ -1,13 +1,8 @@
 // What the bytes of a packed matrix mean, as types that kernels are instantiated over. Layouts: native/src/matrix.h.
 #pragma once
 
+#include "inline.h"
 #include "matrix.h"
-
-// For the pieces of a kernel: arrays of vectors stay in registers only where all that touches them is one function.
-#define QUIRE_INLINE inline __attribute__((always_inline))
-
-// Before a loop over vectors that must stay in registers.
-#define QUIRE_UNROLL _Pragma("GCC unroll 16")
 
 namespace quire::QUIRE_ISA {
 namespace {

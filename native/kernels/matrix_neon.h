@@ -5,9 +5,6 @@
 
 #include "matrix_format.h"
 
-// Before a loop over vectors that must stay in registers.
-#define QUIRE_UNROLL _Pragma("GCC unroll 16")
-
 namespace quire::QUIRE_ISA {
 namespace {
 
