@@ -7,9 +7,9 @@
 // anew. At the end, out = acc / l.
 // Scores are in units of log2(e): the queries are multiplied by scale * log2(e) beforehand.
 //
-// The order of every sum, which depends on the query's own positions alone: a score over head columns in order; l in 8
-// lanes (slot mod 8) over blocks in order, then the lanes; acc over slots in order. Slots a query may not see add an
-// exact 0.
+// The order of every sum, which depends on the query's own positions alone: a score over head columns in order (halves:
+// see Scoring); l in 8 lanes (slot mod 8) over blocks in order, then the lanes; acc over slots in order. Slots a query
+// may not see add an exact 0.
 
 #include "attention_float.h"
 #include "attention_int8.h"
@@ -24,6 +24,7 @@ void walk(const AttentionTile& t, State& s, int64_t part) {
     const int64_t part_size = attention_part(size), part_end = (part + 1) * part_size;
     const int64_t last = t.last[t.num_queries - 1] < part_end ? t.last[t.num_queries - 1] : part_end - 1;
     const int64_t seen = t.first[0] / span_size * span_size;
+    s.last_block = last / size;
     // Queries are ordered by token, so those that see something of a span are neighbours.
     int begin = 0, end = 0;
     for (int64_t start = seen > part * part_size ? seen : part * part_size; start <= last; start += span_size) {

@@ -44,43 +44,81 @@ struct Weighing<Half> {
 };
 #endif
 
+// The arithmetic of queries times keys, for keys of type T. Halves are again multiplied and added as halves where the
+// CPU can: of 32 columns those that are even, and those that are odd, and then the two sums; in fp32 that joins the
+// others.
+template <class T>
+struct Scoring {
+    using Query = float;
+    using Sum = F8;
+    static constexpr int kChains = 1;
+    static constexpr int64_t kColumnsAtOnce = INT64_MAX;
+    static Sum zero() { return splat(0.0f); }
+    static F8 load_keys(const T* p) { return load(p); }
+    static const float* load_queries(const float* p) { return p; }  // of 8 queries
+    template <int Q>
+    static Sum add(const float* queries, F8 keys, Sum sum) {
+        return multiply_add(splat(queries[Q]), keys, sum);
+    }
+    static F8 total(const Sum* chains) { return chains[0]; }
+};
+#ifdef QUIRE_HALF_MATH
+template <>
+struct Scoring<Half> {
+    using Query = Half;
+    using Sum = H8;
+    static constexpr int kChains = 2;
+    static constexpr int64_t kColumnsAtOnce = 32;
+    static Sum zero() { return zero_halves(); }
+    static H8 load_keys(const Half* p) { return load_halves(p); }
+    static H8 load_queries(const Half* p) { return load_halves(p); }
+    template <int Q>
+    static Sum add(H8 queries, H8 keys, Sum sum) {
+        return multiply_add<Q>(queries, keys, sum);
+    }
+    static F8 total(const Sum* chains) { return to_floats(chains[0] + chains[1]); }
+};
+#endif
+
 // Few queries alone do not keep the vector unit busy: they take two vectors of slots or of columns at a time.
 template <int N>
 constexpr int kVectors = N <= 4 ? 2 : 1;
 
-// What will be read soon, a line of each for every head column scored: a head's part of a block is a few kilobytes, too
-// short for the CPU to foresee the next one.
-template <class T>
-struct Ahead {
-    const T *keys, *values;
-};
-
 // Scores of N queries with C vectors of slots, from `keys` on.
 template <int N, int C, class T>
-void score_slots(const State& s, const float* q, const T* keys, int64_t stride, int64_t head_dim, int64_t column,
-                 Ahead<T> ahead) {
-    F8 sums[N * C];
-    QUIRE_UNROLL
-    for (int j = 0; j < N * C; ++j) sums[j] = splat(0.0f);
-    for (int64_t d = 0; d < head_dim; ++d, keys += stride, q += kQueriesAtOnce) {
-        if (ahead.keys) {
-            __builtin_prefetch(ahead.keys + d * stride);
-            __builtin_prefetch(ahead.values + d * stride);
-        }
-        F8 k[C];
-        for (int c = 0; c < C; ++c) k[c] = load(keys + c * kLanes);
+void score_slots(const State& s, const typename Scoring<T>::Query* q, const T* keys, int64_t stride, int64_t head_dim,
+                 int64_t column, const T* ahead) {
+    using W = Scoring<T>;
+    for (int64_t begin = 0; begin < head_dim; begin += W::kColumnsAtOnce) {
+        const int64_t end = head_dim - begin < W::kColumnsAtOnce ? head_dim : begin + W::kColumnsAtOnce;
+        typename W::Sum sums[N * C][W::kChains];
         QUIRE_UNROLL
-        for (int j = 0; j < N * C; ++j) sums[j] = multiply_add(splat(q[j / C]), k[j % C], sums[j]);
+        for (int j = 0; j < N * C * W::kChains; ++j) sums[j / W::kChains][j % W::kChains] = W::zero();
+        const auto add_column = [&](auto chain) {
+            decltype(W::load_keys(keys)) k[C];
+            for (int c = 0; c < C; ++c) k[c] = W::load_keys(keys + c * kLanes);
+            const auto queries = W::load_queries(q);
+            each<N * C>([&](auto j) { sums[j][chain] = W::template add<j / C>(queries, k[j % C], sums[j][chain]); });
+            keys += stride, q += kQueriesAtOnce;
+        };
+        int64_t d = begin;
+        for (; d + W::kChains <= end; d += W::kChains) {
+            if (ahead) __builtin_prefetch(ahead + d * stride);
+            each<W::kChains>(add_column);
+        }
+        if (d < end) add_column(std::integral_constant<int, 0>{});
+        QUIRE_UNROLL
+        for (int j = 0; j < N * C; ++j) {
+            float* to = s.scores + column + j / C * s.score_stride + j % C * kLanes;
+            store(to, begin == 0 ? W::total(sums[j]) : load(to) + W::total(sums[j]));
+        }
     }
-    float* scores = s.scores + column;
-    QUIRE_UNROLL
-    for (int j = 0; j < N * C; ++j) store(scores + j / C * s.score_stride + j % C * kLanes, sums[j]);
 }
 
 // Scores with one block of the span.
 template <int N, class T>
-void score_block(const State& s, const float* q, const T* keys, int64_t num_slots, int64_t stride, int64_t head_dim,
-                 int64_t column, Ahead<T> ahead) {
+void score_block(const State& s, const typename Scoring<T>::Query* q, const T* keys, int64_t num_slots, int64_t stride,
+                 int64_t head_dim, int64_t column, const T* ahead) {
     constexpr int64_t kWide = kVectors<N> * kLanes;
     int64_t slot = 0;
     for (; slot + kWide <= num_slots; slot += kWide)
@@ -89,22 +127,30 @@ void score_block(const State& s, const float* q, const T* keys, int64_t num_slot
         score_slots<N, 1>(s, q, keys + slot, stride, head_dim, column + slot, ahead);
 }
 
-// Keys are read from the pages, or where other queries of the tile will read them too, as floats from `s.keys`.
+// Whether keys are worth converting once where many queries read them.
+template <class T>
+constexpr bool kConverts = sizeof(typename Scoring<T>::Query) != sizeof(T);
+
+// While keys are read, values are fetched: the pages of a head are a few kilobytes, too short for the CPU to foresee
+// the next one. Keys are read from the pages, or where other queries of the tile will read them too, as floats from
+// `s.keys`.
 template <int N, class T>
 void score(const AttentionTile& t, const State& s, int first, const Span& span, bool shared) {
     const int64_t head_dim = t.pages->head_dim;
-    const float* q = s.q + first / kQueriesAtOnce * kQueriesAtOnce * head_dim + first % kQueriesAtOnce;
-    const int64_t last_block = t.last[t.num_queries - 1] / span.size;
+    const auto* q = (const typename Scoring<T>::Query*)s.q + first / kQueriesAtOnce * kQueriesAtOnce * head_dim +
+                    first % kQueriesAtOnce;
     const int64_t skipped = span.first_block % attention_span(span.size);  // blocks of the span that nobody here sees
     for (int64_t b = 0; b < span.num_blocks; ++b) {
         const int64_t num_slots = round_up(span.num_slots(b)), column = b * span.padded;
-        if (shared) {
-            score_block<N>(s, q, s.keys + (skipped + b) * head_dim * span.size, num_slots, span.size, head_dim, column,
-                           Ahead<float>{});
-            continue;
+        if constexpr (kConverts<T>) {
+            if (shared) {
+                score_block<N>(s, q, s.keys + (skipped + b) * head_dim * span.size, num_slots, span.size, head_dim,
+                               column, (const float*)nullptr);
+                continue;
+            }
         }
-        const int64_t block = span.first_block + b, next = block < last_block ? block + 1 : last_block;
-        const Ahead<T> ahead{(const T*)s.keys_at(next), (const T*)s.values_at(block)};
+        const int64_t block = span.first_block + b;
+        const T* ahead = shared ? nullptr : (const T*)s.values_at(block);
         score_block<N>(s, q, (const T*)s.keys_at(block), num_slots, span.size, head_dim, column, ahead);
     }
 }
@@ -135,6 +181,7 @@ void gather(const State& s, const Span& span, Weight* p) {
 
 // C vectors of columns from d on: acc = acc * factor + p . values, for up to 64 slots of each block from `begin` on.
 // `Whole`: the columns lie within the head.
+// While values are read, the keys of the next span are fetched.
 template <int N, int C, bool Whole, class T>
 void accumulate_columns(const AttentionTile& t, const State& s, int first, const Span& span, int64_t begin, int64_t d) {
     using W = Weighing<T>;
@@ -147,8 +194,11 @@ void accumulate_columns(const AttentionTile& t, const State& s, int first, const
         const T* values = (const T*)s.values_at(span.first_block + b);
         const auto* p = (const typename W::Weight*)s.p + (b * span.padded + begin) * kQueriesAtOnce;
         const int64_t end = span.num_slots(b) < begin + kSlotsAtOnce ? span.num_slots(b) : begin + kSlotsAtOnce;
+        const int64_t later = span.first_block + b + attention_span(span.size);
+        const T* ahead = (const T*)s.keys_at(later < s.last_block ? later : s.last_block) + d * span.size;
         values += begin * head_dim + d;
         for (int64_t slot = begin; slot < end; ++slot, values += head_dim, p += kQueriesAtOnce) {
+            __builtin_prefetch(ahead + slot * C * kLanes);
             decltype(W::load_values(values)) v[C];
             for (int c = 0; c < C; ++c)
                 v[c] = Whole ? W::load_values(values + c * kLanes) : W::load_values(values, head_dim - d);
@@ -195,14 +245,22 @@ template <class T>
 struct FloatPages {
     static void load_queries(const AttentionTile& t, State& s) {
         const int64_t head_dim = t.pages->head_dim;
-        for (int i = 0; i < t.num_queries; ++i) {
-            float* q = s.q + i / kQueriesAtOnce * kQueriesAtOnce * head_dim + i % kQueriesAtOnce;
-            for (int64_t d = 0; d < head_dim; ++d) q[d * kQueriesAtOnce] = t.q[i][d] * (t.scale * kLog2e);
+        for (int first = 0; first < t.num_queries; first += kQueriesAtOnce) {
+            auto* q = (typename Scoring<T>::Query*)s.q + first * head_dim;
+            for (int64_t d = 0; d < head_dim; d += kLanes) {
+                const int64_t n = head_dim - d < kLanes ? head_dim - d : kLanes;
+                F8 rows[kQueriesAtOnce] = {};
+                for (int i = 0; i < kQueriesAtOnce && first + i < t.num_queries; ++i) {
+                    const float* from = t.q[first + i] + d;
+                    rows[i] = (n == kLanes ? load(from) : load_part(from, n)) * splat(t.scale * kLog2e);
+                }
+                store_columns(q + d * kQueriesAtOnce, rows);
+            }
         }
     }
 
     static void share_keys(const AttentionTile& t, const State& s, int64_t first_block, int64_t end_block) {
-        convert_keys<T>(t, s, first_block, end_block);
+        if constexpr (kConverts<T>) convert_keys<T>(t, s, first_block, end_block);
     }
 
     static void visit(const AttentionTile& t, State& s, int first, int stop, const Span& span, bool shared) {

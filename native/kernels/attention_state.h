@@ -38,6 +38,7 @@ struct State {
     float* scores;  // [8, slots of a span, each block's rounded up]
     void* p;        // [slots of a span, 8] of Weighing<T>::Weight; int8: codes
     int64_t acc_stride, score_stride;
+    int64_t last_block;              // of the part under way
     float most[kTileQueries];        // m
     F8 weight[kTileQueries];         // l, in lanes
     float correction[kTileQueries];  // 2^(m - m') of the span under way

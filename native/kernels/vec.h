@@ -99,6 +99,7 @@ struct H8 {
 inline H8 to_halves(F8 x) { return {vcvt_high_f16_f32(vcvt_f16_f32(x.a), x.b)}; }
 inline F8 to_floats(H8 x) { return {vcvt_f32_f16(vget_low_f16(x.v)), vcvt_high_f32_f16(x.v)}; }
 inline H8 load_halves(const Half* p) { return {vreinterpretq_f16_u16(vld1q_u16(&p->bits))}; }
+inline H8 operator+(H8 x, H8 y) { return {vaddq_f16(x.v, y.v)}; }
 inline H8 zero_halves() { return {vreinterpretq_f16_u16(vdupq_n_u16(0))}; }
 // x[Lane] * y + sum. Compilers copy the lane to a vector first, which takes as long as the multiplication.
 template <int Lane>

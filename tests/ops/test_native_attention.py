@@ -85,7 +85,7 @@ def as_stored(x, spec):
 
 
 def assert_right(name, case, out, seq=0):
-    """As near to attention over what is stored as fp32. Where weights and values are multiplied in halves, a few units
+    """As near to attention over what is stored as fp32. Where queries and keys, weights and values are multiplied in halves, a few units
     in the last place of a half; where queries and weights become 15-bit codes, a few units of these."""
     truth = case.plain(seq, len(out), np.float64)
     if case.spec.dtype == "int8":
@@ -94,8 +94,8 @@ def assert_right(name, case, out, seq=0):
         assert np.sqrt(np.mean(error**2)) < 2**-12 * np.sqrt(np.mean(truth**2))
     elif name in HALF_MATH and case.spec.dtype == "float16":
         error = out - truth
-        assert np.abs(error).max() < 2**-9 * np.abs(case.rows).max()
-        assert np.sqrt(np.mean(error**2)) < 2**-10 * np.sqrt(np.mean(truth**2))
+        assert np.abs(error).max() < 2**-8 * np.abs(case.rows).max()
+        assert np.sqrt(np.mean(error**2)) < 2**-8 * np.sqrt(np.mean(truth**2))
     else:
         assert_close(out, case.plain(seq, len(out), np.float32), truth)
 
