@@ -85,8 +85,8 @@ def as_stored(x, spec):
 
 
 def assert_right(name, case, out, seq=0):
-    """As near to attention over what is stored as fp32. Where queries and keys, weights and values are multiplied in halves, a few units
-    in the last place of a half; where queries and weights become 15-bit codes, a few units of these."""
+    """As near to attention over what is stored as fp32. Where products are of halves, a few units in the
+    last place of a half; where queries and weights become 15-bit codes, a few units of these."""
     truth = case.plain(seq, len(out), np.float64)
     if case.spec.dtype == "int8":
         error = out - truth
