@@ -1,0 +1,274 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+"""The exact end of what top_k and top_p leave: the last token in the order of (logit, id), by bisection.
+
+`_cut_open` holds the open tokens of a line in registers. `_cut_line` walks over the whole line again and again; it is
+for lines with thousands of equal logits at the cut, and for a top_k of thousands together with top_p."""
+
+import triton
+import triton.language as tl
+
+from quire.ops.torch.kernels.sample_filter import (
+    FIRST_OPEN,
+    NUM_OPEN,
+    NUM_PASSED,
+    TOO_MANY,
+    is_limited,
+    mass_of,
+)
+from quire.ops.torch.kernels.sample_job import (
+    FIELDS,
+    FLAGS,
+    GREEDY,
+    INVERSE_TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    Job,
+    load_line,
+)
+from quire.ops.torch.kernels.sample_pick import may_be_drawn
+from quire.ops.torch.kernels.sample_weights import (
+    LAST_ID,
+    NOTHING,
+    finite_peak,
+    greatest_of_tiles,
+    ordered,
+    packed_key,
+    weigh,
+)
+
+
+def find_cuts(job: Job) -> None:
+    """What `bracket_cuts` has left -> job.filters.cuts; job.sums gain the open tokens that pass."""
+    filters = job.filters
+    assert filters is not None
+    arguments = (
+        *job.source,
+        filters.totals,
+        filters.brackets,
+        filters.kept_mass,
+        filters.open_ids,
+        job.sums,
+        filters.cuts,
+        job.vocab,
+        job.tiles,
+    )
+    options = {
+        "TILE": job.tile,
+        "TILES": triton.next_power_of_2(job.tiles),
+        "EDITED": job.edits is not None,
+        "num_warps": 8,
+        "enable_fp_fusion": False,
+    }
+    _cut_open[(job.lines,)](*arguments, CAPACITY=filters.open_ids.shape[1], **options)
+    _cut_line[(job.lines,)](*arguments, **options)
+
+
+@triton.jit
+def _is_busy(rows, params, peaks, line, num_tiles, TILES: tl.constexpr):
+    """Whether the line's row samples, from something."""
+    row = tl.load(rows + line).to(tl.int64)
+    busy = row >= 0
+    if busy:
+        greedy = (tl.load(params + row * FIELDS + FLAGS) & GREEDY) != 0
+        busy = (greedy == 0) & (packed_key(greatest_of_tiles(peaks, line, num_tiles, TILES)) != NOTHING)
+    return busy
+
+
+# -- among the open tokens --------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _crossing(key, measure, need):
+    """The greatest key such that what is above it measures less than `need`, and it and what is above does not.
+
+    key [n] int64, measure [n] int64 (0 where there is no token); 0 < need <= the sum of measures"""
+    low = tl.min(tl.where(measure > 0, key, 1 << 40), axis=0)
+    high = tl.max(tl.where(measure > 0, key, -(1 << 40)), axis=0)
+    while low < high:
+        middle = (low + high) >> 1
+        if tl.sum(tl.where(key > middle, measure, 0), axis=0) < need:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@triton.jit
+def _last_of_equals(ids, equal, wanted):
+    """The id of the wanted-th of the tokens that are equal, in the order of ids. ids [n] int64, equal [n] int64"""
+    last = tl.max(tl.where(equal > 0, ids, 0), axis=0)
+    if wanted < tl.sum(equal, axis=0):
+        last = _crossing(-ids, equal, wanted) * -1
+    return last
+
+
+@triton.jit
+def _cut_open(
+    logits,
+    stride,
+    rows,
+    params,
+    edited,
+    peaks,
+    totals,
+    brackets,
+    kept_mass,
+    open_ids,
+    sums,
+    cuts,  # [lines, 2]
+    vocab,
+    num_tiles,
+    CAPACITY: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+    EDITED: tl.constexpr,
+):
+    line = tl.program_id(0)
+    if _is_busy(rows, params, peaks, line, num_tiles, TILES) == 0:
+        return
+    row = tl.load(rows + line).to(tl.int64)
+    at = params + row * FIELDS
+    if is_limited(at) == 0:
+        tl.store(cuts + line * 2, NOTHING)
+        tl.store(cuts + line * 2 + 1, LAST_ID)
+        return
+    if tl.load(brackets + line * 4 + FIRST_OPEN) == TOO_MANY:
+        return
+    place = tl.arange(0, CAPACITY)
+    here = place < tl.load(brackets + line * 4 + NUM_OPEN)
+    ids = tl.load(open_ids + line * CAPACITY + place, mask=here, other=vocab)
+    peak = finite_peak(greatest_of_tiles(peaks, line, num_tiles, TILES))
+    x = load_line(logits, stride, edited, params, row, line, ids, vocab, EDITED)
+    key = ordered(x).to(tl.int64)
+    weight = weigh(x, peak, tl.load(at + INVERSE_TEMPERATURE).to(tl.float64, bitcast=True))
+    passed = here.to(tl.int64)
+    cut, last_id = tl.full((), NOTHING, tl.int64), tl.full((), LAST_ID, tl.int64)
+
+    top_k = tl.load(at + TOP_K)
+    need = top_k - tl.load(brackets + line * 4 + NUM_PASSED)
+    if (top_k > 0) & (need <= tl.sum(passed, axis=0)):  # else all that weighs anything passes
+        cut = _crossing(key, passed, need)
+        equal = tl.where(key == cut, passed, 0)
+        last_id = _last_of_equals(ids.to(tl.int64), equal, need - tl.sum(tl.where(key > cut, passed, 0), axis=0))
+        passed = tl.where((key > cut) | ((key == cut) & (ids <= last_id)), passed, 0)
+    top_p = tl.load(at + TOP_P).to(tl.float64, bitcast=True)
+    if top_p < 1.0:
+        mass = weight * passed
+        if top_k > 0:
+            total = tl.sum(mass, axis=0)
+        else:
+            tiles = tl.arange(0, TILES)
+            total = tl.sum(tl.load(totals + line * num_tiles + tiles, mask=tiles < num_tiles, other=0), axis=0)
+        need = mass_of(top_p, total) - tl.load(kept_mass + line)
+        cut = _crossing(key, mass, need)
+        need -= tl.sum(tl.where(key > cut, mass, 0), axis=0)
+        each = tl.max(tl.where(key == cut, mass, 0), axis=0)
+        last_id = _last_of_equals(ids.to(tl.int64), tl.where(key == cut, passed, 0), (need + each - 1) // each)
+        passed = tl.where((key > cut) | ((key == cut) & (ids <= last_id)), passed, 0)
+    tl.store(cuts + line * 2, cut.to(tl.int32))
+    tl.store(cuts + line * 2 + 1, last_id.to(tl.int32))
+    drawn = (passed > 0) & may_be_drawn(weight, at)
+    tl.atomic_add(sums + line * num_tiles + ids // TILE, weight, mask=drawn, sem="relaxed")
+
+
+# -- over the whole line ----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _is_before(key, ids, last_key, last_id):
+    """Whether a token is, in the order of (logit, id), no later than the last."""
+    return (key > last_key) | ((key == last_key) & (ids <= last_id))
+
+
+@triton.jit
+def _measure(
+    source, last_key, last_id, cut_key, cut_id, vocab, BY_WEIGHT: tl.constexpr, TILE: tl.constexpr, EDITED: tl.constexpr
+):
+    """The number, or the weight, of the tokens up to the last one, if that is also up to the cut."""
+    logits, stride, edited, params, row, line, peak, inverse_temperature = source
+    total = tl.zeros((), tl.int64)
+    start = 0
+    while start < vocab:
+        ids = start + tl.arange(0, TILE)
+        x = load_line(logits, stride, edited, params, row, line, ids, vocab, EDITED)
+        key = ordered(x).to(tl.int64)
+        counted = (ids < vocab) & _is_before(key, ids, last_key, last_id) & _is_before(key, ids, cut_key, cut_id)
+        if BY_WEIGHT:
+            total += tl.sum(tl.where(counted, weigh(x, peak, inverse_temperature), 0), axis=0)
+        else:
+            total += tl.sum(counted.to(tl.int64), axis=0)
+        start += TILE
+    return total
+
+
+@triton.jit
+def _cut_by(
+    source, need, cut_key, cut_id, highest, vocab, BY_WEIGHT: tl.constexpr, TILE: tl.constexpr, EDITED: tl.constexpr
+):
+    """The token, in the order of (logit, id), at which the measure of what is up to the cut reaches `need`."""
+    low, high = tl.full((), NOTHING, tl.int64), highest
+    while low < high:
+        middle = (low + high) >> 1
+        if _measure(source, middle, -1, cut_key, cut_id, vocab, BY_WEIGHT, TILE, EDITED) < need:
+            high = middle
+        else:
+            low = middle + 1
+    first, last = tl.full((), 0, tl.int64), vocab - tl.full((), 1, tl.int64)
+    while first < last:
+        middle = (first + last) >> 1
+        if _measure(source, low, middle, cut_key, cut_id, vocab, BY_WEIGHT, TILE, EDITED) < need:
+            first = middle + 1
+        else:
+            last = middle
+    return low, first
+
+
+@triton.jit
+def _cut_line(
+    logits,
+    stride,
+    rows,
+    params,
+    edited,
+    peaks,
+    totals,
+    brackets,
+    kept_mass,
+    open_ids,
+    sums,
+    cuts,  # [lines, 2]
+    vocab,
+    num_tiles,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+    EDITED: tl.constexpr,
+):
+    line = tl.program_id(0)
+    if _is_busy(rows, params, peaks, line, num_tiles, TILES) == 0:
+        return
+    if tl.load(brackets + line * 4 + FIRST_OPEN) != TOO_MANY:
+        return
+    row = tl.load(rows + line).to(tl.int64)
+    at = params + row * FIELDS
+    best = greatest_of_tiles(peaks, line, num_tiles, TILES)
+    peak, highest = finite_peak(best), packed_key(best).to(tl.int64)
+    inverse_temperature = tl.load(at + INVERSE_TEMPERATURE).to(tl.float64, bitcast=True)
+    source = (logits, stride, edited, params, row, line, peak, inverse_temperature)
+    key, id = tl.full((), NOTHING, tl.int64), tl.full((), LAST_ID, tl.int64)
+    top_k = tl.load(at + TOP_K)
+    if top_k > 0:
+        key, id = _cut_by(source, top_k, key, id, highest, vocab, False, TILE, EDITED)
+    top_p = tl.load(at + TOP_P).to(tl.float64, bitcast=True)
+    if top_p < 1.0:
+        total = _measure(source, key, id, key, id, vocab, True, TILE, EDITED)
+        key, id = _cut_by(source, mass_of(top_p, total), key, id, highest, vocab, True, TILE, EDITED)
+    tl.store(cuts + line * 2, key.to(tl.int32))
+    tl.store(cuts + line * 2 + 1, id.to(tl.int32))
+    tile = 0
+    while tile < num_tiles:
+        ids = tile * TILE + tl.arange(0, TILE)
+        x = load_line(logits, stride, edited, params, row, line, ids, vocab, EDITED)
+        weight = weigh(x, peak, inverse_temperature)
+        drawn = may_be_drawn(weight, at) & _is_before(ordered(x).to(tl.int64), ids, key, id)
+        tl.store(sums + line * num_tiles + tile, tl.sum(tl.where(drawn, weight, 0), axis=0))
+        tile += 1
