@@ -7,14 +7,7 @@ for lines with thousands of equal logits at the cut, and for a top_k of thousand
 import triton
 import triton.language as tl
 
-from quire.ops.torch.kernels.sample_filter import (
-    FIRST_OPEN,
-    NUM_OPEN,
-    NUM_PASSED,
-    TOO_MANY,
-    is_limited,
-    mass_of,
-)
+from quire.ops.torch.kernels.sample_filter import NUM_OPEN, NUM_PASSED, PROGRESS, is_limited, load_double, mass_of
 from quire.ops.torch.kernels.sample_job import (
     FIELDS,
     FLAGS,
@@ -44,7 +37,7 @@ def find_cuts(job: Job) -> None:
     arguments = (
         *job.source,
         filters.totals,
-        filters.brackets,
+        filters.progress,
         filters.kept_mass,
         filters.open_ids,
         job.sums,
@@ -53,13 +46,14 @@ def find_cuts(job: Job) -> None:
         job.tiles,
     )
     options = {
+        "CAPACITY": filters.open_ids.shape[1],
         "TILE": job.tile,
         "TILES": triton.next_power_of_2(job.tiles),
         "EDITED": job.edits is not None,
         "num_warps": 8,
         "enable_fp_fusion": False,
     }
-    _cut_open[(job.lines,)](*arguments, CAPACITY=filters.open_ids.shape[1], **options)
+    _cut_open[(job.lines,)](*arguments, **options)
     _cut_line[(job.lines,)](*arguments, **options)
 
 
@@ -111,7 +105,7 @@ def _cut_open(
     edited,
     peaks,
     totals,
-    brackets,
+    progress,
     kept_mass,
     open_ids,
     sums,
@@ -132,26 +126,28 @@ def _cut_open(
         tl.store(cuts + line * 2, NOTHING)
         tl.store(cuts + line * 2 + 1, LAST_ID)
         return
-    if tl.load(brackets + line * 4 + FIRST_OPEN) == TOO_MANY:
+    mine = progress + line * PROGRESS
+    num_open = tl.load(mine + NUM_OPEN)
+    if num_open > CAPACITY:
         return
     place = tl.arange(0, CAPACITY)
-    here = place < tl.load(brackets + line * 4 + NUM_OPEN)
+    here = place < num_open
     ids = tl.load(open_ids + line * CAPACITY + place, mask=here, other=vocab)
     peak = finite_peak(greatest_of_tiles(peaks, line, num_tiles, TILES))
     x = load_line(logits, stride, edited, params, row, line, ids, vocab, EDITED)
     key = ordered(x).to(tl.int64)
-    weight = weigh(x, peak, tl.load(at + INVERSE_TEMPERATURE).to(tl.float64, bitcast=True))
+    weight = weigh(x, peak, load_double(at, INVERSE_TEMPERATURE))
     passed = here.to(tl.int64)
     cut, last_id = tl.full((), NOTHING, tl.int64), tl.full((), LAST_ID, tl.int64)
 
     top_k = tl.load(at + TOP_K)
-    need = top_k - tl.load(brackets + line * 4 + NUM_PASSED)
+    need = top_k - tl.load(mine + NUM_PASSED)
     if (top_k > 0) & (need <= tl.sum(passed, axis=0)):  # else all that weighs anything passes
         cut = _crossing(key, passed, need)
         equal = tl.where(key == cut, passed, 0)
         last_id = _last_of_equals(ids.to(tl.int64), equal, need - tl.sum(tl.where(key > cut, passed, 0), axis=0))
         passed = tl.where((key > cut) | ((key == cut) & (ids <= last_id)), passed, 0)
-    top_p = tl.load(at + TOP_P).to(tl.float64, bitcast=True)
+    top_p = load_double(at, TOP_P)
     if top_p < 1.0:
         mass = weight * passed
         if top_k > 0:
@@ -232,13 +228,14 @@ def _cut_line(
     edited,
     peaks,
     totals,
-    brackets,
+    progress,
     kept_mass,
     open_ids,
     sums,
     cuts,  # [lines, 2]
     vocab,
     num_tiles,
+    CAPACITY: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
     EDITED: tl.constexpr,
@@ -246,19 +243,19 @@ def _cut_line(
     line = tl.program_id(0)
     if _is_busy(rows, params, peaks, line, num_tiles, TILES) == 0:
         return
-    if tl.load(brackets + line * 4 + FIRST_OPEN) != TOO_MANY:
+    if tl.load(progress + line * PROGRESS + NUM_OPEN) <= CAPACITY:
         return
     row = tl.load(rows + line).to(tl.int64)
     at = params + row * FIELDS
     best = greatest_of_tiles(peaks, line, num_tiles, TILES)
     peak, highest = finite_peak(best), packed_key(best).to(tl.int64)
-    inverse_temperature = tl.load(at + INVERSE_TEMPERATURE).to(tl.float64, bitcast=True)
+    inverse_temperature = load_double(at, INVERSE_TEMPERATURE)
     source = (logits, stride, edited, params, row, line, peak, inverse_temperature)
     key, id = tl.full((), NOTHING, tl.int64), tl.full((), LAST_ID, tl.int64)
     top_k = tl.load(at + TOP_K)
     if top_k > 0:
         key, id = _cut_by(source, top_k, key, id, highest, vocab, False, TILE, EDITED)
-    top_p = tl.load(at + TOP_P).to(tl.float64, bitcast=True)
+    top_p = load_double(at, TOP_P)
     if top_p < 1.0:
         total = _measure(source, key, id, key, id, vocab, True, TILE, EDITED)
         key, id = _cut_by(source, mass_of(top_p, total), key, id, highest, vocab, True, TILE, EDITED)

@@ -42,7 +42,7 @@ STOPPED_LATER = tl.constexpr(8)  # its line of `marks` has stop tokens, masked b
 SEEN = tl.constexpr(1 << 30)  # in the prompt or the output
 STOP = tl.constexpr(1 << 29)  # a stop token
 
-NUM_BUCKETS = tl.constexpr(2048)  # distances from the greatest logit are counted in that many classes
+NUM_BUCKETS = tl.constexpr(128)  # distances from the greatest logit are counted in that many classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,9 @@ class Filters:
     """Scratch of steps with top_k or top_p."""
 
     totals: Tensor  # [lines, tiles] int64: all weights
-    counts: Tensor  # [lines, NUM_BUCKETS] int32: logits by their distance from the greatest
-    brackets: Tensor  # [lines, 4] int32: see sample_filter.py
+    counts: Tensor  # [lines, NUM_BUCKETS] int32: logits by their distance from the greatest; zeros between steps
+    intervals: Tensor  # [lines, 2] fp32: where the cut is: distances from the greatest logit
+    progress: Tensor  # [lines, 4] int32: see sample_filter.py
     kept_mass: Tensor  # [lines] int64: weight of what surely passes
     open_ids: Tensor  # [lines, capacity] int32: tokens that may or may not pass
     cuts: Tensor  # [lines, 2] int32: the last token that passes: its ordered logit, its id
@@ -85,8 +86,9 @@ class Filters:
 
         return cls(
             totals=empty(lines, tiles, dtype=torch.int64),
-            counts=empty(lines, NUM_BUCKETS.value),
-            brackets=empty(lines, 4),
+            counts=empty(lines, NUM_BUCKETS.value).zero_(),
+            intervals=empty(lines, 2, dtype=torch.float32),
+            progress=empty(lines, 4),
             kept_mass=empty(lines, dtype=torch.int64),
             open_ids=empty(lines, open_capacity),
             cuts=empty(lines, 2),
@@ -109,7 +111,7 @@ class Job:
 
     @property
     def vocab(self) -> int:
-        return self.logits.shape[1]
+        return int(self.logits.shape[1])
 
     @property
     def tiles(self) -> int:
