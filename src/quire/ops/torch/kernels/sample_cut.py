@@ -7,7 +7,15 @@ for lines with thousands of equal logits at the cut, and for a top_k of thousand
 import triton
 import triton.language as tl
 
-from quire.ops.torch.kernels.sample_filter import NUM_OPEN, NUM_PASSED, PROGRESS, is_limited, load_double, mass_of
+from quire.ops.torch.kernels.sample_filter import (
+    DOUBT,
+    NUM_OPEN,
+    NUM_PASSED,
+    PROGRESS,
+    is_limited,
+    load_double,
+    mass_of,
+)
 from quire.ops.torch.kernels.sample_job import (
     FIELDS,
     FLAGS,
@@ -37,6 +45,7 @@ def find_cuts(job: Job) -> None:
     arguments = (
         *job.source,
         filters.totals,
+        filters.intervals,
         filters.progress,
         filters.kept_mass,
         filters.open_ids,
@@ -105,6 +114,7 @@ def _cut_open(
     edited,
     peaks,
     totals,
+    intervals,
     progress,
     kept_mass,
     open_ids,
@@ -199,10 +209,10 @@ def _measure(
 
 @triton.jit
 def _cut_by(
-    source, need, cut_key, cut_id, highest, vocab, BY_WEIGHT: tl.constexpr, TILE: tl.constexpr, EDITED: tl.constexpr
+    source, need, cut_key, cut_id, low, high, vocab, BY_WEIGHT: tl.constexpr, TILE: tl.constexpr, EDITED: tl.constexpr
 ):
-    """The token, in the order of (logit, id), at which the measure of what is up to the cut reaches `need`."""
-    low, high = tl.full((), NOTHING, tl.int64), highest
+    """The token, in the order of (logit, id), at which the measure of what is up to the cut reaches `need`. Its key is
+    in low .. high; if all that is there is not enough, it is the last of them."""
     while low < high:
         middle = (low + high) >> 1
         if _measure(source, middle, -1, cut_key, cut_id, vocab, BY_WEIGHT, TILE, EDITED) < need:
@@ -228,6 +238,7 @@ def _cut_line(
     edited,
     peaks,
     totals,
+    intervals,
     progress,
     kept_mass,
     open_ids,
@@ -248,17 +259,21 @@ def _cut_line(
     row = tl.load(rows + line).to(tl.int64)
     at = params + row * FIELDS
     best = greatest_of_tiles(peaks, line, num_tiles, TILES)
-    peak, highest = finite_peak(best), packed_key(best).to(tl.int64)
+    peak = finite_peak(best)
+    near, far = tl.load(intervals + line * 2), tl.load(intervals + line * 2 + 1)
+    doubt = far * DOUBT
+    low = ordered(peak - far - doubt).to(tl.int64)
+    high = tl.minimum(ordered(peak - near + doubt), packed_key(best)).to(tl.int64)
     inverse_temperature = load_double(at, INVERSE_TEMPERATURE)
     source = (logits, stride, edited, params, row, line, peak, inverse_temperature)
     key, id = tl.full((), NOTHING, tl.int64), tl.full((), LAST_ID, tl.int64)
     top_k = tl.load(at + TOP_K)
     if top_k > 0:
-        key, id = _cut_by(source, top_k, key, id, highest, vocab, False, TILE, EDITED)
+        key, id = _cut_by(source, top_k, key, id, low, high, vocab, False, TILE, EDITED)
     top_p = load_double(at, TOP_P)
     if top_p < 1.0:
         total = _measure(source, key, id, key, id, vocab, True, TILE, EDITED)
-        key, id = _cut_by(source, mass_of(top_p, total), key, id, highest, vocab, True, TILE, EDITED)
+        key, id = _cut_by(source, mass_of(top_p, total), key, id, low, high, vocab, True, TILE, EDITED)
     tl.store(cuts + line * 2, key.to(tl.int32))
     tl.store(cuts + line * 2 + 1, id.to(tl.int32))
     tile = 0

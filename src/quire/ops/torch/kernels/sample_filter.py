@@ -29,7 +29,7 @@ from quire.ops.torch.kernels.sample_pick import may_be_drawn
 from quire.ops.torch.kernels.sample_weights import NOTHING, ONE, finite_peak, greatest_of_tiles, packed_key, weigh
 
 # Columns of `progress`, int32.
-IS_NARROW = tl.constexpr(0)  # the open tokens fit in their list, or counting again would not help
+IS_NARROW = tl.constexpr(0)  # the open tokens fit in their list: no need to count again
 NUM_PASSED = tl.constexpr(1)  # tokens nearer than `near`
 NUM_OPEN = tl.constexpr(2)  # tokens between; those beyond the capacity of the list are not in it
 PROGRESS = tl.constexpr(4)
@@ -146,7 +146,7 @@ def _count(
     x = load_line(logits, stride, edited, params, row, line, ids, vocab, EDITED)
     distance = tl.maximum(peak - x, 0.0)
     is_open = (distance >= near) & (distance < far)
-    place = tl.where(is_open, (distance - near) * (1.0 / (far - near) * NUM_BUCKETS), 0.0)
+    place = (tl.where(is_open, distance, near) - near) * (1.0 / (far - near) * NUM_BUCKETS)
     found = tl.histogram(tl.minimum(place.to(tl.int32), NUM_BUCKETS - 1), NUM_BUCKETS, mask=is_open)
     tl.atomic_add(counts + line * NUM_BUCKETS + tl.arange(0, NUM_BUCKETS), found, mask=found > 0, sem="relaxed")
     if FIRST:
@@ -242,11 +242,12 @@ def _narrow(
     doubt = far * DOUBT
     next_far = _edge(last + 1, near, far) + doubt
     next_near = tl.maximum(_edge(first, near, far) - doubt, 0.0)
-    all_fit = num_passed + tl.sum(tl.where(bucket <= last, count, 0), axis=0) <= CAPACITY
-    if all_fit | ((top_k > 0) & (top_p < 1.0)):
+    from_first = num_passed + tl.sum(tl.where(bucket <= last, count, 0), axis=0)
+    is_narrow = tl.sum(tl.where((bucket >= first) & (bucket <= last), count, 0), axis=0) <= CAPACITY
+    if (from_first <= CAPACITY) | ((top_k > 0) & (top_p < 1.0)):
         next_near = next_near * 0.0  # with all that may pass listed, top_p can follow top_k
-    open_fit = tl.sum(tl.where((bucket >= first) & (bucket <= last), count, 0), axis=0) <= CAPACITY
-    tl.store(mine + IS_NARROW, ((next_near == 0.0) | open_fit).to(tl.int32))
+        is_narrow = from_first <= CAPACITY
+    tl.store(mine + IS_NARROW, is_narrow.to(tl.int32))
     tl.store(mine + NUM_PASSED, 0)
     tl.store(kept_mass + line, 0)
     tl.store(intervals + line * 2, next_near.to(tl.float32))
