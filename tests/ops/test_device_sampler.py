@@ -21,6 +21,7 @@ from quire.ops.opset import BROKEN, CANDIDATES, RowParams  # noqa: E402
 from quire.ops.philox import uniform_bits  # noqa: E402
 from quire.ops.torch.device_sampler import DeviceSampler  # noqa: E402
 from quire.ops.torch.kernels.philox import uniform_below  # noqa: E402
+from quire.ops.torch.kernels.sample_job import Split  # noqa: E402
 from quire.ops.torch.kernels.sample_weights import ordered, weigh  # noqa: E402
 from quire.ops.torch.sampler import TorchSampler, distances, weights  # noqa: E402
 from quire.ops.torch.sampler_rows import Path  # noqa: E402
@@ -41,7 +42,7 @@ class Pair:
     """The device's sampler and the specification, asked the same."""
 
     def __init__(self, num_rows: int, vocab: int = VOCAB, tile: int = TILE, open_capacity: int = 64) -> None:
-        self.device = DeviceSampler(num_rows, vocab, DEVICE, tile=tile, open_capacity=open_capacity)
+        self.device = DeviceSampler(num_rows, vocab, DEVICE, split=Split(tile, warps=4), open_capacity=open_capacity)
         self.spec = TorchSampler(num_rows, vocab)
 
     def admit(self, row: int, params: RowParams, tokens=(), num_prompt=None) -> None:
@@ -96,9 +97,9 @@ def _weigh_all(logits, weight, key, peak, inverse_temperature, N: tl.constexpr):
     tl.store(key + i, ordered(x))
 
 
-@pytest.mark.parametrize("temperature", [0.013, 0.7, 1.0, 37.0])
+@pytest.mark.parametrize("temperature", [0.013, 0.7, 37.0])
 def test_weights_are_those_of_the_specification_bit_for_bit(temperature):
-    n = 1 << 14
+    n = 1 << 12
     logits = torch.cat([bell(1, n - 8)[0] * 4, torch.tensor([0.0, -0.0, 1e-40, -1e-40, -1e30, -3e38, -math.inf, 80.0])])
     weight, key = torch.zeros(n, dtype=torch.int64, device=DEVICE), torch.zeros(n, dtype=torch.int32, device=DEVICE)
     inverse = torch.tensor([1.0 / temperature], dtype=torch.float64, device=DEVICE)

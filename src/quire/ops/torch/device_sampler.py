@@ -11,7 +11,7 @@ from torch import Tensor
 from quire.ops.opset import Draw, RowParams
 from quire.ops.torch.kernels.sample_cut import find_cuts
 from quire.ops.torch.kernels.sample_filter import bracket_cuts
-from quire.ops.torch.kernels.sample_job import Edits, Filters, Job
+from quire.ops.torch.kernels.sample_job import MAX_TILES, Edits, Filters, Job, Split
 from quire.ops.torch.kernels.sample_peaks import find_peaks
 from quire.ops.torch.kernels.sample_pick import pick, sum_weights
 from quire.ops.torch.sampler import Logprobs, TorchSampler
@@ -20,16 +20,16 @@ from quire.ops.torch.sampler_rows import DeviceRows, Path, path_of
 
 OPEN_CAPACITY = 2048  # tokens that top_k and top_p decide on one by one; more are decided by a slower kernel
 MAX_VOCAB = 1 << 19  # 2**19 weights of 2**44 fill 63 bits
-SMALLEST_TILE = 1024
+SMALLEST_TILE = MAX_VOCAB // MAX_TILES.value
 
 
-def tile_for(lines: int) -> int:
-    """Logits for one program: a few lines are cut finely, so that the whole device works on them."""
-    return SMALLEST_TILE if lines <= 8 else 4096
+def split_for(lines: int) -> Split:
+    """A few lines are cut finely, so that the whole device works on them."""
+    return Split(tile=SMALLEST_TILE, warps=4) if lines <= 8 else Split(tile=4096, warps=8)
 
 
 class DeviceSampler:
-    """Implements `Sampler`. `tile` and `open_capacity` change the speed, and never a token."""
+    """Implements `Sampler`. `split` and `open_capacity` change the speed, and never a token."""
 
     def __init__(
         self,
@@ -37,14 +37,15 @@ class DeviceSampler:
         vocab_size: int,
         device: torch.device | str = "cuda",
         *,
-        tile: int | None = None,
+        split: Split | None = None,
         open_capacity: int = OPEN_CAPACITY,
     ) -> None:
         if not 1 <= vocab_size < MAX_VOCAB:
             raise ValueError(f"vocab is {vocab_size}, and 1 to {MAX_VOCAB - 1} is possible")
         self.num_rows, self.vocab_size, self.device = num_rows, vocab_size, torch.device(device)
-        self._tile, self._open_capacity = tile, open_capacity
-        self._tiles = -(-vocab_size // (tile or SMALLEST_TILE))
+        self._split, self._open_capacity = split, open_capacity
+        self._tiles = -(-vocab_size // (split.tile if split else SMALLEST_TILE))
+        assert self._tiles <= MAX_TILES.value
         self._rows = DeviceRows(num_rows, vocab_size, self.device)
         self._params: dict[int, RowParams] = {}
         self._paths: dict[int, Path] = {}
@@ -146,7 +147,7 @@ class DeviceSampler:
             logits,
             rows,
             lines,
-            self._tile or tile_for(lines),
+            self._split or split_for(lines),
             self._rows.tables,
             self._peaks,
             self._sums,

@@ -32,6 +32,7 @@ from quire.ops.torch.kernels.sample_weights import (
     NOTHING,
     finite_peak,
     greatest_of_tiles,
+    load_tiles,
     ordered,
     packed_key,
     weigh,
@@ -54,26 +55,19 @@ def find_cuts(job: Job) -> None:
         job.vocab,
         job.tiles,
     )
-    options = {
-        "CAPACITY": filters.open_ids.shape[1],
-        "TILE": job.tile,
-        "TILES": triton.next_power_of_2(job.tiles),
-        "EDITED": job.edits is not None,
-        "num_warps": 8,
-        "enable_fp_fusion": False,
-    }
+    options = {**job.options, "CAPACITY": filters.open_ids.shape[1], "num_warps": 8}
     _cut_open[(job.lines,)](*arguments, **options)
     _cut_line[(job.lines,)](*arguments, **options)
 
 
 @triton.jit
-def _is_busy(rows, params, peaks, line, num_tiles, TILES: tl.constexpr):
+def _is_busy(rows, params, peaks, line, num_tiles):
     """Whether the line's row samples, from something."""
     row = tl.load(rows + line).to(tl.int64)
     busy = row >= 0
     if busy:
         greedy = (tl.load(params + row * FIELDS + FLAGS) & GREEDY) != 0
-        busy = (greedy == 0) & (packed_key(greatest_of_tiles(peaks, line, num_tiles, TILES)) != NOTHING)
+        busy = (greedy == 0) & (packed_key(greatest_of_tiles(peaks, line, num_tiles)) != NOTHING)
     return busy
 
 
@@ -124,11 +118,10 @@ def _cut_open(
     num_tiles,
     CAPACITY: tl.constexpr,
     TILE: tl.constexpr,
-    TILES: tl.constexpr,
     EDITED: tl.constexpr,
 ):
     line = tl.program_id(0)
-    if _is_busy(rows, params, peaks, line, num_tiles, TILES) == 0:
+    if _is_busy(rows, params, peaks, line, num_tiles) == 0:
         return
     row = tl.load(rows + line).to(tl.int64)
     at = params + row * FIELDS
@@ -143,7 +136,7 @@ def _cut_open(
     place = tl.arange(0, CAPACITY)
     here = place < num_open
     ids = tl.load(open_ids + line * CAPACITY + place, mask=here, other=vocab)
-    peak = finite_peak(greatest_of_tiles(peaks, line, num_tiles, TILES))
+    peak = finite_peak(greatest_of_tiles(peaks, line, num_tiles))
     x = load_line(logits, stride, edited, params, row, line, ids, vocab, EDITED)
     key = ordered(x).to(tl.int64)
     weight = weigh(x, peak, load_double(at, INVERSE_TEMPERATURE))
@@ -163,8 +156,7 @@ def _cut_open(
         if top_k > 0:
             total = tl.sum(mass, axis=0)
         else:
-            tiles = tl.arange(0, TILES)
-            total = tl.sum(tl.load(totals + line * num_tiles + tiles, mask=tiles < num_tiles, other=0), axis=0)
+            total = tl.sum(load_tiles(totals, line, num_tiles, 0), axis=0)
         need = mass_of(top_p, total) - tl.load(kept_mass + line)
         cut = _crossing(key, mass, need)
         need -= tl.sum(tl.where(key > cut, mass, 0), axis=0)
@@ -248,17 +240,16 @@ def _cut_line(
     num_tiles,
     CAPACITY: tl.constexpr,
     TILE: tl.constexpr,
-    TILES: tl.constexpr,
     EDITED: tl.constexpr,
 ):
     line = tl.program_id(0)
-    if _is_busy(rows, params, peaks, line, num_tiles, TILES) == 0:
+    if _is_busy(rows, params, peaks, line, num_tiles) == 0:
         return
     if tl.load(progress + line * PROGRESS + NUM_OPEN) <= CAPACITY:
         return
     row = tl.load(rows + line).to(tl.int64)
     at = params + row * FIELDS
-    best = greatest_of_tiles(peaks, line, num_tiles, TILES)
+    best = greatest_of_tiles(peaks, line, num_tiles)
     peak = finite_peak(best)
     near, far = tl.load(intervals + line * 2), tl.load(intervals + line * 2 + 1)
     doubt = far * DOUBT

@@ -26,7 +26,15 @@ from quire.ops.torch.kernels.sample_job import (
     load_line,
 )
 from quire.ops.torch.kernels.sample_pick import may_be_drawn
-from quire.ops.torch.kernels.sample_weights import NOTHING, ONE, finite_peak, greatest_of_tiles, packed_key, weigh
+from quire.ops.torch.kernels.sample_weights import (
+    NOTHING,
+    ONE,
+    finite_peak,
+    greatest_of_tiles,
+    load_tiles,
+    packed_key,
+    weigh,
+)
 
 # Columns of `progress`, int32.
 IS_NARROW = tl.constexpr(0)  # the open tokens fit in their list: no need to count again
@@ -43,43 +51,23 @@ def bracket_cuts(job: Job) -> None:
     """job.peaks -> job.filters, all but the cuts, and job.sums of what surely passes."""
     filters = job.filters
     assert filters is not None
-    tiles = triton.next_power_of_2(job.tiles)
     capacity = filters.open_ids.shape[1]
     found = (filters.intervals, filters.progress, filters.kept_mass)
-    options = {"TILE": job.tile, "TILES": tiles, "EDITED": job.edits is not None, "num_warps": 4}
-    for is_first in (True, False):
-        _count[(job.tiles, job.lines)](
-            *job.source,
-            *found,
-            filters.counts,
-            filters.totals,
-            job.vocab,
-            FIRST=is_first,
-            **options,
-            enable_fp_fusion=False,
-        )
-        _narrow[(job.lines,)](
+    counted = (filters.counts, filters.totals)
+    every_tile, every_line = (job.tiles, job.lines), (job.lines,)
+    for first in (True, False):
+        _count[every_tile](*job.source, *found, *counted, job.vocab, FIRST=first, **job.options)
+        _narrow[every_line](
             job.rows,
             job.tables.params,
             *found,
-            filters.counts,
-            filters.totals,
+            *counted,
             job.tiles,
             CAPACITY=capacity,
-            FIRST=is_first,
-            TILES=tiles,
+            FIRST=first,
             num_warps=1,
         )
-    _collect[(job.tiles, job.lines)](
-        *job.source,
-        *found,
-        filters.open_ids,
-        job.sums,
-        job.vocab,
-        CAPACITY=capacity,
-        **options,
-        enable_fp_fusion=False,
-    )
+    _collect[every_tile](*job.source, *found, filters.open_ids, job.sums, job.vocab, CAPACITY=capacity, **job.options)
 
 
 @triton.jit
@@ -127,10 +115,11 @@ def _count(
     vocab,
     FIRST: tl.constexpr,
     TILE: tl.constexpr,
-    TILES: tl.constexpr,
     EDITED: tl.constexpr,
 ):
     tile, line, num_tiles = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    if FIRST:
+        line = tl.num_programs(1) - 1 - line  # backwards: the last lines are still in the cache
     row = tl.load(rows + line).to(tl.int64)
     if row < 0:
         return
@@ -141,7 +130,7 @@ def _count(
         return
     inverse_temperature = load_double(at, INVERSE_TEMPERATURE)
     near, far = _interval(intervals, line, inverse_temperature, FIRST)
-    peak = finite_peak(greatest_of_tiles(peaks, line, num_tiles, TILES))
+    peak = finite_peak(greatest_of_tiles(peaks, line, num_tiles))
     ids = tile * TILE + tl.arange(0, TILE)
     x = load_line(logits, stride, edited, params, row, line, ids, vocab, EDITED)
     distance = tl.maximum(peak - x, 0.0)
@@ -201,7 +190,6 @@ def _narrow(
     num_tiles,
     CAPACITY: tl.constexpr,
     FIRST: tl.constexpr,
-    TILES: tl.constexpr,
 ):
     line = tl.program_id(0)
     row = tl.load(rows + line).to(tl.int64)
@@ -232,8 +220,7 @@ def _narrow(
         first = tl.sum((tl.cumsum(count, axis=0) + num_passed < top_k).to(tl.int32), axis=0)
         last = first
     else:
-        tiles = tl.arange(0, TILES)
-        total = tl.sum(tl.load(totals + line * num_tiles + tiles, mask=tiles < num_tiles, other=0), axis=0)
+        total = tl.sum(load_tiles(totals, line, num_tiles, 0), axis=0)
         need = mass_of(top_p, total).to(tl.float64)
         first, last = _buckets_of_mass(
             count, need, total.to(tl.float64), kept.to(tl.float64), near, far, inverse_temperature, FIRST
@@ -270,7 +257,6 @@ def _collect(
     vocab,
     CAPACITY: tl.constexpr,
     TILE: tl.constexpr,
-    TILES: tl.constexpr,
     EDITED: tl.constexpr,
 ):
     tile, line, num_tiles = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
@@ -278,7 +264,7 @@ def _collect(
     if row < 0:
         return
     at = params + row * FIELDS
-    best = greatest_of_tiles(peaks, line, num_tiles, TILES)
+    best = greatest_of_tiles(peaks, line, num_tiles)
     if ((tl.load(at + FLAGS) & GREEDY) != 0) | (packed_key(best) == NOTHING):
         return
     near, far = tl.load(intervals + line * 2), tl.load(intervals + line * 2 + 1)

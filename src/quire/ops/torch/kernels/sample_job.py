@@ -10,6 +10,7 @@ looks at it, and its token is 0.
 A row's parameters lie side by side, 128 bytes a row, because a program reads all of one row's: one cache line."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -42,7 +43,16 @@ STOPPED_LATER = tl.constexpr(8)  # its line of `marks` has stop tokens, masked b
 SEEN = tl.constexpr(1 << 30)  # in the prompt or the output
 STOP = tl.constexpr(1 << 29)  # a stop token
 
+MAX_TILES = tl.constexpr(512)  # of a line: 2**19 logits in the smallest tiles
 NUM_BUCKETS = tl.constexpr(128)  # distances from the greatest logit are counted in that many classes
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How a vocabulary is divided among programs. Sums are exact, so it changes no result."""
+
+    tile: int  # logits that one program looks at
+    warps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +112,7 @@ class Job:
     logits: Tensor  # [>= lines, vocab] fp32 or bf16; the last axis is contiguous
     rows: Tensor  # [>= lines] int32
     lines: int
-    tile: int  # logits a program looks at; sums are exact, so it changes no result
+    split: Split
     tables: RowTables
     peaks: Tensor  # [lines, tiles] int64: the greatest logit of each tile and its id, packed
     sums: Tensor  # [lines, tiles] int64: weights that may be drawn
@@ -115,7 +125,17 @@ class Job:
 
     @property
     def tiles(self) -> int:
-        return -(-self.vocab // self.tile)
+        return -(-self.vocab // self.split.tile)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of every kernel that reads a line's logits."""
+        return {
+            "TILE": self.split.tile,
+            "EDITED": self.edits is not None,
+            "num_warps": self.split.warps,
+            "enable_fp_fusion": False,
+        }
 
     @property
     def source(self) -> tuple[Tensor | int | None, ...]:

@@ -40,11 +40,11 @@ def find_peaks(job: Job) -> None:
         edits.logits if edits else None,
         edits.allowed_peaks if edits else None,
         job.vocab,
-        TILE=job.tile,
+        TILE=job.split.tile,
         EDITED=edits is not None,
         HAS_BIAS=tables.bias is not None,
         HAS_MARKS=tables.marks is not None,
-        num_warps=4,
+        num_warps=job.split.warps,
         enable_fp_fusion=False,
     )
 

@@ -26,6 +26,7 @@ from quire.ops.torch.kernels.sample_weights import (
     NOTHING,
     finite_peak,
     greatest_of_tiles,
+    load_tiles,
     ordered,
     packed_id,
     packed_key,
@@ -37,16 +38,7 @@ BROKEN = tl.constexpr(BROKEN_TOKEN)
 
 def sum_weights(job: Job) -> None:
     """job.peaks -> job.sums, for lines whose tokens all may be drawn, min_p apart."""
-    _sum_weights[(job.tiles, job.lines)](
-        *job.source,
-        job.sums,
-        job.vocab,
-        TILE=job.tile,
-        TILES=triton.next_power_of_2(job.tiles),
-        EDITED=job.edits is not None,
-        num_warps=4,
-        enable_fp_fusion=False,
-    )
+    _sum_weights[(job.tiles, job.lines)](*job.source, job.sums, job.vocab, **job.options)
 
 
 def pick(job: Job, tokens: Tensor, *, sampled: bool) -> None:
@@ -60,14 +52,10 @@ def pick(job: Job, tokens: Tensor, *, sampled: bool) -> None:
         tokens,
         job.vocab,
         job.tiles,
-        TILE=job.tile,
-        TILES=triton.next_power_of_2(job.tiles),
-        EDITED=job.edits is not None,
         HAS_MARKS=job.tables.marks is not None,
         SAMPLED=sampled,
         FILTERED=job.filters is not None,
-        num_warps=4,
-        enable_fp_fusion=False,
+        **job.options,
     )
 
 
@@ -88,17 +76,17 @@ def _sum_weights(
     sums,  # [lines, tiles]
     vocab,
     TILE: tl.constexpr,
-    TILES: tl.constexpr,
     EDITED: tl.constexpr,
 ):
-    tile, line, num_tiles = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    tile, num_tiles = tl.program_id(0), tl.num_programs(0)
+    line = tl.num_programs(1) - 1 - tl.program_id(1)  # backwards: the last lines are still in the cache
     row = tl.load(rows + line).to(tl.int64)
     if row < 0:
         return
     at = params + row * FIELDS
     if (tl.load(at + FLAGS) & GREEDY) != 0:
         return
-    best = greatest_of_tiles(peaks, line, num_tiles, TILES)
+    best = greatest_of_tiles(peaks, line, num_tiles)
     ids = tile * TILE + tl.arange(0, TILE)
     x = load_line(logits, stride, edited, params, row, line, ids, vocab, EDITED)
     weight = weigh(x, finite_peak(best), tl.load(at + INVERSE_TEMPERATURE).to(tl.float64, bitcast=True))
@@ -122,7 +110,6 @@ def _pick(
     vocab,
     num_tiles,
     TILE: tl.constexpr,
-    TILES: tl.constexpr,
     EDITED: tl.constexpr,
     HAS_MARKS: tl.constexpr,
     SAMPLED: tl.constexpr,
@@ -136,17 +123,16 @@ def _pick(
     at = params + row * FIELDS
     flags, position = tl.load(at + FLAGS), tl.load(at + NUM_TOKENS)
     greedy = (flags & GREEDY) != 0
-    best = greatest_of_tiles(peaks, line, num_tiles, TILES)
+    best = greatest_of_tiles(peaks, line, num_tiles)
     if EDITED and (packed_key(best) == NOTHING) & is_edited(params, row):
-        best = greatest_of_tiles(allowed_peaks, line, num_tiles, TILES)  # all is masked: the best that is allowed
+        best = greatest_of_tiles(allowed_peaks, line, num_tiles)  # all is masked: the best that is allowed
         greedy = greedy | True
     if packed_key(best) == NOTHING:
         tl.store(tokens + line, BROKEN)
         return
     token = packed_id(best)
     if SAMPLED and greedy == 0:
-        tiles = tl.arange(0, TILES)
-        of_tile = tl.load(sums + line * num_tiles + tiles, mask=tiles < num_tiles, other=0)
+        of_tile = load_tiles(sums, line, num_tiles, 0)
         below = uniform_below(tl.load(at + SEED), position, tl.load(at + SAMPLE), tl.sum(of_tile, axis=0))
         passed = tl.cumsum(of_tile, axis=0) <= below
         below -= tl.sum(tl.where(passed, of_tile, 0), axis=0)

@@ -8,6 +8,8 @@ them into one. Then the integers, and with them all sums and the drawn token, ar
 import triton
 import triton.language as tl
 
+from quire.ops.torch.kernels.sample_job import MAX_TILES
+
 ONE = tl.constexpr(float(1 << 44))  # what the most likely token weighs
 FLOOR = tl.constexpr(-32.0)  # whatever lies this far below weighs 0
 FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
@@ -45,10 +47,16 @@ def packed_id(pair):
 
 
 @triton.jit
-def greatest_of_tiles(peaks, line, num_tiles, TILES: tl.constexpr):
-    """The greatest of a line's packed peaks. TILES is a power of two, num_tiles or more."""
-    tiles = tl.arange(0, TILES)
-    return tl.max(tl.load(peaks + line * num_tiles + tiles, mask=tiles < num_tiles, other=-(1 << 63)), axis=0)
+def load_tiles(of_tiles, line, num_tiles, other):
+    """What is known of each tile of a line: [MAX_TILES]"""
+    tiles = tl.arange(0, MAX_TILES)
+    return tl.load(of_tiles + line * num_tiles + tiles, mask=tiles < num_tiles, other=other)
+
+
+@triton.jit
+def greatest_of_tiles(peaks, line, num_tiles):
+    """The greatest of a line's packed peaks."""
+    return tl.max(load_tiles(peaks, line, num_tiles, -(1 << 63)), axis=0)
 
 
 @triton.jit
