@@ -8,9 +8,10 @@ from math import inf, log
 import torch
 from torch import Tensor
 
-from quire.ops.torch.sampler import FLOAT_MAX, ONE, Logprobs, distances, weights
+from quire.ops.torch.kernels.sample_totals import total_weights
+from quire.ops.torch.sampler import FLOAT_MAX, ONE, Logprobs
 
-LINES_AT_ONCE = 16  # temporaries are a few fp64 and int64 copies of that many lines
+LINES_AT_ONCE = 64  # temporaries are a few fp32 and int64 copies of that many lines
 
 
 def raw_logprobs(logits: Tensor, lines: Sequence[int], targets: Sequence[int], num_top: int) -> list[Logprobs]:
@@ -25,22 +26,26 @@ def raw_logprobs(logits: Tensor, lines: Sequence[int], targets: Sequence[int], n
 
 def _of_lines(logits: Tensor, targets: Sequence[int], num_top: int) -> list[Logprobs]:
     raw = torch.where(logits.isnan(), -inf, logits) + 0.0  # [n, vocab]; zero has one sign
-    own = torch.tensor(targets, device=raw.device)[:, None]
-    ids = torch.cat([own, _best(raw, min(max(num_top, 0), raw.shape[1]))], dim=1)  # [n, 1 + num_top]
-    values = raw.gather(1, ids)
-    ranks = 1 + torch.stack([(raw > column[:, None]).sum(dim=1) for column in values.T], dim=1)
-    totals = torch.stack([weights(distances(line, 1.0)).sum() for line in raw])
-    out = []
-    for peak, total, *columns in zip(
-        raw.amax(dim=1).tolist(), totals.tolist(), ids.tolist(), values.tolist(), ranks.tolist(), strict=True
-    ):
+    peaks = raw.amax(dim=1)
+    targets_on_device = torch.tensor(targets, device=raw.device)[:, None]
+    own = raw.gather(1, targets_on_device)  # [n, 1]
+    rank = 1 + (raw > own).sum(dim=1)
+    ids = _best(raw, min(max(num_top, 0), raw.shape[1]))  # [n, num_top]
+    columns = (peaks, total_weights(raw, peaks), own[:, 0], rank, ids, raw.gather(1, ids))
+    found = []
+    for target, peak, total, logit, place, top, values in zip(targets, *(c.tolist() for c in columns), strict=True):
         if peak == -inf:
-            out.append([(columns[0][0], -inf, 1)])
+            found.append([(target, -inf, 1)])
             continue
-        finite, whole = min(peak, FLOAT_MAX), log(total / ONE)
-        line = [(id, min(x - finite, 0.0) - whole, rank) for id, x, rank in zip(*columns, strict=True)]
-        out.append([line[0], *(entry for entry in line[1:] if entry[1] > -inf)])
-    return out
+        greatest, whole = min(peak, FLOAT_MAX), log(total / ONE)
+        line = [(target, min(logit - greatest, 0.0) - whole, place)]
+        for count, (id, value) in enumerate(zip(top, values, strict=True)):
+            if value == -inf:
+                break
+            tied = count > 0 and value == values[count - 1]
+            line.append((id, min(value - greatest, 0.0) - whole, line[-1][2] if tied else 1 + count))
+        found.append(line)
+    return found
 
 
 def _best(raw: Tensor, count: int) -> Tensor:

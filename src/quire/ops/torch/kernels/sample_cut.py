@@ -25,6 +25,7 @@ from quire.ops.torch.kernels.sample_job import (
     TOP_P,
     Job,
     load_line,
+    needs_edits,
 )
 from quire.ops.torch.kernels.sample_pick import may_be_drawn
 from quire.ops.torch.kernels.sample_weights import (
@@ -81,12 +82,13 @@ def _crossing(key, measure, need):
     key [n] int64, measure [n] int64 (0 where there is no token); 0 < need <= the sum of measures"""
     low = tl.min(tl.where(measure > 0, key, 1 << 40), axis=0)
     high = tl.max(tl.where(measure > 0, key, -(1 << 40)), axis=0)
-    while low < high:
+    while low < high:  # both are keys of tokens: a handful of rounds, however far the keys are apart
         middle = (low + high) >> 1
-        if tl.sum(tl.where(key > middle, measure, 0), axis=0) < need:
-            high = middle
+        above = (key > middle) & (measure > 0)
+        if tl.sum(tl.where(above, measure, 0), axis=0) < need:
+            high = tl.max(tl.where((key <= middle) & (measure > 0), key, -(1 << 40)), axis=0)
         else:
-            low = middle + 1
+            low = tl.min(tl.where(above, key, 1 << 40), axis=0)
     return low
 
 
@@ -137,7 +139,7 @@ def _cut_open(
     here = place < num_open
     ids = tl.load(open_ids + line * CAPACITY + place, mask=here, other=vocab)
     peak = finite_peak(greatest_of_tiles(peaks, line, num_tiles))
-    x = load_line(logits, stride, edited, params, row, line, ids, vocab, EDITED)
+    x = load_line(logits, stride, edited, needs_edits(at), line, ids, vocab, EDITED)
     key = ordered(x).to(tl.int64)
     weight = weigh(x, peak, load_double(at, INVERSE_TEMPERATURE))
     passed = here.to(tl.int64)
@@ -153,10 +155,7 @@ def _cut_open(
     top_p = load_double(at, TOP_P)
     if top_p < 1.0:
         mass = weight * passed
-        if top_k > 0:
-            total = tl.sum(mass, axis=0)
-        else:
-            total = tl.sum(load_tiles(totals, line, num_tiles, 0), axis=0)
+        total = tl.where(top_k > 0, tl.sum(mass, axis=0), tl.sum(load_tiles(totals, line, num_tiles, 0), axis=0))
         need = mass_of(top_p, total) - tl.load(kept_mass + line)
         cut = _crossing(key, mass, need)
         need -= tl.sum(tl.where(key > cut, mass, 0), axis=0)
@@ -183,12 +182,12 @@ def _measure(
     source, last_key, last_id, cut_key, cut_id, vocab, BY_WEIGHT: tl.constexpr, TILE: tl.constexpr, EDITED: tl.constexpr
 ):
     """The number, or the weight, of the tokens up to the last one, if that is also up to the cut."""
-    logits, stride, edited, params, row, line, peak, inverse_temperature = source
+    logits, stride, edited, is_edited, line, peak, inverse_temperature = source
     total = tl.zeros((), tl.int64)
     start = 0
     while start < vocab:
         ids = start + tl.arange(0, TILE)
-        x = load_line(logits, stride, edited, params, row, line, ids, vocab, EDITED)
+        x = load_line(logits, stride, edited, is_edited, line, ids, vocab, EDITED)
         key = ordered(x).to(tl.int64)
         counted = (ids < vocab) & _is_before(key, ids, last_key, last_id) & _is_before(key, ids, cut_key, cut_id)
         if BY_WEIGHT:
@@ -256,7 +255,8 @@ def _cut_line(
     low = ordered(peak - far - doubt).to(tl.int64)
     high = tl.minimum(ordered(peak - near + doubt), packed_key(best)).to(tl.int64)
     inverse_temperature = load_double(at, INVERSE_TEMPERATURE)
-    source = (logits, stride, edited, params, row, line, peak, inverse_temperature)
+    is_edited = needs_edits(at)
+    source = (logits, stride, edited, is_edited, line, peak, inverse_temperature)
     key, id = tl.full((), NOTHING, tl.int64), tl.full((), LAST_ID, tl.int64)
     top_k = tl.load(at + TOP_K)
     if top_k > 0:
@@ -270,7 +270,7 @@ def _cut_line(
     tile = 0
     while tile < num_tiles:
         ids = tile * TILE + tl.arange(0, TILE)
-        x = load_line(logits, stride, edited, params, row, line, ids, vocab, EDITED)
+        x = load_line(logits, stride, edited, is_edited, line, ids, vocab, EDITED)
         weight = weigh(x, peak, inverse_temperature)
         drawn = may_be_drawn(weight, at) & _is_before(ordered(x).to(tl.int64), ids, key, id)
         tl.store(sums + line * num_tiles + tile, tl.sum(tl.where(drawn, weight, 0), axis=0))

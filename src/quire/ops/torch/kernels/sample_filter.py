@@ -24,6 +24,7 @@ from quire.ops.torch.kernels.sample_job import (
     TOP_P,
     Job,
     load_line,
+    needs_edits,
 )
 from quire.ops.torch.kernels.sample_pick import may_be_drawn
 from quire.ops.torch.kernels.sample_weights import (
@@ -132,7 +133,7 @@ def _count(
     near, far = _interval(intervals, line, inverse_temperature, FIRST)
     peak = finite_peak(greatest_of_tiles(peaks, line, num_tiles))
     ids = tile * TILE + tl.arange(0, TILE)
-    x = load_line(logits, stride, edited, params, row, line, ids, vocab, EDITED)
+    x = load_line(logits, stride, edited, needs_edits(at), line, ids, vocab, EDITED)
     distance = tl.maximum(peak - x, 0.0)
     is_open = (distance >= near) & (distance < far)
     place = (tl.where(is_open, distance, near) - near) * (1.0 / (far - near) * NUM_BUCKETS)
@@ -271,7 +272,7 @@ def _collect(
     mine = progress + line * PROGRESS
     peak = finite_peak(best)
     ids = tile * TILE + tl.arange(0, TILE)
-    x = load_line(logits, stride, edited, params, row, line, ids, vocab, EDITED)
+    x = load_line(logits, stride, edited, needs_edits(at), line, ids, vocab, EDITED)
     distance = tl.maximum(peak - x, 0.0)
     passed = (distance < near).to(tl.int32)
     num_passed = tl.sum(passed, axis=0)

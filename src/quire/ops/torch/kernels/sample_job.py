@@ -145,23 +145,22 @@ class Job:
 
 
 @triton.jit
-def is_edited(params, row):
+def needs_edits(params_of_row):
     """Whether the row's next token is drawn from other logits than the raw ones."""
-    at = params + row.to(tl.int64) * FIELDS
+    at = params_of_row
     flags = tl.load(at + FLAGS)
     waiting = tl.load(at + NUM_TOKENS) - tl.load(at + NUM_PROMPT) < tl.load(at + MIN_TOKENS)
     return ((flags & (BIASED | PENALIZED)) != 0) | (((flags & STOPPED_LATER) != 0) & waiting)
 
 
 @triton.jit
-def load_line(logits, stride, edited, params, row, line, ids, vocab, EDITED: tl.constexpr):
+def load_line(logits, stride, edited, is_edited, line, ids, vocab, EDITED: tl.constexpr):
     """The logits that count, in fp32, NaN and ids outside the vocabulary as -inf."""
     known = ids < vocab
     if EDITED:
-        changed = is_edited(params, row)
-        x = tl.load(logits + line.to(tl.int64) * stride + ids, mask=known & (changed == 0), other=float("-inf"))
-        y = tl.load(edited + line.to(tl.int64) * vocab + ids, mask=known & changed, other=float("-inf"))
-        x = tl.where(changed, y, x.to(tl.float32))
+        x = tl.load(logits + line.to(tl.int64) * stride + ids, mask=known & (is_edited == 0), other=float("-inf"))
+        y = tl.load(edited + line.to(tl.int64) * vocab + ids, mask=known & is_edited, other=float("-inf"))
+        x = tl.where(is_edited, y, x.to(tl.float32))
     else:
         x = tl.load(logits + line.to(tl.int64) * stride + ids, mask=known, other=float("-inf")).to(tl.float32)
     return tl.where(x == x, x, float("-inf"))

@@ -21,7 +21,7 @@ from quire.ops.torch.kernels.sample_job import (
     STOP,
     STOPPED_LATER,
     Job,
-    is_edited,
+    needs_edits,
 )
 from quire.ops.torch.kernels.sample_weights import packed
 
@@ -74,8 +74,8 @@ def _find_peaks(
     known = ids < vocab
     x = tl.load(logits + line.to(tl.int64) * stride + ids, mask=known, other=float("-inf")).to(tl.float32)
     x = tl.where(x == x, x, float("-inf"))
-    if EDITED and is_edited(params, row):
-        at = params + row * FIELDS
+    at = params + row * FIELDS
+    if EDITED and needs_edits(at):
         flags = tl.load(at + FLAGS)
         if HAS_BIAS:
             b = tl.load(bias + row * vocab + ids, mask=known & ((flags & BIASED) != 0), other=0.0)

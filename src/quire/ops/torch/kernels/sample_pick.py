@@ -19,8 +19,8 @@ from quire.ops.torch.kernels.sample_job import (
     SEED,
     SEEN,
     Job,
-    is_edited,
     load_line,
+    needs_edits,
 )
 from quire.ops.torch.kernels.sample_weights import (
     NOTHING,
@@ -88,7 +88,7 @@ def _sum_weights(
         return
     best = greatest_of_tiles(peaks, line, num_tiles)
     ids = tile * TILE + tl.arange(0, TILE)
-    x = load_line(logits, stride, edited, params, row, line, ids, vocab, EDITED)
+    x = load_line(logits, stride, edited, needs_edits(at), line, ids, vocab, EDITED)
     weight = weigh(x, finite_peak(best), tl.load(at + INVERSE_TEMPERATURE).to(tl.float64, bitcast=True))
     weight = tl.where(may_be_drawn(weight, at), weight, 0)
     tl.store(sums + line * num_tiles + tile, tl.sum(weight, axis=0))
@@ -122,9 +122,10 @@ def _pick(
         return
     at = params + row * FIELDS
     flags, position = tl.load(at + FLAGS), tl.load(at + NUM_TOKENS)
+    is_edited = needs_edits(at)  # asked before the state advances: a barrier lies between, in the search for the best
     greedy = (flags & GREEDY) != 0
     best = greatest_of_tiles(peaks, line, num_tiles)
-    if EDITED and (packed_key(best) == NOTHING) & is_edited(params, row):
+    if EDITED and (packed_key(best) == NOTHING) & is_edited:
         best = greatest_of_tiles(allowed_peaks, line, num_tiles)  # all is masked: the best that is allowed
         greedy = greedy | True
     if packed_key(best) == NOTHING:
@@ -138,7 +139,7 @@ def _pick(
         below -= tl.sum(tl.where(passed, of_tile, 0), axis=0)
         first = tl.sum(passed.to(tl.int32), axis=0) * TILE
         ids = first + tl.arange(0, TILE)
-        x = load_line(logits, stride, edited, params, row, line, ids, vocab, EDITED)
+        x = load_line(logits, stride, edited, is_edited, line, ids, vocab, EDITED)
         weight = weigh(x, finite_peak(best), tl.load(at + INVERSE_TEMPERATURE).to(tl.float64, bitcast=True))
         drawn = may_be_drawn(weight, at)
         if FILTERED:
