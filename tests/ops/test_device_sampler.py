@@ -170,7 +170,7 @@ def random_params(choose: random.Random) -> RowParams:
 @pytest.mark.parametrize("seed", range(20 if CUDA else 1))
 def test_random_parameters_and_awkward_logits(seed):
     choose = random.Random(seed)
-    rows = 32 if CUDA else 6
+    rows = 32 if CUDA else 5
     pair = Pair(rows, open_capacity=16)
     for row in range(rows):
         pair.admit(row, random_params(choose), [choose.randrange(VOCAB) for _ in range(5)], choose.randrange(6))

@@ -5,7 +5,7 @@ Copies go from pinned memory and nothing waits for them: work on one stream keep
 import struct
 from collections.abc import Sequence
 from enum import IntFlag
-from math import inf, nan
+from math import ceil, inf, nan
 
 import torch
 from torch import Tensor
@@ -144,7 +144,7 @@ def _fields(params: RowParams, num_tokens: int, num_prompt: int, vocab: int) -> 
     fields[job.FLAGS.value] = _flags(params)
     fields[job.TOP_K.value] = params.top_k if params.top_k < vocab else 0
     fields[job.TOP_P.value] = _bits(params.top_p)
-    fields[job.MIN_WEIGHT.value] = _bits(params.min_p * ONE)
+    fields[job.MIN_WEIGHT.value] = ceil(params.min_p * ONE)
     fields[job.INVERSE_TEMPERATURE.value] = _bits(1.0 if is_greedy(params) else 1.0 / params.temperature)
     fields[job.REPETITION.value] = _bits(params.repetition_penalty)
     fields[job.FREQUENCY.value] = _bits(params.frequency_penalty)

@@ -62,7 +62,7 @@ def pick(job: Job, tokens: Tensor, *, sampled: bool) -> None:
 @triton.jit
 def may_be_drawn(weight, params_of_row):
     """Whether min_p leaves it. A weight of 0 is left, and never drawn."""
-    return weight.to(tl.float64) >= tl.load(params_of_row + MIN_WEIGHT).to(tl.float64, bitcast=True)
+    return weight >= tl.load(params_of_row + MIN_WEIGHT)
 
 
 @triton.jit
