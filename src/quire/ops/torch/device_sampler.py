@@ -87,6 +87,14 @@ class DeviceSampler:
             path |= self._paths[row]
         return path
 
+    def reserve(self, path: Path) -> None:
+        """Allocate what the path needs and does not have yet. It never moves, so graphs of a path stay good."""
+        self._rows.reserve(path)
+        if path & Path.FILTERED and self._filters is None:
+            self._filters = Filters.allocate(self.num_rows, self._tiles, self._open_capacity, self.device)
+        if path & (Path.BIASED | Path.MARKED) and self._edits is None:
+            self._edits = Edits.allocate(self.num_rows, self.vocab_size, self._tiles, self.device)
+
     # -- tokens ----------------------------------------------------------------------------------------------------
 
     def launch(self, logits: Tensor, rows: Tensor, num_rows: int, path: Path) -> Tensor:
@@ -94,10 +102,10 @@ class DeviceSampler:
         the device), and is passed over if that is negative. -> tokens [num_rows] int32 on the device, BROKEN where
         nothing could be drawn, 0 for lines passed over.
 
-        `path` may ask for more than the rows need. Memory for a path is allocated when it is first launched, and stays
-        where it is: launch a path once before capturing it."""
+        `path` may ask for more than the rows need. Before capturing a graph, reserve the path."""
         assert not self._rows.has_pending, "upload() comes before launch()"
         assert logits.stride(1) == 1 and num_rows <= self.num_rows
+        self.reserve(path)
         tokens = torch.empty(num_rows, dtype=torch.int32, device=self.device)
         job = self._job(logits, rows, num_rows, path)
         find_peaks(job)
@@ -139,19 +147,17 @@ class DeviceSampler:
             draws[line].logprobs = found[: 1 + wanted[line]]
 
     def _job(self, logits: Tensor, rows: Tensor, lines: int, path: Path) -> Job:
-        if path & Path.FILTERED and self._filters is None:
-            self._filters = Filters.allocate(self.num_rows, self._tiles, self._open_capacity, self.device)
-        if path & Path.EDITED and self._edits is None:
-            self._edits = Edits.allocate(self.num_rows, self.vocab_size, self._tiles, self.device)
         return Job(
             logits,
             rows,
             lines,
             self._split or split_for(lines),
-            self._rows.tables,
+            self._rows.params,
+            self._rows.bias if path & Path.BIASED else None,
+            self._rows.marks if path & Path.MARKED else None,
             self._peaks,
             self._sums,
-            self._edits if path & Path.EDITED else None,
+            self._edits if path & (Path.BIASED | Path.MARKED) else None,
             self._filters if path & Path.FILTERED else None,
         )
 

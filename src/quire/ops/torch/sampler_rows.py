@@ -12,7 +12,6 @@ from torch import Tensor
 
 from quire.ops.opset import GREEDY_BELOW, RowParams
 from quire.ops.torch.kernels import sample_job as job
-from quire.ops.torch.kernels.sample_job import RowTables
 from quire.ops.torch.sampler import ONE
 
 
@@ -22,18 +21,24 @@ class Path(IntFlag):
     GREEDY = 0  # the greatest logit
     SAMPLED = 1  # temperature and min_p
     FILTERED = 2  # top_k or top_p
-    EDITED = 4  # bias, masks and penalties
-    SLOW = 8  # rows that `launch` leaves out: typical_p, banned sequences, beams
+    BIASED = 4  # logit_bias, allowed, banned
+    MARKED = 8  # penalties, and stop tokens before min_tokens
+    SLOW = 16  # rows that `launch` leaves out: typical_p, banned sequences, beams
 
 
 def path_of(params: RowParams, vocab: int) -> Path:
     if _is_slow(params):
         return Path.SLOW
-    path = Path.GREEDY
+    path, flags = Path.GREEDY, _flags(params)
     if not is_greedy(params):
-        limited = 0 < params.top_k < vocab or params.top_p < 1.0
-        path |= Path.SAMPLED | (Path.FILTERED if limited else Path.GREEDY)
-    return path | (Path.EDITED if _flags(params) & ~job.GREEDY.value else Path.GREEDY)
+        path |= Path.SAMPLED
+        if 0 < params.top_k < vocab or params.top_p < 1.0:
+            path |= Path.FILTERED
+    if flags & job.BIASED.value:
+        path |= Path.BIASED
+    if flags & (job.PENALIZED.value | job.STOPPED_LATER.value):
+        path |= Path.MARKED
+    return path
 
 
 def is_greedy(params: RowParams) -> bool:
@@ -58,13 +63,13 @@ def _flags(params: RowParams) -> int:
 
 
 class DeviceRows:
-    """`tables` are replaced by larger ones at most twice: when first a row has a bias or a mask, and when first a row
-    has a penalty or min_tokens. Neither table moves afterwards. Graphs captured for `Path.EDITED` must be captured
-    again when `tables` has changed; other graphs do not read them."""
+    """`bias` and `marks` are allocated when they are first needed, and never move afterwards."""
 
     def __init__(self, num_rows: int, vocab: int, device: torch.device) -> None:
         self.num_rows, self.vocab, self.device = num_rows, vocab, device
-        self.tables = RowTables(torch.zeros((num_rows, job.FIELDS.value), dtype=torch.int64, device=device))
+        self.params = torch.zeros((num_rows, job.FIELDS.value), dtype=torch.int64, device=device)
+        self.bias: Tensor | None = None  # [num_rows, vocab]; of both see sample_job.py
+        self.marks: Tensor | None = None
         self._pending: dict[int, tuple[RowParams, list[int], int]] = {}
 
     @property
@@ -77,6 +82,13 @@ class DeviceRows:
     def retire(self, row: int) -> None:
         self._pending.pop(row, None)
 
+    def reserve(self, path: Path) -> None:
+        shape = (self.num_rows, self.vocab)
+        if path & Path.BIASED and self.bias is None:
+            self.bias = torch.empty(shape, dtype=torch.float32, device=self.device)
+        if path & Path.MARKED and self.marks is None:
+            self.marks = torch.empty(shape, dtype=torch.int32, device=self.device)
+
     def upload(self) -> None:
         """Send what has been admitted since. Before a step's `launch`, or the replay of a graph of it."""
         if not self._pending:
@@ -86,12 +98,13 @@ class DeviceRows:
             for params, tokens, num_prompt in self._pending.values()
         ]
         at = self.send(list(self._pending), torch.int64)
-        self.tables.params.index_copy_(0, at, self.send(fields, torch.int64))
+        self.params.index_copy_(0, at, self.send(fields, torch.int64))
         for row, (params, tokens, num_prompt) in self._pending.items():
-            flags = _flags(params)
-            if flags & job.BIASED.value:
+            path = path_of(params, self.vocab)
+            self.reserve(path)
+            if path & Path.BIASED:
                 self._set_bias(row, params)
-            if flags & (job.PENALIZED.value | job.STOPPED_LATER.value):
+            if path & Path.MARKED:
                 self._set_marks(row, params, tokens, num_prompt)
         self._pending.clear()
 
@@ -100,11 +113,8 @@ class DeviceRows:
         return host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
 
     def _set_bias(self, row: int, params: RowParams) -> None:
-        if self.tables.bias is None:
-            table = torch.zeros((self.num_rows, self.vocab), dtype=torch.float32, device=self.device)
-            self.tables = RowTables(self.tables.params, table, self.tables.marks)
-        assert self.tables.bias is not None
-        line = self.tables.bias[row]
+        assert self.bias is not None
+        line = self.bias[row]
         entries: dict[int, float] = {}
         if params.allowed is None:
             line.zero_()
@@ -120,17 +130,14 @@ class DeviceRows:
         line.index_copy_(0, self.send(list(entries), torch.int64), self.send(list(entries.values()), torch.float32))
 
     def _set_marks(self, row: int, params: RowParams, tokens: list[int], num_prompt: int) -> None:
-        if self.tables.marks is None:
-            table = torch.zeros((self.num_rows, self.vocab), dtype=torch.int32, device=self.device)
-            self.tables = RowTables(self.tables.params, self.tables.bias, table)
-        assert self.tables.marks is not None
+        assert self.marks is not None
         marks = dict.fromkeys(tokens, job.SEEN.value)
         for token in tokens[num_prompt:]:
             marks[token] += 1
         for token in params.stop_ids:
             if 0 <= token < self.vocab:
                 marks[token] = marks.get(token, 0) | job.STOP.value
-        line = self.tables.marks[row].zero_()
+        line = self.marks[row].zero_()
         line.index_copy_(0, self.send(list(marks), torch.int64), self.send(list(marks.values()), torch.int32))
 
 

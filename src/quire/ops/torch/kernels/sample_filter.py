@@ -60,7 +60,7 @@ def bracket_cuts(job: Job) -> None:
         _count[every_tile](*job.source, *found, *counted, job.vocab, FIRST=first, **job.options)
         _narrow[every_line](
             job.rows,
-            job.tables.params,
+            job.params,
             *found,
             *counted,
             job.tiles,

@@ -56,15 +56,6 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class RowTables:
-    """State of the rows. `bias` and `marks` are there once a row has needed them."""
-
-    params: Tensor  # [num_rows, FIELDS] int64
-    bias: Tensor | None = None  # [num_rows, vocab] fp32: added; -inf: not allowed; NaN: allowed, but banned
-    marks: Tensor | None = None  # [num_rows, vocab] int32
-
-
-@dataclass(frozen=True, slots=True)
 class Edits:
     """Scratch of steps with edited lines."""
 
@@ -113,7 +104,9 @@ class Job:
     rows: Tensor  # [>= lines] int32
     lines: int
     split: Split
-    tables: RowTables
+    params: Tensor  # [num_rows, FIELDS] int64
+    bias: Tensor | None  # [num_rows, vocab] fp32, where a row is BIASED: added; -inf: not allowed; NaN: banned
+    marks: Tensor | None  # [num_rows, vocab] int32, where a row is PENALIZED or STOPPED_LATER
     peaks: Tensor  # [lines, tiles] int64: the greatest logit of each tile and its id, packed
     sums: Tensor  # [lines, tiles] int64: weights that may be drawn
     edits: Edits | None
@@ -141,7 +134,7 @@ class Job:
     def source(self) -> tuple[Tensor | int | None, ...]:
         """Where a kernel finds a line's logits, for `load_line`, and how great they are."""
         edited = self.edits.logits if self.edits else None
-        return self.logits, self.logits.stride(0), self.rows, self.tables.params, edited, self.peaks
+        return self.logits, self.logits.stride(0), self.rows, self.params, edited, self.peaks
 
 
 @triton.jit

@@ -28,22 +28,22 @@ from quire.ops.torch.kernels.sample_weights import packed
 
 def find_peaks(job: Job) -> None:
     """Fills job.peaks and, where lines are edited, job.edits."""
-    tables, edits = job.tables, job.edits
+    edits = job.edits
     _find_peaks[(job.tiles, job.lines)](
         job.logits,
         job.logits.stride(0),
         job.rows,
-        tables.params,
-        tables.bias,
-        tables.marks,
+        job.params,
+        job.bias,
+        job.marks,
         job.peaks,
         edits.logits if edits else None,
         edits.allowed_peaks if edits else None,
         job.vocab,
         TILE=job.split.tile,
         EDITED=edits is not None,
-        HAS_BIAS=tables.bias is not None,
-        HAS_MARKS=tables.marks is not None,
+        HAS_BIAS=job.bias is not None,
+        HAS_MARKS=job.marks is not None,
         num_warps=job.split.warps,
         enable_fp_fusion=False,
     )

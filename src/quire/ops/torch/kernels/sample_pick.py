@@ -45,14 +45,14 @@ def pick(job: Job, tokens: Tensor, *, sampled: bool) -> None:
     """Draws: tokens [lines] int32 are written, and the rows' states advanced."""
     _pick[(job.lines,)](
         *job.source,
-        job.tables.marks,
+        job.marks,
         job.edits.allowed_peaks if job.edits else None,
         job.sums,
         job.filters.cuts if job.filters else None,
         tokens,
         job.vocab,
         job.tiles,
-        HAS_MARKS=job.tables.marks is not None,
+        HAS_MARKS=job.marks is not None,
         SAMPLED=sampled,
         FILTERED=job.filters is not None,
         **job.options,
