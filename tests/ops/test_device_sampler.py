@@ -136,11 +136,14 @@ def test_every_path_draws_what_the_specification_draws(params, path, scale):
     pair.draw(logits, [0, 1])
 
 
-@pytest.mark.parametrize("params", [{"top_k": 6}, {"top_p": 0.7}, {"top_k": 9, "top_p": 0.6}])
-def test_a_cut_among_more_equals_than_can_be_listed(params):
+@pytest.mark.parametrize(
+    ("params", "greatest"),
+    [({"top_k": 6}, 1.0), ({"top_p": 0.7}, 1.0), ({"top_p": 0.7}, math.inf), ({"top_k": 9, "top_p": 0.6}, 1.0)],
+)
+def test_a_cut_among_more_equals_than_can_be_listed(params, greatest):
     """All logits equal but a few: the ids decide."""
     logits = torch.zeros(1, VOCAB)
-    logits[0, 3:5] = 1.0
+    logits[0, 3:7] = greatest
     pair = Pair(1, tile=4096 if CUDA else 32, open_capacity=2)
     pair.admit(0, replace(PLAIN, **params))
     pair.draw(logits, [0])

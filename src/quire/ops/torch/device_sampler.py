@@ -48,7 +48,7 @@ class DeviceSampler:
         assert self._tiles <= MAX_TILES.value
         self._rows = DeviceRows(num_rows, vocab_size, self.device)
         self._params: dict[int, RowParams] = {}
-        self._paths: dict[int, Path] = {}
+        self._paths: dict[int, int] = {}  # of Path: as plain integers they are joined in no time
         self._spec = TorchSampler(num_rows, vocab_size)  # holds the rows that `launch` leaves out
         self._peaks, self._sums = torch.empty((2, num_rows, self._tiles), dtype=torch.int64, device=self.device)
         self._filters: Filters | None = None
@@ -66,7 +66,7 @@ class DeviceSampler:
             self._spec.admit(row, params, tokens, num_prompt)
         else:
             self._rows.admit(row, params, tokens, num_prompt)
-        self._params[row], self._paths[row] = params, path
+        self._params[row], self._paths[row] = params, path.value
 
     def retire(self, row: int) -> None:
         """Nothing is sent: the device forgets a row when it is taken again."""
@@ -82,10 +82,10 @@ class DeviceSampler:
 
     def needs(self, rows: Iterable[int]) -> Path:
         """What `launch` has to do for these rows. With Path.SLOW among it, only `draw` serves all of them."""
-        path = Path.GREEDY
+        path = 0
         for row in rows:
             path |= self._paths[row]
-        return path
+        return Path(path)
 
     def reserve(self, path: Path) -> None:
         """Allocate what the path needs and does not have yet. It never moves, so graphs of a path stay good."""

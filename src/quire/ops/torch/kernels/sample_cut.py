@@ -253,7 +253,7 @@ def _cut_line(
     near, far = tl.load(intervals + line * 2), tl.load(intervals + line * 2 + 1)
     doubt = far * DOUBT
     low = ordered(peak - far - doubt).to(tl.int64)
-    high = tl.minimum(ordered(peak - near + doubt), packed_key(best)).to(tl.int64)
+    high = tl.where(near > 0.0, ordered(peak - near + doubt), packed_key(best)).to(tl.int64)
     inverse_temperature = load_double(at, INVERSE_TEMPERATURE)
     is_edited = needs_edits(at)
     source = (logits, stride, edited, is_edited, line, peak, inverse_temperature)
