@@ -65,7 +65,7 @@ def assert_same_logprobs(found, expected) -> None:
 
 def draw_one(logits, params: RowParams, tokens=(), num_prompt=None) -> int:
     line = torch.tensor([logits])
-    pair = Pair(1, line.shape[1], tile=16)
+    pair = Pair(1, line.shape[1])
     pair.admit(0, params, tokens, num_prompt)
     return pair.draw(line, [0])[0]
 
@@ -277,7 +277,7 @@ def test_a_row_that_is_taken_again_remembers_nothing():
 
 def test_neighbours_and_tiles_change_nothing():
     request, logits = replace(PLAIN, seed=11, temperature=1.5, top_p=0.95), bell(1)
-    alone = Pair(1, tile=64)
+    alone = Pair(1, tile=4 * TILE)
     alone.admit(0, request, [1])
     crowd = Pair(3)
     for row in range(2):

@@ -40,8 +40,8 @@ class DeviceSampler:
         split: Split | None = None,
         open_capacity: int = OPEN_CAPACITY,
     ) -> None:
-        if not 1 <= vocab_size < MAX_VOCAB:
-            raise ValueError(f"vocab is {vocab_size}, and 1 to {MAX_VOCAB - 1} is possible")
+        if not 2 <= vocab_size < MAX_VOCAB:
+            raise ValueError(f"vocab is {vocab_size}, and 2 to {MAX_VOCAB - 1} is possible")
         self.num_rows, self.vocab_size, self.device = num_rows, vocab_size, torch.device(device)
         self._split, self._open_capacity = split, open_capacity
         self._tiles = -(-vocab_size // (split.tile if split else SMALLEST_TILE))

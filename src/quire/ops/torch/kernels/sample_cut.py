@@ -39,6 +39,9 @@ from quire.ops.torch.kernels.sample_weights import (
     weigh,
 )
 
+LOWEST = tl.constexpr(-(1 << 31))
+HIGHEST = tl.constexpr((1 << 31) - 1)
+
 
 def find_cuts(job: Job) -> None:
     """What `bracket_cuts` has left -> job.filters.cuts; job.sums gain the open tokens that pass."""
@@ -79,26 +82,33 @@ def _is_busy(rows, params, peaks, line, num_tiles):
 def _crossing(key, measure, need):
     """The greatest key such that what is above it measures less than `need`, and it and what is above does not.
 
-    key [n] int64, measure [n] int64 (0 where there is no token); 0 < need <= the sum of measures"""
-    low = tl.min(tl.where(measure > 0, key, 1 << 40), axis=0)
-    high = tl.max(tl.where(measure > 0, key, -(1 << 40)), axis=0)
+    key [n] int32, measure [n] int64 (0 where there is no token); 0 < need <= the sum of measures"""
+    low = tl.min(tl.where(measure > 0, key, HIGHEST), axis=0).to(tl.int64)
+    high = tl.max(tl.where(measure > 0, key, LOWEST), axis=0).to(tl.int64)
     while low < high:  # both are keys of tokens: a handful of rounds, however far the keys are apart
         middle = (low + high) >> 1
-        above = (key > middle) & (measure > 0)
+        above = (key > middle.to(tl.int32)) & (measure > 0)
         if tl.sum(tl.where(above, measure, 0), axis=0) < need:
-            high = tl.max(tl.where((key <= middle) & (measure > 0), key, -(1 << 40)), axis=0)
+            below = (measure > 0) & (above == 0)
+            high = tl.max(tl.where(below, key, LOWEST), axis=0).to(tl.int64)
         else:
-            low = tl.min(tl.where(above, key, 1 << 40), axis=0)
-    return low
+            low = tl.min(tl.where(above, key, HIGHEST), axis=0).to(tl.int64)
+    return low.to(tl.int32)
 
 
 @triton.jit
 def _last_of_equals(ids, equal, wanted):
-    """The id of the wanted-th of the tokens that are equal, in the order of ids. ids [n] int64, equal [n] int64"""
-    last = tl.max(tl.where(equal > 0, ids, 0), axis=0)
-    if wanted < tl.sum(equal, axis=0):
-        last = _crossing(-ids, equal, wanted) * -1
+    """The id of the wanted-th of the tokens that are equal, in the order of ids. ids [n] int32, equal [n]"""
+    last = tl.max(tl.where(equal, ids, 0), axis=0)
+    if wanted < tl.sum(equal.to(tl.int32), axis=0):
+        last = -_crossing(-ids, equal.to(tl.int64), wanted)
     return last
+
+
+@triton.jit
+def _is_before(key, ids, last_key, last_id):
+    """Whether a token is, in the order of (logit, id), no later than the last."""
+    return (key > last_key) | ((key == last_key) & (ids <= last_id))
 
 
 @triton.jit
@@ -140,41 +150,34 @@ def _cut_open(
     ids = tl.load(open_ids + line * CAPACITY + place, mask=here, other=vocab)
     peak = finite_peak(greatest_of_tiles(peaks, line, num_tiles))
     x = load_line(logits, stride, edited, needs_edits(at), line, ids, vocab, EDITED)
-    key = ordered(x).to(tl.int64)
-    weight = weigh(x, peak, load_double(at, INVERSE_TEMPERATURE))
-    passed = here.to(tl.int64)
-    cut, last_id = tl.full((), NOTHING, tl.int64), tl.full((), LAST_ID, tl.int64)
+    key, weight = ordered(x), weigh(x, peak, load_double(at, INVERSE_TEMPERATURE))
+    passed = here
+    cut, last_id = tl.full((), NOTHING, tl.int32), tl.full((), LAST_ID, tl.int32)
 
     top_k = tl.load(at + TOP_K)
     need = top_k - tl.load(mine + NUM_PASSED)
-    if (top_k > 0) & (need <= tl.sum(passed, axis=0)):  # else all that weighs anything passes
-        cut = _crossing(key, passed, need)
-        equal = tl.where(key == cut, passed, 0)
-        last_id = _last_of_equals(ids.to(tl.int64), equal, need - tl.sum(tl.where(key > cut, passed, 0), axis=0))
-        passed = tl.where((key > cut) | ((key == cut) & (ids <= last_id)), passed, 0)
+    if (top_k > 0) & (need <= num_open):  # else all that weighs anything passes
+        cut = _crossing(key, here.to(tl.int64), need)
+        num_above = tl.sum((here & (key > cut)).to(tl.int32), axis=0)
+        last_id = _last_of_equals(ids, here & (key == cut), need - num_above)
+        passed = here & _is_before(key, ids, cut, last_id)
     top_p = load_double(at, TOP_P)
     if top_p < 1.0:
-        mass = weight * passed
+        mass = tl.where(passed, weight, 0)
         total = tl.where(top_k > 0, tl.sum(mass, axis=0), tl.sum(load_tiles(totals, line, num_tiles, 0), axis=0))
         need = mass_of(top_p, total) - tl.load(kept_mass + line)
         cut = _crossing(key, mass, need)
         need -= tl.sum(tl.where(key > cut, mass, 0), axis=0)
         each = tl.max(tl.where(key == cut, mass, 0), axis=0)
-        last_id = _last_of_equals(ids.to(tl.int64), tl.where(key == cut, passed, 0), (need + each - 1) // each)
-        passed = tl.where((key > cut) | ((key == cut) & (ids <= last_id)), passed, 0)
-    tl.store(cuts + line * 2, cut.to(tl.int32))
-    tl.store(cuts + line * 2 + 1, last_id.to(tl.int32))
-    drawn = (passed > 0) & may_be_drawn(weight, at)
+        last_id = _last_of_equals(ids, passed & (key == cut), (need + each - 1) // each)
+        passed = passed & _is_before(key, ids, cut, last_id)
+    tl.store(cuts + line * 2, cut)
+    tl.store(cuts + line * 2 + 1, last_id)
+    drawn = passed & may_be_drawn(weight, at)
     tl.atomic_add(sums + line * num_tiles + ids // TILE, weight, mask=drawn, sem="relaxed")
 
 
 # -- over the whole line ----------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _is_before(key, ids, last_key, last_id):
-    """Whether a token is, in the order of (logit, id), no later than the last."""
-    return (key > last_key) | ((key == last_key) & (ids <= last_id))
 
 
 @triton.jit

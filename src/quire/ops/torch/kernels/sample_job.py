@@ -51,7 +51,7 @@ NUM_BUCKETS = tl.constexpr(128)  # distances from the greatest logit are counted
 class Split:
     """How a vocabulary is divided among programs. Sums are exact, so it changes no result."""
 
-    tile: int  # logits that one program looks at
+    tile: int  # logits that one program looks at; at least one for each of its threads
     warps: int
 
 

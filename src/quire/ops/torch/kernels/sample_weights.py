@@ -67,9 +67,9 @@ def finite_peak(pair):
 
 @triton.jit
 def weigh(x, peak, inverse_temperature):
-    """x [n] fp32, peak fp32, inverse_temperature fp64 -> [n] int64"""
-    distance = (x.to(tl.float64) - peak.to(tl.float64)) * inverse_temperature
-    distance = tl.maximum(tl.minimum(distance, 0.0), FLOOR)
+    """x [n] fp32, peak fp32 the greatest of them (finite), inverse_temperature fp64 -> [n] int64"""
+    distance = (tl.minimum(x, FLOAT_MAX).to(tl.float64) - peak.to(tl.float64)) * inverse_temperature
+    distance = tl.maximum(distance, FLOOR)
     shifted = distance * 1.4426950408889634 + 6755399441055744.0  # 1.5 * 2**52: rounds to an integer, in the low bits
     r = distance - (shifted - 6755399441055744.0) * 0.6931471805599453  # |r| <= ln(2) / 2
     e = r * (1.0 / 362880.0) + 1.0 / 40320.0
