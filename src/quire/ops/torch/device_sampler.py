@@ -1,0 +1,179 @@
+"""The sampler whose rows live on the device: the tokens of ops/torch/sampler.py, drawn by kernels.
+
+`launch` is a few kernels, no synchronization and no allocation: it may be captured in a graph, and the next step may
+read its tokens before the host has seen them. `draw` is the same for those who wait for the tokens."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from quire.ops.opset import Draw, RowParams
+from quire.ops.torch.kernels.sample_cut import find_cuts
+from quire.ops.torch.kernels.sample_filter import bracket_cuts
+from quire.ops.torch.kernels.sample_job import MAX_TILES, Edits, Filters, Job, Split
+from quire.ops.torch.kernels.sample_peaks import find_peaks
+from quire.ops.torch.kernels.sample_pick import pick, sum_weights
+from quire.ops.torch.sampler import Logprobs, TorchSampler
+from quire.ops.torch.sampler_logprobs import raw_logprobs
+from quire.ops.torch.sampler_rows import DeviceRows, Path, path_of
+
+OPEN_CAPACITY = 2048  # tokens that top_k and top_p decide on one by one; more are decided by a slower kernel
+MAX_VOCAB = 1 << 19  # 2**19 weights of 2**44 fill 63 bits
+SMALLEST_TILE = MAX_VOCAB // MAX_TILES.value
+
+
+def split_for(lines: int) -> Split:
+    """A few lines are cut finely, so that the whole device works on them."""
+    return Split(tile=SMALLEST_TILE, warps=4) if lines <= 8 else Split(tile=4096, warps=8)
+
+
+class DeviceSampler:
+    """Implements `Sampler`. `split` and `open_capacity` change the speed, and never a token."""
+
+    def __init__(
+        self,
+        num_rows: int,
+        vocab_size: int,
+        device: torch.device | str = "cuda",
+        *,
+        split: Split | None = None,
+        open_capacity: int = OPEN_CAPACITY,
+    ) -> None:
+        if not 2 <= vocab_size < MAX_VOCAB:
+            raise ValueError(f"vocab is {vocab_size}, and 2 to {MAX_VOCAB - 1} is possible")
+        self.num_rows, self.vocab_size, self.device = num_rows, vocab_size, torch.device(device)
+        self._split, self._open_capacity = split, open_capacity
+        self._tiles = -(-vocab_size // (split.tile if split else SMALLEST_TILE))
+        assert self._tiles <= MAX_TILES.value
+        self._rows = DeviceRows(num_rows, vocab_size, self.device)
+        self._params: dict[int, RowParams] = {}
+        self._paths: dict[int, int] = {}  # of Path: as plain integers they are joined in no time
+        self._spec = TorchSampler(num_rows, vocab_size)  # holds the rows that `launch` leaves out
+        self._peaks, self._sums = torch.empty((2, num_rows, self._tiles), dtype=torch.int64, device=self.device)
+        self._filters: Filters | None = None
+        self._edits: Edits | None = None
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
+        """Nothing is sent yet: see `upload`."""
+        if not 0 <= row < self.num_rows or row in self._params:
+            raise ValueError(f"row {row} is held or does not exist")
+        self._check_ids(tokens, [token for token, _ in params.logit_bias], params.allowed or (), *params.banned)
+        path = path_of(params, self.vocab_size)
+        if path & Path.SLOW:
+            self._spec.admit(row, params, tokens, num_prompt)
+        else:
+            self._rows.admit(row, params, tokens, num_prompt)
+        self._params[row], self._paths[row] = params, path.value
+
+    def retire(self, row: int) -> None:
+        """Nothing is sent: the device forgets a row when it is taken again."""
+        if self._paths.pop(row) & Path.SLOW:
+            self._spec.retire(row)
+        else:
+            self._rows.retire(row)
+        del self._params[row]
+
+    def upload(self) -> None:
+        """Send the rows admitted since, without waiting. Before `launch`, or before replaying a graph of it."""
+        self._rows.upload()
+
+    def needs(self, rows: Iterable[int]) -> Path:
+        """What `launch` has to do for these rows. With Path.SLOW among it, only `draw` serves all of them."""
+        path = 0
+        for row in rows:
+            path |= self._paths[row]
+        return Path(path)
+
+    def reserve(self, path: Path) -> None:
+        """Allocate what the path needs and does not have yet. It never moves, so graphs of a path stay good."""
+        self._rows.reserve(path)
+        if path & Path.FILTERED and self._filters is None:
+            self._filters = Filters.allocate(self.num_rows, self._tiles, self._open_capacity, self.device)
+        if path & (Path.BIASED | Path.MARKED) and self._edits is None:
+            self._edits = Edits.allocate(self.num_rows, self.vocab_size, self._tiles, self.device)
+
+    # -- tokens ----------------------------------------------------------------------------------------------------
+
+    def launch(self, logits: Tensor, rows: Tensor, num_rows: int, path: Path) -> Tensor:
+        """Draw for the first num_rows lines of logits [R, vocab], fp32 or bf16; line i belongs to rows[i] (int32, on
+        the device), and is passed over if that is negative. -> tokens [num_rows] int32 on the device, BROKEN where
+        nothing could be drawn, 0 for lines passed over.
+
+        `path` may ask for more than the rows need. Before capturing a graph, reserve the path."""
+        assert not self._rows.has_pending, "upload() comes before launch()"
+        assert logits.stride(1) == 1 and num_rows <= self.num_rows
+        self.reserve(path)
+        tokens = torch.empty(num_rows, dtype=torch.int32, device=self.device)
+        job = self._job(logits, rows, num_rows, path)
+        find_peaks(job)
+        if path & Path.FILTERED:
+            bracket_cuts(job)
+            find_cuts(job)
+        elif path & Path.SAMPLED:
+            sum_weights(job)
+        pick(job, tokens, sampled=bool(path & Path.SAMPLED))
+        return tokens
+
+    def draw(self, logits: Tensor, rows: Sequence[int]) -> list[Draw]:
+        self._check_lines(logits, rows)
+        self.upload()
+        path = self.needs(rows)
+        quick = [-1 if self._paths[row] & Path.SLOW else row for row in rows]
+        tokens = self.launch(logits, self._rows.send(quick, torch.int32), len(rows), path).tolist()
+        draws = [Draw(token, []) for token in tokens]
+        for line, row in enumerate(rows):
+            if quick[line] < 0:
+                draws[line] = self._spec.draw(logits[line : line + 1].float(), [row])[0]
+        self._add_logprobs(draws, logits, quick)
+        return draws
+
+    def logprobs(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[Logprobs]:
+        return raw_logprobs(logits, range(len(targets)), targets, num_top)
+
+    def _add_logprobs(self, draws: list[Draw], logits: Tensor, rows: Sequence[int]) -> None:
+        """Of the lines that want them, all at once; `rows` is negative where a line has been served."""
+        wanted = {
+            line: self._params[row].num_logprobs
+            for line, row in enumerate(rows)
+            if row >= 0 and draws[line].token >= 0 and self._params[row].num_logprobs >= 0
+        }
+        if not wanted:
+            return
+        targets = [draws[line].token for line in wanted]
+        for line, found in zip(wanted, raw_logprobs(logits, list(wanted), targets, max(wanted.values())), strict=True):
+            draws[line].logprobs = found[: 1 + wanted[line]]
+
+    def _job(self, logits: Tensor, rows: Tensor, lines: int, path: Path) -> Job:
+        return Job(
+            logits,
+            rows,
+            lines,
+            self._split or split_for(lines),
+            self._rows.params,
+            self._rows.bias if path & Path.BIASED else None,
+            self._rows.marks if path & Path.MARKED else None,
+            self._peaks,
+            self._sums,
+            self._edits if path & (Path.BIASED | Path.MARKED) else None,
+            self._filters if path & Path.FILTERED else None,
+        )
+
+    # -- mistakes --------------------------------------------------------------------------------------------------
+
+    def _check_ids(self, *lists: Sequence[int]) -> None:
+        for ids in lists:
+            for token in (min(ids, default=0), max(ids, default=0)):
+                if not 0 <= token < self.vocab_size:
+                    raise ValueError(f"token {token}, and the vocabulary has {self.vocab_size}")
+
+    def _check_lines(self, logits: Tensor, rows: Sequence[int]) -> None:
+        for row in rows:
+            if row not in self._params:
+                raise ValueError(f"row {row} is not admitted")
+        if len(set(rows)) < len(rows):
+            raise ValueError("a row is drawn for twice")
+        if logits.shape != (len(rows), self.vocab_size):
+            raise ValueError(f"logits are {list(logits.shape)}, and [{len(rows)}, {self.vocab_size}] is expected")

@@ -1,0 +1,29 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+"""Philox4x32-10 on the device: ops/philox.py, in Triton."""
+
+import triton
+import triton.language as tl
+
+MASK32 = tl.constexpr(0xFFFFFFFF)
+
+
+@triton.jit
+def uniform_word(seed, position, sample):
+    """int64 scalars -> 64 random bits as uint64. Products of 32-bit words are taken in 64 bits, whole."""
+    k0, k1 = seed.to(tl.uint64) & MASK32, seed.to(tl.uint64) >> 32
+    c0, c1 = position.to(tl.uint64) & MASK32, position.to(tl.uint64) >> 32
+    c2 = sample.to(tl.uint64)
+    c3 = c2 - c2
+    for _ in tl.static_range(10):
+        a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1 = (b >> 32) ^ c1 ^ k0, b & MASK32
+        c2, c3 = (a >> 32) ^ c3 ^ k1, a & MASK32
+        k0, k1 = (k0 + 0x9E3779B9) & MASK32, (k1 + 0xBB67AE85) & MASK32
+    return (c1 << 32) | c0
+
+
+@triton.jit
+def uniform_below(seed, position, sample, total):
+    """floor(bits / 2**53 * total) with the 53 bits of `ops.philox.uniform_bits`: int64, in [0, total)."""
+    word = uniform_word(seed, position, sample) >> 11 << 11  # the 53 bits that count, on top
+    return tl.umulhi(word, total.to(tl.uint64)).to(tl.int64)

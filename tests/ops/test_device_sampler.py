@@ -1,0 +1,329 @@
+"""The sampler whose rows live on a device against its specification: the same tokens, whatever is asked for.
+
+Without a GPU the kernels run in Triton's interpreter, on small vocabularies."""
+
+import math
+import os
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+
+from quire.ops.opset import BROKEN, CANDIDATES, RowParams  # noqa: E402
+from quire.ops.philox import uniform_bits  # noqa: E402
+from quire.ops.torch.device_sampler import DeviceSampler  # noqa: E402
+from quire.ops.torch.kernels.philox import uniform_below  # noqa: E402
+from quire.ops.torch.kernels.sample_job import Split  # noqa: E402
+from quire.ops.torch.kernels.sample_weights import ordered, weigh  # noqa: E402
+from quire.ops.torch.sampler import TorchSampler, distances, weights  # noqa: E402
+from quire.ops.torch.sampler_rows import Path  # noqa: E402
+
+DEVICE = "cuda" if CUDA else "cpu"
+VOCAB = 4001 if CUDA else 21
+TILE = 256 if CUDA else 16
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # the interpreter's: inf is meant
+PLAIN = RowParams(seed=7, sample=0)
+GREEDY = replace(PLAIN, temperature=0.0)
+
+
+def bell(lines: int, vocab: int = VOCAB, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
+    return torch.randn((lines, vocab), generator=torch.Generator().manual_seed(seed)) * scale
+
+
+class Pair:
+    """The device's sampler and the specification, asked the same."""
+
+    def __init__(self, num_rows: int, vocab: int = VOCAB, tile: int = TILE, open_capacity: int = 64) -> None:
+        self.device = DeviceSampler(num_rows, vocab, DEVICE, split=Split(tile, warps=4), open_capacity=open_capacity)
+        self.spec = TorchSampler(num_rows, vocab)
+
+    def admit(self, row: int, params: RowParams, tokens=(), num_prompt=None) -> None:
+        for sampler in (self.device, self.spec):
+            sampler.admit(row, params, list(tokens), len(tokens) if num_prompt is None else num_prompt)
+
+    def draw(self, logits: torch.Tensor, rows: list[int]) -> list[int]:
+        """Draws with both, which must agree. -> tokens"""
+        found, expected = self.device.draw(logits.to(DEVICE), rows), self.spec.draw(logits.float(), rows)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.token == theirs.token
+            assert_same_logprobs(ours.logprobs, theirs.logprobs)
+        return [draw.token for draw in found]
+
+
+def assert_same_logprobs(found, expected) -> None:
+    assert [(token, rank) for token, _, rank in found] == [(token, rank) for token, _, rank in expected]
+    assert [p for _, p, _ in found] == pytest.approx([p for _, p, _ in expected], rel=1e-12, abs=1e-12)
+
+
+def draw_one(logits, params: RowParams, tokens=(), num_prompt=None) -> int:
+    line = torch.tensor([logits])
+    pair = Pair(1, line.shape[1])
+    pair.admit(0, params, tokens, num_prompt)
+    return pair.draw(line, [0])[0]
+
+
+# -- parts -----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _draw_numbers(seeds, positions, samples, total, out):
+    i = tl.program_id(0)
+    drawn = uniform_below(tl.load(seeds + i), tl.load(positions + i), tl.load(samples + i), tl.load(total))
+    tl.store(out + i, drawn)
+
+
+def test_random_numbers_are_those_of_the_host():
+    seeds, positions, samples = [0, -1, 1 << 62, -(1 << 63)], [0, 77, 1 << 33, 5], [0, 3, 127, 1]
+    total = (1 << 62) - 12345
+    out = torch.zeros(4, dtype=torch.int64, device=DEVICE)
+    _draw_numbers[(4,)](*(torch.tensor(x, device=DEVICE) for x in (seeds, positions, samples, [total])), out)
+    bits = [uniform_bits(*case) for case in zip(seeds, positions, samples, strict=True)]
+    assert out.tolist() == [b * total >> 53 for b in bits]
+
+
+@triton.jit
+def _weigh_all(logits, weight, key, peak, inverse_temperature, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x = tl.load(logits + i)
+    tl.store(weight + i, weigh(x, tl.load(peak), tl.load(inverse_temperature)))
+    tl.store(key + i, ordered(x))
+
+
+@pytest.mark.parametrize("temperature", [0.013, 0.7, 37.0])
+def test_weights_are_those_of_the_specification_bit_for_bit(temperature):
+    n = 1 << 12
+    logits = torch.cat([bell(1, n - 8)[0] * 4, torch.tensor([0.0, -0.0, 1e-40, -1e-40, -1e30, -3e38, -math.inf, 80.0])])
+    weight, key = torch.zeros(n, dtype=torch.int64, device=DEVICE), torch.zeros(n, dtype=torch.int32, device=DEVICE)
+    inverse = torch.tensor([1.0 / temperature], dtype=torch.float64, device=DEVICE)
+    peak = logits.max().reshape(1).to(DEVICE)
+    _weigh_all[(1,)](logits.to(DEVICE), weight, key, peak, inverse, N=n, enable_fp_fusion=False)
+    assert torch.equal(weight.cpu(), weights(distances(logits, temperature)))
+    assert torch.equal(key.cpu().argsort(stable=True), logits.argsort(stable=True))
+
+
+# -- each path -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [0.02, 1.0])  # nearly uniform: most tokens survive, and counting once is not enough
+@pytest.mark.parametrize(
+    ("params", "path"),
+    [
+        ({"temperature": 0.0}, Path.GREEDY),
+        ({"top_k": 1, "top_p": 0.5}, Path.GREEDY),
+        ({"temperature": 0.7, "top_k": VOCAB}, Path.SAMPLED),
+        ({"min_p": 0.2}, Path.SAMPLED),
+        ({"top_k": 5}, Path.SAMPLED | Path.FILTERED),
+        ({"top_p": 0.8}, Path.SAMPLED | Path.FILTERED),
+        ({"temperature": 1.3, "top_k": 6, "top_p": 0.9, "min_p": 0.3}, Path.SAMPLED | Path.FILTERED),
+    ],
+)
+def test_every_path_draws_what_the_specification_draws(params, path, scale):
+    pair = Pair(2, open_capacity=8)
+    for row in range(2):
+        pair.admit(row, RowParams(seed=row, sample=row, **params), [1, 2, 3])
+    assert pair.device.needs([0, 1]) == path
+    logits = bell(2)
+    logits[1] = (logits[1] * 2).round() / 2  # ties
+    logits *= scale
+    pair.draw(logits, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("params", "greatest"),
+    [({"top_k": 6}, 1.0), ({"top_p": 0.7}, 1.0), ({"top_p": 0.7}, math.inf), ({"top_k": 9, "top_p": 0.6}, 1.0)],
+)
+def test_a_cut_among_more_equals_than_can_be_listed(params, greatest):
+    """All logits equal but a few: the ids decide."""
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 3:7] = greatest
+    pair = Pair(1, tile=4096 if CUDA else 32, open_capacity=2)
+    pair.admit(0, replace(PLAIN, **params))
+    pair.draw(logits, [0])
+
+
+def random_params(choose: random.Random) -> RowParams:
+    token = lambda: choose.randrange(VOCAB)  # noqa: E731
+    return RowParams(
+        seed=choose.randrange(-(2**63), 2**64),
+        sample=choose.randrange(128),
+        temperature=choose.choice([0.0, 0.01, 0.5, 1.0, 1.0, 2.0, 100.0]),
+        top_k=choose.choice([0, 0, 1, 3, 10, 1000]),
+        top_p=choose.choice([1.0, 1.0, 0.999, 0.9, 0.5, 1e-9]),
+        min_p=choose.choice([0.0, 0.0, 0.01, 0.3, 1.0]),
+        repetition_penalty=choose.choice([1.0, 1.3, 0.7]),
+        presence_penalty=choose.choice([0.0, 0.6, -2.0]),
+        frequency_penalty=choose.choice([0.0, 0.3, -0.5]),
+        logit_bias=tuple({token(): choose.uniform(-9, 9) for _ in range(choose.choice([0, 0, 3]))}.items()),
+        allowed=choose.choice([None, None, tuple({token() for _ in range(6)})]),
+        banned=tuple((token(),) for _ in range(choose.choice([0, 0, 4]))),
+        stop_ids=(token(), VOCAB + 3),
+        min_tokens=choose.choice([0, 0, 4]),
+        num_logprobs=choose.choice([-1, 0, 3]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(20 if CUDA else 1))
+def test_random_parameters_and_awkward_logits(seed):
+    choose = random.Random(seed)
+    rows = 32 if CUDA else 5
+    pair = Pair(rows, open_capacity=16)
+    for row in range(rows):
+        pair.admit(row, random_params(choose), [choose.randrange(VOCAB) for _ in range(5)], choose.randrange(6))
+    for step in range(8 if CUDA else 2):  # tokens drawn earlier weigh in later
+        logits = bell(rows, seed=step)
+        logits[::2] = logits[::2].round()
+        for value in (math.nan, math.inf, -math.inf, 3.4e38, -3.4e38, -0.0):
+            logits[choose.randrange(rows), choose.randrange(VOCAB)] = value
+        pair.draw(logits[1:], choose.sample(range(rows), rows - 1))
+
+
+# -- what changes logits ---------------------------------------------------------------------------------------------
+
+
+def test_edits_over_several_steps():
+    """Bias, masks, min_tokens and penalties, of which the last three depend on what was drawn."""
+    pair = Pair(2)
+    pair.admit(0, replace(GREEDY, logit_bias=((3, 9.0),), banned=((5,),), stop_ids=(3, VOCAB), min_tokens=2), [1], 1)
+    pair.admit(1, replace(GREEDY, allowed=(2, 3, 4), frequency_penalty=1.5, repetition_penalty=1.2), [2, 4, 4], 1)
+    assert (pair.device.needs([0]), pair.device.needs([1])) == (Path.BIASED | Path.MARKED,) * 2
+    for step in range(3):
+        tokens = pair.draw(bell(2, seed=step), [0, 1])
+        assert (tokens[0] == 3) == (step >= 2)
+
+
+def test_when_all_is_masked_the_best_allowed_is_taken():
+    params = replace(PLAIN, allowed=(0, 1), banned=((0,), (1,)), logit_bias=((0, 50.0),))
+    assert draw_one([1.0, 2.0, 3.0], params) == 1
+    assert draw_one([1.0, 2.0, 3.0], replace(params, top_p=0.5)) == 1
+
+
+def test_logits_that_are_not_numbers():
+    nan, inf = math.nan, math.inf
+    assert draw_one([nan, 1.0, nan], PLAIN) == 1
+    assert draw_one([1.0, inf, 3.0], replace(PLAIN, top_p=0.9)) == 1
+    assert draw_one([nan, -inf, nan], GREEDY) == BROKEN
+    assert draw_one([nan, -inf, nan], replace(PLAIN, top_k=2)) == BROKEN
+    assert draw_one([nan, 1.0, nan], replace(PLAIN, allowed=(0,))) == BROKEN
+
+
+# -- outside of the kernels ------------------------------------------------------------------------------------------
+
+
+def test_rows_of_the_slow_path_stand_beside_others():
+    pair = Pair(4)
+    pair.admit(0, replace(PLAIN, typical_p=0.7, num_logprobs=1), [1])
+    pair.admit(1, replace(GREEDY, num_logprobs=2), [1])
+    pair.admit(2, replace(GREEDY, banned=((1, 2, 0),)), [1, 2])
+    pair.admit(3, replace(PLAIN, num_candidates=4), [1])
+    assert pair.device.needs([0, 1]) == Path.SLOW
+    logits = bell(4)
+    logits[2, 0] = 99.0  # forbidden after 1, 2, and only there
+    tokens = [pair.draw(logits, [0, 1, 2, 3]) for _ in range(2)]
+    assert (tokens[0][2] == 0, tokens[1][2] == 0, tokens[0][3]) == (False, True, CANDIDATES)
+
+
+def test_prompt_logprobs():
+    logits = bell(20)
+    logits[0, :3] = math.nan
+    logits[1, 4:9] = 7.0
+    logits[2] = -math.inf
+    targets = [line % VOCAB for line in range(20)]
+    found = DeviceSampler(1, VOCAB, DEVICE).logprobs(logits.to(DEVICE), targets, 4)
+    for ours, theirs in zip(found, TorchSampler(1, VOCAB).logprobs(logits, targets, 4), strict=True):
+        assert_same_logprobs(ours, theirs)
+
+
+def test_bf16_logits_are_taken_for_what_they_are():
+    pair = Pair(2)
+    pair.admit(0, GREEDY)
+    pair.admit(1, replace(PLAIN, top_p=0.9, num_logprobs=1))
+    pair.draw(bell(2).bfloat16(), [1, 0])
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+def test_launch_passes_over_padding_and_keeps_each_rows_state():
+    pair = Pair(3)
+    for row in range(3):
+        pair.admit(row, replace(PLAIN, seed=row))
+    pair.device.upload()
+    first = bell(2)
+    rows = torch.tensor([2, -1, 0], dtype=torch.int32, device=DEVICE)
+    lines = torch.cat([first, bell(1, seed=5)]).to(DEVICE)
+    tokens = pair.device.launch(lines, rows, 3, Path.SAMPLED).tolist()
+    expected = pair.spec.draw(lines.cpu()[[0, 2]], [2, 0])
+    assert tokens == [expected[0].token, 0, expected[1].token]
+    pair.draw(bell(3, seed=6), [0, 1, 2])  # positions 1, 0 and 1
+
+
+def test_a_row_that_is_taken_again_remembers_nothing():
+    pair = Pair(1)
+    pair.admit(0, replace(GREEDY, allowed=(1, 2), frequency_penalty=5.0), [1, 1, 2], 0)
+    pair.draw(bell(1), [0])
+    for sampler in (pair.device, pair.spec):
+        sampler.retire(0)
+    pair.admit(0, replace(GREEDY, logit_bias=((4, 1.0),), presence_penalty=1.0), [7], 0)
+    pair.draw(bell(1), [0])
+
+
+def test_neighbours_and_tiles_change_nothing():
+    request, logits = replace(PLAIN, seed=11, temperature=1.5, top_p=0.95), bell(1)
+    alone = Pair(1, tile=4 * TILE)
+    alone.admit(0, request, [1])
+    crowd = Pair(3)
+    for row in range(2):
+        crowd.admit(row, replace(PLAIN, seed=row, min_p=0.1 * row))
+    crowd.admit(2, request, [1])
+    assert crowd.draw(logits.repeat(3, 1), [0, 2, 1])[1] == alone.draw(logits, [0])[0]
+
+
+@pytest.mark.skipif(not CUDA, reason="graphs are CUDA's")
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {}, {"top_k": 50, "top_p": 0.9}, {"frequency_penalty": 0.4}])
+def test_a_captured_graph_draws_on(params):
+    vocab, rows = 50_000, 4
+    pair = Pair(rows, vocab, tile=1024, open_capacity=2048)
+    for row in range(rows):
+        pair.admit(row, replace(PLAIN, seed=row, **params), [1, 2])
+    logits, lines = bell(rows, vocab).cuda(), torch.arange(rows, dtype=torch.int32, device="cuda")
+    path = pair.device.needs(range(rows))
+    pair.draw(logits.cpu(), list(range(rows)))  # compiles, and allocates what the path needs
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tokens = pair.device.launch(logits, lines, rows, path)
+    for step in range(3):
+        logits.copy_(bell(rows, vocab, seed=step))
+        graph.replay()
+        assert tokens.tolist() == [draw.token for draw in pair.spec.draw(logits.cpu(), list(range(rows)))]
+
+
+# -- mistakes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [{"allowed": (4,)}, {"logit_bias": ((-1, 1.0),)}, {"banned": ((0, 9),)}])
+def test_ids_outside_the_vocabulary_are_refused(wrong):
+    with pytest.raises(ValueError, match="the vocabulary has 4"):
+        DeviceSampler(1, 4, DEVICE).admit(0, replace(PLAIN, **wrong), [], 0)
+
+
+def test_misuse_is_refused():
+    sampler = DeviceSampler(2, 4, DEVICE)
+    sampler.admit(0, PLAIN, [], 0)
+    with pytest.raises(ValueError, match="row 0 is held"):
+        sampler.admit(0, PLAIN, [], 0)
+    with pytest.raises(ValueError, match="row 1 is not admitted"):
+        sampler.draw(torch.zeros(1, 4, device=DEVICE), [1])
+    with pytest.raises(ValueError, match="twice"):
+        sampler.draw(torch.zeros(2, 4, device=DEVICE), [0, 0])
+    with pytest.raises(ValueError, match=r"\[1, 4\]"):
+        sampler.draw(torch.zeros(1, 5, device=DEVICE), [0])
+    with pytest.raises(ValueError, match="524287"):
+        DeviceSampler(1, 1 << 19, DEVICE)
