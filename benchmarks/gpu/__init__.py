@@ -1,0 +1,1 @@
+"""Kernels on a GPU beside what the device could do at best."""

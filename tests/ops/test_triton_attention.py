@@ -1,0 +1,224 @@
+"""Triton attention beside plain torch in fp32: interpreted where there is no GPU, compiled where there is one."""
+
+import os
+from dataclasses import asdict, dataclass, field
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+pytest.importorskip("triton")
+
+from quire.ops.torch.cache import quantize
+from quire.ops.torch.kernels.attention_decode import decode
+from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
+from quire.ops.torch.kernels.attention_plan import plan_decode, split_size
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SPLIT = 64  # small, so that short contexts have several
+BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}  # relative, root of mean squares
+
+
+@pytest.fixture(autouse=True)
+def interpreted_loops(monkeypatch):
+    """Triton 3.6 makes a loop's bounds of arrays of one number, which numpy has refused to do since 2.4."""
+    if DEVICE == "cpu":
+        from triton.runtime import interpreter
+
+        patch = interpreter._patch_lang_tensor
+
+        def patch_with_index(tensor, scope):
+            patch(tensor, scope)
+            scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+        monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_with_index)
+
+
+@dataclass
+class Case:
+    """A step: lengths [(context, queries)] of its sequences, on shuffled pages with rubbish in what nobody may read."""
+
+    lengths: list[tuple[int, int]]
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    block_size: int = 16
+    dtype: torch.dtype = torch.float32
+    kept: torch.dtype = torch.float32
+    seed: int = 0
+    scoring: Scoring = field(default_factory=lambda: Scoring(0.1))
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        make = torch.Generator().manual_seed(self.seed)
+        self.blocks = [-(-context // self.block_size) for context, _ in self.lengths]
+        order = torch.randperm(sum(self.blocks) + 1, generator=make)[1:].int()
+        tables = torch.full((len(self.lengths), max(self.blocks) + 1), 2**30, dtype=torch.int32)  # wild past the end
+        shape = (sum(self.blocks) + 1, self.block_size, self.kv_heads, self.head_dim)
+        k, v = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
+        self.k, self.v, used = [], [], 0
+        for seq, (context, _) in enumerate(self.lengths):
+            tables[seq, : self.blocks[seq]] = own = order[used : used + self.blocks[seq]]
+            used += self.blocks[seq]
+            for page, kept in ((k, self.k), (v, self.v)):
+                made = torch.randn(context, self.kv_heads, self.head_dim, generator=make)
+                kept.append(made)
+                for position in range(context):
+                    page[own[position // self.block_size], position % self.block_size] = made[position]
+        starts = torch.tensor([0, *(queries for _, queries in self.lengths)]).cumsum(0).int()
+        contexts = torch.tensor([context for context, _ in self.lengths]).int()
+        self.runs = Runs(starts.to(DEVICE), contexts.to(DEVICE), tables.to(DEVICE))
+        self.q = torch.randn(int(starts[-1]), self.heads, self.head_dim, generator=make).to(self.dtype).to(DEVICE)
+        self.pages = self._stored(k, v)
+
+    def __str__(self) -> str:
+        kinds = f"{self.heads}/{self.kv_heads}x{self.head_dim}-{self.dtype}-{self.kept}".replace("torch.", "")
+        options = [f"{name}={value}" for name, value in asdict(self.scoring).items() if name != "slopes" and value]
+        return "-".join([kinds, *options, *(["slopes"] if self.scoring.slopes is not None else [])])
+
+    def _stored(self, k: torch.Tensor, v: torch.Tensor) -> Pages:
+        if self.kept == torch.int8:
+            codes = [x.to(DEVICE) for x in quantize(k, v)]
+            own = [[quantize(a, b) for a, b in zip(self.k, self.v, strict=True)]]
+            self.k = [c[0].float() * c[2][..., None] for c in own[0]]
+            self.v = [c[1].float() * c[3][..., None] for c in own[0]]
+            return Pages(*codes)
+        k, v = (k / self.k_scale).to(self.kept), (v / self.v_scale).to(self.kept)
+        self.k = [(x / self.k_scale).to(self.kept).float() * self.k_scale for x in self.k]
+        self.v = [(x / self.v_scale).to(self.kept).float() * self.v_scale for x in self.v]
+        return Pages(k.to(DEVICE), v.to(DEVICE), k_scale=self.k_scale, v_scale=self.v_scale)
+
+    def plain(self, trees: list[list[int]] | None = None) -> torch.Tensor:
+        """Of unrounded products. trees: each draft's parent in its run, -1 for the first."""
+        out = []
+        for seq, (context, queries) in enumerate(self.lengths):
+            at = sum(n for _, n in self.lengths[:seq])
+            q = self.q[at : at + queries].float().cpu()
+            key_pos = torch.arange(context)
+            query_pos = torch.arange(context - queries, context)
+            if trees:
+                depths = []
+                for parent in trees[seq]:
+                    depths.append(depths[parent] + 1 if parent >= 0 else 0)
+                query_pos = context - queries + torch.tensor(depths)
+                key_pos[context - queries :] = query_pos
+            distance = query_pos[:, None] - key_pos
+            seen = distance < self.scoring.window if self.scoring.window else torch.ones_like(distance).bool()
+            if trees:
+                for i in range(queries):
+                    line = [i]
+                    while trees[seq][line[-1]] >= 0:
+                        line.append(trees[seq][line[-1]])
+                    seen[i, context - queries :] &= torch.tensor([j in line for j in range(queries)])
+            else:
+                seen &= distance >= 0
+            group = self.heads // self.kv_heads
+            k, v = (x[seq].repeat_interleave(group, 1) for x in (self.k, self.v))
+            scores = torch.einsum("nhd,mhd->hnm", q, k) * self.scoring.scale
+            if self.scoring.soft_cap:
+                scores = self.scoring.soft_cap * torch.tanh(scores / self.scoring.soft_cap)
+            if self.scoring.slopes is not None:
+                scores = scores - self.scoring.slopes.cpu()[:, None, None] * distance
+            weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+            out.append(torch.einsum("hnm,mhd->nhd", weights, v))
+        return torch.cat(out)
+
+    def decode(self, max_queries: int = 1, **more: torch.Tensor) -> torch.Tensor:
+        plan = plan_decode(self.runs, 1024, max_queries=max_queries, window=self.scoring.window, split=SPLIT)
+        return decode(self.q, self.pages, self.runs, plan, self.scoring, **more)
+
+    def error(self, out: torch.Tensor, **plain) -> float:
+        truth = self.plain(**plain)
+        return float((out.float().cpu() - truth).norm() / truth.norm())
+
+
+def slopes(heads: int) -> torch.Tensor:
+    return (2.0 ** -torch.arange(1, heads + 1)).to(DEVICE)
+
+
+LENGTHS = [(1, 1), (150, 1)]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case([(1, 1), (63, 1), (64, 1), (65, 1), (150, 1)]),
+        Case(LENGTHS, heads=2, kv_heads=2, head_dim=80),
+        Case(LENGTHS, heads=6, kv_heads=2, head_dim=96, block_size=32),
+        Case(LENGTHS, heads=16, kv_heads=2, head_dim=128, block_size=64),
+        Case(LENGTHS, kv_heads=1, head_dim=256, block_size=8),
+        Case(LENGTHS, dtype=torch.bfloat16, kept=torch.bfloat16),
+        Case(LENGTHS, dtype=torch.float16, kept=torch.float16),
+        Case(LENGTHS, dtype=torch.bfloat16, kept=torch.int8),
+        Case(LENGTHS, dtype=torch.float16, kept=torch.float8_e4m3fn, k_scale=0.05, v_scale=0.02),
+        Case(LENGTHS, kv_heads=1, scoring=Scoring(0.1, window=1)),
+        Case(LENGTHS, kv_heads=1, scoring=Scoring(0.1, window=40)),
+        Case(LENGTHS, kv_heads=1, scoring=Scoring(0.5, soft_cap=2.0)),
+        Case(LENGTHS, kv_heads=1, scoring=Scoring(0.1, slopes=slopes(4))),
+        Case(LENGTHS, kv_heads=1, scoring=Scoring(0.3, window=70, soft_cap=3.0, slopes=slopes(4))),
+    ],
+    ids=str,
+)
+def test_decode_is_attention(case):
+    assert case.error(case.decode()) < BOUNDS[case.dtype]
+
+
+@pytest.mark.parametrize("window", [0, 20])
+def test_drafts_see_what_comes_before_them(window):
+    case = Case([(3, 3), (66, 5), (130, 1), (64, 8)], heads=3, kv_heads=1, scoring=Scoring(0.2, window=window))
+    assert case.error(case.decode(max_queries=8)) < BOUNDS[case.dtype]
+
+
+@pytest.mark.parametrize("scoring", [Scoring(0.2), Scoring(0.2, window=12), Scoring(0.2, slopes=slopes(4))])
+def test_drafts_may_form_a_tree(scoring):
+    case = Case([(70, 7), (5, 4), (40, 1)], kv_heads=1, scoring=scoring)
+    trees = [[-1, 0, 0, 1, 1, 2, 5], [-1, -1, 0, 1], [-1]]
+    words, positions = [], []
+    for (context, queries), parents in zip(case.lengths, trees, strict=True):
+        own: list[int] = []
+        depths: list[int] = []
+        for i, parent in enumerate(parents):
+            own.append((own[parent] if parent >= 0 else 0) | 1 << i)
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        words += own
+        positions += [context - queries + depth for depth in depths]
+    tree = torch.tensor(words, device=DEVICE)
+    out = case.decode(8, tree=tree, positions=torch.tensor(positions, device=DEVICE).int())
+    assert case.error(out, trees=trees) < BOUNDS[case.dtype]
+
+
+def test_a_row_does_not_depend_on_the_batch():
+    case = Case([(70, 1), (1, 1), (150, 1)], heads=3, kv_heads=1, dtype=torch.bfloat16, kept=torch.bfloat16)
+    whole = case.decode()
+    order = [2, 0, 1]
+    starts = torch.arange(4, device=DEVICE).int()
+    lens, tables = case.runs.context_lens, case.runs.block_tables
+    shuffled = Runs(starts, lens[order], tables[order])
+    plan = plan_decode(shuffled, 1024, split=SPLIT)
+    assert torch.equal(decode(case.q[order], case.pages, shuffled, plan, case.scoring), whole[order])
+    for seq in range(3):
+        alone = Runs(starts[:2], lens[seq : seq + 1], tables[seq : seq + 1])
+        plan = plan_decode(alone, 1024, split=SPLIT)
+        assert torch.equal(decode(case.q[seq : seq + 1], case.pages, alone, plan, case.scoring), whole[seq : seq + 1])
+
+
+def test_padding_gives_zeros():
+    case = Case([(70, 1), (33, 1)])
+    padded = Runs(
+        torch.tensor([0, 1, 2, 2, 3], device=DEVICE).int(),
+        torch.tensor([70, 33, 0, 0], device=DEVICE).int(),
+        case.runs.block_tables.repeat(2, 1),
+    )
+    q = torch.cat([case.q, case.q.new_full((3, 4, 64), torch.nan)])  # one of a padding sequence, two of none
+    out = torch.full_like(q, torch.nan)
+    plan = plan_decode(padded, 1024, split=SPLIT)
+    decode(q, case.pages, padded, plan, case.scoring, out=out)
+    assert torch.equal(out[:2], case.decode()) and not out[2:].any()
+
+
+def test_splits_depend_on_the_longest_context_alone():
+    assert split_size(1) == split_size(32768) == 512
+    assert split_size(131072) == 2048
