@@ -14,7 +14,8 @@ pytest.importorskip("triton")
 from quire.ops.torch.cache import quantize
 from quire.ops.torch.kernels.attention_decode import decode
 from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
-from quire.ops.torch.kernels.attention_plan import plan_decode, split_size
+from quire.ops.torch.kernels.attention_plan import plan_decode, plan_prefill, split_size
+from quire.ops.torch.kernels.attention_prefill import PrefillLaunch, prefill
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SPLIT = 64  # small, so that short contexts have several
@@ -130,6 +131,11 @@ class Case:
         plan = plan_decode(self.runs, 1024, max_queries=max_queries, window=self.scoring.window, split=SPLIT)
         return decode(self.q, self.pages, self.runs, plan, self.scoring, **more)
 
+    def prefill(self, above: int = 0, out: torch.Tensor | None = None) -> torch.Tensor:
+        launch = PrefillLaunch(32, 32, 4, 2)
+        plan = plan_prefill(self.runs, len(self.q), launch.tile(self.heads, self.kv_heads), above=above)
+        return prefill(self.q, self.pages, self.runs, plan, self.scoring, out=out, launch=launch)
+
     def error(self, out: torch.Tensor, **plain) -> float:
         truth = self.plain(**plain)
         return float((out.float().cpu() - truth).norm() / truth.norm())
@@ -203,6 +209,51 @@ def test_a_row_does_not_depend_on_the_batch():
         alone = Runs(starts[:2], lens[seq : seq + 1], tables[seq : seq + 1])
         plan = plan_decode(alone, 1024, split=SPLIT)
         assert torch.equal(decode(case.q[seq : seq + 1], case.pages, alone, plan, case.scoring), whole[seq : seq + 1])
+
+
+RUNS = [(5, 5), (1, 1), (75, 20), (40, 40)]  # two prompts, a decoded token, a chunk
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(RUNS),
+        Case(RUNS, heads=3, kv_heads=1, head_dim=80),
+        Case(RUNS[2:], heads=8, kv_heads=1, head_dim=96, block_size=32, dtype=torch.float16, kept=torch.float16),
+        Case(RUNS[2:], kv_heads=1, dtype=torch.bfloat16, kept=torch.int8),
+        Case(RUNS[2:], kv_heads=1, dtype=torch.float16, kept=torch.float8_e4m3fn, k_scale=0.05, v_scale=0.02),
+        Case(RUNS, kv_heads=1, scoring=Scoring(0.1, window=1)),
+        Case(RUNS, kv_heads=1, scoring=Scoring(0.1, window=37)),
+        Case(RUNS[2:], kv_heads=1, scoring=Scoring(0.1, window=60, slopes=slopes(4))),
+        Case(RUNS[2:], kv_heads=1, scoring=Scoring(0.5, soft_cap=2.0)),
+    ],
+    ids=str,
+)
+def test_prefill_is_attention(case):
+    assert case.error(case.prefill()) < BOUNDS[case.dtype]
+
+
+@pytest.mark.parametrize("window", [0, 24])
+def test_chunks_give_the_bits_of_the_whole(window):
+    case = Case([(3, 3), (50, 50)], heads=3, kv_heads=1, scoring=Scoring(0.2, window=window))
+    whole = case.prefill()[3:]
+    tables, q, done = case.runs.block_tables[1:], case.q[3:], 0
+    for chunk in (7, 1, 30, 12):
+        case.q = q[done : done + chunk]
+        done += chunk
+        starts = torch.tensor([0, chunk], device=DEVICE).int()
+        case.runs = Runs(starts, torch.tensor([done], device=DEVICE).int(), tables)
+        assert torch.equal(case.prefill(), whole[done - chunk : done])
+
+
+def test_a_mixed_step_is_two_launches_into_one_output():
+    case = Case(RUNS, kv_heads=1)
+    out = torch.full_like(case.q, torch.nan)
+    plan = plan_decode(case.runs, 1024, split=SPLIT)
+    decode(case.q, case.pages, case.runs, plan, case.scoring, out=out)
+    assert torch.isnan(out[:5]).all() and not torch.isnan(out[5]).any()
+    case.prefill(above=1, out=out)
+    assert case.error(out) < BOUNDS[case.dtype]
 
 
 def test_padding_gives_zeros():
