@@ -11,11 +11,14 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton")
 
-from quire.ops.torch.cache import quantize
+from quire.ops.opset import KVSpec
+from quire.ops.torch import TorchOps
+from quire.ops.torch.cache import TorchCache, quantize
 from quire.ops.torch.kernels.attention_decode import decode
 from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
 from quire.ops.torch.kernels.attention_plan import plan_decode, plan_prefill, split_size
 from quire.ops.torch.kernels.attention_prefill import PrefillLaunch, prefill
+from quire.ops.torch.kernels.kv_write import kv_write
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SPLIT = 64  # small, so that short contexts have several
@@ -273,3 +276,59 @@ def test_padding_gives_zeros():
 def test_splits_depend_on_the_longest_context_alone():
     assert split_size(1) == split_size(32768) == 512
     assert split_size(131072) == 2048
+
+
+def turned(qkv: torch.Tensor, angles: torch.Tensor, heads: int, kv_heads: int, head_dim: int) -> list[torch.Tensor]:
+    """The twin: q and k turned, and v, each [T, heads, head_dim] in fp32."""
+    q, k, v = qkv.float().split([n * head_dim for n in (heads, kv_heads, kv_heads)], dim=-1)
+    turn = TorchOps(DEVICE).rope
+    return [x.unflatten(-1, (-1, head_dim)) for x in (turn(q, angles, head_dim), turn(k, angles, head_dim), v)]
+
+
+def some_angles(tokens: int, rotary_dim: int) -> torch.Tensor:
+    angles = torch.randn(tokens, rotary_dim // 2, generator=torch.Generator().manual_seed(1)) * 100
+    return torch.cat([angles.cos(), angles.sin()], -1).to(DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "kv_heads", "head_dim", "rotary_dim"),
+    [("float32", 6, 2, 80, 80), ("bfloat16", 4, 4, 64, 16), ("float16", 3, 1, 96, 96), ("int8", 8, 2, 64, 64)],
+)
+def test_keys_and_values_are_stored_as_the_twin_stores_them(dtype, heads, kv_heads, head_dim, rotary_dim):
+    tokens, slots = 5, [37, 3, 4, 16, 0]
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    if dtype == "int8":
+        qkv[1] = 0.0
+        qkv[2] *= 1e-25
+        qkv[3, -3], qkv[4, heads * head_dim + 5] = torch.inf, torch.nan  # in a value, in a key
+    angles = some_angles(tokens, rotary_dim)
+    caches = [TorchCache(KVSpec(2, kv_heads, head_dim, 16, dtype), 3, 0, DEVICE) for _ in range(2)]
+    q, k, v = turned(qkv, angles, heads, kv_heads, head_dim)
+    caches[0].write(1, torch.tensor(slots, device=DEVICE), k, v)
+    pages = Pages(*(page[1] for page in caches[1]._pages))
+    out = kv_write(qkv, angles, torch.tensor(slots, device=DEVICE).int(), pages, heads)
+    torch.testing.assert_close(out, q, rtol=1e-6, atol=1e-6, equal_nan=True)
+    for ours, plain in zip(caches[1]._pages, caches[0]._pages, strict=True):
+        exact = dtype in ("int8", "float32")  # the interpreter cuts bfloat16 off where others round
+        torch.testing.assert_close(ours, plain, rtol=0 if exact else 1e-2, atol=0 if exact else 1e-6, equal_nan=True)
+
+
+def test_keys_and_values_in_fp8_are_scaled_and_saturate():
+    qkv = torch.randn(2, 3 * 32, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    qkv[1] *= 100.0
+    k, v = (torch.zeros(1, 8, 1, 32, device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2))
+    pages = Pages(k, v, k_scale=0.5, v_scale=0.25)
+    kv_write(qkv, None, torch.tensor([5, 2], device=DEVICE).int(), pages, 1)
+    for page, x, scale in ((k, qkv[:, 32:64], 0.5), (v, qkv[:, 64:], 0.25)):
+        stored = page.float()[0, [5, 2], 0]
+        near = (stored - (x / scale).clamp(-448, 448)).abs() <= x.abs() / scale / 16 + 2**-10
+        assert near.float().mean() > 0.9  # Triton's interpreter loses the carry into the next power of two
+        assert stored.abs().max() == 448
+
+
+def test_padding_writes_nothing():
+    k, v = (torch.zeros(2, 8, 1, 32, device=DEVICE) for _ in range(2))
+    kv_write(torch.ones(3, 4 * 32, device=DEVICE), None, torch.tensor([-1, 9, -1], device=DEVICE).int(), Pages(k, v), 2)
+    for page in (k, v):
+        written = page.flatten(0, 1)[:, 0].any(-1)
+        assert written.nonzero().tolist() == [[9]]
