@@ -15,6 +15,7 @@ from quire.ops.opset import KVSpec
 from quire.ops.torch import TorchOps
 from quire.ops.torch.cache import TorchCache, quantize
 from quire.ops.torch.kernels.attention_decode import decode
+from quire.ops.torch.kernels.attention_mla import MLALaunch, mla_decode
 from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
 from quire.ops.torch.kernels.attention_plan import plan_decode, plan_prefill, split_size
 from quire.ops.torch.kernels.attention_prefill import PrefillLaunch, prefill
@@ -332,3 +333,16 @@ def test_padding_writes_nothing():
     for page in (k, v):
         written = page.flatten(0, 1)[:, 0].any(-1)
         assert written.nonzero().tolist() == [[9]]
+
+
+@pytest.mark.parametrize("max_queries", [1, 3])
+def test_heads_share_a_latent_cache(max_queries):
+    """As attention with one KV head whose values are the first numbers of its keys."""
+    case = Case([(70, max_queries), (1, 1)], heads=20, kv_heads=1, head_dim=48, dtype=torch.float16)
+    latent, scale = case.pages.k[:, :, 0].nan_to_num(0.0), case.scoring.scale
+    plan = plan_decode(case.runs, 1024, max_queries=max_queries, split=32)
+    launch = MLALaunch(16, 16, 4, 2, 1)
+    out = mla_decode(case.q, latent, case.runs, plan, scale, latent=32, launch=launch)
+    case.v = case.k
+    truth = case.plain()[..., :32]
+    assert (out.float().cpu() - truth).norm() / truth.norm() < BOUNDS[case.dtype]

@@ -27,6 +27,7 @@ from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend
 
 TO_POWERS_OF_TWO = tl.constexpr(LOG2E)
 MOST_DRAFTS = 64  # bits of a word
+SPLITS_AT_ONCE = 16  # loaded by a program that merges
 LEAST_ROWS = 16  # of a tile that matrix units take
 
 
@@ -118,26 +119,32 @@ def decode(
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
     )
-    _merge[(num_tokens, pages.num_kv_heads)](
+    merge(parts, sums, out, runs, plan, pages.v_scale)
+    return out
+
+
+def merge(parts: Tensor, sums: Tensor, out: Tensor, runs: Runs, plan: DecodePlan, v_scale: float) -> None:
+    """What splits have left, parts [T, heads, max_splits, head_dim] with the peak and the total of their weights, sums
+    [.., 2] -> out [T, heads, head_dim]."""
+    num_tokens, num_heads, head_dim = out.shape
+    _merge[(num_tokens, num_heads)](
         parts,
         sums,
         out,
         plan.starts,
         runs.seq_starts,
         runs.num_seqs,
-        pages.v_scale,
+        v_scale,
         out.stride(0),
         out.stride(1),
-        GROUP=group,
         HEADS=num_heads,
         MAX_SPLITS=plan.max_splits,
+        SPLITS_AT_ONCE=min(SPLITS_AT_ONCE, power_of_two(plan.max_splits)),
         MAX_QUERIES=plan.max_queries,
         D=head_dim,
-        GROUP_PAD=power_of_two(group),
         D_PAD=power_of_two(head_dim, 16),
         num_warps=4,
     )
-    return out
 
 
 @triton.jit(do_not_specialize=["num_seqs", "programs"])
@@ -264,40 +271,41 @@ def _merge(
     v_scale,
     out_token,
     out_head,
-    GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
+    SPLITS_AT_ONCE: tl.constexpr,
     MAX_QUERIES: tl.constexpr,
     D: tl.constexpr,
-    GROUP_PAD: tl.constexpr,
     D_PAD: tl.constexpr,
 ):
-    """One token and KV head: its splits, first to last."""
+    """One token and head."""
     token = tl.program_id(0)
+    head = tl.program_id(1)
     seq = find_run(seq_starts, num_seqs, token)
     num_queries = tl.load(seq_starts + seq + 1) - tl.load(seq_starts + seq)
     padding = token >= tl.load(seq_starts + num_seqs)
     num_parts = tl.where(padding, 0, tl.load(starts + seq + 1) - tl.load(starts + seq))
     if padding | (num_queries <= MAX_QUERIES):
-        member = tl.arange(0, GROUP_PAD)
-        head = tl.program_id(1) * GROUP + member
         columns = tl.arange(0, D_PAD)
-        exists = (member < GROUP)[:, None] & (columns < D)[None, :]
         at = (token.to(tl.int64) * HEADS + head) * MAX_SPLITS
-        acc = tl.zeros([GROUP_PAD, D_PAD], tl.float32)
-        peak = tl.full([GROUP_PAD], FINITE_MIN, tl.float32)
-        total = tl.zeros([GROUP_PAD], tl.float32)
-        for part in range(num_parts):
-            part_peak = tl.load(sums + (at + part) * 2, mask=member < GROUP, other=0.0)
-            part_total = tl.load(sums + (at + part) * 2 + 1, mask=member < GROUP, other=0.0)
-            part_acc = tl.load(parts + (at + part)[:, None] * D + columns[None, :], mask=exists, other=0.0)
-            higher = tl.maximum(peak, part_peak)
+        acc = tl.zeros([D_PAD], tl.float32)
+        peak = tl.full([], FINITE_MIN, tl.float32)
+        total = tl.zeros([], tl.float32)
+        for base in range(0, num_parts, SPLITS_AT_ONCE):
+            part = base + tl.arange(0, SPLITS_AT_ONCE)
+            exists = part < num_parts
+            part_peaks = tl.load(sums + (at + part) * 2, mask=exists, other=FINITE_MIN)
+            part_totals = tl.load(sums + (at + part) * 2 + 1, mask=exists, other=0.0)
+            part_accs = tl.load(
+                parts + (at + part)[:, None] * D + columns[None, :],
+                mask=exists[:, None] & (columns < D)[None, :],
+                other=0.0,
+            )
+            higher = tl.maximum(peak, tl.max(part_peaks))
             shrink = tl.exp2(peak - higher)
-            part_shrink = tl.exp2(part_peak - higher)
-            acc = acc * shrink[:, None] + part_acc * part_shrink[:, None]
-            total = total * shrink + part_total * part_shrink
+            part_shrinks = tl.exp2(part_peaks - higher)
+            acc = acc * shrink + tl.sum(part_accs * part_shrinks[:, None], 0)
+            total = total * shrink + tl.sum(part_totals * part_shrinks)
             peak = higher
-        result = acc * (v_scale / tl.where(total == 0.0, 1.0, total))[:, None]  # nothing was seen: zeros
-        tl.store(
-            out + token.to(tl.int64) * out_token + head[:, None] * out_head + columns[None, :], result, mask=exists
-        )
+        result = acc * (v_scale / tl.where(total == 0.0, 1.0, total))  # nothing was seen: zeros
+        tl.store(out + token.to(tl.int64) * out_token + head * out_head + columns, result, mask=columns < D)
