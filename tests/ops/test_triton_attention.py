@@ -15,6 +15,7 @@ from quire.ops.opset import KVSpec
 from quire.ops.torch import TorchOps
 from quire.ops.torch.cache import TorchCache, quantize
 from quire.ops.torch.kernels.attention_decode import decode
+from quire.ops.torch.kernels.attention_dense import dense_prefill
 from quire.ops.torch.kernels.attention_mla import MLALaunch, mla_decode
 from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
 from quire.ops.torch.kernels.attention_plan import plan_decode, plan_prefill, split_size
@@ -248,6 +249,12 @@ def test_chunks_give_the_bits_of_the_whole(window):
         starts = torch.tensor([0, chunk], device=DEVICE).int()
         case.runs = Runs(starts, torch.tensor([done], device=DEVICE).int(), tables)
         assert torch.equal(case.prefill(), whole[done - chunk : done])
+
+
+def test_whole_prompts_may_go_without_pages():
+    case = Case([(5, 5), (40, 40)])
+    k, v = (torch.cat(x).to(DEVICE) for x in (case.k, case.v))
+    assert case.error(dense_prefill(case.q, k, v, [5, 40], case.scoring.scale)) < BOUNDS[case.dtype]
 
 
 def test_a_mixed_step_is_two_launches_into_one_output():
