@@ -2,7 +2,7 @@
 """Attention of steps in which a sequence has one query token, or a few (drafts).
 
 A sequence's context is cut into splits of a fixed number of positions. Programs stay on the device and take splits in
-turn, whichever sequence they belong to; what a split leaves is merged in the order of splits. So a row's result depends
+turn, whichever sequence they belong to; attention_merge.py puts together what splits leave. So a row's result depends
 on its own context and on nothing else, and programs for splits that do not exist are never launched: at 256 sequences
 of 1k out of 32k possible, starting and ending those would take longer than the work."""
 
@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.ops.torch.kernels.attention_merge import finish, new_parts, zero_padding
 from quire.ops.torch.kernels.attention_pages import (
     LOG2E,
     Pages,
@@ -22,12 +23,11 @@ from quire.ops.torch.kernels.attention_pages import (
     power_of_two,
     product_type,
 )
-from quire.ops.torch.kernels.attention_plan import DecodePlan, find_run, first_seen
+from quire.ops.torch.kernels.attention_plan import COUNTERS, DecodePlan, find_run, first_seen
 from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend
 
 TO_POWERS_OF_TWO = tl.constexpr(LOG2E)
 MOST_DRAFTS = 64  # bits of a word
-SPLITS_AT_ONCE = 16  # loaded by a program that merges
 LEAST_ROWS = 16  # of a tile that matrix units take
 
 
@@ -71,8 +71,8 @@ def decode(
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     rows = power_of_two(group * plan.max_queries, LEAST_ROWS)
     launch = launch or decode_launch(head_dim, rows, pages.k.dtype)
-    parts = torch.empty(num_tokens, num_heads, plan.max_splits, head_dim, dtype=torch.float32, device=q.device)
-    sums = torch.empty(num_tokens, num_heads, plan.max_splits, 2, dtype=torch.float32, device=q.device)
+    assert pages.num_kv_heads <= COUNTERS
+    parts = new_parts(num_tokens, num_heads, head_dim, plan)
     factor, cap = scoring.factors(pages.k_scale)
     units = pages.k_units
     programs = num_programs(q.device, launch.per_multiprocessor, runs.num_seqs * plan.max_splits * pages.num_kv_heads)
@@ -82,8 +82,10 @@ def decode(
         pages.v,
         pages.k_units,
         pages.v_units,
-        parts,
-        sums,
+        out,
+        parts.sums,
+        parts.weights,
+        plan.counters,
         plan.starts,
         runs.seq_starts,
         runs.context_lens,
@@ -92,11 +94,15 @@ def decode(
         tree,
         positions,
         runs.num_seqs,
+        num_tokens,
         programs,
         factor,
         cap,
+        pages.v_scale,
         q.stride(0),
         q.stride(1),
+        out.stride(0),
+        out.stride(1),
         pages.k.stride(0),
         pages.k.stride(1),
         pages.k.stride(2),
@@ -104,6 +110,7 @@ def decode(
         units.stride(1) if units is not None else 0,
         units.stride(2) if units is not None else 0,
         runs.block_tables.stride(0),
+        plan.counters.stride(0),
         KV_HEADS=pages.num_kv_heads,
         GROUP=group,
         ROWS=rows,
@@ -119,43 +126,20 @@ def decode(
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
     )
-    merge(parts, sums, out, runs, plan, pages.v_scale)
     return out
 
 
-def merge(parts: Tensor, sums: Tensor, out: Tensor, runs: Runs, plan: DecodePlan, v_scale: float) -> None:
-    """What splits have left, parts [T, heads, max_splits, head_dim] with the peak and the total of their weights, sums
-    [.., 2] -> out [T, heads, head_dim]."""
-    num_tokens, num_heads, head_dim = out.shape
-    _merge[(num_tokens, num_heads)](
-        parts,
-        sums,
-        out,
-        plan.starts,
-        runs.seq_starts,
-        runs.num_seqs,
-        v_scale,
-        out.stride(0),
-        out.stride(1),
-        HEADS=num_heads,
-        MAX_SPLITS=plan.max_splits,
-        SPLITS_AT_ONCE=min(SPLITS_AT_ONCE, power_of_two(plan.max_splits)),
-        MAX_QUERIES=plan.max_queries,
-        D=head_dim,
-        D_PAD=power_of_two(head_dim, 16),
-        num_warps=4,
-    )
-
-
-@triton.jit(do_not_specialize=["num_seqs", "programs"])
+@triton.jit(do_not_specialize=["num_seqs", "num_tokens", "programs"])
 def _decode(
     q,
     k,
     v,
     k_units,
     v_units,
-    parts,
-    sums,
+    out,
+    part_sums,
+    part_weights,
+    counters,
     starts,
     seq_starts,
     context_lens,
@@ -164,11 +148,15 @@ def _decode(
     tree,
     positions,
     num_seqs,
+    num_tokens,
     programs,
     factor,
     cap,
+    v_scale,
     q_token,
     q_head,
+    out_token,
+    out_head,
     kv_block,
     kv_slot,
     kv_head,
@@ -176,6 +164,7 @@ def _decode(
     unit_slot,
     unit_head,
     table_seq,
+    counter_seq,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -198,6 +187,7 @@ def _decode(
         head = piece % KV_HEADS
         seq = find_run(starts, num_seqs, item)
         part = item - tl.load(starts + seq)
+        num_parts = tl.load(starts + seq + 1) - tl.load(starts + seq)
         token = tl.load(seq_starts + seq)
         num_queries = tl.load(seq_starts + seq + 1) - token
         context_len = tl.load(context_lens + seq)
@@ -254,58 +244,24 @@ def _decode(
             D,
             D_PAD,
         )
-        part_at = ((token + query).to(tl.int64) * (KV_HEADS * GROUP) + q_head_row) * MAX_SPLITS + part
-        tl.store(parts + part_at[:, None] * D + columns[None, :], acc, mask=exists[:, None] & (columns < D)[None, :])
-        tl.store(sums + part_at * 2, peak, mask=exists)
-        tl.store(sums + part_at * 2 + 1, total, mask=exists)
-
-
-@triton.jit(do_not_specialize=["num_seqs"])
-def _merge(
-    parts,
-    sums,
-    out,
-    starts,
-    seq_starts,
-    num_seqs,
-    v_scale,
-    out_token,
-    out_head,
-    HEADS: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    SPLITS_AT_ONCE: tl.constexpr,
-    MAX_QUERIES: tl.constexpr,
-    D: tl.constexpr,
-    D_PAD: tl.constexpr,
-):
-    """One token and head."""
-    token = tl.program_id(0)
-    head = tl.program_id(1)
-    seq = find_run(seq_starts, num_seqs, token)
-    num_queries = tl.load(seq_starts + seq + 1) - tl.load(seq_starts + seq)
-    padding = token >= tl.load(seq_starts + num_seqs)
-    num_parts = tl.where(padding, 0, tl.load(starts + seq + 1) - tl.load(starts + seq))
-    if padding | (num_queries <= MAX_QUERIES):
-        columns = tl.arange(0, D_PAD)
-        at = (token.to(tl.int64) * HEADS + head) * MAX_SPLITS
-        acc = tl.zeros([D_PAD], tl.float32)
-        peak = tl.full([], FINITE_MIN, tl.float32)
-        total = tl.zeros([], tl.float32)
-        for base in range(0, num_parts, SPLITS_AT_ONCE):
-            part = base + tl.arange(0, SPLITS_AT_ONCE)
-            exists = part < num_parts
-            part_peaks = tl.load(sums + (at + part) * 2, mask=exists, other=FINITE_MIN)
-            part_totals = tl.load(sums + (at + part) * 2 + 1, mask=exists, other=0.0)
-            part_accs = tl.load(
-                parts + (at + part)[:, None] * D + columns[None, :],
-                mask=exists[:, None] & (columns < D)[None, :],
-                other=0.0,
-            )
-            higher = tl.maximum(peak, tl.max(part_peaks))
-            shrink = tl.exp2(peak - higher)
-            part_shrinks = tl.exp2(part_peaks - higher)
-            acc = acc * shrink + tl.sum(part_accs * part_shrinks[:, None], 0)
-            total = total * shrink + tl.sum(part_totals * part_shrinks)
-            peak = higher
-        result = acc * (v_scale / tl.where(total == 0.0, 1.0, total))  # nothing was seen: zeros
-        tl.store(out + token.to(tl.int64) * out_token + head * out_head + columns, result, mask=columns < D)
+        finish(
+            acc,
+            peak,
+            total,
+            (token + query) * (KV_HEADS * GROUP) + q_head_row,
+            exists,
+            (token + query).to(tl.int64) * out_token + q_head_row * out_head,
+            out,
+            part_sums,
+            part_weights,
+            counters + seq * counter_seq + head,
+            part,
+            num_parts,
+            v_scale,
+            MAX_SPLITS,
+            ROWS,
+            D,
+            D_PAD,
+        )
+    first_padding = tl.load(seq_starts + num_seqs)
+    zero_padding(out, first_padding, num_tokens, programs, out_token, out_head, KV_HEADS * GROUP, D, D_PAD)

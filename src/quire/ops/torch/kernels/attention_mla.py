@@ -2,7 +2,7 @@
 """Decoding on a latent cache (multi-head latent attention): all heads read the same row a token.
 
 A row is `latent` numbers that serve as key and as value, and the rest, turned by position, that serve as key alone
-(DeepSeek: 512 + 64). Splits and their merge are those of attention_decode.py. What a split leaves is as wide as the
+(DeepSeek: 512 + 64). Splits are those of attention_decode.py. What a split leaves is as wide as the
 latent, for every head: at 128 heads, 455 / split of the bytes that are read. So splits are longer here."""
 
 from dataclasses import dataclass
@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.torch.kernels.attention_decode import LEAST_ROWS, merge
+from quire.ops.torch.kernels.attention_decode import LEAST_ROWS
+from quire.ops.torch.kernels.attention_merge import finish, new_parts, zero_padding
 from quire.ops.torch.kernels.attention_pages import LOG2E, Runs, num_programs, power_of_two, product_type
-from quire.ops.torch.kernels.attention_plan import DecodePlan, find_run
+from quire.ops.torch.kernels.attention_plan import COUNTERS, DecodePlan, find_run
 from quire.ops.torch.kernels.attention_tile import FINITE_MIN
 
 INVARIANT_SPLIT = 1024  # positions
@@ -65,27 +66,34 @@ def mla_decode(
     assert latent & (latent - 1) == 0 and plan.window == 0
     launch = launch or mla_launch(plan.max_queries * num_heads, q.dtype)
     out = q.new_empty(num_tokens, num_heads, latent) if out is None else out
-    parts = torch.empty(num_tokens, num_heads, plan.max_splits, latent, dtype=torch.float32, device=q.device)
-    sums = torch.empty(num_tokens, num_heads, plan.max_splits, 2, dtype=torch.float32, device=q.device)
+    parts = new_parts(num_tokens, num_heads, latent, plan)
     tiles = -(-plan.max_queries * num_heads // launch.rows)
+    assert tiles <= COUNTERS
     programs = num_programs(q.device, launch.per_multiprocessor, runs.num_seqs * plan.max_splits * tiles)
     _mla_decode[(programs,)](
         q,
         cache,
-        parts,
-        sums,
+        out,
+        parts.sums,
+        parts.weights,
+        plan.counters,
         plan.starts,
         runs.seq_starts,
         runs.context_lens,
         runs.block_tables,
         runs.num_seqs,
+        num_tokens,
         programs,
         scale * cache_scale * LOG2E,
+        cache_scale,
         q.stride(0),
         q.stride(1),
+        out.stride(0),
+        out.stride(1),
         cache.stride(0),
         cache.stride(1),
         runs.block_tables.stride(0),
+        plan.counters.stride(0),
         HEADS=num_heads,
         TILES=tiles,
         ROWS=launch.rows,
@@ -100,28 +108,34 @@ def mla_decode(
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
     )
-    merge(parts, sums, out, runs, plan, cache_scale)
     return out
 
 
-@triton.jit(do_not_specialize=["num_seqs", "programs"])
+@triton.jit(do_not_specialize=["num_seqs", "num_tokens", "programs"])
 def _mla_decode(
     q,
     cache,
-    parts,
-    sums,
+    out,
+    part_sums,
+    part_weights,
+    counters,
     starts,
     seq_starts,
     context_lens,
     block_tables,
     num_seqs,
+    num_tokens,
     programs,
     factor,
+    v_scale,
     q_token,
     q_head,
+    out_token,
+    out_head,
     cache_block,
     cache_slot,
     table_seq,
+    counter_seq,
     HEADS: tl.constexpr,
     TILES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -144,6 +158,7 @@ def _mla_decode(
         row = piece % TILES * ROWS + tl.arange(0, ROWS)
         seq = find_run(starts, num_seqs, item)
         part = item - tl.load(starts + seq)
+        num_parts = tl.load(starts + seq + 1) - tl.load(starts + seq)
         token = tl.load(seq_starts + seq)
         num_queries = tl.load(seq_starts + seq + 1) - token
         context_len = tl.load(context_lens + seq)
@@ -184,7 +199,24 @@ def _mla_decode(
             acc = tl.dot(weights.to(PRODUCTS), known, acc * shrink[:, None], input_precision="ieee")
             block = tl.load(table + (pos + BLOCK_N) // BLOCK_SIZE, mask=pos + BLOCK_N < end, other=0)
 
-        part_at = ((token + query).to(tl.int64) * HEADS + row % HEADS) * MAX_SPLITS + part
-        tl.store(parts + part_at[:, None] * LATENT + latent_columns[None, :], acc, mask=exists[:, None])
-        tl.store(sums + part_at * 2, peak, mask=exists)
-        tl.store(sums + part_at * 2 + 1, total, mask=exists)
+        finish(
+            acc,
+            peak,
+            total,
+            (token + query) * HEADS + row % HEADS,
+            exists,
+            (token + query).to(tl.int64) * out_token + row % HEADS * out_head,
+            out,
+            part_sums,
+            part_weights,
+            counters + seq * counter_seq + piece % TILES,
+            part,
+            num_parts,
+            v_scale,
+            MAX_SPLITS,
+            ROWS,
+            LATENT,
+            LATENT,
+        )
+    first_padding = tl.load(seq_starts + num_seqs)
+    zero_padding(out, first_padding, num_tokens, programs, out_token, out_head, HEADS, LATENT, LATENT)

@@ -20,11 +20,15 @@ SPLIT = 512  # positions
 MOST_SPLITS = 64  # of one sequence: bounds the memory for what splits leave to be merged
 
 
+COUNTERS = 128  # tiles of rows that a sequence's queries and heads make, at most
+
+
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """The sequences of 1 .. max_queries tokens in this step, cut into splits of their context."""
+    """The sequences of 1 .. max_queries tokens in this step, cut into splits of their context. One stream at a time."""
 
     starts: Tensor  # [S + 1] int32
+    counters: Tensor  # [S, COUNTERS] int32: parts that are done, and 0 again when a launch ends
     split: int  # positions
     max_splits: int  # of one sequence
     max_queries: int
@@ -57,7 +61,8 @@ def plan_decode(
     _number_splits[(1,)](
         starts, runs.seq_starts, runs.context_lens, runs.num_seqs, split, max_queries, window, CHUNK, num_warps=4
     )
-    return DecodePlan(starts, split, max_splits, max_queries, window)
+    counters = torch.zeros(runs.num_seqs, COUNTERS, dtype=torch.int32, device=starts.device)
+    return DecodePlan(starts, counters, split, max_splits, max_queries, window)
 
 
 def plan_prefill(runs: Runs, num_tokens: int, tile: int, *, above: int = 0) -> PrefillPlan:
@@ -91,12 +96,12 @@ def first_seen(context_len, num_queries, WINDOW: tl.constexpr):
 
 @triton.jit
 def _run_lengths(seq_starts, context_lens, seq, num_seqs):
-    """-> the contexts and the numbers of queries of sequences `seq`: no queries where there is no context."""
+    """-> the contexts and the numbers of queries of sequences `seq`."""
     inside = seq < num_seqs
     context_len = tl.load(context_lens + seq, mask=inside, other=0)
     begin = tl.load(seq_starts + seq, mask=inside, other=0)
     end = tl.load(seq_starts + seq + 1, mask=inside, other=0)
-    return context_len, tl.where(context_len > 0, end - begin, 0)
+    return context_len, end - begin
 
 
 @triton.jit(do_not_specialize=["num_seqs"])
@@ -116,7 +121,7 @@ def _number_splits(
         context_len, num_queries = _run_lengths(seq_starts, context_lens, seq, num_seqs)
         served = (num_queries > 0) & (num_queries <= MAX_QUERIES)
         skipped = first_seen(context_len, num_queries, WINDOW) // SPLIT
-        count = tl.where(served, tl.cdiv(context_len, SPLIT) - skipped, 0)
+        count = tl.where(served, tl.cdiv(tl.maximum(context_len, 1), SPLIT) - skipped, 0)  # padding: one that is empty
         tl.store(starts + seq, total + tl.cumsum(count) - count, mask=seq < num_seqs)
         total += tl.sum(count)
     tl.store(starts + num_seqs, total)
@@ -129,8 +134,8 @@ def _number_tiles(
     total = 0
     for base in range(0, num_seqs, CHUNK):
         seq = base + tl.arange(0, CHUNK)
-        _, num_queries = _run_lengths(seq_starts, context_lens, seq, num_seqs)
-        count = tl.where(num_queries > ABOVE, tl.cdiv(num_queries, TILE), 0)
+        context_len, num_queries = _run_lengths(seq_starts, context_lens, seq, num_seqs)
+        count = tl.where((context_len > 0) & (num_queries > ABOVE), tl.cdiv(num_queries, TILE), 0)
         tl.store(starts + seq, total + tl.cumsum(count) - count, mask=seq < num_seqs)
         total += tl.sum(count)
     tl.store(starts + num_seqs, total)

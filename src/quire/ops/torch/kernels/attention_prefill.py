@@ -35,11 +35,11 @@ def prefill_launch(head_dim: int, num_heads: int, num_kv_heads: int, dtype: torc
     """`dtype` is q's. What is accumulated must fit into registers, and two tiles of K and V beside q into 227 KB."""
     wide = power_of_two(head_dim, 16)
     if dtype == torch.float32:  # no matrix units: small tiles, all in registers
-        rows, block_n, num_warps, num_stages = 16, 32, 4, 2
+        rows, block_n, num_warps, num_stages = 16, 32, 8, 2
     elif wide <= 128:
         rows, block_n, num_warps, num_stages = 128, 64, 8, 3
     else:
-        rows, block_n, num_warps, num_stages = 64, 32, 4, 3
+        rows, block_n, num_warps, num_stages = 64, 32, 4 if wide == 256 else 8, 3 if wide == 256 else 2
     return PrefillLaunch(max(rows, power_of_two(num_heads // num_kv_heads)), block_n, num_warps, num_stages)
 
 
