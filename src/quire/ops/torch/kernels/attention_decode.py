@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.ops.torch.kernels.attention_codes import in_words
 from quire.ops.torch.kernels.attention_merge import finish, new_parts, zero_padding
 from quire.ops.torch.kernels.attention_pages import (
     LOG2E,
@@ -75,11 +76,13 @@ def decode(
     parts = new_parts(num_tokens, num_heads, head_dim, plan)
     factor, cap = scoring.factors(pages.k_scale)
     units = pages.k_units
+    codes = pages.k.dtype.itemsize == 1
+    k, v = in_words(pages.k), in_words(pages.v)
     programs = num_programs(q.device, launch.per_multiprocessor, runs.num_seqs * plan.max_splits * pages.num_kv_heads)
     _decode[(programs,)](
         q,
-        pages.k,
-        pages.v,
+        k,
+        v,
         pages.k_units,
         pages.v_units,
         out,
@@ -103,9 +106,9 @@ def decode(
         q.stride(1),
         out.stride(0),
         out.stride(1),
-        pages.k.stride(0),
-        pages.k.stride(1),
-        pages.k.stride(2),
+        k.stride(0),
+        k.stride(1),
+        k.stride(2),
         units.stride(0) if units is not None else 0,
         units.stride(1) if units is not None else 0,
         units.stride(2) if units is not None else 0,
@@ -118,10 +121,11 @@ def decode(
         SPLIT=plan.split,
         WINDOW=scoring.window,
         CAPPED=scoring.soft_cap > 0.0,
+        CODES=codes,
         BLOCK_SIZE=pages.block_size,
         BLOCK_N=min(launch.block_n, plan.split),
         D=head_dim,
-        D_PAD=power_of_two(head_dim, 16),
+        D_PAD=power_of_two(head_dim, 32 if codes else 16),
         PRODUCTS=product_type(q, pages.k.dtype),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
@@ -172,6 +176,7 @@ def _decode(
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
+    CODES: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     D: tl.constexpr,
@@ -239,8 +244,10 @@ def _decode(
             True,
             WINDOW,
             CAPPED,
+            CODES,
             BLOCK_SIZE,
             BLOCK_N,
+            ROWS,
             D,
             D_PAD,
         )

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.ops.torch.kernels.attention_codes import in_words
 from quire.ops.torch.kernels.attention_pages import LOG2E, Pages, Runs, Scoring, power_of_two, product_type
 from quire.ops.torch.kernels.attention_plan import PrefillPlan, find_run
 from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend
@@ -63,10 +64,12 @@ def prefill(
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     factor, cap = scoring.factors(pages.k_scale)
     units = pages.k_units
+    codes = pages.k.dtype.itemsize == 1
+    k, v = in_words(pages.k), in_words(pages.v)
     _prefill[(pages.num_kv_heads, plan.max_tiles)](
         q,
-        pages.k,
-        pages.v,
+        k,
+        v,
         pages.k_units,
         pages.v_units,
         out,
@@ -83,9 +86,9 @@ def prefill(
         q.stride(1),
         out.stride(0),
         out.stride(1),
-        pages.k.stride(0),
-        pages.k.stride(1),
-        pages.k.stride(2),
+        k.stride(0),
+        k.stride(1),
+        k.stride(2),
         units.stride(0) if units is not None else 0,
         units.stride(1) if units is not None else 0,
         units.stride(2) if units is not None else 0,
@@ -95,10 +98,11 @@ def prefill(
         ROWS=launch.rows,
         WINDOW=scoring.window,
         CAPPED=scoring.soft_cap > 0.0,
+        CODES=codes,
         BLOCK_SIZE=pages.block_size,
         BLOCK_N=launch.block_n,
         D=head_dim,
-        D_PAD=power_of_two(head_dim, 16),
+        D_PAD=power_of_two(head_dim, 32 if codes else 16),
         PRODUCTS=product_type(q, pages.k.dtype),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
@@ -139,6 +143,7 @@ def _prefill(
     ROWS: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
+    CODES: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     D: tl.constexpr,
@@ -207,8 +212,10 @@ def _prefill(
             phase != 1,
             WINDOW,
             CAPPED,
+            CODES,
             BLOCK_SIZE,
             BLOCK_N,
+            ROWS,
             D,
             D_PAD,
         )

@@ -8,6 +8,8 @@ sum of values (`acc`); FINITE_MIN instead of -inf as the first peak lets a row t
 import triton
 import triton.language as tl
 
+from quire.ops.torch.kernels.attention_codes import even_and_odd, halves, interleaved
+
 FINITE_MIN = tl.constexpr(-1e30)
 
 
@@ -21,7 +23,7 @@ def attend(
     end,  # positions begin .. end are walked over, BLOCK_N in a round
     table,  # the sequence's blocks
     k,
-    v,  # at the KV head
+    v,  # at the KV head; of 8 bits: in words
     stride_block,
     stride_slot,
     k_units,
@@ -38,25 +40,40 @@ def attend(
     MASKED: tl.constexpr,  # not all rows see all of the positions
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
+    CODES: tl.constexpr,  # K and V have 8 bits
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    ROWS: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
 ):
-    columns = tl.arange(0, D_PAD)
+    FP8: tl.constexpr = k_units is None
+    PER_WORD: tl.constexpr = 2 if CODES else 1
+    columns = tl.arange(0, D_PAD // PER_WORD)
+    exists = (columns < D // PER_WORD)[None, :]
     lane = tl.arange(0, BLOCK_N)
+    odd_acc = total  # the odd columns' sums, where there are codes
+    odd_q = total
+    if CODES:
+        acc, odd_acc = even_and_odd(acc, ROWS, D_PAD)
+        q, odd_q = even_and_odd(q, ROWS, D_PAD)
     block = tl.load(table + (begin + lane) // BLOCK_SIZE, mask=begin + lane < end, other=0)
     for start in range(begin, end, BLOCK_N):
         pos = start + lane
         inside = pos < end
-        kept = inside[:, None] & (columns < D)[None, :] if MASKED else (columns < D)[None, :]
+        kept = inside[:, None] & exists if MASKED else exists
         at = block.to(tl.int64) * stride_block + (pos % BLOCK_SIZE) * stride_slot
         offsets = at[:, None] + columns[None, :]
+        unit_at = block.to(tl.int64) * unit_block + (pos % BLOCK_SIZE) * unit_slot
 
-        keys = tl.load(k + offsets, mask=kept, other=0.0).to(q.dtype)
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")  # [ROWS, BLOCK_N]
+        keys = tl.load(k + offsets, mask=kept, other=0)
+        if CODES:
+            keys, odd_keys = halves(keys, FP8)
+            scores = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision="ieee")  # [ROWS, BLOCK_N]
+            scores = tl.dot(odd_q, tl.trans(odd_keys.to(q.dtype)), scores, input_precision="ieee")
+        else:
+            scores = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision="ieee")
         if k_units is not None:
-            unit_at = block.to(tl.int64) * unit_block + (pos % BLOCK_SIZE) * unit_slot
             scores *= tl.load(k_units + unit_at, mask=inside, other=0.0)[None, :]
 
         # Scores whose power of two is the weight are scores * rest; where they are only scaled, that is done late.
@@ -88,9 +105,15 @@ def attend(
         total = total * shrink + tl.sum(weights, 1)
         if v_units is not None:
             weights *= tl.load(v_units + unit_at, mask=inside, other=0.0)[None, :]
-        values = tl.load(v + offsets, mask=kept, other=0.0).to(q.dtype)
-        acc = tl.dot(weights.to(q.dtype), values, acc * shrink[:, None], input_precision="ieee")
+        weights = weights.to(q.dtype)
+        values = tl.load(v + offsets, mask=kept, other=0)
+        if CODES:
+            values, odd_values = halves(values, FP8)
+            odd_acc = tl.dot(weights, odd_values.to(q.dtype), odd_acc * shrink[:, None], input_precision="ieee")
+        acc = tl.dot(weights, values.to(q.dtype), acc * shrink[:, None], input_precision="ieee")
         # A block's number is fetched one round ahead: an address that hangs on a load of its own round would halve
         # how many rounds of K and V are under way.
         block = tl.load(table + (pos + BLOCK_N) // BLOCK_SIZE, mask=pos + BLOCK_N < end, other=0)
+    if CODES:
+        acc = interleaved(acc, odd_acc, ROWS, D_PAD)
     return acc, peak, total
