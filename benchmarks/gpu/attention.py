@@ -272,10 +272,13 @@ def time_prefill(results: Results) -> None:
 
 def sweep_prefill() -> None:
     step, found = Step([(8192, 8192)]), []
-    for rows, block_n, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)):
-        if 2 * HEAD_DIM * (rows + 2 * block_n * stages) > 227 << 10 or (rows == 128 and warps == 4 and block_n == 128):
+    shapes = product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4), (None, 128))
+    for rows, block_n, warps, stages, registers in shapes:
+        fits = 2 * HEAD_DIM * (rows + 2 * block_n * stages) <= 227 << 10
+        spills = rows * (HEAD_DIM + block_n) // (32 * warps) > (96 if registers else 200)  # numbers a thread
+        if not fits or spills or (registers and warps == 4):
             continue
-        launch = PrefillLaunch(rows, block_n, warps, stages)
+        launch = PrefillLaunch(rows, block_n, warps, stages, registers)
         with guarded(f"prefill 8k {launch}"):
             found.append((seconds_of(prefill_launches(step, launch=launch) * 2), launch, 0))
     print_best("prefill 8k", found)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.ops.torch.kernels.attention_decode import LEAST_ROWS
 from quire.ops.torch.kernels.attention_merge import finish, new_parts, zero_padding
-from quire.ops.torch.kernels.attention_pages import LOG2E, Runs, num_programs, power_of_two, product_type
+from quire.ops.torch.kernels.attention_pages import LOG2E, Runs, num_programs, offset_type, power_of_two, product_type
 from quire.ops.torch.kernels.attention_plan import COUNTERS, DecodePlan, find_run
 from quire.ops.torch.kernels.attention_tile import FINITE_MIN
 
@@ -104,6 +104,7 @@ def mla_decode(
         LATENT=latent,
         TURNED=width - latent,
         TURNED_PAD=power_of_two(width - latent, 16),
+        OFFSETS=offset_type(cache),
         PRODUCTS=product_type(q, cache.dtype),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
@@ -146,6 +147,7 @@ def _mla_decode(
     LATENT: tl.constexpr,
     TURNED: tl.constexpr,
     TURNED_PAD: tl.constexpr,
+    OFFSETS: tl.constexpr,
     PRODUCTS: tl.constexpr,
 ):
     lane = tl.arange(0, BLOCK_N)
@@ -182,7 +184,7 @@ def _mla_decode(
         for start in range(begin, end, BLOCK_N):
             pos = start + lane
             inside = pos < end
-            at = (block.to(tl.int64) * cache_block + (pos % BLOCK_SIZE) * cache_slot)[:, None]
+            at = (block.to(OFFSETS) * cache_block + (pos % BLOCK_SIZE) * cache_slot)[:, None]
             known = tl.load(cache + at + latent_columns[None, :], mask=inside[:, None], other=0.0).to(PRODUCTS)
             turned = tl.load(
                 cache + at + LATENT + turned_columns[None, :], mask=inside[:, None] & turned_exists, other=0.0

@@ -82,6 +82,12 @@ def product_type(q: Tensor, kept: torch.dtype) -> tl.dtype:
     return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[q.dtype]
 
 
+def offset_type(pages: Tensor) -> tl.dtype:
+    """32 bits where they suffice: addresses take half the registers."""
+    last = sum((n - 1) * stride for n, stride in zip(pages.shape, pages.stride(), strict=True))
+    return tl.int32 if last < 2**31 else tl.int64
+
+
 def power_of_two(n: int, least: int = 1) -> int:
     """The least power of two that is neither below n nor below `least`."""
     return max(least, 1 << (n - 1).bit_length())

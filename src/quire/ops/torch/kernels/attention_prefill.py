@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.torch.kernels.attention_codes import in_words
-from quire.ops.torch.kernels.attention_pages import LOG2E, Pages, Runs, Scoring, power_of_two, product_type
+from quire.ops.torch.kernels.attention_pages import LOG2E, Pages, Runs, Scoring, offset_type, power_of_two, product_type
 from quire.ops.torch.kernels.attention_plan import PrefillPlan, find_run
 from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend
 
@@ -26,6 +26,7 @@ class PrefillLaunch:
     block_n: int  # positions a round
     num_warps: int
     num_stages: int
+    max_registers: int | None = None  # of a thread: 128 let two programs of 8 warps share a multiprocessor
 
     def tile(self, num_heads: int, num_kv_heads: int) -> int:
         """Tokens: as many as fill the rows."""
@@ -99,6 +100,7 @@ def prefill(
         WINDOW=scoring.window,
         CAPPED=scoring.soft_cap > 0.0,
         CODES=codes,
+        OFFSETS=offset_type(k),
         BLOCK_SIZE=pages.block_size,
         BLOCK_N=launch.block_n,
         D=head_dim,
@@ -106,6 +108,7 @@ def prefill(
         PRODUCTS=product_type(q, pages.k.dtype),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
+        maxnreg=launch.max_registers,
     )
     return out
 
@@ -144,6 +147,7 @@ def _prefill(
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     CODES: tl.constexpr,
+    OFFSETS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     D: tl.constexpr,
@@ -213,6 +217,7 @@ def _prefill(
             WINDOW,
             CAPPED,
             CODES,
+            OFFSETS,
             BLOCK_SIZE,
             BLOCK_N,
             ROWS,

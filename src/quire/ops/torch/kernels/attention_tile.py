@@ -41,6 +41,7 @@ def attend(
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     CODES: tl.constexpr,  # K and V have 8 bits
+    OFFSETS: tl.constexpr,  # the type of offsets into the layer's pages
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr,
@@ -62,9 +63,9 @@ def attend(
         pos = start + lane
         inside = pos < end
         kept = inside[:, None] & exists if MASKED else exists
-        at = block.to(tl.int64) * stride_block + (pos % BLOCK_SIZE) * stride_slot
+        at = block.to(OFFSETS) * stride_block + (pos % BLOCK_SIZE) * stride_slot
         offsets = at[:, None] + columns[None, :]
-        unit_at = block.to(tl.int64) * unit_block + (pos % BLOCK_SIZE) * unit_slot
+        unit_at = block.to(OFFSETS) * unit_block + (pos % BLOCK_SIZE) * unit_slot
 
         keys = tl.load(k + offsets, mask=kept, other=0)
         if CODES:
