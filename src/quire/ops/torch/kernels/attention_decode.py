@@ -1,0 +1,278 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+"""Attention of steps in which a sequence has one query token, or a few (drafts).
+
+A sequence's context is cut into splits of a fixed number of positions. Programs stay on the device and take splits in
+turn, whichever sequence they belong to; attention_merge.py puts together what splits leave. So a row's result depends
+on its own context and on nothing else, and programs for splits that do not exist are never launched: at 256 sequences
+of 1k out of 32k possible, starting and ending those would take longer than the work."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.ops.torch.kernels.attention_codes import in_words
+from quire.ops.torch.kernels.attention_merge import finish, new_parts, zero_padding
+from quire.ops.torch.kernels.attention_pages import (
+    LOG2E,
+    Pages,
+    Runs,
+    Scoring,
+    num_programs,
+    offset_type,
+    power_of_two,
+    product_type,
+)
+from quire.ops.torch.kernels.attention_plan import COUNTERS, DecodePlan, find_run, first_seen
+from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend
+
+TO_POWERS_OF_TWO = tl.constexpr(LOG2E)
+MOST_DRAFTS = 64  # bits of a word
+LEAST_ROWS = 16  # of a tile that matrix units take
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLaunch:
+    block_n: int  # positions a program loads at once
+    num_warps: int
+    num_stages: int
+    per_multiprocessor: int  # programs that fit side by side
+
+
+def decode_launch(head_dim: int, rows: int, dtype: torch.dtype) -> DecodeLaunch:
+    """About 64 KB of K and V are on their way to each multiprocessor: twice what latency times bandwidth asks for."""
+    position_bytes = 2 * power_of_two(head_dim, 16) * dtype.itemsize
+    block_n = max(16, min(128, 32768 // position_bytes))
+    return DecodeLaunch(block_n, num_warps=4, num_stages=4, per_multiprocessor=2)
+
+
+def decode(
+    q: Tensor,
+    pages: Pages,
+    runs: Runs,
+    plan: DecodePlan,
+    scoring: Scoring,
+    *,
+    tree: Tensor | None = None,
+    positions: Tensor | None = None,
+    out: Tensor | None = None,
+    launch: DecodeLaunch | None = None,
+) -> Tensor:
+    """q [T, heads, head_dim] -> out, of the same shape and type, for tokens of the sequences that `plan` serves. Tokens
+    of no sequence get zeros; tokens of longer runs are left as they are.
+
+    `tree` [T] int64 makes drafts a tree: bit j of a token's word says that it sees the j-th token of its run (its
+    ancestors and itself). `positions` [T] int32 are then the tokens' depths in the text."""
+    num_tokens, num_heads, head_dim = q.shape
+    group = num_heads // pages.num_kv_heads
+    assert q.stride(2) == 1 and group * pages.num_kv_heads == num_heads and head_dim == pages.head_dim
+    assert plan.window == scoring.window, f"planned for a window of {plan.window}, not {scoring.window}"
+    assert tree is None or (positions is not None and plan.max_queries <= MOST_DRAFTS)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    rows = power_of_two(group * plan.max_queries, LEAST_ROWS)
+    launch = launch or decode_launch(head_dim, rows, pages.k.dtype)
+    assert pages.num_kv_heads <= COUNTERS
+    parts = new_parts(num_tokens, num_heads, head_dim, plan)
+    factor, cap = scoring.factors(pages.k_scale)
+    units = pages.k_units
+    codes = pages.k.dtype.itemsize == 1
+    k, v = in_words(pages.k), in_words(pages.v)
+    programs = num_programs(q.device, launch.per_multiprocessor, runs.num_seqs * plan.max_splits * pages.num_kv_heads)
+    _decode[(programs,)](
+        q,
+        k,
+        v,
+        pages.k_units,
+        pages.v_units,
+        out,
+        parts.sums,
+        parts.weights,
+        plan.counters,
+        plan.starts,
+        runs.seq_starts,
+        runs.context_lens,
+        runs.block_tables,
+        scoring.slopes,
+        tree,
+        positions,
+        runs.num_seqs,
+        num_tokens,
+        programs,
+        factor,
+        cap,
+        pages.v_scale,
+        q.stride(0),
+        q.stride(1),
+        out.stride(0),
+        out.stride(1),
+        k.stride(0),
+        k.stride(1),
+        k.stride(2),
+        units.stride(0) if units is not None else 0,
+        units.stride(1) if units is not None else 0,
+        units.stride(2) if units is not None else 0,
+        runs.block_tables.stride(0),
+        plan.counters.stride(0),
+        KV_HEADS=pages.num_kv_heads,
+        GROUP=group,
+        ROWS=rows,
+        MAX_SPLITS=plan.max_splits,
+        SPLIT=plan.split,
+        WINDOW=scoring.window,
+        CAPPED=scoring.soft_cap > 0.0,
+        CODES=codes,
+        OFFSETS=offset_type(k),
+        BLOCK_SIZE=pages.block_size,
+        BLOCK_N=min(launch.block_n, plan.split),
+        D=head_dim,
+        D_PAD=power_of_two(head_dim, 32 if codes else 16),
+        PRODUCTS=product_type(q, pages.k.dtype),
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["num_seqs", "num_tokens", "programs"])
+def _decode(
+    q,
+    k,
+    v,
+    k_units,
+    v_units,
+    out,
+    part_sums,
+    part_weights,
+    counters,
+    starts,
+    seq_starts,
+    context_lens,
+    block_tables,
+    slopes,
+    tree,
+    positions,
+    num_seqs,
+    num_tokens,
+    programs,
+    factor,
+    cap,
+    v_scale,
+    q_token,
+    q_head,
+    out_token,
+    out_head,
+    kv_block,
+    kv_slot,
+    kv_head,
+    unit_block,
+    unit_slot,
+    unit_head,
+    table_seq,
+    counter_seq,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    CODES: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+):
+    row = tl.arange(0, ROWS)
+    columns = tl.arange(0, D_PAD)
+    query = row // GROUP
+    num_pieces = tl.load(starts + num_seqs) * KV_HEADS
+    for piece in range(tl.program_id(0), num_pieces, programs):
+        item = piece // KV_HEADS  # the KV heads of a position lie side by side and are read at the same time
+        head = piece % KV_HEADS
+        seq = find_run(starts, num_seqs, item)
+        part = item - tl.load(starts + seq)
+        num_parts = tl.load(starts + seq + 1) - tl.load(starts + seq)
+        token = tl.load(seq_starts + seq)
+        num_queries = tl.load(seq_starts + seq + 1) - token
+        context_len = tl.load(context_lens + seq)
+
+        run_begin = context_len - num_queries
+        first = first_seen(context_len, num_queries, WINDOW)
+        split = first // SPLIT + part
+        begin = tl.maximum(split * SPLIT, first // BLOCK_N * BLOCK_N)
+        end = tl.minimum(split * SPLIT + SPLIT, context_len)
+
+        exists = query < num_queries
+        q_head_row = head * GROUP + row % GROUP
+        q_at = (token + query).to(tl.int64) * q_token + q_head_row * q_head
+        rows = tl.load(
+            q + q_at[:, None] + columns[None, :], mask=exists[:, None] & (columns < D)[None, :], other=0.0
+        ).to(PRODUCTS)
+        query_pos = run_begin + query
+        ancestors = None
+        if tree is not None:
+            ancestors = tl.load(tree + token + query, mask=exists, other=0)
+            query_pos = tl.load(positions + token + query, mask=exists, other=0)
+        slope = None
+        if slopes is not None:
+            slope = tl.load(slopes + q_head_row, mask=exists, other=0.0) * TO_POWERS_OF_TWO
+
+        acc, peak, total = attend(
+            tl.zeros([ROWS, D_PAD], tl.float32),
+            tl.full([ROWS], FINITE_MIN, tl.float32),
+            tl.zeros([ROWS], tl.float32),
+            rows,
+            begin,
+            end,
+            block_tables + seq.to(tl.int64) * table_seq,
+            k + head * kv_head,
+            v + head * kv_head,
+            kv_block,
+            kv_slot,
+            k_units + head * unit_head if k_units is not None else None,
+            v_units + head * unit_head if v_units is not None else None,
+            unit_block,
+            unit_slot,
+            query_pos,
+            slope,
+            ancestors,
+            run_begin,
+            positions + token if tree is not None else None,
+            factor,
+            cap,
+            True,
+            WINDOW,
+            CAPPED,
+            CODES,
+            OFFSETS,
+            BLOCK_SIZE,
+            BLOCK_N,
+            ROWS,
+            D,
+            D_PAD,
+        )
+        finish(
+            acc,
+            peak,
+            total,
+            (token + query) * (KV_HEADS * GROUP) + q_head_row,
+            exists,
+            (token + query).to(tl.int64) * out_token + q_head_row * out_head,
+            out,
+            part_sums,
+            part_weights,
+            counters + seq * counter_seq + head,
+            part,
+            num_parts,
+            v_scale,
+            MAX_SPLITS,
+            ROWS,
+            D,
+            D_PAD,
+        )
+    first_padding = tl.load(seq_starts + num_seqs)
+    zero_padding(out, first_padding, num_tokens, programs, out_token, out_head, KV_HEADS * GROUP, D, D_PAD)

@@ -1,0 +1,224 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+"""Decoding on a latent cache (multi-head latent attention): all heads read the same row a token.
+
+A row is `latent` numbers that serve as key and as value, and the rest, turned by position, that serve as key alone
+(DeepSeek: 512 + 64). Splits are those of attention_decode.py. What a split leaves is as wide as the
+latent, for every head: at 128 heads, 455 / split of the bytes that are read. So splits are longer here."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.ops.torch.kernels.attention_decode import LEAST_ROWS
+from quire.ops.torch.kernels.attention_merge import finish, new_parts, zero_padding
+from quire.ops.torch.kernels.attention_pages import LOG2E, Runs, num_programs, offset_type, power_of_two, product_type
+from quire.ops.torch.kernels.attention_plan import COUNTERS, DecodePlan, find_run
+from quire.ops.torch.kernels.attention_tile import FINITE_MIN
+
+INVARIANT_SPLIT = 1024  # positions
+SPLITS = ((2, 256), (8, 512), (32, 2048))  # up to so many sequences: positions a split
+LONGEST_SPLIT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class MLALaunch:
+    rows: int  # heads a program takes
+    block_n: int  # positions a round
+    num_warps: int
+    num_stages: int
+    per_multiprocessor: int
+
+
+def mla_split(num_seqs: int, batch_invariant: bool) -> int:
+    """Few sequences need short splits to fill the device; many need long ones, so that little is left to merge."""
+    if batch_invariant:
+        return INVARIANT_SPLIT
+    return next((split for most, split in SPLITS if num_seqs <= most), LONGEST_SPLIT)
+
+
+def mla_launch(num_rows: int, dtype: torch.dtype) -> MLALaunch:
+    if dtype == torch.float32:
+        return MLALaunch(16, 16, 4, 2, 1)
+    rows = min(64, power_of_two(num_rows, LEAST_ROWS))
+    return MLALaunch(rows, 32, 8 if rows == 64 else 4, 3, 1 if rows == 64 else 2)
+
+
+def mla_decode(
+    q: Tensor,
+    cache: Tensor,
+    runs: Runs,
+    plan: DecodePlan,
+    scale: float,
+    *,
+    latent: int = 512,
+    cache_scale: float = 1.0,
+    out: Tensor | None = None,
+    launch: MLALaunch | None = None,
+) -> Tensor:
+    """q [T, heads, latent + turned], cache [blocks, block_size, latent + turned] of one layer (fp8 times `cache_scale`,
+    or 16 or 32 bits) -> [T, heads, latent] in q's type. Which tokens are served and which get zeros is as in `decode`.
+    """
+    num_tokens, num_heads, width = q.shape
+    assert q.stride(2) == 1 and cache.stride(2) == 1 and cache.shape[2] == width > latent
+    assert latent & (latent - 1) == 0 and plan.window == 0
+    launch = launch or mla_launch(plan.max_queries * num_heads, q.dtype)
+    out = q.new_empty(num_tokens, num_heads, latent) if out is None else out
+    parts = new_parts(num_tokens, num_heads, latent, plan)
+    tiles = -(-plan.max_queries * num_heads // launch.rows)
+    assert tiles <= COUNTERS
+    programs = num_programs(q.device, launch.per_multiprocessor, runs.num_seqs * plan.max_splits * tiles)
+    _mla_decode[(programs,)](
+        q,
+        cache,
+        out,
+        parts.sums,
+        parts.weights,
+        plan.counters,
+        plan.starts,
+        runs.seq_starts,
+        runs.context_lens,
+        runs.block_tables,
+        runs.num_seqs,
+        num_tokens,
+        programs,
+        scale * cache_scale * LOG2E,
+        cache_scale,
+        q.stride(0),
+        q.stride(1),
+        out.stride(0),
+        out.stride(1),
+        cache.stride(0),
+        cache.stride(1),
+        runs.block_tables.stride(0),
+        plan.counters.stride(0),
+        HEADS=num_heads,
+        TILES=tiles,
+        ROWS=launch.rows,
+        MAX_SPLITS=plan.max_splits,
+        SPLIT=plan.split,
+        BLOCK_SIZE=cache.shape[1],
+        BLOCK_N=launch.block_n,
+        LATENT=latent,
+        TURNED=width - latent,
+        TURNED_PAD=power_of_two(width - latent, 16),
+        OFFSETS=offset_type(cache),
+        PRODUCTS=product_type(q, cache.dtype),
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["num_seqs", "num_tokens", "programs"])
+def _mla_decode(
+    q,
+    cache,
+    out,
+    part_sums,
+    part_weights,
+    counters,
+    starts,
+    seq_starts,
+    context_lens,
+    block_tables,
+    num_seqs,
+    num_tokens,
+    programs,
+    factor,
+    v_scale,
+    q_token,
+    q_head,
+    out_token,
+    out_head,
+    cache_block,
+    cache_slot,
+    table_seq,
+    counter_seq,
+    HEADS: tl.constexpr,
+    TILES: tl.constexpr,
+    ROWS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LATENT: tl.constexpr,
+    TURNED: tl.constexpr,
+    TURNED_PAD: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+):
+    lane = tl.arange(0, BLOCK_N)
+    latent_columns = tl.arange(0, LATENT)
+    turned_columns = tl.arange(0, TURNED_PAD)
+    turned_exists = (turned_columns < TURNED)[None, :]
+    num_pieces = tl.load(starts + num_seqs) * TILES
+    for piece in range(tl.program_id(0), num_pieces, programs):
+        item = piece // TILES  # all heads of a split are under way at the same time and share what the cache gives
+        row = piece % TILES * ROWS + tl.arange(0, ROWS)
+        seq = find_run(starts, num_seqs, item)
+        part = item - tl.load(starts + seq)
+        num_parts = tl.load(starts + seq + 1) - tl.load(starts + seq)
+        token = tl.load(seq_starts + seq)
+        num_queries = tl.load(seq_starts + seq + 1) - token
+        context_len = tl.load(context_lens + seq)
+        begin = part * SPLIT
+        end = tl.minimum(begin + SPLIT, context_len)
+        table = block_tables + seq.to(tl.int64) * table_seq
+
+        query = row // HEADS
+        exists = query < num_queries
+        query_pos = context_len - num_queries + query
+        q_at = ((token + query).to(tl.int64) * q_token + row % HEADS * q_head)[:, None]
+        q_latent = tl.load(q + q_at + latent_columns[None, :], mask=exists[:, None], other=0.0).to(PRODUCTS)
+        q_turned = tl.load(
+            q + q_at + LATENT + turned_columns[None, :], mask=exists[:, None] & turned_exists, other=0.0
+        ).to(PRODUCTS)
+
+        acc = tl.zeros([ROWS, LATENT], tl.float32)
+        peak = tl.full([ROWS], FINITE_MIN, tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        block = tl.load(table + (begin + lane) // BLOCK_SIZE, mask=begin + lane < end, other=0)
+        for start in range(begin, end, BLOCK_N):
+            pos = start + lane
+            inside = pos < end
+            at = (block.to(OFFSETS) * cache_block + (pos % BLOCK_SIZE) * cache_slot)[:, None]
+            known = tl.load(cache + at + latent_columns[None, :], mask=inside[:, None], other=0.0).to(PRODUCTS)
+            turned = tl.load(
+                cache + at + LATENT + turned_columns[None, :], mask=inside[:, None] & turned_exists, other=0.0
+            ).to(PRODUCTS)
+            scores = tl.dot(q_turned, tl.trans(turned), input_precision="ieee")
+            scores = tl.dot(q_latent, tl.trans(known), scores, input_precision="ieee")  # [ROWS, BLOCK_N]
+            seen = inside[None, :] & (pos[None, :] <= query_pos[:, None])
+            scores = tl.where(seen, scores, float("-inf"))
+            higher = tl.maximum(peak, tl.max(scores, 1) * factor)
+            weights = tl.exp2(scores * factor - higher[:, None])
+            shrink = tl.exp2(peak - higher)
+            peak = higher
+            total = total * shrink + tl.sum(weights, 1)
+            acc = tl.dot(weights.to(PRODUCTS), known, acc * shrink[:, None], input_precision="ieee")
+            block = tl.load(table + (pos + BLOCK_N) // BLOCK_SIZE, mask=pos + BLOCK_N < end, other=0)
+
+        finish(
+            acc,
+            peak,
+            total,
+            (token + query) * HEADS + row % HEADS,
+            exists,
+            (token + query).to(tl.int64) * out_token + row % HEADS * out_head,
+            out,
+            part_sums,
+            part_weights,
+            counters + seq * counter_seq + piece % TILES,
+            part,
+            num_parts,
+            v_scale,
+            MAX_SPLITS,
+            ROWS,
+            LATENT,
+            LATENT,
+        )
+    first_padding = tl.load(seq_starts + num_seqs)
+    zero_padding(out, first_padding, num_tokens, programs, out_token, out_head, HEADS, LATENT, LATENT)

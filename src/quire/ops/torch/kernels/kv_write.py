@@ -1,0 +1,163 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+"""From the fused projection to the pages: q and k are turned, k and v stored, in one pass over [T, heads + 2 kv_heads].
+
+The twins are `TorchOps.rope` and `TorchCache.write`."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.ops.torch.cache import LEAST_NUMBER, MOST_CODE
+from quire.ops.torch.kernels.attention_pages import Pages, power_of_two
+
+FP8_MAX = tl.constexpr(448.0)  # e4m3 has nothing above; what is greater is stored as this, as everyone does
+CODES = tl.constexpr(float(MOST_CODE))
+LEAST = tl.constexpr(LEAST_NUMBER)
+ROUNDING = tl.constexpr(1.5 * 2.0**23)  # added and taken away again, it leaves whole numbers, halves to even
+
+
+def kv_write(
+    qkv: Tensor, angles: Tensor | None, slots: Tensor, pages: Pages, num_heads: int, *, out: Tensor | None = None
+) -> Tensor:
+    """qkv [T, (heads + 2 kv_heads) * head_dim], angles [T, rotary_dim] fp32 (cos, then sin; None: nothing turns),
+    slots [T] int32 -> q [T, heads, head_dim], turned, in qkv's type.
+
+    K, turned, and V go to pages at `slots`. A token whose slot is negative is padding: nothing of it is written."""
+    num_tokens = qkv.shape[0]
+    num_kv_heads, head_dim = pages.num_kv_heads, pages.head_dim
+    assert qkv.stride(1) == 1 and qkv.shape[1] == (num_heads + 2 * num_kv_heads) * head_dim
+    assert angles is None or (angles.stride(1) == 1 and angles.shape[1] % 2 == 0 and angles.shape[1] <= head_dim)
+    out = qkv.new_empty(num_tokens, num_heads, head_dim) if out is None else out
+    group = num_heads // num_kv_heads
+    units = pages.k_units
+    _kv_write[(num_tokens, num_kv_heads)](
+        qkv,
+        angles,
+        slots,
+        out,
+        pages.k,
+        pages.v,
+        pages.k_units,
+        pages.v_units,
+        1.0 / pages.k_scale,
+        1.0 / pages.v_scale,
+        qkv.stride(0),
+        angles.stride(0) if angles is not None else 0,
+        out.stride(0),
+        out.stride(1),
+        pages.k.stride(0),
+        pages.k.stride(1),
+        pages.k.stride(2),
+        units.stride(0) if units is not None else 0,
+        units.stride(1) if units is not None else 0,
+        units.stride(2) if units is not None else 0,
+        KV_HEADS=num_kv_heads,
+        GROUP=group,
+        GROUP_PAD=power_of_two(group),
+        ROTARY=angles.shape[1] if angles is not None else 0,
+        BLOCK_SIZE=pages.block_size,
+        D=head_dim,
+        D_PAD=power_of_two(head_dim),
+        FP8=pages.k.dtype == torch.float8_e4m3fn,
+        num_warps=1 if group * head_dim <= 1024 else 4,
+        enable_fp_fusion=False,  # rounded where the twin rounds, so that both store the same codes
+    )
+    return out
+
+
+@triton.jit
+def _turned(x, columns, present, cos, sin, ROTARY: tl.constexpr):
+    """A tile of heads at x, in fp32. Column i turns with column i + ROTARY / 2."""
+    own = tl.load(x + columns, mask=present, other=0.0).to(tl.float32)
+    if ROTARY == 0:
+        return own
+    half: tl.constexpr = ROTARY // 2
+    partner = tl.where(columns < half, columns + half, columns - half)
+    other = tl.load(x + partner, mask=present & (columns < ROTARY), other=0.0).to(tl.float32)
+    return own * cos + tl.where(columns < half, -other, other) * sin  # past ROTARY: cos is 1 and sin is 0
+
+
+@triton.jit
+def _codes(x, finite):
+    """-> int8 codes, and their unit."""
+    most = tl.max(tl.abs(x))
+    some = finite & (most >= LEAST)
+    factor = tl.where(some, tl.div_rn(CODES, tl.where(some, most, 1.0)), 0.0)
+    rounded = (tl.where(finite, x, 0.0) * factor + ROUNDING) - ROUNDING
+    unit = tl.where(finite, tl.where(some, tl.div_rn(most, CODES), 0.0), float("nan"))
+    return rounded.to(tl.int8), unit
+
+
+@triton.jit
+def _kv_write(
+    qkv,
+    angles,
+    slots,
+    out,
+    k_pages,
+    v_pages,
+    k_units,
+    v_units,
+    k_factor,
+    v_factor,
+    qkv_token,
+    angle_token,
+    out_token,
+    out_head,
+    kv_block,
+    kv_slot,
+    kv_head,
+    unit_block,
+    unit_slot,
+    unit_head,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    ROTARY: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    FP8: tl.constexpr,
+):
+    """One token, one KV head and the query heads that share it."""
+    token = tl.program_id(0).to(tl.int64)
+    kv = tl.program_id(1)
+    slot = tl.load(slots + token)
+    if slot < 0:
+        return
+    columns = tl.arange(0, D_PAD)
+    within = columns < D
+    cos = tl.full([D_PAD], 1.0, tl.float32)
+    sin = tl.zeros([D_PAD], tl.float32)
+    if ROTARY > 0:
+        half: tl.constexpr = ROTARY // 2
+        angle = angles + token * angle_token + columns % half
+        cos = tl.load(angle, mask=columns < ROTARY, other=1.0)
+        sin = tl.load(angle + half, mask=columns < ROTARY, other=0.0)
+    row = qkv + token * qkv_token
+
+    member = tl.arange(0, GROUP_PAD)
+    head = kv * GROUP + member
+    present = (member < GROUP)[:, None] & within[None, :]
+    q = _turned(row + head[:, None] * D, columns[None, :], present, cos[None, :], sin[None, :], ROTARY)
+    tl.store(out + token * out_token + head[:, None] * out_head + columns[None, :], q, mask=present)
+
+    first: tl.constexpr = KV_HEADS * GROUP
+    k = _turned(row + (first + kv) * D, columns, within, cos, sin, ROTARY)
+    v = tl.load(row + (first + KV_HEADS + kv) * D + columns, mask=within, other=0.0).to(tl.float32)
+    block = (slot // BLOCK_SIZE).to(tl.int64)
+    at = block * kv_block + (slot % BLOCK_SIZE) * kv_slot + kv * kv_head + columns
+    if k_units is not None:
+        # Where one of the two holds what is no number, both units are NaN, and all who look see it.
+        finite = tl.max(tl.where((tl.abs(k) < float("inf")) & (tl.abs(v) < float("inf")), 0, 1)) == 0
+        k, k_unit = _codes(k, finite)
+        v, v_unit = _codes(v, finite)
+        unit_at = block * unit_block + (slot % BLOCK_SIZE) * unit_slot + kv * unit_head
+        tl.store(k_units + unit_at, k_unit)
+        tl.store(v_units + unit_at, v_unit)
+    if FP8:
+        k = tl.clamp(k * k_factor, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+        v = tl.clamp(v * v_factor, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(k_pages + at, k.to(k_pages.dtype.element_ty), mask=within)
+    tl.store(v_pages + at, v.to(v_pages.dtype.element_ty), mask=within)
