@@ -1,0 +1,1 @@
+"""Kernels on a GPU, beside what the device can do at most."""

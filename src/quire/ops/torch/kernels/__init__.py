@@ -1,0 +1,1 @@
+"""Triton kernels: one file a family, each with the python function that launches it."""
