@@ -10,10 +10,14 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from quire.ops.torch.kernels import quant_unpack
 from quire.ops.torch.kernels.linear import Way, choose, linear, num_splits
 from quire.ops.torch.kernels.linear_gemv import GemvConfig, linear_gemv
 from quire.ops.torch.kernels.linear_splits import new_tickets
 from quire.ops.torch.kernels.linear_stream import StreamConfig, linear_stream
+from quire.ops.torch.kernels.quant_dequantize import dequantize
+from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
+from quire.ops.torch.kernels.quant_linear import MAX_KERNEL_ROWS, grouped_linear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # the interpreter's tl.dot does not know bf16
@@ -101,3 +105,151 @@ def test_batch_invariant_rows_do_not_see_how_many_they_are() -> None:
 def test_the_way_is_a_function_of_the_shape() -> None:
     assert [choose(M, 4096, 4096) for M in (1, 2, 64, 65)] == [Way.GEMV, Way.STREAM, Way.STREAM, Way.CUBLAS]
     assert {choose(M, 4096, 4096, batch_invariant=True) for M in (1, 64, 4096)} == {Way.STREAM}
+
+
+# -- groups of codes --------------------------------------------------------------------------------------------------
+
+NF4 = [-1.0, -0.696, -0.525, -0.395, -0.284, -0.185, -0.091, 0.0, 0.08, 0.161, 0.246, 0.338, 0.441, 0.563, 0.723, 1.0]
+N, K = 70, 384
+
+
+def integers(low: int, high: int, *shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def spread(values: Tensor, num_inputs: int) -> Tensor:
+    """[N, groups] -> [N, K]"""
+    return values.float().repeat_interleave(num_inputs // values.shape[1], dim=1)
+
+
+def int4_case(group: int, zero: int, scale_dtype: torch.dtype, offset_dtype: torch.dtype | None, K: int = K) -> Any:
+    """-> packed, and the fp32 matrix that it stands for"""
+    codes = integers(0, 16, N, K)
+    scales = randn(N, K // group, seed=1).to(scale_dtype)
+    offsets = None if offset_dtype is None else randn(N, K // group, seed=2).to(offset_dtype)
+    plain = spread(scales, K) * (codes - zero) + (0 if offsets is None else spread(offsets, K))
+    return pack_int4(codes.to(torch.uint8), scales, offsets, zero), plain
+
+
+def codebook_case(group: int) -> Any:
+    codes, scales = integers(0, 16, N, K), randn(N, K // group, seed=1).half()
+    plain = spread(scales, K) * torch.tensor(NF4, device=DEVICE).to(HALF).float()[codes]
+    return pack_codebook4(codes.to(torch.uint8), scales, NF4), plain
+
+
+def int8_case(group: int, scale_dtype: torch.dtype, offset_dtype: torch.dtype | None) -> Any:
+    codes = integers(-128, 128, N, K)
+    scales = randn(N, K // group, seed=1).to(scale_dtype)
+    offsets = None if offset_dtype is None else randn(N, K // group, seed=2).to(offset_dtype)
+    plain = spread(scales, K) * codes + (0 if offsets is None else spread(offsets, K))
+    return pack_int8(codes.to(torch.int8), scales, offsets), plain
+
+
+CASES = {
+    "Q4_0": lambda: int4_case(32, 8, torch.float16, None),
+    "Q4_1": lambda: int4_case(32, 0, torch.float16, torch.float16),
+    "Q4_K": lambda: int4_case(32, 0, torch.float32, torch.float32),
+    "GPTQ": lambda: int4_case(128, 0, torch.float16, torch.float32),
+    "groups of 64": lambda: int4_case(64, 8, torch.bfloat16, None),
+    "odd K": lambda: int4_case(16, 8, torch.float16, None, K=144),
+    "NF4": lambda: codebook_case(64),
+    "MXFP4": lambda: codebook_case(32),
+    "Q8_0": lambda: int8_case(32, torch.float16, None),
+    "Q6_K": lambda: int8_case(16, torch.float32, None),
+    "Q2_K": lambda: int8_case(16, torch.float32, torch.float32),
+    "int8 rows": lambda: int8_case(K, torch.float32, None),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_codes_are_written_out_as_the_numbers_they_stand_for(name: str) -> None:
+    weight, plain = CASES[name]()
+    torch.testing.assert_close(dequantize(weight, HALF).float(), plain, rtol=torch.finfo(HALF).eps, atol=1e-5)
+
+
+@pytest.mark.parametrize("number,name", list(enumerate(CASES)))
+def test_products_with_groups_of_codes(number: int, name: str) -> None:
+    weight, plain = CASES[name]()
+    M = (1, 17)[number % 2]
+    x, bias = randn(M, weight.num_inputs, seed=3).to(HALF), randn(N, seed=4)
+    assert_close(grouped_linear(x, weight, bias), x, plain, bias)
+
+
+def test_many_rows_are_left_to_cublas_unless_they_must_not_see_their_number() -> None:
+    weight, plain = CASES["Q4_0"]()
+    x = randn(MAX_KERNEL_ROWS + 1, K, seed=3).to(HALF)
+    assert_close(grouped_linear(x, weight), x, plain, tolerance=torch.finfo(HALF).eps)
+    if torch.cuda.is_available():
+        whole = grouped_linear(x, weight, batch_invariant=True)
+        assert_close(whole, x, plain)
+        assert all(torch.equal(grouped_linear(x[:m], weight, batch_invariant=True), whole[:m]) for m in (1, 33, 65))
+
+
+def test_splits_of_groups_are_added_up() -> None:
+    codes, scales = integers(0, 16, 64, 2048), randn(64, 16, seed=1).half()
+    weight: GroupedWeight = pack_int4(codes.to(torch.uint8), scales, zero=8)
+    assert num_splits(64, 2048) > 1
+    x = randn(3, 2048, seed=3).to(HALF)
+    plain = spread(scales, 2048) * (codes - 8)
+    assert_close(grouped_linear(x, weight), x, plain)
+    assert grouped_linear(x[:0], weight).shape == (0, 64)
+
+
+def execute(asm: str, words: tuple[int, int], num_planes: int, dtype: torch.dtype) -> list[Tensor]:
+    """What the instructions make of two words: planes of two floats each."""
+    registers = {f"${num_planes + i}": word for i, word in enumerate(words)}
+
+    def floats(word: int) -> Tensor:
+        return torch.tensor([word & 0xFFFF, word >> 16]).to(torch.uint16).view(dtype)
+
+    for line in asm.strip("{}\n").replace(";", "").splitlines():
+        op, _, operands = line.partition(" ")
+        if op == ".reg":
+            registers |= dict.fromkeys(operands.removeprefix(".b32 ").split(", "), 0)
+            continue
+        target, *sources = operands.split(", ")
+        a, *rest = (registers[o] if o in registers else int(o, 0) for o in sources)
+        match op.split(".")[0]:
+            case "mov":
+                result = a
+            case "and":
+                result = a & rest[0]
+            case "or":
+                result = a | rest[0]
+            case "xor":
+                result = a ^ rest[0]
+            case "shr":
+                result = a >> rest[0]
+            case "lop3":
+                assert rest[2] == 0xEA
+                result = a & rest[0] | rest[1]
+            case "prmt":
+                both = a | rest[0] << 32
+                picks = [rest[1] >> 4 * i & 15 for i in range(4)]
+                assert max(picks) < 8  # the top bit would spread a sign
+                result = sum((both >> 8 * pick & 255) << 8 * i for i, pick in enumerate(picks))
+            case "fma":
+                product = floats(a).double() * floats(rest[0]).double() + floats(rest[1]).double()
+                low, high = product.to(dtype).view(torch.uint16).tolist()
+                result = low | high << 16
+            case _:
+                raise AssertionError(line)
+        registers[target] = result
+    return [floats(registers[f"${plane}"]) for plane in range(num_planes)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_instructions_unpack_every_code(dtype: torch.dtype) -> None:
+    table = torch.tensor(NF4).to(dtype)
+    for first in range(0, 256, 2):  # the planes of two words hold different codes
+        words = [[(first + 37 * i + 91 * w) % 256 for i in range(4)] for w in (0, 1)]
+        numbers = tuple(sum(byte << 8 * i for i, byte in enumerate(word)) for word in words)
+        codes8 = torch.tensor(words).T
+        signed = torch.where(codes8 < 128, codes8, codes8 - 256)
+        assert torch.equal(torch.stack(execute(quant_unpack._int8(dtype), numbers, 4, dtype)).long(), signed)
+        codes4 = torch.stack([codes8 & 15, codes8 >> 4], dim=1).flatten(0, 1)
+        for zero in (0, 8):
+            planes = torch.stack(execute(quant_unpack._int4(dtype, zero), numbers, 8, dtype))
+            assert torch.equal(planes.long(), codes4 - zero)
+        planes = torch.stack(execute(quant_unpack._codebook(dtype, tuple(NF4)), numbers, 8, dtype))
+        assert torch.equal(planes, table[codes4])

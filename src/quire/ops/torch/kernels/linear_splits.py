@@ -19,25 +19,47 @@ def new_tickets(device: torch.device | str) -> Tensor:
     return torch.zeros(NUM_TICKETS, dtype=torch.int32, device=device)
 
 
-@triton.jit
-def take_ticket(sums, partial_ptr, ticket_ptr, tile, split, SPLITS: tl.constexpr):
-    """Leave this split's sums [ROWS, COLUMNS] of a tile; -> whether all splits of the tile have now done so."""
-    ROWS: tl.constexpr = sums.shape[0]
-    COLUMNS: tl.constexpr = sums.shape[1]
-    tl.store(partial_ptr + _places(tile * SPLITS + split, ROWS, COLUMNS), sums)
-    tl.debug_barrier()  # the ticket is one thread's: everyone's sums come first
-    ticket = tl.atomic_add(ticket_ptr + tile, 1, sem="acq_rel", scope="gpu")
-    return ticket == SPLITS - 1
+def split_space(out: Tensor, tiles: int, tile_size: int, shares: int, tickets: Tensor | None) -> tuple[Tensor, Tensor]:
+    """-> partials [tiles, shares, tile_size] fp32 and tickets; where nothing is shared, neither is touched."""
+    if shares == 1:
+        return out, out
+    tickets = new_tickets(out.device) if tickets is None else tickets
+    assert tiles <= len(tickets), f"{tiles} tiles, {len(tickets)} tickets"
+    return torch.empty(tiles * shares * tile_size, dtype=torch.float32, device=out.device), tickets
 
 
 @triton.jit
-def add_splits(partial_ptr, ticket_ptr, tile, SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The sums of all splits [ROWS, COLUMNS]; the counter is ready for the next product."""
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for split in range(SPLITS):
-        total += tl.load(partial_ptr + _places(tile * SPLITS + split, ROWS, COLUMNS), cache_modifier=".cg")
-    tl.store(ticket_ptr + tile, 0)
-    return total
+def finish(
+    sums,
+    out_ptr,
+    bias_ptr,
+    partial_ptr,
+    ticket_ptr,
+    outputs,
+    tokens,
+    N,
+    M,
+    HAS_BIAS: tl.constexpr,
+    SHARES: tl.constexpr,
+):
+    """sums [outputs, tokens], those of this program's share of the inputs, become out [M, N], bias added.
+
+    Programs are numbered (tile of outputs, share, tile of tokens)."""
+    if SHARES == 1:
+        _store_outputs(out_ptr, bias_ptr, sums, outputs, tokens, N, M, HAS_BIAS)
+    else:
+        ROWS: tl.constexpr = sums.shape[0]
+        COLUMNS: tl.constexpr = sums.shape[1]
+        tile = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+        tl.store(partial_ptr + _places(tile * SHARES + tl.program_id(1), ROWS, COLUMNS), sums)
+        tl.debug_barrier()  # the ticket is one thread's: everyone's sums come first
+        ticket = tl.atomic_add(ticket_ptr + tile, 1, sem="acq_rel", scope="gpu")
+        if ticket == SHARES - 1:
+            total = tl.zeros((ROWS, COLUMNS), tl.float32)
+            for share in range(SHARES):
+                total += tl.load(partial_ptr + _places(tile * SHARES + share, ROWS, COLUMNS), cache_modifier=".cg")
+            tl.store(ticket_ptr + tile, 0)
+            _store_outputs(out_ptr, bias_ptr, total, outputs, tokens, N, M, HAS_BIAS)
 
 
 @triton.jit
@@ -47,12 +69,9 @@ def _places(index, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def store_outputs(
-    out_ptr, bias_ptr, sums, outputs, tokens, num_outputs, num_tokens, out_stride, HAS_BIAS: tl.constexpr
-):
-    """sums [outputs, tokens] (+ bias) to out [tokens, outputs]."""
+def _store_outputs(out_ptr, bias_ptr, sums, outputs, tokens, N, M, HAS_BIAS: tl.constexpr):
     if HAS_BIAS:
-        sums += tl.load(bias_ptr + outputs, mask=outputs < num_outputs, other=0.0).to(tl.float32)[:, None]
-    places = tokens.to(tl.int64)[None, :] * out_stride + outputs[:, None]
-    inside = (outputs < num_outputs)[:, None] & (tokens < num_tokens)[None, :]
+        sums += tl.load(bias_ptr + outputs, mask=outputs < N, other=0.0).to(tl.float32)[:, None]
+    places = tokens.to(tl.int64)[None, :] * N + outputs[:, None]
+    inside = (outputs < N)[:, None] & (tokens < M)[None, :]
     tl.store(out_ptr + places, sums.to(out_ptr.dtype.element_ty), mask=inside)

@@ -7,12 +7,11 @@ without passing a register. `num_stages` tiles of w are on their way at any time
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.torch.kernels.linear_splits import add_splits, new_tickets, store_outputs, take_ticket
+from quire.ops.torch.kernels.linear_splits import finish, split_space
 
 
 class StreamConfig(NamedTuple):
@@ -33,9 +32,9 @@ def linear_stream(
     assert w.shape[1] == K and x.stride(1) == 1 and w.stride(1) == 1 and x.dtype == w.dtype
     out = x.new_empty(M, N)
     tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, config.block_n)
-    parallel = 1 if config.serial else config.splits
-    partials, tickets = split_space(out, tiles_m * tiles_n, config.block_n * config.block_m, parallel, tickets)
-    _stream_kernel[(tiles_n, parallel, tiles_m)](
+    shares = 1 if config.serial else config.splits
+    partials, tickets = split_space(out, tiles_m * tiles_n, config.block_n * config.block_m, shares, tickets)
+    _stream_kernel[(tiles_n, shares, tiles_m)](
         x,
         w,
         out if bias is None else bias,
@@ -47,11 +46,10 @@ def linear_stream(
         K,
         x.stride(0),
         w.stride(0),
-        out.stride(0),
         HAS_BIAS=bias is not None,
         WHOLE_CHUNKS=K % config.block_k == 0,
         SPLITS=config.splits,
-        SERIAL=config.serial,
+        SHARES=shares,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
@@ -59,15 +57,6 @@ def linear_stream(
         num_warps=config.warps,
     )
     return out
-
-
-def split_space(out: Tensor, tiles: int, tile_size: int, splits: int, tickets: Tensor | None) -> tuple[Tensor, Tensor]:
-    """-> partials [tiles, splits, tile_size] fp32 and tickets; where nothing is split, neither is touched."""
-    if splits == 1:
-        return out, out
-    tickets = new_tickets(out.device) if tickets is None else tickets
-    assert tiles <= len(tickets), f"{tiles} tiles, {len(tickets)} tickets"
-    return torch.empty(tiles * splits * tile_size, dtype=torch.float32, device=out.device), tickets
 
 
 @triton.jit
@@ -83,11 +72,10 @@ def _stream_kernel(
     K,
     x_stride,
     w_stride,
-    out_stride,
     HAS_BIAS: tl.constexpr,
     WHOLE_CHUNKS: tl.constexpr,
     SPLITS: tl.constexpr,
-    SERIAL: tl.constexpr,
+    SHARES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -101,50 +89,20 @@ def _stream_kernel(
     present = (tokens < M)[None, :]
     chunks = tl.cdiv(K, BLOCK_K)
     split_chunks = tl.cdiv(chunks, SPLITS)
+    TURNS: tl.constexpr = SPLITS // SHARES
 
-    if SERIAL:
-        total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        for split in range(SPLITS):
-            total += _sum_chunks(
-                w_rows, x_rows, present, split * split_chunks, chunks, split_chunks, K, WHOLE_CHUNKS, BLOCK_K, STAGES
-            )
-        store_outputs(out_ptr, bias_ptr, total, outputs, tokens, N, M, out_stride, HAS_BIAS)
-    else:
-        split = tl.program_id(1)
-        sums = _sum_chunks(
-            w_rows, x_rows, present, split * split_chunks, chunks, split_chunks, K, WHOLE_CHUNKS, BLOCK_K, STAGES
-        )
-        if SPLITS == 1:
-            store_outputs(out_ptr, bias_ptr, sums, outputs, tokens, N, M, out_stride, HAS_BIAS)
-        else:
-            tile = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
-            if take_ticket(sums, partial_ptr, ticket_ptr, tile, split, SPLITS):
-                total = add_splits(partial_ptr, ticket_ptr, tile, SPLITS, BLOCK_N, BLOCK_M)
-                store_outputs(out_ptr, bias_ptr, total, outputs, tokens, N, M, out_stride, HAS_BIAS)
-
-
-@triton.jit
-def _sum_chunks(
-    w_rows,
-    x_rows,
-    present,
-    first,
-    chunks,
-    count,
-    K,
-    WHOLE_CHUNKS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """Chunks first .. first + count of w [BLOCK_N, K] @ x.T [K, BLOCK_M]."""
-    sums = tl.zeros((w_rows.shape[0], x_rows.shape[1]), tl.float32)
-    for chunk in tl.range(first, tl.minimum(first + count, chunks), num_stages=STAGES):
-        k = chunk * BLOCK_K + tl.arange(0, BLOCK_K)
-        if WHOLE_CHUNKS:
-            w = tl.load(w_rows + k[None, :], eviction_policy="evict_first")
-            x = tl.load(x_rows + k[:, None], mask=present, other=0.0)
-        else:
-            w = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
-            x = tl.load(x_rows + k[:, None], mask=present & (k < K)[:, None], other=0.0)
-        sums = tl.dot(w, x, sums)
-    return sums
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for turn in range(TURNS):
+        first = (tl.program_id(1) * TURNS + turn) * split_chunks
+        sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        for chunk in tl.range(first, tl.minimum(first + split_chunks, chunks), num_stages=STAGES):
+            k = chunk * BLOCK_K + tl.arange(0, BLOCK_K)
+            if WHOLE_CHUNKS:
+                w = tl.load(w_rows + k[None, :], eviction_policy="evict_first")
+                x = tl.load(x_rows + k[:, None], mask=present, other=0.0)
+            else:
+                w = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
+                x = tl.load(x_rows + k[:, None], mask=present & (k < K)[:, None], other=0.0)
+            sums = tl.dot(w, x, sums)
+        total += sums
+    finish(total, out_ptr, bias_ptr, partial_ptr, ticket_ptr, outputs, tokens, N, M, HAS_BIAS, SHARES)
