@@ -1,7 +1,7 @@
 """Products with the matrices of Llama-3.1-8B on a GPU: correct on odd shapes, and how close to the speed of a copy.
 
     python -m benchmarks.gpu.linear                         checks, then one line a case
-    python -m benchmarks.gpu.linear --only bf16 int4        some of the families
+    python -m benchmarks.gpu.linear --only bf16 grouped     some of the families
     python -m benchmarks.gpu.linear --sweep                 tries configurations, prints the best of each shape
 
 A case is captured as a CUDA graph over as many copies of its weights as the cache cannot hold, as the layers of a
@@ -10,6 +10,9 @@ model are; the time is that of one call within it, launch gaps included."""
 import argparse
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import torch
@@ -21,6 +24,11 @@ from quire.ops.torch.kernels import linear as bf16
 from quire.ops.torch.kernels.linear_gemv import GemvConfig, linear_gemv
 from quire.ops.torch.kernels.linear_splits import new_tickets
 from quire.ops.torch.kernels.linear_stream import StreamConfig, linear_stream
+from quire.ops.torch.kernels.quant_dequantize import dequantize
+from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
+from quire.ops.torch.kernels.quant_linear import GroupedConfig, grouped_kernel, grouped_linear
+from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
+from quire.ops.torch.kernels.quant_scaled import ScaledConfig, ScaledWeight, scaled_kernel, scaled_linear
 
 SHAPES = {
     "qkv": (6144, 4096),
@@ -88,15 +96,22 @@ class Ceilings:
         )
 
 
-def fastest(calls: dict[str, Callable[[], Sequence[Callable[[], object]]]], keep: int = 3) -> list[tuple[float, str]]:
+Calls = list[Callable[[], object]]
+
+
+def print_fastest(name: str, nbytes: int, calls: dict[str, Calls], keep: int = 3) -> None:
     """The best of the configurations; one that does not compile or run is said and passed over."""
     found = []
-    for name, make in calls.items():
+    with ThreadPoolExecutor(8) as pool:  # compiling takes longest
+        wait([pool.submit(captured[0]) for captured in calls.values()])
+    torch.cuda.synchronize()
+    for config, captured in calls.items():
         try:
-            found.append((seconds_a_call(make(), rounds=3), name))
+            found.append((seconds_a_call(captured, rounds=3), config))
         except Exception as error:
-            print(f"    failed: {name}: {str(error).splitlines()[0][:100]}")
-    return sorted(found)[:keep]
+            print(f"    failed: {config}: {str(error).splitlines()[0][:100]}")
+    for seconds, config in sorted(found)[:keep]:
+        print(f"best {name}: {nbytes / seconds / 1e12:.2f} TB/s {seconds * 1e6:.1f} us {config}", flush=True)
 
 
 def relative_error(y: Tensor, truth: Tensor) -> float:
@@ -129,56 +144,270 @@ def check_bf16() -> None:
         print("WRONG bf16: tickets are left")
 
 
+def matrices(N: int, K: int) -> list[Tensor]:
+    """bf16, as many as the cache cannot hold."""
+    return [torch.randn(N, K, device="cuda", dtype=torch.bfloat16) / 64 for _ in range(copies(2 * N * K))]
+
+
+def rows(M: int, K: int) -> Tensor:
+    return torch.randn(M, K, device="cuda", dtype=torch.bfloat16)
+
+
 def run_bf16(ceilings: Ceilings) -> None:
     tickets = new_tickets("cuda")
     for name, (N, K) in SHAPES.items():
-        ws = [torch.randn(N, K, device="cuda", dtype=torch.bfloat16) for _ in range(copies(2 * N * K))]
+        ws = matrices(N, K)
         for M in ROWS:
-            x = torch.randn(M, K, device="cuda", dtype=torch.bfloat16)
-            ways: dict[str, Callable[[Tensor], Tensor]] = {
-                "chosen": lambda w, x=x: bf16.linear(x, w, tickets=tickets),
-                "invariant": lambda w, x=x: bf16.linear(x, w, batch_invariant=True, tickets=tickets),
-                "cublas": lambda w, x=x: F.linear(x, w),
+            x = rows(M, K)
+            ways: dict[str, Calls] = {
+                "chosen": [partial(bf16.linear, x, w, tickets=tickets) for w in ws],
+                "invariant": [partial(bf16.linear, x, w, batch_invariant=True, tickets=tickets) for w in ws],
+                "cublas": [partial(F.linear, x, w) for w in ws],
             }
-            for way, call in ways.items():
-                seconds = seconds_a_call([lambda w=w, call=call: call(w) for w in ws])
-                print(ceilings.line(f"bf16 {name} {N}x{K} M={M} {way}", seconds, 2 * N * K, 2 * M * N * K))
-    x = torch.randn(2048, 4096, device="cuda", dtype=torch.bfloat16)
-    w = torch.randn(28672, 4096, device="cuda", dtype=torch.bfloat16)
+            for way, calls in ways.items():
+                print(ceilings.line(f"bf16 {name} M={M} {way}", seconds_a_call(calls), 2 * N * K, 2 * M * N * K))
+    x, w = rows(2048, 4096), rows(28672, 4096)
     for way, invariant in (("chosen", False), ("invariant", True)):
-        seconds = seconds_a_call([lambda invariant=invariant: bf16.linear(x, w, batch_invariant=invariant)] * 3)
+        seconds = seconds_a_call([partial(bf16.linear, x, w, batch_invariant=invariant)] * 3)
         print(ceilings.line(f"bf16 gate_up M=2048 {way}", seconds, w.nbytes, 2 * 2048 * w.numel()))
 
 
-def stream_configs(block_m: int) -> Iterator[StreamConfig]:
-    for block_n, block_k, splits, stages in product((64, 128), (64, 128, 256), (1, 2, 4), (3, 4, 5, 6, 8)):
-        if 2 * (block_n + block_m) * block_k * stages <= 220 << 10:
-            yield StreamConfig(block_m, block_n, block_k, splits, False, 4, stages)
+def stream_configs(block_m: int, splits: Sequence[int]) -> Iterator[StreamConfig]:
+    for block_n, block_k, count, stages in product((64, 128), (128, 256), splits, (3, 4, 6)):
+        if 32 << 10 <= 2 * (block_n + block_m) * block_k * stages <= 220 << 10:
+            yield StreamConfig(block_m, block_n, block_k, count, False, 4, stages)
 
 
 def sweep_bf16() -> None:
     tickets = new_tickets("cuda")
     for name, (N, K) in SHAPES.items():
-        ws = [torch.randn(N, K, device="cuda", dtype=torch.bfloat16) for _ in range(copies(2 * N * K))]
+        ws = matrices(N, K)
+        splits = sorted({max(bf16.num_splits(N, K) // 2, 1), bf16.num_splits(N, K), 2 * bf16.num_splits(N, K)})
         for M in (1, 16, 64):
-            x = torch.randn(M, K, device="cuda", dtype=torch.bfloat16)
-            calls: dict[str, Callable[[], Sequence[Callable[[], object]]]] = {}
+            x = rows(M, K)
+            calls: dict[str, Calls] = {
+                str(c): [partial(linear_stream, x, w, None, c, tickets) for w in ws]
+                for c in stream_configs(max(M, 16), splits)
+            }
             if M == 1:
                 for block_n, block_k, warps, stages in product((1, 2, 4, 8), (512, 1024, 2048), (2, 4, 8), (1, 3)):
                     if 512 <= block_n * block_k // warps <= 2048:
                         gemv = GemvConfig(block_n, block_k, warps, stages)
-                        calls[str(gemv)] = lambda c=gemv, x=x: [lambda w=w: linear_gemv(x, w, None, c) for w in ws]
-            for config in stream_configs(max(M, 16)):
-                if bf16.num_splits(N, K) // 2 <= config.splits <= 2 * bf16.num_splits(N, K):
-                    calls[str(config)] = lambda c=config, x=x: [
-                        lambda w=w: linear_stream(x, w, None, c, tickets) for w in ws
-                    ]
-            for seconds, config_name in fastest(calls):
-                print(f"best bf16 {name} M={M}: {2 * N * K / seconds / 1e12:.2f} TB/s {config_name}", flush=True)
+                        calls[str(gemv)] = [partial(linear_gemv, x, w, None, gemv) for w in ws]
+            print_fastest(f"bf16 {name} M={M}", 2 * N * K, calls)
+
+
+# -- codes in groups --------------------------------------------------------------------------------------------------
+
+
+def random_grouped(bits: int, N: int, K: int, group: int, offset: bool, table: bool, width: int = 0) -> GroupedWeight:
+    scales = torch.rand(N, K // group, device="cuda").half() / 64
+    offsets = torch.randn(N, K // group, device="cuda").half() / 64 if offset else None
+    if bits == 8:
+        codes = torch.randint(-128, 128, (N, K), device="cuda", dtype=torch.int8)
+        return pack_int8(codes, scales, offsets, width)
+    codes = torch.randint(0, 16, (N, K), device="cuda", dtype=torch.uint8)
+    if table:
+        return pack_codebook4(codes, scales, NF4, width)
+    return pack_int4(codes, scales, offsets, 0 if offset else 8, width)
+
+
+GROUPED = {  # bits, group (0: the row), offsets, codebook
+    "int4 g128": (4, 128, False, False),
+    "int4 g128 offsets": (4, 128, True, False),
+    "int4 g32": (4, 32, False, False),
+    "nf4 g64": (4, 64, False, True),
+    "int8 g32": (8, 32, False, False),
+    "int8 rows": (8, 0, False, False),
+}
+NF4 = [-1.0, -0.696, -0.525, -0.395, -0.284, -0.185, -0.091, 0.0, 0.08, 0.161, 0.246, 0.338, 0.441, 0.563, 0.723, 1.0]
+
+
+def check_grouped() -> None:
+    tickets = new_tickets("cuda")
+    for (kind, (bits, group, offset, table)), (N, K) in product(
+        GROUPED.items(), ((96, 512), (4100, 4096), (70, 14336))
+    ):
+        weight = random_grouped(bits, N, K, group or K, offset, table)
+        w = dequantize(weight, torch.bfloat16).float()
+        codes_only = dequantize(weight, torch.float16).float()
+        check(f"{kind} {N}x{K} bf16 and fp16 written out", w, codes_only, 4e-3)
+        for M in (1, 3, 17, 64, 130, 300):
+            x = rows(M, K)
+            truth = F.linear(x.float(), codes_only)
+            check(f"{kind} M={M} {N}x{K}", grouped_linear(x, weight, tickets=tickets), truth, 5e-3)
+            whole = grouped_linear(x, weight, batch_invariant=True, tickets=tickets)
+            check(f"{kind} M={M} {N}x{K} invariant", whole, truth, 5e-3)
+            check(f"{kind} M={M} {N}x{K} fp16", grouped_linear(x.half(), weight, tickets=tickets), truth, 2e-3)
+            if not torch.equal(grouped_linear(x[:1], weight, batch_invariant=True, tickets=tickets), whole[:1]):
+                print(f"WRONG {kind} {N}x{K}: one row differs from the same among {M}")
+    if tickets.any():
+        print("WRONG grouped: tickets are left")
+
+
+def run_grouped(ceilings: Ceilings) -> None:
+    tickets = new_tickets("cuda")
+    for kind, (bits, group, offset, table) in GROUPED.items():
+        shapes = SHAPES if kind == "int4 g128" else {"gate_up": SHAPES["gate_up"]}
+        for name, (N, K) in shapes.items():
+            first = random_grouped(bits, N, K, group or K, offset, table)
+            weights = [first] + [clone(first) for _ in range(copies(first.nbytes) - 1)]
+            for M in (1, 4, 16, 64):
+                x = rows(M, K)
+                seconds = seconds_a_call([partial(grouped_linear, x, w, tickets=tickets) for w in weights])
+                print(ceilings.line(f"{kind} {name} M={M}", seconds, first.nbytes, 2 * M * N * K))
+    N, K = SHAPES["gate_up"]
+    weight = random_grouped(4, N, K, 128, False, False)
+    seconds = seconds_a_call([partial(dequantize, weight, torch.bfloat16)] * 3)
+    print(ceilings.line("int4 g128 gate_up written out", seconds, weight.nbytes + 2 * N * K, 0))
+    for M in (128, 256, 512, 2048):
+        x = rows(M, K)
+        ways: dict[str, Calls] = {
+            "kernel": [partial(grouped_linear, x, weight, batch_invariant=True)] * 3,
+            "written out": [lambda x=x: F.linear(x, dequantize(weight, torch.bfloat16))] * 3,
+        }
+        for way, calls in ways.items():
+            print(ceilings.line(f"int4 g128 gate_up M={M} {way}", seconds_a_call(calls), 0, 2 * M * N * K))
+
+
+def clone(weight: GroupedWeight) -> GroupedWeight:
+    offsets = None if weight.offsets is None else weight.offsets.clone()
+    return replace(weight, words=weight.words.clone(), scales=weight.scales.clone(), offsets=offsets)
+
+
+def sweep_grouped() -> None:
+    tickets = new_tickets("cuda")
+    cases = [("int4 g128", shape) for shape in SHAPES] + [("nf4 g64", "gate_up"), ("int8 rows", "gate_up")]
+    for kind, name in cases:
+        (bits, group, offset, table), (N, K) = GROUPED[kind], SHAPES[name]
+        splits = sorted({max(bf16.num_splits(N, K) // 2, 1), bf16.num_splits(N, K), 2 * bf16.num_splits(N, K)})
+        for width in (64, 32, 16):
+            first = random_grouped(bits, N, K, group or K, offset, table, width)
+            weights = [first] + [clone(first) for _ in range(copies(first.nbytes) - 1)]
+            for M in (1, 16, 64):
+                x = rows(M, K)
+                configs = [
+                    GroupedConfig(max(M, 16), block_n, count, False, warps, stages)
+                    for block_n, warps, count, stages in product((64, 128), (4, 8), splits, (2, 3, 4))
+                    if (block_n * width * 4 + 2 * max(M, 16) * first.chunk) * stages <= 220 << 10
+                    and (block_n, warps) != (64, 8)
+                ]
+                calls = {str(c): [partial(grouped_kernel, x, w, None, c, tickets) for w in weights] for c in configs}
+                print_fastest(f"{kind} {name} width={width} M={M}", first.nbytes, calls, keep=2)
+
+
+# -- 8-bit activations ------------------------------------------------------------------------------------------------
+
+
+def random_scaled(N: int, K: int, dtype: torch.dtype, by_blocks: bool) -> ScaledWeight:
+    if by_blocks:
+        scales = torch.rand(-(-N // 128), -(-K // 128), device="cuda")
+        return ScaledWeight((torch.randn(N, K, device="cuda") * 8).to(dtype), scales)
+    return ScaledWeight((torch.randn(N, K, device="cuda") * 8).to(dtype), torch.rand(N, device="cuda"))
+
+
+def plain_scaled(x: Quantized, weight: ScaledWeight) -> Tensor:
+    N, K = weight.codes.shape
+    if not weight.by_blocks:
+        return (x.codes.float() * x.scales) @ (weight.codes.float() * weight.scales[:, None]).T
+    blocks = weight.scales.repeat_interleave(128, 0)[:N].repeat_interleave(128, 1)[:, :K]
+    return (x.codes.float() * x.scales.repeat_interleave(128, 1)[:, :K]) @ (weight.codes.float() * blocks).T
+
+
+SCALED = {
+    "fp8": (torch.float8_e4m3fn, False),
+    "fp8 blocks": (torch.float8_e4m3fn, True),
+    "int8": (torch.int8, False),
+}
+
+
+def check_scaled() -> None:
+    tickets = new_tickets("cuda")
+    for (kind, (dtype, by_blocks)), (N, K) in product(SCALED.items(), ((96, 512), (4100, 4096), (128, 14336))):
+        weight = random_scaled(N, K, dtype, by_blocks)
+        for M in (1, 3, 17, 64, 130):
+            x = quantize_rows(rows(M, K), dtype, 128 if by_blocks else 0)
+            truth = plain_scaled(x, weight)
+            check(f"{kind} M={M} {N}x{K}", scaled_linear(x, weight, tickets=tickets), truth, 4e-3)
+            whole = scaled_linear(x, weight, batch_invariant=True, tickets=tickets)
+            check(f"{kind} M={M} {N}x{K} invariant", whole, truth, 4e-3)
+            one = scaled_linear(Quantized(*(t[:1] for t in x)), weight, batch_invariant=True, tickets=tickets)
+            if not torch.equal(one, whole[:1]):
+                print(f"WRONG {kind} {N}x{K}: one row differs from the same among {M}")
+    if tickets.any():
+        print("WRONG scaled: tickets are left")
+
+
+def run_scaled(ceilings: Ceilings) -> None:
+    tickets = new_tickets("cuda")
+    for kind, (dtype, by_blocks) in SCALED.items():
+        for name, (N, K) in SHAPES.items():
+            weights = [random_scaled(N, K, dtype, by_blocks) for _ in range(copies(N * K))]
+            for M in (1, 4, 16, 64) if kind == "fp8" else (1, 64):
+                x = quantize_rows(rows(M, K), dtype, 128 if by_blocks else 0)
+                seconds = seconds_a_call([partial(scaled_linear, x, w, tickets=tickets) for w in weights])
+                print(ceilings.line(f"{kind} {name} M={M}", seconds, N * K, 2 * M * N * K))
+        N, K = SHAPES["gate_up"]
+        weight = random_scaled(N, K, dtype, by_blocks)
+        for M in (128, 512, 2048):
+            x = quantize_rows(rows(M, K), dtype, 128 if by_blocks else 0)
+            ways: dict[str, Calls] = {
+                "chosen": [partial(scaled_linear, x, weight)] * 3,
+                "invariant": [partial(scaled_linear, x, weight, batch_invariant=True)] * 3,
+            }
+            if kind == "fp8":
+                ways["fast sums"] = [
+                    partial(
+                        torch._scaled_mm,
+                        x.codes,
+                        weight.codes.T,
+                        scale_a=x.scales,
+                        scale_b=weight.scales[None],
+                        out_dtype=torch.bfloat16,
+                        use_fast_accum=True,
+                    )
+                ] * 3
+            if by_blocks:
+                ways["torch by blocks"] = [
+                    partial(
+                        torch._scaled_mm,
+                        x.codes,
+                        weight.codes.T,
+                        scale_a=x.scales.T.contiguous().T,
+                        scale_b=weight.scales.T,
+                        out_dtype=torch.bfloat16,
+                    )
+                ] * 3
+            for way, calls in ways.items():
+                try:
+                    print(ceilings.line(f"{kind} gate_up M={M} {way}", seconds_a_call(calls), 0, 2 * M * N * K))
+                except Exception as error:
+                    print(f"    failed: {kind} M={M} {way}: {str(error).splitlines()[0][:150]}")
+
+
+def sweep_scaled() -> None:
+    tickets = new_tickets("cuda")
+    for kind, name in [("fp8", shape) for shape in SHAPES] + [("fp8 blocks", "gate_up"), ("int8", "gate_up")]:
+        (dtype, by_blocks), (N, K) = SCALED[kind], SHAPES[name]
+        weights = [random_scaled(N, K, dtype, by_blocks) for _ in range(copies(N * K))]
+        splits = sorted({max(bf16.num_splits(N, K) // 2, 1), bf16.num_splits(N, K), 2 * bf16.num_splits(N, K)})
+        for M in (1, 16, 64):
+            x = quantize_rows(rows(M, K), dtype, 128 if by_blocks else 0)
+            configs = [
+                ScaledConfig(max(M, 16), block_n, count, False, 4, stages)
+                for block_n, count, stages in product((64, 128), splits, (3, 4, 6, 8))
+            ]
+            calls = {
+                str(c): [partial(scaled_kernel, x, w, None, torch.bfloat16, c, tickets) for w in weights]
+                for c in configs
+            }
+            print_fastest(f"{kind} {name} M={M}", N * K, calls, keep=2)
 
 
 FAMILIES: dict[str, tuple[Callable[[], None], Callable[[Ceilings], None], Callable[[], None]]] = {
     "bf16": (check_bf16, run_bf16, sweep_bf16),
+    "grouped": (check_grouped, run_grouped, sweep_grouped),
+    "scaled": (check_scaled, run_scaled, sweep_scaled),
 }
 
 

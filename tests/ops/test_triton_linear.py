@@ -18,6 +18,8 @@ from quire.ops.torch.kernels.linear_stream import StreamConfig, linear_stream
 from quire.ops.torch.kernels.quant_dequantize import dequantize
 from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
 from quire.ops.torch.kernels.quant_linear import MAX_KERNEL_ROWS, grouped_linear
+from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
+from quire.ops.torch.kernels.quant_scaled import ScaledConfig, ScaledWeight, scaled_kernel, scaled_linear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # the interpreter's tl.dot does not know bf16
@@ -253,3 +255,71 @@ def test_the_instructions_unpack_every_code(dtype: torch.dtype) -> None:
             assert torch.equal(planes.long(), codes4 - zero)
         planes = torch.stack(execute(quant_unpack._codebook(dtype, tuple(NF4)), numbers, 8, dtype))
         assert torch.equal(planes, table[codes4])
+
+
+# -- 8-bit activations ------------------------------------------------------------------------------------------------
+
+
+def exact_codes(x: Tensor, dtype: torch.dtype, group: int) -> Quantized:
+    """As `quantize_rows`, by torch, whose rounding to fp8 is right everywhere."""
+    most = 127.0 if dtype == torch.int8 else 448.0
+    groups = torch.nn.functional.pad(x, (0, -len(x[0]) % (group or 1))).unflatten(1, (-1, group or len(x[0])))
+    scales = groups.abs().amax(-1) / most
+    codes = (groups / scales[..., None]).flatten(1)[:, : len(x[0])]
+    return Quantized((codes.round() if dtype == torch.int8 else codes).to(dtype).contiguous(), scales)
+
+
+def scaled_case(M: int, N: int, K: int, dtype: torch.dtype, by_blocks: bool) -> tuple[Quantized, ScaledWeight]:
+    x = exact_codes(randn(M, K), dtype, 128 if by_blocks else 0)
+    if by_blocks:
+        w, scales = randn(N, K, seed=1).clamp(-4, 4).to(dtype), randn(-(-N // 128), -(-K // 128), seed=2).abs()
+    else:
+        w, scales = exact_codes(randn(N, K, seed=1), dtype, 0)
+        scales = scales.flatten()
+    return x, ScaledWeight(w, scales)
+
+
+def plain(x: Quantized, weight: ScaledWeight) -> tuple[Tensor, Tensor]:
+    """-> the fp32 matrices"""
+    (N, K), w_scales = weight.codes.shape, weight.scales
+    if not weight.by_blocks:
+        return x.codes.float() * x.scales, weight.codes.float() * w_scales[:, None]
+    x_scales = x.scales.repeat_interleave(128, dim=1)[:, :K]
+    w_scales = w_scales.repeat_interleave(128, dim=0)[:N].repeat_interleave(128, dim=1)[:, :K]
+    return x.codes.float() * x_scales, weight.codes.float() * w_scales
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("by_blocks", [False, True])
+@pytest.mark.parametrize("M", [1, 17])
+def test_products_of_codes(dtype: torch.dtype, by_blocks: bool, M: int) -> None:
+    x, weight = scaled_case(M, 150, 336, dtype, by_blocks)
+    bias = randn(150, seed=3)
+    y = scaled_linear(x, weight, bias, torch.float32)
+    assert_close(y, *plain(x, weight), bias, tolerance=1e-3 if dtype == torch.float8_e4m3fn else 0)  # 14-bit sums
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_splits_of_products_of_codes(dtype: torch.dtype) -> None:
+    x, weight = scaled_case(3, 70, 512, dtype, by_blocks=False)
+    shared, serial = (
+        scaled_kernel(x, weight, None, torch.float32, ScaledConfig(16, 64, 4, serial, 4, 3)) for serial in (False, True)
+    )
+    assert_close(shared, *plain(x, weight), tolerance=1e-3)
+    assert torch.equal(shared, serial)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="cuBLAS")
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("N", [96, 100])
+def test_many_rows_of_codes(dtype: torch.dtype, N: int) -> None:
+    x, weight = scaled_case(200, N, 336, dtype, by_blocks=False)
+    bias = randn(N, seed=3)
+    assert_close(scaled_linear(x, weight, bias), *plain(x, weight), bias, tolerance=1e-3)
+
+
+def test_norms_and_products_meet() -> None:
+    x, w = randn(3, 256).to(HALF), randn(40, 256, seed=1)
+    weight = ScaledWeight(*exact_codes(w, torch.int8, 0))
+    y = scaled_linear(quantize_rows(x, torch.int8), ScaledWeight(weight.codes, weight.scales.flatten()), None, HALF)
+    assert (y.float() - x.float() @ w.T).norm() < 0.02 * (x.float() @ w.T).norm()
