@@ -15,6 +15,7 @@ from quire.ops.torch.kernels.linear import Way, choose, linear, num_splits
 from quire.ops.torch.kernels.linear_gemv import GemvConfig, linear_gemv
 from quire.ops.torch.kernels.linear_splits import new_tickets
 from quire.ops.torch.kernels.linear_stream import StreamConfig, linear_stream
+from quire.ops.torch.kernels.moe import mixture, sort_by_expert
 from quire.ops.torch.kernels.quant_dequantize import dequantize
 from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
 from quire.ops.torch.kernels.quant_linear import MAX_KERNEL_ROWS, grouped_linear
@@ -323,3 +324,46 @@ def test_norms_and_products_meet() -> None:
     weight = ScaledWeight(*exact_codes(w, torch.int8, 0))
     y = scaled_linear(quantize_rows(x, torch.int8), ScaledWeight(weight.codes, weight.scales.flatten()), None, HALF)
     assert (y.float() - x.float() @ w.T).norm() < 0.02 * (x.float() @ w.T).norm()
+
+
+# -- mixtures of experts ----------------------------------------------------------------------------------------------
+
+
+def plain_mixture(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Token by token, route by route."""
+    out = torch.zeros(x.shape, device=x.device)
+    for t, j in torch.cartesian_prod(torch.arange(len(x)), torch.arange(ids.shape[1])).tolist():
+        if 0 <= int(ids[t, j]) < len(gate_up):
+            gate, up = (gate_up[ids[t, j]].float() @ x[t].float()).chunk(2)
+            hidden = torch.nn.functional.silu(gate) * up
+            out[t] += weights[t, j] * (down[ids[t, j]].float() @ hidden)
+    return out
+
+
+@pytest.mark.parametrize("T,k,E", [(1, 2, 8), (5, 3, 4), (40, 2, 3)])
+def test_mixtures(T: int, k: int, E: int) -> None:
+    H, intermediate = 72, 40
+    x = randn(T, H).to(HALF)
+    gate_up, down = randn(E, 2 * intermediate, H, seed=1).to(HALF), randn(E, H, intermediate, seed=2).to(HALF)
+    ids = torch.stack([torch.randperm(E, generator=torch.Generator().manual_seed(t))[:k] for t in range(T)])
+    ids, weights = ids.to(DEVICE, torch.int32), randn(T, k, seed=3).softmax(-1)
+    if T > 1:
+        ids[0, 0], ids[-1, 1] = -1, E  # experts that live elsewhere
+    truth = plain_mixture(x, ids, weights, gate_up, down)
+    out = mixture(x, ids, weights, gate_up, down)
+    assert (out.float() - truth).norm() <= 4 * torch.finfo(HALF).eps * truth.norm()
+    if T > 1:
+        assert torch.equal(mixture(x[1:2], ids[1:2], weights[1:2], gate_up, down), out[1:2]) or DEVICE == "cpu"
+
+
+def test_routes_are_sorted_into_tiles_of_one_expert() -> None:
+    ids = integers(-1, 7, 50, 2).int()
+    routes, tile_experts, num_routes, block = sort_by_expert(ids, 6, 16)
+    seen = []
+    for tile, expert in enumerate(tile_experts.tolist()):
+        inside = [route for route in routes[tile * block : (tile + 1) * block].tolist() if route < num_routes]
+        if expert >= 0:
+            assert {int(ids.flatten()[route]) for route in inside} == {expert}
+            seen += inside
+    assert sorted(seen) == ((ids.flatten() >= 0) & (ids.flatten() < 6)).nonzero().flatten().tolist()
+    assert sort_by_expert(ids[:1, :1], 6, 16).tile_experts.shape == (2,)
