@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from benchmarks.gpu.linear import Ceilings, check, seconds_a_call
+from benchmarks.gpu.measuring import Ceilings, check, seconds_a_call
 from quire.ops.torch.kernels.activation import Activation, activate_and_mul, activate_and_mul_quantized
 from quire.ops.torch.kernels.embedding import embedding
 from quire.ops.torch.kernels.norm import add_rms_norm, add_rms_norm_quantized, layer_norm, rms_norm, rms_norm_quantized

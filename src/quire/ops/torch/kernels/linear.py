@@ -23,7 +23,7 @@ PROGRAMS = 132  # that a device should have to run at least: an H200's multiproc
 SPLIT_INPUTS = 512  # at least, in a split
 MAX_SPLITS = 8
 
-GEMV = GemvConfig(block_n=4, block_k=1024, warps=4, stages=1)
+GEMV = GemvConfig(block_n=4, block_k=1024, warps=4, stages=4)
 # block_m: (block_n, block_k, warps, stages)
 STREAM = {16: (64, 128, 4, 5), 32: (64, 128, 4, 4), 64: (64, 128, 4, 3), 128: (128, 64, 8, 4)}
 
@@ -49,17 +49,19 @@ def linear(
     *,
     batch_invariant: bool = False,
     tickets: Tensor | None = None,
+    overlap: bool = False,
 ) -> Tensor:
     """x [M, K], w [N, K], bias [N] -> [M, N]; bf16 or fp16 with fp32 sums. `tickets` as of `new_tickets`: without
-    them, each call that needs some clears its own. fp32 goes to cuBLAS: it is for tests, not for speed."""
+    them, each call that needs some clears its own. With `overlap` it may start before x is there: see `overlap`. fp32
+    goes to cuBLAS: it is for tests, not for speed."""
     (M, K), N = x.shape, w.shape[0]
     if M == 0 or x.dtype == torch.float32:
         return F.linear(x, w, bias)
     way = choose(M, N, K, batch_invariant)
     if way == Way.GEMV:
-        return linear_gemv(x, w, bias, GEMV)
+        return linear_gemv(x, w, bias, GEMV, overlap)
     if way == Way.STREAM:
-        return linear_stream(x, w, bias, stream_config(M, N, K), tickets)
+        return linear_stream(x, w, bias, stream_config(M, N, K), tickets, overlap)
     return F.linear(x, w, None if bias is None else bias.to(x.dtype))
 
 

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.ops.torch.kernels.overlap import overlap_options, prefetch, wait_for_inputs
+
 
 class GemvConfig(NamedTuple):
     block_n: int  # outputs a program
@@ -15,7 +17,7 @@ class GemvConfig(NamedTuple):
     stages: int  # steps whose weights are under way together
 
 
-def linear_gemv(x: Tensor, w: Tensor, bias: Tensor | None, config: GemvConfig) -> Tensor:
+def linear_gemv(x: Tensor, w: Tensor, bias: Tensor | None, config: GemvConfig, overlap: bool = False) -> Tensor:
     """x [1, K], w [N, K] -> [1, N] in x's dtype."""
     (M, K), N = x.shape, w.shape[0]
     assert M == 1 and w.shape[1] == K and x.stride(1) == 1 and w.stride(1) == 1
@@ -32,7 +34,9 @@ def linear_gemv(x: Tensor, w: Tensor, bias: Tensor | None, config: GemvConfig) -
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         STAGES=config.stages,
+        OVERLAP=overlap,
         num_warps=config.warps,
+        **overlap_options(overlap),
     )
     return out
 
@@ -50,10 +54,14 @@ def _gemv_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = outputs < N
     w_rows = w_ptr + tl.minimum(outputs, N - 1).to(tl.int64)[:, None] * w_stride
+    if OVERLAP:
+        prefetch(w_rows + tl.minimum(tl.arange(0, 64) * 64, K - 1)[None, :])  # 64 lines of each row
+    wait_for_inputs(OVERLAP)
     sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     for first in tl.range(0, K // BLOCK_K * BLOCK_K, BLOCK_K, num_stages=STAGES):
         k = first + tl.arange(0, BLOCK_K)

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.torch.kernels.linear_splits import finish, split_space
+from quire.ops.torch.kernels.overlap import overlap_options, prefetch, wait_for_inputs
 
 
 class StreamConfig(NamedTuple):
@@ -25,7 +26,12 @@ class StreamConfig(NamedTuple):
 
 
 def linear_stream(
-    x: Tensor, w: Tensor, bias: Tensor | None, config: StreamConfig, tickets: Tensor | None = None
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    config: StreamConfig,
+    tickets: Tensor | None = None,
+    overlap: bool = False,
 ) -> Tensor:
     """x [M, K], w [N, K] -> [M, N] in x's dtype. Rows of both may be strided."""
     (M, K), N = x.shape, w.shape[0]
@@ -54,12 +60,14 @@ def linear_stream(
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         STAGES=config.stages,
+        OVERLAP=overlap,
         num_warps=config.warps,
+        **overlap_options(overlap),
     )
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _stream_kernel(
     x_ptr,
     w_ptr,
@@ -80,6 +88,7 @@ def _stream_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     tokens = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -90,6 +99,10 @@ def _stream_kernel(
     chunks = tl.cdiv(K, BLOCK_K)
     split_chunks = tl.cdiv(chunks, SPLITS)
     TURNS: tl.constexpr = SPLITS // SHARES
+    if OVERLAP:
+        ahead = tl.program_id(1) * TURNS * split_chunks * BLOCK_K + tl.arange(0, 8) * 64  # 8 lines of each row
+        prefetch(w_rows + tl.minimum(ahead, K - 1)[None, :])
+    wait_for_inputs(OVERLAP)
 
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for turn in range(TURNS):

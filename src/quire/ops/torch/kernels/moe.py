@@ -77,7 +77,7 @@ def sort_by_expert(expert_ids: Tensor, num_experts: int, block: int) -> Routing:
     return Routing(routes, tile_experts, num_routes, block)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_routes", "num_tiles"])
 def _sort_kernel(
     id_ptr,
     route_ptr,
@@ -164,7 +164,7 @@ def _launch(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles", "num_routes"])
 def _mixture_kernel(
     x_ptr,
     w_ptr,

@@ -10,42 +10,53 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.ops.torch.kernels.overlap import overlap_options, wait_for_inputs
 from quire.ops.torch.kernels.quant_rows import Quantized, Target, row_block, row_warps, store_columns
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, overlap: bool = False) -> Tensor:
     """x [rows, n], weight [n] -> x / sqrt(mean(x * x) + eps) * weight [rows, n]. Rows may be strided."""
     target = Target.plain(x, x.shape[1])
-    _launch(x, None, weight, None, eps, target, centered=False)
+    _launch(x, None, weight, None, eps, target, centered=False, overlap=overlap)
     return target.out
 
 
-def rms_norm_quantized(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, group: int = 0) -> Quantized:
+def rms_norm_quantized(
+    x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, group: int = 0, overlap: bool = False
+) -> Quantized:
     """`rms_norm`, as fp8 or int8 codes with a scale for each row, or for each `group` columns of it."""
     target = Target.quantized(x, x.shape[1], dtype, group)
-    _launch(x, None, weight, None, eps, target, centered=False)
+    _launch(x, None, weight, None, eps, target, centered=False, overlap=overlap)
     return target.result
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, overlap: bool = False
+) -> tuple[Tensor, Tensor]:
     """x and residual [rows, n] -> (rms_norm(x + residual) in x's dtype, x + residual in the residual's)."""
     target = Target.plain(x, x.shape[1])
-    total = _launch(x, residual, weight, None, eps, target, centered=False)
+    total = _launch(x, residual, weight, None, eps, target, centered=False, overlap=overlap)
     return target.out, total
 
 
 def add_rms_norm_quantized(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, group: int = 0
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    dtype: torch.dtype,
+    group: int = 0,
+    overlap: bool = False,
 ) -> tuple[Quantized, Tensor]:
     target = Target.quantized(x, x.shape[1], dtype, group)
-    total = _launch(x, residual, weight, None, eps, target, centered=False)
+    total = _launch(x, residual, weight, None, eps, target, centered=False, overlap=overlap)
     return target.result, total
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, overlap: bool = False) -> Tensor:
     """x [rows, n] -> (x - mean) / sqrt(variance + eps) * weight + bias [rows, n]"""
     target = Target.plain(x, x.shape[1])
-    _launch(x, None, weight, bias, eps, target, centered=True)
+    _launch(x, None, weight, bias, eps, target, centered=True, overlap=overlap)
     return target.out
 
 
@@ -57,6 +68,7 @@ def _launch(
     eps: float,
     target: Target,
     centered: bool,
+    overlap: bool,
 ) -> Tensor:
     """-> the new residual stream, or x where there is none."""
     rows, n = x.shape
@@ -83,7 +95,9 @@ def _launch(
             GROUP=target.group or block,
             MOST=target.most,
             BLOCK=block,
+            OVERLAP=overlap,
             num_warps=row_warps(block),
+            **overlap_options(overlap),
         )
     return total
 
@@ -108,11 +122,13 @@ def _norm_kernel(
     GROUP: tl.constexpr,
     MOST: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < n
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    wait_for_inputs(OVERLAP)
     x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         x += tl.load(residual_ptr + row * residual_stride + columns, mask=inside, other=0.0).to(tl.float32)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.ops.torch.kernels.linear import num_splits
 from quire.ops.torch.kernels.linear_splits import finish, split_space
+from quire.ops.torch.kernels.overlap import overlap_options, prefetch, wait_for_inputs
 from quire.ops.torch.kernels.quant_dequantize import dequantize
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
 from quire.ops.torch.kernels.quant_unpack import asm_for, table_of, take_plane, unpack
@@ -42,13 +43,14 @@ def grouped_linear(
     *,
     batch_invariant: bool = False,
     tickets: Tensor | None = None,
+    overlap: bool = False,
 ) -> Tensor:
     """x [M, K] bf16 or fp16 -> [M, N]. Batch invariant rows never see cuBLAS: their sums are a function of (N, K)."""
     if len(x) == 0:
         return x.new_empty(0, weight.num_outputs)
     if len(x) > MAX_KERNEL_ROWS and not batch_invariant:
         return F.linear(x, dequantize(weight, x.dtype), None if bias is None else bias.to(x.dtype))
-    return grouped_kernel(x, weight, bias, grouped_config(len(x), weight), tickets)
+    return grouped_kernel(x, weight, bias, grouped_config(len(x), weight), tickets, overlap)
 
 
 def grouped_config(M: int, weight: GroupedWeight) -> GroupedConfig:
@@ -59,7 +61,12 @@ def grouped_config(M: int, weight: GroupedWeight) -> GroupedConfig:
 
 
 def grouped_kernel(
-    x: Tensor, weight: GroupedWeight, bias: Tensor | None, config: GroupedConfig, tickets: Tensor | None = None
+    x: Tensor,
+    weight: GroupedWeight,
+    bias: Tensor | None,
+    config: GroupedConfig,
+    tickets: Tensor | None = None,
+    overlap: bool = False,
 ) -> Tensor:
     (M, K), N = x.shape, weight.num_outputs
     assert weight.num_inputs == K and x.stride(1) == 1, f"x {x.shape} {x.stride()}, {weight.num_inputs} inputs"
@@ -97,12 +104,14 @@ def grouped_kernel(
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         STAGES=config.stages,
+        OVERLAP=overlap,
         num_warps=config.warps,
+        **overlap_options(overlap),
     )
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _grouped_kernel(
     x_ptr,
     words_ptr,
@@ -132,6 +141,7 @@ def _grouped_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     tokens = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -144,6 +154,10 @@ def _grouped_kernel(
     PLANES: tl.constexpr = 32 // BITS
     GROUPS: tl.constexpr = max(PLANES * WIDTH // GROUP, 1)  # a chunk
     like = tl.zeros((1,), x_ptr.dtype.element_ty)
+    if OVERLAP:
+        ahead = tl.minimum(tl.program_id(1) * TURNS * split_chunks, chunks - 1)
+        prefetch(words_ptr + (ahead * N + rows)[:, None] * WIDTH + tl.arange(0, 2)[None, :] * 32)
+    wait_for_inputs(OVERLAP)
 
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for turn in range(TURNS):

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.ops.torch.kernels.overlap import overlap_options, wait_for_inputs
+
 MOST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 MAX_BLOCK = 32768  # columns that one program holds in registers
 
@@ -48,7 +50,7 @@ class Target(NamedTuple):
         return Quantized(self.out, self.scales)
 
 
-def quantize_rows(x: Tensor, dtype: torch.dtype, group: int = 0) -> Quantized:
+def quantize_rows(x: Tensor, dtype: torch.dtype, group: int = 0, overlap: bool = False) -> Quantized:
     """x [rows, n] -> codes and scales. Rows may be strided; the last axis may not."""
     rows, n = x.shape
     target = Target.quantized(x, n, dtype, group)
@@ -63,7 +65,9 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group: int = 0) -> Quantized:
         GROUP=group or block,
         MOST=target.most,
         BLOCK=block,
+        OVERLAP=overlap,
         num_warps=row_warps(block),
+        **overlap_options(overlap),
     )
     return target.result
 
@@ -82,10 +86,20 @@ def row_warps(block: int) -> int:
 
 @triton.jit
 def _quantize_kernel(
-    x_ptr, out_ptr, scale_ptr, n, x_stride, num_scales, GROUP: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr,
+    out_ptr,
+    scale_ptr,
+    n,
+    x_stride,
+    num_scales,
+    GROUP: tl.constexpr,
+    MOST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
+    wait_for_inputs(OVERLAP)
     x = tl.load(x_ptr + row * x_stride + columns, mask=columns < n, other=0.0).to(tl.float32)
     store_columns(out_ptr + row * n, scale_ptr + row * num_scales, x, 0, n, GROUP, MOST, BLOCK)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from quire.ops.torch.kernels.linear import num_splits
 from quire.ops.torch.kernels.linear_splits import finish, split_space
+from quire.ops.torch.kernels.overlap import overlap_options, prefetch, wait_for_inputs
 from quire.ops.torch.kernels.quant_rows import Quantized
 
 BLOCK_K = 128  # inputs a step, and the side of a block of scales
@@ -61,6 +62,7 @@ def scaled_linear(
     *,
     batch_invariant: bool = False,
     tickets: Tensor | None = None,
+    overlap: bool = False,
 ) -> Tensor:
     """x [M, K] -> [M, N] in `dtype`. Its scales are one a row, or one for 128 inputs where those of w are by blocks."""
     M = len(x.codes)
@@ -68,7 +70,7 @@ def scaled_linear(
         return x.codes.new_empty(0, len(weight.codes), dtype=dtype)
     if M > MAX_STREAM_ROWS and not batch_invariant and not weight.by_blocks:
         return _by_cublas(x, weight, bias, dtype)
-    return scaled_kernel(x, weight, bias, dtype, scaled_config(M, weight, batch_invariant), tickets)
+    return scaled_kernel(x, weight, bias, dtype, scaled_config(M, weight, batch_invariant), tickets, overlap)
 
 
 def scaled_config(M: int, weight: ScaledWeight, batch_invariant: bool) -> ScaledConfig:
@@ -87,6 +89,7 @@ def scaled_kernel(
     dtype: torch.dtype,
     config: ScaledConfig,
     tickets: Tensor | None = None,
+    overlap: bool = False,
 ) -> Tensor:
     (M, K), N = x.codes.shape, len(weight.codes)
     assert x.codes.dtype == weight.codes.dtype and weight.codes.shape == (N, K)
@@ -118,12 +121,14 @@ def scaled_kernel(
         BLOCK_N=config.block_n,
         BLOCK_K=BLOCK_K,
         STAGES=config.stages,
+        OVERLAP=overlap,
         num_warps=config.warps,
+        **overlap_options(overlap),
     )
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _scaled_kernel(
     x_ptr,
     x_scale_ptr,
@@ -145,6 +150,7 @@ def _scaled_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     tokens = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -157,6 +163,10 @@ def _scaled_kernel(
     TURNS: tl.constexpr = SPLITS // SHARES
     INTEGER: tl.constexpr = w_ptr.dtype.element_ty == tl.int8
     NOTHING: tl.constexpr = 0 if INTEGER else 0.0
+    if OVERLAP:
+        ahead = tl.program_id(1) * TURNS * split_chunks * BLOCK_K + tl.arange(0, 4) * 128  # 4 lines of each row
+        prefetch(w_rows + tl.minimum(ahead, K - 1)[None, :])
+    wait_for_inputs(OVERLAP)
 
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for turn in range(TURNS):
