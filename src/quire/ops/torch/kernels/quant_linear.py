@@ -1,0 +1,201 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+"""y = x @ w.T for weights in groups of 4- or 8-bit codes and 16-bit activations.
+
+Codes go into the tensor cores as they are, being small integers that bf16 holds exactly, and a group's scale is
+applied to its sums: nothing is rounded but the result. Offsets meet the sum of the group's activations. From some
+hundred rows on it is cheaper to write the whole matrix out in 16 bits and let cuBLAS have it."""
+
+from typing import NamedTuple
+
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.ops.torch.kernels.linear import num_splits
+from quire.ops.torch.kernels.linear_splits import finish, split_space
+from quire.ops.torch.kernels.overlap import overlap_options, prefetch, wait_for_inputs
+from quire.ops.torch.kernels.quant_dequantize import dequantize
+from quire.ops.torch.kernels.quant_layout import GroupedWeight
+from quire.ops.torch.kernels.quant_unpack import asm_for, table_of, take_plane, unpack
+
+MAX_KERNEL_ROWS = 256  # beyond it, dequantize and cuBLAS
+MAX_PARALLEL_ROWS = 64  # beyond it, one program takes all splits of its tile
+
+
+class GroupedConfig(NamedTuple):
+    block_m: int  # tokens a program
+    block_n: int  # outputs a program
+    splits: int  # of K
+    serial: bool  # as in StreamConfig
+    warps: int
+    stages: int
+
+
+# block_m: (block_n, warps, stages)
+CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 2)}
+
+
+def grouped_linear(
+    x: Tensor,
+    weight: GroupedWeight,
+    bias: Tensor | None = None,
+    *,
+    batch_invariant: bool = False,
+    tickets: Tensor | None = None,
+    overlap: bool = False,
+) -> Tensor:
+    """x [M, K] bf16 or fp16 -> [M, N]. Batch invariant rows never see cuBLAS: their sums are a function of (N, K)."""
+    if len(x) == 0:
+        return x.new_empty(0, weight.num_outputs)
+    if len(x) > MAX_KERNEL_ROWS and not batch_invariant:
+        return F.linear(x, dequantize(weight, x.dtype), None if bias is None else bias.to(x.dtype))
+    return grouped_kernel(x, weight, bias, grouped_config(len(x), weight), tickets, overlap)
+
+
+def grouped_config(M: int, weight: GroupedWeight) -> GroupedConfig:
+    block_m = next(block for block in CONFIGS if block >= M or block == 64)
+    block_n, warps, stages = CONFIGS[block_m]
+    splits = num_splits(weight.num_outputs, weight.num_inputs)
+    return GroupedConfig(block_m, block_n, splits, M > MAX_PARALLEL_ROWS, warps, stages)
+
+
+def grouped_kernel(
+    x: Tensor,
+    weight: GroupedWeight,
+    bias: Tensor | None,
+    config: GroupedConfig,
+    tickets: Tensor | None = None,
+    overlap: bool = False,
+) -> Tensor:
+    (M, K), N = x.shape, weight.num_outputs
+    assert weight.num_inputs == K and x.stride(1) == 1, f"x {x.shape} {x.stride()}, {weight.num_inputs} inputs"
+    out = x.new_empty(M, N)
+    tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, config.block_n)
+    shares = 1 if config.serial else config.splits
+    partials, tickets = split_space(out, tiles_m * tiles_n, config.block_n * config.block_m, shares, tickets)
+    asm = asm_for(weight, x.dtype)
+    _grouped_kernel[(tiles_n, shares, tiles_m)](
+        x,
+        weight.words,
+        weight.scales,
+        weight.scales if weight.offsets is None else weight.offsets,
+        table_of(weight, asm),
+        x if bias is None else bias,
+        out,
+        partials,
+        tickets,
+        M,
+        N,
+        K,
+        len(weight.words),
+        x.stride(0),
+        BITS=weight.bits,
+        GROUP=weight.group,
+        WIDTH=weight.width,
+        ZERO=weight.zero,
+        TABLE=bool(weight.table),
+        ASM=asm,
+        HAS_OFFSET=weight.offsets is not None,
+        HAS_BIAS=bias is not None,
+        WHOLE_CHUNKS=K % weight.chunk == 0,
+        SPLITS=config.splits,
+        SHARES=shares,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        STAGES=config.stages,
+        OVERLAP=overlap,
+        num_warps=config.warps,
+        **overlap_options(overlap),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["M"])
+def _grouped_kernel(
+    x_ptr,
+    words_ptr,
+    scale_ptr,
+    offset_ptr,
+    table_ptr,
+    bias_ptr,
+    out_ptr,
+    partial_ptr,
+    ticket_ptr,
+    M,
+    N,
+    K,
+    chunks,
+    x_stride,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ZERO: tl.constexpr,
+    TABLE: tl.constexpr,
+    ASM: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WHOLE_CHUNKS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SHARES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    tokens = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows = tl.minimum(outputs, N - 1).to(tl.int64)  # those past the end are computed and never stored
+    columns = tl.arange(0, WIDTH)
+    x_rows = x_ptr + tokens.to(tl.int64)[None, :] * x_stride
+    present = (tokens < M)[None, :]
+    split_chunks = tl.cdiv(chunks, SPLITS)
+    TURNS: tl.constexpr = SPLITS // SHARES
+    PLANES: tl.constexpr = 32 // BITS
+    GROUPS: tl.constexpr = max(PLANES * WIDTH // GROUP, 1)  # a chunk
+    like = tl.zeros((1,), x_ptr.dtype.element_ty)
+    if OVERLAP:
+        ahead = tl.minimum(tl.program_id(1) * TURNS * split_chunks, chunks - 1)
+        prefetch(words_ptr + (ahead * N + rows)[:, None] * WIDTH + tl.arange(0, 2)[None, :] * 32)
+    wait_for_inputs(OVERLAP)
+
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for turn in range(TURNS):
+        first = (tl.program_id(1) * TURNS + turn) * split_chunks
+        sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        for chunk in tl.range(first, tl.minimum(first + split_chunks, chunks), num_stages=STAGES):
+            # Scales have far to come and nothing to wait in: they are asked for first.
+            scales, offsets = (), ()
+            for number in tl.static_range(GROUPS):
+                group = (chunk * PLANES * WIDTH // GROUP + number) * N + rows
+                scales = _with(scales, tl.load(scale_ptr + group))
+                if HAS_OFFSET:
+                    offsets = _with(offsets, tl.load(offset_ptr + group))
+            places = (chunk * N + rows)[:, None] * WIDTH + columns[None, :]
+            words = tl.load(words_ptr + places, eviction_policy="evict_first")
+            planes = unpack(words, like, BITS, ASM)
+            part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)  # of the group, as are:
+            x_sums = tl.zeros((BLOCK_M,), tl.float32)
+            for plane in tl.static_range(PLANES):
+                k = (chunk * PLANES + plane) * WIDTH + columns
+                if WHOLE_CHUNKS:
+                    x = tl.load(x_rows + k[:, None], mask=present, other=0.0)
+                else:
+                    x = tl.load(x_rows + k[:, None], mask=present & (k < K)[:, None], other=0.0)
+                w = take_plane(planes, like, table_ptr, plane, BITS, ZERO, TABLE, ASM)
+                part = tl.dot(w, x, part)
+                if HAS_OFFSET:
+                    x_sums += tl.sum(x.to(tl.float32), axis=0)
+                if (plane + 1) % (PLANES // GROUPS) == 0:
+                    sums += part * scales[plane * GROUPS // PLANES].to(tl.float32)[:, None]
+                    part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+                    if HAS_OFFSET:
+                        sums += offsets[plane * GROUPS // PLANES].to(tl.float32)[:, None] * x_sums[None, :]
+                        x_sums = tl.zeros((BLOCK_M,), tl.float32)
+        total += sums
+    finish(total, out_ptr, bias_ptr, partial_ptr, ticket_ptr, outputs, tokens, N, M, HAS_BIAS, SHARES)
+
+
+@triton.jit
+def _with(values, value):
+    return values + (value,)  # noqa: RUF005 (the compiler knows no other way)
