@@ -64,8 +64,8 @@ def test_both_backends_store_the_same_codes(name, head_dim, restore_isa):
     run(plain, case, twin)
     codes, units = native_int8(cache)
     for i in range(2):
-        np.testing.assert_array_equal(codes[:, i, ..., :head_dim], twin._pages[i].numpy())
-        np.testing.assert_array_equal(units[:, i], twin._pages[2 + i].numpy())
+        np.testing.assert_array_equal(codes[:, i, ..., :head_dim], twin.pages[i].numpy())
+        np.testing.assert_array_equal(units[:, i], twin.pages[2 + i].numpy())
     assert not codes[..., head_dim:].any()
     assert abs(codes).max() == 127
 

@@ -313,10 +313,10 @@ def test_keys_and_values_are_stored_as_the_twin_stores_them(dtype, heads, kv_hea
     caches = [TorchCache(KVSpec(2, kv_heads, head_dim, 16, dtype), 3, 0, DEVICE) for _ in range(2)]
     q, k, v = turned(qkv, angles, heads, kv_heads, head_dim)
     caches[0].write(1, torch.tensor(slots, device=DEVICE), k, v)
-    pages = Pages(*(page[1] for page in caches[1]._pages))
+    pages = Pages(*(page[1] for page in caches[1].pages))
     out = kv_write(qkv, angles, torch.tensor(slots, device=DEVICE).int(), pages, heads)
     torch.testing.assert_close(out, q, rtol=1e-6, atol=1e-6, equal_nan=True)
-    for ours, plain in zip(caches[1]._pages, caches[0]._pages, strict=True):
+    for ours, plain in zip(caches[1].pages, caches[0].pages, strict=True):
         exact = dtype in ("int8", "float32")  # the interpreter cuts bfloat16 off where others round
         torch.testing.assert_close(ours, plain, rtol=0 if exact else 1e-2, atol=0 if exact else 1e-6, equal_nan=True)
 

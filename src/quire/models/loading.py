@@ -14,6 +14,7 @@ from quire.models.config import ModelConfig
 from quire.ops.opset import OpSet, Value
 from quire.ops.tensors import PackedWeight, StoredTensor
 from quire.weights.checkpoint import Checkpoint
+from quire.weights.dummy_checkpoint import DummyCheckpoint
 
 MAX_LISTED = 8  # names spelled out in an error
 
@@ -104,6 +105,8 @@ def _check(checkpoint: Checkpoint, groups: Iterable[tuple[str, Wanted]], unused:
     wanted = {
         prefix + name: shape for prefix, group in groups for want in group.values() for name, shape in want.shapes()
     }
+    if isinstance(checkpoint, DummyCheckpoint):
+        checkpoint.shapes = wanted
     stored = set(checkpoint.names())
     problems = []
     if missing := [name for name in wanted if name not in stored]:

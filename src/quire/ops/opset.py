@@ -170,9 +170,16 @@ class OpSet(Protocol):
 
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler: ...
 
-    def compile(self, forward: "Callable[[Any, Any], Value]", cache: KVCache, max_tokens: int) -> Program:
-        """`forward(ops, batch)`, for batches of at most `max_tokens`, returns the logits. `batch` has the fields of
-        `StepBatch`, to be handed to ops and never looked into."""
+    def compile(
+        self,
+        forward: "Callable[[Any, Any], Value]",
+        cache: KVCache,
+        max_tokens: int,
+        max_rows: int,
+        max_model_len: int,
+    ) -> Program:
+        """`forward(ops, batch)` returns the logits, for batches of at most `max_tokens` of at most `max_rows` sequences
+        of at most `max_model_len`. `batch` has the fields of `StepBatch`, to be handed to ops and never looked into."""
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 

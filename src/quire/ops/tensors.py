@@ -45,6 +45,7 @@ class StoredTensor:
     type: StorageType
     data: NDArray[np.uint8]
     row_order: NDArray[np.int32] | None = None
+    dummy: bool = False  # nobody's weights, for measuring: `data` is one row over and over
 
     @property
     def num_rows(self) -> int:

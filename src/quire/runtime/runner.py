@@ -19,7 +19,7 @@ class Runner:
         self.rows = Rows(max_rows, size.max_model_len, size.spec.block_size)
         self.cache = ops.new_cache(size.spec, size.num_blocks, size.num_host_blocks)
         self.sampler = ops.new_sampler(max_rows, model.config.vocab)
-        self.program = ops.compile(model.forward, self.cache, max_tokens)
+        self.program = ops.compile(model.forward, self.cache, max_tokens, max_rows, size.max_model_len)
         self._prompt_logprobs: dict[int, int] = {}  # row -> alternatives wanted beside each prompt token
 
     def run(self, plan: StepPlan) -> StepOutput:

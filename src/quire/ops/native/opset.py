@@ -53,7 +53,14 @@ class NativeOps:
 
         return NativeSampler(num_rows, vocab_size, self.threads)
 
-    def compile(self, forward: Callable[[Any, Any], Any], cache: KVCache, max_tokens: int) -> NativeProgram:
+    def compile(
+        self,
+        forward: Callable[[Any, Any], Any],
+        cache: KVCache,
+        max_tokens: int,
+        max_rows: int = 0,
+        max_model_len: int = 0,
+    ) -> NativeProgram:
         assert isinstance(cache, NativeCache), "the cache was made by another op set"
         return NativeProgram(forward, cache, max_tokens, self.threads)
 

@@ -23,29 +23,29 @@ class TorchCache:
 
     def __init__(self, spec: KVSpec, num_blocks: int, num_host_blocks: int, device: str) -> None:
         self.spec = spec
-        self._pages = _allocate(spec, num_blocks, device)
+        self.pages = _allocate(spec, num_blocks, device)
         self._host = _allocate(spec, num_host_blocks, "cpu")
-        self.k, self.v = self._pages[:2]
+        self.k, self.v = self.pages[:2]
         self.host_k, self.host_v = self._host[:2]
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy_blocks(self._pages, self._pages, pairs)
+        _copy_blocks(self.pages, self.pages, pairs)
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy_blocks(self._pages, self._host, pairs)
+        _copy_blocks(self.pages, self._host, pairs)
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy_blocks(self._host, self._pages, pairs)
+        _copy_blocks(self._host, self.pages, pairs)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """k and v [T, kv_heads, head_dim] to slots [T]."""
         written = quantize(k, v) if self.spec.dtype == "int8" else (k.to(self.k.dtype), v.to(self.v.dtype))
-        for page, x in zip(self._pages, written, strict=True):
+        for page, x in zip(self.pages, written, strict=True):
             page[layer].flatten(0, 1)[slots] = x
 
     def read(self, layer: int, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """The first `length` tokens of a block table, in fp32: k and v [length, kv_heads, head_dim]."""
-        k, v, *units = (page[layer, blocks].flatten(0, 1)[:length].float() for page in self._pages)
+        k, v, *units = (page[layer, blocks].flatten(0, 1)[:length].float() for page in self.pages)
         if not units:
             return k, v
         k_units, v_units = units

@@ -67,7 +67,14 @@ class TorchOps:
 
         return TorchSampler(num_rows, vocab_size)
 
-    def compile(self, forward: Callable[[Any, Any], Value], cache: KVCache, max_tokens: int) -> "TorchProgram":
+    def compile(
+        self,
+        forward: Callable[[Any, Any], Value],
+        cache: KVCache,
+        max_tokens: int,
+        max_rows: int = 0,
+        max_model_len: int = 0,
+    ) -> "TorchProgram":
         assert isinstance(cache, TorchCache)
         return TorchProgram(self, forward, cache, max_tokens)
 

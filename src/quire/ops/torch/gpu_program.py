@@ -1,0 +1,132 @@
+"""A forward pass on the GPU: steps that only decode replay a CUDA graph, others are launched op by op.
+
+A graph is captured for each of a ladder of batch sizes; a step takes the next larger one and pads. The arrays of a step
+travel in one copy from pinned memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops.opset import Int32, StepBatch
+from quire.ops.torch.cache import TorchCache
+from quire.ops.torch.gpu_batch import GpuBatch
+from quire.ops.torch.kernels.attention_pages import Runs
+
+MOST_CAPTURED = 512  # sequences: larger steps keep the GPU busy while the next ops are launched
+
+
+def ladder(most: int) -> list[int]:
+    """1, 2, 4, 8, then steps of 8 to 64, of 16 to 256 and of 32: a step pads by few."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, MOST_CAPTURED + 1, 32)]
+    return sorted({min(size, most) for size in sizes})
+
+
+class Inputs:
+    """The arrays of a step of S decoding sequences: here, on the way, and where the graph reads them."""
+
+    def __init__(self, size: int, width: int, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self._host = torch.zeros(size * (4 + width), dtype=torch.int32, pin_memory=pinned)
+        self._device = torch.zeros_like(self._host, device=device)
+        self.size, self.width = size, width
+        self.numpy = self._views(self._host.numpy())
+        self.tensors = self._views(self._device)
+        self.seq_starts = torch.arange(size + 1, dtype=torch.int32, device=device)
+
+    def _views(self, flat: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """ids, positions, slots, context_lens [S], block_tables [S, W]"""
+        n = self.size
+        return flat[:n], flat[n : 2 * n], flat[2 * n : 3 * n], flat[3 * n : 4 * n], flat[4 * n :].reshape(n, self.width)
+
+    def send(self, batch: StepBatch) -> None:
+        ids, positions, slots, context_lens, tables = self.numpy
+        n = batch.num_tokens
+        ids[:n], positions[:n], slots[:n], context_lens[:n] = batch.ids, batch.positions, batch.slots, batch.context_lens
+        slots[n:], context_lens[n:] = -1, 0
+        used = min(batch.block_tables.shape[1], self.width)
+        tables[:n, :used] = batch.block_tables[:, :used]
+        self._device.copy_(self._host, non_blocking=True)
+
+
+class GpuProgram:
+    def __init__(
+        self,
+        forward: Callable[[GpuBatch], Tensor],
+        cache: TorchCache,
+        max_tokens: int,
+        max_rows: int,
+        max_model_len: int,
+        graphs: bool,
+    ) -> None:
+        self._forward, self._cache, self._max_tokens = forward, cache, max_tokens
+        self._device = cache.k.device
+        self._max_model_len = max_model_len
+        self._width = -(-max_model_len // cache.spec.block_size)
+        self._sizes = ladder(min(max_rows, max_tokens)) if graphs and self._device.type == "cuda" else []
+        self._inputs: dict[int, Inputs] = {}
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        with torch.inference_mode():
+            for size in reversed(self._sizes):  # the largest first: the others fit into its memory
+                self._capture(size)
+
+    @torch.inference_mode()
+    def run(self, batch: StepBatch) -> Tensor:
+        """-> logits [R, vocab], valid until the next run."""
+        n = batch.num_tokens
+        assert n <= self._max_tokens, f"{n} tokens, compiled for {self._max_tokens}"
+        only_decodes = len(batch.context_lens) == n == len(batch.logit_rows)
+        if only_decodes and self._sizes and n <= self._sizes[-1]:
+            size = next(size for size in self._sizes if size >= n)
+            graph, logits = self._graphs[size]
+            self._inputs[size].send(batch)
+            graph.replay()
+            return logits[:n]
+        return self._forward(self._on_device(batch))
+
+    def _capture(self, size: int) -> None:
+        inputs = self._inputs[size] = Inputs(size, self._width, self._device)
+        inputs.numpy[2].fill(-1)
+        inputs._device.copy_(inputs._host)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._forward(self._decoding(inputs))  # compiles, and lets libraries allocate
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        pool = next(iter(self._graphs.values()))[0].pool() if self._graphs else None
+        with torch.cuda.graph(graph, pool=pool):
+            logits = self._forward(self._decoding(inputs))
+        self._graphs[size] = (graph, logits)
+
+    def _decoding(self, inputs: Inputs) -> GpuBatch:
+        ids, positions, slots, context_lens, tables = inputs.tensors
+        runs = Runs(inputs.seq_starts, context_lens, tables)
+        rows = inputs.seq_starts[:-1]
+        return GpuBatch(
+            ids, positions, slots, runs, rows, self._cache, self._max_model_len, True, False, all_logits=True
+        )
+
+    def _on_device(self, batch: StepBatch) -> GpuBatch:
+        counts = np.diff(batch.seq_starts)
+        names = ("ids", "positions", "slots", "seq_starts", "context_lens", "logit_rows", "block_tables")
+        arrays: list[Int32] = [getattr(batch, name) for name in names]
+        flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
+        if self._device.type == "cuda":
+            flat = flat.pin_memory()
+        parts = flat.to(self._device, non_blocking=True).split([array.size for array in arrays])
+        ids, positions, slots, seq_starts, context_lens, logit_rows, tables = parts
+        runs = Runs(seq_starts, context_lens, tables.view(batch.block_tables.shape))
+        return GpuBatch(
+            ids,
+            positions,
+            slots,
+            runs,
+            logit_rows,
+            self._cache,
+            self._max_model_len,
+            decodes=bool((counts == 1).any()),
+            prefills=bool((counts > 1).any()),
+        )

@@ -1,0 +1,64 @@
+"""Values that wait: what a forward pass asks for is computed when it is known what for.
+
+A sum is added by the norm that follows it, a norm gives rows or codes as the product after it wants, q and k are turned
+while K and V are written. So neighbouring ops become one kernel, and no model knows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from quire.ops.torch.kernels.quant_rows import Quantized
+
+
+@dataclass(slots=True, eq=False)
+class Sum:
+    """x + y: the residual stream and what a layer adds to it."""
+
+    x: "Tensor | Sum"
+    y: Tensor
+    total: Tensor | None = None
+
+    def tensor(self) -> Tensor:
+        if self.total is None:
+            self.total = tensor_of(self.x) + self.y
+        return self.total
+
+
+@dataclass(slots=True, eq=False)
+class Rows:
+    """The input of products: as rows, or as 8-bit codes with scales, whichever they take."""
+
+    plain: Callable[[], Tensor]
+    quantized: Callable[[torch.dtype, int], Quantized]
+    _plain: Tensor | None = None
+    _codes: dict[tuple[torch.dtype, int], Quantized] = field(default_factory=dict)
+
+    def tensor(self) -> Tensor:
+        if self._plain is None:
+            self._plain = self.plain()
+        return self._plain
+
+    def codes(self, dtype: torch.dtype, group: int) -> Quantized:
+        if (dtype, group) not in self._codes:
+            self._codes[dtype, group] = self.quantized(dtype, group)
+        return self._codes[dtype, group]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """Neighbouring columns of a whole: q, k or v. `angles`: by which every head of them is to be turned."""
+
+    whole: Tensor  # [T, columns]
+    first: int
+    size: int
+    angles: Tensor | None = None
+
+    def tensor(self) -> Tensor:
+        assert self.angles is None, "q and k are turned where K and V are written"
+        return self.whole[:, self.first : self.first + self.size]
+
+
+def tensor_of(x: "Tensor | Sum | Rows | Columns") -> Tensor:
+    return x if isinstance(x, Tensor) else x.tensor()
