@@ -12,7 +12,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -218,6 +217,12 @@ def time_decode(results: Results) -> None:
             results.add(name, seconds_of(decode_launches(step, scoring)), num_bytes=step.kv_bytes * share)
 
 
+DECODE_SHAPES = (  # positions a round, warps, stages
+    *((32, 2, 5), (32, 4, 4), (32, 4, 6), (64, 2, 4), (64, 4, 3), (64, 4, 4), (64, 4, 5), (64, 8, 4)),
+    *((128, 4, 3), (128, 8, 3), (128, 4, 4), (128, 8, 4)),
+)
+
+
 def sweep_decode() -> None:
     for name, lengths, kept in [
         ("32 x 16k", [(16384, 1)] * 32, BF16),
@@ -225,9 +230,7 @@ def sweep_decode() -> None:
         ("32 x 16k, fp8", [(16384, 1)] * 32, FP8),
     ]:
         step, found = Step(lengths, kept), []
-        for block_n, warps, stages in product((32, 64, 128), (2, 4, 8), (3, 4, 5)):
-            if 2 * block_n * HEAD_DIM * kept.itemsize * (stages - 1) > 200 << 10 or (block_n == 128 and warps == 2):
-                continue
+        for block_n, warps, stages in DECODE_SHAPES:
             for per in (1, 2, 3, 4):
                 launch = DecodeLaunch(block_n, warps, stages, per)
                 with guarded(f"decode {name} {launch}"):
@@ -270,15 +273,17 @@ def time_prefill(results: Results) -> None:
                 results.add(name, seconds_of([run] * 4), flop=step.flop)
 
 
+PREFILL_SHAPES = (  # rows, positions a round, warps, stages, registers
+    *((128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3), (128, 32, 8, 4)),
+    *((128, 32, 8, 3, 128), (128, 32, 8, 4, 128), (128, 64, 8, 2, 128), (128, 64, 4, 2), (128, 32, 4, 3)),
+    *((64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (64, 128, 4, 3), (64, 32, 4, 4)),
+)
+
+
 def sweep_prefill() -> None:
     step, found = Step([(8192, 8192)]), []
-    shapes = product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4), (None, 128))
-    for rows, block_n, warps, stages, registers in shapes:
-        fits = 2 * HEAD_DIM * (rows + 2 * block_n * stages) <= 227 << 10
-        spills = rows * (HEAD_DIM + block_n) // (32 * warps) > (96 if registers else 200)  # numbers a thread
-        if not fits or spills or (registers and warps == 4):
-            continue
-        launch = PrefillLaunch(rows, block_n, warps, stages, registers)
+    for shape in PREFILL_SHAPES:
+        launch = PrefillLaunch(*shape)
         with guarded(f"prefill 8k {launch}"):
             found.append((seconds_of(prefill_launches(step, launch=launch) * 2), launch, 0))
     print_best("prefill 8k", found)
@@ -333,13 +338,16 @@ def time_mla(results: Results) -> None:
             results.add(name, seconds_of([mla_run(q, cache, runs)] * 2), num_bytes=num_bytes, flop=flop)
 
 
+MLA_SHAPES = {  # heads: rows, positions a round, warps, stages
+    128: ((64, 16, 8, 4), (64, 32, 8, 2), (64, 32, 8, 3), (64, 32, 8, 4), (64, 64, 8, 2)),
+    16: ((16, 32, 4, 2), (16, 32, 4, 3), (16, 32, 4, 4), (16, 64, 4, 2), (16, 64, 8, 3), (16, 32, 8, 3)),
+}
+
+
 def sweep_mla() -> None:
     for heads in (128, 16):
         (q, cache, runs), found = latent_step(32, 16384, heads, BF16), []
-        shapes = product((16, 64) if heads == 128 else (16,), (16, 32, 64), (4, 8), (2, 3, 4))
-        for rows, block_n, warps, stages in shapes:
-            if 2 * (LATENT + TURNED) * (rows + block_n * stages) > 227 << 10 or (rows == 64 and warps == 4):
-                continue
+        for rows, block_n, warps, stages in MLA_SHAPES[heads]:
             for per in (1, 2):
                 launch = MLALaunch(rows, block_n, warps, stages, per)
                 with guarded(f"latent {heads} heads {launch}"):

@@ -74,7 +74,7 @@ def decode(
     rows = power_of_two(group * plan.max_queries, LEAST_ROWS)
     launch = launch or decode_launch(head_dim, rows, pages.k.dtype)
     assert pages.num_kv_heads <= COUNTERS
-    parts = new_parts(num_tokens, num_heads, head_dim, plan)
+    parts = new_parts(runs.num_seqs, num_heads, head_dim, plan)
     factor, cap = scoring.factors(pages.k_scale)
     units = pages.k_units
     codes = pages.k.dtype.itemsize == 1
@@ -118,6 +118,7 @@ def decode(
         KV_HEADS=pages.num_kv_heads,
         GROUP=group,
         ROWS=rows,
+        MAX_QUERIES=plan.max_queries,
         MAX_SPLITS=plan.max_splits,
         SPLIT=plan.split,
         WINDOW=scoring.window,
@@ -174,6 +175,7 @@ def _decode(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
+    MAX_QUERIES: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -259,7 +261,7 @@ def _decode(
             acc,
             peak,
             total,
-            (token + query) * (KV_HEADS * GROUP) + q_head_row,
+            (seq * MAX_QUERIES + query) * (KV_HEADS * GROUP) + q_head_row,
             exists,
             (token + query).to(tl.int64) * out_token + q_head_row * out_head,
             out,

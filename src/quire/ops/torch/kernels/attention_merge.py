@@ -19,18 +19,19 @@ NUMBERS_AT_ONCE = tl.constexpr(8192)  # of parts on their way to the program tha
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Room for what splits leave behind."""
+    """Room for what splits leave behind. Rows are S * max_queries: in a step with prompts, tokens are many more."""
 
-    sums: Tensor  # [T, heads, max_splits, head_dim] fp32: of weighted values
-    weights: Tensor  # [T, heads, max_splits, 2] fp32: the greatest score, and the sum of weights
+    sums: Tensor  # [rows, heads, max_splits, head_dim] fp32: of weighted values
+    weights: Tensor  # [rows, heads, max_splits, 2] fp32: the greatest score, and the sum of weights
 
 
-def new_parts(num_tokens: int, num_heads: int, head_dim: int, plan: DecodePlan) -> Parts:
+def new_parts(num_seqs: int, num_heads: int, head_dim: int, plan: DecodePlan) -> Parts:
+    num_rows = num_seqs * plan.max_queries
     like = {"dtype": torch.float32, "device": plan.starts.device}
     splits = plan.max_splits if plan.max_splits > 1 else 0
     return Parts(
-        torch.empty(num_tokens, num_heads, splits, head_dim, **like),
-        torch.empty(num_tokens, num_heads, splits, 2, **like),
+        torch.empty(num_rows, num_heads, splits, head_dim, **like),
+        torch.empty(num_rows, num_heads, splits, 2, **like),
     )
 
 
@@ -39,7 +40,7 @@ def finish(
     acc,  # [ROWS, D_PAD]
     peak,  # [ROWS]
     total,  # [ROWS]
-    row_at,  # [ROWS] token * heads + head
+    row_at,  # [ROWS] (seq * max_queries + query) * heads + head
     exists,  # [ROWS]
     out_at,  # [ROWS] where the row's result goes
     out,

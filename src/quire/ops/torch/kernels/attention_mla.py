@@ -66,7 +66,7 @@ def mla_decode(
     assert latent & (latent - 1) == 0 and plan.window == 0
     launch = launch or mla_launch(plan.max_queries * num_heads, q.dtype)
     out = q.new_empty(num_tokens, num_heads, latent) if out is None else out
-    parts = new_parts(num_tokens, num_heads, latent, plan)
+    parts = new_parts(runs.num_seqs, num_heads, latent, plan)
     tiles = -(-plan.max_queries * num_heads // launch.rows)
     assert tiles <= COUNTERS
     programs = num_programs(q.device, launch.per_multiprocessor, runs.num_seqs * plan.max_splits * tiles)
@@ -97,6 +97,7 @@ def mla_decode(
         HEADS=num_heads,
         TILES=tiles,
         ROWS=launch.rows,
+        MAX_QUERIES=plan.max_queries,
         MAX_SPLITS=plan.max_splits,
         SPLIT=plan.split,
         BLOCK_SIZE=cache.shape[1],
@@ -140,6 +141,7 @@ def _mla_decode(
     HEADS: tl.constexpr,
     TILES: tl.constexpr,
     ROWS: tl.constexpr,
+    MAX_QUERIES: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -205,7 +207,7 @@ def _mla_decode(
             acc,
             peak,
             total,
-            (token + query) * HEADS + row % HEADS,
+            (seq * MAX_QUERIES + query) * HEADS + row % HEADS,
             exists,
             (token + query).to(tl.int64) * out_token + row % HEADS * out_head,
             out,
