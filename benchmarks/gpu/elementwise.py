@@ -54,14 +54,14 @@ def check_all() -> None:
             (Activation.GELU_TANH, partial(F.gelu, approximate="tanh")),
         ):
             check(f"{activation.name} {name}", activate_and_mul(gated, activation), f(gate) * up, 3e-3)
-        for dtype, bound in ((torch.int8, 1.2e-2), (FP8, 4e-2)):
+        for dtype, bound in ((torch.int8, 2e-2), (FP8, 4e-2)):  # more where a few columns are far above the others
             for group in (0, 128) if n % 128 == 0 else (0,):
                 tag = f"{name} {dtype} group={group}"
                 check(f"quantize_rows {tag}", back(quantize_rows(x, dtype, group)), x, bound)
                 norm = rms_norm_quantized(x, weight, EPS, dtype, group)
-                check(f"rms_norm_quantized {tag}", back(norm), plain_norm(x, weight), 2 * bound)
+                check(f"rms_norm_quantized {tag}", back(norm), plain_norm(x, weight), 3 * bound)
                 active = activate_and_mul_quantized(gated, Activation.SILU, dtype, group)
-                check(f"silu quantized {tag}", back(active), F.silu(gate) * up, 3 * bound)
+                check(f"silu quantized {tag}", back(active), F.silu(gate) * up, 5 * bound)
     table, ids = randn(1000, 4096), torch.randint(0, 1000, (77,), device="cuda", dtype=torch.int32)
     if not torch.equal(embedding(ids, table), table[ids.long()]):
         print("WRONG embedding")

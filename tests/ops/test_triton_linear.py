@@ -55,7 +55,7 @@ def assert_close(y: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None, to
     assert ((y.double() - truth).abs() <= (tolerance + 1e-5) * size + unit * truth.abs() + 1e-6).all()
 
 
-@pytest.mark.parametrize("N,K", [(7, 40), (130, 300)])
+@pytest.mark.parametrize("N,K", [(7, 40), (30, 300)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_gemv(N: int, K: int, dtype: torch.dtype) -> None:
     x, w, bias = randn(1, K, dtype=dtype), randn(N, K, dtype=dtype, seed=1), randn(N, dtype=dtype, seed=2)
@@ -244,7 +244,7 @@ def execute(asm: str, words: tuple[int, int], num_planes: int, dtype: torch.dtyp
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_the_instructions_unpack_every_code(dtype: torch.dtype) -> None:
     table = torch.tensor(NF4).to(dtype)
-    for first in range(0, 256, 2):  # the planes of two words hold different codes
+    for first in range(0, 256, 2):  # every code comes by in every plane; two words hold different ones
         words = [[(first + 37 * i + 91 * w) % 256 for i in range(4)] for w in (0, 1)]
         numbers = tuple(sum(byte << 8 * i for i, byte in enumerate(word)) for word in words)
         codes8 = torch.tensor(words).T
@@ -340,7 +340,7 @@ def plain_mixture(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down
     return out
 
 
-@pytest.mark.parametrize("T,k,E", [(1, 2, 8), (5, 3, 4), (40, 2, 3)])
+@pytest.mark.parametrize("T,k,E", [(1, 2, 8), (5, 3, 4), (20, 2, 3)])
 def test_mixtures(T: int, k: int, E: int) -> None:
     H, intermediate = 72, 40
     x = randn(T, H).to(HALF)

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-WIDTHS = (64, 32, 16)  # 16: the inner size of the tensor cores' smallest product
+WIDTHS = (16, 32, 64)  # words of a chunk. 16: the inner size of the tensor cores' smallest product
+WIDEST = 32  # unless asked for: with 64, the planes of a tile take more registers than 64 tokens leave
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,15 +108,16 @@ def _pack(
 
 def _group(K: int, num_groups: int) -> int:
     """Inputs that share a scale; a single group, for one scale a row, is taken to the next power of two."""
-    group = max(1 << (K - 1).bit_length(), WIDTHS[-1]) if num_groups == 1 else K // num_groups
+    group = max(1 << (K - 1).bit_length(), WIDTHS[0]) if num_groups == 1 else K // num_groups
     assert num_groups == 1 or num_groups * group == K, f"{num_groups} groups of {K} inputs"
-    assert group >= WIDTHS[-1] and group & (group - 1) == 0, f"groups of {group} inputs"
+    assert group >= WIDTHS[0] and group & (group - 1) == 0, f"groups of {group} inputs"
     return group
 
 
 def _width(K: int, group: int, planes: int) -> int:
     """The one that pads least; of those, the widest."""
-    return min((width for width in WIDTHS if width <= group), key=lambda width: -K % (planes * width))
+    widths = [width for width in WIDTHS if width <= min(group, WIDEST)]
+    return min(widths, key=lambda width: (-K % (planes * width), -width))
 
 
 def _words(codes: Tensor, bits: int, width: int) -> Tensor:

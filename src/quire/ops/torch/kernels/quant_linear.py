@@ -33,7 +33,7 @@ class GroupedConfig(NamedTuple):
 
 
 # block_m: (block_n, warps, stages)
-CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 2)}
+CONFIGS = {16: (64, 4, 4), 32: (64, 4, 3), 64: (64, 4, 2)}
 
 
 def grouped_linear(
