@@ -1,15 +1,9 @@
 """Triton attention beside plain torch in fp32: interpreted where there is no GPU, compiled where there is one."""
 
-import os
 from dataclasses import asdict, dataclass, field
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
-pytest.importorskip("triton")
 
 from quire.ops.opset import KVSpec
 from quire.ops.torch import TorchOps
@@ -25,21 +19,6 @@ from quire.ops.torch.kernels.kv_write import kv_write
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SPLIT = 64  # small, so that short contexts have several
 BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}  # relative, root of mean squares
-
-
-@pytest.fixture(autouse=True)
-def interpreted_loops(monkeypatch):
-    """Triton 3.6 makes a loop's bounds of arrays of one number, which numpy has refused to do since 2.4."""
-    if DEVICE == "cpu":
-        from triton.runtime import interpreter
-
-        patch = interpreter._patch_lang_tensor
-
-        def patch_with_index(tensor, scope):
-            patch(tensor, scope)
-            scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-        monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_with_index)
 
 
 @dataclass

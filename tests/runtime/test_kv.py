@@ -33,7 +33,7 @@ BLOCK = 2 * 4 * 2 * 16 * 16 * 2  # keys and values, layers, heads, columns, toke
 
 
 def size(model: ModelConfig = MODEL, **options: Any) -> KVSize:
-    defaults: dict[str, Any] = {"max_model_len": None, "max_num_seqs": 8, "cache_bytes": None, "available_bytes": 2**40}
+    defaults: dict[str, Any] = {"max_model_len": None, "max_num_seqs": 8, "cache_bytes": None, "most_bytes": 2**40}
     return size_cache(model, SPEC, **{**defaults, **options})
 
 
@@ -59,7 +59,7 @@ def test_by_default_all_sequences_fit_at_full_length() -> None:
 
 
 def test_by_default_no_more_than_half_of_the_memory_and_4_gib() -> None:
-    assert size(available_bytes=200 * BLOCK).num_blocks == 100
+    assert size(most_bytes=200 * BLOCK).num_blocks == 100
     assert size(max_num_seqs=10**6).cache_bytes <= 4 * 2**30
 
 

@@ -45,12 +45,25 @@ class EngineOptions:
     swap_space: float = option(
         0.0, "GiB of memory that preempted sequences are moved to instead of being computed again"
     )
-    dtype: str = option("auto", "what is computed in between the matrix products", choices=("auto", "float32"))
+    dtype: str = option(
+        "auto",
+        "what is computed in: float32 on a CPU (matrix products apart), bfloat16 on a GPU",
+        choices=("auto", "bfloat16", "float16", "float32"),
+    )
+    load_format: str = option("auto", "dummy: random weights, for measuring", choices=("auto", "dummy"))
+    quantization: str | None = option(
+        None, "quantize the weights while they are loaded (on a GPU)", choices=("fp8", "int8", "int4")
+    )
+    gpu_memory_utilization: float = option(0.9, "share of the GPU's memory that may be taken")
+    enforce_eager: bool = option(False, "launch every op by itself instead of replaying CUDA graphs")
+    batch_invariant: bool = option(False, "on a GPU: the same bits whatever else is in the batch, at a price in speed")
     scheduling_policy: str = option("fcfs", "who runs first", choices=("fcfs", "priority"))
     max_queued_requests: int = option(1024, "requests that may wait before more are answered with 429")
     threads: int | None = option(None, "threads that compute (default: the CPUs this process may use)")
     seed: int | None = option(None, "makes requests without a seed of their own repeatable")
-    device: str = option("auto", "where to compute", choices=("auto", "cpu"))
+    device: str = option(
+        "auto", "where to compute; auto takes a GPU where there is one and torch", choices=("auto", "cpu", "cuda")
+    )
 
     def __post_init__(self) -> None:
         for name, low in _LEAST.items():
@@ -59,7 +72,7 @@ class EngineOptions:
                 raise BadRequest(f"{name} is {value}", f"{name} must be at least {low}", param=name)
         for spec in fields(self):
             choices, value = spec.metadata.get("choices"), getattr(self, spec.name)
-            if choices and value not in choices:
+            if choices and value is not None and value not in choices:
                 raise BadRequest(f"{spec.name} is {value!r}", f"choose from {', '.join(choices)}", param=spec.name)
 
     @classmethod
@@ -85,6 +98,7 @@ _LEAST = {
     "swap_space": 0,
     "max_queued_requests": 0,
     "threads": 1,
+    "gpu_memory_utilization": 0.01,
 }
 
 # What scripts written for other engines also say, where it changes nothing here.
@@ -92,7 +106,5 @@ _NO_EFFECT: dict[str, Callable[[Any], bool]] = {
     "tensor_parallel_size": lambda value: value == 1,
     "pipeline_parallel_size": lambda value: value == 1,
     "trust_remote_code": lambda value: True,  # a permission; remote code is never run
-    "enforce_eager": lambda value: True,  # there are no graphs to do without
-    "gpu_memory_utilization": lambda value: 0 < value <= 1,  # there is no GPU to share
     "disable_log_stats": lambda value: True,
 }

@@ -1,7 +1,9 @@
 """From options to an executor: the one place that chooses where a model is computed."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
+from quire.core.errors import Unsupported
 from quire.engine.options import EngineOptions
 from quire.executors.protocol import Executor
 
@@ -9,8 +11,12 @@ from quire.executors.protocol import Executor
 def local_executor(path: Path, options: EngineOptions) -> Executor:
     from quire.executors.local import LocalExecutor
 
+    backend = "cuda" if uses_gpu(options.device) else "native"
+    if backend == "native":
+        _refuse_gpu_options(options)
     return LocalExecutor(
         path,
+        backend=backend,
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
@@ -19,4 +25,28 @@ def local_executor(path: Path, options: EngineOptions) -> Executor:
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
         swap_space_bytes=int(options.swap_space * 2**30),
         threads=options.threads,
+        dtype=options.dtype,
+        load_format=options.load_format,
+        quantization=options.quantization,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        enforce_eager=options.enforce_eager,
+        batch_invariant=options.batch_invariant,
     )
+
+
+def uses_gpu(device: str) -> bool:
+    """auto: where there is a driver, and torch to reach it with. Nothing is imported to find out."""
+    driver, torch = Path("/dev/nvidiactl").exists(), find_spec("torch") is not None and find_spec("triton") is not None
+    if device == "cuda":
+        if not driver:
+            raise Unsupported("there is no NVIDIA driver on this machine", "use device cpu")
+        if not torch:
+            raise Unsupported("computing on a GPU needs torch and triton", "pip install 'quire[gpu]'")
+    return device != "cpu" and driver and torch
+
+
+def _refuse_gpu_options(options: EngineOptions) -> None:
+    if options.quantization is not None:
+        raise Unsupported("quantizing while loading is for GPUs", "on a CPU, load a quantized .gguf file")
+    if options.dtype in ("bfloat16", "float16"):
+        raise Unsupported(f"dtype {options.dtype} is for GPUs", "on a CPU, activations are float32")

@@ -2,18 +2,27 @@
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from quire.core.errors import Unsupported
 from quire.core.plan import StepOutput, StepPlan
 from quire.executors.protocol import Capacity
+from quire.models.config import ModelConfig
 from quire.models.registry import family
-from quire.ops.opset import OpSet
-from quire.runtime.kv import kv_spec, size_cache
+from quire.ops.opset import KVSpec
+from quire.runtime.kv import KVSize, kv_spec, longest, size_cache
 from quire.runtime.memory import available_memory
 from quire.runtime.runner import Runner
-from quire.weights.checkpoint import open_checkpoint
+from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights.dummy_checkpoint import DummyCheckpoint
 
-BACKENDS = {"native": ("quire.ops.native", "NativeOps"), "torch": ("quire.ops.torch", "TorchOps")}
+MOST_CACHE_BYTES = 4 * 2**30  # of main memory, without being asked
+
+BACKENDS = {
+    "native": ("quire.ops.native", "NativeOps"),
+    "torch": ("quire.ops.torch", "TorchOps"),
+    "cuda": ("quire.ops.torch.gpu", "GpuOps"),
+}
 
 
 class LocalExecutor:
@@ -32,6 +41,12 @@ class LocalExecutor:
         kv_cache_memory_bytes: int | None = None,
         swap_space_bytes: int = 0,
         threads: int | None = None,
+        dtype: str = "auto",
+        load_format: str = "auto",
+        quantization: str | None = None,
+        gpu_memory_utilization: float = 0.9,
+        enforce_eager: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         if backend not in BACKENDS:
             raise Unsupported(f"the backend `{backend}` is not known", f"use one of {', '.join(BACKENDS)}")
@@ -45,23 +60,27 @@ class LocalExecutor:
         self.kv_cache_memory_bytes = kv_cache_memory_bytes
         self.swap_space_bytes = swap_space_bytes
         self.threads = threads
+        self.dtype = dtype
+        self.load_format = load_format
+        self.quantization = quantization
+        self.gpu_memory_utilization = gpu_memory_utilization
+        self.enforce_eager = enforce_eager
+        self.batch_invariant = batch_invariant
         self._runner: Runner | None = None
 
     def start(self) -> Capacity:
-        checkpoint = open_checkpoint(self.path)
+        checkpoint = self._open()
         model_family = family(checkpoint.config.architecture)
         config = model_family.config(checkpoint.config)
-        size = size_cache(
-            config,
-            kv_spec(config, self.block_size, self.kv_cache_dtype),
-            max_model_len=self.max_model_len,
-            max_num_seqs=self.max_num_seqs,
-            cache_bytes=self.kv_cache_memory_bytes,
-            available_bytes=max(available_memory() - checkpoint.nbytes, 0),
-            swap_bytes=self.swap_space_bytes,
-        )
+        spec = kv_spec(config, self.block_size, self._kv_dtype())
         ops = self._ops()
-        model = model_family.load(ops, checkpoint, config, size.max_model_len)
+        if self.backend == "cuda":  # how much is free is known when the weights are there
+            model = model_family.load(ops, checkpoint, config, longest(config, self.max_model_len))
+            size = self._size(config, spec, ops.room(model.forward, spec, self.max_num_batched_tokens))
+        else:
+            free = max(available_memory() - checkpoint.nbytes, 0)
+            size = self._size(config, spec, min(free // 2, MOST_CACHE_BYTES))
+            model = model_family.load(ops, checkpoint, config, size.max_model_len)
         self._runner = Runner(ops, model, size, max_rows=self.max_num_seqs, max_tokens=self.max_num_batched_tokens)
         return Capacity(
             num_blocks=size.num_blocks,
@@ -72,6 +91,20 @@ class LocalExecutor:
             cache_bytes=size.cache_bytes,
         )
 
+    def _open(self) -> Checkpoint:
+        return DummyCheckpoint(Path(self.path)) if self.load_format == "dummy" else open_checkpoint(self.path)
+
+    def _size(self, config: ModelConfig, spec: KVSpec, most_bytes: int) -> KVSize:
+        return size_cache(
+            config,
+            spec,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            cache_bytes=self.kv_cache_memory_bytes,
+            most_bytes=most_bytes,
+            swap_bytes=self.swap_space_bytes,
+        )
+
     def run(self, plan: StepPlan) -> StepOutput:
         assert self._runner is not None, "not started"
         return self._runner.run(plan)
@@ -80,7 +113,20 @@ class LocalExecutor:
         """Give back the weights and the cache."""
         self._runner = None
 
-    def _ops(self) -> OpSet:
+    def _kv_dtype(self) -> str:
+        if self.backend != "cuda" or self.kv_cache_dtype != "auto":
+            return self.kv_cache_dtype
+        return "bfloat16" if self.dtype == "auto" else self.dtype
+
+    def _ops(self) -> Any:
         module, name = BACKENDS[self.backend]
-        ops: OpSet = getattr(import_module(module), name)(threads=self.threads)
-        return ops
+        options: dict[str, Any] = {"threads": self.threads}
+        if self.backend == "cuda":
+            options |= {
+                "dtype": "bfloat16" if self.dtype == "auto" else self.dtype,
+                "quantization": self.quantization,
+                "batch_invariant": self.batch_invariant,
+                "graphs": not self.enforce_eager,
+                "utilization": self.gpu_memory_utilization,
+            }
+        return getattr(import_module(module), name)(**options)

@@ -6,7 +6,6 @@ from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.models.config import ModelConfig
 from quire.ops.opset import KV_DTYPES, KVSpec
 
-DEFAULT_CACHE_BYTES = 4 * 2**30  # the most that is taken without being asked
 INT8_BLOCK = 8  # kernels take so many tokens of an int8 cache at a time
 INT8_MOST = 1024  # slots of a block, columns of a head: sums of more would not fit 32 bits
 
@@ -56,17 +55,17 @@ def size_cache(
     max_model_len: int | None,
     max_num_seqs: int,
     cache_bytes: int | None,
-    available_bytes: int,
+    most_bytes: int,
     swap_bytes: int = 0,
 ) -> KVSize:
     """How many blocks there are, and the longest sequence.
 
-    `cache_bytes` is taken as it is. Without it: what `max_num_seqs` sequences of full length need, but at most half of
-    what is available, and 4 GiB. Without `max_model_len` the model's own length is served, or what fits."""
-    length = _length(config, max_model_len)
+    `cache_bytes` is taken as it is. Without it: what `max_num_seqs` sequences of full length need, but at most
+    `most_bytes`. Without `max_model_len` the model's own length is served, or what fits."""
+    length = longest(config, max_model_len)
     seq_bytes = -(-length // spec.block_size) * spec.block_bytes
     if cache_bytes is None:
-        cache_bytes = min(DEFAULT_CACHE_BYTES, available_bytes // 2, max_num_seqs * seq_bytes)
+        cache_bytes = min(most_bytes, max_num_seqs * seq_bytes)
     num_blocks = cache_bytes // spec.block_bytes
     fits = num_blocks * spec.block_size  # tokens
     if fits == 0 or (max_model_len is not None and fits < length):
@@ -77,7 +76,8 @@ def size_cache(
     return KVSize(spec, num_blocks, swap_bytes // spec.block_bytes, min(length, fits))
 
 
-def _length(config: ModelConfig, asked: int | None) -> int:
+def longest(config: ModelConfig, asked: int | None) -> int:
+    """Tokens of a sequence at most: what is asked for, or the model's own length."""
     if asked is None:
         return config.max_position
     if asked < 1:

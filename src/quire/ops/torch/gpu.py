@@ -15,10 +15,10 @@ from quire.ops.opset import Float32, KVCache, KVSpec, Sampler
 from quire.ops.tensors import PackedWeight, StoredTensor
 from quire.ops.torch.cache import TorchCache
 from quire.ops.torch.gpu_batch import GpuBatch
-from quire.ops.torch.gpu_program import GpuProgram
+from quire.ops.torch.gpu_program import GpuProgram, one_long_run
 from quire.ops.torch.gpu_values import Columns, Rows, Sum, tensor_of
 from quire.ops.torch.gpu_weights import QUANTIZERS, Segment, load_floats, load_segments
-from quire.ops.torch.kernels.activation import activate_and_mul_quantized, silu_and_mul
+from quire.ops.torch.kernels.activation import Activation, activate_and_mul_quantized, silu_and_mul
 from quire.ops.torch.kernels.attention_pages import Scoring
 from quire.ops.torch.kernels.embedding import embedding
 from quire.ops.torch.kernels.kv_write import kv_write
@@ -31,6 +31,7 @@ from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
 from quire.ops.torch.kernels.quant_scaled import ScaledWeight, scaled_linear
 from quire.ops.torch.ops import Frequencies
 
+GRAPH_BYTES = 3 * 2**29  # for graphs and the sampler's tables: not measured, as they come after the pages
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -43,6 +44,7 @@ class GpuOps:
         batch_invariant: bool = False,
         graphs: bool = True,
         overlap: bool = False,
+        utilization: float = 0.9,  # of the device's memory, all together
         threads: int | None = None,  # of the host: all of it happens on the device
     ) -> None:
         if quantization is not None and quantization not in QUANTIZERS:
@@ -51,6 +53,7 @@ class GpuOps:
         self.quantization, self.batch_invariant, self.graphs = quantization, batch_invariant, graphs
         self._products = {"batch_invariant": batch_invariant, "overlap": overlap, "tickets": new_tickets(device)}
         self._overlap = overlap
+        self._utilization = utilization
 
     # -- when a model is loaded ------------------------------------------------------------------------------------
 
@@ -89,6 +92,20 @@ class GpuOps:
     ) -> GpuProgram:
         assert isinstance(cache, TorchCache)
         return GpuProgram(partial(forward, self), cache, max_tokens, max_rows, max_model_len, self.graphs)
+
+    def room(self, forward: Callable[[Any, Any], Any], spec: KVSpec, max_tokens: int) -> int:
+        """Bytes for pages: this process's share of the device, less what it holds and the most that a step takes."""
+        if self.device.type != "cuda":
+            return 2**30
+        program = GpuProgram(partial(forward, self), self.new_cache(spec, 1), max_tokens, 1, max_tokens, False)
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        program.run(one_long_run(max_tokens, spec.block_size))
+        torch.cuda.synchronize()
+        peak: int = torch.cuda.max_memory_allocated() - held
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+        return int(free - (1 - self._utilization) * total) - peak - GRAPH_BYTES
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 
@@ -164,7 +181,7 @@ class GpuOps:
     def silu_and_mul(self, x: Tensor) -> Rows:
         return Rows(
             partial(silu_and_mul, x, self._overlap),
-            lambda dtype, group: activate_and_mul_quantized(x, "silu", dtype, group, self._overlap),
+            lambda dtype, group: activate_and_mul_quantized(x, Activation.SILU, dtype, group, self._overlap),
         )
 
     def add(self, x: Tensor | Sum, y: Tensor) -> Sum:

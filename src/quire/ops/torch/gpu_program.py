@@ -24,6 +24,20 @@ def ladder(most: int) -> list[int]:
     return sorted({min(size, most) for size in sizes})
 
 
+def one_long_run(num_tokens: int, block_size: int) -> StepBatch:
+    """A prompt that fills a step and is written nowhere: to see how much memory a step takes."""
+    positions = np.arange(num_tokens, dtype=np.int32)
+    return StepBatch(
+        ids=np.zeros(num_tokens, np.int32),
+        positions=positions,
+        slots=np.full(num_tokens, -1, np.int32),
+        seq_starts=np.array([0, num_tokens], np.int32),
+        context_lens=np.array([num_tokens], np.int32),
+        block_tables=np.zeros((1, -(-num_tokens // block_size)), np.int32),
+        logit_rows=np.array([num_tokens - 1], np.int32),
+    )
+
+
 class Inputs:
     """The arrays of a step of S decoding sequences: here, on the way, and where the graph reads them."""
 
@@ -44,7 +58,12 @@ class Inputs:
     def send(self, batch: StepBatch) -> None:
         ids, positions, slots, context_lens, tables = self.numpy
         n = batch.num_tokens
-        ids[:n], positions[:n], slots[:n], context_lens[:n] = batch.ids, batch.positions, batch.slots, batch.context_lens
+        ids[:n], positions[:n], slots[:n], context_lens[:n] = (
+            batch.ids,
+            batch.positions,
+            batch.slots,
+            batch.context_lens,
+        )
         slots[n:], context_lens[n:] = -1, 0
         used = min(batch.block_tables.shape[1], self.width)
         tables[:n, :used] = batch.block_tables[:, :used]
@@ -72,9 +91,12 @@ class GpuProgram:
             for size in reversed(self._sizes):  # the largest first: the others fit into its memory
                 self._capture(size)
 
-    @torch.inference_mode()
     def run(self, batch: StepBatch) -> Tensor:
         """-> logits [R, vocab], valid until the next run."""
+        with torch.inference_mode():
+            return self._run(batch)
+
+    def _run(self, batch: StepBatch) -> Tensor:
         n = batch.num_tokens
         assert n <= self._max_tokens, f"{n} tokens, compiled for {self._max_tokens}"
         only_decodes = len(batch.context_lens) == n == len(batch.logit_rows)

@@ -4,6 +4,8 @@ GGUF's Q4_0, Q4_1 and Q8_0 keep their codes; other quantized types become floats
 of floats can be quantized on its way: fp8 (one scale an output), int8 and int4 (groups of 128 inputs)."""
 
 from collections.abc import Callable, Sequence
+from math import gcd
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from quire.ops.tensors import BF16, F16, F32, Q4_0, Q4_1, Q8_0, StoredTensor
 from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_int4, pack_int8
 from quire.ops.torch.kernels.quant_scaled import ScaledWeight
 
-Segment = Tensor | GroupedWeight | ScaledWeight
+Segment: TypeAlias = Tensor | GroupedWeight | ScaledWeight
 
 FLOATS = {F32.name: torch.float32, F16.name: torch.float16, BF16.name: torch.bfloat16}
 GROUP = 128  # inputs that share a scale, where we choose
@@ -49,7 +51,7 @@ def load_segments(
         if kind != "floats":
             segments.append(KEPT[kind](part, device))
         elif index and kinds[index - 1] == "floats":
-            segments[-1] = torch.cat([segments[-1], load_floats(part, dtype, device)])  # type: ignore[list-item]
+            segments[-1] = torch.cat([segments[-1], load_floats(part, dtype, device)])
         else:
             segments.append(load_floats(part, dtype, device))
     return segments
@@ -102,15 +104,20 @@ def _to_fp8(w: Tensor) -> ScaledWeight:
     return ScaledWeight((w.float() / scales).to(torch.float8_e4m3fn), scales[:, 0].contiguous())
 
 
+def _groups(w: Tensor) -> Tensor:
+    """[outputs, groups, inputs of a group]: 128, or the largest power of two that divides a row."""
+    return w.float().unflatten(1, (-1, gcd(w.shape[1], GROUP)))
+
+
 def _to_int8(w: Tensor) -> GroupedWeight:
-    groups = w.float().unflatten(1, (-1, GROUP))
+    groups = _groups(w)
     scales = (groups.abs().amax(2) / 127).clamp(min=1e-8).half()
     codes = (groups / scales.float()[..., None]).round().clamp(-127, 127)
     return pack_int8(codes.to(torch.int8).flatten(1), scales)
 
 
 def _to_int4(w: Tensor) -> GroupedWeight:
-    groups = w.float().unflatten(1, (-1, GROUP))
+    groups = _groups(w)
     low, high = groups.amin(2), groups.amax(2)
     scales = ((high - low) / 15).clamp(min=1e-8).half()
     offsets = low.half()
