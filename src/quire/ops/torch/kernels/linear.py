@@ -6,8 +6,8 @@
     more           cuBLAS     the tensor cores
 
 A row's sums depend on the way, so they depend on the number of rows. `batch_invariant` takes `stream` for all of them:
-which inputs are added in which order is then a function of (N, K) alone. It costs nothing that can be measured up to
-64 rows, and beyond them what cuBLAS has over a plain tiled product."""
+which inputs are added in which order is then a function of (N, K) alone. It costs what gemv is ahead at one row, and
+beyond 64 rows what cuBLAS has over a plain tiled product."""
 
 from enum import StrEnum
 
@@ -24,8 +24,9 @@ SPLIT_INPUTS = 512  # at least, in a split
 MAX_SPLITS = 8
 
 GEMV = GemvConfig(block_n=4, block_k=1024, warps=4, stages=4)
-# block_m: (block_n, block_k, warps, stages)
-STREAM = {16: (64, 128, 4, 5), 32: (64, 128, 4, 4), 64: (64, 128, 4, 3), 128: (128, 64, 8, 4)}
+STREAM_BLOCK_K = 128  # for any number of rows: splits begin at multiples of it
+# block_m: (block_n, warps, stages)
+STREAM = {16: (64, 4, 5), 32: (64, 4, 4), 64: (64, 4, 3), 128: (128, 8, 3)}
 
 
 class Way(StrEnum):
@@ -67,9 +68,9 @@ def linear(
 
 def stream_config(M: int, N: int, K: int) -> StreamConfig:
     """`splits` is of (N, K) alone. Where tokens alone make enough tiles, they are taken in turn."""
-    block_m = next(block for block in (16, 32, 64, 128) if block >= M or block == 128)
-    block_n, block_k, warps, stages = STREAM[block_m]
-    return StreamConfig(block_m, block_n, block_k, num_splits(N, K), M > MAX_STREAM_ROWS, warps, stages)
+    block_m = next(block for block in STREAM if block >= M or block == 128)
+    block_n, warps, stages = STREAM[block_m]
+    return StreamConfig(block_m, block_n, STREAM_BLOCK_K, num_splits(N, K), M > MAX_STREAM_ROWS, warps, stages)
 
 
 def num_splits(N: int, K: int) -> int:
