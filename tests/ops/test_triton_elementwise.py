@@ -1,15 +1,10 @@
 """Norms, activations and gathers in Triton against plain torch: interpreted where there is no GPU, else compiled."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from quire.ops.torch.kernels.activation import Activation, activate_and_mul, activate_and_mul_quantized
 from quire.ops.torch.kernels.embedding import embedding

@@ -1,14 +1,10 @@
 """Products in Triton against fp32 matrix products: interpreted where there is no GPU, else compiled."""
 
-import os
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from quire.ops.torch.kernels import quant_unpack
 from quire.ops.torch.kernels.linear import Way, choose, linear, num_splits
@@ -24,22 +20,6 @@ from quire.ops.torch.kernels.quant_scaled import ScaledConfig, ScaledWeight, sca
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # the interpreter's tl.dot does not know bf16
-
-
-@pytest.fixture(autouse=True)
-def loops_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.6 makes loop bounds of arrays of one number, which numpy 2.4 no longer takes for a number."""
-    if torch.cuda.is_available():
-        return
-    from triton.runtime import interpreter
-
-    patch = interpreter._patch_lang_tensor
-
-    def patch_with_index(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_with_index)
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

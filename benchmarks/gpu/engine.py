@@ -1,0 +1,140 @@
+"""The whole engine on a GPU with random weights: how long a token takes, a prompt, and many requests at once.
+
+    python -m benchmarks.gpu.engine [--quantization fp8|int8|int4] [--requests 1000]
+
+The shape is Llama-3.1-8B's. Times are of steps, as the engine's own records have them, medians after a warm-up."""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.core.params import SamplingParams
+from quire.core.request import Request
+from quire.engine.engine import Engine
+from quire.engine.options import EngineOptions
+from quire.executors.local import LocalExecutor
+
+LLAMA_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 128256,
+}
+
+
+class Bench:
+    def __init__(self, options: dict[str, Any], max_model_len: int, max_num_seqs: int, max_tokens: int) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        path = Path(self._folder.name)
+        (path / "config.json").write_text(json.dumps(LLAMA_8B))
+        begin = time.perf_counter()
+        executor = LocalExecutor(
+            path,
+            backend="cuda",
+            load_format="dummy",
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_tokens,
+            **options,
+        )
+        engine_options = EngineOptions(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens, enable_prefix_caching=False
+        )
+        self.engine = Engine(executor, engine_options)
+        self.started = time.perf_counter() - begin
+        self._ids = np.random.default_rng(0)
+        self._count = 0
+
+    def submit(self, num_prompt: int, num_new: int) -> None:
+        self._count += 1
+        params = SamplingParams(temperature=0.0, max_tokens=num_new, ignore_eos=True, seed=0)
+        ids = self._ids.integers(0, LLAMA_8B["vocab_size"], num_prompt).tolist()
+        self.engine.submit(Request(id=str(self._count), prompt_ids=ids, params=params))
+
+    def steps(self) -> list[tuple[int, float, float]]:
+        """Until all is done: tokens, seconds of the step, seconds of those outside the executor."""
+        found = []
+        while self.engine.has_work:
+            begin = time.perf_counter()
+            self.engine.step()
+            record = self.engine.record
+            assert record is not None
+            seconds = time.perf_counter() - begin
+            found.append((record.num_tokens, seconds, seconds - record.run_seconds))
+        return found
+
+    def decode(self, batch: int, context: int, num_new: int = 40) -> None:
+        for _ in range(batch):
+            self.submit(context, num_new)
+        times = [(seconds, host) for tokens, seconds, host in self.steps() if tokens == batch][5:]
+        step = statistics.median(seconds for seconds, _ in times)
+        host = statistics.median(host for _, host in times)
+        rate = batch / step
+        print(
+            f"decode {batch:4} x {context:6}: {1e3 * step:8.3f} ms a step, {rate:9.0f} tok/s, "
+            f"scheduler {1e3 * host:.3f} ms"
+        )
+
+    def prefill(self, length: int) -> None:
+        times = []
+        for _ in range(4):
+            self.submit(length, 1)
+            times.append(sum(seconds for _, seconds, _ in self.steps()))
+        best = min(times)
+        matrices = 2 * 6.98e9 * length  # all but the head, of which one row is wanted
+        attention = 4 * 32 * 32 * 128 * length * length / 2
+        rate = (matrices + attention) / best / 1e12
+        print(f"prefill {length:6}: {1e3 * best:8.2f} ms, {length / best:9.0f} tok/s, {rate:.0f} TFLOP/s")
+
+    def throughput(self, requests: int, num_prompt: int, num_new: int) -> None:
+        for _ in range(requests):
+            self.submit(num_prompt, num_new)
+        begin = time.perf_counter()
+        steps = self.steps()
+        seconds = time.perf_counter() - begin
+        host = sum(host for _, _, host in steps)
+        print(
+            f"{requests} requests of {num_prompt}/{num_new}: {seconds:.1f} s, {requests * num_new / seconds:.0f} "
+            f"output tok/s, {len(steps)} steps, scheduler {host:.1f} s"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quantization", choices=("fp8", "int8", "int4"))
+    parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--requests", type=int, default=0, help="of 1000 tokens in and 1000 out")
+    parser.add_argument("--max-tokens", type=int, default=8192)
+    args = parser.parse_args()
+    bench = Bench(
+        {"quantization": args.quantization, "kv_cache_dtype": args.kv_cache_dtype}, 20000, 512, args.max_tokens
+    )
+    print(f"started in {bench.started:.1f} s; {bench.engine.capacity}")
+    bench.decode(1, 16, 8)
+    bench.decode(1, 128, 100)
+    for batch in (8, 32, 64, 128, 256):
+        bench.decode(batch, 128)
+    bench.decode(32, 16000, 20)
+    for length in (512, 2048, 8192):
+        bench.prefill(length)
+    if args.requests:
+        bench.throughput(args.requests, 1000, 1000)
+
+
+if __name__ == "__main__":
+    main()
