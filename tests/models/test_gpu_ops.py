@@ -63,7 +63,7 @@ def test_logits_are_those_of_plain_torch(tiny_model, quantization):
     plain = logits_of(TorchOps(), tiny_model, "float32", steps)
     ops = GpuOps(DEVICE, dtype="float32", quantization=quantization)
     if quantization:
-        ops = GpuOps(DEVICE, dtype="bfloat16", quantization=quantization)
+        ops = GpuOps(DEVICE, dtype="float16", quantization=quantization)
     found = logits_of(ops, tiny_model, "float32", steps)
     error = np.sqrt(np.mean((found - plain) ** 2) / np.mean(plain**2))
     assert error < (2e-2 if quantization else 1e-5)
