@@ -20,7 +20,7 @@ from quire.ops.torch.kernels.quant_scaled import ScaledWeight
 Segment: TypeAlias = Tensor | GroupedWeight | ScaledWeight
 
 FLOATS = {F32.name: torch.float32, F16.name: torch.float16, BF16.name: torch.bfloat16}
-GROUP = 128  # inputs that share a scale, where we choose
+GROUP, LEAST_GROUP = 128, 16  # inputs that share a scale, where we choose; rows of odd lengths stay floats
 FP8_MOST = 448.0
 DUMMY_SPREAD = 0.02  # of random weights: about what training begins with
 
@@ -44,7 +44,8 @@ def load_segments(
     if quantization is not None:
         if not all(part.type.name in FLOATS for part in parts):
             raise Unsupported(f"{parts[0].name} is quantized already", "leave out `quantization`")
-        return [QUANTIZERS[quantization](torch.cat([load_floats(part, dtype, device) for part in parts]))]
+        floats = torch.cat([load_floats(part, dtype, device) for part in parts])
+        return [QUANTIZERS[quantization](floats) if floats.shape[1] % LEAST_GROUP == 0 else floats]
     segments: list[Segment] = []
     kinds = [part.type.name if part.type.name in KEPT and not part.dummy else "floats" for part in parts]
     for index, (part, kind) in enumerate(zip(parts, kinds, strict=True)):
@@ -105,7 +106,7 @@ def _to_fp8(w: Tensor) -> ScaledWeight:
 
 
 def _groups(w: Tensor) -> Tensor:
-    """[outputs, groups, inputs of a group]: 128, or the largest power of two that divides a row."""
+    """[outputs, groups, inputs of a group]: of 128, or the largest power of two that divides a row."""
     return w.float().unflatten(1, (-1, gcd(w.shape[1], GROUP)))
 
 

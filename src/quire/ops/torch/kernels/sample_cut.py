@@ -65,12 +65,12 @@ def find_cuts(job: Job) -> None:
 
 
 @triton.jit
-def _is_busy(rows, params, peaks, line, num_tiles):
+def _is_busy(rows, fields, peaks, line, num_tiles):
     """Whether the line's row samples, from something."""
     row = tl.load(rows + line).to(tl.int64)
     busy = row >= 0
     if busy:
-        greedy = (tl.load(params + row * FIELDS + FLAGS) & GREEDY) != 0
+        greedy = (tl.load(fields + row * FIELDS + FLAGS) & GREEDY) != 0
         busy = (greedy == 0) & (packed_key(greatest_of_tiles(peaks, line, num_tiles)) != NOTHING)
     return busy
 
@@ -116,7 +116,7 @@ def _cut_open(
     logits,
     stride,
     rows,
-    params,
+    fields,
     edited,
     peaks,
     totals,
@@ -133,10 +133,10 @@ def _cut_open(
     EDITED: tl.constexpr,
 ):
     line = tl.program_id(0)
-    if _is_busy(rows, params, peaks, line, num_tiles) == 0:
+    if _is_busy(rows, fields, peaks, line, num_tiles) == 0:
         return
     row = tl.load(rows + line).to(tl.int64)
-    at = params + row * FIELDS
+    at = fields + row * FIELDS
     if is_limited(at) == 0:
         tl.store(cuts + line * 2, NOTHING)
         tl.store(cuts + line * 2 + 1, LAST_ID)
@@ -228,7 +228,7 @@ def _cut_line(
     logits,
     stride,
     rows,
-    params,
+    fields,
     edited,
     peaks,
     totals,
@@ -245,12 +245,12 @@ def _cut_line(
     EDITED: tl.constexpr,
 ):
     line = tl.program_id(0)
-    if _is_busy(rows, params, peaks, line, num_tiles) == 0:
+    if _is_busy(rows, fields, peaks, line, num_tiles) == 0:
         return
     if tl.load(progress + line * PROGRESS + NUM_OPEN) <= CAPACITY:
         return
     row = tl.load(rows + line).to(tl.int64)
-    at = params + row * FIELDS
+    at = fields + row * FIELDS
     best = greatest_of_tiles(peaks, line, num_tiles)
     peak = finite_peak(best)
     near, far = tl.load(intervals + line * 2), tl.load(intervals + line * 2 + 1)

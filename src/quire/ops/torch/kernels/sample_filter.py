@@ -105,7 +105,7 @@ def _count(
     logits,
     stride,
     rows,
-    params,
+    fields,
     edited,
     peaks,
     intervals,  # [lines, 2]
@@ -124,7 +124,7 @@ def _count(
     row = tl.load(rows + line).to(tl.int64)
     if row < 0:
         return
-    at = params + row * FIELDS
+    at = fields + row * FIELDS
     if is_limited(at) == 0:
         return
     if (FIRST == 0) and tl.load(progress + line * PROGRESS + IS_NARROW) != 0:
@@ -182,7 +182,7 @@ def _buckets_of_mass(count, need, total, kept, near, far, inverse_temperature, F
 @triton.jit
 def _narrow(
     rows,
-    params,
+    fields,
     intervals,  # [lines, 2]
     progress,  # [lines, PROGRESS]
     kept_mass,  # [lines]
@@ -196,7 +196,7 @@ def _narrow(
     row = tl.load(rows + line).to(tl.int64)
     if row < 0:
         return
-    at = params + row * FIELDS
+    at = fields + row * FIELDS
     mine = progress + line * PROGRESS
     if (FIRST == 0) and tl.load(mine + IS_NARROW) != 0:
         return
@@ -247,7 +247,7 @@ def _collect(
     logits,
     stride,
     rows,
-    params,
+    fields,
     edited,
     peaks,
     intervals,  # [lines, 2]
@@ -264,7 +264,7 @@ def _collect(
     row = tl.load(rows + line).to(tl.int64)
     if row < 0:
         return
-    at = params + row * FIELDS
+    at = fields + row * FIELDS
     best = greatest_of_tiles(peaks, line, num_tiles)
     if ((tl.load(at + FLAGS) & GREEDY) != 0) | (packed_key(best) == NOTHING):
         return

@@ -54,7 +54,7 @@ def _find_peaks(
     logits,  # [lines, vocab]
     stride,
     rows,  # [lines]
-    params,
+    fields,
     bias,
     marks,
     peaks,  # [lines, tiles]
@@ -74,7 +74,7 @@ def _find_peaks(
     known = ids < vocab
     x = tl.load(logits + line.to(tl.int64) * stride + ids, mask=known, other=float("-inf")).to(tl.float32)
     x = tl.where(x == x, x, float("-inf"))
-    at = params + row * FIELDS
+    at = fields + row * FIELDS
     if EDITED and needs_edits(at):
         flags = tl.load(at + FLAGS)
         if HAS_BIAS:

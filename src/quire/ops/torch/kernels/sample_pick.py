@@ -70,7 +70,7 @@ def _sum_weights(
     logits,
     stride,
     rows,
-    params,
+    fields,
     edited,
     peaks,  # [lines, tiles]
     sums,  # [lines, tiles]
@@ -83,7 +83,7 @@ def _sum_weights(
     row = tl.load(rows + line).to(tl.int64)
     if row < 0:
         return
-    at = params + row * FIELDS
+    at = fields + row * FIELDS
     if (tl.load(at + FLAGS) & GREEDY) != 0:
         return
     best = greatest_of_tiles(peaks, line, num_tiles)
@@ -99,7 +99,7 @@ def _pick(
     logits,
     stride,
     rows,
-    params,
+    fields,
     edited,
     peaks,  # [lines, tiles]
     marks,
@@ -120,7 +120,7 @@ def _pick(
     if row < 0:
         tl.store(tokens + line, 0)
         return
-    at = params + row * FIELDS
+    at = fields + row * FIELDS
     flags, position = tl.load(at + FLAGS), tl.load(at + NUM_TOKENS)
     is_edited = needs_edits(at)  # asked before the state advances: a barrier lies between, in the search for the best
     greedy = (flags & GREEDY) != 0
