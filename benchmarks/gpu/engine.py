@@ -129,7 +129,7 @@ def main() -> None:
     bench.decode(1, 128, 100)
     for batch in (8, 32, 64, 128, 256):
         bench.decode(batch, 128)
-    bench.decode(32, 16000, 20)
+    bench.decode(32, 16000, 128)  # the first of them wait for the prompts of the others
     for length in (512, 2048, 8192):
         bench.prefill(length)
     if args.requests:

@@ -191,7 +191,7 @@ def test_random_parameters_and_awkward_logits(seed):
 def test_edits_over_several_steps():
     """Bias, masks, min_tokens and penalties, of which the last three depend on what was drawn."""
     pair = Pair(2)
-    pair.admit(0, replace(GREEDY, logit_bias=((3, 9.0),), banned=((5,),), stop_ids=(3, VOCAB), min_tokens=2), [1], 1)
+    pair.admit(0, replace(GREEDY, logit_bias=((3, 90.0),), banned=((5,),), stop_ids=(3, VOCAB), min_tokens=2), [1], 1)
     pair.admit(1, replace(GREEDY, allowed=(2, 3, 4), frequency_penalty=1.5, repetition_penalty=1.2), [2, 4, 4], 1)
     assert (pair.device.needs([0]), pair.device.needs([1])) == (Path.BIASED | Path.MARKED,) * 2
     for step in range(3):
