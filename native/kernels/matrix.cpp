@@ -1,5 +1,7 @@
 // Rows of activations times packed matrices: how the work is cut, and which tile product does a cut.
 
+#include <algorithm>
+
 #include "half.h"
 #include "kernels.h"
 #include "matrix_format.h"
@@ -35,6 +37,7 @@
 #if QUIRE_UNIT == 1
 #include "matrix_neon_panel.h"
 #include "matrix_neon_half.h"
+#include "quantize_neon.h"
 #elif QUIRE_UNIT == 3
 #include "matrix_avx512_panel.h"
 #endif
@@ -193,14 +196,37 @@ void multiply(const PackedMatrix& w, const Activations& a, int64_t rows, float* 
     visit_format(w, product);
 }
 
+#if QUIRE_UNIT != 1
+struct Inputs {
+    const float* x;
+    explicit Inputs(const float* from) : x(from) {}
+    // The bits of the largest magnitude: as integers, Inf and NaN are above all numbers.
+    uint32_t largest() const {
+        uint32_t most = 0;
+        for (int i = 0; i < kGroupInputs; ++i) most = std::max(most, bits_of_float(x[i]) & 0x7fffffff);
+        return most;
+    }
+    // Floats count by ones at `counter`: adding it rounds, and leaves the code in the low bits.
+    void store_codes(float to_code, QuantizedGroup& out) const {
+        const float counter = 0x1.8p23f;
+        for (int half = 0; half < 2; ++half) {
+            int32_t sum = 0;
+            for (int i = 16 * half; i < 16 * half + 16; ++i) {
+                const int32_t code = int32_t(bits_of_float(x[i] * to_code + counter) - bits_of_float(counter));
+                out.codes[i] = int8_t(code);
+                sum += code;
+            }
+            out.half_code_sums[half] = sum;
+        }
+    }
+};
+#endif
+
 // Codes are rounded to nearest, ties to even. A group below 2^-100 counts as zeros (127 / max would overflow); one with
 // an Inf or NaN in it gets a NaN for a scale, so that every result that depends on it is NaN.
-void quantize_group(const float* __restrict x, QuantizedGroup& __restrict out) {
-    uint32_t max_bits = 0;  // of |x|: as integers, Inf and NaN are above all numbers
-    for (int i = 0; i < kGroupInputs; ++i) {
-        const uint32_t bits = bits_of_float(x[i]) & 0x7fffffff;
-        max_bits = bits > max_bits ? bits : max_bits;
-    }
+void quantize_group(const float* __restrict from, QuantizedGroup& __restrict out) {
+    const Inputs inputs(from);
+    const uint32_t max_bits = inputs.largest();
     const float max = float_of_bits(max_bits);
     if (max_bits >= 0x7f800000 || max < 0x1p-100f) {
         out = QuantizedGroup{};
@@ -208,18 +234,7 @@ void quantize_group(const float* __restrict x, QuantizedGroup& __restrict out) {
             out.scale = out.sum = out.half_sums[0] = out.half_sums[1] = float_of_bits(0x7fc00000);
         return;
     }
-    const float to_code = 127.0f / max;
-    const float counter =
-        0x1.8p23f;  // floats count by ones there: adding it rounds, and leaves the code in the low bits
-    for (int half = 0; half < 2; ++half) {
-        int32_t sum = 0;
-        for (int i = 16 * half; i < 16 * half + 16; ++i) {
-            const int32_t code = int32_t(bits_of_float(x[i] * to_code + counter) - bits_of_float(counter));
-            out.codes[i] = int8_t(code);
-            sum += code;
-        }
-        out.half_code_sums[half] = sum;
-    }
+    inputs.store_codes(127.0f / max, out);
     out.scale = max / 127.0f;
     out.code_sum = out.half_code_sums[0] + out.half_code_sums[1];
     out.sum = out.scale * float(out.code_sum);

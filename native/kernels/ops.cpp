@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "inline.h"
 #include "int8.h"
 
 namespace quire::QUIRE_ISA {
@@ -45,7 +46,7 @@ void rope(float* x, const float* angles, int64_t half, int64_t num_heads, int64_
     }
 }
 
-F8 silu(F8 x) { return x / (splat(1.0f) + exp2(x * splat(-kLog2e))); }
+QUIRE_INLINE F8 silu(F8 x) { return x / (splat(1.0f) + exp2(x * splat(-kLog2e))); }
 
 void silu_and_mul(const float* x, int64_t n, float* out) {
     const float *gate = x, *up = x + n;
