@@ -35,8 +35,8 @@
 #if QUIRE_UNIT == 1
 #include "matrix_neon_panel.h"
 #include "matrix_neon_half.h"
-#elif QUIRE_UNIT == 3
-#include "matrix_avx512_panel.h"
+#elif QUIRE_UNIT >= 2
+#include "matrix_x86_panel.h"
 #endif
 // clang-format on
 
@@ -47,19 +47,17 @@ extern const MatrixKernels matrix_kernels;
 namespace {
 
 // The tiles for many rows, and how many that is.
-#if QUIRE_UNIT == 1
-template <class Format>
-constexpr int64_t kPanelRows = InPlace<Format>::max_rows + 1;
-#elif QUIRE_UNIT == 3
-template <class Format>
-using Unpacked = Avx512Panel<Format>;
-template <class Format>
-constexpr int64_t kPanelRows = 48;
-#else
+#if QUIRE_UNIT == 0
 template <class Format>
 using Unpacked = InPlace<Format>;
 template <class Format>
 constexpr int64_t kPanelRows = 1;
+#elif QUIRE_UNIT == 1
+template <class Format>
+constexpr int64_t kPanelRows = InPlace<Format>::max_rows + 1;
+#else
+template <class Format>
+constexpr int64_t kPanelRows = Unit::min_panel_rows;
 #endif
 
 #if QUIRE_UNIT != 1
@@ -84,7 +82,7 @@ struct Cut {
     // The cut whose largest share is least work. To take a tile costs about as much as to multiply it with 8 rows.
     Cut(const PackedMatrix& w, int64_t rows, int num_threads)
         : num_bundles(parts_of(w.num_tiles(), bundle)),
-          block_rows(w.is_integer() && rows > Tiles::max_rows ? kQuantizedRows : int64_t(Tiles::max_rows)),
+          block_rows(w.is_integer() && rows > Tiles::max_rows ? quantized_rows() : int64_t(Tiles::max_rows)),
           num_blocks(parts_of(rows, block_rows)) {
         int64_t least = -1;
         for (int parts = 1; parts <= num_blocks && num_threads % parts == 0; parts *= 2) {
@@ -94,11 +92,12 @@ struct Cut {
         }
     }
 
-    // At once, of many quantized rows: kRowBlock of them lie together.
-    static constexpr int64_t kQuantizedRows =
-        kRowBlock % Tiles::max_rows == 0 ? int64_t(Tiles::max_rows) : kRowBlock / 2;
-    static_assert(kQuantizedRows <= Tiles::max_rows && kRowBlock % kQuantizedRows == 0,
-                  "a block is within one of theirs");
+    // At once, of many quantized rows: kRowBlock of them lie together, and a block is within one of theirs.
+    static constexpr int64_t quantized_rows() {
+        int64_t rows = Tiles::max_rows;
+        while (kRowBlock % rows) --rows;
+        return rows;
+    }
 };
 
 // A thread's rectangle of the product.
