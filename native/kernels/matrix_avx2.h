@@ -14,85 +14,74 @@ struct Unit : X86<Avx2> {
     // Sums are taken as written: in the compiler's own order they would not fit the registers.
     QUIRE_INLINE static void keep(Int& sums) { __asm__("" : "+x"(sums)); }
 
-    template <class Format, int Rows>
-    QUIRE_INLINE static void dot(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows], int part,
-                                 Int (&dots)[Rows]) {
-        if constexpr (Format::bits == 4)
-            dot_nibbles<Format>(codes, rows, dots);
-        else
-            dot_bytes<Format>(codes, rows, part, dots);
-    }
-
     // Pair sums of unsigned nibbles with codes are at most 2 * 15 * 127, and 8 of them fit 16 bits: a group needs one
     // widening.
-    QUIRE_INLINE static void add_pairs(Int& sums, Int nibbles, Int quad) {
-        sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(nibbles, quad));
+    QUIRE_INLINE static void add_nibbles(Int& sums, Int w, Int x) {
+        sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(w, x));
         keep(sums);
     }
-
-    template <class Format, int Rows>
-    QUIRE_INLINE static void dot_nibbles(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows],
-                                         Int (&dots)[Rows]) {
-        Int sums[Rows];
-        for (int r = 0; r < Rows; ++r) sums[r] = _mm256_setzero_si256();
-        QUIRE_UNROLL
-        for (int i = 0; i < Format::group / 4; ++i) {
-            const int q = quad_at<Format>(i);
-            const Int w = weights<Format>(codes, q);
-            QUIRE_UNROLL
-            for (int r = 0; r < Rows; ++r) add_pairs(sums[r], w, quad(rows[r]->codes + 4 * q));
-        }
-        for (int r = 0; r < Rows; ++r) dots[r] = add_words(start<Format>(*rows[r], 0), sums[r], _mm256_set1_epi16(1));
+    template <class Format>
+    QUIRE_INLINE static Int widened(Int sums, const QuantizedGroup& x) {
+        return unshifted<Format>(add_words(counter(), sums, _mm256_set1_epi16(1)), x, 0);
     }
 
     // maddubs wants one side unsigned: |w| and x with w's sign. 2 * 128 * 127 does not saturate, two of it would.
-    template <class Format, int Rows>
-    QUIRE_INLINE static void dot_bytes(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows], int part,
-                                       Int (&dots)[Rows]) {
-        for (int r = 0; r < Rows; ++r) dots[r] = start<Format, 0>(*rows[r], part);
-        QUIRE_UNROLL
-        for (int q = 0; q < Format::group / 4; ++q) {
-            const Int w = load(codes + q * 4 * kTileOutputs);
-            const Int magnitude = _mm256_abs_epi8(w);
-            QUIRE_UNROLL
-            for (int r = 0; r < Rows; ++r) {
-                const Int x = _mm256_sign_epi8(quad(rows[r]->codes + part * Format::group + 4 * q), w);
-                dots[r] = add_words(dots[r], _mm256_maddubs_epi16(magnitude, x), _mm256_set1_epi16(1));
-                keep(dots[r]);
-            }
-        }
+    QUIRE_INLINE static void add_bytes(Int& dots, Int w, Int magnitude, Int x) {
+        dots = add_words(dots, _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(x, w)), _mm256_set1_epi16(1));
+        keep(dots);
     }
 
-    // Panels: bytes as two planes of nibbles, so that pair sums add up in 16 bits here too. A quad is then 2
-    // multiplications and 2 additions, and not 3 and 1 of which only the addition finds a free pipe.
+    // Nibbles as they are; bytes with their signs, and without. Both lie in a panel.
     template <class Format>
-    static constexpr int kPlanes = Format::bits == 8 ? 2 : 1;
-    QUIRE_INLINE static Int plane(Int weights, int plane, int num_planes) {
-        return num_planes == 1 ? weights : plane == 0 ? low_nibbles(weights) : high_nibbles(weights);
+    static constexpr int kPlanes = kNibbles<Format> ? 1 : 2;
+    template <class Format>
+    QUIRE_INLINE static Int plane(Int weights, int plane) {
+        if (kNibbles<Format>) return weights;
+        return plane == 0 ? flip_signs(weights) : _mm256_abs_epi8(flip_signs(weights));
+    }
+
+    template <class Format, int Rows>
+    QUIRE_INLINE static void dot(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows], int part,
+                                 Int (&dots)[Rows]) {
+        for (int r = 0; r < Rows; ++r) dots[r] = kNibbles<Format> ? _mm256_setzero_si256() : counter();
+        QUIRE_UNROLL
+        for (int i = 0; i < Format::group / 4; ++i) {
+            const int q = quad_at<Format>(i);
+            const Int w = plane<Format>(weights<Format>(codes, q), 0),
+                      magnitude = plane<Format>(weights<Format>(codes, q), 1);
+            QUIRE_UNROLL
+            for (int r = 0; r < Rows; ++r) {
+                const Int x = quad(rows[r]->codes + part * Format::group + 4 * q);
+                kNibbles<Format> ? add_nibbles(dots[r], w, x) : add_bytes(dots[r], w, magnitude, x);
+            }
+        }
+        if constexpr (kNibbles<Format>)
+            for (int r = 0; r < Rows; ++r) dots[r] = widened<Format>(dots[r], *rows[r]);
     }
 
     template <class Format, int Rows, int Vecs>
-    QUIRE_INLINE static void add_unpacked(const uint8_t* codes, const QuantizedGroup* x, int part,
+    QUIRE_INLINE static void dot_unpacked(const uint8_t* codes, const QuantizedGroup* x, int part,
                                           Int (&dots)[Rows][Vecs]) {
+        for (int r = 0; r < Rows; ++r)
+            for (int v = 0; v < Vecs; ++v) dots[r][v] = kNibbles<Format> ? _mm256_setzero_si256() : counter();
         QUIRE_UNROLL
-        for (int plane = 0; plane < kPlanes<Format>; ++plane) {
-            Int sums[Rows][Vecs];
-            for (int r = 0; r < Rows; ++r)
-                for (int v = 0; v < Vecs; ++v) sums[r][v] = _mm256_setzero_si256();
-            QUIRE_UNROLL
-            for (int q = 0; q < Format::group / 4; ++q, codes += 4 * lanes * Vecs) {
-                Int w[Vecs];
-                for (int v = 0; v < Vecs; ++v) w[v] = load(codes + 4 * lanes * v);
-                QUIRE_UNROLL
-                for (int r = 0; r < Rows; ++r) {
-                    const Int x_quad = quad(x[r].codes + part * Format::group + 4 * q);
-                    for (int v = 0; v < Vecs; ++v) add_pairs(sums[r][v], w[v], x_quad);
-                }
+        for (int q = 0; q < Format::group / 4; ++q, codes += 4 * lanes * Vecs) {
+            Int w[Vecs], magnitudes[Vecs];  // the two planes
+            for (int v = 0; v < Vecs; ++v) {
+                w[v] = load(codes + 4 * lanes * v);
+                magnitudes[v] = kNibbles<Format> ? w[v] : load(codes + Format::group * lanes * Vecs + 4 * lanes * v);
             }
-            const Int weight = _mm256_set1_epi16(plane == 0 ? 1 : 16);
-            for (int r = 0; r < Rows; ++r)
-                for (int v = 0; v < Vecs; ++v) dots[r][v] = add_words(dots[r][v], sums[r][v], weight);
+            QUIRE_UNROLL
+            for (int r = 0; r < Rows; ++r) {
+                const Int x_quad = quad(x[r].codes + part * Format::group + 4 * q);
+                for (int v = 0; v < Vecs; ++v)
+                    kNibbles<Format> ? add_nibbles(dots[r][v], w[v], x_quad)
+                                     : add_bytes(dots[r][v], w[v], magnitudes[v], x_quad);
+            }
         }
+        if constexpr (kNibbles<Format>)
+            for (int r = 0; r < Rows; ++r)
+                for (int v = 0; v < Vecs; ++v) dots[r][v] = widened<Format>(dots[r][v], x[r]);
     }
 };
 

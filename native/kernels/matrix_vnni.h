@@ -17,7 +17,7 @@ struct Vnni : X86<Vectors> {
     QUIRE_INLINE static void dot(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows], int part,
                                  Int (&dots)[Rows]) {
         QUIRE_UNROLL
-        for (int r = 0; r < Rows; ++r) dots[r] = Base::template start<Format>(*rows[r], part);
+        for (int r = 0; r < Rows; ++r) dots[r] = Base::template unshifted<Format>(Base::counter(), *rows[r], part);
         QUIRE_UNROLL
         for (int i = 0; i < Format::group / 4; ++i) {
             const int q = Base::template quad_at<Format>(i);
@@ -31,11 +31,17 @@ struct Vnni : X86<Vectors> {
     // Panels: one plane, the weights' bytes.
     template <class Format>
     static constexpr int kPlanes = 1;
-    QUIRE_INLINE static Int plane(Int weights, int, int) { return weights; }
+    template <class Format>
+    QUIRE_INLINE static Int plane(Int weights, int) {
+        return weights;
+    }
 
     template <class Format, int Rows, int Vecs>
-    QUIRE_INLINE static void add_unpacked(const uint8_t* codes, const QuantizedGroup* x, int part,
+    QUIRE_INLINE static void dot_unpacked(const uint8_t* codes, const QuantizedGroup* x, int part,
                                           Int (&dots)[Rows][Vecs]) {
+        QUIRE_UNROLL
+        for (int r = 0; r < Rows; ++r)
+            for (int v = 0; v < Vecs; ++v) dots[r][v] = Base::template unshifted<Format>(Base::counter(), x[r], part);
         QUIRE_UNROLL
         for (int q = 0; q < Format::group / 4; ++q) {
             Int w[Vecs];

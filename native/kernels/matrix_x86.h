@@ -28,21 +28,23 @@ struct X86 : Vectors {
         return Vectors::fma(Vectors::as_floats(dots), scales, counters(scales));
     }
 
-    // x86 multiplies unsigned with signed bytes: weights are the unsigned ones, so much above what they mean.
+    // x86 multiplies unsigned with signed bytes: weights are the unsigned ones, either the nibbles that are stored or
+    // bytes. They are kShift above what they mean.
     template <class Format>
-    static constexpr int kShift = Format::bits == 8 ? 128 : Format::zero;
+    static constexpr bool kNibbles = Format::bits == 4;
+    template <class Format>
+    static constexpr int kShift = kNibbles<Format> ? Format::zero : 128;
 
-    // What a dot product of weights that are `Shift` too large starts from: code_sum, as two words, times (-Shift, 0)
-    // is taken off.
-    template <class Format, int Shift = kShift<Format>>
-    QUIRE_INLINE static Int start(const QuantizedGroup& x, int part) {
-        const Int counter = Vectors::splat(kCounterBits);
-        if constexpr (Shift == 0) return counter;
-        return Vectors::add_words(counter, Vectors::splat(code_sum_of<Format>(x, part)),
-                                  Vectors::splat(-Shift & 0xffff));
+    QUIRE_INLINE static Int counter() { return Vectors::splat(kCounterBits); }
+    // Takes off what the shift adds to dot products, before or after: code_sum, as two words, times (-kShift, 0).
+    template <class Format>
+    QUIRE_INLINE static Int unshifted(Int dots, const QuantizedGroup& x, int part) {
+        if constexpr (kShift<Format> == 0) return dots;
+        return Vectors::add_words(dots, Vectors::splat(code_sum_of<Format>(x, part)),
+                                  Vectors::splat(-kShift<Format> & 0xffff));
     }
 
-    // Quad q of a group, as unsigned bytes.
+    // Quad q of a group.
     template <class Format>
     QUIRE_INLINE static Int weights(const uint8_t* codes, int q) {
         if constexpr (Format::bits == 8) return Vectors::flip_signs(Vectors::load(codes + q * 4 * kTileOutputs));

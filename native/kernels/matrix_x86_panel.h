@@ -2,7 +2,7 @@
 //
 // An unpacked panel is a sequence of strips of kStripOutputs outputs, one tile or two, as many as are multiplied at
 // once. A strip of an integer layout is a sequence of groups:
-//   codes     [planes][group / 4][outputs][4]  uint8: weights, Unit::kShift above what they mean, as Unit divides them
+//   codes     [planes][group / 4][outputs][4]  weights, as Unit::plane makes them
 //   scales    [outputs]                        fp32
 //   counters  [outputs]                        fp32, -kCounter * scale
 //   offsets   [outputs]                        fp32, where there are any
@@ -10,8 +10,8 @@
 //
 // Of its unit this wants, beside what matrix_vector.h does,
 //   panel_rows, panel_float_rows, panel_vectors   the register tile
-//   kPlanes<Format>, plane(weights, i, of)        how bytes of weights are divided
-//   add_unpacked<Format>(codes, x, part, dots)    dots[r][v] += codes . x[r]
+//   kPlanes<Format>, plane<Format>(weights, i)    what is kept of unsigned weights
+//   dot_unpacked<Format>(codes, x, part, dots)    dots[r][v] = codes . x[r], in the form that `scaled` knows
 #pragma once
 
 #include "matrix_tiles.h"
@@ -66,7 +66,7 @@ struct Unpacked {
             const auto weights = Unit::template weights<Format>(group + Format::codes_at + 4 * output, q);
             for (int plane = 0; plane < kPlanes; ++plane)
                 Unit::store_bytes(to + plane * plane_bytes + 4 * (q * kStripOutputs + to_output),
-                                  Unit::plane(weights, plane, kPlanes));
+                                  Unit::template plane<Format>(weights, plane));
         }
         const auto scales = load_scales<Format::wide>(group, output);
         float* floats = (float*)(to + scales_at) + to_output;  // scales, counters, offsets
@@ -86,8 +86,11 @@ struct Unpacked {
             for (int v = 0; v < kVectors; ++v) acc[r][v] = Unit::zero();
         for (const QuantizedGroup* end = x + num_inputs / kGroupInputs * block.group_stride; x != end;
              x += block.group_stride) {
-#pragma GCC unroll 1  // two groups at once would need more registers
-            for (int part = 0; part < Format::parts; ++part, group += group_bytes) add_group(group, x, part, acc);
+            for (int part = 0; part < Format::parts; ++part, group += group_bytes) {
+                if constexpr (Format::parts > 1)  // one after the other: both at once would need more registers
+                    __asm__("" : "+r"(part));
+                add_group(group, x, part, acc);
+            }
         }
         QUIRE_UNROLL
         for (int r = 0; r < Rows; ++r)
@@ -100,12 +103,7 @@ struct Unpacked {
                                        Unit::Float (&acc)[Rows][kVectors]) {
         constexpr int kBytes = 4 * Unit::lanes;  // of a vector
         Unit::Int dots[Rows][kVectors];
-        QUIRE_UNROLL
-        for (int r = 0; r < Rows; ++r) {
-            const Unit::Int start = Unit::template start<Format>(x[r], part);
-            for (int v = 0; v < kVectors; ++v) dots[r][v] = start;
-        }
-        Unit::template add_unpacked<Format>(group, x, part, dots);
+        Unit::template dot_unpacked<Format>(group, x, part, dots);
         if constexpr (Format::has_offset) {
             Unit::Float offsets[kVectors];
             for (int v = 0; v < kVectors; ++v) offsets[v] = Unit::load_floats(group + offsets_at + v * kBytes);
