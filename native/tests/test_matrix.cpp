@@ -5,6 +5,7 @@
 //   quire_tests times             speeds instead (times_matrix.cpp)
 //   quire_tests times avx2 Q4_1   those of some tables and storage types
 
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -93,8 +94,10 @@ struct Case {
         const Activations a{x.data(), inputs, groups.data(), half_groups.data()};
         Buffer<uint8_t> panel;
         panel.reserve(kPanelBytes);
+        std::vector<std::atomic<int64_t>> taken(num_threads);
         for (int t = 0; t < num_threads; ++t)
-            kernels().matrix.multiply(matrix.packed(), a, rows, out.data(), outputs + 3, panel.get(), t, num_threads);
+            kernels().matrix.multiply(matrix.packed(), a, rows, out.data(), outputs + 3,
+                                      Worker{t, num_threads, panel.get(), taken.data()});
         return out;
     }
 };
@@ -157,7 +160,7 @@ void test_case(Case& c) {
               "quantize", *isa, c.info.name, c.outputs, c.inputs, kMaxTestRows);
         const std::vector<float> all = expected_here(c, expected);
         for (int64_t rows : kRowCounts)
-            for (int num_threads : {1, 2, 3})
+            for (int num_threads : {1, 2, 3, 16})
                 check(same_bits(c.multiply(rows, num_threads), all), "multiply", *isa, c.info.name, c.outputs, c.inputs,
                       rows);
     }

@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -42,11 +43,13 @@ struct Model {
 double seconds_of_pass(const Model& model, const Activations& a, int64_t rows, float* out, uint8_t* panels,
                        int num_threads) {
     const auto start = std::chrono::steady_clock::now();
+    std::vector<std::atomic<int64_t>> taken(model.matrices.size() * size_t(num_threads));
 #pragma omp parallel num_threads(num_threads)
-    for (const auto& matrix : model.matrices) {
-        const PackedMatrix& w = matrix->packed();
+    for (size_t i = 0; i < model.matrices.size(); ++i) {
+        const PackedMatrix& w = model.matrices[i]->packed();
         const int thread = omp_get_thread_num();
-        kernels().matrix.multiply(w, a, rows, out, w.num_outputs, panels + thread * kPanelBytes, thread, num_threads);
+        const Worker worker{thread, num_threads, panels + thread * kPanelBytes, &taken[i * size_t(num_threads)]};
+        kernels().matrix.multiply(w, a, rows, out, w.num_outputs, worker);
 #pragma omp barrier
     }
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
