@@ -5,8 +5,8 @@
 // others. Sums are taken in one stated order, so that all tables and all batch sizes give the same bits wherever a
 // comment says so.
 //
-// A function that works on many rows takes (thread, num_threads) and does its share of the work: it starts no threads,
-// takes no locks and allocates nothing.
+// A function that works on many rows is told which of how many threads it is and does its part of the work: it starts
+// no threads, takes no locks and allocates nothing.
 #pragma once
 
 #include "matrix.h"

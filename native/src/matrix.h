@@ -1,6 +1,7 @@
 // Weight matrices, packed for the vector unit, and their products with rows of activations.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -86,6 +87,14 @@ struct Activations {
 // Memory a thread needs for a product of many rows.
 constexpr int64_t kPanelBytes = 1024 * 1024;
 
+// One of the threads that compute a product.
+struct Worker {
+    int thread, num_threads;
+    uint8_t* panel;  // kPanelBytes of its own, at a cache line's boundary
+    // [num_threads], theirs together, 0 before the first of them begins: pieces that are taken of each one's share.
+    std::atomic<int64_t>* taken;
+};
+
 struct MatrixKernels {
     int64_t row_block;  // rows that are multiplied at once
 
@@ -96,17 +105,16 @@ struct MatrixKernels {
     void (*to_halves)(const float* x, int64_t num_inputs, HalfGroup* groups, int64_t stride);
     bool reads_halves(const PackedMatrix& w) const { return to_halves && w.half_sums; }
 
-    // out[r, o] = sum over inputs of x[r] * w[o], for rows [0, rows); this thread writes its share of the results, and
-    // all threads together write each once. Summed in fp32 with fma, inputs ascending; for integer layouts by groups:
+    // out[r, o] = sum over inputs of x[r] * w[o], for rows [0, rows); this thread writes some of the results, and all
+    // threads together write each once. Summed in fp32 with fma, inputs ascending; for integer layouts by groups:
     //   acc = fma(w.offset, x.sum, acc)                          where there are offsets
     //   acc = fma(float(dot of codes) * w.scale, x.scale, acc)
     // So a result has the same bits in every table, whatever the other rows and however many threads. One exception:
     // where a table reads halves, a group is summed in halves with fma, inputs ascending, and then
     //   acc = fma(float(sum), x.scale, acc)
     // Other tables give other bits there; rows and threads still change nothing.
-    // `panel`: kPanelBytes of this thread, at a cache line's boundary.
     void (*multiply)(const PackedMatrix& w, const Activations& a, int64_t rows, float* out, int64_t out_stride,
-                     uint8_t* panel, int thread, int num_threads);
+                     const Worker& worker);
 };
 
 }  // namespace quire
