@@ -15,9 +15,7 @@ struct Avx {
     static constexpr int float_vectors(int) { return 2; }
 
     QUIRE_INLINE static Int load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-    QUIRE_INLINE static __m128i load_short(const uint8_t* p) {
-        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    }
+    QUIRE_INLINE static __m128i load_short(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
     QUIRE_INLINE static Float zero() { return _mm256_setzero_ps(); }
     QUIRE_INLINE static Float load_floats(const uint8_t* p) { return _mm256_castsi256_ps(load(p)); }
     QUIRE_INLINE static Float load_halves(const uint8_t* p) { return _mm256_cvtph_ps(load_short(p)); }
@@ -27,6 +25,10 @@ struct Avx {
     QUIRE_INLINE static void store(float* p, Float v) { _mm256_storeu_ps(p, v); }
     QUIRE_INLINE static Float fma_scalar(Float a, const float* b, Float c) {
         return _mm256_fmadd_ps(a, _mm256_broadcast_ss(b), c);
+    }
+
+    QUIRE_INLINE static Int look_up(__m128i codebook, Int nibbles) {
+        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(codebook), nibbles);
     }
 
     // 4 activation codes in every lane.

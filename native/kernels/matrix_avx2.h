@@ -19,7 +19,9 @@ struct Unit : Avx {
     template <class Format, int Rows>
     QUIRE_INLINE static void dot(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows], int part,
                                  Int (&dots)[Rows]) {
-        if constexpr (Format::bits == 4)
+        if constexpr (Format::has_codebook)
+            dot_codebook<Format>(codes, rows, dots);
+        else if constexpr (Format::bits == 4)
             dot_nibbles<Format>(codes, rows, dots);
         else
             dot_bytes<Format>(codes, rows, part, dots);
@@ -53,22 +55,40 @@ struct Unit : Avx {
         }
     }
 
-    // maddubs wants one side unsigned: |w| and x with w's sign. 2 * 128 * 127 does not saturate, two of it would.
+    template <class Format, int Rows>
+    QUIRE_INLINE static void dot_codebook(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows],
+                                          Int (&dots)[Rows]) {
+        for (int r = 0; r < Rows; ++r) dots[r] = _mm256_setzero_si256();
+        const __m128i codebook = load_short(Format::codebook);
+        const Int low_bits = _mm256_set1_epi8(15);
+        QUIRE_UNROLL
+        for (int q = 0; q < Format::group / 4; ++q) {
+            Int pairs = load(codes + q % 4 * 4 * kTileOutputs);
+            if (q >= 4) pairs = _mm256_srli_epi16(pairs, 4);
+            add_quad(look_up(codebook, _mm256_and_si256(pairs, low_bits)), rows, 4 * q, dots);
+        }
+    }
+
     template <class Format, int Rows>
     QUIRE_INLINE static void dot_bytes(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows], int part,
                                        Int (&dots)[Rows]) {
         for (int r = 0; r < Rows; ++r) dots[r] = _mm256_setzero_si256();
         QUIRE_UNROLL
-        for (int q = 0; q < Format::group / 4; ++q) {
-            const Int w = load(codes + q * 4 * kTileOutputs);
-            const Int magnitude = _mm256_abs_epi8(w);
-            QUIRE_UNROLL
-            for (int r = 0; r < Rows; ++r) {
-                const Int x = _mm256_sign_epi8(quad(rows[r]->codes + part * Format::group + 4 * q), w);
-                const Int pair_sums = _mm256_maddubs_epi16(magnitude, x);
-                dots[r] = _mm256_add_epi32(dots[r], _mm256_madd_epi16(pair_sums, _mm256_set1_epi16(1)));
-                keep(dots[r]);
-            }
+        for (int q = 0; q < Format::group / 4; ++q)
+            add_quad(load(codes + q * 4 * kTileOutputs), rows, part * Format::group + 4 * q, dots);
+    }
+
+    // dots[r] += w . x[r], for the 4 inputs from `first` on. maddubs wants one side unsigned: |w| and x with w's sign.
+    // 2 * 128 * 127 does not saturate, two of it would.
+    template <int Rows>
+    QUIRE_INLINE static void add_quad(Int w, const QuantizedGroup* const (&rows)[Rows], int first, Int (&dots)[Rows]) {
+        const Int magnitude = _mm256_abs_epi8(w);
+        QUIRE_UNROLL
+        for (int r = 0; r < Rows; ++r) {
+            const Int x = _mm256_sign_epi8(quad(rows[r]->codes + first), w);
+            const Int pair_sums = _mm256_maddubs_epi16(magnitude, x);
+            dots[r] = _mm256_add_epi32(dots[r], _mm256_madd_epi16(pair_sums, _mm256_set1_epi16(1)));
+            keep(dots[r]);
         }
     }
 };

@@ -42,15 +42,24 @@ struct Unit {
         return _mm512_fmadd_ps(_mm512_castsi512_ps(dots), scales, _mm512_mul_ps(scales, _mm512_set1_ps(-kCounter)));
     }
 
-    // vpdpbusd wants unsigned weights: signed bytes are shifted up by 128, nibbles are stored with `zero` added. What
+    // vpdpbusd wants unsigned weights: signed codes are shifted up by 128, nibbles are stored with `zero` added. What
     // that adds to a dot product is taken off its start: code_sum, as two words, times (-shift, 0).
     template <class Format>
     QUIRE_INLINE static Int start(const QuantizedGroup& x, int part) {
-        constexpr int kShift = Format::bits == 8 ? 128 : Format::zero;
+        constexpr int kShift = Format::bits == 8 || Format::has_codebook ? 128 : Format::zero;
         const Int counter = _mm512_set1_epi32(kCounterBits);
         if constexpr (kShift == 0) return counter;
         return _mm512_dpwssd_epi32(counter, _mm512_set1_epi32(code_sum_of<Format>(x, part)),
                                    _mm512_set1_epi32(-kShift & 0xffff));
+    }
+
+    // The unsigned weights that the low nibbles of all bytes say.
+    template <class Format>
+    QUIRE_INLINE static Int codes_of(Int nibbles) {
+        nibbles = _mm512_and_si512(nibbles, _mm512_set1_epi8(15));
+        if constexpr (!Format::has_codebook) return nibbles;
+        const __m128i codebook = _mm_loadu_si128(reinterpret_cast<const __m128i*>(Format::codebook));
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_xor_si128(codebook, _mm_set1_epi8(-128))), nibbles);
     }
 
     // 4 activation codes in every lane.
@@ -75,12 +84,11 @@ struct Unit {
                     dots[r] = _mm512_dpbusd_epi32(dots[r], w, quad(rows[r]->codes + part * Format::group + 4 * q));
             }
         } else {
-            const Int low_bits = _mm512_set1_epi8(15);
             QUIRE_UNROLL
             for (int p = 0; p < 4; ++p) {
                 const Int pairs = _mm512_loadu_si512(codes + p * 4 * kTileOutputs);
-                const Int low = _mm512_and_si512(pairs, low_bits);
-                const Int high = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low_bits);
+                const Int low = codes_of<Format>(pairs);
+                const Int high = codes_of<Format>(_mm512_srli_epi16(pairs, 4));
                 QUIRE_UNROLL
                 for (int r = 0; r < Rows; ++r) {
                     dots[r] = _mm512_dpbusd_epi32(dots[r], low, quad(rows[r]->codes + 4 * p));

@@ -6,7 +6,7 @@
 // them. That is exact where a scale has at most 22 significant bits: fp16 has 11, a product of fp16 and 6 or 8 bits 19.
 //
 // An unpacked tile is a sequence of groups:
-//   codes     [group / 4][16][4]  uint8: stored codes (Int4), or codes + 128 (Int8)
+//   codes     [group / 4][16][4]  uint8: stored codes (Int4), or codes + 128 (Int8, Codebook4)
 //   scales    [16]                fp32
 //   counters  [16]                fp32, -kCounter * scale
 //   offsets   [16]                fp32, where there are any
@@ -24,7 +24,7 @@ QUIRE_INLINE void unpack_codes(const uint8_t* codes, uint8_t* to) {
     for (int q = 0; q < Format::group / 4; ++q) {
         __m512i quad = _mm512_loadu_si512(codes + (Format::bits == 4 ? q % 4 : q) * 4 * kTileOutputs);
         if constexpr (Format::bits == 4)
-            quad = _mm512_and_si512(q < 4 ? quad : _mm512_srli_epi16(quad, 4), _mm512_set1_epi8(15));
+            quad = Unit::codes_of<Format>(q < 4 ? quad : _mm512_srli_epi16(quad, 4));
         else
             quad = _mm512_xor_si512(quad, _mm512_set1_epi8(-128));
         _mm512_store_si512(to + q * 4 * kTileOutputs, quad);
@@ -50,11 +50,11 @@ struct Avx512Panel {
         const uint8_t *group = w.data + first_tile * w.tile_bytes(), *end = w.data + last_tile * w.tile_bytes();
         for (uint8_t* to = panel; group != end; group += Format::group_bytes, to += group_bytes) {
             unpack_codes<Format>(group + Format::codes_at, to);
-            const __m512 scales = load_scales<Format::wide>(group, 0);
+            const __m512 scales = load_scales<Format::scale_type>(group, 0);
             _mm512_store_ps(to + scales_at, scales);
             _mm512_store_ps(to + counters_at, _mm512_mul_ps(scales, _mm512_set1_ps(-Unit::kCounter)));
             if constexpr (Format::has_offset)
-                _mm512_store_ps(to + offsets_at, load_scales<Format::wide>(group + Format::offsets_at, 0));
+                _mm512_store_ps(to + offsets_at, load_scales<Format::scale_type>(group + Format::offsets_at, 0));
         }
         pad_panel(last_tile - first_tile, tile_bytes(w), panel);
         return panel;

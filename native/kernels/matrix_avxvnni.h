@@ -23,8 +23,16 @@ struct Unit : Avx {
     // As in matrix_avx512.h: unsigned weights, and what that adds is taken off the start.
     template <class Format>
     QUIRE_INLINE static Int start(const QuantizedGroup& x, int part) {
-        constexpr int kShift = Format::bits == 8 ? 128 : Format::zero;
+        constexpr int kShift = Format::bits == 8 || Format::has_codebook ? 128 : Format::zero;
         return _mm256_set1_epi32(kCounterBits - kShift * code_sum_of<Format>(x, part));
+    }
+
+    // The unsigned weights that the low nibbles of all bytes say.
+    template <class Format>
+    QUIRE_INLINE static Int codes_of(Int nibbles) {
+        nibbles = _mm256_and_si256(nibbles, _mm256_set1_epi8(15));
+        if constexpr (!Format::has_codebook) return nibbles;
+        return look_up(_mm_xor_si128(load_short(Format::codebook), _mm_set1_epi8(-128)), nibbles);
     }
 
     template <class Format, int Rows>
@@ -41,12 +49,11 @@ struct Unit : Avx {
                     dots[r] = _mm256_dpbusd_avx_epi32(dots[r], w, quad(rows[r]->codes + part * Format::group + 4 * q));
             }
         } else {
-            const Int low_bits = _mm256_set1_epi8(15);
             QUIRE_UNROLL
             for (int p = 0; p < 4; ++p) {
                 const Int pairs = load(codes + p * 4 * kTileOutputs);
-                const Int low = _mm256_and_si256(pairs, low_bits);
-                const Int high = _mm256_and_si256(_mm256_srli_epi16(pairs, 4), low_bits);
+                const Int low = codes_of<Format>(pairs);
+                const Int high = codes_of<Format>(_mm256_srli_epi16(pairs, 4));
                 QUIRE_UNROLL
                 for (int r = 0; r < Rows; ++r) {
                     dots[r] = _mm256_dpbusd_avx_epi32(dots[r], low, quad(rows[r]->codes + 4 * p));

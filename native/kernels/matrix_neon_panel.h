@@ -125,16 +125,19 @@ struct Unpacked {
     QUIRE_INLINE static void unpack(const uint8_t* group, int output, uint8_t* to) {
         const uint8_t* codes = group + Format::codes_at + 4 * output;
         for (int q = 0; q < Format::group / 4; ++q) {
-            uint8x16_t quad = vld1q_u8(codes + (Format::bits == 4 ? q % 4 : q) * 4 * kTileOutputs);
-            if constexpr (Format::bits == 4) quad = q < 4 ? vandq_u8(quad, vdupq_n_u8(15)) : vshrq_n_u8(quad, 4);
-            if constexpr (Format::zero != 0) quad = vsubq_u8(quad, vdupq_n_u8(Format::zero));
-            vst1q_u8(to + 16 * q, quad);
+            const uint8x16_t stored = vld1q_u8(codes + (Format::bits == 4 ? q % 4 : q) * 4 * kTileOutputs);
+            int8x16_t quad = vreinterpretq_s8_u8(stored);
+            if constexpr (Format::bits == 4)
+                quad = q < 4 ? Unit::low_codes<Format>(stored) : Unit::high_codes<Format>(stored);
+            if constexpr (Format::zero != 0) quad = vsubq_s8(quad, vdupq_n_s8(Format::zero));
+            vst1q_s8(reinterpret_cast<int8_t*>(to) + 16 * q, quad);
         }
-        const float32x4_t scales = load_scales<Format::wide>(group, output);
+        const float32x4_t scales = load_scales<Format::scale_type>(group, output);
         vst1q_f32((float*)(to + Strips::scales_at), scales);
         vst1q_f32((float*)(to + Strips::counters_at), vmulq_n_f32(scales, -Unit::kCounter));
         if constexpr (Format::has_offset)
-            vst1q_f32((float*)(to + Strips::offsets_at), load_scales<Format::wide>(group + Format::offsets_at, output));
+            vst1q_f32((float*)(to + Strips::offsets_at),
+                      load_scales<Format::scale_type>(group + Format::offsets_at, output));
     }
 
     template <int Rows>

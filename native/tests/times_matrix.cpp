@@ -77,6 +77,18 @@ void print_model(const char* name, const Model& model) {
     }
 }
 
+// The layers of the model, or as many weights where its rows are not whole blocks.
+Model layers_of(Storage storage) {
+    Model layers;
+    for (int i = 0; i < kLayers; ++i) {
+        if (storage_info(storage).block == 256)
+            layers.add(storage, {4608, 768});
+        else
+            for (Shape shape : kLayer) layers.add(storage, shape);
+    }
+    return layers;
+}
+
 }  // namespace
 
 // `only`: a storage type, or null for a choice of all.
@@ -86,28 +98,15 @@ void print_times(const char* only) {
         if (kernels().name == std::string("plain") && isa != available_isas())
             continue;  // specification, not meant to be fast
         if (only) {
-            Model layers;
-            for (int i = 0; i < kLayers; ++i)
-                for (Shape shape : kLayer) layers.add(find_storage(only)->storage, shape);
-            print_model(only, layers);
+            print_model(only, layers_of(find_storage(only)->storage));
             continue;
         }
-        Model mixed;
-        for (int i = 0; i < kLayers; ++i)
-            for (Shape shape : kLayer) mixed.add(Storage::Q4_1, shape);
+        Model mixed = layers_of(Storage::Q4_1);
         mixed.add(Storage::Q8_0, kHead);
         print_model("Q4_1, head Q8_0", mixed);
         for (Storage storage :
-             {Storage::Q4_0, Storage::Q4_1, Storage::Q8_0, Storage::F16, Storage::BF16, Storage::F32}) {
-            Model layers;
-            for (int i = 0; i < kLayers; ++i)
-                for (Shape shape : kLayer) layers.add(storage, shape);
-            print_model(storage_info(storage).name, layers);
-        }
-        for (Storage storage : {Storage::Q4_K, Storage::Q5_K, Storage::Q6_K}) {
-            Model layers;
-            for (int i = 0; i < kLayers; ++i) layers.add(storage, {6912, 768});
-            print_model(storage_info(storage).name, layers);
-        }
+             {Storage::Q4_0, Storage::Q4_1, Storage::IQ4_NL, Storage::MXFP4, Storage::Q8_0, Storage::F16, Storage::BF16,
+              Storage::F32, Storage::Q4_K, Storage::Q5_K, Storage::Q6_K, Storage::IQ4_XS})
+            print_model(storage_info(storage).name, layers_of(storage));
     }
 }
