@@ -68,7 +68,8 @@ struct Block {
     int64_t stride;
     const QuantizedGroup* groups;  // those of group 0, row after row; the next group's are group_stride further on
     int64_t group_stride;
-    const HalfGroup* halves;  // laid out likewise
+    const HalfGroup* halves;         // laid out likewise
+    const void* arranged = nullptr;  // the same rows, in the order that some tiles want (matrix_tiles.h)
 };
 
 // The factor of a group's offsets: the sum of its activations.

@@ -87,5 +87,16 @@ struct Unit {
     }
 };
 
+// Codes of inputs 4 * q .. 4 * q + 3 of a group, for the 4 outputs from `output` on.
+template <class Format>
+QUIRE_INLINE int8x16_t unpack_quad(const uint8_t* group, int q, int output) {
+    const uint8_t* codes = group + Format::codes_at + 4 * output;
+    const uint8x16_t stored = vld1q_u8(codes + (Format::bits == 4 ? q % 4 : q) * 4 * kTileOutputs);
+    int8x16_t quad = vreinterpretq_s8_u8(stored);
+    if constexpr (Format::bits == 4) quad = q < 4 ? Unit::low_codes<Format>(stored) : Unit::high_codes<Format>(stored);
+    if constexpr (Format::zero != 0) quad = vsubq_s8(quad, vdupq_n_s8(Format::zero));
+    return quad;
+}
+
 }  // namespace
 }  // namespace quire::QUIRE_ISA

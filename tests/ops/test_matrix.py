@@ -12,7 +12,7 @@ from quire.ops.tensors import STORAGE_TYPES, StorageType
 
 FLOATS = ("F32", "F16", "BF16")
 QUANTIZED = [name for name in STORAGE_TYPES if name not in FLOATS]
-HALF_SUMS = {"dotprod"}  # tables that add up short runs of F16 products in halves
+HALF_SUMS = {"dotprod", "i8mm"}  # tables that add up short runs of F16 products in halves
 LAYOUTS = {  # layout, group, bits a weight
     "F32": ("float32", 0, 32),
     "F16": ("float16", 0, 16),
