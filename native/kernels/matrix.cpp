@@ -10,14 +10,16 @@
 #define QUIRE_UNIT_isa_avx2 2
 #define QUIRE_UNIT_isa_avx512 3
 #define QUIRE_UNIT_isa_avxvnni 4
+#define QUIRE_UNIT_isa_i8mm 5
 #define QUIRE_JOIN_(a, b) a##b
 #define QUIRE_JOIN(a, b) QUIRE_JOIN_(a, b)
 #define QUIRE_UNIT QUIRE_JOIN(QUIRE_UNIT_, QUIRE_ISA)
+#define QUIRE_NEON (QUIRE_UNIT == 1 || QUIRE_UNIT == 5)
 
 // clang-format off: what a file says of its unit, the next one uses
 #if QUIRE_UNIT == 0
 #include "matrix_plain.h"
-#elif QUIRE_UNIT == 1
+#elif QUIRE_NEON
 #include "matrix_neon.h"
 #include "matrix_vector.h"
 #include "matrix_neon_few.h"
@@ -34,6 +36,11 @@
 #include "matrix_tiles.h"
 #if QUIRE_UNIT == 1
 #include "matrix_neon_panel.h"
+#elif QUIRE_UNIT == 5
+#include "matrix_neon_i8mm.h"
+#endif
+#if QUIRE_NEON
+#include "matrix_neon_floats.h"
 #include "matrix_neon_half.h"
 #elif QUIRE_UNIT >= 2
 #include "matrix_x86_panel.h"
@@ -55,12 +62,15 @@ constexpr int64_t kPanelRows = 1;
 #elif QUIRE_UNIT == 1
 template <class Format>
 constexpr int64_t kPanelRows = InPlace<Format>::max_rows + 1;
+#elif QUIRE_UNIT == 5
+template <class Format>
+constexpr int64_t kPanelRows = 9;  // by the number of instructions that unpacking takes; not measured
 #else
 template <class Format>
 constexpr int64_t kPanelRows = Unit::min_panel_rows;
 #endif
 
-#if QUIRE_UNIT != 1
+#if !QUIRE_NEON
 constexpr decltype(MatrixKernels::to_halves) to_halves = nullptr;
 #endif
 
@@ -126,11 +136,19 @@ struct Product {
     int64_t out_stride;
     const Worker& worker;
 
+    // Of the panel's memory: where rows are arranged, they are so at its end.
+    template <class Tiles>
+    int64_t arranged_bytes() const {
+        if constexpr (kArrangesRows<Tiles>) return (Tiles::arranged_bytes(w.num_inputs) + 63) / 64 * 64;
+        return 0;
+    }
+
     // A panel pays where there are many rows for it.
     template <class Format>
     void visit() const {
         using Panel = Unpacked<Format>;
-        if (rows >= kPanelRows<Format> && kTilesAtOnce<Panel> * Panel::tile_bytes(w) <= kPanelBytes)
+        if (rows >= kPanelRows<Format> &&
+            kTilesAtOnce<Panel> * Panel::tile_bytes(w) + arranged_bytes<Panel>() <= kPanelBytes)
             multiply<Panel>(kPanelRows<Format>);
         else
             multiply<InPlace<Format>>(1);
@@ -188,10 +206,15 @@ struct Product {
     }
 
     template <class Tiles, int Rows = Tiles::max_rows>
-    void multiply_rows(const uint8_t* tile, int64_t first_tile, int64_t last_tile, const Block& mine, int64_t count,
+    void multiply_rows(const uint8_t* tile, int64_t first_tile, int64_t last_tile, Block mine, int64_t count,
                        float* to) const {
         if constexpr (Rows > 1)
             if (count < Rows) return multiply_rows<Tiles, Rows - 1>(tile, first_tile, last_tile, mine, count, to);
+        if constexpr (kArrangesRows<Tiles>) {
+            uint8_t* arranged = worker.panel + kPanelBytes - arranged_bytes<Tiles>();
+            Tiles::template arrange<Rows>(mine, w.num_inputs, arranged);
+            mine.arranged = arranged;
+        }
         constexpr int64_t kBundle = Cut<Tiles>::bundle, kOutputs = kBundle * kTileOutputs;
         const int64_t bundle_bytes = kBundle * Tiles::tile_bytes(w);
         for (int64_t t = first_tile; t < last_tile; t += kBundle, tile += bundle_bytes) {
@@ -213,7 +236,7 @@ void multiply(const PackedMatrix& w, const Activations& a, int64_t rows, float* 
               const Worker& worker) {
     if (rows == 0) return;
     const Product product{w, a, rows, out, out_stride, worker};
-#if QUIRE_UNIT == 1
+#if QUIRE_NEON
     if (matrix_kernels.reads_halves(w)) return product.multiply<HalfTiles>(1);
 #endif
     visit_format(w, product);

@@ -40,6 +40,10 @@ struct Avx {
         __builtin_memcpy(&bits, codes, 4);
         return splat(bits);
     }
+    QUIRE_INLINE static Int codebook(const int8_t* codes) {
+        return _mm256_broadcastsi128_si256(load_short(reinterpret_cast<const uint8_t*>(codes)));
+    }
+    QUIRE_INLINE static Int look_up(Int codebook, Int nibbles) { return _mm256_shuffle_epi8(codebook, nibbles); }
 
     QUIRE_INLINE static Float mul(Float a, Float b) { return _mm256_mul_ps(a, b); }
     QUIRE_INLINE static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }

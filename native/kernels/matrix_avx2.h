@@ -10,7 +10,7 @@ struct Avx2 : Avx {
     QUIRE_INLINE static Int add_words(Int sum, Int a, Int b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
 };
 
-struct Unit : X86<Avx2> {
+struct Unit : X86<Avx2, 0> {
     // Sums are taken as written: in the compiler's own order they would not fit the registers.
     QUIRE_INLINE static void keep(Int& sums) { __asm__("" : "+x"(sums)); }
 
@@ -36,8 +36,7 @@ struct Unit : X86<Avx2> {
     static constexpr int kPlanes = kNibbles<Format> ? 1 : 2;
     template <class Format>
     QUIRE_INLINE static Int plane(Int weights, int plane) {
-        if (kNibbles<Format>) return weights;
-        return plane == 0 ? flip_signs(weights) : _mm256_abs_epi8(flip_signs(weights));
+        return kNibbles<Format> || plane == 0 ? weights : _mm256_abs_epi8(weights);
     }
 
     template <class Format, int Rows>
@@ -47,8 +46,7 @@ struct Unit : X86<Avx2> {
         QUIRE_UNROLL
         for (int i = 0; i < Format::group / 4; ++i) {
             const int q = quad_at<Format>(i);
-            const Int w = plane<Format>(weights<Format>(codes, q), 0),
-                      magnitude = plane<Format>(weights<Format>(codes, q), 1);
+            const Int w = weights<Format>(codes, q), magnitude = plane<Format>(w, 1);
             QUIRE_UNROLL
             for (int r = 0; r < Rows; ++r) {
                 const Int x = quad(rows[r]->codes + part * Format::group + 4 * q);

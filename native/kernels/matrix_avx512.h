@@ -44,6 +44,10 @@ struct Avx512 {
         __builtin_memcpy(&bits, codes, 4);
         return splat(bits);
     }
+    QUIRE_INLINE static Int codebook(const int8_t* codes) {
+        return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+    }
+    QUIRE_INLINE static Int look_up(Int codebook, Int nibbles) { return _mm512_shuffle_epi8(codebook, nibbles); }
 
     QUIRE_INLINE static Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
     QUIRE_INLINE static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }

@@ -9,8 +9,8 @@ namespace {
 // `Vectors` also has
 //   add_dot(sum, w, x)   sum + w . x: lanes as 4 bytes, those of w unsigned
 template <class Vectors>
-struct Vnni : X86<Vectors> {
-    using Base = X86<Vectors>;
+struct Vnni : X86<Vectors, 128> {
+    using Base = X86<Vectors, 128>;
     using Int = typename Base::Int;
 
     template <class Format, int Rows>

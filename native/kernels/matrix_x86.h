@@ -3,6 +3,7 @@
 // `Vectors` (matrix_avx.h, matrix_avx512.h) has what matrix_vector.h wants of a unit but for dot products, and
 //   load(p), store_bytes(p, v)                  integers
 //   splat(int32), splat(float), quad(p)         one number in every lane; 4 codes in every lane
+//   codebook(p), look_up(codebook, v)           16 bytes, and those of them that the bytes of v, 0 .. 15, name
 //   flip_signs(v), low_nibbles(v), high_nibbles(v)   of bytes
 //   as_floats(v), fma(a, b, c)
 //   add_words(sum, a, b)                        sum + a . b: lanes as pairs of int16
@@ -13,7 +14,7 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
-template <class Vectors>
+template <class Vectors, int ByteShift>
 struct X86 : Vectors {
     using Float = typename Vectors::Float;
     using Int = typename Vectors::Int;
@@ -28,12 +29,15 @@ struct X86 : Vectors {
         return Vectors::fma(Vectors::as_floats(dots), scales, counters(scales));
     }
 
-    // x86 multiplies unsigned with signed bytes: weights are the unsigned ones, either the nibbles that are stored or
-    // bytes. They are kShift above what they mean.
+    // Weights are the nibbles that are stored, or bytes, where codes have 8 bits or are looked up. They are kShift
+    // above what they mean: x86 multiplies unsigned with signed bytes, and a unit that makes its bytes unsigned by
+    // adding to them says ByteShift = 128, another one 0.
+    static_assert(ByteShift == 0 || ByteShift == 128);
     template <class Format>
-    static constexpr bool kNibbles = Format::bits == 4;
+    static constexpr bool kNibbles = Format::bits == 4 && !Format::has_codebook;
     template <class Format>
-    static constexpr int kShift = kNibbles<Format> ? Format::zero : 128;
+    static constexpr int kShift = kNibbles<Format> ? Format::zero : ByteShift;
+    QUIRE_INLINE static Int shifted(Int bytes) { return ByteShift ? Vectors::flip_signs(bytes) : bytes; }
 
     QUIRE_INLINE static Int counter() { return Vectors::splat(kCounterBits); }
     // Takes off what the shift adds to dot products, before or after: code_sum, as two words, times (-kShift, 0).
@@ -47,9 +51,11 @@ struct X86 : Vectors {
     // Quad q of a group.
     template <class Format>
     QUIRE_INLINE static Int weights(const uint8_t* codes, int q) {
-        if constexpr (Format::bits == 8) return Vectors::flip_signs(Vectors::load(codes + q * 4 * kTileOutputs));
+        if constexpr (Format::bits == 8) return shifted(Vectors::load(codes + q * 4 * kTileOutputs));
         const Int pairs = Vectors::load(codes + q % 4 * 4 * kTileOutputs);
-        return q < 4 ? Vectors::low_nibbles(pairs) : Vectors::high_nibbles(pairs);
+        const Int nibbles = q < 4 ? Vectors::low_nibbles(pairs) : Vectors::high_nibbles(pairs);
+        if constexpr (kNibbles<Format>) return nibbles;
+        return Vectors::look_up(shifted(Vectors::codebook(Format::codebook)), nibbles);
     }
 
     // The i-th quad to be read: two that share their bytes are neighbours.

@@ -10,7 +10,7 @@
 //
 // Of its unit this wants, beside what matrix_vector.h does,
 //   panel_rows, panel_float_rows, panel_vectors   the register tile
-//   kPlanes<Format>, plane<Format>(weights, i)    what is kept of unsigned weights
+//   kPlanes<Format>, plane<Format>(weights, i)    what is kept of weights
 //   dot_unpacked<Format>(codes, x, part, dots)    dots[r][v] = codes . x[r], in the form that `scaled` knows
 #pragma once
 
@@ -68,12 +68,13 @@ struct Unpacked {
                 Unit::store_bytes(to + plane * plane_bytes + 4 * (q * kStripOutputs + to_output),
                                   Unit::template plane<Format>(weights, plane));
         }
-        const auto scales = load_scales<Format::wide>(group, output);
+        const auto scales = load_scales<Format::scale_type>(group, output);
         float* floats = (float*)(to + scales_at) + to_output;  // scales, counters, offsets
         Unit::store(floats, scales);
         Unit::store(floats + kStripOutputs, Unit::counters(scales));
         if constexpr (Format::has_offset)
-            Unit::store(floats + 2 * kStripOutputs, load_scales<Format::wide>(group + Format::offsets_at, output));
+            Unit::store(floats + 2 * kStripOutputs,
+                        load_scales<Format::scale_type>(group + Format::offsets_at, output));
     }
 
     template <int Rows>

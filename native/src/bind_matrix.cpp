@@ -41,6 +41,7 @@ const char* layout_name(Layout layout) {
     switch (layout) {
         case Layout::Int4: return "int4";
         case Layout::Int8: return "int8";
+        case Layout::Codebook4: return "codebook4";
         case Layout::Float16: return "float16";
         case Layout::BFloat16: return "bfloat16";
         case Layout::Float32: return "float32";

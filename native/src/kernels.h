@@ -24,7 +24,8 @@ struct Kernels {
 // The best table this CPU can run, or the one chosen with use_isa.
 const Kernels& kernels();
 
-// "plain", "dotprod", "avx2", "avxvnni" or "avx512". False if the CPU or the build lacks it. Not while a tape runs.
+// "plain", "dotprod", "i8mm", "avx2", "avxvnni" or "avx512". False if the CPU or the build lacks it. Not while a tape
+// runs.
 bool use_isa(const char* name);
 
 // The names use_isa would take here, best first; ends with a null pointer.

@@ -169,7 +169,7 @@ void test_case(Case& c) {
 // Tiles that no panel has room for.
 void test_long_rows() {
     Random random(8);
-    for (Storage storage : {Storage::Q4_1, Storage::Q6_K, Storage::F16}) {
+    for (Storage storage : {Storage::Q4_1, Storage::Q6_K, Storage::IQ4_NL, Storage::F16}) {
         Case c(storage_info(storage), 20, 80 * 1024, random);
         use_isa("plain");
         const std::vector<float> expected = c.multiply(kMaxTestRows, 1);
@@ -204,7 +204,7 @@ int main(int argc, char** argv) {
         print_times({argv + 2, argv + argc});
         return 0;
     }
-    for (int s = 0; s <= int(Storage::Q6_K); ++s) {
+    for (int s = 0; s < kNumStorages; ++s) {
         const StorageInfo& info = storage_info(Storage(s));
         for (int64_t outputs : kOutputs) {
             Random random(uint64_t(s) * 1000 + uint64_t(outputs));
@@ -224,6 +224,7 @@ int main(int argc, char** argv) {
     }
     test_long_rows();
     test_non_finite(storage_info(Storage::Q4_1));
+    test_non_finite(storage_info(Storage::MXFP4));
     test_non_finite(storage_info(Storage::F16));
     test_attention(passed, failed);
     std::printf("tables:");

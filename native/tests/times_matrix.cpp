@@ -114,7 +114,7 @@ void print_times(const std::vector<std::string>& names) {
         Model mixed = layers_of(Storage::Q4_1);
         mixed.add(Storage::Q8_0, kHead);
         print_all("Q4_1, head Q8_0", mixed);
-        types = {"Q4_0", "Q4_1", "Q8_0", "F16", "BF16", "F32", "Q4_K", "Q5_K", "Q6_K"};
+        types = {"Q4_0", "Q4_1", "IQ4_NL", "MXFP4", "Q8_0", "F16", "BF16", "F32", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"};
     }
     for (const std::string& type : types) print_all(type.c_str(), layers_of(find_storage(type.c_str())->storage));
 }
