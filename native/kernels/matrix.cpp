@@ -12,14 +12,16 @@
 #define QUIRE_UNIT_isa_avx2 2
 #define QUIRE_UNIT_isa_avx512 3
 #define QUIRE_UNIT_isa_avxvnni 4
+#define QUIRE_UNIT_isa_i8mm 5
 #define QUIRE_JOIN_(a, b) a##b
 #define QUIRE_JOIN(a, b) QUIRE_JOIN_(a, b)
 #define QUIRE_UNIT QUIRE_JOIN(QUIRE_UNIT_, QUIRE_ISA)
+#define QUIRE_NEON (QUIRE_UNIT == 1 || QUIRE_UNIT == 5)
 
 // clang-format off: what a file says of its unit, the next one uses
 #if QUIRE_UNIT == 0
 #include "matrix_plain.h"
-#elif QUIRE_UNIT == 1
+#elif QUIRE_NEON
 #include "matrix_neon.h"
 #include "matrix_vector.h"
 #include "matrix_neon_few.h"
@@ -36,10 +38,15 @@
 #include "matrix_tiles.h"
 #if QUIRE_UNIT == 1
 #include "matrix_neon_panel.h"
+#elif QUIRE_UNIT == 5
+#include "matrix_neon_i8mm.h"
+#endif
+#if QUIRE_NEON
+#include "matrix_neon_floats.h"
 #include "matrix_neon_half.h"
 #include "quantize_neon.h"
-#elif QUIRE_UNIT == 3
-#include "matrix_avx512_panel.h"
+#elif QUIRE_UNIT >= 2
+#include "matrix_x86_panel.h"
 #endif
 // clang-format on
 
@@ -50,22 +57,23 @@ extern const MatrixKernels matrix_kernels;
 namespace {
 
 // The tiles for many rows, and how many that is.
-#if QUIRE_UNIT == 1
-template <class Format>
-constexpr int64_t kPanelRows = InPlace<Format>::max_rows + 1;
-#elif QUIRE_UNIT == 3
-template <class Format>
-using Unpacked = Avx512Panel<Format>;
-template <class Format>
-constexpr int64_t kPanelRows = 48;
-#else
+#if QUIRE_UNIT == 0
 template <class Format>
 using Unpacked = InPlace<Format>;
 template <class Format>
 constexpr int64_t kPanelRows = 1;
+#elif QUIRE_UNIT == 1
+template <class Format>
+constexpr int64_t kPanelRows = InPlace<Format>::max_rows + 1;
+#elif QUIRE_UNIT == 5
+template <class Format>
+constexpr int64_t kPanelRows = 9;  // by the number of instructions that unpacking takes; not measured
+#else
+template <class Format>
+constexpr int64_t kPanelRows = Unit::min_panel_rows;
 #endif
 
-#if QUIRE_UNIT != 1
+#if !QUIRE_NEON
 constexpr decltype(MatrixKernels::to_halves) to_halves = nullptr;
 #endif
 
@@ -76,48 +84,52 @@ inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 inline int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
-// How a product is cut: into bundles of tiles and blocks of rows, each pair of which is one step, and these among
-// threads, row_parts of which have the same bundles and different blocks.
+// How a product is cut: into bundles of tiles and blocks of rows, each pair of which is one step. Bundles times parts
+// of the rows are the items that threads share: part after part, bundle after bundle.
 template <class Tiles>
 struct Cut {
     static constexpr int64_t bundle = kTilesAtOnce<Tiles>;
-    int64_t num_bundles, block_rows, num_blocks;
-    int row_parts = 1;
+    int64_t num_bundles, block_rows, num_blocks, row_parts = 1;
 
-    // The cut whose largest share is least work. To take a tile costs about as much as to multiply it with 8 rows.
-    Cut(const PackedMatrix& w, int64_t rows, int num_threads)
+    // The cut whose largest share is least work; parts have min_part rows or more. To take a tile costs about as much
+    // as to multiply it with 8 rows.
+    Cut(const PackedMatrix& w, int64_t rows, int64_t min_part, int num_threads)
         : num_bundles(parts_of(w.num_tiles(), bundle)),
-          block_rows(w.is_integer() && rows > Tiles::max_rows ? kQuantizedRows : int64_t(Tiles::max_rows)),
+          block_rows(w.is_integer() && rows > Tiles::max_rows ? quantized_rows() : int64_t(Tiles::max_rows)),
           num_blocks(parts_of(rows, block_rows)) {
         int64_t least = -1;
-        for (int parts = 1; parts <= num_blocks && num_threads % parts == 0; parts *= 2) {
-            const int64_t bundles = parts_of(num_bundles, num_threads / parts), blocks = parts_of(num_blocks, parts);
-            const int64_t work = bundles * (blocks * block_rows + 8);
+        for (int64_t parts = 1; parts == 1 || (parts <= num_blocks && min_part * parts <= rows); parts *= 2) {
+            const int64_t item = parts_of(num_blocks, parts) * block_rows + 8;
+            const int64_t work = parts_of(num_bundles * parts, num_threads) * item;
             if (least < 0 || work < least) least = work, row_parts = parts;
         }
     }
 
-    // At once, of many quantized rows: kRowBlock of them lie together.
-    static constexpr int64_t kQuantizedRows =
-        kRowBlock % Tiles::max_rows == 0 ? int64_t(Tiles::max_rows) : kRowBlock / 2;
-    static_assert(kQuantizedRows <= Tiles::max_rows && kRowBlock % kQuantizedRows == 0,
-                  "a block is within one of theirs");
-};
+    int64_t first_block(int64_t row_part) const { return num_blocks * row_part / row_parts; }
 
-// A thread's rectangle of the product.
-struct Share {
-    int64_t first_bundle, last_bundle, first_block, last_block;
-
-    template <class Tiles>
-    Share(const Cut<Tiles>& cut, int thread, int num_threads) {
-        const int tile_parts = num_threads / cut.row_parts, tile_part = thread / cut.row_parts,
-                  row_part = thread % cut.row_parts;
-        first_bundle = cut.num_bundles * tile_part / tile_parts;
-        last_bundle = cut.num_bundles * (tile_part + 1) / tile_parts;
-        first_block = cut.num_blocks * row_part / cut.row_parts;
-        last_block = cut.num_blocks * (row_part + 1) / cut.row_parts;
+    // At once, of many quantized rows: kRowBlock of them lie together, and a block is within one of theirs.
+    static constexpr int64_t quantized_rows() {
+        int64_t rows = Tiles::max_rows;
+        while (kRowBlock % rows) --rows;
+        return rows;
     }
 };
+
+struct Items {
+    int64_t first, last;  // half-open
+    bool empty() const { return first == last; }
+};
+
+inline Items share_of(Items items, int64_t thread, int64_t num_threads) {
+    const int64_t count = items.last - items.first;
+    return {items.first + count * thread / num_threads, items.first + count * (thread + 1) / num_threads};
+}
+
+// Piece `index` of a share: half of what is left. Behind the last one, nothing.
+inline Items piece_of(Items share, int64_t index) {
+    const int64_t count = share.last - share.first, i = min(index, 62);
+    return {share.last - (count >> i), share.last - (count >> (i + 1))};
+}
 
 struct Product {
     const PackedMatrix& w;
@@ -125,50 +137,87 @@ struct Product {
     int64_t rows;
     float* out;
     int64_t out_stride;
-    uint8_t* panel;
-    int thread, num_threads;
+    const Worker& worker;
 
-    // A panel pays where a thread has many rows for it.
+    // Of the panel's memory: where rows are arranged, they are so at its end.
+    template <class Tiles>
+    int64_t arranged_bytes() const {
+        if constexpr (kArrangesRows<Tiles>) return (Tiles::arranged_bytes(w.num_inputs) + 63) / 64 * 64;
+        return 0;
+    }
+
+    // A panel pays where there are many rows for it.
     template <class Format>
     void visit() const {
         using Panel = Unpacked<Format>;
-        const Cut<Panel> cut(w, rows, num_threads);
-        if (rows >= kPanelRows<Format> * cut.row_parts && kTilesAtOnce<Panel> * Panel::tile_bytes(w) <= kPanelBytes)
-            multiply(cut);
+        if (rows >= kPanelRows<Format> &&
+            kTilesAtOnce<Panel> * Panel::tile_bytes(w) + arranged_bytes<Panel>() <= kPanelBytes)
+            multiply<Panel>(kPanelRows<Format>);
         else
-            multiply(Cut<InPlace<Format>>(w, rows, num_threads));
+            multiply<InPlace<Format>>(1);
     }
 
-    // Panel after panel of tiles, each small enough for the second level cache, meets all blocks of rows.
+    // Everybody has an even share. Of many rows it is taken piece by piece, and who is done takes what others have not
+    // come to: cores that also run something else would keep all waiting. Of few rows the time is that of reading
+    // weights, and counting costs more than it gives.
     template <class Tiles>
-    void multiply(const Cut<Tiles>& cut) const {
+    void multiply(int64_t min_part) const {
+        const int num_threads = worker.num_threads;
+        const Cut<Tiles> cut(w, rows, min_part, num_threads);
+        const Items all{0, cut.num_bundles * cut.row_parts};
+        if (cut.num_blocks == 1 || num_threads == 1) return multiply(cut, share_of(all, worker.thread, num_threads));
+        for (int i = 0; i < num_threads; ++i) {
+            const int owner = (worker.thread + i) % num_threads;
+            const Items share = share_of(all, owner, num_threads);
+            std::atomic<int64_t>& taken = worker.taken[owner];
+            while (!piece_of(share, taken.load(std::memory_order_relaxed)).empty())
+                multiply(cut, piece_of(share, taken.fetch_add(1, std::memory_order_relaxed)));
+        }
+    }
+
+    template <class Tiles>
+    void multiply(const Cut<Tiles>& cut, Items items) const {
+        while (!items.empty()) {
+            const int64_t row_part = items.first / cut.num_bundles, part_start = row_part * cut.num_bundles;
+            const int64_t last = min(items.last, part_start + cut.num_bundles);
+            multiply_part(cut, {items.first - part_start, last - part_start}, row_part);
+            items.first = last;
+        }
+    }
+
+    // Panel after panel of tiles, each small enough for the second level cache, meets all blocks of a part of the rows.
+    template <class Tiles>
+    void multiply_part(const Cut<Tiles>& cut, Items bundles, int64_t row_part) const {
         constexpr int64_t kBundle = Cut<Tiles>::bundle;
-        const Share share(cut, thread, num_threads);
         const GroupOrder order(rows, kRowBlock, w.num_inputs);
         const int64_t bundle_bytes = kBundle * Tiles::tile_bytes(w),
                       max_bundles = bundle_bytes < kPanelGoal ? kPanelGoal / bundle_bytes : 1,
-                      num_bundles = share.last_bundle - share.first_bundle,
-                      num_panels = parts_of(num_bundles, max_bundles);
+                      num_panels = parts_of(bundles.last - bundles.first, max_bundles);
         for (int64_t p = 0; p < num_panels; ++p) {
-            const int64_t first = kBundle * (share.first_bundle + num_bundles * p / num_panels);
-            const int64_t last =
-                min(w.num_tiles(), kBundle * (share.first_bundle + num_bundles * (p + 1) / num_panels));
-            const uint8_t* tiles = Tiles::take(w, first, last, panel);
-            for (int64_t block = share.first_block; block < share.last_block; ++block) {
-                const int64_t row = block * cut.block_rows;
-                const Block mine{a.x ? a.x + row * a.stride : nullptr, a.stride,
-                                 a.groups ? a.groups + order.start(row) : nullptr, order.block_rows,
-                                 a.halves ? a.halves + order.start(row) : nullptr};
-                multiply_rows<Tiles>(tiles, first, last, mine, min(cut.block_rows, rows - row), out + row * out_stride);
+            const Items mine = share_of(bundles, p, num_panels);
+            const int64_t first = kBundle * mine.first, last = min(w.num_tiles(), kBundle * mine.last);
+            const uint8_t* tiles = Tiles::take(w, first, last, worker.panel);
+            for (int64_t b = cut.first_block(row_part); b < cut.first_block(row_part + 1); ++b) {
+                const int64_t row = b * cut.block_rows;
+                const Block block{a.x ? a.x + row * a.stride : nullptr, a.stride,
+                                  a.groups ? a.groups + order.start(row) : nullptr, order.block_rows,
+                                  a.halves ? a.halves + order.start(row) : nullptr};
+                multiply_rows<Tiles>(tiles, first, last, block, min(cut.block_rows, rows - row),
+                                     out + row * out_stride);
             }
         }
     }
 
     template <class Tiles, int Rows = Tiles::max_rows>
-    void multiply_rows(const uint8_t* tile, int64_t first_tile, int64_t last_tile, const Block& mine, int64_t count,
+    void multiply_rows(const uint8_t* tile, int64_t first_tile, int64_t last_tile, Block mine, int64_t count,
                        float* to) const {
         if constexpr (Rows > 1)
             if (count < Rows) return multiply_rows<Tiles, Rows - 1>(tile, first_tile, last_tile, mine, count, to);
+        if constexpr (kArrangesRows<Tiles>) {
+            uint8_t* arranged = worker.panel + kPanelBytes - arranged_bytes<Tiles>();
+            Tiles::template arrange<Rows>(mine, w.num_inputs, arranged);
+            mine.arranged = arranged;
+        }
         constexpr int64_t kBundle = Cut<Tiles>::bundle, kOutputs = kBundle * kTileOutputs;
         const int64_t bundle_bytes = kBundle * Tiles::tile_bytes(w);
         for (int64_t t = first_tile; t < last_tile; t += kBundle, tile += bundle_bytes) {
@@ -186,17 +235,17 @@ struct Product {
     }
 };
 
-void multiply(const PackedMatrix& w, const Activations& a, int64_t rows, float* out, int64_t out_stride, uint8_t* panel,
-              int thread, int num_threads) {
+void multiply(const PackedMatrix& w, const Activations& a, int64_t rows, float* out, int64_t out_stride,
+              const Worker& worker) {
     if (rows == 0) return;
-    const Product product{w, a, rows, out, out_stride, panel, thread, num_threads};
-#if QUIRE_UNIT == 1
-    if (matrix_kernels.reads_halves(w)) return product.multiply(Cut<HalfTiles>(w, rows, num_threads));
+    const Product product{w, a, rows, out, out_stride, worker};
+#if QUIRE_NEON
+    if (matrix_kernels.reads_halves(w)) return product.multiply<HalfTiles>(1);
 #endif
     visit_format(w, product);
 }
 
-#if QUIRE_UNIT != 1
+#if !QUIRE_NEON
 struct Inputs {
     const float* x;
     explicit Inputs(const float* from) : x(from) {}

@@ -6,70 +6,80 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
-struct Unit : Avx {
-    static constexpr int max_rows = 5;
-    static constexpr int row_block = max_rows;
-    static constexpr int int_vectors(int rows) { return rows == 1 ? 2 : 1; }
+struct Avx2 : Avx {
+    QUIRE_INLINE static Int add_words(Int sum, Int a, Int b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
+};
 
-    QUIRE_INLINE static Float scaled(Int dots, Float scales) { return _mm256_mul_ps(_mm256_cvtepi32_ps(dots), scales); }
-
+struct Unit : X86<Avx2, 0> {
     // Sums are taken as written: in the compiler's own order they would not fit the registers.
     QUIRE_INLINE static void keep(Int& sums) { __asm__("" : "+x"(sums)); }
+
+    // Pair sums of unsigned nibbles with codes are at most 2 * 15 * 127, and 8 of them fit 16 bits: a group needs one
+    // widening.
+    QUIRE_INLINE static void add_nibbles(Int& sums, Int w, Int x) {
+        sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(w, x));
+        keep(sums);
+    }
+    template <class Format>
+    QUIRE_INLINE static Int widened(Int sums, const QuantizedGroup& x) {
+        return unshifted<Format>(add_words(counter(), sums, _mm256_set1_epi16(1)), x, 0);
+    }
+
+    // maddubs wants one side unsigned: |w| and x with w's sign. 2 * 128 * 127 does not saturate, two of it would.
+    QUIRE_INLINE static void add_bytes(Int& dots, Int w, Int magnitude, Int x) {
+        dots = add_words(dots, _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(x, w)), _mm256_set1_epi16(1));
+        keep(dots);
+    }
+
+    // Nibbles as they are; bytes with their signs, and without. Both lie in a panel.
+    template <class Format>
+    static constexpr int kPlanes = kNibbles<Format> ? 1 : 2;
+    template <class Format>
+    QUIRE_INLINE static Int plane(Int weights, int plane) {
+        return kNibbles<Format> || plane == 0 ? weights : _mm256_abs_epi8(weights);
+    }
 
     template <class Format, int Rows>
     QUIRE_INLINE static void dot(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows], int part,
                                  Int (&dots)[Rows]) {
-        if constexpr (Format::bits == 4)
-            dot_nibbles<Format>(codes, rows, dots);
-        else
-            dot_bytes<Format>(codes, rows, part, dots);
-    }
-
-    // Pair sums of unsigned nibbles with codes are at most 2 * 15 * 127, and 8 of them fit 16 bits: a group needs one
-    // widening.
-    template <class Format, int Rows>
-    QUIRE_INLINE static void dot_nibbles(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows],
-                                         Int (&dots)[Rows]) {
-        Int sums[Rows];
-        for (int r = 0; r < Rows; ++r) sums[r] = _mm256_setzero_si256();
-        const Int low_bits = _mm256_set1_epi8(15);
+        for (int r = 0; r < Rows; ++r) dots[r] = kNibbles<Format> ? _mm256_setzero_si256() : counter();
         QUIRE_UNROLL
-        for (int p = 0; p < 4; ++p) {
-            const Int pairs = load(codes + p * 4 * kTileOutputs);
-            const Int low = _mm256_and_si256(pairs, low_bits);
-            const Int high = _mm256_and_si256(_mm256_srli_epi16(pairs, 4), low_bits);
+        for (int i = 0; i < Format::group / 4; ++i) {
+            const int q = quad_at<Format>(i);
+            const Int w = weights<Format>(codes, q), magnitude = plane<Format>(w, 1);
             QUIRE_UNROLL
             for (int r = 0; r < Rows; ++r) {
-                const Int low_sums = _mm256_maddubs_epi16(low, quad(rows[r]->codes + 4 * p));
-                const Int high_sums = _mm256_maddubs_epi16(high, quad(rows[r]->codes + 16 + 4 * p));
-                sums[r] = _mm256_add_epi16(sums[r], _mm256_add_epi16(low_sums, high_sums));
-                keep(sums[r]);
+                const Int x = quad(rows[r]->codes + part * Format::group + 4 * q);
+                kNibbles<Format> ? add_nibbles(dots[r], w, x) : add_bytes(dots[r], w, magnitude, x);
             }
         }
-        for (int r = 0; r < Rows; ++r) {
-            dots[r] = _mm256_madd_epi16(sums[r], _mm256_set1_epi16(1));
-            if constexpr (Format::zero != 0)
-                dots[r] = _mm256_sub_epi32(dots[r], _mm256_set1_epi32(Format::zero * code_sum_of<Format>(*rows[r], 0)));
-        }
+        if constexpr (kNibbles<Format>)
+            for (int r = 0; r < Rows; ++r) dots[r] = widened<Format>(dots[r], *rows[r]);
     }
 
-    // maddubs wants one side unsigned: |w| and x with w's sign. 2 * 128 * 127 does not saturate, two of it would.
-    template <class Format, int Rows>
-    QUIRE_INLINE static void dot_bytes(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows], int part,
-                                       Int (&dots)[Rows]) {
-        for (int r = 0; r < Rows; ++r) dots[r] = _mm256_setzero_si256();
+    template <class Format, int Rows, int Vecs>
+    QUIRE_INLINE static void dot_unpacked(const uint8_t* codes, const QuantizedGroup* x, int part,
+                                          Int (&dots)[Rows][Vecs]) {
+        for (int r = 0; r < Rows; ++r)
+            for (int v = 0; v < Vecs; ++v) dots[r][v] = kNibbles<Format> ? _mm256_setzero_si256() : counter();
         QUIRE_UNROLL
-        for (int q = 0; q < Format::group / 4; ++q) {
-            const Int w = load(codes + q * 4 * kTileOutputs);
-            const Int magnitude = _mm256_abs_epi8(w);
+        for (int q = 0; q < Format::group / 4; ++q, codes += 4 * lanes * Vecs) {
+            Int w[Vecs], magnitudes[Vecs];  // the two planes
+            for (int v = 0; v < Vecs; ++v) {
+                w[v] = load(codes + 4 * lanes * v);
+                magnitudes[v] = kNibbles<Format> ? w[v] : load(codes + Format::group * lanes * Vecs + 4 * lanes * v);
+            }
             QUIRE_UNROLL
             for (int r = 0; r < Rows; ++r) {
-                const Int x = _mm256_sign_epi8(quad(rows[r]->codes + part * Format::group + 4 * q), w);
-                const Int pair_sums = _mm256_maddubs_epi16(magnitude, x);
-                dots[r] = _mm256_add_epi32(dots[r], _mm256_madd_epi16(pair_sums, _mm256_set1_epi16(1)));
-                keep(dots[r]);
+                const Int x_quad = quad(x[r].codes + part * Format::group + 4 * q);
+                for (int v = 0; v < Vecs; ++v)
+                    kNibbles<Format> ? add_nibbles(dots[r][v], w[v], x_quad)
+                                     : add_bytes(dots[r][v], w[v], magnitudes[v], x_quad);
             }
         }
+        if constexpr (kNibbles<Format>)
+            for (int r = 0; r < Rows; ++r)
+                for (int v = 0; v < Vecs; ++v) dots[r][v] = widened<Format>(dots[r][v], x[r]);
     }
 };
 

@@ -6,90 +6,63 @@
 #endif
 #include <immintrin.h>
 
-#include "matrix_format.h"
+#include "matrix_vnni.h"
 
 namespace quire::QUIRE_ISA {
 namespace {
 
-struct Unit {
+struct Avx512 {
     using Float = __m512;
     using Int = __m512i;
     static constexpr int lanes = 16;
     static constexpr int max_rows = 12;
-    static constexpr int row_block = max_rows;
     static constexpr int int_vectors(int) { return 1; }
     static constexpr int float_vectors(int) { return 1; }
+    // Panels: two vector pipes do all arithmetic and two 64-byte loads are made a cycle; a register tile of 6 rows and
+    // 2 vectors needs 8 loads for 12 dot products.
+    static constexpr int panel_rows = 6, panel_float_rows = 12, panel_vectors = 2;
+    static constexpr int row_block = 12;
+    static constexpr int min_panel_rows = 48;  // a thread's, for which unpacking pays
 
+    QUIRE_INLINE static Int load(const uint8_t* p) { return _mm512_loadu_si512(p); }
     QUIRE_INLINE static __m256i load_short(const uint8_t* p) {
         return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     }
-    QUIRE_INLINE static Float zero() { return _mm512_setzero_ps(); }
+    QUIRE_INLINE static void store_bytes(uint8_t* p, Int v) { _mm512_storeu_si512(p, v); }
     QUIRE_INLINE static Float load_floats(const uint8_t* p) { return _mm512_loadu_ps(p); }
     QUIRE_INLINE static Float load_halves(const uint8_t* p) { return _mm512_cvtph_ps(load_short(p)); }
     QUIRE_INLINE static Float load_bfloats(const uint8_t* p) {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_short(p)), 16));
     }
     QUIRE_INLINE static void store(float* p, Float v) { _mm512_storeu_ps(p, v); }
-    QUIRE_INLINE static Float fma_scalar(Float a, const float* b, Float c) {
-        return _mm512_fmadd_ps(a, _mm512_set1_ps(*b), c);
-    }
-    // Dot products start at the bits of 1.5 * 2^23, where floats count by ones: a multiply-add with an addend that all
-    // rows share then converts and scales at once. Both are exact: a dot product is below 2^22, and a scale has few
-    // bits.
-    static constexpr float kCounter = 0x1.8p23f;
-    static constexpr int32_t kCounterBits = 0x4b400000;
-    QUIRE_INLINE static Float scaled(Int dots, Float scales) {
-        return _mm512_fmadd_ps(_mm512_castsi512_ps(dots), scales, _mm512_mul_ps(scales, _mm512_set1_ps(-kCounter)));
-    }
 
-    // vpdpbusd wants unsigned weights: signed bytes are shifted up by 128, nibbles are stored with `zero` added. What
-    // that adds to a dot product is taken off its start: code_sum, as two words, times (-shift, 0).
-    template <class Format>
-    QUIRE_INLINE static Int start(const QuantizedGroup& x, int part) {
-        constexpr int kShift = Format::bits == 8 ? 128 : Format::zero;
-        const Int counter = _mm512_set1_epi32(kCounterBits);
-        if constexpr (kShift == 0) return counter;
-        return _mm512_dpwssd_epi32(counter, _mm512_set1_epi32(code_sum_of<Format>(x, part)),
-                                   _mm512_set1_epi32(-kShift & 0xffff));
-    }
-
-    // 4 activation codes in every lane.
+    QUIRE_INLINE static Float zero() { return _mm512_setzero_ps(); }
+    QUIRE_INLINE static Float splat(float x) { return _mm512_set1_ps(x); }
+    QUIRE_INLINE static Int splat(int32_t x) { return _mm512_set1_epi32(x); }
     QUIRE_INLINE static Int quad(const int8_t* codes) {
         int32_t bits;
         __builtin_memcpy(&bits, codes, 4);
-        return _mm512_set1_epi32(bits);
+        return splat(bits);
     }
+    QUIRE_INLINE static Int codebook(const int8_t* codes) {
+        return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+    }
+    QUIRE_INLINE static Int look_up(Int codebook, Int nibbles) { return _mm512_shuffle_epi8(codebook, nibbles); }
 
-    template <class Format, int Rows>
-    QUIRE_INLINE static void dot(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows], int part,
-                                 Int (&dots)[Rows]) {
-        QUIRE_UNROLL
-        for (int r = 0; r < Rows; ++r) dots[r] = start<Format>(*rows[r], part);
-        if constexpr (Format::bits == 8) {
-            QUIRE_UNROLL
-            for (int q = 0; q < Format::group / 4; ++q) {
-                const Int w =
-                    _mm512_xor_si512(_mm512_loadu_si512(codes + q * 4 * kTileOutputs), _mm512_set1_epi8(-128));
-                QUIRE_UNROLL
-                for (int r = 0; r < Rows; ++r)
-                    dots[r] = _mm512_dpbusd_epi32(dots[r], w, quad(rows[r]->codes + part * Format::group + 4 * q));
-            }
-        } else {
-            const Int low_bits = _mm512_set1_epi8(15);
-            QUIRE_UNROLL
-            for (int p = 0; p < 4; ++p) {
-                const Int pairs = _mm512_loadu_si512(codes + p * 4 * kTileOutputs);
-                const Int low = _mm512_and_si512(pairs, low_bits);
-                const Int high = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low_bits);
-                QUIRE_UNROLL
-                for (int r = 0; r < Rows; ++r) {
-                    dots[r] = _mm512_dpbusd_epi32(dots[r], low, quad(rows[r]->codes + 4 * p));
-                    dots[r] = _mm512_dpbusd_epi32(dots[r], high, quad(rows[r]->codes + 16 + 4 * p));
-                }
-            }
-        }
-    }
+    QUIRE_INLINE static Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
+    QUIRE_INLINE static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
+    QUIRE_INLINE static Float fma_scalar(Float a, const float* b, Float c) { return fma(a, splat(*b), c); }
+    QUIRE_INLINE static Float as_floats(Int v) { return _mm512_castsi512_ps(v); }
+
+    QUIRE_INLINE static Int flip_signs(Int bytes) { return _mm512_xor_si512(bytes, _mm512_set1_epi8(-128)); }
+    QUIRE_INLINE static Int low_nibbles(Int bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
+    QUIRE_INLINE static Int high_nibbles(Int bytes) { return low_nibbles(_mm512_srli_epi16(bytes, 4)); }
+
+    QUIRE_INLINE static Int add_words(Int sum, Int a, Int b) { return _mm512_dpwssd_epi32(sum, a, b); }
+    QUIRE_INLINE static Int add_dot(Int sum, Int w, Int x) { return _mm512_dpbusd_epi32(sum, w, x); }
 };
+
+using Unit = Vnni<Avx512>;
 
 }  // namespace
 }  // namespace quire::QUIRE_ISA

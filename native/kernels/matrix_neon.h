@@ -55,29 +55,48 @@ struct Unit {
         return vdotq_laneq_s32(dot, w[3], x, 3);
     }
 
+    // What nibbles, one in each byte, say (zero not yet taken off).
+    template <class Format>
+    QUIRE_INLINE static int8x16_t codes_of(uint8x16_t nibbles) {
+        if constexpr (Format::has_codebook) return vqtbl1q_s8(vld1q_s8(Format::codebook), nibbles);
+        return vreinterpretq_s8_u8(nibbles);
+    }
+    template <class Format>
+    QUIRE_INLINE static int8x16_t low_codes(uint8x16_t pairs) {
+        return codes_of<Format>(vandq_u8(pairs, vdupq_n_u8(15)));
+    }
+    template <class Format>
+    QUIRE_INLINE static int8x16_t high_codes(uint8x16_t pairs) {
+        return codes_of<Format>(vshrq_n_u8(pairs, 4));
+    }
+
     template <class Format, int Rows>
     QUIRE_INLINE static void dot(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows], int part,
                                  Int (&dots)[Rows]) {
+        static_assert(Format::bits == 8, "matrix_neon_few.h has 4 bits");
         int8x16_t first[4], second[4];  // quads 0 .. 3 and 4 .. 7 of the group
         for (int q = 0; q < 4; ++q) {
-            const uint8x16_t bytes = vld1q_u8(codes + q * 4 * kTileOutputs);
-            if constexpr (Format::bits == 4) {
-                first[q] = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));
-                second[q] = vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4));
-            } else {
-                first[q] = vreinterpretq_s8_u8(bytes);
-                if constexpr (Format::group == 32)
-                    second[q] = vreinterpretq_s8_u8(vld1q_u8(codes + (q + 4) * 4 * kTileOutputs));
-            }
+            first[q] = vreinterpretq_s8_u8(vld1q_u8(codes + q * 4 * kTileOutputs));
+            if constexpr (Format::group == 32)
+                second[q] = vreinterpretq_s8_u8(vld1q_u8(codes + (q + 4) * 4 * kTileOutputs));
         }
         for (int r = 0; r < Rows; ++r) {
-            const int32_t start =
-                Format::zero ? kCounterBits - Format::zero * code_sum_of<Format>(*rows[r], part) : kCounterBits;
-            dots[r] = add_dots(vdupq_n_s32(start), first, vld1q_s8(rows[r]->codes + part * Format::group));
+            dots[r] = add_dots(vdupq_n_s32(kCounterBits), first, vld1q_s8(rows[r]->codes + part * Format::group));
             if constexpr (Format::group == 32) dots[r] = add_dots(dots[r], second, vld1q_s8(rows[r]->codes + 16));
         }
     }
 };
+
+// Codes of inputs 4 * q .. 4 * q + 3 of a group, for the 4 outputs from `output` on.
+template <class Format>
+QUIRE_INLINE int8x16_t unpack_quad(const uint8_t* group, int q, int output) {
+    const uint8_t* codes = group + Format::codes_at + 4 * output;
+    const uint8x16_t stored = vld1q_u8(codes + (Format::bits == 4 ? q % 4 : q) * 4 * kTileOutputs);
+    int8x16_t quad = vreinterpretq_s8_u8(stored);
+    if constexpr (Format::bits == 4) quad = q < 4 ? Unit::low_codes<Format>(stored) : Unit::high_codes<Format>(stored);
+    if constexpr (Format::zero != 0) quad = vsubq_s8(quad, vdupq_n_s8(Format::zero));
+    return quad;
+}
 
 }  // namespace
 }  // namespace quire::QUIRE_ISA

@@ -48,10 +48,10 @@ struct FewRows {
             for (int v = 0; v < kVectors; ++v) {
                 const int output = first + v * Unit::lanes;
                 if constexpr (Format::has_offset) {
-                    const float32x4_t offsets = load_scales<Format::wide>(group + Format::offsets_at, output);
+                    const float32x4_t offsets = load_scales<Format::scale_type>(group + Format::offsets_at, output);
                     for (int r = 0; r < Rows; ++r) acc[r][v] = Unit::fma_scalar(offsets, &x[r].sum, acc[r][v]);
                 }
-                const float32x4_t scales = load_scales<Format::wide>(group, output);
+                const float32x4_t scales = load_scales<Format::scale_type>(group, output);
                 for (int r = 0; r < Rows; ++r)
                     acc[r][v] = Unit::fma_scalar(Unit::scaled(dots[r][v], scales), &x[r].scale, acc[r][v]);
             }
@@ -66,9 +66,8 @@ struct FewRows {
                                        const int8x16_t (&high)[Rows], int32x4_t (&dots)[Rows][kVectors]) {
         QUIRE_UNROLL
         for (int v = 0; v < kVectors; ++v) {
-            const uint8x16_t pairs = vld1q_u8(codes + Quad * 4 * kTileOutputs + v * 16);
-            const int8x16_t first = vreinterpretq_s8_u8(vandq_u8(pairs, vdupq_n_u8(15)));
-            const int8x16_t second = vreinterpretq_s8_u8(vshrq_n_u8(pairs, 4));
+            const uint8x16_t pairs = load_here<uint8x16_t>(codes + Quad * 4 * kTileOutputs + v * 16);
+            const int8x16_t first = Unit::low_codes<Format>(pairs), second = Unit::high_codes<Format>(pairs);
             for (int r = 0; r < Rows; ++r) {
                 dots[r][v] = vdotq_laneq_s32(dots[r][v], first, low[r], Quad);
                 dots[r][v] = vdotq_laneq_s32(dots[r][v], second, high[r], Quad);
@@ -101,19 +100,20 @@ struct SeveralRows {
             QUIRE_UNROLL
             for (int q = 0; q < 4; ++q) {
                 const uint8x16_t pairs = vld1q_u8(codes + q * 4 * kTileOutputs);
-                weights[q] = vreinterpretq_s8_u8(vandq_u8(pairs, vdupq_n_u8(15)));
-                weights[q + 4] = vreinterpretq_s8_u8(vshrq_n_u8(pairs, 4));
+                weights[q] = Unit::low_codes<Format>(pairs);
+                weights[q + 4] = Unit::high_codes<Format>(pairs);
             }
             if constexpr (Format::zero != 0) {
                 QUIRE_UNROLL
                 for (int q = 0; q < 8; ++q) weights[q] = vsubq_s8(weights[q], vdupq_n_s8(Format::zero));
             }
-            const float32x4_t scales = load_scales<Format::wide>(group, first);
+            const float32x4_t scales = load_scales<Format::scale_type>(group, first);
             alignas(16) float counters[4];
             const float32x4_t counter = vmulq_n_f32(scales, -Unit::kCounter);
             __asm__ volatile("str %q1, %0" : "=m"(counters) : "w"(counter));
             float32x4_t offsets = Unit::zero();
-            if constexpr (Format::has_offset) offsets = load_scales<Format::wide>(group + Format::offsets_at, first);
+            if constexpr (Format::has_offset)
+                offsets = load_scales<Format::scale_type>(group + Format::offsets_at, first);
             add_rows<0, Rows / kTurns + (Rows % kTurns > 0)>(weights, scales, offsets, counters, x, acc);
             constexpr int kFirst = Rows / kTurns + (Rows % kTurns > 0), kSecond = Rows / kTurns + (Rows % kTurns > 1);
             add_rows<kFirst, kSecond>(weights, scales, offsets, counters, x, acc);
@@ -173,12 +173,12 @@ struct FewOrSeveral<Format, 3> : FewRows<Format, 3> {};
 template <class Format>
 struct FewOrSeveral<Format, 4> : FewRows<Format, 4> {};
 
-template <bool Wide, bool Offset, int Zero, int Rows>
-struct TileProduct<IntFormat<4, 32, Wide, Offset, Zero>, Rows>
-    : FewOrSeveral<IntFormat<4, 32, Wide, Offset, Zero>, Rows> {};
+template <ScaleType Scale, bool Offset, int Zero, Codebook Book, int Rows>
+struct TileProduct<IntFormat<4, 32, Scale, Offset, Zero, Book>, Rows>
+    : FewOrSeveral<IntFormat<4, 32, Scale, Offset, Zero, Book>, Rows> {};
 
-template <bool Wide, bool Offset, int Zero>
-constexpr int kMaxTileRows<IntFormat<4, 32, Wide, Offset, Zero>> = 12;
+template <ScaleType Scale, bool Offset, int Zero, Codebook Book>
+constexpr int kMaxTileRows<IntFormat<4, 32, Scale, Offset, Zero, Book>> = 12;
 
 }  // namespace
 }  // namespace quire::QUIRE_ISA

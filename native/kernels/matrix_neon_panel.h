@@ -123,18 +123,14 @@ struct Unpacked {
     }
 
     QUIRE_INLINE static void unpack(const uint8_t* group, int output, uint8_t* to) {
-        const uint8_t* codes = group + Format::codes_at + 4 * output;
-        for (int q = 0; q < Format::group / 4; ++q) {
-            uint8x16_t quad = vld1q_u8(codes + (Format::bits == 4 ? q % 4 : q) * 4 * kTileOutputs);
-            if constexpr (Format::bits == 4) quad = q < 4 ? vandq_u8(quad, vdupq_n_u8(15)) : vshrq_n_u8(quad, 4);
-            if constexpr (Format::zero != 0) quad = vsubq_u8(quad, vdupq_n_u8(Format::zero));
-            vst1q_u8(to + 16 * q, quad);
-        }
-        const float32x4_t scales = load_scales<Format::wide>(group, output);
+        for (int q = 0; q < Format::group / 4; ++q)
+            vst1q_s8((int8_t*)to + 16 * q, unpack_quad<Format>(group, q, output));
+        const float32x4_t scales = load_scales<Format::scale_type>(group, output);
         vst1q_f32((float*)(to + Strips::scales_at), scales);
         vst1q_f32((float*)(to + Strips::counters_at), vmulq_n_f32(scales, -Unit::kCounter));
         if constexpr (Format::has_offset)
-            vst1q_f32((float*)(to + Strips::offsets_at), load_scales<Format::wide>(group + Format::offsets_at, output));
+            vst1q_f32((float*)(to + Strips::offsets_at),
+                      load_scales<Format::scale_type>(group + Format::offsets_at, output));
     }
 
     template <int Rows>
@@ -145,30 +141,6 @@ struct Unpacked {
                                             out + s * Strips::width, out_stride);
     }
 };
-
-// Tiles of floats, as fp32: converting halves takes longer than multiplying with them.
-template <Layout Element>
-struct Unpacked<FloatFormat<Element>> {
-    using Floats = InPlace<FloatFormat<Layout::Float32>>;
-    static constexpr int max_rows = Floats::max_rows;
-
-    static int64_t tile_bytes(const PackedMatrix& w) { return w.num_inputs * kTileOutputs * 4; }
-
-    static const uint8_t* take(const PackedMatrix& w, int64_t first_tile, int64_t last_tile, uint8_t* panel) {
-        const uint8_t* from = w.data + first_tile * w.tile_bytes();
-        for (int64_t i = 0; i < (last_tile - first_tile) * w.num_inputs * kTileOutputs; i += Unit::lanes)
-            Unit::store((float*)panel + i, load_weights<Element>(from + i * FloatFormat<Element>::element_bytes));
-        return panel;
-    }
-
-    template <int Rows>
-    static void multiply(const uint8_t* tile, const Block& a, int64_t num_inputs, float* out, int64_t out_stride) {
-        Floats::template multiply<Rows>(tile, a, num_inputs, out, out_stride);
-    }
-};
-
-template <>
-struct Unpacked<FloatFormat<Layout::Float32>> : InPlace<FloatFormat<Layout::Float32>> {};
 
 }  // namespace
 }  // namespace quire::QUIRE_ISA

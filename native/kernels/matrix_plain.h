@@ -11,16 +11,24 @@ constexpr int kRowBlock = 1;
 template <class Format>
 constexpr int kMaxTileRows = 1;  // rows that TileProduct takes at once
 
-template <bool Wide>
+template <ScaleType Scale>
 inline float scale_at(const uint8_t* scales, int output) {
-    if (Wide) {
+    if (Scale == ScaleType::Float32) {
         float value;
         __builtin_memcpy(&value, scales + 4 * output, 4);
         return value;
     }
     uint16_t bits;
     __builtin_memcpy(&bits, scales + 2 * output, 2);
-    return half_to_float(bits);
+    return Scale == ScaleType::Float16 ? half_to_float(bits) : bfloat_to_float(bits);
+}
+
+// What a stored byte, or half of it, says (zero not yet taken off).
+template <class Format>
+inline int code_of(uint8_t stored, bool high) {
+    if (Format::bits == 8) return int8_t(stored);
+    const int code = high ? stored >> 4 : stored & 15;
+    return Format::has_codebook ? Format::codebook[code] : code;
 }
 
 // The dot products of 16 outputs' codes (zero not yet taken off) with the codes of one group of activations.
@@ -30,8 +38,7 @@ inline void dot_codes(const uint8_t* codes, const int8_t* x, int32_t* dots) {
         for (int o = 0; o < kTileOutputs; ++o) {
             for (int j = 0; j < 4; ++j) {
                 const uint8_t stored = codes[((Format::bits == 4 ? quad % 4 : quad) * kTileOutputs + o) * 4 + j];
-                const int code = Format::bits == 8 ? int8_t(stored) : quad < 4 ? stored & 15 : stored >> 4;
-                dots[o] += code * x[4 * quad + j];
+                dots[o] += code_of<Format>(stored, quad >= 4) * x[4 * quad + j];
             }
         }
     }
@@ -49,10 +56,10 @@ struct TileProduct {
                 dot_codes<Format>(tile + Format::codes_at, x.codes + part * Format::group, dots);
                 for (int o = 0; o < kTileOutputs; ++o) {
                     if (Format::has_offset)
-                        acc[o] = __builtin_fmaf(scale_at<Format::wide>(tile + Format::offsets_at, o),
+                        acc[o] = __builtin_fmaf(scale_at<Format::scale_type>(tile + Format::offsets_at, o),
                                                 *sum_of<Format>(x, part), acc[o]);
                     const int32_t dot = dots[o] - Format::zero * code_sum_of<Format>(x, part);
-                    acc[o] = __builtin_fmaf(float(dot) * scale_at<Format::wide>(tile, o), x.scale, acc[o]);
+                    acc[o] = __builtin_fmaf(float(dot) * scale_at<Format::scale_type>(tile, o), x.scale, acc[o]);
                 }
             }
         }

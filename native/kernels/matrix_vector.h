@@ -5,8 +5,8 @@
 //   max_rows, int_vectors(rows), float_vectors(rows)   the register tile
 //   zero(), load_halves(p), load_bfloats(p), load_floats(p), store(p, v)
 //   fma_scalar(a, p, c)   a * *p + c
-//   dot<Format, Rows>(codes, rows, part, dots)   exact dot products of (stored - zero) with the activations' codes, in
-//                                                a form only `scaled` need know
+//   dot<Format, Rows>(codes, rows, part, dots)   exact dot products of the weights' codes with the activations', in a
+//                                                form only `scaled` need know
 //   scaled(dots, s)   float(dot) * s
 #pragma once
 
@@ -19,9 +19,11 @@ constexpr int kRowBlock = Unit::row_block;
 template <class Format>
 constexpr int kMaxTileRows = Unit::max_rows;
 
-template <bool Wide>
+template <ScaleType Scale>
 QUIRE_INLINE Unit::Float load_scales(const uint8_t* scales, int output) {
-    return Wide ? Unit::load_floats(scales + 4 * output) : Unit::load_halves(scales + 2 * output);
+    if constexpr (Scale == ScaleType::Float32) return Unit::load_floats(scales + 4 * output);
+    if constexpr (Scale == ScaleType::Float16) return Unit::load_halves(scales + 2 * output);
+    if constexpr (Scale == ScaleType::BFloat16) return Unit::load_bfloats(scales + 2 * output);
 }
 
 // out[r, o] = x[r] . w[o] for `Rows` rows of activations and the 16 outputs of a tile.
@@ -51,11 +53,11 @@ struct TileProduct {
                     typename Unit::Int dots[Rows];
                     Unit::template dot<Format, Rows>(group + Format::codes_at + 4 * output, rows, part, dots);
                     if constexpr (Format::has_offset) {
-                        const auto offsets = load_scales<Format::wide>(group + Format::offsets_at, output);
+                        const auto offsets = load_scales<Format::scale_type>(group + Format::offsets_at, output);
                         for (int r = 0; r < Rows; ++r)
                             acc[r][v] = Unit::fma_scalar(offsets, sum_of<Format>(*rows[r], part), acc[r][v]);
                     }
-                    const auto scales = load_scales<Format::wide>(group, output);
+                    const auto scales = load_scales<Format::scale_type>(group, output);
                     for (int r = 0; r < Rows; ++r)
                         acc[r][v] = Unit::fma_scalar(Unit::scaled(dots[r], scales), &rows[r]->scale, acc[r][v]);
                 }

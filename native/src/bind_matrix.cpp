@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <omp.h>
 
+#include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <new>
@@ -40,6 +41,7 @@ const char* layout_name(Layout layout) {
     switch (layout) {
         case Layout::Int4: return "int4";
         case Layout::Int8: return "int8";
+        case Layout::Codebook4: return "codebook4";
         case Layout::Float16: return "float16";
         case Layout::BFloat16: return "bfloat16";
         case Layout::Float32: return "float32";
@@ -127,6 +129,7 @@ FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) 
     std::vector<HalfGroup> halves(matrix_kernels.reads_halves(w) ? size_t(order.size(rows)) : 0);
     const Activations a{x.data(), num_inputs, groups.data(), halves.data()};
     float* to = out.data();
+    std::vector<std::atomic<int64_t>> taken(num_threads);
     {
         nb::gil_scoped_release unlocked;
 #pragma omp parallel num_threads(num_threads)
@@ -144,8 +147,8 @@ FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) 
                                              order.block_rows);
             }
             const int thread = omp_get_thread_num();
-            matrix_kernels.multiply(w, a, rows, to, w.num_outputs, panels.get() + thread * kPanelBytes, thread,
-                                    omp_get_num_threads());
+            const Worker worker{thread, omp_get_num_threads(), panels.get() + thread * kPanelBytes, taken.data()};
+            matrix_kernels.multiply(w, a, rows, to, w.num_outputs, worker);
         }
     }
     return out;

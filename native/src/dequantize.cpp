@@ -10,21 +10,25 @@ namespace quire {
 namespace {
 
 constexpr StorageInfo kStorages[] = {
-    // name, storage, block, bytes, group, codes, wide, offset
-    {"F32", Storage::F32, 1, 4, 0, 0, 0, false, false},
-    {"F16", Storage::F16, 1, 2, 0, 0, 0, false, false},
-    {"BF16", Storage::BF16, 1, 2, 0, 0, 0, false, false},
-    {"Q4_0", Storage::Q4_0, 32, 18, 32, -8, 7, false, false},
-    {"Q4_1", Storage::Q4_1, 32, 20, 32, 0, 15, false, true},
-    {"Q5_0", Storage::Q5_0, 32, 22, 32, -16, 15, false, false},
-    {"Q5_1", Storage::Q5_1, 32, 24, 32, 0, 31, false, true},
-    {"Q8_0", Storage::Q8_0, 32, 34, 32, -128, 127, false, false},
-    {"Q2_K", Storage::Q2_K, 256, 84, 16, 0, 3, true, true},
-    {"Q3_K", Storage::Q3_K, 256, 110, 16, -4, 3, true, false},
-    {"Q4_K", Storage::Q4_K, 256, 144, 32, 0, 15, true, true},
-    {"Q5_K", Storage::Q5_K, 256, 176, 32, 0, 31, true, true},
-    {"Q6_K", Storage::Q6_K, 256, 210, 16, -32, 31, true, false},
+    // name, storage, block, bytes, group, codes, scales, offset, codebook
+    {"F32", Storage::F32, 1, 4, 0, 0, 0, ScaleType::Float16, false, Codebook::None},
+    {"F16", Storage::F16, 1, 2, 0, 0, 0, ScaleType::Float16, false, Codebook::None},
+    {"BF16", Storage::BF16, 1, 2, 0, 0, 0, ScaleType::Float16, false, Codebook::None},
+    {"Q4_0", Storage::Q4_0, 32, 18, 32, -8, 7, ScaleType::Float16, false, Codebook::None},
+    {"Q4_1", Storage::Q4_1, 32, 20, 32, 0, 15, ScaleType::Float16, true, Codebook::None},
+    {"Q5_0", Storage::Q5_0, 32, 22, 32, -16, 15, ScaleType::Float16, false, Codebook::None},
+    {"Q5_1", Storage::Q5_1, 32, 24, 32, 0, 31, ScaleType::Float16, true, Codebook::None},
+    {"Q8_0", Storage::Q8_0, 32, 34, 32, -128, 127, ScaleType::Float16, false, Codebook::None},
+    {"Q2_K", Storage::Q2_K, 256, 84, 16, 0, 3, ScaleType::Float32, true, Codebook::None},
+    {"Q3_K", Storage::Q3_K, 256, 110, 16, -4, 3, ScaleType::Float32, false, Codebook::None},
+    {"Q4_K", Storage::Q4_K, 256, 144, 32, 0, 15, ScaleType::Float32, true, Codebook::None},
+    {"Q5_K", Storage::Q5_K, 256, 176, 32, 0, 31, ScaleType::Float32, true, Codebook::None},
+    {"Q6_K", Storage::Q6_K, 256, 210, 16, -32, 31, ScaleType::Float32, false, Codebook::None},
+    {"IQ4_NL", Storage::IQ4_NL, 32, 18, 32, 0, 15, ScaleType::Float16, false, Codebook::IQ4},
+    {"IQ4_XS", Storage::IQ4_XS, 256, 136, 32, 0, 15, ScaleType::Float32, false, Codebook::IQ4},
+    {"MXFP4", Storage::MXFP4, 32, 17, 32, 0, 15, ScaleType::BFloat16, false, Codebook::E2M1},
 };
+static_assert(sizeof kStorages / sizeof kStorages[0] == kNumStorages, "a row for each type");
 
 float half_at(const uint8_t* bytes) {
     uint16_t bits;
@@ -154,6 +158,30 @@ void decode_q6_k(const uint8_t* block, DecodedBlock& out) {
         }
 }
 
+void decode_iq4_nl(const uint8_t* block, DecodedBlock& out) {  // scale, 16 bytes of nibbles
+    out.scales[0] = half_at(block);
+    decode_nibbles(block + 2, 0, out.codes);
+}
+
+void decode_iq4_xs(const uint8_t* block, DecodedBlock& out) {
+    // the scale of all, 16 bits and 4 bytes of scales, 16 bytes of nibbles for each group
+    const float scale = half_at(block);
+    const uint32_t high = bits16_at(block + 2);
+    for (int g = 0; g < 8; ++g) {
+        const int low_bits = block[4 + g / 2] >> (g % 2 * 4) & 15, high_bits = high >> (2 * g) & 3;
+        out.scales[g] = scale * float((low_bits | high_bits << 4) - 32);
+        decode_nibbles(block + 8 + 16 * g, 0, out.codes + 32 * g);
+    }
+}
+
+void decode_mxfp4(const uint8_t* block, DecodedBlock& out) {  // an exponent, 16 bytes of nibbles
+    // 2^(exponent - 128), half of what the standard says: the codebook's numbers are doubled. The first two are
+    // subnormal.
+    const uint32_t exponent = block[0];
+    out.scales[0] = float_of_bits(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
+    decode_nibbles(block + 1, 0, out.codes);
+}
+
 }  // namespace
 
 const StorageInfo& storage_info(Storage storage) {
@@ -180,6 +208,9 @@ DecodeBlock block_decoder(Storage storage) {
         case Storage::Q4_K: return decode_q4_k;
         case Storage::Q5_K: return decode_q5_k;
         case Storage::Q6_K: return decode_q6_k;
+        case Storage::IQ4_NL: return decode_iq4_nl;
+        case Storage::IQ4_XS: return decode_iq4_xs;
+        case Storage::MXFP4: return decode_mxfp4;
         case Storage::F32:
         case Storage::F16:
         case Storage::BF16: break;
@@ -199,12 +230,15 @@ void dequantize_row(Storage storage, const uint8_t* row, float* out, int64_t n) 
         for (int64_t i = 0; i < n; ++i) out[i] = bfloat_to_float(bits16_at(row + 2 * i));
     } else {
         const DecodeBlock decode = block_decoder(storage);
+        const bool has_codebook = info.codebook != Codebook::None;
+        const int8_t* codebook = kCodebooks[int(info.codebook)];
         DecodedBlock block;
         for (int64_t first = 0; first < n; first += info.block, row += info.block_bytes) {
             decode(row, block);
             for (int i = 0; i < info.block; ++i) {
                 const int g = i / info.group;
-                const float value = block.scales[g] * float(block.codes[i]);
+                const int8_t code = has_codebook ? codebook[block.codes[i]] : block.codes[i];
+                const float value = block.scales[g] * float(code);
                 out[first + i] = info.has_offset ? value + block.offsets[g] : value;
             }
         }

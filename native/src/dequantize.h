@@ -3,11 +3,32 @@
 
 #include <cstdint>
 
+#include "matrix.h"
+
 namespace quire {
 
-enum class Storage : int { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K };
+enum class Storage : int {
+    F32,
+    F16,
+    BF16,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q2_K,
+    Q3_K,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4
+};
+constexpr int kNumStorages = int(Storage::MXFP4) + 1;
 
-// A row of a storage type is a run of blocks. Quantized weights come in groups: w = scale * code + offset.
+// A row of a storage type is a run of blocks. Quantized weights come in groups: w = scale * code + offset, or, where
+// there is a codebook, w = scale * codebook[code].
 struct StorageInfo {
     const char* name;
     Storage storage;
@@ -15,8 +36,9 @@ struct StorageInfo {
     int block_bytes;
     int group;               // weights that share a scale; 0 for floats
     int min_code, max_code;  // of w above
-    bool wide;               // scale and offset are products that fp16 cannot hold, but fp32 can
+    ScaleType scale_type;    // holds scale and offset, which may be products, exactly
     bool has_offset;
+    Codebook codebook;
 };
 
 const StorageInfo& storage_info(Storage storage);

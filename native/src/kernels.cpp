@@ -15,6 +15,9 @@
 #ifndef HWCAP_ASIMDHP
 #define HWCAP_ASIMDHP (1 << 10)
 #endif
+#ifndef HWCAP2_I8MM
+#define HWCAP2_I8MM (1 << 13)
+#endif
 #endif
 
 namespace quire {
@@ -26,6 +29,9 @@ namespace quire {
 QUIRE_DECLARE(plain)
 #ifdef QUIRE_HAS_DOTPROD
 QUIRE_DECLARE(dotprod)
+#endif
+#ifdef QUIRE_HAS_I8MM
+QUIRE_DECLARE(i8mm)
 #endif
 #ifdef QUIRE_HAS_AVX2
 QUIRE_DECLARE(avx2)
@@ -78,7 +84,12 @@ struct Tables {
         add(isa_dotprod::table);  // every Apple arm64 CPU has it
 #else
         const unsigned long caps = getauxval(AT_HWCAP);
-        if ((caps & HWCAP_ASIMDDP) && (caps & HWCAP_ASIMDHP)) add(isa_dotprod::table);
+        if ((caps & HWCAP_ASIMDDP) && (caps & HWCAP_ASIMDHP)) {
+#ifdef QUIRE_HAS_I8MM
+            if (getauxval(AT_HWCAP2) & HWCAP2_I8MM) add(isa_i8mm::table);
+#endif
+            add(isa_dotprod::table);
+        }
 #endif
 #endif
         add(isa_plain::table);

@@ -5,8 +5,8 @@
 // others. Sums are taken in one stated order, so that all tables and all batch sizes give the same bits wherever a
 // comment says so.
 //
-// A function that works on many rows takes (thread, num_threads) and does its share of the work: it starts no threads,
-// takes no locks and allocates nothing.
+// A function that works on many rows is told which of how many threads it is and does its part of the work: it starts
+// no threads, takes no locks and allocates nothing.
 #pragma once
 
 #include "matrix.h"
@@ -24,7 +24,8 @@ struct Kernels {
 // The best table this CPU can run, or the one chosen with use_isa.
 const Kernels& kernels();
 
-// "plain", "dotprod", "avx2", "avxvnni" or "avx512". False if the CPU or the build lacks it. Not while a tape runs.
+// "plain", "dotprod", "i8mm", "avx2", "avxvnni" or "avx512". False if the CPU or the build lacks it. Not while a tape
+// runs.
 bool use_isa(const char* name);
 
 // The names use_isa would take here, best first; ends with a null pointer.

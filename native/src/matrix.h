@@ -1,24 +1,30 @@
 // Weight matrices, packed for the vector unit, and their products with rows of activations.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+
+#include "codebook.h"
 
 namespace quire {
 
 // How a packed matrix is laid out. Outputs come in tiles of kTileOutputs, the last one padded with zeros; a tile is one
 // contiguous run of memory that a kernel reads once, forwards.
 //
-//   Int4, Int8   a tile is a sequence of groups of inputs, ascending, and a group is
-//                  scales   [16]  fp16, or fp32 where `wide`
+//   Int4, Int8,  a tile is a sequence of groups of inputs, ascending, and a group is
+//   Codebook4      scales   [16]  of `scale_type`
 //                  offsets  [16]  the same, where `has_offset`
 //                  codes    Int8: [group / 4][16][4]  the codes of 4 neighbouring inputs, for each of 16 outputs
-//                           Int4: [4][16][4]  likewise; row p holds quad p in low nibbles, quad p + 4 in high ones
-//                w = scale * code + offset. Int8 stores the code, Int4 stores code + zero (0 .. 15).
+//                           else: [4][16][4]  likewise; row p holds quad p in low nibbles, quad p + 4 in high ones
+//                w = scale * code + offset. Int8 stores the code, Int4 stores code + zero (0 .. 15), Codebook4 stores
+//                the code's place in `codebook`.
 //   floats       [num_inputs][16], in the type the file has
 //
 // One 16, 32 or 64 byte load thus feeds the 4-way dot product of 4, 8 or 16 outputs without a shuffle.
-enum class Layout : int { Int4, Int8, Float16, BFloat16, Float32 };
+enum class Layout : int { Int4, Int8, Codebook4, Float16, BFloat16, Float32 };
+
+enum class ScaleType : int { Float16, BFloat16, Float32 };  // each holds exactly what some files say
 
 constexpr int kTileOutputs = 16;
 constexpr int kGroupInputs = 32;  // activations that share a scale
@@ -26,15 +32,16 @@ constexpr int kGroupInputs = 32;  // activations that share a scale
 struct PackedMatrix {
     Layout layout;
     int64_t num_outputs, num_inputs;
-    int group;            // inputs that share a scale: 16 or 32, a divisor of num_inputs; 0 for float layouts
-    int zero;             // Int4: what was added to the codes to store them; else 0
-    bool wide;            // scales and offsets are fp32, not fp16
+    int group;          // inputs that share a scale: 16 or 32, a divisor of num_inputs; 0 for float layouts
+    int zero;           // Int4: what was added to the codes to store them; else 0
+    Codebook codebook;  // Codebook4: what its codes stand for; else None
+    ScaleType scale_type;
     bool has_offset;      // offsets are stored; else they are 0
     bool half_sums;       // Float16, and no weight reaches kHalfSumLimit: products of a HalfGroup add up in halves
     const uint8_t* data;  // 64-byte aligned, owned by whoever packed it
     size_t nbytes;
 
-    bool is_integer() const { return layout == Layout::Int4 || layout == Layout::Int8; }
+    bool is_integer() const { return group != 0; }
     int64_t num_tiles() const { return (num_outputs + kTileOutputs - 1) / kTileOutputs; }
     int64_t tile_bytes() const { return int64_t(nbytes) / num_tiles(); }
 };
@@ -86,6 +93,14 @@ struct Activations {
 // Memory a thread needs for a product of many rows.
 constexpr int64_t kPanelBytes = 1024 * 1024;
 
+// One of the threads that compute a product.
+struct Worker {
+    int thread, num_threads;
+    uint8_t* panel;  // kPanelBytes of its own, at a cache line's boundary
+    // [num_threads], theirs together, 0 before the first of them begins: pieces that are taken of each one's share.
+    std::atomic<int64_t>* taken;
+};
+
 struct MatrixKernels {
     int64_t row_block;  // rows that are multiplied at once
 
@@ -96,17 +111,17 @@ struct MatrixKernels {
     void (*to_halves)(const float* x, int64_t num_inputs, HalfGroup* groups, int64_t stride);
     bool reads_halves(const PackedMatrix& w) const { return to_halves && w.half_sums; }
 
-    // out[r, o] = sum over inputs of x[r] * w[o], for rows [0, rows); this thread writes its share of the results, and
-    // all threads together write each once. Summed in fp32 with fma, inputs ascending; for integer layouts by groups:
+    // out[r, o] = sum over inputs of x[r] * w[o], for rows [0, rows); this thread writes some of the results, and all
+    // threads together write each once. Summed in fp32 with fma, inputs ascending; for integer layouts by groups:
     //   acc = fma(w.offset, x.sum, acc)                          where there are offsets
     //   acc = fma(float(dot of codes) * w.scale, x.scale, acc)
     // So a result has the same bits in every table, whatever the other rows and however many threads. One exception:
     // where a table reads halves, a group is summed in halves with fma, inputs ascending, and then
     //   acc = fma(float(sum), x.scale, acc)
-    // Other tables give other bits there; rows and threads still change nothing.
-    // `panel`: kPanelBytes of this thread, at a cache line's boundary.
+    // Other tables give other bits there; rows and threads still change nothing. Where a scale is 2^100 or more, as
+    // only MXFP4 can say, results may be NaN in some tables and numbers in others.
     void (*multiply)(const PackedMatrix& w, const Activations& a, int64_t rows, float* out, int64_t out_stride,
-                     uint8_t* panel, int thread, int num_threads);
+                     const Worker& worker);
 };
 
 }  // namespace quire

@@ -15,10 +15,10 @@ struct GroupShape {
     int scale_bytes, offsets, codes, bytes;
 
     explicit GroupShape(const PackedMatrix& m) {
-        scale_bytes = m.wide ? 4 : 2;
+        scale_bytes = m.scale_type == ScaleType::Float32 ? 4 : 2;
         offsets = kTileOutputs * scale_bytes;
         codes = m.has_offset ? 2 * offsets : offsets;
-        bytes = codes + kTileOutputs * (m.layout == Layout::Int4 ? m.group / 2 : m.group);
+        bytes = codes + kTileOutputs * (m.layout == Layout::Int8 ? m.group : m.group / 2);
     }
 };
 
@@ -37,9 +37,11 @@ PackedMatrix shape_of(Storage storage, int64_t num_outputs, int64_t num_inputs) 
         tile_bytes = num_inputs * kTileOutputs * element_bytes(m.layout);
     } else {
         m.layout = info.max_code - info.min_code < 16 && info.group == kGroupInputs ? Layout::Int4 : Layout::Int8;
+        if (info.codebook != Codebook::None) m.layout = Layout::Codebook4;
         m.zero = m.layout == Layout::Int4 ? -info.min_code : 0;
+        m.codebook = info.codebook;
         m.group = info.group;
-        m.wide = info.wide;
+        m.scale_type = info.scale_type;
         m.has_offset = info.has_offset;
         tile_bytes = num_inputs / m.group * GroupShape(m).bytes;
     }
@@ -47,24 +49,24 @@ PackedMatrix shape_of(Storage storage, int64_t num_outputs, int64_t num_inputs) 
     return m;
 }
 
-void store_scale(uint8_t* to, int output, bool wide, float value) {
-    if (wide) {
+void store_scale(uint8_t* to, int output, ScaleType type, float value) {
+    if (type == ScaleType::Float32) {
         std::memcpy(to + 4 * output, &value, 4);
     } else {
-        const uint16_t bits = exact_half(value);
+        const uint16_t bits = type == ScaleType::Float16 ? exact_half(value) : uint16_t(bits_of_float(value) >> 16);
         std::memcpy(to + 2 * output, &bits, 2);
     }
 }
 
-float load_scale(const uint8_t* from, int output, bool wide) {
-    if (wide) {
+float load_scale(const uint8_t* from, int output, ScaleType type) {
+    if (type == ScaleType::Float32) {
         float value;
         std::memcpy(&value, from + 4 * output, 4);
         return value;
     }
     uint16_t bits;
     std::memcpy(&bits, from + 2 * output, 2);
-    return half_to_float(bits);
+    return type == ScaleType::Float16 ? half_to_float(bits) : bfloat_to_float(bits);
 }
 
 // 4 codes, one in each byte.
@@ -77,8 +79,8 @@ uint32_t quad_at(const int8_t* codes) {
 // Put one group of one output into its place. `to` is the group's memory in the tile.
 void store_group(const PackedMatrix& m, const GroupShape& at, const int8_t* codes, float scale, float offset,
                  int output, uint8_t* to) {
-    store_scale(to, output, m.wide, scale);
-    if (m.has_offset) store_scale(to + at.offsets, output, m.wide, offset);
+    store_scale(to, output, m.scale_type, scale);
+    if (m.has_offset) store_scale(to + at.offsets, output, m.scale_type, offset);
     uint8_t* quads = to + at.codes + 4 * output;
     if (m.layout == Layout::Int8) {
         for (int q = 0; q < m.group / 4; ++q) std::memcpy(quads + q * 4 * kTileOutputs, codes + 4 * q, 4);
@@ -186,7 +188,7 @@ void unpack_row(const PackedMatrix& m, int64_t output, float* out) {
     }
     const GroupShape at(m);
     for (int64_t first = 0; first < m.num_inputs; first += m.group, tile += at.bytes) {
-        const float scale = load_scale(tile, o, m.wide);
+        const float scale = load_scale(tile, o, m.scale_type);
         const uint8_t* codes = tile + at.codes + 4 * o;
         for (int i = 0; i < m.group; ++i) {
             int code;
@@ -194,10 +196,11 @@ void unpack_row(const PackedMatrix& m, int64_t output, float* out) {
                 code = int8_t(codes[i / 4 * 4 * kTileOutputs + i % 4]);
             } else {
                 const uint8_t pair = codes[i % 16 / 4 * 4 * kTileOutputs + i % 4];
-                code = (i < 16 ? pair & 15 : pair >> 4) - m.zero;
+                const int stored = i < 16 ? pair & 15 : pair >> 4;
+                code = m.layout == Layout::Int4 ? stored - m.zero : kCodebooks[int(m.codebook)][stored];
             }
             const float value = scale * float(code);
-            out[first + i] = m.has_offset ? value + load_scale(tile + at.offsets, o, m.wide) : value;
+            out[first + i] = m.has_offset ? value + load_scale(tile + at.offsets, o, m.scale_type) : value;
         }
     }
 }

@@ -10,16 +10,19 @@ namespace quire {
 
 // A matrix and its memory.
 //
-//   stored                  layout  group  scale, offset   bits a weight   values
-//   Q4_0                    Int4    32     fp16            4.5             exact
-//   Q4_1                    Int4    32     fp16, fp16      5               exact
-//   Q4_K                    Int4    32     fp32, fp32      6               exact
-//   Q8_0, Q5_0              Int8    32     fp16            8.5             exact
-//   Q5_1                    Int8    32     fp16, fp16      9               exact
-//   Q5_K                    Int8    32     fp32, fp32      10              exact
-//   Q6_K, Q3_K              Int8    16     fp32            10              exact
-//   Q2_K                    Int8    16     fp32, fp32      12              exact
-//   F32, F16, BF16          as stored                      32, 16, 16      exact
+//   stored                  layout     group  scale, offset   bits a weight   values
+//   Q4_0                    Int4       32     fp16            4.5             exact
+//   Q4_1                    Int4       32     fp16, fp16      5               exact
+//   Q4_K                    Int4       32     fp32, fp32      6               exact
+//   IQ4_NL                  Codebook4  32     fp16            4.5             exact
+//   IQ4_XS                  Codebook4  32     fp32            5               exact
+//   MXFP4                   Codebook4  32     bf16            4.5             exact
+//   Q8_0, Q5_0              Int8       32     fp16            8.5             exact
+//   Q5_1                    Int8       32     fp16, fp16      9               exact
+//   Q5_K                    Int8       32     fp32, fp32      10              exact
+//   Q6_K, Q3_K              Int8       16     fp32            10              exact
+//   Q2_K                    Int8       16     fp32, fp32      12              exact
+//   F32, F16, BF16          as stored                         32, 16, 16      exact
 //
 // Exact: unpack_row gives the bits that dequantize_row gives for the stored row.
 class Matrix {

@@ -148,11 +148,13 @@ class Walk {
                 matrix.to_halves(x + r * stride, w.num_inputs, halves + order.start(r), order.block_rows);
         team_.barrier();
         const Activations a{x, stride, groups, halves};
-        int64_t column = 0;
+        int64_t column = 0, taken = w.counters;
         for (const PackedMatrix& segment : w.segments) {
-            matrix.multiply(segment, a, num_rows, out + column, out_stride,
-                            tape_.panels_.get() + team_.thread * kPanelBytes, team_.thread, team_.num_threads);
+            const Worker worker{team_.thread, team_.num_threads, tape_.panels_.get() + team_.thread * kPanelBytes,
+                                &tape_.counters_[taken]};
+            matrix.multiply(segment, a, num_rows, out + column, out_stride, worker);
             column += segment.num_outputs;
+            taken += tape_.num_threads_;
         }
         if (w.bias == nullptr) return;
         team_.barrier();
@@ -262,7 +264,8 @@ Tape::Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_t
 }
 
 void Tape::add(Op op) {
-    const auto reserve = [&](const Weight& w, const View& x, bool few) {
+    const auto reserve = [&](Weight& w, const View& x, bool few) {
+        w.counters = add_counters(w.segments.size() * size_t(num_threads_));
         const int64_t num_groups = GroupOrder(max_tokens_, kernels().matrix.row_block, w.num_inputs).size(max_tokens_);
         groups_.reserve(num_groups);
         halves_.reserve(num_groups);
@@ -270,12 +273,15 @@ void Tape::add(Op op) {
     };
     if (auto* embedding = std::get_if<Embedding>(&op)) num_ids_ = std::min(num_ids_, embedding->num_rows);
     if (auto* linear = std::get_if<Linear>(&op)) reserve(linear->weight, linear->x, linear->out.few);
-    if (auto* attention = std::get_if<Attention>(&op)) {
-        attention->counter = int64_t(counters_.size());
-        counters_ = std::vector<std::atomic<int64_t>>(counters_.size() + 1);
-    }
+    if (auto* attention = std::get_if<Attention>(&op)) attention->counter = add_counters(1);
     if (auto* logits = std::get_if<Logits>(&op)) reserve(logits->weight, logits->x, true);
     ops_.push_back(std::move(op));
+}
+
+int64_t Tape::add_counters(size_t count) {
+    const size_t first = counters_.size();
+    counters_ = std::vector<std::atomic<int64_t>>(first + count);
+    return int64_t(first);
 }
 
 void Tape::run(const Step& step) {

@@ -1,8 +1,8 @@
 // A recorded forward pass, walked by a team of threads once a step.
 //
 // Values are columns of matrices with one row a token, in one arena that the recorder has divided among them. Work on
-// rows is split among the threads by rows, always in the same way; matrix products by outputs; attention by tiles. A
-// barrier stands between two ops only where one of them is not split by rows.
+// rows is split among the threads by rows, always in the same way; matrix products and attention into pieces that
+// go to whoever is free. A barrier stands between two ops only where one of them is not split by rows.
 #pragma once
 
 #include <atomic>
@@ -41,6 +41,7 @@ struct Weight {
     std::vector<PackedMatrix> segments;
     const float* bias;  // [num_outputs], or null
     int64_t num_inputs = 0, num_outputs = 0;
+    int64_t counters = 0;  // where those of its segments begin among the tape's: Worker::taken of each
 
     Weight(std::vector<PackedMatrix> segments, const float* bias);
 };
@@ -111,6 +112,7 @@ class Tape {
     friend class Walk;
 
     void check(const Step& step) const;
+    int64_t add_counters(size_t count);  // returns the first one's index
 
     Pages pages_;
     int64_t max_tokens_;
@@ -124,10 +126,10 @@ class Tape {
     Buffer<float> gathered_;
     Buffer<uint8_t> panels_;  // kPanelBytes for each thread
     Buffer<float> attention_scratch_;
-    Buffer<float> findings_;  // of the parts of contexts, where these are shared among threads
-    int64_t max_parts_ = 0;   // of the step under way
-    std::vector<std::atomic<int64_t>> counters_;
-    std::vector<int32_t> logit_seqs_;  // [num_logits] whose token a logit row is, in the step under way
+    Buffer<float> findings_;                      // of the parts of contexts, where these are shared among threads
+    int64_t max_parts_ = 0;                       // of the step under way
+    std::vector<std::atomic<int64_t>> counters_;  // what is taken of the ops' work in the step under way
+    std::vector<int32_t> logit_seqs_;             // [num_logits] whose token a logit row is, in the step under way
 };
 
 }  // namespace quire

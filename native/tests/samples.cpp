@@ -20,6 +20,7 @@ void scale_places(Storage storage, int places[2]) {
         case Storage::Q2_K: places[0] = 80, places[1] = 82; break;
         case Storage::Q3_K: places[0] = 108; break;
         case Storage::Q6_K: places[0] = 208; break;
+        case Storage::MXFP4: places[0] = -1; break;  // it has exponents
         default: break;
     }
 }
@@ -52,13 +53,15 @@ std::vector<uint8_t> sample_rows(Storage storage, int64_t rows, int64_t n, Rando
             fill_floats(storage, row, n, random);
             continue;
         }
-        const uint8_t extremes[3] = {0x80, 0x7f, 0xff};
-        for (int64_t i = 0; i < bytes; ++i) row[i] = r % 5 == 4 ? extremes[r / 5 % 3] : uint8_t(random.bits());
-        for (int64_t block = 0; block < bytes; block += info.block_bytes)
+        const uint8_t extremes[4] = {0x80, 0x7f, 0xff, 0x00};
+        for (int64_t i = 0; i < bytes; ++i) row[i] = r % 5 == 4 ? extremes[r / 5 % 4] : uint8_t(random.bits());
+        for (int64_t block = 0; block < bytes; block += info.block_bytes) {
+            if (storage == Storage::MXFP4) row[block] = uint8_t(118 + random.bits() % 8);
             for (int place : places) {
                 const uint16_t half = some_half(random);
                 if (place >= 0) std::memcpy(row + block + place, &half, 2);
             }
+        }
     }
     return data;
 }

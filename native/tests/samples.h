@@ -28,7 +28,7 @@ inline int64_t row_bytes(Storage storage, int64_t n) {
     return n / info.block * info.block_bytes;
 }
 
-// Rows of a storage type: any codes, scales near 0.01. Every fifth row has one byte everywhere: 0x80, 0x7f or 0xff.
+// Rows of a storage type: any codes, scales near 0.01. Every fifth row has one byte everywhere: 0x80, 0x7f, 0xff or 0.
 std::vector<uint8_t> sample_rows(Storage storage, int64_t rows, int64_t n, Random& random);
 
 // Every fifth row is one constant, whose codes are all 127 or all -127.

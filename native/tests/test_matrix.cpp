@@ -1,13 +1,15 @@
 // Every table of this CPU against `plain`, bit for bit, and `plain` against double precision. Where a table adds up in
 // halves, it is held against double precision, and its rows and threads against each other.
 //
-//   quire_tests              checks
-//   quire_tests times        checks, then speeds (times_matrix.cpp)
-//   quire_tests times F16    the same, speeds of one storage type
+//   quire_tests                   checks
+//   quire_tests times             speeds instead (times_matrix.cpp)
+//   quire_tests times avx2 Q4_1   those of some tables and storage types
 
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "buffer.h"
@@ -15,7 +17,7 @@
 #include "pack.h"
 #include "samples.h"
 
-void print_times(const char* only);
+void print_times(const std::vector<std::string>& names);
 void test_attention(int& passed, int& failed);
 
 namespace {
@@ -92,8 +94,10 @@ struct Case {
         const Activations a{x.data(), inputs, groups.data(), half_groups.data()};
         Buffer<uint8_t> panel;
         panel.reserve(kPanelBytes);
+        std::vector<std::atomic<int64_t>> taken(num_threads);
         for (int t = 0; t < num_threads; ++t)
-            kernels().matrix.multiply(matrix.packed(), a, rows, out.data(), outputs + 3, panel.get(), t, num_threads);
+            kernels().matrix.multiply(matrix.packed(), a, rows, out.data(), outputs + 3,
+                                      Worker{t, num_threads, panel.get(), taken.data()});
         return out;
     }
 };
@@ -156,7 +160,7 @@ void test_case(Case& c) {
               "quantize", *isa, c.info.name, c.outputs, c.inputs, kMaxTestRows);
         const std::vector<float> all = expected_here(c, expected);
         for (int64_t rows : kRowCounts)
-            for (int num_threads : {1, 2, 3})
+            for (int num_threads : {1, 2, 3, 16})
                 check(same_bits(c.multiply(rows, num_threads), all), "multiply", *isa, c.info.name, c.outputs, c.inputs,
                       rows);
     }
@@ -165,7 +169,7 @@ void test_case(Case& c) {
 // Tiles that no panel has room for.
 void test_long_rows() {
     Random random(8);
-    for (Storage storage : {Storage::Q4_1, Storage::Q6_K, Storage::F16}) {
+    for (Storage storage : {Storage::Q4_1, Storage::Q6_K, Storage::IQ4_NL, Storage::F16}) {
         Case c(storage_info(storage), 20, 80 * 1024, random);
         use_isa("plain");
         const std::vector<float> expected = c.multiply(kMaxTestRows, 1);
@@ -196,7 +200,11 @@ void test_non_finite(const StorageInfo& info) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    for (int s = 0; s <= int(Storage::Q6_K); ++s) {
+    if (argc > 1 && std::strcmp(argv[1], "times") == 0) {
+        print_times({argv + 2, argv + argc});
+        return 0;
+    }
+    for (int s = 0; s < kNumStorages; ++s) {
         const StorageInfo& info = storage_info(Storage(s));
         for (int64_t outputs : kOutputs) {
             Random random(uint64_t(s) * 1000 + uint64_t(outputs));
@@ -216,11 +224,11 @@ int main(int argc, char** argv) {
     }
     test_long_rows();
     test_non_finite(storage_info(Storage::Q4_1));
+    test_non_finite(storage_info(Storage::MXFP4));
     test_non_finite(storage_info(Storage::F16));
     test_attention(passed, failed);
     std::printf("tables:");
     for (const char* const* isa = available_isas(); *isa; ++isa) std::printf(" %s", *isa);
     std::printf("\n%d passed, %d failed\n", passed, failed);
-    if (argc > 1 && std::strcmp(argv[1], "times") == 0) print_times(argc > 2 ? argv[2] : nullptr);
     return failed ? 1 : 0;
 }

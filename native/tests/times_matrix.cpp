@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -42,11 +43,13 @@ struct Model {
 double seconds_of_pass(const Model& model, const Activations& a, int64_t rows, float* out, uint8_t* panels,
                        int num_threads) {
     const auto start = std::chrono::steady_clock::now();
+    std::vector<std::atomic<int64_t>> taken(model.matrices.size() * size_t(num_threads));
 #pragma omp parallel num_threads(num_threads)
-    for (const auto& matrix : model.matrices) {
-        const PackedMatrix& w = matrix->packed();
+    for (size_t i = 0; i < model.matrices.size(); ++i) {
+        const PackedMatrix& w = model.matrices[i]->packed();
         const int thread = omp_get_thread_num();
-        kernels().matrix.multiply(w, a, rows, out, w.num_outputs, panels + thread * kPanelBytes, thread, num_threads);
+        const Worker worker{thread, num_threads, panels + thread * kPanelBytes, &taken[i * size_t(num_threads)]};
+        kernels().matrix.multiply(w, a, rows, out, w.num_outputs, worker);
 #pragma omp barrier
     }
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -77,37 +80,41 @@ void print_model(const char* name, const Model& model) {
     }
 }
 
+// The layers of the model, or as many weights where its rows are not whole blocks.
+Model layers_of(Storage storage) {
+    Model layers;
+    for (int i = 0; i < kLayers; ++i) {
+        if (storage_info(storage).block == 256)
+            layers.add(storage, {4608, 768});
+        else
+            for (Shape shape : kLayer) layers.add(storage, shape);
+    }
+    return layers;
+}
+
 }  // namespace
 
-// `only`: a storage type, or null for a choice of all.
-void print_times(const char* only) {
-    for (const char* const* isa = available_isas(); *isa; ++isa) {
-        use_isa(*isa);
-        if (kernels().name == std::string("plain") && isa != available_isas())
-            continue;  // specification, not meant to be fast
-        if (only) {
-            Model layers;
-            for (int i = 0; i < kLayers; ++i)
-                for (Shape shape : kLayer) layers.add(find_storage(only)->storage, shape);
-            print_model(only, layers);
-            continue;
+// Of the tables and storage types that are named; where none is, of all tables or a choice of types.
+void print_times(const std::vector<std::string>& names) {
+    std::vector<std::string> tables, types;
+    for (const std::string& name : names) (find_storage(name.c_str()) ? types : tables).push_back(name);
+    if (tables.empty())
+        for (const char* const* isa = available_isas(); *isa; ++isa)
+            if (*isa != std::string("plain") || isa == available_isas())  // a specification, not meant to be fast
+                tables.push_back(*isa);
+    const auto print_all = [&](const char* name, const Model& model) {
+        for (const std::string& table : tables) {
+            if (use_isa(table.c_str()))
+                print_model(name, model);
+            else
+                std::printf("%s is no storage type, and no table that runs here\n", table.c_str());
         }
-        Model mixed;
-        for (int i = 0; i < kLayers; ++i)
-            for (Shape shape : kLayer) mixed.add(Storage::Q4_1, shape);
+    };
+    if (types.empty()) {
+        Model mixed = layers_of(Storage::Q4_1);
         mixed.add(Storage::Q8_0, kHead);
-        print_model("Q4_1, head Q8_0", mixed);
-        for (Storage storage :
-             {Storage::Q4_0, Storage::Q4_1, Storage::Q8_0, Storage::F16, Storage::BF16, Storage::F32}) {
-            Model layers;
-            for (int i = 0; i < kLayers; ++i)
-                for (Shape shape : kLayer) layers.add(storage, shape);
-            print_model(storage_info(storage).name, layers);
-        }
-        for (Storage storage : {Storage::Q4_K, Storage::Q5_K, Storage::Q6_K}) {
-            Model layers;
-            for (int i = 0; i < kLayers; ++i) layers.add(storage, {6912, 768});
-            print_model(storage_info(storage).name, layers);
-        }
+        print_all("Q4_1, head Q8_0", mixed);
+        types = {"Q4_0", "Q4_1", "IQ4_NL", "MXFP4", "Q8_0", "F16", "BF16", "F32", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"};
     }
+    for (const std::string& type : types) print_all(type.c_str(), layers_of(find_storage(type.c_str())->storage));
 }

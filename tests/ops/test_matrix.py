@@ -12,7 +12,7 @@ from quire.ops.tensors import STORAGE_TYPES, StorageType
 
 FLOATS = ("F32", "F16", "BF16")
 QUANTIZED = [name for name in STORAGE_TYPES if name not in FLOATS]
-HALF_SUMS = {"dotprod"}  # tables that add up short runs of F16 products in halves
+HALF_SUMS = {"dotprod", "i8mm"}  # tables that add up short runs of F16 products in halves
 LAYOUTS = {  # layout, group, bits a weight
     "F32": ("float32", 0, 32),
     "F16": ("float16", 0, 16),
@@ -20,6 +20,9 @@ LAYOUTS = {  # layout, group, bits a weight
     "Q4_0": ("int4", 32, 4.5),
     "Q4_1": ("int4", 32, 5),
     "Q4_K": ("int4", 32, 6),
+    "IQ4_NL": ("codebook4", 32, 4.5),
+    "IQ4_XS": ("codebook4", 32, 5),
+    "MXFP4": ("codebook4", 32, 4.5),
     "Q8_0": ("int8", 32, 8.5),
     "Q5_0": ("int8", 32, 8.5),
     "Q5_1": ("int8", 32, 9),
@@ -37,6 +40,7 @@ SCALE_PLACES = {
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q6_K": (208,),
+    "MXFP4": (),  # an exponent, in one byte
 }
 
 
@@ -52,6 +56,8 @@ def stored_rows(type: StorageType, rows: int, columns: int, seed: int = 0) -> ND
     for place in SCALE_PLACES.get(type.name, (0,)):
         scales = rng.uniform(-0.02, 0.02, (rows, columns // type.block, 1)).astype(np.float16)
         blocks[:, :, place : place + 2] = scales.view(np.uint8)
+    if type.name == "MXFP4":
+        blocks[:, :, 0] = rng.integers(118, 126, blocks.shape[:2])
     return blocks.reshape(rows, -1)
 
 
@@ -94,6 +100,15 @@ def test_every_half_dequantizes_as_numpy_says(name: str) -> None:
     expected = oracle(type, data)
     np.testing.assert_array_equal(_native.dequantize(name, data, type.block), expected)
     np.testing.assert_array_equal(_native.Matrix(name, data, type.block).dequantized(), expected)
+
+
+def test_every_exponent_of_mxfp4_is_kept() -> None:
+    data = np.full((256, 17), 0x27, dtype=np.uint8)
+    data[:, 0] = np.arange(256)
+    with np.errstate(over="ignore"):
+        expected = oracle(STORAGE_TYPES["MXFP4"], data).view(np.uint32)
+    np.testing.assert_array_equal(_native.dequantize("MXFP4", data, 32).view(np.uint32), expected)
+    np.testing.assert_array_equal(_native.Matrix("MXFP4", data, 32).dequantized().view(np.uint32), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 37])

@@ -100,7 +100,7 @@ def assert_right(name, case, out, seq=0):
         assert_close(out, case.plain(seq, len(out), np.float32), truth)
 
 
-HALF_MATH = {"dotprod"}
+HALF_MATH = {"dotprod", "i8mm"}
 STEPS = [
     [(0, 33), (1, 1)],
     [(0, 7), (1, 2), (2, 40)],

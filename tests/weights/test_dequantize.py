@@ -12,7 +12,7 @@ def random_blocks(kind: StorageType, rows: int, blocks: int) -> np.ndarray:
     """Any bits at all, except that no scale is infinite or not a number (those compare unequal to themselves)."""
     rng = np.random.default_rng(7)
     data = rng.integers(0, 256, (rows * blocks, kind.block_bytes), dtype=np.uint8)
-    for at in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}.get(kind.name, (0, 2)):
+    for at in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}.get(kind.name, (0, 2)):
         if kind.block > 1:
             data[:, at : at + 2] = rng.normal(0, 0.01, len(data)).astype(np.float16).view(np.uint8).reshape(-1, 2)
     return data.reshape(rows, blocks * kind.block_bytes)
@@ -25,6 +25,15 @@ def test_equals_the_gguf_library(kind: StorageType) -> None:
     theirs = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind.name])
     assert ours.dtype == np.float32
     np.testing.assert_array_equal(ours.view(np.uint32), theirs.astype(np.float32).reshape(ours.shape).view(np.uint32))
+
+
+def test_every_exponent_of_mxfp4() -> None:
+    data = np.full((256, 17), 0x27, np.uint8)  # codes 7 and 2: 6 and 1, doubled
+    data[:, 0] = np.arange(256)
+    ours = dequantize(StoredTensor("t", (256, 32), STORAGE_TYPES["MXFP4"], data))
+    with np.errstate(over="ignore"):
+        theirs = gguf.quants.dequantize(data, gguf.GGMLQuantizationType.MXFP4)
+    np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
 
 
 def test_rows_come_in_the_tensors_order() -> None:

@@ -1,8 +1,9 @@
 """Stored weights as fp32: the plain specification of every storage type.
 
 Each function takes blocks uint8 [n, block_bytes] and gives their weights fp32 [n, block]. The fast versions, in C++ and
-torch, are tested against these. A block of 32 has one fp16 scale d (and an offset m); a K block of 256 has 8 or 16
-groups whose scales are themselves quantized, in units of the block's d (and of dmin for the groups' offsets)."""
+torch, are tested against these. A block of 32 has one fp16 scale d (and an offset m); a block of 256 has 8 or 16 groups
+whose scales are themselves quantized, in units of the block's d (and of dmin for the groups' offsets). The codes of IQ4
+and MXFP4 are places in a table."""
 
 from collections.abc import Callable
 
@@ -13,6 +14,10 @@ from quire.ops.tensors import StoredTensor
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+
+IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+# Floats of 4 bits: a sign, two bits of exponent, one of mantissa. The smallest is 0.5, so these are doubled.
+E2M1_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 
 
 def dequantize(tensor: StoredTensor) -> Floats:
@@ -97,6 +102,26 @@ def _q6_k(blocks: Bytes) -> Floats:
     return _grouped(_scale(d) * scales.view(np.int8).astype(np.float32), values)
 
 
+def _iq4_nl(blocks: Bytes) -> Floats:
+    d, codes = _split(blocks, 2)
+    return _scale(d) * _looked_up(IQ4_VALUES, codes)
+
+
+def _iq4_xs(blocks: Bytes) -> Floats:
+    d, high, low, codes = _split(blocks, 2, 2, 4)
+    # Six bits a scale: four in the nibbles of `low`, two in the 16 bits of `high`.
+    shifts = np.arange(0, 16, 2, dtype=np.uint16)
+    top = (high.view(np.uint16) >> shifts & 3).astype(np.float32)
+    scales: Floats = _nibbles(low, run=1) + top * np.float32(16) - np.float32(32)
+    return _grouped(_scale(d) * scales, _looked_up(IQ4_VALUES, codes))
+
+
+def _mxfp4(blocks: Bytes) -> Floats:
+    exponent, codes = _split(blocks, 1)
+    # 2^(exponent - 127) for the values themselves, half of that for doubled ones.
+    return np.ldexp(np.float32(1), exponent.astype(np.int32) - 128) * _looked_up(E2M1_VALUES, codes)
+
+
 def _split(blocks: Bytes, *sizes: int) -> list[Bytes]:
     """The fields of each block, by their bytes; the last takes the rest."""
     return [np.ascontiguousarray(part) for part in np.split(blocks, np.cumsum(sizes), axis=1)]
@@ -111,6 +136,11 @@ def _nibbles(codes: Bytes, run: int = 16) -> Floats:
     """Of every `run` bytes, the low halves and then the high halves: [n, b] -> [n, 2 b]"""
     runs = codes.reshape(len(codes), -1, 1, run)
     return np.concatenate((runs & 15, runs >> 4), axis=2).reshape(len(codes), -1).astype(np.float32)
+
+
+def _looked_up(values: Floats, codes: Bytes) -> Floats:
+    """What nibbles stand for: [16], [n, b] -> [n, 2 b]"""
+    return values[_nibbles(codes).astype(np.intp)]
 
 
 def _crumbs(codes: Bytes) -> Floats:
@@ -168,4 +198,7 @@ _BY_TYPE: dict[str, Callable[[Bytes], Floats]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }

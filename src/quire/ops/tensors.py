@@ -29,8 +29,14 @@ Q3_K = StorageType("Q3_K", 256, 110)
 Q4_K = StorageType("Q4_K", 256, 144)
 Q5_K = StorageType("Q5_K", 256, 176)
 Q6_K = StorageType("Q6_K", 256, 210)
+IQ4_NL = StorageType("IQ4_NL", 32, 18)
+IQ4_XS = StorageType("IQ4_XS", 256, 136)
+MXFP4 = StorageType("MXFP4", 32, 17)
 
-STORAGE_TYPES = {t.name: t for t in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K)}
+_FLOATS = (F32, F16, BF16)
+_INTEGERS = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K)
+_CODEBOOKS = (IQ4_NL, IQ4_XS, MXFP4)
+STORAGE_TYPES = {t.name: t for t in (*_FLOATS, *_INTEGERS, *_CODEBOOKS)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
