@@ -146,12 +146,12 @@ void attend_part(const AttentionTile& t, int64_t part, float* findings) {
     visit_part(t, s, part, Findings{findings, t.pages->head_dim});
 }
 
-void fold_parts(const AttentionTile& t, float* findings, int64_t num_parts);
-void fold_parts(const AttentionTile& t, float* findings, int64_t num_parts) {
+void fold_parts(const AttentionTile& t, float* findings, int64_t num_parts, int64_t part_stride);
+void fold_parts(const AttentionTile& t, float* findings, int64_t num_parts, int64_t part_stride) {
     const int64_t head_dim = t.pages->head_dim;
     const Findings total{findings, head_dim};
     for (int64_t part = 1; part < num_parts; ++part)
-        fold(total, Findings{findings + part * attention_findings(head_dim), head_dim}, t.num_queries);
+        fold(total, Findings{findings + part * part_stride, head_dim}, t.num_queries);
     finish(t, total);
 }
 

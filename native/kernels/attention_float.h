@@ -150,7 +150,7 @@ void score(const AttentionTile& t, const State& s, int first, const Span& span, 
             }
         }
         const int64_t block = span.first_block + b;
-        const T* ahead = shared ? nullptr : (const T*)s.values_at(block);
+        const T* ahead = first >= kQueriesAtOnce ? nullptr : (const T*)s.values_at(block);  // once a tile
         score_block<N>(s, q, (const T*)s.keys_at(block), num_slots, span.size, head_dim, column, ahead);
     }
 }

@@ -54,7 +54,7 @@ struct Findings {
     float* data;
     int64_t head_dim;
 
-    int64_t stride() const { return round_up(head_dim) + kLanes; }
+    int64_t stride() const { return query_findings(head_dim); }
     float* acc(int i) const { return data + i * stride(); }
     float& most(int i) const { return acc(i)[round_up(head_dim)]; }        // m; -inf: it sees nothing there
     float& weight(int i) const { return acc(i)[round_up(head_dim) + 1]; }  // l

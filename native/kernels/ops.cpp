@@ -11,7 +11,7 @@ namespace quire::QUIRE_ISA {
 
 void attend(const AttentionTile& tile);  // attention.cpp
 void attend_part(const AttentionTile& tile, int64_t part, float* findings);
-void fold_parts(const AttentionTile& tile, float* findings, int64_t num_parts);
+void fold_parts(const AttentionTile& tile, float* findings, int64_t num_parts, int64_t part_stride);
 
 namespace {
 

@@ -78,8 +78,9 @@ constexpr int64_t attention_part(int64_t block_size) {
     return span < 256 ? 256 / span * span : span;
 }
 
-// Floats: what a tile finds in one part, or in all of them.
-constexpr int64_t attention_findings(int64_t head_dim) { return kTileQueries * (head_dim + 16); }
+// Floats: what a query finds in one part, or in all of them (its columns rounded up, and 8 more); and what a tile does.
+constexpr int64_t query_findings(int64_t head_dim) { return (head_dim + 7) / 8 * 8 + 8; }
+constexpr int64_t attention_findings(int64_t head_dim) { return kTileQueries * query_findings(head_dim); }
 
 // Floats: queries, findings of a part and of all; the keys, scores and weights of one span.
 constexpr int64_t attention_scratch(int64_t head_dim, int64_t block_size) {
@@ -107,7 +108,8 @@ struct OpKernels {
     void (*attend)(const AttentionTile& tile);
     // The same in two steps, to the same bits: every part alone, then all of them together.
     void (*attend_part)(const AttentionTile& tile, int64_t part, float* findings);
-    void (*fold_parts)(const AttentionTile& tile, float* findings, int64_t num_parts);
+    // `findings` of part p lie p * part_stride floats behind those of part 0.
+    void (*fold_parts)(const AttentionTile& tile, float* findings, int64_t num_parts, int64_t part_stride);
 };
 
 }  // namespace quire

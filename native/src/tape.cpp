@@ -164,6 +164,7 @@ class Walk {
 
     // Neighbouring rows of queries of one sequence: its tokens of this step, or one of few.
     struct Run {
+        int64_t seq;
         int64_t start, count;
         int64_t context;  // positions the last of them sees
         const int32_t* block_table;
@@ -173,42 +174,115 @@ class Walk {
         const int64_t seq = few ? tape_.logit_seqs_[index] : index;
         const int64_t start = step_.seq_starts[seq], end = step_.seq_starts[seq + 1], context = step_.context_lens[seq];
         const int32_t* table = step_.block_tables + seq * step_.table_stride;
-        if (few) return {index, 1, context - (end - 1 - step_.logit_rows[index]), table};
-        return {start, end - start, context, table};
+        if (few) return {seq, index, 1, context - (end - 1 - step_.logit_rows[index]), table};
+        return {seq, start, end - start, context, table};
     }
 
     // The queries of a run that read one KV head, ordered by token and then by head, are cut into tiles. Whoever is
     // free takes the next one; the longest of a run come first. Where there are too few tiles to keep everybody busy,
-    // their contexts are cut into parts as well.
+    // their contexts are cut into parts as well. Beginnings that several runs share are attended to first, together.
     void run(const Attention& op) {
         const Pages& pages = tape_.pages_;
         const int64_t group = op.q.columns / pages.head_dim / pages.num_kv_heads;
+        const bool cascades = op.window == 0 && !tape_.cascade_.groups().empty();
         int64_t num_tiles = 0;
-        for (int64_t i = 0; i < num_runs(op.out.few); ++i)
-            num_tiles += num_tiles_of(run_at(op.out.few, i), group) * pages.num_kv_heads;
+        each_tile(op, group, [&](const Run& run, int64_t, int64_t, int64_t) {
+            num_tiles += !cascades || tape_.cascade_.member(run.seq) < 0;
+        });
         const bool in_parts = num_tiles < kTilesAThread * team_.num_threads && tape_.max_parts_ > 1;
         float* findings = tape_.findings_.get();
         std::atomic<int64_t>& counter = tape_.counters_[op.counter];
         int64_t mine = counter.fetch_add(1, std::memory_order_relaxed), item = 0;
+        const auto is_mine = [&] { return item++ == mine; };
+        const auto take_next = [&] { mine = counter.fetch_add(1, std::memory_order_relaxed); };
+        if (cascades)
+            each_shared_part(op, [&](const Cascade::Group& shared, int64_t kv_head, int64_t part) {
+                if (!is_mine()) return;
+                attend_together(op, group, shared, kv_head, part);
+                take_next();
+            });
+        const Places own{findings, attention_findings(pages.head_dim)};
+        int64_t taken = 0;  // parts of `own`
         each_tile(op, group, [&](const Run& run, int64_t kv_head, int64_t first, int64_t num_parts) {
-            for (int64_t part = 0; part < (in_parts ? num_parts : 1); ++part, ++item) {
-                if (item != mine) continue;
+            const bool shares = cascades && tape_.cascade_.member(run.seq) >= 0;
+            const int64_t begin = shares ? tape_.cascade_.shared_parts(run.seq) : 0;
+            const Places places = shares ? places_of(run.seq, kv_head, group) : own.from(taken);
+            for (int64_t part = begin; part < (shares || in_parts ? num_parts : 1); ++part) {
+                if (!is_mine()) continue;
                 const AttentionTile tile = tile_at(op, run, kv_head, group, first);
-                if (in_parts)
-                    kernels_.ops.attend_part(tile, part, findings + item * attention_findings(pages.head_dim));
+                if (shares || in_parts)
+                    kernels_.ops.attend_part(tile, part, places.at(part));
                 else
                     kernels_.ops.attend(tile);
-                mine = counter.fetch_add(1, std::memory_order_relaxed);
+                take_next();
             }
+            if (in_parts && !shares) taken += num_parts;
         });
-        if (!in_parts) return;
+        if (!in_parts && !cascades) return;
         team_.barrier();
         int64_t turn = 0;
+        taken = 0;
         each_tile(op, group, [&](const Run& run, int64_t kv_head, int64_t first, int64_t num_parts) {
+            const bool shares = cascades && tape_.cascade_.member(run.seq) >= 0;
+            if (!shares && !in_parts) return;
+            const Places places = shares ? places_of(run.seq, kv_head, group) : own.from(taken);
             if (turn++ % team_.num_threads == team_.thread)
-                kernels_.ops.fold_parts(tile_at(op, run, kv_head, group, first), findings, num_parts);
-            findings += num_parts * attention_findings(pages.head_dim);
+                kernels_.ops.fold_parts(tile_at(op, run, kv_head, group, first), places.at(0), num_parts,
+                                        places.stride);
+            if (!shares) taken += num_parts;
         });
+    }
+
+    // Where the findings of a tile's parts lie.
+    struct Places {
+        float* data;
+        int64_t stride;
+
+        float* at(int64_t part) const { return data + part * stride; }
+        Places from(int64_t part) const { return {at(part), stride}; }
+    };
+    Places places_of(int64_t seq, int64_t kv_head, int64_t group) const {
+        const int64_t stride = group * query_findings(tape_.pages_.head_dim);
+        const int64_t tile = tape_.cascade_.member(seq) * tape_.pages_.num_kv_heads + kv_head;
+        return {tape_.shared_findings_.get() + tile * tape_.max_parts_ * stride, stride};
+    }
+
+    // visit(group of sequences, KV head, part), in one order.
+    template <class Visit>
+    void each_shared_part(const Attention&, const Visit& visit) const {
+        for (const Cascade::Group& shared : tape_.cascade_.groups())
+            for (int64_t kv_head = 0; kv_head < tape_.pages_.num_kv_heads; ++kv_head)
+                for (int64_t part = 0; part < shared.num_parts; ++part) visit(shared, kv_head, part);
+    }
+
+    // One walk over a part for the queries of all; what each of them found goes to its own place.
+    void attend_together(const Attention& op, int64_t group, const Cascade::Group& shared, int64_t kv_head,
+                         int64_t part) {
+        AttentionTile all;
+        all.num_queries = 0;
+        for (const int32_t seq : shared.seqs) {
+            const int64_t index = op.out.few ? tape_.seq_logits_[seq] : seq;
+            if (index < 0) continue;  // its logits are not wanted
+            const AttentionTile one = tile_at(op, run_at(op.out.few, index), kv_head, group, 0);
+            if (all.num_queries == 0) {
+                all = one;
+                all.num_queries = 0;
+            }
+            for (int i = 0; i < one.num_queries; ++i, ++all.num_queries) {
+                all.q[all.num_queries] = one.q[i];
+                all.first[all.num_queries] = one.first[i];
+                all.last[all.num_queries] = int32_t((part + 1) * attention_part(tape_.pages_.block_size) - 1);
+            }
+        }
+        if (all.num_queries == 0) return;
+        float* found = tape_.tile_findings_.get() + team_.thread * attention_findings(tape_.pages_.head_dim);
+        kernels_.ops.attend_part(all, part, found);
+        for (const int32_t seq : shared.seqs) {
+            if (op.out.few && tape_.seq_logits_[seq] < 0) continue;
+            const Places places = places_of(seq, kv_head, group);
+            std::copy_n(found, places.stride, places.at(part));
+            found += places.stride;
+        }
     }
 
     static int64_t num_tiles_of(const Run& run, int64_t group) { return ceil_div(run.count * group, kTileQueries); }
@@ -273,7 +347,10 @@ void Tape::add(Op op) {
     };
     if (auto* embedding = std::get_if<Embedding>(&op)) num_ids_ = std::min(num_ids_, embedding->num_rows);
     if (auto* linear = std::get_if<Linear>(&op)) reserve(linear->weight, linear->x, linear->out.few);
-    if (auto* attention = std::get_if<Attention>(&op)) attention->counter = add_counters(1);
+    if (auto* attention = std::get_if<Attention>(&op)) {
+        attention->counter = add_counters(1);
+        group_ = std::max(group_, attention->q.columns / pages_.head_dim / pages_.num_kv_heads);
+    }
     if (auto* logits = std::get_if<Logits>(&op)) reserve(logits->weight, logits->x, true);
     ops_.push_back(std::move(op));
 }
@@ -296,7 +373,19 @@ void Tape::run(const Step& step) {
     }
     max_parts_ = ceil_div(longest, attention_part(pages_.block_size));
     findings_.reserve(kTilesAThread * num_threads_ * max_parts_ * attention_findings(pages_.head_dim));
+    find_shared(step);
     run_team(num_threads_, [&](const Team& team) { Walk(*this, step, team).run(); });
+}
+
+void Tape::find_shared(const Step& step) {
+    const int64_t part = attention_part(pages_.block_size);
+    cascade_.find(step, part / pages_.block_size, pages_.block_size, kTileQueries / group_);
+    if (cascade_.groups().empty()) return;
+    shared_findings_.reserve(cascade_.num_members() * pages_.num_kv_heads * max_parts_ * group_ *
+                             query_findings(pages_.head_dim));
+    tile_findings_.reserve(num_threads_ * attention_findings(pages_.head_dim));
+    seq_logits_.assign(step.num_seqs, -1);
+    for (int64_t i = 0; i < step.num_logits; ++i) seq_logits_[logit_seqs_[i]] = int32_t(i);
 }
 
 void Tape::check(const Step& s) const {

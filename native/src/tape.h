@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "buffer.h"
+#include "cascade.h"
 #include "dequantize.h"
 #include "kernels.h"
 #include "team.h"
@@ -112,6 +113,7 @@ class Tape {
     friend class Walk;
 
     void check(const Step& step) const;
+    void find_shared(const Step& step);
     int64_t add_counters(size_t count);  // returns the first one's index
 
     Pages pages_;
@@ -129,6 +131,11 @@ class Tape {
     Buffer<float> findings_;                      // of the parts of contexts, where these are shared among threads
     int64_t max_parts_ = 0;                       // of the step under way
     std::vector<std::atomic<int64_t>> counters_;  // what is taken of the ops' work in the step under way
+    Cascade cascade_;                             // who shares a beginning in the step under way
+    int64_t group_ = 1;                           // query heads of a KV head, at most
+    Buffer<float> shared_findings_;               // [members, KV heads, parts, group] of those who share
+    Buffer<float> tile_findings_;                 // of each thread: what is found together
+    std::vector<int32_t> seq_logits_;             // [num_seqs] the sequence's row of logits, or -1
     std::vector<int32_t> logit_seqs_;             // [num_logits] whose token a logit row is, in the step under way
 };
 

@@ -170,3 +170,31 @@ def test_a_long_context_is_the_same_whole_and_shared_among_threads(name, window,
     for threads in (1, 2, 3, 5):
         one_by_one = case.run([[(0, 250)], *([[(0, 1)]] * 8), [(0, 251)], *([[(0, 1)]] * 8), [(0, 288)]], threads)
         np.testing.assert_array_equal(one_by_one[0], whole)
+
+
+@pytest.mark.parametrize("name", available_isas())
+@pytest.mark.parametrize("dtype", ["float16", "int8", "float32"])
+@pytest.mark.parametrize("window", [0, 100])
+def test_sequences_that_share_pages_find_what_they_find_alone(name, dtype, window, restore_isa):
+    """Twelve sequences begin with the pages of others: more than one tile of queries, in groups that part early (after
+    one part of 256) or late (after two), beside one that shares nothing and a chunk of a prompt."""
+    use_isa(name)
+    case = Case(9, 3, 16, 16, dtype, window=window, seqs=16, length=640)
+    shared = dict.fromkeys(range(2, 14), (0, 592)) | {14: (0, 272), 15: (1, 512)}  # whose pages, and how many tokens
+    lone, pool = Pool(case.spec, 2000), Pool(case.spec, 2000)
+    case.num_blocks = 2000
+    apart, together = case.program(3), case.program(2)
+    for program, pages in ((apart, lone), (together, pool)):
+        program.run(pages.batch([(0, case.ids(0, 0, 600))]))
+        program.run(pages.batch([(1, case.ids(1, 0, 600))]))
+    for seq, (owner, length) in shared.items():
+        pool.tables[seq], pool.computed[seq] = pool.tables[owner][: length // 16], length
+        apart.run(lone.batch([(seq, case.ids(owner, 0, length))]))
+    counts = {seq: 5 if seq == 13 else 1 for seq in range(16)}
+    for step in range(2):
+        runs = [(seq, case.ids(seq, 600 + 5 * step, 600 + 5 * step + n)) for seq, n in counts.items()]
+        batch = pool.batch(runs)
+        found = together.run(batch).copy()
+        for i, run in enumerate(runs):
+            alone = apart.run(lone.batch([run]))
+            np.testing.assert_array_equal(found[batch.seq_starts[i] : batch.seq_starts[i + 1]], alone)
