@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.core.errors import BadRequest
+from quire.core.errors import BadRequest, Unsupported
 
 PROMPTS = ["A quire is", "of paper, " * 8, "four sheets folded to form eight leaves", "x"]
 PARAMS = [
@@ -48,7 +48,7 @@ def test_batches_chunks_caches_and_swaps_change_nothing(tiny_model: Path, dtype:
 def test_int8_wants_blocks_of_eights(tiny_model: Path) -> None:
     with pytest.raises(BadRequest, match="block_size is 12, and a block of an int8 KV cache holds a multiple of 8"):
         LLM(tiny_model, block_size=12, kv_cache_dtype="int8")
-    with pytest.raises(BadRequest, match="kv_cache_dtype is 'fp8'"):
+    with pytest.raises(Unsupported, match="kv_cache_dtype is `fp8`"):
         LLM(tiny_model, kv_cache_dtype="fp8")
 
 

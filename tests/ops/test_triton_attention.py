@@ -263,6 +263,8 @@ def test_padding_gives_zeros():
 def test_splits_depend_on_the_longest_context_alone():
     assert split_size(1) == split_size(32768) == 512
     assert split_size(131072) == 2048
+    assert [split_size(32768, seqs, batch_invariant=False) for seqs in (1, 16, 128)] == [512, 1024, 2048]
+    assert split_size(32768, 128, batch_invariant=True) == 512
 
 
 def turned(qkv: torch.Tensor, angles: torch.Tensor, heads: int, kv_heads: int, head_dim: int) -> list[torch.Tensor]:

@@ -36,8 +36,8 @@ class EngineOptions:
     enable_prefix_caching: bool = option(True, "share the cache of equal beginnings between requests")
     kv_cache_dtype: str = option(
         "auto",
-        "how keys and values are kept; auto is float16, and int8 takes about half of its memory",
-        choices=("auto", "float16", "bfloat16", "float32", "int8"),
+        "how keys and values are kept; auto is float16, and int8 (fp8 on a GPU) takes about half of its memory",
+        choices=("auto", "float16", "bfloat16", "float32", "int8", "fp8"),
     )
     kv_cache_memory_bytes: int | None = option(
         None, "memory for the KV cache (default: half of what is free, 4 GiB at most)", unit="bytes", metavar="SIZE"

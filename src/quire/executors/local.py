@@ -114,6 +114,8 @@ class LocalExecutor:
         self._runner = None
 
     def _kv_dtype(self) -> str:
+        if self.backend == "native" and self.kv_cache_dtype == "fp8":
+            raise Unsupported("kv_cache_dtype is `fp8`, and the CPU has no such numbers", "use int8")
         if self.backend != "cuda" or self.kv_cache_dtype != "auto":
             return self.kv_cache_dtype
         return "bfloat16" if self.dtype == "auto" else self.dtype

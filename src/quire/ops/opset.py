@@ -40,6 +40,7 @@ class StepBatch:
 
 
 KV_DTYPES = ("float16", "bfloat16", "float32", "int8")
+GPU_KV_DTYPES = (*KV_DTYPES, "fp8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,14 @@ class KVSpec:
     """The shape of the paged cache. A block holds `block_size` tokens of every layer.
 
     In int8 the key of one token and head is `head_dim` codes of -127 .. 127 times a unit in fp32, max|k| / 127; so is
-    the value. Where one of the two is not finite, both units are NaN."""
+    the value. Where one of the two is not finite, both units are NaN. fp8 is e4m3 without a unit: 448 stands for all
+    that is greater."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     block_size: int
-    dtype: str  # of KV_DTYPES
+    dtype: str  # of GPU_KV_DTYPES
 
     @property
     def block_bytes(self) -> int:
@@ -64,7 +66,7 @@ class KVSpec:
         """Of the key, or the value, of one token and head."""
         if self.dtype == "int8":
             return -(-self.head_dim // 8) * 8 + 4  # the codes, which kernels take in eights, and their unit
-        return self.head_dim * {"float16": 2, "bfloat16": 2, "float32": 4}[self.dtype]
+        return self.head_dim * {"float16": 2, "bfloat16": 2, "float32": 4, "fp8": 1}[self.dtype]
 
 
 class KVCache(Protocol):

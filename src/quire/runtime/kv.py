@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.models.config import ModelConfig
-from quire.ops.opset import KV_DTYPES, KVSpec
+from quire.ops.opset import GPU_KV_DTYPES, KVSpec
 
 INT8_BLOCK = 8  # kernels take so many tokens of an int8 cache at a time
 INT8_MOST = 1024  # slots of a block, columns of a head: sums of more would not fit 32 bits
@@ -27,8 +27,8 @@ def kv_spec(config: ModelConfig, block_size: int, dtype: str) -> KVSpec:
         raise BadRequest(f"block_size is {block_size}", "it must be at least 1", param="block_size")
     if dtype == "auto":
         dtype = "float16"
-    if dtype not in KV_DTYPES:
-        raise Unsupported(f"kv_cache_dtype is `{dtype}`", f"use one of auto, {', '.join(KV_DTYPES)}")
+    if dtype not in GPU_KV_DTYPES:
+        raise Unsupported(f"kv_cache_dtype is `{dtype}`", f"use one of auto, {', '.join(GPU_KV_DTYPES)}")
     if dtype == "int8":
         _check_int8(config, block_size)
     return KVSpec(config.layers, config.kv_heads, config.head_dim, block_size, dtype)

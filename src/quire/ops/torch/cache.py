@@ -12,7 +12,9 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
     "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
 }
+MOST_FP8 = 448.0
 MOST_CODE = 127
 LEAST_NUMBER = 2.0**-100  # a group with nothing above it is stored as zeros
 
@@ -39,6 +41,8 @@ class TorchCache:
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """k and v [T, kv_heads, head_dim] to slots [T]."""
+        if self.spec.dtype == "fp8":
+            k, v = k.clamp(-MOST_FP8, MOST_FP8), v.clamp(-MOST_FP8, MOST_FP8)
         written = quantize(k, v) if self.spec.dtype == "int8" else (k.to(self.k.dtype), v.to(self.v.dtype))
         for page, x in zip(self.pages, written, strict=True):
             page[layer].flatten(0, 1)[slots] = x

@@ -43,7 +43,7 @@ class GpuOps:
         quantization: str | None = None,
         batch_invariant: bool = False,
         graphs: bool = True,
-        overlap: bool = False,
+        overlap: bool = True,
         utilization: float = 0.9,  # of the device's memory, all together
         threads: int | None = None,  # of the host: all of it happens on the device
     ) -> None:
@@ -51,6 +51,7 @@ class GpuOps:
             raise Unsupported(f"quantization `{quantization}`", f"use one of {', '.join(QUANTIZERS)}")
         self.device, self.dtype = torch.device(device), DTYPES[dtype]
         self.quantization, self.batch_invariant, self.graphs = quantization, batch_invariant, graphs
+        overlap = overlap and self.device.type == "cuda"
         self._products = {"batch_invariant": batch_invariant, "overlap": overlap, "tickets": new_tickets(device)}
         self._overlap = overlap
         self._utilization = utilization
@@ -91,7 +92,8 @@ class GpuOps:
         self, forward: Callable[[Any, Any], Any], cache: KVCache, max_tokens: int, max_rows: int, max_model_len: int
     ) -> GpuProgram:
         assert isinstance(cache, TorchCache)
-        return GpuProgram(partial(forward, self), cache, max_tokens, max_rows, max_model_len, self.graphs)
+        model = partial(forward, self)
+        return GpuProgram(model, cache, max_tokens, max_rows, max_model_len, self.graphs, self.batch_invariant)
 
     def room(self, forward: Callable[[Any, Any], Any], spec: KVSpec, max_tokens: int) -> int:
         """Bytes for pages: this process's share of the device, less what it holds and the most that a step takes."""
@@ -167,7 +169,8 @@ class GpuOps:
         """Turns q as well: it lies before k in the same rows, and is wanted next."""
         assert k.whole is v.whole and k.first + k.size == v.first, "k and v lie side by side, behind q"
         head_dim = batch.cache.spec.head_dim
-        q = kv_write(k.whole, k.angles, batch.slots, batch.pages(layer), k.first // head_dim)
+        pages, num_heads = batch.pages(layer), k.first // head_dim
+        q = kv_write(k.whole, k.angles, batch.slots, pages, num_heads, overlap=self._overlap)
         batch.turned = (k.whole, k.angles, q)
 
     def paged_attention(
@@ -176,7 +179,7 @@ class GpuOps:
         assert batch.turned is not None, "K and V are written before they are attended to"
         whole, angles, turned = batch.turned
         assert q.whole is whole and q.angles is angles and q.first == 0
-        return batch.attend(turned, layer, Scoring(scale, window)).flatten(1)
+        return batch.attend(turned, layer, Scoring(scale, window), self._overlap).flatten(1)
 
     def silu_and_mul(self, x: Tensor) -> Rows:
         return Rows(

@@ -25,6 +25,7 @@ class GpuBatch:
     max_model_len: int
     decodes: bool  # whether some sequence has one token
     prefills: bool  # whether some sequence has more
+    batch_invariant: bool = False
     all_logits: bool = False  # whether logits are wanted of all tokens
     turned: tuple[Tensor, Tensor | None, Tensor] | None = None  # projection, angles, and the q made of them
     _decode_plans: dict[int, DecodePlan] = field(default_factory=dict)  # by window
@@ -34,13 +35,15 @@ class GpuBatch:
         k, v, *units = (page[layer] for page in self.cache.pages)
         return Pages(k, v, *units)
 
-    def attend(self, q: Tensor, layer: int, scoring: Scoring) -> Tensor:
+    def attend(self, q: Tensor, layer: int, scoring: Scoring, overlap: bool = False) -> Tensor:
         """q [T, heads, head_dim] -> the same."""
         out, pages = torch.empty_like(q), self.pages(layer)
         if self.decodes:
             if scoring.window not in self._decode_plans:
-                self._decode_plans[scoring.window] = plan_decode(self.runs, self.max_model_len, window=scoring.window)
-            decode(q, pages, self.runs, self._decode_plans[scoring.window], scoring, out=out)
+                self._decode_plans[scoring.window] = plan_decode(
+                    self.runs, self.max_model_len, window=scoring.window, batch_invariant=self.batch_invariant
+                )
+            decode(q, pages, self.runs, self._decode_plans[scoring.window], scoring, out=out, overlap=overlap)
         if self.prefills:
             launch = prefill_launch(pages.head_dim, q.shape[1], pages.num_kv_heads, q.dtype)
             if self._prefill_plan is None:

@@ -79,7 +79,9 @@ class GpuProgram:
         max_rows: int,
         max_model_len: int,
         graphs: bool,
+        batch_invariant: bool = False,
     ) -> None:
+        self._batch_invariant = batch_invariant
         self._forward, self._cache, self._max_tokens = forward, cache, max_tokens
         self._device = cache.k.device
         self._max_model_len = max_model_len
@@ -128,7 +130,17 @@ class GpuProgram:
         runs = Runs(inputs.seq_starts, context_lens, tables)
         rows = inputs.seq_starts[:-1]
         return GpuBatch(
-            ids, positions, slots, runs, rows, self._cache, self._max_model_len, True, False, all_logits=True
+            ids,
+            positions,
+            slots,
+            runs,
+            rows,
+            self._cache,
+            self._max_model_len,
+            decodes=True,
+            prefills=False,
+            batch_invariant=self._batch_invariant,
+            all_logits=True,
         )
 
     def _on_device(self, batch: StepBatch) -> GpuBatch:
@@ -151,4 +163,5 @@ class GpuProgram:
             self._max_model_len,
             decodes=bool((counts == 1).any()),
             prefills=bool((counts > 1).any()),
+            batch_invariant=self._batch_invariant,
         )

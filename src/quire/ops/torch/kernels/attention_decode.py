@@ -27,6 +27,7 @@ from quire.ops.torch.kernels.attention_pages import (
 )
 from quire.ops.torch.kernels.attention_plan import COUNTERS, DecodePlan, find_run, first_seen
 from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend
+from quire.ops.torch.kernels.overlap import overlap_options, wait_for_inputs
 
 TO_POWERS_OF_TWO = tl.constexpr(LOG2E)
 MOST_DRAFTS = 64  # bits of a word
@@ -42,10 +43,18 @@ class DecodeLaunch:
 
 
 def decode_launch(head_dim: int, rows: int, dtype: torch.dtype) -> DecodeLaunch:
-    """About 64 KB of K and V are on their way to each multiprocessor: twice what latency times bandwidth asks for."""
+    """About 100 KB of K and V are on their way to each multiprocessor. More programs of fewer warps wait less for each
+    other; codes, which are unpacked between two waits, want the most of them."""
     position_bytes = 2 * power_of_two(head_dim, 16) * dtype.itemsize
-    block_n = max(16, min(128, 32768 // position_bytes))
-    return DecodeLaunch(block_n, num_warps=4, num_stages=4, per_multiprocessor=2)
+    if rows > LEAST_ROWS:
+        return DecodeLaunch(_positions(32768 // position_bytes), num_warps=4, num_stages=3, per_multiprocessor=3)
+    if dtype.itemsize == 1:
+        return DecodeLaunch(_positions(4096 // position_bytes), num_warps=1, num_stages=5, per_multiprocessor=8)
+    return DecodeLaunch(_positions(16384 // position_bytes), num_warps=2, num_stages=4, per_multiprocessor=4)
+
+
+def _positions(wanted: int) -> int:
+    return max(16, min(128, wanted))
 
 
 def decode(
@@ -59,6 +68,7 @@ def decode(
     positions: Tensor | None = None,
     out: Tensor | None = None,
     launch: DecodeLaunch | None = None,
+    overlap: bool = False,
 ) -> Tensor:
     """q [T, heads, head_dim] -> out, of the same shape and type, for tokens of the sequences that `plan` serves. Tokens
     of no sequence get zeros; tokens of longer runs are left as they are.
@@ -130,8 +140,10 @@ def decode(
         D=head_dim,
         D_PAD=power_of_two(head_dim, 32 if codes else 16),
         PRODUCTS=product_type(q, pages.k.dtype),
+        OVERLAP=overlap,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
+        **overlap_options(overlap),
     )
     return out
 
@@ -187,7 +199,9 @@ def _decode(
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     PRODUCTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    wait_for_inputs(OVERLAP)
     row = tl.arange(0, ROWS)
     columns = tl.arange(0, D_PAD)
     query = row // GROUP

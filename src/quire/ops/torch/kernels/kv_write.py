@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire.ops.torch.cache import LEAST_NUMBER, MOST_CODE
 from quire.ops.torch.kernels.attention_pages import Pages, power_of_two
+from quire.ops.torch.kernels.overlap import overlap_options, wait_for_inputs
 
 FP8_MAX = tl.constexpr(448.0)  # e4m3 has nothing above; what is greater is stored as this, as everyone does
 CODES = tl.constexpr(float(MOST_CODE))
@@ -18,7 +19,14 @@ ROUNDING = tl.constexpr(1.5 * 2.0**23)  # added and taken away again, it leaves 
 
 
 def kv_write(
-    qkv: Tensor, angles: Tensor | None, slots: Tensor, pages: Pages, num_heads: int, *, out: Tensor | None = None
+    qkv: Tensor,
+    angles: Tensor | None,
+    slots: Tensor,
+    pages: Pages,
+    num_heads: int,
+    *,
+    out: Tensor | None = None,
+    overlap: bool = False,
 ) -> Tensor:
     """qkv [T, (heads + 2 kv_heads) * head_dim], angles [T, rotary_dim] fp32 (cos, then sin; None: nothing turns),
     slots [T] int32 -> q [T, heads, head_dim], turned, in qkv's type.
@@ -60,8 +68,10 @@ def kv_write(
         D=head_dim,
         D_PAD=power_of_two(head_dim),
         FP8=pages.k.dtype == torch.float8_e4m3fn,
+        OVERLAP=overlap,
         num_warps=1 if group * head_dim <= 1024 else 4,
         enable_fp_fusion=False,  # rounded where the twin rounds, so that both store the same codes
+        **overlap_options(overlap),
     )
     return out
 
@@ -119,8 +129,10 @@ def _kv_write(
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     FP8: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """One token, one KV head and the query heads that share it."""
+    wait_for_inputs(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     kv = tl.program_id(1)
     slot = tl.load(slots + token)

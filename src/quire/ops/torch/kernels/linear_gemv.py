@@ -1,13 +1,17 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""y = w @ x for one row x, without tensor cores: each program reads a few whole rows of w, 16 bytes a thread."""
+"""y = w @ x for one row x, without tensor cores: each program reads a few whole rows of w, 16 bytes a thread.
+
+The first of w does not depend on x. So it is asked for before x is waited for, and memory is busy while the kernel
+before this one ends."""
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.torch.kernels.overlap import overlap_options, prefetch, wait_for_inputs
+from quire.ops.torch.kernels.overlap import overlap_options, wait_for_inputs
 
 
 class GemvConfig(NamedTuple):
@@ -17,20 +21,36 @@ class GemvConfig(NamedTuple):
     stages: int  # steps whose weights are under way together
 
 
-def linear_gemv(x: Tensor, w: Tensor, bias: Tensor | None, config: GemvConfig, overlap: bool = False) -> Tensor:
-    """x [1, K], w [N, K] -> [1, N] in x's dtype."""
+class Scales(NamedTuple):
+    """Of 8-bit codes: y = sum(w * x) * w_scales * x_scale"""
+
+    x: Tensor  # [1, 1] fp32
+    w: Tensor  # [N] fp32
+    dtype: torch.dtype  # of y
+
+
+def linear_gemv(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    config: GemvConfig,
+    overlap: bool = False,
+    scales: Scales | None = None,
+) -> Tensor:
+    """x [1, K], w [N, K] -> [1, N] in x's dtype, or that of `scales`."""
     (M, K), N = x.shape, w.shape[0]
     assert M == 1 and w.shape[1] == K and x.stride(1) == 1 and w.stride(1) == 1
-    out = x.new_empty(1, N)
+    out = x.new_empty(1, N) if scales is None else x.new_empty(1, N, dtype=scales.dtype)
     _gemv_kernel[(triton.cdiv(N, config.block_n),)](
         x,
         w,
-        out if bias is None else bias,
+        None if scales is None else scales.x,
+        None if scales is None else scales.w,
+        bias,
         out,
         N,
         K,
         w.stride(0),
-        HAS_BIAS=bias is not None,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         STAGES=config.stages,
@@ -45,12 +65,13 @@ def linear_gemv(x: Tensor, w: Tensor, bias: Tensor | None, config: GemvConfig, o
 def _gemv_kernel(
     x_ptr,
     w_ptr,
+    x_scale_ptr,
+    w_scale_ptr,
     bias_ptr,
     out_ptr,
     N,
     K,
     w_stride,
-    HAS_BIAS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
@@ -59,20 +80,25 @@ def _gemv_kernel(
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = outputs < N
     w_rows = w_ptr + tl.minimum(outputs, N - 1).to(tl.int64)[:, None] * w_stride
-    if OVERLAP:
-        prefetch(w_rows + tl.minimum(tl.arange(0, 64) * 64, K - 1)[None, :])  # 64 lines of each row
+    k = tl.arange(0, BLOCK_K)
+    w = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
     wait_for_inputs(OVERLAP)
-    sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    for first in tl.range(0, K // BLOCK_K * BLOCK_K, BLOCK_K, num_stages=STAGES):
+    x = tl.load(x_ptr + k, mask=k < K, other=0.0)
+    sums = w.to(tl.float32) * x.to(tl.float32)[None, :]
+    whole = tl.maximum(K // BLOCK_K * BLOCK_K, BLOCK_K)
+    for first in tl.range(BLOCK_K, whole, BLOCK_K, num_stages=STAGES):
         k = first + tl.arange(0, BLOCK_K)
         w = tl.load(w_rows + k[None, :], eviction_policy="evict_first")
         x = tl.load(x_ptr + k, eviction_policy="evict_last")
         sums += w.to(tl.float32) * x.to(tl.float32)[None, :]
-    k = K // BLOCK_K * BLOCK_K + tl.arange(0, BLOCK_K)  # what is left of K, or nothing
-    w = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0)
-    x = tl.load(x_ptr + k, mask=k < K, other=0.0)
-    sums += w.to(tl.float32) * x.to(tl.float32)[None, :]
+    if whole < K:
+        k = whole + tl.arange(0, BLOCK_K)
+        w = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0)
+        x = tl.load(x_ptr + k, mask=k < K, other=0.0)
+        sums += w.to(tl.float32) * x.to(tl.float32)[None, :]
     y = tl.sum(sums, axis=1)
-    if HAS_BIAS:
+    if w_scale_ptr is not None:
+        y *= tl.load(w_scale_ptr + outputs, mask=inside, other=0.0) * tl.load(x_scale_ptr)
+    if bias_ptr is not None:
         y += tl.load(bias_ptr + outputs, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + outputs, y.to(out_ptr.dtype.element_ty), mask=inside)

@@ -3,9 +3,9 @@
 
 Between two kernels of a graph the memory stands still for about a microsecond, while the first one's last programs end
 and the second one's begin. With `overlap`, programs start as soon as there is room. Until `wait_for_inputs` returns,
-they may touch only what no kernel writes, which is weights: `prefetch` brings the first of them into the second-level
-cache. It returns when everything before this kernel is done and visible, so that kernels with and without overlap can
-follow each other."""
+they may touch only what no kernel writes, which is weights: they load the first of them into registers, or `prefetch`
+brings them into the second-level cache. It returns when everything before this kernel is done and visible, so that
+kernels with and without overlap can follow each other."""
 
 import triton
 import triton.language as tl

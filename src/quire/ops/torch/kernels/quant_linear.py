@@ -2,24 +2,28 @@
 """y = x @ w.T for weights in groups of 4- or 8-bit codes and 16-bit activations.
 
 Codes go into the tensor cores as they are, being small integers that bf16 holds exactly, and a group's scale is
-applied to its sums: nothing is rounded but the result. Offsets meet the sum of the group's activations. From some
-hundred rows on it is cheaper to write the whole matrix out in 16 bits and let cuBLAS have it."""
+applied to its sums: nothing is rounded but the result. Offsets meet the sum of the group's activations, which a small
+kernel computes before. One row goes without tensor cores (`quant_gemv`). From some hundred rows on it is cheaper to
+write the whole matrix out in 16 bits and let cuBLAS have it."""
 
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.torch.kernels.linear import num_splits
+from quire.ops.torch.kernels.linear import MAX_SPLITS, SPLIT_INPUTS, num_splits
 from quire.ops.torch.kernels.linear_splits import finish, split_space
 from quire.ops.torch.kernels.overlap import overlap_options, prefetch, wait_for_inputs
 from quire.ops.torch.kernels.quant_dequantize import dequantize
+from quire.ops.torch.kernels.quant_gemv import GroupedGemvConfig, can_gemv, grouped_gemv
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
 from quire.ops.torch.kernels.quant_unpack import asm_for, table_of, take_plane, unpack
 
-MAX_KERNEL_ROWS = 256  # beyond it, dequantize and cuBLAS
+MAX_KERNEL_ROWS = 96  # beyond it, dequantize and cuBLAS
+GEMV_BLOCK_N, GEMV_WARPS, GEMV_PROGRAMS = 64, 4, 380
 MAX_PARALLEL_ROWS = 64  # beyond it, one program takes all splits of its tile
 
 
@@ -33,7 +37,7 @@ class GroupedConfig(NamedTuple):
 
 
 # block_m: (block_n, warps, stages)
-CONFIGS = {16: (64, 4, 4), 32: (64, 4, 3), 64: (64, 4, 2)}
+CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3)}
 
 
 def grouped_linear(
@@ -50,7 +54,16 @@ def grouped_linear(
         return x.new_empty(0, weight.num_outputs)
     if len(x) > MAX_KERNEL_ROWS and not batch_invariant:
         return F.linear(x, dequantize(weight, x.dtype), None if bias is None else bias.to(x.dtype))
+    if len(x) == 1 and can_gemv(weight) and not batch_invariant:
+        return grouped_gemv(x, weight, bias, gemv_config(weight), tickets, overlap)
     return grouped_kernel(x, weight, bias, grouped_config(len(x), weight), tickets, overlap)
+
+
+def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:
+    """At least two splits, and as many as make about three programs for every multiprocessor."""
+    wanted = max(2, -(-GEMV_PROGRAMS // -(-weight.num_outputs // GEMV_BLOCK_N)))
+    splits = min(1 << (wanted - 1).bit_length(), max(weight.num_inputs // SPLIT_INPUTS, 1), MAX_SPLITS)
+    return GroupedGemvConfig(GEMV_BLOCK_N, splits, GEMV_WARPS)
 
 
 def grouped_config(M: int, weight: GroupedWeight) -> GroupedConfig:
@@ -75,11 +88,13 @@ def grouped_kernel(
     shares = 1 if config.serial else config.splits
     partials, tickets = split_space(out, tiles_m * tiles_n, config.block_n * config.block_m, shares, tickets)
     asm = asm_for(weight, x.dtype)
+    x_sums = None if weight.offsets is None else group_sums(x, weight, overlap)
     _grouped_kernel[(tiles_n, shares, tiles_m)](
         x,
         weight.words,
         weight.scales,
-        weight.scales if weight.offsets is None else weight.offsets,
+        weight.offsets,
+        x_sums,
         table_of(weight, asm),
         x if bias is None else bias,
         out,
@@ -96,7 +111,6 @@ def grouped_kernel(
         ZERO=weight.zero,
         TABLE=bool(weight.table),
         ASM=asm,
-        HAS_OFFSET=weight.offsets is not None,
         HAS_BIAS=bias is not None,
         WHOLE_CHUNKS=K % weight.chunk == 0,
         SPLITS=config.splits,
@@ -117,6 +131,7 @@ def _grouped_kernel(
     words_ptr,
     scale_ptr,
     offset_ptr,
+    x_sum_ptr,
     table_ptr,
     bias_ptr,
     out_ptr,
@@ -133,7 +148,6 @@ def _grouped_kernel(
     ZERO: tl.constexpr,
     TABLE: tl.constexpr,
     ASM: tl.constexpr,
-    HAS_OFFSET: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     WHOLE_CHUNKS: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -165,17 +179,17 @@ def _grouped_kernel(
         sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for chunk in tl.range(first, tl.minimum(first + split_chunks, chunks), num_stages=STAGES):
             # Scales have far to come and nothing to wait in: they are asked for first.
-            scales, offsets = (), ()
+            scales, offsets, x_sums = (), (), ()
             for number in tl.static_range(GROUPS):
-                group = (chunk * PLANES * WIDTH // GROUP + number) * N + rows
-                scales = _with(scales, tl.load(scale_ptr + group))
-                if HAS_OFFSET:
-                    offsets = _with(offsets, tl.load(offset_ptr + group))
+                group = chunk * PLANES * WIDTH // GROUP + number
+                scales = _with(scales, tl.load(scale_ptr + group * N + rows))
+                if offset_ptr is not None:
+                    offsets = _with(offsets, tl.load(offset_ptr + group * N + rows))
+                    x_sums = _with(x_sums, tl.load(x_sum_ptr + group * M + tokens, mask=tokens < M, other=0.0))
             places = (chunk * N + rows)[:, None] * WIDTH + columns[None, :]
             words = tl.load(words_ptr + places, eviction_policy="evict_first")
             planes = unpack(words, like, BITS, ASM)
-            part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)  # of the group, as are:
-            x_sums = tl.zeros((BLOCK_M,), tl.float32)
+            part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)  # of the group
             for plane in tl.static_range(PLANES):
                 k = (chunk * PLANES + plane) * WIDTH + columns
                 if WHOLE_CHUNKS:
@@ -184,14 +198,12 @@ def _grouped_kernel(
                     x = tl.load(x_rows + k[:, None], mask=present & (k < K)[:, None], other=0.0)
                 w = take_plane(planes, like, table_ptr, plane, BITS, ZERO, TABLE, ASM)
                 part = tl.dot(w, x, part)
-                if HAS_OFFSET:
-                    x_sums += tl.sum(x.to(tl.float32), axis=0)
                 if (plane + 1) % (PLANES // GROUPS) == 0:
                     sums += part * scales[plane * GROUPS // PLANES].to(tl.float32)[:, None]
                     part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-                    if HAS_OFFSET:
-                        sums += offsets[plane * GROUPS // PLANES].to(tl.float32)[:, None] * x_sums[None, :]
-                        x_sums = tl.zeros((BLOCK_M,), tl.float32)
+                    if offset_ptr is not None:
+                        offset = offsets[plane * GROUPS // PLANES].to(tl.float32)
+                        sums += offset[:, None] * x_sums[plane * GROUPS // PLANES][None, :]
         total += sums
     finish(total, out_ptr, bias_ptr, partial_ptr, ticket_ptr, outputs, tokens, N, M, HAS_BIAS, SHARES)
 
@@ -199,3 +211,36 @@ def _grouped_kernel(
 @triton.jit
 def _with(values, value):
     return values + (value,)  # noqa: RUF005 (the compiler knows no other way)
+
+
+def group_sums(x: Tensor, weight: GroupedWeight, overlap: bool = False) -> Tensor:
+    """x [M, K] -> the sums of every group's inputs, [G, M] fp32"""
+    M, num_groups = len(x), len(weight.scales)
+    sums = torch.empty(num_groups, M, dtype=torch.float32, device=x.device)
+    block = max(1024, weight.group)
+    _group_sums[(M, triton.cdiv(num_groups * weight.group, block))](
+        x,
+        sums,
+        M,
+        x.shape[1],
+        num_groups,
+        x.stride(0),
+        GROUP=weight.group,
+        BLOCK=block,
+        OVERLAP=overlap,
+        **overlap_options(overlap),
+    )
+    return sums
+
+
+@triton.jit(do_not_specialize=["M"])
+def _group_sums(
+    x_ptr, sum_ptr, M, K, num_groups, x_stride, GROUP: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
+    wait_for_inputs(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + token * x_stride + k, mask=k < K, other=0.0).to(tl.float32)
+    group = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    sums = tl.sum(tl.reshape(x, (BLOCK // GROUP, GROUP)), axis=1)
+    tl.store(sum_ptr + group.to(tl.int64) * M + token, sums, mask=group < num_groups)

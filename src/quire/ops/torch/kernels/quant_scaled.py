@@ -5,9 +5,10 @@
     one a row         one an output      W8A8, dynamic per token
     1 x 128 inputs    128 x 128 blocks   DeepSeek's fp8
 
-Activations are quantized for any number of rows, one included: it is what the checkpoint's author measured, a row gives
-the same tokens alone as in a batch, and fp8 goes into the tensor cores without an instruction spent on it. Hopper adds
-fp8 products up with some 14 bits; so every 128 inputs the sums are added in fp32. int8 sums are exact."""
+Activations are quantized for any number of rows, one included: it is what the checkpoint's author measured, and fp8
+goes into the tensor cores without an instruction spent on it. Hopper adds fp8 products up with some 14 bits; so every
+128 inputs the sums are added in fp32. int8 sums are exact. One row of fp8 goes without tensor cores, summed in fp32,
+unless rows are to be batch invariant."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.torch.kernels.linear import num_splits
+from quire.ops.torch.kernels.linear_gemv import GemvConfig, Scales, linear_gemv
 from quire.ops.torch.kernels.linear_splits import finish, split_space
 from quire.ops.torch.kernels.overlap import overlap_options, prefetch, wait_for_inputs
 from quire.ops.torch.kernels.quant_rows import Quantized
@@ -52,6 +54,7 @@ class ScaledConfig(NamedTuple):
 # block_m: (block_n, warps, stages); for more rows, MANY
 CONFIGS = {16: (64, 4, 6), 32: (64, 4, 6), 64: (64, 4, 5)}
 MANY = (128, 8, 4)
+GEMV = GemvConfig(block_n=4, block_k=1024, warps=2, stages=3)
 
 
 def scaled_linear(
@@ -70,6 +73,8 @@ def scaled_linear(
         return x.codes.new_empty(0, len(weight.codes), dtype=dtype)
     if M > MAX_STREAM_ROWS and not batch_invariant and not weight.by_blocks:
         return _by_cublas(x, weight, bias, dtype)
+    if M == 1 and x.codes.dtype == torch.float8_e4m3fn and not batch_invariant and not weight.by_blocks:
+        return linear_gemv(x.codes, weight.codes, bias, GEMV, overlap, Scales(x.scales, weight.scales, dtype))
     return scaled_kernel(x, weight, bias, dtype, scaled_config(M, weight, batch_invariant), tickets, overlap)
 
 
@@ -123,6 +128,7 @@ def scaled_kernel(
         STAGES=config.stages,
         OVERLAP=overlap,
         num_warps=config.warps,
+        enable_fp_fusion=False,  # a split is rounded before it is added, also where one program adds them all
         **overlap_options(overlap),
     )
     return out
