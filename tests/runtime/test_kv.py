@@ -48,8 +48,9 @@ def test_a_block() -> None:
         assert error.value.param == "block_size"
     with pytest.raises(Unsupported, match="2048 columns"):
         kv_spec(replace(MODEL, head_dim=2048), 16, "int8")
-    with pytest.raises(Unsupported, match="`fp8`"):
-        kv_spec(MODEL, 16, "fp8")
+    assert kv_spec(MODEL, 16, "fp8").block_bytes == BLOCK // 2
+    with pytest.raises(Unsupported, match="`fp4`"):
+        kv_spec(MODEL, 16, "fp4")
 
 
 def test_by_default_all_sequences_fit_at_full_length() -> None:
