@@ -18,7 +18,7 @@ void Cascade::find(const Step& step, int64_t part_blocks, int64_t block_size, in
     std::stable_sort(order_.begin(), order_.end(), [&](int32_t a, int32_t b) { return *table(a) < *table(b); });
     for (size_t begin = 0, end; begin < order_.size(); begin = end) {
         const int32_t first = order_[begin];
-        Group group{{first}, whole_parts(first), num_members_};
+        Group group{{first}, whole_parts(first)};
         for (end = begin + 1; end < order_.size() && int64_t(group.seqs.size()) < most; ++end) {
             const int32_t seq = order_[end];
             const int64_t parts = std::min(group.num_parts, whole_parts(seq)), blocks = parts * part_blocks;

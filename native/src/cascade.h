@@ -17,7 +17,6 @@ class Cascade {
     struct Group {
         std::vector<int32_t> seqs;  // each with one token in this step
         int64_t num_parts;          // that all of them share, from the start
-        int64_t first_member;       // place of its first one among all that share
     };
 
     // Groups of at most `most` sequences; a part is `part_blocks` blocks of `block_size` tokens.

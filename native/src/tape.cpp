@@ -196,7 +196,7 @@ class Walk {
         const auto is_mine = [&] { return item++ == mine; };
         const auto take_next = [&] { mine = counter.fetch_add(1, std::memory_order_relaxed); };
         if (cascades)
-            each_shared_part(op, [&](const Cascade::Group& shared, int64_t kv_head, int64_t part) {
+            each_shared_part([&](const Cascade::Group& shared, int64_t kv_head, int64_t part) {
                 if (!is_mine()) return;
                 attend_together(op, group, shared, kv_head, part);
                 take_next();
@@ -249,7 +249,7 @@ class Walk {
 
     // visit(group of sequences, KV head, part), in one order.
     template <class Visit>
-    void each_shared_part(const Attention&, const Visit& visit) const {
+    void each_shared_part(const Visit& visit) const {
         for (const Cascade::Group& shared : tape_.cascade_.groups())
             for (int64_t kv_head = 0; kv_head < tape_.pages_.num_kv_heads; ++kv_head)
                 for (int64_t part = 0; part < shared.num_parts; ++part) visit(shared, kv_head, part);

@@ -5,7 +5,8 @@ import pytest
 
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
-from quire.core.errors import QuireError
+from quire.core.errors import BadRequest, QuireError
+from quire.engine.options import EngineOptions
 
 
 def option(default: Any, help: str = "some help", **more: Any) -> Any:
@@ -166,3 +167,8 @@ def test_a_command_may_tell_what_the_dataclass_does_not() -> None:
     add_flags(made, Options, "options", about=about, skip=("model",))
     assert "told by the command" in made.format_help() and "--model" not in made.format_help()
     assert read_flags(Options, made.parse(["--max-num-seqs", "1KiB"]), about=about).max_num_seqs == 1024
+
+
+def test_a_share_of_the_memory_is_at_most_all_of_it() -> None:
+    with pytest.raises(BadRequest, match="gpu_memory_utilization is 90"):
+        EngineOptions(gpu_memory_utilization=90)

@@ -61,6 +61,8 @@ def test_by_default_all_sequences_fit_at_full_length() -> None:
 
 def test_no_more_than_is_there() -> None:
     assert size(most_bytes=100 * BLOCK).num_blocks == 100
+    with pytest.raises(DoesNotFit, match="hold 0"):
+        size(most_bytes=0)
 
 
 def test_the_length_shrinks_to_what_fits_unless_it_was_asked_for() -> None:

@@ -36,7 +36,7 @@ class EngineOptions:
     enable_prefix_caching: bool = option(True, "share the cache of equal beginnings between requests")
     kv_cache_dtype: str = option(
         "auto",
-        "how keys and values are kept; auto is float16, and int8 (fp8 on a GPU) takes about half of its memory",
+        "how keys and values are kept; auto is float16 (on a GPU: dtype), and int8 or a GPU's fp8 take half of that",
         choices=("auto", "float16", "bfloat16", "float32", "int8", "fp8"),
     )
     kv_cache_memory_bytes: int | None = option(
@@ -70,6 +70,12 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise BadRequest(f"{name} is {value}", f"{name} must be at least {low}", param=name)
+        if self.gpu_memory_utilization > 1:
+            raise BadRequest(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}",
+                "it is a share of the memory: at most 1",
+                param="gpu_memory_utilization",
+            )
         for spec in fields(self):
             choices, value = spec.metadata.get("choices"), getattr(self, spec.name)
             if choices and value is not None and value not in choices:

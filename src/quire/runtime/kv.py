@@ -68,7 +68,7 @@ def size_cache(
         cache_bytes = min(most_bytes, max_num_seqs * seq_bytes)
     num_blocks = cache_bytes // spec.block_bytes
     fits = num_blocks * spec.block_size  # tokens
-    if fits == 0 or (max_model_len is not None and fits < length):
+    if fits <= 0 or (max_model_len is not None and fits < length):
         raise DoesNotFit(
             f"a sequence of {length} tokens needs {_mib(seq_bytes)} of KV cache, and {_mib(cache_bytes)} hold {fits}",
             f"give kv_cache_memory_bytes {seq_bytes}, or ask for a smaller max_model_len",

@@ -50,6 +50,11 @@ class GpuOps:
         if quantization is not None and quantization not in QUANTIZERS:
             raise Unsupported(f"quantization `{quantization}`", f"use one of {', '.join(QUANTIZERS)}")
         self.device, self.dtype = torch.device(device), DTYPES[dtype]
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise Unsupported(
+                f"torch {torch.__version__} finds no GPU it can use",
+                "see whether `nvidia-smi` lists one and its driver is new enough for this torch, or use device cpu",
+            )
         self.quantization, self.batch_invariant, self.graphs = quantization, batch_invariant, graphs
         overlap = overlap and self.device.type == "cuda"
         self._products = {"batch_invariant": batch_invariant, "overlap": overlap, "tickets": new_tickets(device)}
@@ -97,8 +102,6 @@ class GpuOps:
 
     def room(self, forward: Callable[[Any, Any], Any], spec: KVSpec, max_tokens: int) -> int:
         """Bytes for pages: this process's share of the device, less what it holds and the most that a step takes."""
-        if self.device.type != "cuda":
-            return 2**30
         program = GpuProgram(partial(forward, self), self.new_cache(spec, 1), max_tokens, 1, max_tokens, False)
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
@@ -107,7 +110,7 @@ class GpuOps:
         peak: int = torch.cuda.max_memory_allocated() - held
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
-        return int(free - (1 - self._utilization) * total) - peak - GRAPH_BYTES
+        return max(int(free - (1 - self._utilization) * total) - peak - GRAPH_BYTES, 0)
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 

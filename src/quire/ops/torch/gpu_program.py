@@ -48,6 +48,8 @@ class Inputs:
         self.size, self.width = size, width
         self.numpy = self._views(self._host.numpy())
         self.tensors = self._views(self._device)
+        self.numpy[2].fill(-1)  # until a step is sent, all of it is padding
+        self._device.copy_(self._host)
         self.seq_starts = torch.arange(size + 1, dtype=torch.int32, device=device)
 
     def _views(self, flat: Any) -> tuple[Any, Any, Any, Any, Any]:
@@ -112,8 +114,6 @@ class GpuProgram:
 
     def _capture(self, size: int) -> None:
         inputs = self._inputs[size] = Inputs(size, self._width, self._device)
-        inputs.numpy[2].fill(-1)
-        inputs._device.copy_(inputs._host)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
