@@ -104,6 +104,7 @@ class FakeExecutor:
 
     def _admit(self, new: Admission) -> None:
         assert new.row not in self.rows, f"row {new.row} is admitted and in use"
+        assert min(new.tokens) >= 0, f"row {new.row} is admitted before its tokens are known"
         self.rows[new.row] = FakeRow(
             new.params, new.sample, list(new.tokens), new.num_prompt, list(new.blocks), new.stop_ids, chain(new.tokens)
         )

@@ -133,6 +133,9 @@ def test_embedding(dtype: torch.dtype) -> None:
     ids = torch.tensor([16, 0, 3, 3], dtype=torch.int32, device=DEVICE)
     assert torch.equal(embedding(ids, table), table[ids.long()])
     assert torch.equal(embedding(ids, table, torch.float32), table[ids.long()].float())
+    last = torch.tensor([7, 3, 1], dtype=torch.int32, device=ids.device)
+    mixed = torch.tensor([5, ~2, 0, ~0], dtype=torch.int32, device=ids.device)
+    assert torch.equal(embedding(mixed, table, last=last), table[[5, 1, 0, 7]])
 
 
 def test_a_row_does_not_see_the_others() -> None:

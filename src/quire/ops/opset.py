@@ -142,6 +142,10 @@ class Sampler(Protocol):
         """logits [R, vocab] fp32; line i belongs to rows[i], which differ. The drawn token, if there is one, is
         appended to what is known of the row."""
 
+    def begin(self, logits: Any, rows: Sequence[int]) -> "Callable[[], list[Draw]]":
+        """`draw`, for those who have something else to do meanwhile: call what it returns to wait for the tokens. The
+        next step may be run before."""
+
     def logprobs(self, logits: Any, targets: Sequence[int], num_top: int) -> list[list[tuple[int, float, int]]]:
         """For prompt logprobs: of line i the target's (id, logprob, rank) and then the `num_top` most likely ones."""
 
@@ -179,9 +183,12 @@ class OpSet(Protocol):
         max_tokens: int,
         max_rows: int,
         max_model_len: int,
+        sampler: Sampler | None = None,
     ) -> Program:
         """`forward(ops, batch)` returns the logits, for batches of at most `max_tokens` of at most `max_rows` sequences
-        of at most `max_model_len`. `batch` has the fields of `StepBatch`, to be handed to ops and never looked into."""
+        of at most `max_model_len`. `batch` has the fields of `StepBatch`, to be handed to ops and never looked into.
+
+        An id below zero stands for the token that `sampler` drew last for row ~id."""
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 

@@ -60,6 +60,7 @@ class NativeOps:
         max_tokens: int,
         max_rows: int = 0,
         max_model_len: int = 0,
+        sampler: Sampler | None = None,
     ) -> NativeProgram:
         assert isinstance(cache, NativeCache), "the cache was made by another op set"
         return NativeProgram(forward, cache, max_tokens, self.threads)

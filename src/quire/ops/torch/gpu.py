@@ -14,7 +14,8 @@ from quire.core.errors import Unsupported
 from quire.ops.opset import Float32, KVCache, KVSpec, Sampler
 from quire.ops.tensors import PackedWeight, StoredTensor
 from quire.ops.torch.cache import TorchCache
-from quire.ops.torch.gpu_batch import GpuBatch
+from quire.ops.torch.device_sampler import DeviceSampler
+from quire.ops.torch.gpu_batch import GpuBatch, Ids
 from quire.ops.torch.gpu_program import GpuProgram, one_long_run
 from quire.ops.torch.gpu_values import Columns, Rows, Sum, tensor_of
 from quire.ops.torch.gpu_weights import QUANTIZERS, Segment, load_floats, load_segments
@@ -88,21 +89,33 @@ class GpuOps:
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> TorchCache:
         return TorchCache(spec, num_blocks, num_host_blocks, str(self.device))
 
-    def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
-        from quire.ops.torch.device_sampler import DeviceSampler
-
+    def new_sampler(self, num_rows: int, vocab_size: int) -> DeviceSampler:
         return DeviceSampler(num_rows, vocab_size, self.device)
 
     def compile(
-        self, forward: Callable[[Any, Any], Any], cache: KVCache, max_tokens: int, max_rows: int, max_model_len: int
+        self,
+        forward: Callable[[Any, Any], Any],
+        cache: KVCache,
+        max_tokens: int,
+        max_rows: int,
+        max_model_len: int,
+        sampler: Sampler | None = None,
     ) -> GpuProgram:
-        assert isinstance(cache, TorchCache)
-        model = partial(forward, self)
-        return GpuProgram(model, cache, max_tokens, max_rows, max_model_len, self.graphs, self.batch_invariant)
+        assert isinstance(cache, TorchCache) and (sampler is None or isinstance(sampler, DeviceSampler))
+        return GpuProgram(
+            partial(forward, self),
+            cache,
+            max_tokens,
+            max_rows,
+            max_model_len,
+            last=None if sampler is None else sampler.last,
+            graphs=self.graphs,
+            batch_invariant=self.batch_invariant,
+        )
 
     def room(self, forward: Callable[[Any, Any], Any], spec: KVSpec, max_tokens: int) -> int:
         """Bytes for pages: this process's share of the device, less what it holds and the most that a step takes."""
-        program = GpuProgram(partial(forward, self), self.new_cache(spec, 1), max_tokens, 1, max_tokens, False)
+        program = GpuProgram(partial(forward, self), self.new_cache(spec, 1), max_tokens, 1, max_tokens)
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         program.run(one_long_run(max_tokens, spec.block_size))
@@ -114,8 +127,8 @@ class GpuOps:
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        return embedding(ids, table)
+    def embedding(self, ids: Ids | Tensor, table: Tensor) -> Tensor:
+        return embedding(ids.given, table, last=ids.last) if isinstance(ids, Ids) else embedding(ids, table)
 
     def rms_norm(self, x: Tensor | Sum, weight: Tensor, eps: float) -> Rows:
         if isinstance(x, Tensor) or x.total is not None:

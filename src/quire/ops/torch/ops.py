@@ -74,6 +74,7 @@ class TorchOps:
         max_tokens: int,
         max_rows: int = 0,
         max_model_len: int = 0,
+        sampler: Sampler | None = None,
     ) -> "TorchProgram":
         assert isinstance(cache, TorchCache)
         return TorchProgram(self, forward, cache, max_tokens)
