@@ -22,7 +22,9 @@ class NativeOps:
         """`threads`: how many work on a step; by default, as many as there are CPUs for this process."""
         self.threads = threads if threads is not None else available_cpus()
 
-    def pack(self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None) -> PackedWeight:
+    def pack(
+        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: bool = False
+    ) -> PackedWeight:
         segments = [_pack(list(alike)) for _, alike in groupby(parts, key=lambda part: part.type)]
         vector = np.concatenate([self.vector(part) for part in bias]) if bias else None
         return PackedWeight(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import Unsupported
-from quire.ops.opset import Float32, KVCache, KVSpec, Sampler
+from quire.ops.opset import Activation, Float32, KVCache, KVSpec, Sampler
 from quire.ops.tensors import PackedWeight, StoredTensor
 from quire.ops.torch.cache import TorchCache
 from quire.ops.torch.device_sampler import DeviceSampler
@@ -19,7 +19,7 @@ from quire.ops.torch.gpu_batch import GpuBatch, Ids
 from quire.ops.torch.gpu_program import GpuProgram, one_long_run
 from quire.ops.torch.gpu_values import Columns, Rows, Sum, tensor_of
 from quire.ops.torch.gpu_weights import QUANTIZERS, Segment, load_floats, load_segments
-from quire.ops.torch.kernels.activation import Activation, activate_and_mul_quantized, silu_and_mul
+from quire.ops.torch.kernels.activation import activate_and_mul, activate_and_mul_quantized
 from quire.ops.torch.kernels.attention_pages import Scoring
 from quire.ops.torch.kernels.embedding import embedding
 from quire.ops.torch.kernels.kv_write import kv_write
@@ -64,9 +64,10 @@ class GpuOps:
 
     # -- when a model is loaded ------------------------------------------------------------------------------------
 
-    def pack(self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None) -> PackedWeight:
-        is_head = parts[0].name in ("lm_head.weight", "model.embed_tokens.weight")  # kept, as everyone does
-        quantization = None if is_head else self.quantization
+    def pack(
+        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: bool = False
+    ) -> PackedWeight:
+        quantization = None if keep else self.quantization
         segments = load_segments(parts, self.dtype, self.device, quantization)
         vector = torch.cat([self.vector(part) for part in bias]).to(self.dtype) if bias else None
         return PackedWeight(
@@ -190,17 +191,25 @@ class GpuOps:
         batch.turned = (k.whole, k.angles, q)
 
     def paged_attention(
-        self, q: Columns, batch: GpuBatch, layer: int, head_dim: int, scale: float, window: int = 0
+        self,
+        q: Columns,
+        batch: GpuBatch,
+        layer: int,
+        head_dim: int,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        slopes: Tensor | None = None,
     ) -> Tensor:
         assert batch.turned is not None, "K and V are written before they are attended to"
         whole, angles, turned = batch.turned
         assert q.whole is whole and q.angles is angles and q.first == 0
-        return batch.attend(turned, layer, Scoring(scale, window), self._overlap).flatten(1)
+        return batch.attend(turned, layer, Scoring(scale, window, softcap, slopes), self._overlap).flatten(1)
 
-    def silu_and_mul(self, x: Tensor) -> Rows:
+    def activate_and_mul(self, x: Tensor, kind: Activation) -> Rows:
         return Rows(
-            partial(silu_and_mul, x, self._overlap),
-            lambda dtype, group: activate_and_mul_quantized(x, Activation.SILU, dtype, group, self._overlap),
+            partial(activate_and_mul, x, kind, self._overlap),
+            lambda dtype, group: activate_and_mul_quantized(x, kind, dtype, group, self._overlap),
         )
 
     def add(self, x: Tensor | Sum, y: Tensor) -> Sum:
