@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from quire.models.registry import family
 from quire.ops.opset import Activation, KVSpec, Routing, StepBatch
-from quire.ops.tensors import stored_floats
+from quire.ops.tensors import Q8_0, StoredTensor, stored_floats
 from quire.ops.torch import TorchOps
 from quire.ops.torch.gpu import GpuOps
 from quire.weights.checkpoint import open_checkpoint
@@ -166,3 +166,33 @@ def test_ops_of_other_families():
     ops = GpuOps(DEVICE, dtype="float32")
     found = run_steps(ops, other_ops(ops), spec, steps)
     assert np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)) < 1e-4
+
+
+def q8_0(array):
+    groups = array.reshape(len(array), -1, 32)
+    scales = (np.abs(groups).max(axis=2) / 127).astype(np.float16)
+    codes = np.round(groups / scales[..., None].astype(np.float32)).astype(np.int8)
+    blocks = np.concatenate([scales[..., None].view(np.uint8), codes.view(np.uint8)], axis=2)
+    return StoredTensor("", array.shape, Q8_0, blocks.reshape(len(array), -1))
+
+
+@pytest.mark.parametrize(
+    ("store", "quantization", "bound", "bits"),
+    [
+        (lambda array: stored_floats("t", array), None, 2e-3, 16),
+        (q8_0, None, 2e-3, 8.5),
+        (lambda array: stored_floats("t", array), "int8", 2e-2, 8.5),
+        (lambda array: stored_floats("t", array), "int4", 0.2, 5),
+    ],
+)
+def test_experts_keep_their_codes_or_get_some(store, quantization, bound, bits):
+    random = np.random.default_rng(4)
+    stacks = [random.standard_normal(shape, dtype=np.float32) * 0.1 for shape in ((4, 128, 128), (4, 128, 64))]
+    experts = [[[store(w[:32]), store(w[32:])] for w in stack] for stack in stacks]
+    x, logits = torch.randn(5, 128, generator=torch.Generator().manual_seed(1)), torch.eye(5, 4)
+    plain, ops = TorchOps(), GpuOps(DEVICE, dtype="float16", quantization=quantization)
+    truth = plain.moe(x, logits, *map(plain.pack_experts, experts), Routing(2), Activation.SILU)
+    packed = [ops.pack_experts(stack) for stack in experts]
+    assert packed[0].nbytes <= 4 * 128 * 128 * bits / 8
+    found = ops.moe(x.to(DEVICE).half(), logits.to(DEVICE).half(), *packed, Routing(2), Activation.SILU)
+    assert (found.float().cpu() - truth).norm() < bound * truth.norm()
