@@ -50,17 +50,21 @@ def run_steps(ops, forward, spec, steps):
     return np.concatenate(found)
 
 
-def steps_of(vocab):
+def steps_of(vocab, lengths=(9, 17), chunk=5):
     random = np.random.default_rng(3)
 
     def ids(n):
         return random.integers(0, vocab, n)
 
+    first, last = lengths
     return [
-        [(ids(9), 0), (ids(1), 0), (ids(17), 0)],  # prompts, one of a single token
-        [(ids(1), 9), (ids(5), 1), (ids(1), 17)],  # a chunk between decoding sequences
-        [(ids(1), 10), (ids(1), 6), (ids(1), 18)],  # only decoding
+        [(ids(first), 0), (ids(1), 0), (ids(last), 0)],  # prompts, one of a single token
+        [(ids(1), first), (ids(chunk), 1), (ids(1), last)],  # a chunk between decoding sequences
+        [(ids(1), first + 1), (ids(1), chunk + 1), (ids(1), last + 1)],  # only decoding
     ]
+
+
+SHORT = {"lengths": (3, 7), "chunk": 2}  # one of them longer than a window of 5
 
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -102,8 +106,9 @@ def test_heads_are_normed(tmp_path):
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, mean=0.5, std=0.5)
     qwen.save_pretrained(tmp_path)
-    plain = logits_of(TorchOps(), tmp_path, "float32", steps_of(256))
-    found = logits_of(GpuOps(DEVICE, dtype="float32"), tmp_path, "float32", steps_of(256))
+    steps = steps_of(256, **SHORT)
+    plain = logits_of(TorchOps(), tmp_path, "float32", steps)
+    found = logits_of(GpuOps(DEVICE, dtype="float32"), tmp_path, "float32", steps)
     assert np.sqrt(np.mean((found - plain) ** 2) / np.mean(plain**2)) < 1e-5
 
 
@@ -160,7 +165,7 @@ def attend(ops, batch, q, k, v, layer, window, softcap, slopes):
 
 
 def test_ops_of_other_families():
-    spec, steps = KVSpec(2, 2, 16, BLOCK, "float32"), steps_of(40)
+    spec, steps = KVSpec(2, 2, 16, BLOCK, "float32"), steps_of(40, **SHORT)
     plain = TorchOps()
     expected = run_steps(plain, other_ops(plain), spec, steps)
     ops = GpuOps(DEVICE, dtype="float32")
