@@ -18,6 +18,13 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "quire.models.llama",
     "SmolLM3ForCausalLM": "quire.models.llama",
     "Phi3ForCausalLM": "quire.models.phi3",
+    "MixtralForCausalLM": "quire.models.mixture",
+    "Qwen2MoeForCausalLM": "quire.models.mixture",
+    "Qwen3MoeForCausalLM": "quire.models.mixture",
+    "OlmoeForCausalLM": "quire.models.mixture",
+    "GraniteForCausalLM": "quire.models.granite",
+    "GraniteMoeForCausalLM": "quire.models.granite",
+    "Olmo2ForCausalLM": "quire.models.olmo2",
 }
 
 
