@@ -25,6 +25,10 @@ ARCHITECTURES = {
     "GraniteForCausalLM": "quire.models.granite",
     "GraniteMoeForCausalLM": "quire.models.granite",
     "Olmo2ForCausalLM": "quire.models.olmo2",
+    "GemmaForCausalLM": "quire.models.gemma",
+    "Gemma2ForCausalLM": "quire.models.gemma",
+    "Gemma3ForCausalLM": "quire.models.gemma",
+    "Gemma3ForConditionalGeneration": "quire.models.gemma",
 }
 
 
