@@ -18,6 +18,19 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "quire.models.llama",
     "SmolLM3ForCausalLM": "quire.models.llama",
     "Phi3ForCausalLM": "quire.models.phi3",
+    "GPT2LMHeadModel": "quire.models.gpt2",
+    "GPTBigCodeForCausalLM": "quire.models.gpt2",
+    "GPTJForCausalLM": "quire.models.gptj",
+    "GPTNeoXForCausalLM": "quire.models.gpt_neox",
+    "OPTForCausalLM": "quire.models.opt",
+    "MptForCausalLM": "quire.models.mpt",
+    "MPTForCausalLM": "quire.models.mpt",  # as its authors spell it
+    "BloomForCausalLM": "quire.models.bloom",
+    "FalconForCausalLM": "quire.models.falcon",
+    "Starcoder2ForCausalLM": "quire.models.starcoder2",
+    "PhiForCausalLM": "quire.models.phi",
+    "StableLmForCausalLM": "quire.models.stablelm",
+    "OlmoForCausalLM": "quire.models.olmo",
 }
 
 

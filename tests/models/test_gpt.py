@@ -1,0 +1,88 @@
+"""Families with layer norms, against transformers."""
+
+from collections.abc import Callable
+
+import pytest
+from transformers import (
+    BloomConfig,
+    FalconConfig,
+    GPT2Config,
+    GPTBigCodeConfig,
+    GPTJConfig,
+    GPTNeoXConfig,
+    MptConfig,
+    OlmoConfig,
+    OPTConfig,
+    PhiConfig,
+    StableLmConfig,
+    Starcoder2Config,
+)
+
+from models.checking import BACKENDS, MAX_LEN, Cases, Theirs, check_against_transformers, checkpoints_of
+
+HEADS_9 = {"hidden_size": 72, "num_attention_heads": 9}
+ROTARY_HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+ALIBI = {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
+CASES: Cases = {
+    "gpt2": (GPT2Config, {}),
+    "gpt2-untied": (GPT2Config, {**HEADS_9, "tie_word_embeddings": False, "activation_function": "relu"}),
+    "gptj": (GPTJConfig, {"rotary_dim": 8}),
+    "gptj-heads-3": (GPTJConfig, {"rotary_dim": 12, "num_attention_heads": 3, "hidden_size": 72, "n_inner": 80}),
+    "gpt-neox": (GPTNeoXConfig, {}),
+    "gpt-neox-in-turn": (GPTNeoXConfig, {**HEADS_9, **ROTARY_HALF, "use_parallel_residual": False}),
+    "gpt-neox-no-bias": (GPTNeoXConfig, {"attention_bias": False, "tie_word_embeddings": True}),
+    "opt": (OPTConfig, {"ffn_dim": 80, "init_std": 0.4}),
+    "opt-350m": (OPTConfig, {"ffn_dim": 80, "init_std": 0.4, "do_layer_norm_before": False, "word_embed_proj_dim": 40}),
+    "opt-plain": (
+        OPTConfig,
+        {
+            "ffn_dim": 80,
+            "init_std": 0.4,
+            "enable_bias": False,
+            "layer_norm_elementwise_affine": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "mpt": (MptConfig, {"max_seq_len": MAX_LEN}),
+    "mpt-heads-6": (MptConfig, {"max_seq_len": MAX_LEN, "hidden_size": 48, "num_attention_heads": 6}),
+    "mpt-clipped": (MptConfig, {"max_seq_len": MAX_LEN, "attn_config": {"clip_qkv": 2.0, "softmax_scale": 0.3}}),
+    "bloom": (BloomConfig, {}),
+    "bloom-heads-9": (BloomConfig, HEADS_9),
+    "falcon-7b": (FalconConfig, {**HEADS_9}),
+    "falcon-40b": (FalconConfig, {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon-11b": (
+        FalconConfig,
+        {
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+            "ffn_hidden_size": 96,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "falcon-rw": (FalconConfig, {**ALIBI, "num_attention_heads": 6, "hidden_size": 48}),
+    "falcon-in-turn": (FalconConfig, {"multi_query": False, "parallel_attn": False}),
+    "starcoder": (GPTBigCodeConfig, {"num_attention_heads": 5, "hidden_size": 80}),
+    "starcoder-mha": (GPTBigCodeConfig, {"multi_query": False, "tie_word_embeddings": False}),
+    "starcoder2": (Starcoder2Config, {"num_attention_heads": 6, "hidden_size": 96}),
+    "starcoder2-window": (Starcoder2Config, {"sliding_window": 5, "use_bias": False, "tie_word_embeddings": False}),
+    "phi": (PhiConfig, {}),
+    "phi-norms": (PhiConfig, {"qk_layernorm": True, "tie_word_embeddings": False, "hidden_act": "gelu"}),
+    "stablelm": (StableLmConfig, {}),
+    "stablelm-2-12b": (
+        StableLmConfig,
+        {"qk_layernorm": True, "use_parallel_residual": True, "use_qkv_bias": True, **ROTARY_HALF},
+    ),
+    "olmo": (OlmoConfig, {}),
+    "olmo-clipped": (OlmoConfig, {"clip_qkv": 2.0, "attention_bias": True, "num_key_value_heads": 4}),
+}
+checkpoints = checkpoints_of(CASES)
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # in GPTBigCode
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_logits_and_greedy_tokens_are_those_of_transformers(
+    checkpoints: Callable[[str], Theirs], backend: str, name: str
+) -> None:
+    check_against_transformers(backend, checkpoints(name))
