@@ -1,6 +1,7 @@
 """Llama and what differs from it in a few numbers, against transformers."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from transformers import LlamaConfig, MistralConfig, Phi3Config, Qwen2Config, Qwen3Config, SmolLM3Config
@@ -16,12 +17,17 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
     "rope_theta": 500.0,
 }
-LONGROPE = {
+LONGROPE: dict[str, Any] = {
     "rope_type": "longrope",
     "short_factor": [1.0 + i / 8 for i in range(8)],
     "long_factor": [2.0 + i / 4 for i in range(8)],
     "original_max_position_embeddings": 8,  # both the prompt and the served length are longer
     "rope_theta": 10000.0,
+}
+PARTIAL_LONGROPE = LONGROPE | {
+    "partial_rotary_factor": 0.75,
+    "short_factor": LONGROPE["short_factor"][:6],
+    "long_factor": LONGROPE["long_factor"][:6],
 }
 CASES: Cases = {
     "llama": (LlamaConfig, {}),
@@ -38,6 +44,7 @@ CASES: Cases = {
     "longrope": (LlamaConfig, {"rope_parameters": LONGROPE}),
     "mistral": (MistralConfig, {"sliding_window": None}),
     "mistral-window": (MistralConfig, {"sliding_window": 7}),
+    "mistral-nemo": (MistralConfig, {"sliding_window": None, "head_dim": 24}),
     "qwen2": (Qwen2Config, {}),
     "qwen2-window": (Qwen2Config, {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "qwen3": (Qwen3Config, {"head_dim": 24}),
@@ -54,6 +61,7 @@ CASES: Cases = {
     "smollm3": (SmolLM3Config, {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
     "phi3": (Phi3Config, {}),
     "phi3-window": (Phi3Config, {"sliding_window": 6, "partial_rotary_factor": 0.5}),
+    "phi4-mini": (Phi3Config, {"rope_parameters": PARTIAL_LONGROPE, "original_max_position_embeddings": 8}),
 }
 
 checkpoints = checkpoints_of(CASES)
