@@ -25,7 +25,7 @@ ROTARY_HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0
 ALIBI = {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
 CASES: Cases = {
     "gpt2": (GPT2Config, {}),
-    "gpt2-untied": (GPT2Config, {**HEADS_9, "tie_word_embeddings": False, "activation_function": "relu"}),
+    "gpt2-untied": (GPT2Config, {**HEADS_9, "tie_word_embeddings": False}),
     "gptj": (GPTJConfig, {"rotary_dim": 8}),
     "gptj-heads-3": (GPTJConfig, {"rotary_dim": 12, "num_attention_heads": 3, "hidden_size": 72, "n_inner": 80}),
     "gpt-neox": (GPTNeoXConfig, {}),
@@ -43,9 +43,9 @@ CASES: Cases = {
             "tie_word_embeddings": False,
         },
     ),
-    "mpt": (MptConfig, {"max_seq_len": MAX_LEN}),
+    "mpt": (MptConfig, {"max_seq_len": MAX_LEN, "attn_config": {"softmax_scale": 0.3}}),
     "mpt-heads-6": (MptConfig, {"max_seq_len": MAX_LEN, "hidden_size": 48, "num_attention_heads": 6}),
-    "mpt-clipped": (MptConfig, {"max_seq_len": MAX_LEN, "attn_config": {"clip_qkv": 2.0, "softmax_scale": 0.3}}),
+    "mpt-clipped": (MptConfig, {"max_seq_len": MAX_LEN, "attn_config": {"clip_qkv": 2.0}}),
     "bloom": (BloomConfig, {}),
     "bloom-heads-9": (BloomConfig, HEADS_9),
     "falcon-7b": (FalconConfig, {**HEADS_9}),
@@ -63,7 +63,10 @@ CASES: Cases = {
     "falcon-rw": (FalconConfig, {**ALIBI, "num_attention_heads": 6, "hidden_size": 48}),
     "falcon-in-turn": (FalconConfig, {"multi_query": False, "parallel_attn": False}),
     "starcoder": (GPTBigCodeConfig, {"num_attention_heads": 5, "hidden_size": 80}),
-    "starcoder-mha": (GPTBigCodeConfig, {"multi_query": False, "tie_word_embeddings": False}),
+    "starcoder-mha": (
+        GPTBigCodeConfig,
+        {"multi_query": False, "tie_word_embeddings": False, "activation_function": "relu"},
+    ),
     "starcoder2": (Starcoder2Config, {"num_attention_heads": 6, "hidden_size": 96}),
     "starcoder2-window": (Starcoder2Config, {"sliding_window": 5, "use_bias": False, "tie_word_embeddings": False}),
     "phi": (PhiConfig, {}),
@@ -73,8 +76,8 @@ CASES: Cases = {
         StableLmConfig,
         {"qk_layernorm": True, "use_parallel_residual": True, "use_qkv_bias": True, **ROTARY_HALF},
     ),
-    "olmo": (OlmoConfig, {}),
-    "olmo-clipped": (OlmoConfig, {"clip_qkv": 2.0, "attention_bias": True, "num_key_value_heads": 4}),
+    "olmo": (OlmoConfig, {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "olmo-clipped": (OlmoConfig, {"clip_qkv": 2.0}),
 }
 checkpoints = checkpoints_of(CASES)
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # in GPTBigCode

@@ -10,16 +10,15 @@ from quire.weights.config import CheckpointConfig
 
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
-    hidden, heads = hf.int("n_embd"), hf.int("n_head")
-    rotary_dim, head_dim = hf.int("rotary_dim"), hidden // max(heads, 1)
+    hf.int("rotary_dim")  # is never missing
     return gpt.read_config(
         hf,
         hidden="n_embd",
         layers="n_layer",
         heads="n_head",
         length="n_positions",
-        rotary=hf.with_values({"partial_rotary_factor": rotary_dim / max(head_dim, 1)}),
-        intermediate=hf.int("n_inner", 4 * hidden),
+        rotary=hf,
+        intermediate=hf.int("n_inner", 4 * hf.int("n_embd")),
         activation=read_activation(hf, "activation_function", "gelu_new"),
         eps=hf.float("layer_norm_epsilon", 1e-5),
         parallel=True,

@@ -1,5 +1,6 @@
 """MPT: slopes instead of positions, no biases; some have norms of q and k, or keep them in a range."""
 
+from quire.core.errors import Unsupported
 from quire.models import alibi, gpt
 from quire.models.loading import LayerNorm, Matrix, Model, Table, Wanted
 from quire.ops.opset import Activation, OpSet
@@ -15,7 +16,10 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     attention.expect("attn_type", "multihead_attention", None)
     attention.expect("alibi", True, None)
     attention.expect("prefix_lm", False, None)
-    hidden, heads = hf.int("d_model"), hf.int("n_heads")
+    hidden, heads, most = hf.int("d_model"), hf.int("n_heads"), attention.float("alibi_bias_max", 8.0)
+    attention.expect("kv_n_heads", heads, None)
+    if most <= 0:  # GGUF's way to say that there are no slopes
+        raise Unsupported(f"{hf.source}: attn_config.alibi_bias_max is {most}", "supported: numbers above 0")
     return gpt.read_config(
         hf,
         hidden="d_model",
@@ -29,7 +33,7 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
         tied=hf.bool("tie_word_embeddings", True),
         bias=False,
         clip=attention.float("clip_qkv", 0.0),
-        slopes=alibi.slopes(heads, attention.float("alibi_bias_max", 8.0)),
+        slopes=alibi.slopes(heads, most),
     )
 
 
