@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ops.native_harness import apply, max_error, stored
+from ops.native_harness import SPEC, Pool, apply, int32, max_error, stored
 from quire.core.errors import BadCheckpoint
 from quire.ops.native import NativeOps, available_isas, use_isa
 from quire.ops.opset import Activation, Routing
@@ -98,6 +98,18 @@ def test_a_row_is_the_same_in_any_company_and_for_any_number_of_threads(store):
     assert np.array_equal(apply(op, x, threads=1), together)
     for first, last in ((0, 1), (17, 18), (30, 50)):
         assert np.array_equal(apply(op, x[first:last]), together[first:last])
+
+
+def test_only_the_rows_whose_logits_are_wanted_are_computed():
+    x, ops = random(9, COLUMNS + EXPERTS), NativeOps(2)
+    packed = [ops.pack_experts(experts(stack, stored)) for stack in (GATE_UP, DOWN)]
+    op, table, head = mixture(*packed, Routing(2)), ops.table(stored(x)), ops.pack([stored(np.eye(COLUMNS))])
+    forward = lambda o, batch: o.logits(op(o, o.embedding(batch.ids, table), batch), head, batch)  # noqa: E731
+    program = ops.compile(forward, ops.new_cache(SPEC, 4), max_tokens=9)
+    batch = Pool(SPEC, 4).batch([(0, range(9))])
+    every = program.run(batch).copy()
+    batch.logit_rows = int32([7, 2])
+    assert np.array_equal(program.run(batch), every[[7, 2]])
 
 
 def test_ties_go_to_the_lower_expert_and_broken_logits_stay_in_their_row():
