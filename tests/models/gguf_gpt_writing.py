@@ -39,13 +39,17 @@ FOUR_TIMES = ("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "MptForCausalLM", "Blo
 Tensors = Iterator[tuple[str, np.ndarray]]
 
 
-def write_gguf(source: Path, path: Path, fuse_qkv: bool = False) -> Path:
+def write_gguf(source: Path, path: Path, fuse_qkv: bool = False, instead: dict[str, float] | None = None) -> Path:
+    """`fuse_qkv` as the first converter did for Phi-2; `instead`: metadata to be put in place of ours."""
     config = json.loads((source / "config.json").read_text())
     architecture = config["architectures"][0]
     arch = ARCHITECTURES[architecture]
     names = gguf.get_tensor_name_map(arch, first(config, LAYERS))
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     add_sizes(writer, config)
+    for key, value in (instead or {}).items():
+        writer.kv_data[0].pop(key, None)
+        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
     for name, data in CHANGES.get(architecture, unchanged)(load_file(source / "model.safetensors"), config, fuse_qkv):
         translated = names.get_name(name.removeprefix("transformer."), try_suffixes=(".weight", ".bias"))
         translated = translated or names.get_name(name, try_suffixes=(".weight", ".bias"))
