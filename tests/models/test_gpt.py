@@ -1,6 +1,7 @@
-"""Families with layer norms, against transformers."""
+"""Families with layer norms, as transformers and as llama.cpp's converter write them, against transformers."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from transformers import (
@@ -18,7 +19,20 @@ from transformers import (
     Starcoder2Config,
 )
 
-from models.checking import BACKENDS, MAX_LEN, Cases, Theirs, check_against_transformers, checkpoints_of
+from models.checking import (
+    BACKENDS,
+    MAX_LEN,
+    PROMPT,
+    Cases,
+    Theirs,
+    assert_close,
+    check_against_transformers,
+    checkpoints_of,
+    compute,
+    make_ops,
+)
+from models.gguf_gpt_writing import write_gguf
+from quire.core.errors import Unsupported
 
 HEADS_9 = {"hidden_size": 72, "num_attention_heads": 9}
 ROTARY_HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
@@ -89,3 +103,42 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     checkpoints: Callable[[str], Theirs], backend: str, name: str
 ) -> None:
     check_against_transformers(backend, checkpoints(name))
+
+
+# -- GGUF --------------------------------------------------------------------------------------------------------------
+
+IN_GGUF = [
+    "gpt2", "gpt2-untied", "gptj-heads-3", "gpt-neox", "gpt-neox-in-turn", "mpt-clipped", "bloom-heads-9", "falcon-7b",
+    "falcon-40b", "falcon-11b", "starcoder", "starcoder2", "phi", "stablelm", "stablelm-2-12b", "olmo-clipped",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_GGUF)
+def test_a_gguf_file_computes_what_its_checkpoint_does(
+    checkpoints: Callable[[str], Theirs], name: str, tmp_path: Path
+) -> None:
+    theirs = checkpoints(name)
+    path = write_gguf(theirs.path, tmp_path / "model.gguf")
+    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), theirs.prefill)
+
+
+def test_phi_2_with_one_tensor_for_q_k_and_v(checkpoints: Callable[[str], Theirs], tmp_path: Path) -> None:
+    theirs = checkpoints("phi")
+    path = write_gguf(theirs.path, tmp_path / "model.gguf", fuse_qkv=True)
+    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), theirs.prefill)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"),
+    [
+        ("starcoder", "starcoder.attention.head_count_kv", 5, r"starcoder\.attention\.head_count_kv is 5"),
+        ("mpt-clipped", "mpt.attention.max_alibi_bias", 0.0, r"attn_config\.alibi_bias_max is 0\.0"),
+        ("mpt-clipped", "mpt.attention.head_count_kv", 2, r"attn_config\.kv_n_heads is 2"),
+    ],
+)
+def test_metadata_without_code_is_refused_by_name(
+    checkpoints: Callable[[str], Theirs], name: str, key: str, value: float, message: str, tmp_path: Path
+) -> None:
+    path = write_gguf(checkpoints(name).path, tmp_path / "model.gguf", instead={key: value})
+    with pytest.raises(Unsupported, match=message):
+        compute(make_ops("torch"), path)
