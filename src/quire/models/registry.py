@@ -29,6 +29,19 @@ ARCHITECTURES = {
     "Gemma2ForCausalLM": "quire.models.gemma",
     "Gemma3ForCausalLM": "quire.models.gemma",
     "Gemma3ForConditionalGeneration": "quire.models.gemma",
+    "GPT2LMHeadModel": "quire.models.gpt2",
+    "GPTBigCodeForCausalLM": "quire.models.gpt2",
+    "GPTJForCausalLM": "quire.models.gptj",
+    "GPTNeoXForCausalLM": "quire.models.gpt_neox",
+    "OPTForCausalLM": "quire.models.opt",
+    "MptForCausalLM": "quire.models.mpt",
+    "MPTForCausalLM": "quire.models.mpt",  # as its authors spell it
+    "BloomForCausalLM": "quire.models.bloom",
+    "FalconForCausalLM": "quire.models.falcon",
+    "Starcoder2ForCausalLM": "quire.models.starcoder2",
+    "PhiForCausalLM": "quire.models.phi",
+    "StableLmForCausalLM": "quire.models.stablelm",
+    "OlmoForCausalLM": "quire.models.olmo",
 }
 
 

@@ -31,6 +31,7 @@ class GGUFCheckpoint:
         metadata = CheckpointConfig(path, self._gguf.metadata)
         row = find_architecture(metadata)
         entries = read_directory(self._gguf)
+        row = row.of_file(entries)
         if EMBEDDING not in entries:
             raise BadCheckpoint(f"{path} has no tensor {EMBEDDING!r}")
         values = translate_config(row, metadata, entries)

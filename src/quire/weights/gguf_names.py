@@ -1,35 +1,18 @@
 """What GGUF calls things, in Hugging Face's words: one row an architecture, so that a model file sees one view.
 
 A row names the Hugging Face architecture, the config keys with their GGUF twins, and the tensors. To read another GGUF
-architecture, add its row to ARCHITECTURES."""
+architecture, add its row to ARCHITECTURES; a dot in a config key leads into an object."""
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import log
 from typing import Any
 
 from quire.core.errors import Unsupported
 from quire.weights.config import CheckpointConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    name: str  # Hugging Face's
-    keys: Mapping[str, str]  # config key -> GGUF key, which the file prefixes with its own architecture
-    constants: Mapping[str, Any]  # config keys that GGUF leaves unsaid
-    tensors: Mapping[str, str]  # GGUF name -> Hugging Face name
-    # GGUF name in "blk.3.NAME.weight" -> the one in "model.layers.3.NAME.weight". Where that has a {} in it, the file
-    # stacks the tensors of all experts.
-    layer_tensors: Mapping[str, str]
-    # Layer tensors whose rows the converter interleaved within each head, so that rotary pairs lie side by side:
-    # GGUF name -> the config key that counts the heads.
-    interleaved: Mapping[str, str] = field(default_factory=dict)
-    biases: Mapping[str, str] = field(default_factory=dict)  # config key -> layer tensor whose bias makes it true
-    norms_plus: float = 0.0  # what the converter added to the weights of norms
-    expects: Mapping[str, Any] = field(default_factory=dict)  # GGUF key -> the only value that is supported
-    derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None  # config -> more of it
-
+from quire.weights.gguf_architecture import Architecture
+from quire.weights.gguf_gpt_names import GPT_ARCHITECTURES
 
 DECODER_KEYS = {
     "num_hidden_layers": "block_count",
@@ -253,6 +236,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         norms_plus=1.0,
         derive=_gemma,
     ),
+    **GPT_ARCHITECTURES,
 }
 
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
@@ -295,7 +279,7 @@ def translate_name(row: Architecture, name: str) -> TensorName | None:
         return None
     layer, part, kind = match.groups()
     return TensorName(
-        f"model.layers.{layer}.{row.layer_tensors[part]}.{kind}",
+        f"{row.layers}.{layer}.{row.layer_tensors[part]}.{kind}",
         row.interleaved.get(part),
         row.norms_plus if part.endswith("_norm") else 0.0,
         part == "ffn_gate_inp_shexp",
@@ -305,10 +289,12 @@ def translate_name(row: Architecture, name: str) -> TensorName | None:
 def translate_config(row: Architecture, metadata: CheckpointConfig, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json that the file's metadata amounts to. `tensors` are asked only whether they have a name."""
     prefix = metadata.str("general.architecture")
-    values: dict[str, Any] = {"architectures": [row.name], **row.constants}
-    for key, twin in row.keys.items():
-        if (value := metadata.get(f"{prefix}.{twin}")) is not None:
-            values[key] = value
+    values: dict[str, Any] = {"architectures": [row.name]}
+    given = {key: metadata.get(f"{prefix}.{twin}") for key, twin in row.keys.items()}
+    for key, value in (*row.constants.items(), *given.items()):
+        if value is not None:
+            outer, _, inner = key.rpartition(".")
+            (values.setdefault(outer, {}) if outer else values)[inner] = value
     values.setdefault("num_key_value_heads", values.get("num_attention_heads"))
     _add_head_dims(values, metadata, prefix)
     if scaling := _rope_scaling(metadata, prefix):
@@ -337,9 +323,7 @@ def _add_head_dims(values: dict[str, Any], metadata: CheckpointConfig, prefix: s
     value_dim = metadata.int(f"{prefix}.attention.value_length", default=head_dim)
     if value_dim != head_dim:
         raise Unsupported(f"{metadata.source}: the heads have keys of {head_dim} and values of {value_dim} numbers")
-    rotary_dim = metadata.int(f"{prefix}.rope.dimension_count", default=head_dim)
-    if rotary_dim != head_dim:
-        values["partial_rotary_factor"] = rotary_dim / max(head_dim, 1)
+    values["rotary_dim"] = metadata.int(f"{prefix}.rope.dimension_count", default=head_dim)
 
 
 def _rope_scaling(metadata: CheckpointConfig, prefix: str) -> dict[str, Any] | None:
