@@ -47,7 +47,7 @@ def load_segments(
         floats = torch.cat([load_floats(part, dtype, device) for part in parts])
         return [QUANTIZERS[quantization](floats) if floats.shape[1] % LEAST_GROUP == 0 else floats]
     segments: list[Segment] = []
-    kinds = [part.type.name if part.type.name in KEPT and not part.dummy else "floats" for part in parts]
+    kinds = [_kind(part, dtype) for part in parts]
     for index, (part, kind) in enumerate(zip(parts, kinds, strict=True)):
         if kind != "floats":
             segments.append(KEPT[kind](part, device))
@@ -56,6 +56,12 @@ def load_segments(
         else:
             segments.append(load_floats(part, dtype, device))
     return segments
+
+
+def _kind(part: StoredTensor, dtype: torch.dtype) -> str:
+    """Matrix units round fp32: who computes in it, to compare, gets weights of it as well."""
+    kept = part.type.name in KEPT and not part.dummy and dtype != torch.float32
+    return part.type.name if kept else "floats"
 
 
 # -- codes that are kept -----------------------------------------------------------------------------------------------
