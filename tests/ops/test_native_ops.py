@@ -5,6 +5,7 @@ import pytest
 
 from ops.native_harness import SPEC, Pool, apply, assert_close, int32, stored
 from quire.ops.native import NativeOps, available_isas, isa, use_isa
+from quire.ops.opset import Activation
 from quire.ops.tensors import F16, StoredTensor
 
 RNG = np.random.default_rng(7)
@@ -41,7 +42,9 @@ def test_silu_and_mul(num_rows, columns):
         with np.errstate(over="ignore"):
             return x[:, :columns] / (1 + np.exp(-x[:, :columns])) * x[:, columns:]
 
-    assert_close(apply(lambda ops, x, batch: ops.silu_and_mul(x), x), plain(x), plain(x.astype(np.float64)))
+    assert_close(
+        apply(lambda ops, x, batch: ops.activate_and_mul(x, Activation.SILU), x), plain(x), plain(x.astype(np.float64))
+    )
 
 
 @pytest.mark.parametrize(("num_rows", "columns"), [(1, 3), (7, 100)])

@@ -22,7 +22,9 @@ class NativeOps:
         """`threads`: how many work on a step; by default, as many as there are CPUs for this process."""
         self.threads = threads if threads is not None else available_cpus()
 
-    def pack(self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None) -> PackedWeight:
+    def pack(
+        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: bool = False
+    ) -> PackedWeight:
         segments = [_pack(list(alike)) for _, alike in groupby(parts, key=lambda part: part.type)]
         vector = np.concatenate([self.vector(part) for part in bias]) if bias else None
         return PackedWeight(
@@ -60,6 +62,7 @@ class NativeOps:
         max_tokens: int,
         max_rows: int = 0,
         max_model_len: int = 0,
+        sampler: Sampler | None = None,
     ) -> NativeProgram:
         assert isinstance(cache, NativeCache), "the cache was made by another op set"
         return NativeProgram(forward, cache, max_tokens, self.threads)

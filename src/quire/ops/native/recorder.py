@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.errors import Unsupported
 from quire.ops.native.liveness import Storage, Use
-from quire.ops.opset import Float32, KVSpec
+from quire.ops.opset import Activation, Float32, KVSpec
 from quire.ops.tensors import PackedWeight
 
 Place = Callable[["Columns"], Any]  # where a value lies: a native View
@@ -109,8 +110,18 @@ class Recorder:
         )
 
     def paged_attention(
-        self, q: Columns, batch: Any, layer: int, head_dim: int, scale: float, window: int = 0
+        self,
+        q: Columns,
+        batch: Any,
+        layer: int,
+        head_dim: int,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        slopes: Float32 | None = None,
     ) -> Columns:
+        if softcap or slopes is not None:
+            raise Unsupported("attention with capped scores or slopes on a CPU", "use the torch backend")
         assert head_dim == self._spec.head_dim, f"heads of {head_dim} columns and pages of {self._spec.head_dim}"
         assert q.columns % (head_dim * self._spec.num_kv_heads) == 0, f"{q.columns} columns of q"
         assert 0 <= layer < self._spec.num_layers and window >= 0
@@ -123,7 +134,8 @@ class Recorder:
             any_rows=True,
         )
 
-    def silu_and_mul(self, x: Columns) -> Columns:
+    def activate_and_mul(self, x: Columns, kind: Activation) -> Columns:
+        assert kind is Activation.SILU
         assert x.columns % 2 == 0, f"{x.columns} columns: gate and up differ"
         out = _fresh(x.columns // 2)
         return self._note((x,), out, lambda tape, at: tape.silu_and_mul(at(x), at(out)), any_rows=True)
@@ -133,7 +145,7 @@ class Recorder:
         out = _fresh(x.columns)
         return self._note((x, y), out, lambda tape, at: tape.add(at(x), at(y), at(out)), in_place=(x, y), any_rows=True)
 
-    def logits(self, x: Columns, head: PackedWeight, batch: Any) -> Logits:
+    def logits(self, x: Columns, head: PackedWeight, batch: Any, softcap: float = 0.0) -> Logits:
         assert x.columns == head.num_inputs, f"{x.columns} columns and a head of {head.num_inputs} inputs"
         assert self.logits_taken is None, "a forward pass takes logits once"
         self._append(Use([x.storage], None, barrier=True), lambda tape, at: tape.logits(at(x), head.packed, head.bias))

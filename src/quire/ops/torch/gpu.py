@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import Unsupported
-from quire.ops.opset import Float32, KVCache, KVSpec, Sampler
+from quire.ops.opset import Activation, Float32, KVCache, KVSpec, Sampler
 from quire.ops.tensors import PackedWeight, StoredTensor
 from quire.ops.torch.cache import TorchCache
-from quire.ops.torch.gpu_batch import GpuBatch
+from quire.ops.torch.device_sampler import DeviceSampler
+from quire.ops.torch.gpu_batch import GpuBatch, Ids
 from quire.ops.torch.gpu_program import GpuProgram, one_long_run
 from quire.ops.torch.gpu_values import Columns, Rows, Sum, tensor_of
 from quire.ops.torch.gpu_weights import QUANTIZERS, Segment, load_floats, load_segments
-from quire.ops.torch.kernels.activation import Activation, activate_and_mul_quantized, silu_and_mul
+from quire.ops.torch.kernels.activation import activate_and_mul, activate_and_mul_quantized
 from quire.ops.torch.kernels.attention_pages import Scoring
 from quire.ops.torch.kernels.embedding import embedding
 from quire.ops.torch.kernels.kv_write import kv_write
@@ -63,9 +64,10 @@ class GpuOps:
 
     # -- when a model is loaded ------------------------------------------------------------------------------------
 
-    def pack(self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None) -> PackedWeight:
-        is_head = parts[0].name in ("lm_head.weight", "model.embed_tokens.weight")  # kept, as everyone does
-        quantization = None if is_head else self.quantization
+    def pack(
+        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: bool = False
+    ) -> PackedWeight:
+        quantization = None if keep else self.quantization
         segments = load_segments(parts, self.dtype, self.device, quantization)
         vector = torch.cat([self.vector(part) for part in bias]).to(self.dtype) if bias else None
         return PackedWeight(
@@ -88,21 +90,33 @@ class GpuOps:
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> TorchCache:
         return TorchCache(spec, num_blocks, num_host_blocks, str(self.device))
 
-    def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
-        from quire.ops.torch.device_sampler import DeviceSampler
-
+    def new_sampler(self, num_rows: int, vocab_size: int) -> DeviceSampler:
         return DeviceSampler(num_rows, vocab_size, self.device)
 
     def compile(
-        self, forward: Callable[[Any, Any], Any], cache: KVCache, max_tokens: int, max_rows: int, max_model_len: int
+        self,
+        forward: Callable[[Any, Any], Any],
+        cache: KVCache,
+        max_tokens: int,
+        max_rows: int,
+        max_model_len: int,
+        sampler: Sampler | None = None,
     ) -> GpuProgram:
-        assert isinstance(cache, TorchCache)
-        model = partial(forward, self)
-        return GpuProgram(model, cache, max_tokens, max_rows, max_model_len, self.graphs, self.batch_invariant)
+        assert isinstance(cache, TorchCache) and (sampler is None or isinstance(sampler, DeviceSampler))
+        return GpuProgram(
+            partial(forward, self),
+            cache,
+            max_tokens,
+            max_rows,
+            max_model_len,
+            last=None if sampler is None else sampler.last,
+            graphs=self.graphs,
+            batch_invariant=self.batch_invariant,
+        )
 
     def room(self, forward: Callable[[Any, Any], Any], spec: KVSpec, max_tokens: int) -> int:
         """Bytes for pages: this process's share of the device, less what it holds and the most that a step takes."""
-        program = GpuProgram(partial(forward, self), self.new_cache(spec, 1), max_tokens, 1, max_tokens, False)
+        program = GpuProgram(partial(forward, self), self.new_cache(spec, 1), max_tokens, 1, max_tokens)
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         program.run(one_long_run(max_tokens, spec.block_size))
@@ -114,8 +128,8 @@ class GpuOps:
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        return embedding(ids, table)
+    def embedding(self, ids: Ids | Tensor, table: Tensor) -> Tensor:
+        return embedding(ids.given, table, last=ids.last) if isinstance(ids, Ids) else embedding(ids, table)
 
     def rms_norm(self, x: Tensor | Sum, weight: Tensor, eps: float) -> Rows:
         if isinstance(x, Tensor) or x.total is not None:
@@ -177,17 +191,25 @@ class GpuOps:
         batch.turned = (k.whole, k.angles, q)
 
     def paged_attention(
-        self, q: Columns, batch: GpuBatch, layer: int, head_dim: int, scale: float, window: int = 0
+        self,
+        q: Columns,
+        batch: GpuBatch,
+        layer: int,
+        head_dim: int,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        slopes: Tensor | None = None,
     ) -> Tensor:
         assert batch.turned is not None, "K and V are written before they are attended to"
         whole, angles, turned = batch.turned
         assert q.whole is whole and q.angles is angles and q.first == 0
-        return batch.attend(turned, layer, Scoring(scale, window), self._overlap).flatten(1)
+        return batch.attend(turned, layer, Scoring(scale, window, softcap, slopes), self._overlap).flatten(1)
 
-    def silu_and_mul(self, x: Tensor) -> Rows:
+    def activate_and_mul(self, x: Tensor, kind: Activation) -> Rows:
         return Rows(
-            partial(silu_and_mul, x, self._overlap),
-            lambda dtype, group: activate_and_mul_quantized(x, Activation.SILU, dtype, group, self._overlap),
+            partial(activate_and_mul, x, kind, self._overlap),
+            lambda dtype, group: activate_and_mul_quantized(x, kind, dtype, group, self._overlap),
         )
 
     def add(self, x: Tensor | Sum, y: Tensor) -> Sum:

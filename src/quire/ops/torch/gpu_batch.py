@@ -12,11 +12,19 @@ from quire.ops.torch.kernels.attention_plan import DecodePlan, PrefillPlan, plan
 from quire.ops.torch.kernels.attention_prefill import PrefillLaunch, invariant_launch, prefill, prefill_launch
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Ids:
+    """Tokens [T]. One below zero stands for last[~id], which the step before has drawn."""
+
+    given: Tensor
+    last: Tensor | None
+
+
 @dataclass(slots=True, eq=False)
 class GpuBatch:
     """Int32 on the device. A padding token has slot -1; a padding sequence has no context."""
 
-    ids: Tensor  # [T]
+    ids: Ids
     positions: Tensor  # [T]
     slots: Tensor  # [T]
     runs: Runs
