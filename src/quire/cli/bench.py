@@ -21,8 +21,9 @@ def run(argv: Sequence[str]) -> int:
     if argv and argv[0] in COMMANDS:
         return int(import_module(COMMANDS[argv[0]][0]).run(argv[1:]))
     rows = "\n".join(f"  {name:<12} {what}" for name, (_, what) in COMMANDS.items())
-    parser = Parser("bench COMMAND", f"Measure how fast a model runs on this machine.\n\n{rows}", EXAMPLES)
-    parser.add_argument("command", metavar="COMMAND", help=f"one of {', '.join(COMMANDS)}")
-    name = parser.parse(argv).command
-    near = nearest(name, COMMANDS)
-    raise UsageError(f"there is no benchmark `{name}`", near or f"choose from {', '.join(COMMANDS)}")
+    parser = Parser(
+        f"bench [{'|'.join(COMMANDS)}]", f"Measure how fast a model runs on this machine.\n\n{rows}", EXAMPLES
+    )
+    parser.add_argument("benchmark", help=f"one of {', '.join(COMMANDS)}")
+    name = parser.parse(argv or ["--help"]).benchmark
+    raise UsageError(f"there is no benchmark `{name}`", nearest(name, COMMANDS) or f"choose from {', '.join(COMMANDS)}")

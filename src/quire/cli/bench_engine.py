@@ -10,7 +10,7 @@ from itertools import count
 from quire.cli.bench_prompts import Wanted
 from quire.core.errors import EngineFailed
 from quire.core.params import SamplingParams
-from quire.core.request import Request
+from quire.core.request import Request, SequenceEvent
 from quire.engine.engine import Engine
 
 
@@ -24,6 +24,20 @@ class Timing:
     last: float = 0.0  # when its latest token came
     num_output: int = 0
     finished: bool = False
+
+    def take(self, event: SequenceEvent, now: float) -> int:
+        """-> the tokens that followed from others, and not from the prompt."""
+        if event.finish_reason == "error":
+            raise EngineFailed(event.reason)
+        self.finished = event.final
+        if not event.tokens:
+            return 0
+        self.num_output += len(event.tokens)
+        self.last = now
+        if self.first is None:
+            self.first = now
+            return len(event.tokens) - 1
+        return len(event.tokens)
 
     @property
     def ttft(self) -> float | None:
@@ -57,9 +71,9 @@ class Phase:
 
 @dataclass(slots=True)
 class Run:
-    """What was asked for together, until all of it is there or nobody wants to wait any longer."""
+    """What was asked for together, until all of it was there or nobody wanted to wait any longer."""
 
-    requests: list[Timing] = field(default_factory=list)
+    requests: list[Timing]
     prefill: Phase = field(default_factory=Phase)  # steps with prompts in them: their tokens are those of prompts
     decode: Phase = field(default_factory=Phase)  # steps without
     seconds: float = 0.0
@@ -92,33 +106,22 @@ class EngineBench:
         stopped: Callable[[], bool] = lambda: False,
     ) -> Run:
         """Ask for all of it at once. What is not finished when `stopped` is given up."""
-        found = Run()
-        live = {name: timing for name, timing in (self._submit(one) for one in wanted)}
-        found.requests = list(live.values())
+        live = dict(self._submit(one) for one in wanted)
+        found = Run(list(live.values()))
         begin = before = time.perf_counter()
-        while live and not stopped():
+        while self.engine.has_work and not stopped():
             num_decoded = 0
-            events = self.engine.step()
-            now = time.perf_counter()
-            for event in events:
+            for event in self.engine.step():
                 timing = live[event.request_id]
-                if event.tokens:
-                    if timing.first is None:
-                        timing.first = now
-                    else:
-                        num_decoded += len(event.tokens)
-                    timing.num_output += len(event.tokens)
-                    timing.last = now
-                if event.finish_reason == "error":
-                    raise EngineFailed(event.reason)
+                num_decoded += timing.take(event, time.perf_counter())
                 if event.final:
-                    timing.finished = True
                     del live[event.request_id]
                     on_finished()
-            assert self.engine.record is not None
-            num_prompt = self.engine.record.num_tokens - num_decoded
-            (found.prefill if num_prompt > 0 else found.decode).add(num_prompt or num_decoded, now - before)
-            before = now
+            record = self.engine.record
+            if record is not None and record.num_tokens:
+                now, num_prompt = time.perf_counter(), record.num_tokens - num_decoded
+                (found.prefill if num_prompt > 0 else found.decode).add(num_prompt or num_decoded, now - before)
+                before = now
         found.seconds = before - begin
         found.interrupted = bool(live)
         for name in live:

@@ -29,8 +29,7 @@ def read_prompts(path: Path, encode: Encode, most: int, output_len: int) -> list
     try:
         with path.open(encoding="utf-8") as file:
             found = [
-                _wanted(line, f"{path}, line {number}", encode, output_len)
-                for number, line in _first_lines(file, most)
+                _wanted(line, f"{path}, line {number}", encode, output_len) for number, line in _first_lines(file, most)
             ]
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", "give a file with one JSON object a line") from error
