@@ -213,22 +213,30 @@ def missed(exact: LlamaForCausalLM, rounded: LlamaForCausalLM | None, ids: list[
     return logits.amax(-1) - chosen, noise
 
 
+def in_halves(model: LlamaForCausalLM, dtype: str) -> LlamaForCausalLM | None:
+    """As transformers computes in 16 bits; the frequencies of its positions stay fp32, as when it loads a model."""
+    if dtype == "float32":
+        return None
+    model = model.to("cuda", getattr(torch, dtype))
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config).to("cuda")
+    return model
+
+
 def check_tokens(tokens: Tokens, wanted: Sequence[Request], exact: Any, rounded: Any) -> None:
     below, allowed = zip(
         *(missed(exact, rounded, [*r.prompt_ids, *tokens[r.id]], len(tokens[r.id])) for r in wanted), strict=True
     )
     margins, bounds = torch.cat(below), torch.cat(allowed)
     assert (margins <= bounds).all(), f"a token lies {(margins / bounds).max():.2f} times what rounding may do below"
-    assert (margins == 0).double().mean() > 0.85, "too many near ties to be ties"
+    best = float((margins == 0).double().mean())
+    assert best > (0.99 if rounded is None else 0.7), f"only {best:.0%} of the tokens are transformers' own"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("batch_invariant", [False, True], ids=["quick", "invariant"])
 def test_greedy_tokens_are_those_of_transformers(path: Path, dtype: str, batch_invariant: bool) -> None:
     exact = LlamaForCausalLM.from_pretrained(path).eval().to("cuda")
-    rounded = None
-    if dtype == "bfloat16":
-        rounded = LlamaForCausalLM.from_pretrained(path).eval().to("cuda", torch.bfloat16)
+    rounded = in_halves(LlamaForCausalLM.from_pretrained(path).eval(), dtype)
     wanted = [request for request in requests() if "greedy" in request.id]
     with engine(path, dtype=dtype, batch_invariant=batch_invariant) as served:
         check_tokens(run(served, wanted), wanted, exact, rounded)
@@ -253,9 +261,7 @@ def test_the_default_model_says_what_transformers_says(dtype: str) -> None:
     assert MODEL is not None
     tokenizer = Tokenizer.load(Path(MODEL))
     exact = reference_model(Path(MODEL)).to("cuda")
-    rounded = None
-    if dtype != "float32":
-        rounded = reference_model(Path(MODEL)).to("cuda", getattr(torch, dtype))
+    rounded = in_halves(reference_model(Path(MODEL)), dtype)
     wanted = [
         Request(id=str(number), prompt_ids=tokenizer.encode(text), params=GREEDY) for number, text in enumerate(PROMPTS)
     ]
