@@ -11,7 +11,7 @@ from quire.models.config import ModelConfig
 from quire.models.loading import Model
 from quire.models.registry import family
 from quire.ops.opset import KVSpec
-from quire.runtime.kv import KVSize, kv_spec, longest, size_cache
+from quire.runtime.kv import KVSize, check_gpu_spec, kv_spec, longest, size_cache
 from quire.runtime.memory import available_memory
 from quire.runtime.runner import Runner
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
@@ -74,6 +74,8 @@ class LocalExecutor:
         model_family = family(checkpoint.config.architecture)
         config = model_family.config(checkpoint.config)
         spec = kv_spec(config, self.block_size, self._kv_dtype())
+        if self.backend == "cuda":
+            check_gpu_spec(spec)
         self._check_swap_space()
         ops = self._ops()
         if self.backend == "cuda":  # how much is free is known when the weights are there
