@@ -122,6 +122,11 @@ struct Scale {
     float factor;
     View out;
 };
+struct Clamp {
+    View x;
+    float most;
+    View out;
+};
 struct Add {
     View x, y, out;
 };
@@ -132,7 +137,7 @@ struct Logits {
 };
 
 using Op = std::variant<Embedding, RmsNorm, LayerNorm, Linear, RopeAngles, Rope, WriteKV, Attention, Activate,
-                        ActivateAndMul, Mixture, MulSigmoid, Scale, Add, Logits>;
+                        ActivateAndMul, Mixture, MulSigmoid, Scale, Clamp, Add, Logits>;
 
 class Tape {
  public:
