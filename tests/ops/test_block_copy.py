@@ -1,12 +1,14 @@
 """Blocks that move: the kernel beside plain assignments, and a cache that swaps. Compiled where there is a GPU."""
 
 import random
+from itertools import pairwise
 
 import pytest
 import torch
 
+from quire.core.errors import DoesNotFit
 from quire.ops.opset import KVSpec
-from quire.ops.torch.cache import DTYPES, TorchCache, move_blocks
+from quire.ops.torch.cache import DTYPES, TorchCache, _pinned, _zeros, move_blocks
 from quire.ops.torch.kernels.block_copy import copy_blocks, waves
 
 ON_GPU = torch.cuda.is_available()
@@ -92,6 +94,46 @@ def test_a_wave_may_be_copied_in_any_order(seed: int) -> None:
 def test_what_lies_apart_is_one_wave_unless_written_twice() -> None:
     assert list(waves([(0, 1), (1, 0), (0, 2)], same_pages=False)) == [[(0, 1), (1, 0), (0, 2)]]
     assert list(waves([(0, 1), (1, 1)], same_pages=False)) == [[(0, 1)], [(1, 1)]]
+
+
+class Registry:
+    """CUDA's, of pinned ranges of memory, where there is no CUDA."""
+
+    def __init__(self, failure: int = 0) -> None:
+        self.failure = failure
+        self.ranges: dict[int, int] = {}
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        assert address % 4096 == 0 and flags == 3
+        self.ranges[address] = size
+        return self.failure
+
+    def cudaHostUnregister(self, address: int) -> None:
+        del self.ranges[address]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.dtype}-{spec.block_bytes}")
+def test_pages_of_the_host_lie_in_one_range_that_is_pinned(spec: KVSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: registry)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    owner = Registry()
+    pages = _pinned(spec, NUM_HOST, owner)
+    assert [(page.shape, page.dtype) for page in pages] == [(x.shape, x.dtype) for x in _zeros(spec, NUM_HOST, "cpu")]
+    ((first, size),) = registry.ranges.items()
+    places = sorted((page.data_ptr(), page.data_ptr() + page.nbytes) for page in pages)
+    assert first <= places[0][0] and places[-1][1] <= first + size
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(places))
+    fill(pages, 0)
+    del owner
+    assert not registry.ranges
+    assert _pinned(spec, 0, registry)[0].shape[1] == 0 and not registry.ranges
+
+
+def test_memory_that_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Registry(failure=2))
+    with pytest.raises(DoesNotFit, match=r"0\.00 GiB of memory could not be pinned for swapping \(CUDA error 2\)"):
+        _pinned(SPECS[0], NUM_HOST, Registry())
 
 
 @pytest.mark.skipif(not ON_GPU, reason="pinned memory is for GPUs")

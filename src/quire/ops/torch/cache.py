@@ -1,6 +1,7 @@
 """The paged KV cache as torch tensors."""
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ DTYPES = {
 }
 MOST_FP8 = 448.0
 MOST_CODE = 127
+ALIGNMENT = 256  # bytes
 LEAST_NUMBER = 2.0**-100  # a group with nothing above it is stored as zeros
 
 
@@ -115,9 +117,14 @@ def _pages_on_gpu(spec: KVSpec, num_blocks: int, device: str) -> tuple[Tensor, .
 
 def _pinned(spec: KVSpec, num_blocks: int, owner: object) -> tuple[Tensor, ...]:
     """Not cleared: a block is read only after it was written."""
-    from quire.ops.torch.pinned import pin
+    if num_blocks == 0:
+        return _zeros(spec, 0, "cpu")
+    from quire.ops.torch.pinned import pinned
 
-    pages = tuple(torch.empty(shape, dtype=dtype) for shape, dtype in _layout(spec, num_blocks))
-    if num_blocks:
-        pin(pages, owner)
-    return pages
+    layout = _layout(spec, num_blocks)
+    sizes = [-(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT for shape, dtype in layout]
+    parts = pinned(sum(sizes), owner).split(sizes)
+    return tuple(
+        part[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        for part, (shape, dtype) in zip(parts, layout, strict=True)
+    )
