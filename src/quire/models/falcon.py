@@ -35,7 +35,7 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
         c,
         kv_heads=1 if one_key_head else hf.int("num_kv_heads", c.heads),
         intermediate=hf.int("ffn_hidden_size", c.intermediate),
-        # Rounded as when the models were trained, and scaled together with q . k.
+        # Rounded as in transformers, and scaled together with q . k.
         slopes=tuple(alibi.to_bfloat16(x) * c.scale for x in alibi.slopes(c.heads)) if has_slopes else (),
     )
 
