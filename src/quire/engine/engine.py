@@ -27,7 +27,7 @@ class Engine:
     def __init__(self, executor: Executor, options: EngineOptions) -> None:
         self.executor = executor
         self.capacity = executor.start()
-        self.record: StepRecord | None = None  # of the step that ended in the last call of step()
+        self.record: StepRecord | None = None  # of the step that ended in the last call of step(), if one did
         self._launched: deque[_Launched] = deque()
         self._collected = 0.0  # when the last step ended
         self._scheduler = Scheduler(
@@ -59,32 +59,32 @@ class Engine:
         return self._scheduler.cancel(request_id, index)
 
     def step(self) -> list[SequenceEvent]:
-        """Give the executor its next plan, wait for those it does not take ahead, and tell what came of them."""
+        """Give the executor its next plan. Unless it takes more, wait for the oldest, and tell what came of it."""
         self.record, begin = None, time.perf_counter()
         events = self._scheduler.expire(time.monotonic())
-        plan = self._scheduler.schedule()
-        scheduled = time.perf_counter()
-        self.executor.submit(plan)
-        self._launched.append(_Launched(plan, scheduled - begin, scheduled))
-        while len(self._launched) > (self.capacity.ahead if plan.runs else 0):
-            events += self._collect()
-        return events
+        if self._scheduler.has_work:
+            plan = self._scheduler.schedule()
+            scheduled = time.perf_counter()
+            self.executor.submit(plan)
+            self._launched.append(_Launched(plan, scheduled - begin, scheduled))
+            if plan.runs and len(self._launched) <= self.capacity.ahead:
+                return events
+        return events + self._collect() if self._launched else events
 
     def _collect(self) -> list[SequenceEvent]:
         step = self._launched.popleft()
         output = self.executor.collect()
         ran = time.perf_counter()
         events = self._scheduler.update(output)
-        if step.plan.runs or self.record is None:
-            self.record = StepRecord(
-                step=step.plan.step,
-                num_tokens=step.plan.num_tokens,
-                num_drawn=sum(len(drawn.tokens) for drawn in output.drawn),
-                schedule_seconds=step.schedule_seconds,
-                run_seconds=ran - max(step.begin, self._collected),
-                update_seconds=time.perf_counter() - ran,
-                scheduler=self._scheduler.stats(),
-            )
+        self.record = StepRecord(
+            step=step.plan.step,
+            num_tokens=step.plan.num_tokens,
+            num_drawn=sum(len(drawn.tokens) for drawn in output.drawn),
+            schedule_seconds=step.schedule_seconds,
+            run_seconds=ran - max(step.begin, self._collected),
+            update_seconds=time.perf_counter() - ran,
+            scheduler=self._scheduler.stats(),
+        )
         self._collected = ran
         return events
 

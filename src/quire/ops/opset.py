@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.errors import BadCheckpoint
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 Value = Any  # a torch tensor [tokens, columns], or a recorded one
@@ -190,6 +191,16 @@ class Routing:
     num_groups: int = 1
     top_groups: int = 1
     group_score: Literal["best", "best two"] = "best"
+
+    def check(self, num_experts: int) -> None:
+        """That many experts can be chosen."""
+        size = num_experts // self.num_groups
+        if num_experts % self.num_groups or not 1 <= self.top_k <= self.top_groups * size <= num_experts:
+            raise BadCheckpoint(
+                f"{self.top_k} of {num_experts} experts are chosen, from {self.top_groups} of {self.num_groups} groups"
+            )
+        if self.group_score == "best two" and self.num_groups > 1 and size < 2:
+            raise BadCheckpoint(f"groups of {size} expert are judged by their best two")
 
 
 class Program(Protocol):

@@ -12,7 +12,7 @@ from quire.ops.native.library import native
 from quire.ops.native.program import NativeProgram
 from quire.ops.native.recorder import Frequencies, Table
 from quire.ops.opset import Float32, KVCache, KVSpec, Sampler
-from quire.ops.tensors import PackedWeight, StoredTensor
+from quire.ops.tensors import PackedExperts, PackedWeight, StoredTensor
 
 
 class NativeOps:
@@ -34,6 +34,13 @@ class NativeOps:
             packed=segments,
             bias=vector,
         )
+
+    def pack_experts(self, experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
+        packed = [self.pack(parts) for parts in experts]
+        first = packed[0]
+        assert all((w.num_outputs, w.num_inputs) == (first.num_outputs, first.num_inputs) for w in packed)
+        matrices = [w.packed for w in packed]
+        return PackedExperts(len(packed), first.num_outputs, first.num_inputs, sum(w.nbytes for w in packed), matrices)
 
     def vector(self, tensor: StoredTensor) -> Float32:
         values: Float32 = native.dequantize(tensor.type.name, np.ascontiguousarray(tensor.data), tensor.num_columns)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.torch.cache import TorchCache
+from quire.ops.torch.gpu_values import Columns
 from quire.ops.torch.kernels.attention_decode import decode
 from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
 from quire.ops.torch.kernels.attention_plan import DecodePlan, PrefillPlan, plan_decode, plan_prefill
@@ -35,7 +36,7 @@ class GpuBatch:
     prefills: bool  # whether some sequence has more
     batch_invariant: bool = False
     all_logits: bool = False  # whether logits are wanted of all tokens
-    turned: tuple[Tensor, Tensor | None, Tensor] | None = None  # projection, angles, and the q made of them
+    unwritten: tuple[int, Columns, Columns] | None = None  # a layer's k and v, until its q comes
     _decode_plans: dict[int, DecodePlan] = field(default_factory=dict)  # by window
     _prefill_plan: PrefillPlan | None = None
 

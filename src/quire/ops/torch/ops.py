@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.dequantize import dequantize
-from quire.ops.opset import Activation, Float32, KVCache, KVSpec, Routing, Sampler, StepBatch, Value
+from quire.ops.opset import Activation, Float32, Int32, KVCache, KVSpec, Routing, Sampler, StepBatch, Value
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 from quire.ops.torch.attention import paged_attention
 from quire.ops.torch.cache import TorchCache
 from quire.ops.torch.routing import choose_experts
+from quire.ops.torch.sampler import TorchSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,6 @@ class TorchOps:
         return TorchCache(spec, num_blocks, num_host_blocks, self.device)
 
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
-        from quire.ops.torch.sampler import TorchSampler
-
         return TorchSampler(num_rows, vocab_size)
 
     def compile(
@@ -90,8 +89,8 @@ class TorchOps:
         max_model_len: int = 0,
         sampler: Sampler | None = None,
     ) -> "TorchProgram":
-        assert isinstance(cache, TorchCache)
-        return TorchProgram(self, forward, cache, max_tokens)
+        assert isinstance(cache, TorchCache) and (sampler is None or isinstance(sampler, TorchSampler))
+        return TorchProgram(self, forward, cache, max_tokens, sampler)
 
     def _tensor(self, stored: StoredTensor) -> Tensor:
         return torch.tensor(dequantize(stored), device=self.device).reshape(stored.shape)
@@ -218,19 +217,37 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 class TorchProgram:
     """Runs the forward pass as it is written, every step."""
 
-    def __init__(self, ops: TorchOps, forward: Callable[[Any, Any], Value], cache: TorchCache, max_tokens: int) -> None:
-        self._ops, self._forward, self._cache, self._max_tokens = ops, forward, cache, max_tokens
+    def __init__(
+        self,
+        ops: TorchOps,
+        forward: Callable[[Any, Any], Value],
+        cache: TorchCache,
+        max_tokens: int,
+        sampler: TorchSampler | None,
+    ) -> None:
+        self._ops, self._forward, self._cache, self._max_tokens, self._sampler = (
+            ops,
+            forward,
+            cache,
+            max_tokens,
+            sampler,
+        )
 
     def run(self, batch: StepBatch) -> Tensor:
         assert batch.num_tokens <= self._max_tokens, f"{batch.num_tokens} tokens, compiled for {self._max_tokens}"
         return self._forward(self._ops, self._on_device(batch))
+
+    def _drawn(self, ids: Int32) -> Int32:
+        if self._sampler is None or min(ids) >= 0:
+            return ids
+        return np.array([token if token >= 0 else self._sampler.last(~token) for token in ids], np.int32)
 
     def _on_device(self, batch: StepBatch) -> TorchBatch:
         def index(array: np.ndarray) -> Tensor:
             return torch.from_numpy(array.astype(np.int64)).to(self._ops.device)
 
         return TorchBatch(
-            ids=index(batch.ids),
+            ids=index(self._drawn(batch.ids)),
             positions=index(batch.positions),
             slots=index(batch.slots),
             seq_starts=batch.seq_starts.tolist(),

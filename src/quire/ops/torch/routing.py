@@ -10,6 +10,7 @@ LEAST_SUM = 1e-20  # of sigmoids that all are 0: what is divided by it stays 0
 
 def choose_experts(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """logits [T, experts] -> the chosen experts' ids [T, top_k], the best one first, and their weights in fp32."""
+    routing.check(logits.shape[1])
     logits = logits.float()
     scores = logits.softmax(dim=-1) if routing.scoring == "softmax" else logits.sigmoid()
     merits = scores if correction is None else scores + correction

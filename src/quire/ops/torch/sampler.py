@@ -54,6 +54,10 @@ class TorchSampler:
     def draw(self, logits: Tensor, rows: Sequence[int]) -> list[Draw]:
         return [self._draw(self._rows[row], line) for row, line in zip(rows, logits, strict=True)]
 
+    def last(self, row: int) -> int:
+        """The token drawn last for a row."""
+        return self._rows[row].tokens[-1]
+
     def begin(self, logits: Tensor, rows: Sequence[int]) -> Callable[[], list[Draw]]:
         draws = self.draw(logits, rows)
         return lambda: draws
