@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.core.errors import BadCheckpoint
 from quire.models.config import ModelConfig
 from quire.models.llama import UNUSED
 from quire.models.loading import Experts, Heads, Matrix, Model, Part, Table, Vector, Wanted, load_weights, packed_bytes
@@ -102,7 +101,7 @@ def _scale(rope: RopeSpec, head_dim: int) -> float:
 
 def _routing(hf: CheckpointConfig) -> Routing:
     top_k, scale = hf.int("num_experts_per_tok"), hf.float("routed_scaling_factor", 1.0)
-    experts, groups, top_groups = hf.int("n_routed_experts"), hf.int("n_group", 1), hf.int("topk_group", 1)
+    groups, top_groups = hf.int("n_group", 1), hf.int("topk_group", 1)
     if hf.architecture == "DeepseekV2ForCausalLM":
         hf.expect("scoring_func", "softmax", None)
         hf.expect("norm_topk_prob", False, None)
@@ -114,8 +113,7 @@ def _routing(hf: CheckpointConfig) -> Routing:
         hf.expect("topk_method", "noaux_tc", None)
         renormalize = hf.bool("norm_topk_prob", True)
         routing = Routing(top_k, "sigmoid", renormalize, scale, groups, top_groups, "best two")
-    if groups < 1 or experts % groups or not 1 <= top_groups <= groups or top_k > experts // groups * top_groups:
-        raise BadCheckpoint(f"{top_k} experts in {top_groups} of {groups} groups are to be chosen from {experts}")
+    routing.check(hf.int("n_routed_experts"))
     return routing
 
 
