@@ -241,20 +241,19 @@ void meet(const AttentionTile& t, State& s, int first, const Span& span, bool sh
     accumulate<N, T>(t, s, first, span);
 }
 
-// `count` columns of all queries into `s.q`, from column `to` on.
+// `count` columns of 8 queries from `first` on into `s.q`, from column `to` on; up to 7 columns behind them are lost.
 template <class T>
-void load_query_columns(const AttentionTile& t, State& s, const float* const* queries, int64_t count, int64_t to) {
-    for (int first = 0; first < t.num_queries; first += kQueriesAtOnce) {
-        auto* q = (typename Scoring<T>::Query*)s.q + first * t.pages->head_dim + to * kQueriesAtOnce;
-        for (int64_t d = 0; d < count; d += kLanes) {
-            const int64_t n = count - d < kLanes ? count - d : kLanes;
-            F8 rows[kQueriesAtOnce] = {};
-            for (int i = 0; i < kQueriesAtOnce && first + i < t.num_queries; ++i) {
-                const float* from = queries[first + i] + d;
-                rows[i] = (n == kLanes ? load(from) : load_part(from, n)) * splat(t.scale * kLog2e);
-            }
-            store_columns(q + d * kQueriesAtOnce, rows);
+void load_query_columns(const AttentionTile& t, State& s, int first, const float* const* queries, int64_t count,
+                        int64_t to) {
+    auto* q = (typename Scoring<T>::Query*)s.q + first * t.pages->head_dim + to * kQueriesAtOnce;
+    for (int64_t d = 0; d < count; d += kLanes) {
+        const int64_t n = count - d < kLanes ? count - d : kLanes;
+        F8 rows[kQueriesAtOnce] = {};
+        for (int i = 0; i < kQueriesAtOnce && first + i < t.num_queries; ++i) {
+            const float* from = queries[first + i] + d;
+            rows[i] = (n == kLanes ? load(from) : load_part(from, n)) * splat(t.scale * kLog2e);
         }
+        store_columns(q + d * kQueriesAtOnce, rows);
     }
 }
 
@@ -263,7 +262,8 @@ struct FloatPages {
     static constexpr bool kMustShare = false;
 
     static void load_queries(const AttentionTile& t, State& s) {
-        load_query_columns<T>(t, s, t.q, t.pages->head_dim, 0);
+        for (int first = 0; first < t.num_queries; first += kQueriesAtOnce)
+            load_query_columns<T>(t, s, first, t.q, t.pages->head_dim, 0);
     }
 
     static void share_keys(const AttentionTile& t, const State& s, int64_t first_block, int64_t end_block) {

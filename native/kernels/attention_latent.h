@@ -16,8 +16,10 @@ struct LatentPages {
 
     static void load_queries(const AttentionTile& t, State& s) {
         const int64_t latent = t.pages->latent;
-        load_query_columns<T>(t, s, t.q, latent, 0);
-        load_query_columns<T>(t, s, t.turned, t.pages->head_dim - latent, latent);
+        for (int first = 0; first < t.num_queries; first += kQueriesAtOnce) {
+            load_query_columns<T>(t, s, first, t.q, latent, 0);
+            load_query_columns<T>(t, s, first, t.turned, t.pages->head_dim - latent, latent);
+        }
     }
 
     static Key* keys_of(const AttentionTile& t, const State& s, int64_t block) {
