@@ -1,4 +1,4 @@
-"""Attention over latent pages, and products of heads, in every instruction set, against fp64; company changes nothing."""
+"""Attention over latent pages and products of heads against fp64, in every instruction set; company changes nothing."""
 
 import numpy as np
 import pytest
