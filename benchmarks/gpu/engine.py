@@ -74,8 +74,10 @@ class Bench:
         def marked_run(batch: Any) -> Any:
             start = torch.cuda.Event(enable_timing=True)
             start.record()
-            self._marks.append((start, torch.cuda.Event(enable_timing=True)))
-            return run(batch)
+            logits, end = run(batch), torch.cuda.Event(enable_timing=True)
+            end.record()  # again behind the sampler, if anything is drawn
+            self._marks.append((start, end))
+            return logits
 
         def marked_begin(logits: Any, rows: Any) -> Any:
             finish = begin(logits, rows)

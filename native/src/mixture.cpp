@@ -91,9 +91,9 @@ void MixtureRunner::sort_routes(const Routing& routing, int64_t num_rows) {
         padded += GroupOrder(first_[e + 1], row_block, kGroupInputs).size(first_[e + 1]);
         first_[e + 1] += first_[e];
     }
-    std::vector<int64_t> next(first_.begin(), first_.end() - 1);
+    next_.assign(first_.begin(), first_.end());
     for (int64_t route = 0; route < num_routes; ++route) {
-        const int64_t place = next[ids_.get()[route]]++;
+        const int64_t place = next_[ids_.get()[route]]++;
         places_.get()[route] = int32_t(place);
         routes_.get()[place] = int32_t(route);
     }

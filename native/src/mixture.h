@@ -65,6 +65,7 @@ class MixtureRunner {
     Buffer<int32_t> places_, routes_;  // [routes] where a route stands in the order of experts, and the inverse
     std::vector<int64_t> first_;       // [num_experts + 1] where an expert's routes begin
     std::vector<int64_t> padded_;      // [num_experts] the same where an expert's rows are whole blocks
+    std::vector<int64_t> next_;        // [num_experts] while routes are sorted
     Prepared prepared_;
     Buffer<float> hidden_;                        // [routes, 2 * inner]
     Buffer<float> parts_;                         // [routes, columns]

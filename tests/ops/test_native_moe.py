@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ops.native_harness import apply, max_error, stored
+from ops.native_harness import SPEC, Pool, apply, int32, max_error, stored
 from quire.core.errors import BadCheckpoint
 from quire.ops.native import NativeOps, available_isas, use_isa
 from quire.ops.opset import Activation, Routing
@@ -58,7 +58,7 @@ ROUTINGS = {
 }
 
 
-def mixture(ops, gate_up, down, routing, correction=None, kind=Activation.SILU):
+def mixture(gate_up, down, routing, correction=None, kind=Activation.SILU):
     """A function of rows whose first columns are x and whose last ones are the router's logits."""
     return lambda recorder, x, batch: recorder.moe(
         *recorder.split(x, [COLUMNS, EXPERTS]), gate_up, down, routing, kind, correction
@@ -71,8 +71,8 @@ def test_the_sum_is_that_of_plain_torch(name, num_rows):
     x, correction = random(num_rows, COLUMNS + EXPERTS), random(EXPERTS) * 0.2
     stacks = [experts(stack, stored) for stack in (GATE_UP, DOWN)]
     packed, plain = [NativeOps().pack_experts(s) for s in stacks], [TorchOps().pack_experts(s) for s in stacks]
-    found = apply(mixture(None, *packed, ROUTINGS[name], correction), x)
-    op = mixture(None, *plain, ROUTINGS[name], torch.tensor(correction))
+    found = apply(mixture(*packed, ROUTINGS[name], correction), x)
+    op = mixture(*plain, ROUTINGS[name], torch.tensor(correction))
     expected = op(TorchOps(), torch.tensor(x), None)
     assert max_error(found, expected.numpy()) < 2e-5 * np.abs(expected.numpy()).max() + 1e-6
 
@@ -84,8 +84,8 @@ def test_experts_may_be_stored_in_any_type(store, bound, num_rows):
     stacks = [experts(stack, store) for stack in (GATE_UP, DOWN)]
     packed, plain = [NativeOps().pack_experts(s) for s in stacks], [TorchOps().pack_experts(s) for s in stacks]
     assert packed[0].nbytes < 0.6 * plain[0].nbytes
-    found = apply(mixture(None, *packed, Routing(2), kind=Activation.GELU_TANH), x)
-    expected = mixture(None, *plain, Routing(2), kind=Activation.GELU_TANH)(TorchOps(), torch.tensor(x), None).numpy()
+    found = apply(mixture(*packed, Routing(2), kind=Activation.GELU_TANH), x)
+    expected = mixture(*plain, Routing(2), kind=Activation.GELU_TANH)(TorchOps(), torch.tensor(x), None).numpy()
     assert np.linalg.norm(found - expected) < bound * np.linalg.norm(expected)
 
 
@@ -93,11 +93,23 @@ def test_experts_may_be_stored_in_any_type(store, bound, num_rows):
 def test_a_row_is_the_same_in_any_company_and_for_any_number_of_threads(store):
     x = random(50, COLUMNS + EXPERTS)
     packed = [NativeOps().pack_experts(experts(stack, store)) for stack in (GATE_UP, DOWN)]
-    op = mixture(None, *packed, Routing(2, renormalize=True))
+    op = mixture(*packed, Routing(2, renormalize=True))
     together = apply(op, x, threads=3)
     assert np.array_equal(apply(op, x, threads=1), together)
     for first, last in ((0, 1), (17, 18), (30, 50)):
         assert np.array_equal(apply(op, x[first:last]), together[first:last])
+
+
+def test_only_the_rows_whose_logits_are_wanted_are_computed():
+    x, ops = random(9, COLUMNS + EXPERTS), NativeOps(2)
+    packed = [ops.pack_experts(experts(stack, stored)) for stack in (GATE_UP, DOWN)]
+    op, table, head = mixture(*packed, Routing(2)), ops.table(stored(x)), ops.pack([stored(np.eye(COLUMNS))])
+    forward = lambda o, batch: o.logits(op(o, o.embedding(batch.ids, table), batch), head, batch)  # noqa: E731
+    program = ops.compile(forward, ops.new_cache(SPEC, 4), max_tokens=9)
+    batch = Pool(SPEC, 4).batch([(0, range(9))])
+    every = program.run(batch).copy()
+    batch.logit_rows = int32([7, 2])
+    assert np.array_equal(program.run(batch), every[[7, 2]])
 
 
 def test_ties_go_to_the_lower_expert_and_broken_logits_stay_in_their_row():
@@ -106,11 +118,11 @@ def test_ties_go_to_the_lower_expert_and_broken_logits_stay_in_their_row():
     x[2, COLUMNS:] = np.nan
     packed = [NativeOps().pack_experts(experts(stack, stored)) for stack in (GATE_UP, DOWN)]
     plain = [TorchOps().pack_experts(experts(stack, stored)) for stack in (GATE_UP, DOWN)]
-    found = apply(mixture(None, *packed, Routing(2)), x)
+    found = apply(mixture(*packed, Routing(2)), x)
     ids, _ = choose_experts(torch.tensor(x[1:2, COLUMNS:]), Routing(2))
     assert ids.tolist() == [[0, 1]]
     whole = [0, 1, 3]
-    expected = mixture(None, *plain, Routing(2))(TorchOps(), torch.tensor(x[whole]), None).numpy()
+    expected = mixture(*plain, Routing(2))(TorchOps(), torch.tensor(x[whole]), None).numpy()
     np.testing.assert_allclose(found[whole], expected, rtol=1e-4, atol=1e-5)
     assert np.isnan(found[2]).all()
 

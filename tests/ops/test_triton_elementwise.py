@@ -10,12 +10,14 @@ from quire.ops.opset import Activation
 from quire.ops.torch.kernels.activation import activate_and_mul, activate_and_mul_quantized
 from quire.ops.torch.kernels.embedding import embedding
 from quire.ops.torch.kernels.norm import (
+    add_layer_norm,
     add_rms_norm,
     add_rms_norm_quantized,
     layer_norm,
     rms_norm,
     rms_norm_quantized,
 )
+from quire.ops.torch.kernels.pointwise import activated, soft_capped
 from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
 from quire.ops.torch.ops import ACTIVATIONS
 
@@ -122,6 +124,23 @@ def test_activations(dtype: torch.dtype, activation: Activation) -> None:
     x = randn(3, 2 * 1100, dtype=dtype)
     gate, up = x.float().chunk(2, dim=-1)
     assert_close(activate_and_mul(x, activation), ACTIVATIONS[activation](gate) * up)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_activations_without_a_gate_and_capped_numbers(dtype: torch.dtype) -> None:
+    x = randn(3, 1100, dtype=dtype)
+    for kind, plain in ACTIVATIONS.items():
+        assert_close(activated(x, kind), plain(x.float()))
+        assert_close(activated(x[:, 3:9], kind), plain(x[:, 3:9].float()))
+    assert_close(soft_capped(x.clone(), 1.5), 1.5 * torch.tanh(x.float() / 1.5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layer_norm_of_a_sum(dtype: torch.dtype) -> None:
+    x, residual, weight, bias = randn(3, 100, dtype=dtype), randn(3, 100, dtype=dtype, seed=1), randn(100), randn(100)
+    normed, total = add_layer_norm(x, residual, weight, bias, 1e-5)
+    assert_close(total, x.float() + residual.float())
+    assert_close(normed, F.layer_norm(total.float(), (100,), weight, bias, 1e-5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
