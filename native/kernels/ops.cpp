@@ -109,6 +109,10 @@ void scale(const float* x, float factor, int64_t n, float* out) {
     for (int64_t i = 0; i < n; ++i) out[i] = x[i] * factor;
 }
 
+void clamp(const float* x, float most, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = x[i] > most ? most : x[i] < -most ? -most : x[i];  // a NaN stays
+}
+
 void add_scaled(const float* x, float factor, int64_t n, float* out) {
     for (int64_t i = 0; i < n; ++i) out[i] += x[i] * factor;
 }
@@ -198,8 +202,8 @@ void write_latent(const Pages& pages, int64_t layer, int32_t slot, const float* 
 
 extern const OpKernels op_kernels;
 const OpKernels op_kernels = {
-    rms_norm,   layer_norm, rope_angles, rope,         activate, activate_and_mul, add,        scale,
-    add_scaled, soft_cap,   write_kv,    write_latent, attend,   attend_part,      fold_parts,
+    rms_norm, layer_norm, rope_angles, rope,     activate,     activate_and_mul, add,         scale,
+    clamp,    add_scaled, soft_cap,    write_kv, write_latent, attend,           attend_part, fold_parts,
 };
 
 }  // namespace quire::QUIRE_ISA

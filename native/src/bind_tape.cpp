@@ -222,6 +222,9 @@ void bind_tape(nb::module_& m) {
             "scale", [](Tape& t, View x, float factor, View out) { t.add(quire::Scale{x, factor, out}); }, "x"_a,
             "factor"_a, "out"_a)
         .def(
+            "clamp", [](Tape& t, View x, float most, View out) { t.add(quire::Clamp{x, most, out}); }, "x"_a, "most"_a,
+            "out"_a)
+        .def(
             "add", [](Tape& t, View x, View y, View out) { t.add(quire::Add{x, y, out}); }, "x"_a, "y"_a, "out"_a)
         .def(
             "logits",

@@ -117,6 +117,8 @@ struct OpKernels {
     void (*add)(const float* x, const float* y, int64_t n, float* out);
     // out = x * factor, [n] each; out may be x.
     void (*scale)(const float* x, float factor, int64_t n, float* out);
+    // out = x, kept in -most .. most, [n] each; out may be x.
+    void (*clamp)(const float* x, float most, int64_t n, float* out);
     // out += x * factor, [n] each.
     void (*add_scaled)(const float* x, float factor, int64_t n, float* out);
     // x = cap * tanh(x / cap) [n], in place.

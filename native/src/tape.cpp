@@ -76,6 +76,7 @@ class Walk {
     static bool gathers(const Mixture& op) { return op.out.few && !(op.x.few && op.logits.few); }
     static bool gathers(const MulSigmoid& op) { return op.out.few && !(op.x.few && op.gate.few); }
     static bool gathers(const Scale& op) { return op.out.few && !op.x.few; }
+    static bool gathers(const Clamp& op) { return op.out.few && !op.x.few; }
     static bool gathers(const Add& op) { return op.out.few && !(op.x.few && op.y.few); }
     static bool gathers(const Linear& op) { return op.out.few && !op.x.few; }
     static bool gathers(const LinearHeads& op) { return op.out.few && !op.x.few; }
@@ -164,6 +165,12 @@ class Walk {
         const auto [first, last] = mine(op.out);
         for (int64_t r = first; r < last; ++r)
             kernels_.ops.scale(input(op.x, op.out, r), op.factor, op.out.columns, row(op.out, r));
+    }
+
+    void run(const Clamp& op) {
+        const auto [first, last] = mine(op.out);
+        for (int64_t r = first; r < last; ++r)
+            kernels_.ops.clamp(input(op.x, op.out, r), op.most, op.out.columns, row(op.out, r));
     }
 
     void run(const Add& op) {

@@ -132,6 +132,11 @@ struct Scale {
     float factor;
     View out;
 };
+struct Clamp {
+    View x;
+    float most;
+    View out;
+};
 struct Add {
     View x, y, out;
 };
@@ -141,8 +146,9 @@ struct Logits {
     float softcap;  // 0: none
 };
 
-using Op = std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, RopeAngles, Rope, WriteKV,
-                        WriteLatent, Attention, Activate, ActivateAndMul, Mixture, MulSigmoid, Scale, Add, Logits>;
+using Op =
+    std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, RopeAngles, Rope, WriteKV, WriteLatent, Attention,
+                 Activate, ActivateAndMul, Mixture, MulSigmoid, Scale, Clamp, Add, Logits>;
 
 class Tape {
  public:

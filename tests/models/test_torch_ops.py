@@ -103,10 +103,11 @@ def test_activations() -> None:
         close(ops.activate_and_mul(torch.tensor(x), kind), formula[:, :4] * x[:, 4:])
 
 
-def test_add_scale_and_mul_sigmoid() -> None:
+def test_add_scale_clamp_and_mul_sigmoid() -> None:
     x, gate = random(3, 8), random(3, 1)
     close(ops.add(torch.tensor(x), torch.tensor(x)), 2 * x)
     close(ops.scale(torch.tensor(x), 0.25), 0.25 * x)
+    close(ops.clamp(torch.tensor(x), 0.5), np.minimum(np.maximum(x, -0.5), 0.5))
     close(ops.mul_sigmoid(torch.tensor(x), torch.tensor(gate)), x / (1 + np.exp(-gate)))
 
 

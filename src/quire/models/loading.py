@@ -183,6 +183,28 @@ class LayerNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerNorms:
+    """A norm for each of several groups of columns, without biases, one after the other.
+
+    A name with `{}` in it, for the number of the group, is the norm of one group. A name without is one tensor of all,
+    [groups, columns of a group]."""
+
+    name: str
+    num_groups: int
+    size: int
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        if "{}" in self.name:
+            yield from ((f"{self.name.format(group)}.weight", (self.size,)) for group in range(self.num_groups))
+        else:
+            yield f"{self.name}.weight", (self.num_groups, self.size)
+
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Affine:
+        numbers = np.concatenate([dequantize(tensor).ravel() for tensor in tensors])
+        return Affine(ops.vector(stored_floats(tensors[0].name, numbers)), None)
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """Rows to gather from. `skipped` rows stand before them in the checkpoint: OPT's positions begin at 2."""
 
@@ -199,7 +221,8 @@ class Table:
         return ops.table(tensor.part(self.skipped, self.num_rows) if self.skipped else tensor)
 
 
-Wanted = Mapping[str, Matrix | Experts | Heads | Vector | LayerNorm | Table]  # our name -> what it is made of
+Want = Matrix | Experts | Heads | Vector | LayerNorm | LayerNorms | Table
+Wanted = Mapping[str, Want]  # our name -> what it is made of
 
 
 def load_weights(

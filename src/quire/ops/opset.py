@@ -335,6 +335,9 @@ class OpSet(Protocol):
 
     def scale(self, x: Value, factor: float) -> Value: ...
 
+    def clamp(self, x: Value, most: float) -> Value:
+        """Numbers below -most become -most, those above most become most."""
+
     def add(self, x: Value, y: Value) -> Value: ...
 
     def logits(self, x: Value, head: PackedWeight, batch: Any, softcap: float = 0.0) -> Value:

@@ -245,6 +245,10 @@ class Recorder:
         out = _fresh(x.columns)
         return self._note((x,), out, lambda tape, at: tape.scale(at(x), factor, at(out)), in_place=(x,), any_rows=True)
 
+    def clamp(self, x: Columns, most: float) -> Columns:
+        out = _fresh(x.columns)
+        return self._note((x,), out, lambda tape, at: tape.clamp(at(x), most, at(out)), in_place=(x,), any_rows=True)
+
     def add(self, x: Columns, y: Columns) -> Columns:
         assert x.columns == y.columns, f"{x.columns} columns and {y.columns}"
         out = _fresh(x.columns)

@@ -342,6 +342,9 @@ class GpuOps:
     def scale(self, x: Tensor | Rows | Sum | Columns, factor: float) -> Tensor:
         return tensor_of(x) * factor
 
+    def clamp(self, x: Tensor | Rows | Sum | Columns, most: float) -> Tensor:
+        return tensor_of(x).clamp(-most, most)
+
     def add(self, x: Tensor | Sum | Rows | Columns, y: Tensor | Sum | Rows | Columns) -> Sum:
         return Sum(x if isinstance(x, Sum) else tensor_of(x), tensor_of(y))
 

@@ -196,6 +196,9 @@ class TorchOps:
     def scale(self, x: Tensor, factor: float) -> Tensor:
         return x * factor
 
+    def clamp(self, x: Tensor, most: float) -> Tensor:
+        return x.clamp(-most, most)
+
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
 
