@@ -42,6 +42,7 @@ LATENT_CONFIG = deepseek.DeepseekConfig(
     still=12,
     turning=8,
     interleaved=True,
+    apart=False,
     value=12,
     q_rank=20,
     intermediate=80,

@@ -16,7 +16,19 @@ from numpy.typing import NDArray
 
 from quire.models.config import ModelConfig
 from quire.models.llama import UNUSED
-from quire.models.loading import Experts, Heads, Matrix, Model, Part, Table, Vector, Wanted, load_weights, packed_bytes
+from quire.models.loading import (
+    Experts,
+    Heads,
+    Matrix,
+    Model,
+    Part,
+    StackedHeads,
+    Table,
+    Vector,
+    Wanted,
+    load_weights,
+    packed_bytes,
+)
 from quire.models.rope import RopeSpec, frequencies, read_rope, yarn_temperature
 from quire.ops.opset import Activation, OpSet, Routing, Value
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
@@ -33,6 +45,7 @@ class DeepseekConfig(ModelConfig):
     still: int  # columns of a query that are not rotated
     turning: int  # those that are, and those of the key
     interleaved: bool  # whether those that turn together lie side by side in the checkpoint
+    apart: bool  # whether W_k (turned) and W_v are tensors of their own: in GGUF files
     value: int  # columns of a head's value
     q_rank: int  # of the latent that queries are made of; 0: they are made of the hidden state
     intermediate: int
@@ -72,6 +85,7 @@ def config(hf: CheckpointConfig) -> DeepseekConfig:
         still=still,
         turning=turning,
         interleaved=hf.bool("rope_interleave", True),
+        apart=hf.bool("kv_b_apart", False),
         value=hf.int("v_head_dim"),
         q_rank=hf.int("q_lora_rank", 0),
         intermediate=hf.int("intermediate_size"),
@@ -126,13 +140,11 @@ def top_names(c: DeepseekConfig) -> Wanted:
 
 
 def layer_names(c: DeepseekConfig, layer: int) -> Wanted:
-    up = ("self_attn.kv_b_proj", c.heads, c.still + c.value, c.latent)
     return {
         "norm1": Vector("input_layernorm", c.hidden),
         **_query_names(c),
         "latent_norm": Vector("self_attn.kv_a_layernorm", c.latent),
-        "key_up": Heads(*up, first=0, count=c.still, transposed=True),
-        "value_up": Heads(*up, first=c.still, count=c.value),
+        **_up_names(c),
         "out": Matrix({"self_attn.o_proj": c.hidden}, c.heads * c.value, bias=c.attention_bias),
         "norm2": Vector("post_attention_layernorm", c.hidden),
         **(_mlp_names("mlp", c.hidden, c.intermediate) if layer < c.num_dense else _mixture_names(c)),
@@ -151,6 +163,19 @@ def _query_names(c: DeepseekConfig) -> Wanted:
         return {"attn_in": attn_in}
     norm = Vector("self_attn.q_a_layernorm", c.q_rank)
     return {"attn_in": attn_in, "query_norm": norm, "query_up": Matrix({"self_attn.q_b_proj": queries}, c.q_rank)}
+
+
+def _up_names(c: DeepseekConfig) -> Wanted:
+    if c.apart:
+        return {
+            "key_up": StackedHeads("self_attn.k_b_proj", c.heads, c.latent, c.still),
+            "value_up": StackedHeads("self_attn.v_b_proj", c.heads, c.value, c.latent),
+        }
+    stored = ("self_attn.kv_b_proj", c.heads, c.still + c.value, c.latent)
+    return {
+        "key_up": Heads(*stored, first=0, count=c.still, transposed=True),
+        "value_up": Heads(*stored, first=c.still, count=c.value),
+    }
 
 
 def _turning_order(c: DeepseekConfig) -> NDArray[np.int32]:

@@ -138,6 +138,23 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
+class StackedHeads:
+    """A matrix for each head, all in one tensor: `name.weight` [heads, outputs, inputs]."""
+
+    name: str
+    num_heads: int
+    num_outputs: int
+    num_inputs: int
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{self.name}.weight", (self.num_heads, self.num_outputs, self.num_inputs)
+
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedHeads:
+        (tensor,) = tensors
+        return ops.pack_heads([as_floats(head) for head in _unstacked(tensor)])
+
+
+@dataclass(frozen=True, slots=True)
 class Vector:
     """The weight of a norm, or another tensor of one axis: `name.weight`, or what `of` says."""
 
@@ -221,7 +238,7 @@ class Table:
         return ops.table(tensor.part(self.skipped, self.num_rows) if self.skipped else tensor)
 
 
-Want = Matrix | Experts | Heads | Vector | LayerNorm | LayerNorms | Table
+Want = Matrix | Experts | Heads | StackedHeads | Vector | LayerNorm | LayerNorms | Table
 Wanted = Mapping[str, Want]  # our name -> what it is made of
 
 
