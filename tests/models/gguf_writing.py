@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf.quants
 import numpy as np
 from safetensors.numpy import load_file
 
@@ -33,7 +34,8 @@ PAIRWISE = ("LlamaForCausalLM", "MixtralForCausalLM", "GraniteForCausalLM", "Smo
 EXPERT = re.compile(r"model\.layers\.(\d+)\.(.*)\.experts\.(\d+)\.(\w+)\.weight")
 
 
-def write_gguf(source: Path, path: Path) -> Path:
+def write_gguf(source: Path, path: Path, experts: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32) -> Path:
+    """`experts`: how stacks of them are stored"""
     config = json.loads((source / "config.json").read_text())
     architecture = config["architectures"][0]
     arch = ARCHITECTURES[architecture]
@@ -57,9 +59,10 @@ def write_gguf(source: Path, path: Path) -> Path:
             data = data + 1
         if name.endswith("shared_expert_gate.weight"):
             data = data.reshape(-1)  # as a quantized file has it
+        kind = experts if data.ndim == 3 else gguf.GGMLQuantizationType.F32
         translated = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert translated is not None, name
-        writer.add_tensor(translated, np.ascontiguousarray(data))
+        writer.add_tensor(translated, gguf.quants.quantize(np.ascontiguousarray(data), kind), raw_dtype=kind)
     return finish(writer, path)
 
 

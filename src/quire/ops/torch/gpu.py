@@ -20,7 +20,7 @@ from quire.ops.torch.device_sampler import DeviceSampler
 from quire.ops.torch.gpu_batch import GpuBatch, Ids
 from quire.ops.torch.gpu_program import GpuProgram, one_long_run
 from quire.ops.torch.gpu_values import Columns, HeadNorm, HeadProducts, Rows, Sum, columns_of, tensor_of
-from quire.ops.torch.gpu_weights import QUANTIZERS, Segment, load_floats, load_segments
+from quire.ops.torch.gpu_weights import QUANTIZERS, Segment, load_experts, load_floats, load_segments
 from quire.ops.torch.kernels.activation import activate_and_mul, activate_and_mul_quantized
 from quire.ops.torch.kernels.attention_pages import Scoring
 from quire.ops.torch.kernels.embedding import embedding
@@ -93,14 +93,9 @@ class GpuOps:
         )
 
     def pack_experts(self, experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
-        """As floats, whatever they are stored in."""
-        if self.quantization is not None:
-            raise Unsupported("quantizing a mixture of experts while it is loaded", "leave out `quantization`")
+        packed = load_experts(experts, self.dtype, self.device, self.quantization)
         num_outputs, num_inputs = sum(part.num_rows for part in experts[0]), experts[0][0].num_columns
-        stacked = torch.empty(len(experts), num_outputs, num_inputs, dtype=self.dtype, device=self.device)
-        for matrix, parts in zip(stacked, experts, strict=True):
-            torch.cat([load_floats(part, self.dtype, self.device) for part in parts], out=matrix)
-        return PackedExperts(len(experts), num_outputs, num_inputs, stacked.nbytes, stacked)
+        return PackedExperts(len(experts), num_outputs, num_inputs, packed.nbytes, packed)
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
         num_outputs, num_inputs = heads[0].shape
