@@ -18,6 +18,8 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "quire.models.llama",
     "SmolLM3ForCausalLM": "quire.models.llama",
     "Phi3ForCausalLM": "quire.models.phi3",
+    "DeepseekV2ForCausalLM": "quire.models.deepseek",
+    "DeepseekV3ForCausalLM": "quire.models.deepseek",
     "MixtralForCausalLM": "quire.models.mixture",
     "Qwen2MoeForCausalLM": "quire.models.mixture",
     "Qwen3MoeForCausalLM": "quire.models.mixture",

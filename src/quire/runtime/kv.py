@@ -32,10 +32,12 @@ def kv_spec(config: ModelConfig, block_size: int, dtype: str) -> KVSpec:
         raise Unsupported(f"kv_cache_dtype is `{dtype}`", f"use one of auto, {', '.join(GPU_KV_DTYPES)}")
     if dtype == "int8":
         _check_int8(config, block_size)
-    return KVSpec(config.layers, config.kv_heads, config.head_dim, block_size, dtype)
+    return KVSpec(config.layers, config.kv_heads, config.head_dim, block_size, dtype, config.latent)
 
 
 def _check_int8(config: ModelConfig, block_size: int) -> None:
+    if config.latent:
+        raise Unsupported("an int8 KV cache of latent vectors", "use kv_cache_dtype float16, or fp8 on a GPU")
     if block_size % INT8_BLOCK or block_size > INT8_MOST:
         raise BadRequest(
             f"block_size is {block_size}, and a block of an int8 KV cache holds a multiple of {INT8_BLOCK} tokens",

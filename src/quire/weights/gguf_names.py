@@ -12,6 +12,7 @@ from typing import Any
 from quire.core.errors import Unsupported
 from quire.weights.config import CheckpointConfig
 from quire.weights.gguf_architecture import Architecture
+from quire.weights.gguf_deepseek_names import DEEPSEEK_ARCHITECTURES
 from quire.weights.gguf_gpt_names import GPT_ARCHITECTURES
 
 DECODER_KEYS = {
@@ -249,6 +250,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         derive=_gemma,
     ),
     **GPT_ARCHITECTURES,
+    **DEEPSEEK_ARCHITECTURES,
 }
 
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
@@ -290,8 +292,9 @@ def translate_name(row: Architecture, name: str) -> TensorName | None:
     if match is None or match[2] not in row.layer_tensors:
         return None
     layer, part, kind = match.groups()
+    translated = row.layer_tensors[part]
     return TensorName(
-        f"{row.layers}.{layer}.{row.layer_tensors[part]}.{kind}",
+        f"{row.layers}.{layer}.{translated}" + ("" if translated.endswith("_bias") else f".{kind}"),
         row.interleaved.get(part),
         row.norms_plus if part.endswith("_norm") else 0.0,
         part == "ffn_gate_inp_shexp",
@@ -327,6 +330,8 @@ def end_ids(metadata: CheckpointConfig) -> list[int]:
 
 def _add_head_dims(values: dict[str, Any], metadata: CheckpointConfig, prefix: str) -> None:
     """Heads may differ from hidden_size / heads, and the rotation may cover a part of them."""
+    if f"{prefix}.attention.kv_lora_rank" in metadata:
+        return  # keys and values are made of latents, and such a family reads their lengths itself
     heads = metadata.int(f"{prefix}.attention.head_count")
     head_dim = metadata.int(
         f"{prefix}.attention.key_length", metadata.int(f"{prefix}.embedding_length") // max(heads, 1)
