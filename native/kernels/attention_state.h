@@ -3,8 +3,6 @@
 
 #include <math.h>
 
-#include <utility>
-
 #include "inline.h"
 #include "ops.h"
 #include "vec.h"
@@ -13,16 +11,6 @@ namespace quire::QUIRE_ISA {
 namespace {
 
 constexpr float kLog2e = 1.44269504f;
-
-// f(0), f(1), .. f(N - 1), each with a constant.
-template <class F, int... I>
-QUIRE_INLINE void each(const F& f, std::integer_sequence<int, I...>) {
-    (f(std::integral_constant<int, I>{}), ...);
-}
-template <int N, class F>
-QUIRE_INLINE void each(const F& f) {
-    each(f, std::make_integer_sequence<int, N>{});
-}
 
 int64_t round_up(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
