@@ -81,8 +81,9 @@ def read_rope(config: Keys, head_dim: int, max_position: int, default_theta: flo
     kind = {"su": "longrope"}.get(kind, kind)  # Phi-3 was first published under that name
     if kind not in SCALINGS:
         raise Unsupported(f"rope scaling `{kind}` is not supported", f"supported are {', '.join(SCALINGS)}")
-    rotary_dim = int(head_dim * float(numbers.get("partial_rotary_factor") or 1.0))
-    if rotary_dim < 2 or rotary_dim % 2:
+    part = float(numbers.get("partial_rotary_factor") or 1.0)
+    rotary_dim = int(config.get("rotary_dim") or head_dim * part)
+    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
         raise BadCheckpoint(f"{rotary_dim} of {head_dim} columns of a head turn, and columns turn in pairs")
     return RopeSpec(kind, float(numbers.get("rope_theta") or default_theta), rotary_dim, max_position, numbers)
 

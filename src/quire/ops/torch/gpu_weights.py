@@ -1,7 +1,8 @@
 """From stored tensors to weights on the GPU: 16-bit floats, codes in groups, or 8-bit codes with scales.
 
 GGUF's Q4_0, Q4_1 and Q8_0 keep their codes; other quantized types become floats of the activations' type. A checkpoint
-of floats can be quantized on its way: fp8 (one scale an output), int8 and int4 (groups of 128 inputs)."""
+of floats can be quantized on its way: fp8 (one scale an output), int8 and int4 (groups of 128 inputs). Experts are kept
+or quantized likewise, fp8 apart."""
 
 from collections.abc import Callable, Sequence
 from math import gcd
@@ -14,6 +15,7 @@ from torch import Tensor
 from quire.core.errors import Unsupported
 from quire.ops.dequantize import dequantize
 from quire.ops.tensors import BF16, F16, F32, Q4_0, Q4_1, Q8_0, StoredTensor
+from quire.ops.torch.kernels.moe_codes import CodedExperts, stack_experts
 from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_int4, pack_int8
 from quire.ops.torch.kernels.quant_scaled import ScaledWeight
 
@@ -47,7 +49,7 @@ def load_segments(
         floats = torch.cat([load_floats(part, dtype, device) for part in parts])
         return [QUANTIZERS[quantization](floats) if floats.shape[1] % LEAST_GROUP == 0 else floats]
     segments: list[Segment] = []
-    kinds = [part.type.name if part.type.name in KEPT and not part.dummy else "floats" for part in parts]
+    kinds = [_kind(part, dtype) for part in parts]
     for index, (part, kind) in enumerate(zip(parts, kinds, strict=True)):
         if kind != "floats":
             segments.append(KEPT[kind](part, device))
@@ -56,6 +58,32 @@ def load_segments(
         else:
             segments.append(load_floats(part, dtype, device))
     return segments
+
+
+def load_experts(
+    experts: Sequence[Sequence[StoredTensor]], dtype: torch.dtype, device: torch.device, quantization: str | None
+) -> Tensor | CodedExperts:
+    """Each expert's parts one below the other. Codes are kept, or made, where all experts have them of one kind; else
+    all become floats [experts, outputs, inputs]."""
+    if quantization == "fp8":
+        raise Unsupported("experts cannot be quantized to fp8 while they are loaded", "use int8 or int4")
+    kinds = {_kind(part, dtype) for parts in experts for part in parts}
+    if quantization is not None or (len(kinds) == 1 and kinds <= KEPT.keys()):
+        segments = [load_segments([part], dtype, device, quantization)[0] for parts in experts for part in parts]
+        grouped = [segment for segment in segments if isinstance(segment, GroupedWeight)]
+        if len(grouped) == len(segments):
+            return stack_experts(grouped, len(experts))
+    num_outputs, num_inputs = sum(part.num_rows for part in experts[0]), experts[0][0].num_columns
+    stacked = torch.empty(len(experts), num_outputs, num_inputs, dtype=dtype, device=device)
+    for matrix, parts in zip(stacked, experts, strict=True):
+        torch.cat([load_floats(part, dtype, device) for part in parts], out=matrix)
+    return stacked
+
+
+def _kind(part: StoredTensor, dtype: torch.dtype) -> str:
+    """Matrix units round fp32: who computes in it, to compare, gets weights of it as well."""
+    kept = part.type.name in KEPT and not part.dummy and dtype != torch.float32
+    return part.type.name if kept else "floats"
 
 
 # -- codes that are kept -----------------------------------------------------------------------------------------------
