@@ -65,8 +65,8 @@ struct LatentPages {
         for (int64_t b = 0; b < span.num_blocks; ++b)
             score_block<N>(s, q, (const Key*)keys_of(t, s, span.first_block + b), round_up(span.num_slots(b)),
                            span.size, head_dim, b * span.padded, (const Key*)nullptr);
-        for (int i = 0; i < N; ++i) soften_one<T>(t, s, first + i, i, span);
-        gather<N>(s, span, (typename Weighing<T>::Weight*)s.p);
+        raise<N>(t, s, first, 0, span);
+        for (int i = 0; i < N; ++i) weigh<T>(s, first + i, i, span);
         accumulate<N, T>(t, s, first, span);
     }
 
