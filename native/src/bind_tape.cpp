@@ -173,10 +173,11 @@ void bind_tape(nb::module_& m) {
             "v"_a, "layer"_a)
         .def(
             "attention",
-            [](Tape& t, View q, int64_t layer, float scale, int64_t window, View out) {
-                t.add(quire::Attention{q, layer, scale, window, out, 0});
+            [](Tape& t, View q, int64_t layer, float scale, int64_t window, float softcap, std::optional<Floats> slopes,
+               View out) {
+                t.add(quire::Attention{q, layer, scale, window, softcap, slopes ? slopes->data() : nullptr, out, 0});
             },
-            "q"_a, "layer"_a, "scale"_a, "window"_a, "out"_a)
+            "q"_a, "layer"_a, "scale"_a, "window"_a, "softcap"_a, "slopes"_a.none().noconvert(), "out"_a)
         .def(
             "activate", [](Tape& t, View x, int kind, View out) { t.add(quire::Activate{x, activation(kind), out}); },
             "x"_a, "kind"_a, "out"_a)

@@ -65,6 +65,10 @@ struct AttentionTile {
     float* out[kTileQueries];      // [head_dim] each
     int32_t first[kTileQueries], last[kTileQueries];
     float scale;
+    float softcap;                   // scores become softcap * tanh(scores / softcap); 0: they stay
+    bool has_slopes;                 // then scores gain slope * (position of the key - position of the query)
+    float slope[kTileQueries];       // where there are slopes, and likewise
+    int32_t position[kTileQueries];  // of the query
     float* scratch;  // attention_scratch floats of this thread
 };
 
@@ -120,8 +124,8 @@ struct OpKernels {
     void (*soft_cap)(float* x, float cap, int64_t n);
     // One token's k and v [num_kv_heads, head_dim] into the layer's pages.
     void (*write_kv)(const Pages& pages, int64_t layer, int32_t slot, const float* k, const float* v);
-    // softmax(q . keys * scale) . values for every query of the tile. A query's sums run over the blocks of its
-    // sequence in order, whatever the other queries of the tile are.
+    // softmax(q . keys * scale, capped and sloped) . values for every query of the tile. A query's sums run over the
+    // blocks of its sequence in order, whatever the other queries of the tile are.
     void (*attend)(const AttentionTile& tile);
     // The same in two steps, to the same bits: every part alone, then all of them together.
     void (*attend_part)(const AttentionTile& tile, int64_t part, float* findings);

@@ -10,7 +10,7 @@ from quire.ops.torch.gpu_values import Columns
 from quire.ops.torch.kernels.attention_decode import decode
 from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
 from quire.ops.torch.kernels.attention_plan import DecodePlan, PrefillPlan, plan_decode, plan_prefill
-from quire.ops.torch.kernels.attention_prefill import prefill, prefill_launch
+from quire.ops.torch.kernels.attention_prefill import PrefillLaunch, invariant_launch, prefill, prefill_launch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,17 +46,25 @@ class GpuBatch:
 
     def attend(self, q: Tensor, layer: int, scoring: Scoring, overlap: bool = False) -> Tensor:
         """q [T, heads, head_dim] -> the same."""
-        out, pages = torch.empty_like(q), self.pages(layer)
+        pages = self.pages(layer)
+        shape = pages.head_dim, q.shape[1], pages.num_kv_heads, q.dtype
+        if self.batch_invariant:  # one kernel for every token: rows of padding are left as they are, so they are zeros
+            return self._prefill(q, pages, scoring, invariant_launch(*shape), torch.zeros_like(q), above=0)
+        out = torch.empty_like(q)
         if self.decodes:
             if scoring.window not in self._decode_plans:
                 self._decode_plans[scoring.window] = plan_decode(
-                    self.runs, self.max_model_len, window=scoring.window, batch_invariant=self.batch_invariant
+                    self.runs, self.max_model_len, window=scoring.window, batch_invariant=False
                 )
             decode(q, pages, self.runs, self._decode_plans[scoring.window], scoring, out=out, overlap=overlap)
         if self.prefills:
-            launch = prefill_launch(pages.head_dim, q.shape[1], pages.num_kv_heads, q.dtype)
-            if self._prefill_plan is None:
-                tile = launch.tile(q.shape[1], pages.num_kv_heads)
-                self._prefill_plan = plan_prefill(self.runs, len(q), tile, above=1 if self.decodes else 0)
-            prefill(q, pages, self.runs, self._prefill_plan, scoring, out=out, launch=launch)
+            self._prefill(q, pages, scoring, prefill_launch(*shape), out, above=1 if self.decodes else 0)
         return out
+
+    def _prefill(
+        self, q: Tensor, pages: Pages, scoring: Scoring, launch: PrefillLaunch, out: Tensor, above: int
+    ) -> Tensor:
+        if self._prefill_plan is None:
+            tile = launch.tile(q.shape[1], pages.num_kv_heads)
+            self._prefill_plan = plan_prefill(self.runs, len(q), tile, above=above)
+        return prefill(q, pages, self.runs, self._prefill_plan, scoring, out=out, launch=launch)
