@@ -39,7 +39,7 @@ def assert_close(y: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None, to
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_gemv(N: int, K: int, dtype: torch.dtype) -> None:
     x, w, bias = randn(1, K, dtype=dtype), randn(N, K, dtype=dtype, seed=1), randn(N, dtype=dtype, seed=2)
-    config = GemvConfig(block_n=4, block_k=128, warps=4, stages=1)
+    config = GemvConfig(block_n=4, block_k=128, warps=4, depth=2)
     assert_close(linear_gemv(x, w, None, config), x, w)
     assert_close(linear_gemv(x, w, bias, config), x, w, bias)
 

@@ -25,8 +25,9 @@ from quire.ops.torch.kernels.kv_write import kv_write
 from quire.ops.torch.kernels.linear import linear
 from quire.ops.torch.kernels.linear_splits import new_tickets
 from quire.ops.torch.kernels.norm import add_rms_norm, add_rms_norm_quantized, rms_norm, rms_norm_quantized
+from quire.ops.torch.kernels.quant_gemv import x_group
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
-from quire.ops.torch.kernels.quant_linear import grouped_linear
+from quire.ops.torch.kernels.quant_linear import grouped_linear, takes_codes
 from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
 from quire.ops.torch.kernels.quant_scaled import ScaledWeight, scaled_linear
 from quire.ops.torch.ops import Frequencies
@@ -121,10 +122,12 @@ class GpuOps:
         if isinstance(x, Tensor) or x.total is not None:
             row = tensor_of(x)
             return Rows(
+                len(row),
                 partial(rms_norm, row, weight, eps, self._overlap),
                 lambda dtype, group: rms_norm_quantized(row, weight, eps, dtype, group, self._overlap),
             )
-        return Rows(partial(self._add_norm, x, weight, eps), partial(self._add_norm_quantized, x, weight, eps))
+        add_norm, quantized = partial(self._add_norm, x, weight, eps), partial(self._add_norm_quantized, x, weight, eps)
+        return Rows(len(x.y), add_norm, quantized)
 
     def _add_norm(self, x: Sum, weight: Tensor, eps: float) -> Tensor:
         if x.total is not None:
@@ -149,13 +152,17 @@ class GpuOps:
 
     def _multiply(self, x: Tensor | Rows, w: Segment, bias: Tensor | None) -> Tensor:
         if isinstance(w, ScaledWeight):
-            group = 128 if w.by_blocks else 0
-            dtype = w.codes.dtype
-            codes = x.codes(dtype, group) if isinstance(x, Rows) else quantize_rows(x, dtype, group, self._overlap)
+            codes = self._codes(x, w.codes.dtype, 128 if w.by_blocks else 0)
             return scaled_linear(codes, w, bias, self.dtype, **self._products)
         if isinstance(w, GroupedWeight):
-            return grouped_linear(tensor_of(x), w, bias, **self._products)
+            num_rows = x.num_rows if isinstance(x, Rows) else len(x)
+            by_codes = takes_codes(num_rows, w, self.batch_invariant)
+            rows = self._codes(x, torch.int16, x_group(w)) if by_codes else tensor_of(x)
+            return grouped_linear(rows, w, bias, self.dtype, **self._products)
         return linear(tensor_of(x), w, bias, **self._products)
+
+    def _codes(self, x: Tensor | Rows, dtype: torch.dtype, group: int) -> Quantized:
+        return x.codes(dtype, group) if isinstance(x, Rows) else quantize_rows(x, dtype, group, self._overlap)
 
     def split(self, x: Tensor, sizes: Sequence[int]) -> tuple[Columns, ...]:
         firsts = [sum(sizes[:i]) for i in range(len(sizes))]
@@ -186,6 +193,7 @@ class GpuOps:
 
     def silu_and_mul(self, x: Tensor) -> Rows:
         return Rows(
+            len(x),
             partial(silu_and_mul, x, self._overlap),
             lambda dtype, group: activate_and_mul_quantized(x, Activation.SILU, dtype, group, self._overlap),
         )

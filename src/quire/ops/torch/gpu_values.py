@@ -28,8 +28,9 @@ class Sum:
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """The input of products: as rows, or as 8-bit codes with scales, whichever they take."""
+    """The input of products: as rows, or as codes with scales, whichever they take."""
 
+    num_rows: int
     plain: Callable[[], Tensor]
     quantized: Callable[[torch.dtype, int], Quantized]
     _plain: Tensor | None = None

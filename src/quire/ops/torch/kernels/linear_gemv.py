@@ -18,34 +18,17 @@ class GemvConfig(NamedTuple):
     block_n: int  # outputs a program
     block_k: int  # inputs a step
     warps: int
-    stages: int  # steps whose weights are under way together
+    depth: int  # steps whose weights are on their way
 
 
-class Scales(NamedTuple):
-    """Of 8-bit codes: y = sum(w * x) * w_scales * x_scale"""
-
-    x: Tensor  # [1, 1] fp32
-    w: Tensor  # [N] fp32
-    dtype: torch.dtype  # of y
-
-
-def linear_gemv(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    config: GemvConfig,
-    overlap: bool = False,
-    scales: Scales | None = None,
-) -> Tensor:
-    """x [1, K], w [N, K] -> [1, N] in x's dtype, or that of `scales`."""
+def linear_gemv(x: Tensor, w: Tensor, bias: Tensor | None, config: GemvConfig, overlap: bool = False) -> Tensor:
+    """x [1, K], w [N, K] -> [1, N] in x's dtype. Rows of w may be strided."""
     (M, K), N = x.shape, w.shape[0]
     assert M == 1 and w.shape[1] == K and x.stride(1) == 1 and w.stride(1) == 1
-    out = x.new_empty(1, N) if scales is None else x.new_empty(1, N, dtype=scales.dtype)
+    out = x.new_empty(1, N)
     _gemv_kernel[(triton.cdiv(N, config.block_n),)](
         x,
         w,
-        None if scales is None else scales.x,
-        None if scales is None else scales.w,
         bias,
         out,
         N,
@@ -53,7 +36,7 @@ def linear_gemv(
         w.stride(0),
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
-        STAGES=config.stages,
+        DEPTH=config.depth,
         OVERLAP=overlap,
         num_warps=config.warps,
         **overlap_options(overlap),
@@ -65,8 +48,6 @@ def linear_gemv(
 def _gemv_kernel(
     x_ptr,
     w_ptr,
-    x_scale_ptr,
-    w_scale_ptr,
     bias_ptr,
     out_ptr,
     N,
@@ -74,31 +55,32 @@ def _gemv_kernel(
     w_stride,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
+    DEPTH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = outputs < N
     w_rows = w_ptr + tl.minimum(outputs, N - 1).to(tl.int64)[:, None] * w_stride
-    k = tl.arange(0, BLOCK_K)
-    w = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
+    columns = tl.arange(0, BLOCK_K)
+    ahead = ()
+    for d in tl.static_range(DEPTH):
+        ahead = ahead + (load_columns(w_rows, d * BLOCK_K + columns, K),)  # noqa: RUF005 (the compiler's only way)
     wait_for_inputs(OVERLAP)
-    x = tl.load(x_ptr + k, mask=k < K, other=0.0)
-    sums = w.to(tl.float32) * x.to(tl.float32)[None, :]
-    whole = tl.maximum(K // BLOCK_K * BLOCK_K, BLOCK_K)
-    for first in tl.range(BLOCK_K, whole, BLOCK_K, num_stages=STAGES):
-        k = first + tl.arange(0, BLOCK_K)
-        w = tl.load(w_rows + k[None, :], eviction_policy="evict_first")
-        x = tl.load(x_ptr + k, eviction_policy="evict_last")
-        sums += w.to(tl.float32) * x.to(tl.float32)[None, :]
-    if whole < K:
-        k = whole + tl.arange(0, BLOCK_K)
-        w = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0)
-        x = tl.load(x_ptr + k, mask=k < K, other=0.0)
-        sums += w.to(tl.float32) * x.to(tl.float32)[None, :]
+    sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    for first in range(0, K, DEPTH * BLOCK_K):
+        following = ()
+        for d in tl.static_range(DEPTH):
+            k = first + d * BLOCK_K + columns
+            x = tl.load(x_ptr + k, mask=k < K, other=0.0)
+            sums += ahead[d].to(tl.float32) * x.to(tl.float32)[None, :]
+            following = following + (load_columns(w_rows, k + DEPTH * BLOCK_K, K),)  # noqa: RUF005
+        ahead = following
     y = tl.sum(sums, axis=1)
-    if w_scale_ptr is not None:
-        y *= tl.load(w_scale_ptr + outputs, mask=inside, other=0.0) * tl.load(x_scale_ptr)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + outputs, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + outputs, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_columns(rows, k, K):
+    return tl.load(rows + k[None, :], mask=(k < K)[None, :], other=0, eviction_policy="evict_first")

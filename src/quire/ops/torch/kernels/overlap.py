@@ -7,9 +7,13 @@ they may touch only what no kernel writes, which is weights: they load the first
 brings them into the second-level cache. It returns when everything before this kernel is done and visible, so that
 kernels with and without overlap can follow each other."""
 
+import os
+
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+EARLY = tl.constexpr(os.environ.get("EARLY", "1") == "1")
 
 
 def overlap_options(overlap: bool) -> dict[str, bool]:
@@ -20,8 +24,12 @@ def overlap_options(overlap: bool) -> dict[str, bool]:
 @triton.jit
 def wait_for_inputs(OVERLAP: tl.constexpr):
     if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
+        if EARLY:
+            gdc_launch_dependents()
+            gdc_wait()
+        else:
+            gdc_wait()
+            gdc_launch_dependents()
 
 
 @triton.jit

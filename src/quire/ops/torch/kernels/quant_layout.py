@@ -63,7 +63,7 @@ def pack_int4(
 ) -> GroupedWeight:
     """codes [N, K] uint8 of 0 .. 15, scales and offsets [N, K / group]. `width` is chosen where it is 0."""
     assert zero in (0, 8)
-    return _pack(4, codes, scales, offsets, zero, (), width)
+    return _pack(4, codes, scales, offsets, zero, (), width or WIDTHS[0])
 
 
 def pack_codebook4(codes: Tensor, scales: Tensor, table: Sequence[float], width: int = 0) -> GroupedWeight:
