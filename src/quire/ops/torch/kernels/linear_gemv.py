@@ -37,6 +37,7 @@ def linear_gemv(x: Tensor, w: Tensor, bias: Tensor | None, config: GemvConfig, o
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         DEPTH=config.depth,
+        ONCE=K <= config.depth * config.block_k,
         OVERLAP=overlap,
         num_warps=config.warps,
         **overlap_options(overlap),
@@ -56,6 +57,7 @@ def _gemv_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     DEPTH: tl.constexpr,
+    ONCE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -73,8 +75,10 @@ def _gemv_kernel(
             k = first + d * BLOCK_K + columns
             x = tl.load(x_ptr + k, mask=k < K, other=0.0)
             sums += ahead[d].to(tl.float32) * x.to(tl.float32)[None, :]
-            following = following + (load_columns(w_rows, k + DEPTH * BLOCK_K, K),)  # noqa: RUF005
-        ahead = following
+            if not ONCE:
+                following = following + (load_columns(w_rows, k + DEPTH * BLOCK_K, K),)  # noqa: RUF005
+        if not ONCE:
+            ahead = following
     y = tl.sum(sums, axis=1)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + outputs, mask=inside, other=0.0).to(tl.float32)

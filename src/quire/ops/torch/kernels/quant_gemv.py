@@ -3,9 +3,8 @@
 
 x comes as 16-bit integers with a scale for every group (`quant_rows`). The processor multiplies two of them by two
 bytes and adds both to a sum in one instruction; a word of eight codes is eight bytes after three. So a code costs 7/8
-of an instruction, and a group's sum is exact. A lane has an output of its own and the words of a chunk, 64 bytes, to
-itself; a warp has 32 outputs, and the chunks are dealt out to the warps of a program. Nothing is exchanged but the sums
-at the end. `tiles` blocks of 32 outputs use the same x, which every lane must read."""
+of an instruction, and a group's sum is exact. A warp takes 4 chunks of inputs at a time, 8 lanes a chunk, 4 words a lane.
+What a lane has of x serves `block_n / warps` outputs. Sums stay in the lanes until the end."""
 
 from typing import NamedTuple
 
@@ -14,24 +13,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.torch.kernels.linear_splits import finish, split_space
 from quire.ops.torch.kernels.overlap import overlap_options, wait_for_inputs
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
 from quire.ops.torch.kernels.quant_rows import PAIRED, Quantized
 
-LANES = tl.constexpr(32)
-WIDTH = tl.constexpr(16)  # words of a chunk: PAIRED inputs
+WIDTH = tl.constexpr(32)  # words of a chunk: PAIRED inputs
+CHUNKS = tl.constexpr(4)  # a step
+LANES = tl.constexpr(8)  # that share a chunk
+WORDS = tl.constexpr(4)  # a lane
 
 
 class GroupedGemvConfig(NamedTuple):
-    tiles: int  # of 32 outputs a program: 1, 2 or 4
-    warps: int  # that share the inputs
-    splits: int  # of the inputs, one a program
-    depth: int  # chunks of a warp that are on their way
+    block_n: int  # outputs a program
+    warps: int  # 8 at least: a tensor with fewer elements than there are threads is loaded as it is wanted
+    depth: int  # steps whose weights are on their way
+    registers: int  # of a thread, at most
 
 
 def can_gemv(weight: GroupedWeight) -> bool:
-    return weight.bits == 4 and not weight.table and weight.chunk == PAIRED and weight.group >= 32
+    return weight.by_output is not None and weight.chunk == PAIRED and weight.group >= 32
 
 
 def grouped_gemv(
@@ -40,39 +40,34 @@ def grouped_gemv(
     bias: Tensor | None,
     config: GroupedGemvConfig,
     dtype: torch.dtype = torch.bfloat16,
-    tickets: Tensor | None = None,
     overlap: bool = False,
 ) -> Tensor:
     """x one row of 16-bit codes in groups of `x_group(weight)` -> [1, N]"""
-    N, chunks = weight.num_outputs, len(weight.words)
-    assert len(x.codes) == 1 and x.codes.shape[1] == chunks * PAIRED and can_gemv(weight)
-    assert weight.scales.numel() < 2**31 and N * WIDTH.value < 2**31
+    N, chunks, scales = weight.num_outputs, len(weight.words), weight.by_output
+    assert len(x.codes) == 1 and x.codes.shape[1] == chunks * PAIRED and can_gemv(weight) and scales is not None
+    assert weight.words.numel() < 2**31  # places have 32 bits
+    has_offsets = len(scales.shape) == 3
     out = torch.empty(1, N, dtype=dtype, device=x.codes.device)
-    block = config.tiles * LANES.value
-    tiles = triton.cdiv(N, block)
-    partials, tickets = split_space(out, tiles, block, config.splits, tickets)
-    _grouped_gemv_kernel[(tiles, config.splits, 1)](
+    _grouped_gemv_kernel[(triton.cdiv(N, config.block_n),)](
         x.codes.view(torch.int32),
         x.scales,
         weight.words,
-        weight.scales,
-        weight.offsets,
-        out if bias is None else bias,
+        scales.view(torch.int32) if has_offsets else scales,
+        bias,
         out,
-        partials,
-        tickets,
         N,
         chunks,
+        scales.shape[1],
         GROUP=weight.group,
         ZERO=weight.zero,
-        HAS_BIAS=bias is not None,
-        SPLITS=config.splits,
-        TILES=config.tiles,
-        WARPS=config.warps,
+        HAS_OFFSETS=has_offsets,
+        BLOCK_N=config.block_n,
         DEPTH=config.depth,
+        ONCE=chunks <= CHUNKS.value * config.depth,
         ASM=not triton.knobs.runtime.interpret,
         OVERLAP=overlap,
         num_warps=config.warps,
+        maxnreg=config.registers,
         **overlap_options(overlap),
     )
     return out
@@ -83,132 +78,118 @@ def x_group(weight: GroupedWeight) -> int:
     return min(weight.group, PAIRED)
 
 
-@triton.jit
+# The compiler deals elements out to lanes along the axis on which memory seems contiguous. For scales that must be the
+# second one, as it is for words; `max_contiguous` says so. It is not true, and does no harm: as nothing is known of
+# `num_groups`, every element might begin anywhere, and each is loaded by itself.
+@triton.jit(do_not_specialize=["num_groups"])
 def _grouped_gemv_kernel(
     pairs_ptr,
     unit_ptr,
     words_ptr,
     scale_ptr,
-    offset_ptr,
     bias_ptr,
     out_ptr,
-    partial_ptr,
-    ticket_ptr,
     N,
     chunks,
+    num_groups,
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    TILES: tl.constexpr,
-    WARPS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     DEPTH: tl.constexpr,
+    ONCE: tl.constexpr,
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    block = tl.program_id(0) * TILES * LANES
-    split_chunks = tl.cdiv(chunks, SPLITS)
-    first = tl.program_id(1) * split_chunks
-    last = tl.minimum(first + split_chunks, chunks)
-    mine = first + tl.arange(0, WARPS)
+    outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.minimum(outputs, N - 1)  # those past the end are computed and never stored
     ahead = ()
     for d in tl.static_range(DEPTH):
-        ahead = ahead + (_load(words_ptr, scale_ptr, offset_ptr, mine + d * WARPS, last, block, N, GROUP, TILES),)  # noqa: RUF005
+        loaded = _load(words_ptr, scale_ptr, d * CHUNKS, chunks, rows, N, num_groups, GROUP)
+        ahead = ahead + (loaded,)  # noqa: RUF005 (the compiler's only way)
     wait_for_inputs(OVERLAP)
-    sums = ()
-    for _ in tl.static_range(TILES):
-        sums = sums + (tl.zeros((WARPS, LANES), tl.float32),)  # noqa: RUF005
-    for begin in range(first, last, WARPS * DEPTH):
+    sums = tl.zeros((BLOCK_N, CHUNKS * LANES), tl.float32)
+    for begin in range(0, chunks, CHUNKS * DEPTH):
         following = ()
         for d in tl.static_range(DEPTH):
-            chunk = begin + d * WARPS + tl.arange(0, WARPS)
-            sums = _add_chunk(sums, ahead[d], pairs_ptr, unit_ptr, chunk, chunks, last, GROUP, ZERO, TILES, ASM)
-            following = following + (  # noqa: RUF005
-                _load(words_ptr, scale_ptr, offset_ptr, chunk + DEPTH * WARPS, last, block, N, GROUP, TILES),
-            )
-        ahead = following
-    outputs = block + tl.arange(0, TILES * LANES)
-    total = _stack(sums, TILES)[:, None]
-    finish(total, out_ptr, bias_ptr, partial_ptr, ticket_ptr, outputs, tl.arange(0, 1), N, 1, HAS_BIAS, SHARES=SPLITS)
+            first = begin + d * CHUNKS
+            sums = _add_step(sums, ahead[d], pairs_ptr, unit_ptr, first, chunks, GROUP, ZERO, HAS_OFFSETS, ASM)
+            if not ONCE:
+                loaded = _load(words_ptr, scale_ptr, first + DEPTH * CHUNKS, chunks, rows, N, num_groups, GROUP)
+                following = following + (loaded,)  # noqa: RUF005
+        if not ONCE:
+            ahead = following
+    y = tl.sum(sums, axis=1)
+    inside = outputs < N
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + outputs, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + outputs, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _load(words_ptr, scale_ptr, offset_ptr, chunk, last, block, N, GROUP: tl.constexpr, TILES: tl.constexpr):
-    """A chunk of every warp: its words by tiles and quarters, and the scales and offsets of its groups.
-
-    Past the last chunk words are anything: their scales are 0."""
+def _load(words_ptr, scale_ptr, first, chunks, rows, N, num_groups, GROUP: tl.constexpr):
+    """Words of chunks first .. first + CHUNKS, [n, CHUNKS * WIDTH], and for every group of a chunk the scales,
+    [n, CHUNKS * LANES]. Past the last chunk words are anything: their scales are 0."""
+    column = tl.arange(0, CHUNKS * WIDTH)
+    chunk = (column // WIDTH + first)[None, :]
+    at = (chunk * N + rows[:, None]) * WIDTH + (column % WIDTH)[None, :]
+    words = tl.load(words_ptr + at, mask=chunk < chunks)
     GROUPS: tl.constexpr = max(8 * WIDTH // GROUP, 1)
-    words, scales, offsets = (), (), ()
-    inside = (chunk < last)[:, None]
-    for tile in tl.static_range(TILES):
-        rows = tl.minimum(block + tile * LANES + tl.arange(0, LANES), N - 1)  # past the end: computed, never stored
-        places = (chunk.to(tl.int64) * N)[:, None] + rows[None, :]
-        for quarter in tl.static_range(4):
-            at = places[:, :, None] * WIDTH + (4 * quarter + tl.arange(0, 4))[None, None, :]
-            words = words + (tl.load(words_ptr + at, mask=inside[:, :, None]),)  # noqa: RUF005
-        for number in tl.static_range(GROUPS):
-            group = (chunk * (8 * WIDTH) // GROUP + number)[:, None] * N + rows[None, :]
-            scales = scales + (tl.load(scale_ptr + group, mask=inside, other=0.0),)  # noqa: RUF005
-            if offset_ptr is not None:
-                offsets = offsets + (tl.load(offset_ptr + group, mask=inside, other=0.0),)  # noqa: RUF005
-    return words, scales, offsets
+    chunk = (tl.arange(0, CHUNKS * LANES) // LANES + first)[None, :]
+    scales = ()
+    for number in tl.static_range(GROUPS):
+        at = rows[:, None] * num_groups + (chunk * GROUPS // max(GROUP // (8 * WIDTH), 1) + number)
+        at = tl.max_contiguous(at, (1, 2))
+        scales = scales + (tl.load(scale_ptr + at, mask=chunk < chunks, other=0),)  # noqa: RUF005
+    return words, scales
 
 
 @triton.jit
-def _add_chunk(
+def _add_step(
     sums,
     loaded,
     pairs_ptr,
     unit_ptr,
-    chunk,
+    first,
     chunks,
-    last,
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
-    TILES: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    words, scales, offsets = loaded
+    words, scales = loaded
+    BLOCK_N: tl.constexpr = words.shape[0]
     GROUPS: tl.constexpr = max(8 * WIDTH // GROUP, 1)
-    inside = chunk < last
-    parts = ()
-    for _ in tl.static_range(TILES * GROUPS):
-        parts = parts + (tl.zeros((inside.shape[0], LANES, 4), tl.int32),)  # noqa: RUF005
-    for quarter in tl.static_range(4):
-        at = (tl.minimum(chunk, chunks - 1) * (4 * WIDTH) + 4 * quarter)[:, None, None] + tl.arange(0, 4)[None, None, :]
-        x = ()
-        for kind in tl.static_range(4):
-            x = x + (tl.load(pairs_ptr + at + kind * WIDTH),)  # noqa: RUF005
-        more = ()
-        for tile in tl.static_range(TILES):
-            word = words[4 * tile + quarter]
-            low = word & 0x0F0F0F0F
-            high = (word >> 4) & 0x0F0F0F0F
-            for number in tl.static_range(GROUPS):
-                part = parts[tile * GROUPS + number]
-                part = _add_words(part, x, low, high, number, GROUPS, ASM)
-                more = more + (part,)  # noqa: RUF005
-        parts = more
-    results = ()
-    for tile in tl.static_range(TILES):
-        total = sums[tile]
-        for number in tl.static_range(GROUPS):
-            unit_at = unit_ptr + chunk * GROUPS + number
-            unit = tl.load(unit_at, mask=inside, other=0.0)[:, None]
-            x_sum = tl.load(unit_at + chunks * GROUPS, mask=inside, other=0.0)[:, None]
-            part = tl.sum(parts[tile * GROUPS + number], axis=2).to(tl.float32) * unit
-            if ZERO != 0:
-                part -= ZERO * x_sum
-            total += part * scales[tile * GROUPS + number].to(tl.float32)
-            if len(offsets) != 0:
-                total += offsets[tile * GROUPS + number].to(tl.float32) * x_sum
-        results = results + (total,)  # noqa: RUF005
-    return results
+    column = tl.arange(0, CHUNKS * WIDTH)
+    at = tl.minimum(column // WIDTH + first, chunks - 1) * (4 * WIDTH) + column % WIDTH
+    x = ()
+    for kind in tl.static_range(4):
+        x = x + (tl.load(pairs_ptr + at + kind * WIDTH)[None, :],)  # noqa: RUF005
+    low = words & 0x0F0F0F0F
+    high = (words >> 4) & 0x0F0F0F0F
+    chunk = tl.minimum(tl.arange(0, CHUNKS * LANES) // LANES + first, chunks - 1)
+    for number in tl.static_range(GROUPS):
+        unit = tl.load(unit_ptr + chunk * GROUPS + number)[None, :]
+        x_sum = tl.load(unit_ptr + (chunks + chunk) * GROUPS + number)[None, :] / LANES
+        part = _products(x, low, high, number, GROUPS, ASM)
+        part = tl.sum(tl.reshape(part, (BLOCK_N, CHUNKS * LANES, WORDS)), axis=2).to(tl.float32) * unit
+        if HAS_OFFSETS:
+            sums += part * _half(scales[number], 0)
+            sums += x_sum * _half(scales[number], 16)
+        else:
+            sums += (part - ZERO * x_sum) * scales[number].to(tl.float32)
+    return sums
 
 
 @triton.jit
-def _add_words(part, x, low, high, NUMBER: tl.constexpr, GROUPS: tl.constexpr, ASM: tl.constexpr):
-    """The lower and upper halves of a word's bytes, or what of them belongs to the group: two bytes, or one."""
+def _half(word, SHIFT: tl.constexpr):
+    return (word >> SHIFT).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _products(x, low, high, NUMBER: tl.constexpr, GROUPS: tl.constexpr, ASM: tl.constexpr):
+    """What of the words belongs to the group, times x: all of it, two bytes, a byte, or half of one."""
+    part = tl.zeros(low.shape, tl.int32)
     if GROUPS == 1:
         part = dot2(x[0], low, part, False, ASM)
         part = dot2(x[1], low, part, True, ASM)
@@ -216,9 +197,12 @@ def _add_words(part, x, low, high, NUMBER: tl.constexpr, GROUPS: tl.constexpr, A
         part = dot2(x[3], high, part, True, ASM)
     else:
         UPPER: tl.constexpr = NUMBER * 2 // GROUPS
-        MASK: tl.constexpr = -1 if GROUPS == 2 else (0xFFFF if NUMBER % 2 == 0 else -65536)
-        part = dot2(x[UPPER] & MASK, low, part, UPPER == 1, ASM)
-        part = dot2(x[2 + UPPER] & MASK, high, part, UPPER == 1, ASM)
+        SECOND: tl.constexpr = NUMBER * 4 // GROUPS % 2
+        MASK: tl.constexpr = -1 if GROUPS == 2 else (-65536 if SECOND == 1 else 0xFFFF)
+        if GROUPS < 8 or NUMBER % 2 == 0:
+            part = dot2(x[UPPER] & MASK, low, part, UPPER == 1, ASM)
+        if GROUPS < 8 or NUMBER % 2 == 1:
+            part = dot2(x[2 + UPPER] & MASK, high, part, UPPER == 1, ASM)
     return part
 
 
@@ -237,18 +221,4 @@ def dot2(x, codes, total, UPPER: tl.constexpr, ASM: tl.constexpr):
     else:
         shift: tl.constexpr = 16 if UPPER else 0
         total += ((x << 16) >> 16) * ((codes >> shift) & 255) + (x >> 16) * ((codes >> (shift + 8)) & 255)
-    return total
-
-
-@triton.jit
-def _stack(sums, TILES: tl.constexpr):
-    """TILES of [warps, LANES] -> [TILES * LANES]"""
-    if TILES == 1:
-        total = tl.sum(sums[0], axis=0)
-    elif TILES == 2:
-        total = tl.reshape(tl.trans(tl.join(tl.sum(sums[0], axis=0), tl.sum(sums[1], axis=0))), (2 * LANES,))
-    else:
-        even = tl.join(tl.sum(sums[0], axis=0), tl.sum(sums[1], axis=0))
-        odd = tl.join(tl.sum(sums[2], axis=0), tl.sum(sums[3], axis=0))
-        total = tl.reshape(tl.permute(tl.join(even, odd), (2, 1, 0)), (4 * LANES,))
     return total

@@ -24,6 +24,7 @@ from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
 from quire.ops.torch.kernels.quant_unpack import asm_for, table_of, take_plane, unpack
 
 MAX_KERNEL_ROWS = 96  # beyond it, dequantize and cuBLAS
+GEMV = GroupedGemvConfig(block_n=32, warps=8, depth=2, registers=128)
 MAX_PARALLEL_ROWS = 64  # beyond it, one program takes all splits of its tile
 
 
@@ -58,19 +59,15 @@ def grouped_linear(
     """x [M, K] bf16 or fp16 -> [M, N] in its dtype, or x as codes where it `takes_codes` -> [1, N] in `dtype`.
     Batch invariant rows never see cuBLAS: their sums are a function of (N, K)."""
     if isinstance(x, Quantized):
-        return grouped_gemv(x, weight, bias, gemv_config(weight), dtype, tickets, overlap)
+        return grouped_gemv(x, weight, bias, GEMV, dtype, overlap)
     if len(x) == 0:
         return x.new_empty(0, weight.num_outputs)
     if len(x) > MAX_KERNEL_ROWS and not batch_invariant:
         return F.linear(x, dequantize(weight, x.dtype), None if bias is None else bias.to(x.dtype))
     if takes_codes(len(x), weight, batch_invariant):
         codes = quantize_rows(x, torch.int16, x_group(weight), overlap)
-        return grouped_gemv(codes, weight, bias, gemv_config(weight), x.dtype, tickets, overlap)
+        return grouped_gemv(codes, weight, bias, GEMV, x.dtype, overlap)
     return grouped_kernel(x, weight, bias, grouped_config(len(x), weight), tickets, overlap)
-
-
-def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:
-    return GroupedGemvConfig(2, 8, 1, 2)
 
 
 def grouped_config(M: int, weight: GroupedWeight) -> GroupedConfig:

@@ -6,7 +6,7 @@ scale a row, or one for every `group` neighbouring columns. A group with nothing
 scale of one that holds NaN is NaN, and with an infinity it is infinite: what is not a number stays so.
 
 int16 is for `quant_gemv`: half a step is 2**-16 of the greatest of its group, which bf16 itself rounds by up to 2**-9.
-Beside the scales lie the sums of the groups. Of every 128 columns, column 16 p + i belongs to plane p of word i of a
+Beside the scales lie the sums of the groups. Of every 256 columns, column 32 p + i belongs to plane p of word i of a
 chunk of weights (`quant_layout`); the codes of planes p and p + 2, whose weights are neighbouring bytes, lie side by side:
 planes 0 and 2 for all i, then 4 and 6, 1 and 3, 5 and 7."""
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from quire.ops.torch.kernels.overlap import overlap_options, wait_for_inputs
 
 MOST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0, torch.int16: 32767.0}
-PAIRED = 128  # columns that int16 codes are paired among; rows of them are padded with zeros
+PAIRED = 256  # columns that int16 codes are paired among; rows of them are padded with zeros
 PAIRS = tl.constexpr(PAIRED)
 MAX_BLOCK = 32768  # columns that one program holds in registers
 
@@ -84,7 +84,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group: int = 0, overlap: bool =
 
 def row_block(n: int) -> int:
     """The power of two that holds a row of n."""
-    block = max(int(triton.next_power_of_2(n)), 128)
+    block = max(int(triton.next_power_of_2(n)), PAIRED)
     assert block <= MAX_BLOCK, f"a row of {n} columns does not fit one program"
     return block
 
@@ -132,9 +132,9 @@ def store_columns(out_ptr, scale_ptr, y, row, first, n, GROUP: tl.constexpr, MOS
         if out_ptr.dtype.element_ty == tl.int16:
             padded = tl.cdiv(n, PAIRS) * PAIRS
             num_groups = padded // GROUP
-            plane = columns // 16 % 8
+            plane = columns // 32 % 8
             kind = plane % 2 * 2 + plane // 4
-            places = columns // PAIRS * PAIRS + (kind * 16 + columns % 16) * 2 + plane // 2 % 2
+            places = columns // PAIRS * PAIRS + (kind * 32 + columns % 32) * 2 + plane // 2 % 2
             tl.store(out_ptr + row * padded + places, tl.reshape(codes, (BLOCK,)).to(tl.int16), mask=columns < padded)
             tl.store(scale_ptr + row * 2 * num_groups + group, scales, mask=group < num_groups)
             sums = tl.sum(codes, axis=1) * scales

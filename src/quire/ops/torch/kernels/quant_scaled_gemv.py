@@ -81,6 +81,7 @@ def scaled_gemv(
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k // 4,
         DEPTH=config.depth,
+        ONCE=K <= config.depth * config.block_k,
         ASM=not triton.knobs.runtime.interpret,
         OVERLAP=overlap,
         num_warps=config.warps,
@@ -102,6 +103,7 @@ def _scaled_gemv_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     DEPTH: tl.constexpr,
+    ONCE: tl.constexpr,
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -123,9 +125,11 @@ def _scaled_gemv_kernel(
             k = first + d * BLOCK_K + columns
             x = tl.load(x_ptr + k, mask=k < K, other=0)[None, :]
             terms = add_products(terms, ahead[d], x, ASM)
-            following = following + (load_columns(w_rows, k + DEPTH * BLOCK_K, K),)  # noqa: RUF005
+            if not ONCE:
+                following = following + (load_columns(w_rows, k + DEPTH * BLOCK_K, K),)  # noqa: RUF005
         sums = collect(sums, terms, ASM)
-        ahead = following
+        if not ONCE:
+            ahead = following
     y = tl.sum(sums, axis=1) * (scales * tl.load(x_scale_ptr) * LOWERED)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + outputs, mask=inside, other=0.0).to(tl.float32)
