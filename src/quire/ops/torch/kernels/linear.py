@@ -23,7 +23,7 @@ PROGRAMS = 132  # that a device should have to run at least: an H200's multiproc
 SPLIT_INPUTS = 512  # at least, in a split
 MAX_SPLITS = 8
 
-GEMV = GemvConfig(block_n=4, block_k=2048, warps=8, depth=2)
+GEMV = GemvConfig(block_n=4, block_k=2048, warps=8, stages=1)
 STREAM_BLOCK_K = 128  # for any number of rows: splits begin at multiples of it
 # block_m: (block_n, warps, stages)
 STREAM = {16: (64, 4, 5), 32: (64, 4, 4), 64: (64, 4, 3), 128: (128, 8, 3)}

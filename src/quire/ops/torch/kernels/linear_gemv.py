@@ -6,7 +6,6 @@ before this one ends."""
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,7 +17,7 @@ class GemvConfig(NamedTuple):
     block_n: int  # outputs a program
     block_k: int  # inputs a step
     warps: int
-    depth: int  # steps whose weights are on their way
+    stages: int  # steps whose weights are under way together
 
 
 def linear_gemv(x: Tensor, w: Tensor, bias: Tensor | None, config: GemvConfig, overlap: bool = False) -> Tensor:
@@ -36,8 +35,7 @@ def linear_gemv(x: Tensor, w: Tensor, bias: Tensor | None, config: GemvConfig, o
         w.stride(0),
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
-        DEPTH=config.depth,
-        ONCE=K <= config.depth * config.block_k,
+        STAGES=config.stages,
         OVERLAP=overlap,
         num_warps=config.warps,
         **overlap_options(overlap),
@@ -56,35 +54,29 @@ def _gemv_kernel(
     w_stride,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    DEPTH: tl.constexpr,
-    ONCE: tl.constexpr,
+    STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = outputs < N
     w_rows = w_ptr + tl.minimum(outputs, N - 1).to(tl.int64)[:, None] * w_stride
-    columns = tl.arange(0, BLOCK_K)
-    ahead = ()
-    for d in tl.static_range(DEPTH):
-        ahead = ahead + (load_columns(w_rows, d * BLOCK_K + columns, K),)  # noqa: RUF005 (the compiler's only way)
+    k = tl.arange(0, BLOCK_K)
+    w = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
     wait_for_inputs(OVERLAP)
-    sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    for first in range(0, K, DEPTH * BLOCK_K):
-        following = ()
-        for d in tl.static_range(DEPTH):
-            k = first + d * BLOCK_K + columns
-            x = tl.load(x_ptr + k, mask=k < K, other=0.0)
-            sums += ahead[d].to(tl.float32) * x.to(tl.float32)[None, :]
-            if not ONCE:
-                following = following + (load_columns(w_rows, k + DEPTH * BLOCK_K, K),)  # noqa: RUF005
-        if not ONCE:
-            ahead = following
+    x = tl.load(x_ptr + k, mask=k < K, other=0.0)
+    sums = w.to(tl.float32) * x.to(tl.float32)[None, :]
+    whole = tl.maximum(K // BLOCK_K * BLOCK_K, BLOCK_K)
+    for first in tl.range(BLOCK_K, whole, BLOCK_K, num_stages=STAGES):
+        k = first + tl.arange(0, BLOCK_K)
+        w = tl.load(w_rows + k[None, :], eviction_policy="evict_first")
+        x = tl.load(x_ptr + k, eviction_policy="evict_last")
+        sums += w.to(tl.float32) * x.to(tl.float32)[None, :]
+    if whole < K:
+        k = whole + tl.arange(0, BLOCK_K)
+        w = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0)
+        x = tl.load(x_ptr + k, mask=k < K, other=0.0)
+        sums += w.to(tl.float32) * x.to(tl.float32)[None, :]
     y = tl.sum(sums, axis=1)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + outputs, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + outputs, y.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def load_columns(rows, k, K):
-    return tl.load(rows + k[None, :], mask=(k < K)[None, :], other=0, eviction_policy="evict_first")

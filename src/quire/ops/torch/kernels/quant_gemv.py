@@ -3,8 +3,8 @@
 
 x comes as 16-bit integers with a scale for every group (`quant_rows`). The processor multiplies two of them by two
 bytes and adds both to a sum in one instruction; a word of eight codes is eight bytes after three. So a code costs 7/8
-of an instruction, and a group's sum is exact. A warp takes 4 chunks of inputs at a time, 8 lanes a chunk, 4 words a lane.
-What a lane has of x serves `block_n / warps` outputs. Sums stay in the lanes until the end."""
+of an instruction, and a group's sum is exact. A warp takes 4 chunks of inputs at a time, 8 lanes a chunk, 4 words a
+lane. What a lane has of x serves `block_n / warps` outputs. Sums stay in the lanes until the end."""
 
 from typing import NamedTuple
 
@@ -21,13 +21,13 @@ WIDTH = tl.constexpr(32)  # words of a chunk: PAIRED inputs
 CHUNKS = tl.constexpr(4)  # a step
 LANES = tl.constexpr(8)  # that share a chunk
 WORDS = tl.constexpr(4)  # a lane
+REGISTERS = 128  # of a thread, at most: two programs of 8 warps on a multiprocessor
 
 
 class GroupedGemvConfig(NamedTuple):
     block_n: int  # outputs a program
     warps: int  # 8 at least: a tensor with fewer elements than there are threads is loaded as it is wanted
     depth: int  # steps whose weights are on their way
-    registers: int  # of a thread, at most
 
 
 def can_gemv(weight: GroupedWeight) -> bool:
@@ -67,7 +67,7 @@ def grouped_gemv(
         ASM=not triton.knobs.runtime.interpret,
         OVERLAP=overlap,
         num_warps=config.warps,
-        maxnreg=config.registers,
+        maxnreg=REGISTERS,
         **overlap_options(overlap),
     )
     return out
@@ -106,7 +106,7 @@ def _grouped_gemv_kernel(
     ahead = ()
     for d in tl.static_range(DEPTH):
         loaded = _load(words_ptr, scale_ptr, d * CHUNKS, chunks, rows, N, num_groups, GROUP)
-        ahead = ahead + (loaded,)  # noqa: RUF005 (the compiler's only way)
+        ahead = appended(ahead, loaded)
     wait_for_inputs(OVERLAP)
     sums = tl.zeros((BLOCK_N, CHUNKS * LANES), tl.float32)
     for begin in range(0, chunks, CHUNKS * DEPTH):
@@ -116,7 +116,7 @@ def _grouped_gemv_kernel(
             sums = _add_step(sums, ahead[d], pairs_ptr, unit_ptr, first, chunks, GROUP, ZERO, HAS_OFFSETS, ASM)
             if not ONCE:
                 loaded = _load(words_ptr, scale_ptr, first + DEPTH * CHUNKS, chunks, rows, N, num_groups, GROUP)
-                following = following + (loaded,)  # noqa: RUF005
+                following = appended(following, loaded)
         if not ONCE:
             ahead = following
     y = tl.sum(sums, axis=1)
@@ -140,7 +140,7 @@ def _load(words_ptr, scale_ptr, first, chunks, rows, N, num_groups, GROUP: tl.co
     for number in tl.static_range(GROUPS):
         at = rows[:, None] * num_groups + (chunk * GROUPS // max(GROUP // (8 * WIDTH), 1) + number)
         at = tl.max_contiguous(at, (1, 2))
-        scales = scales + (tl.load(scale_ptr + at, mask=chunk < chunks, other=0),)  # noqa: RUF005
+        scales = appended(scales, tl.load(scale_ptr + at, mask=chunk < chunks, other=0))
     return words, scales
 
 
@@ -164,7 +164,7 @@ def _add_step(
     at = tl.minimum(column // WIDTH + first, chunks - 1) * (4 * WIDTH) + column % WIDTH
     x = ()
     for kind in tl.static_range(4):
-        x = x + (tl.load(pairs_ptr + at + kind * WIDTH)[None, :],)  # noqa: RUF005
+        x = appended(x, tl.load(pairs_ptr + at + kind * WIDTH)[None, :])
     low = words & 0x0F0F0F0F
     high = (words >> 4) & 0x0F0F0F0F
     chunk = tl.minimum(tl.arange(0, CHUNKS * LANES) // LANES + first, chunks - 1)
@@ -179,6 +179,11 @@ def _add_step(
         else:
             sums += (part - ZERO * x_sum) * scales[number].to(tl.float32)
     return sums
+
+
+@triton.jit
+def appended(values, value):
+    return values + (value,)  # noqa: RUF005 (the compiler knows no other way)
 
 
 @triton.jit

@@ -18,8 +18,8 @@ formats mean. Nothing is rounded on the way in, so these are exact:
 Codes lie in words of 32 bits, one a plane: 8 planes of 4 bits, the lowest first, or 4 of 8. `width` words make a chunk
 of planes * width inputs: plane p of word i is input p * width + i of the chunk. So a row of words, whose planes are
 taken one after the other, meets runs of `width` neighbouring inputs, and no lane needs what another has loaded. A chunk
-of all outputs is contiguous, so a tile of outputs is one run of memory. So are the scales of a group; where a single row
-is multiplied, all of an output's are wanted at once, and they are kept in that order as well."""
+of all outputs is contiguous, so a tile of outputs is one run of memory. So are the scales of a group; where a single
+row is multiplied, all of an output's are wanted at once, and they are kept in that order as well."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

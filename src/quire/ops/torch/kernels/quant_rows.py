@@ -1,14 +1,14 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
 """Rows of activations as 8- or 16-bit codes and scales, made on the way by whatever computes the rows.
 
-x is about scale * code, scale = max|x| / most, where `most` is 448 for fp8 (e4m3), 127 for int8 and 32767 for int16. One
-scale a row, or one for every `group` neighbouring columns. A group with nothing above 2**-100 is stored as zeros; the
-scale of one that holds NaN is NaN, and with an infinity it is infinite: what is not a number stays so.
+x is about scale * code, scale = max|x| / most, where `most` is 448 for fp8 (e4m3), 127 for int8 and 32767 for int16.
+One scale a row, or one for every `group` neighbouring columns. A group with nothing above 2**-100 is stored as zeros;
+the scale of one that holds NaN is NaN, and with an infinity it is infinite: what is not a number stays so.
 
 int16 is for `quant_gemv`: half a step is 2**-16 of the greatest of its group, which bf16 itself rounds by up to 2**-9.
 Beside the scales lie the sums of the groups. Of every 256 columns, column 32 p + i belongs to plane p of word i of a
-chunk of weights (`quant_layout`); the codes of planes p and p + 2, whose weights are neighbouring bytes, lie side by side:
-planes 0 and 2 for all i, then 4 and 6, 1 and 3, 5 and 7."""
+chunk of weights (`quant_layout`); the codes of planes p and p + 2, whose weights are neighbouring bytes, lie side by
+side: planes 0 and 2 for all i, then 4 and 6, 1 and 3, 5 and 7."""
 
 from typing import NamedTuple
 

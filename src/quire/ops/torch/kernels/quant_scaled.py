@@ -58,7 +58,7 @@ class ScaledConfig(NamedTuple):
 # block_m: (block_n, warps, stages); for more rows, MANY
 CONFIGS = {16: (64, 4, 6), 32: (64, 4, 6), 64: (64, 4, 5)}
 MANY = (128, 8, 4)
-GEMV = ScaledGemvConfig(block_n=4, block_k=1024, warps=2, depth=4)
+GEMV = ScaledGemvConfig(block_n=4, block_k=2048, warps=4)
 
 
 def scaled_linear(

@@ -1,9 +1,10 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
 """y = w @ x for one row x, both of fp8 codes, without tensor cores.
 
-Codes are taken four at a time, as words of 32 bits: two are converted to fp16 in one instruction, and two are multiplied
-and added in another. Products of codes are multiples of 2**-18 below 2**18; divided by 64, which x is beforehand, they are
-exact in fp16, and 20 of them do not overflow. A few are added up there, then in fp32."""
+Codes are taken four at a time, as words of 32 bits: two are converted to fp16 in one instruction, and two are
+multiplied and added in another. Products of codes are multiples of 2**-18 below 2**18; divided by 64, which x is
+beforehand, they are exact in fp16, and two of them are added up there before they go into sums of fp32. While a step is
+multiplied, the weights of the next one are on their way."""
 
 from typing import NamedTuple
 
@@ -12,12 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.torch.kernels.linear_gemv import load_columns
 from quire.ops.torch.kernels.overlap import overlap_options, wait_for_inputs
 from quire.ops.torch.kernels.quant_rows import Quantized
 
 LOWERED = tl.constexpr(64.0)
-MOST_TERMS = 16  # of a sum in fp16
 EXPAND = tl.constexpr("""{
 .reg .b16 a, b;
 .reg .b32 c, d, lowered;
@@ -31,20 +30,17 @@ mul.rn.f16x2 $1, d, lowered;
 MULTIPLY = tl.constexpr("""{
 .reg .b16 a, b;
 .reg .b32 c, d;
+.reg .f32 e, f;
 mov.b32 {a, b}, $1;
 cvt.rn.f16x2.e4m3x2 c, a;
 cvt.rn.f16x2.e4m3x2 d, b;
-fma.rn.f16x2 c, c, $2, $4;
-fma.rn.f16x2 $0, d, $3, c;
-}""")
-COLLECT = tl.constexpr("""{
-.reg .b16 a, b;
-.reg .f32 c, d;
-mov.b32 {a, b}, $1;
-cvt.f32.f16 c, a;
-cvt.f32.f16 d, b;
-add.f32 c, c, d;
-add.f32 $0, c, $2;
+mul.rn.f16x2 c, c, $2;
+fma.rn.f16x2 c, d, $3, c;
+mov.b32 {a, b}, c;
+cvt.f32.f16 e, a;
+cvt.f32.f16 f, b;
+add.f32 e, e, f;
+add.f32 $0, e, $4;
 }""")
 
 
@@ -52,7 +48,6 @@ class ScaledGemvConfig(NamedTuple):
     block_n: int  # outputs a program
     block_k: int  # inputs a step
     warps: int
-    depth: int  # steps whose weights are on their way; they are added up in fp16
 
 
 def scaled_gemv(
@@ -65,9 +60,9 @@ def scaled_gemv(
     overlap: bool = False,
 ) -> Tensor:
     """x one row of K, codes [N, K] float8_e4m3fn, scales [N] -> [1, N]. K is a multiple of 4."""
-    (N, K) = codes.shape
+    N, K = codes.shape
     assert x.codes.shape == (1, K) and x.codes.dtype == codes.dtype == torch.float8_e4m3fn and K % 4 == 0
-    assert x.scales.shape == (1, 1) and codes.is_contiguous() and 2 * config.depth <= MOST_TERMS
+    assert x.scales.shape == (1, 1) and codes.is_contiguous()
     out = torch.empty(1, N, dtype=dtype, device=codes.device)
     _scaled_gemv_kernel[(triton.cdiv(N, config.block_n),)](
         x.codes.view(torch.int32),
@@ -80,8 +75,6 @@ def scaled_gemv(
         K // 4,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k // 4,
-        DEPTH=config.depth,
-        ONCE=K <= config.depth * config.block_k,
         ASM=not triton.knobs.runtime.interpret,
         OVERLAP=overlap,
         num_warps=config.warps,
@@ -102,8 +95,6 @@ def _scaled_gemv_kernel(
     K,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    DEPTH: tl.constexpr,
-    ONCE: tl.constexpr,
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -112,24 +103,16 @@ def _scaled_gemv_kernel(
     inside = outputs < N
     w_rows = w_ptr + tl.minimum(outputs, N - 1).to(tl.int64)[:, None] * K
     columns = tl.arange(0, BLOCK_K)
-    ahead = ()
-    for d in tl.static_range(DEPTH):
-        ahead = ahead + (load_columns(w_rows, d * BLOCK_K + columns, K),)  # noqa: RUF005 (the compiler's only way)
+    ahead = _load(w_rows, columns, K)
     scales = tl.load(w_scale_ptr + outputs, mask=inside, other=0.0)
     wait_for_inputs(OVERLAP)
     sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    for first in range(0, K, DEPTH * BLOCK_K):
-        following = ()
-        terms = no_terms(sums, ASM)
-        for d in tl.static_range(DEPTH):
-            k = first + d * BLOCK_K + columns
-            x = tl.load(x_ptr + k, mask=k < K, other=0)[None, :]
-            terms = add_products(terms, ahead[d], x, ASM)
-            if not ONCE:
-                following = following + (load_columns(w_rows, k + DEPTH * BLOCK_K, K),)  # noqa: RUF005
-        sums = collect(sums, terms, ASM)
-        if not ONCE:
-            ahead = following
+    for first in range(0, K, BLOCK_K):
+        w = ahead
+        k = columns + first
+        ahead = _load(w_rows, k + BLOCK_K, K)
+        x = tl.load(x_ptr + k, mask=k < K, other=0)[None, :]
+        sums = add_products(sums, w, x, ASM)
     y = tl.sum(sums, axis=1) * (scales * tl.load(x_scale_ptr) * LOWERED)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + outputs, mask=inside, other=0.0).to(tl.float32)
@@ -137,36 +120,24 @@ def _scaled_gemv_kernel(
 
 
 @triton.jit
-def no_terms(sums, ASM: tl.constexpr):
-    """Sums of few products, two fp16 numbers in a word; without those instructions one fp32 number."""
-    return tl.zeros(sums.shape, tl.int32 if ASM else tl.float32)
+def _load(w_rows, k, K):
+    return tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0, eviction_policy="evict_first")
 
 
 @triton.jit
-def add_products(terms, w, x, ASM: tl.constexpr):
-    """w [n, k] and x [1, k]: words of four codes"""
+def add_products(sums, w, x, ASM: tl.constexpr):
+    """sums fp32 + w * x / LOWERED. w [n, k] and x [1, k]: words of four codes"""
     if ASM:
-        low, high = tl.inline_asm_elementwise(
-            EXPAND, "=r,=r,r", [x], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
-        )
-        terms = tl.inline_asm_elementwise(
-            MULTIPLY, "=r,r,r,r,r", [w, low, high, terms], dtype=tl.int32, is_pure=True, pack=1
+        low, high = tl.inline_asm_elementwise(EXPAND, "=r,=r,r", [x], dtype=(tl.int32, tl.int32), is_pure=True, pack=1)
+        sums = tl.inline_asm_elementwise(
+            MULTIPLY, "=r,r,r,r,r", [w, low, high, sums], dtype=tl.float32, is_pure=True, pack=1
         )
     else:
         for byte in tl.static_range(4):
-            terms += _number(w, byte) * (_number(x, byte) / LOWERED)
-    return terms
+            sums += _number(w, byte) * (_number(x, byte) / LOWERED)
+    return sums
 
 
 @triton.jit
 def _number(word, BYTE: tl.constexpr):
     return (word >> (8 * BYTE)).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def collect(sums, terms, ASM: tl.constexpr):
-    if ASM:
-        sums = tl.inline_asm_elementwise(COLLECT, "=r,r,r", [terms, sums], dtype=tl.float32, is_pure=True, pack=1)
-    else:
-        sums += terms
-    return sums
