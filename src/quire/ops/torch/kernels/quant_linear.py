@@ -70,9 +70,10 @@ def grouped_linear(
 
 
 def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:
-    """Where outputs are few, there is one small program for a multiprocessor, and it must have more on its way."""
-    few = weight.num_outputs <= 32 * PROGRAMS
-    return GroupedGemvConfig(16, 8, 4) if few else GroupedGemvConfig(32, 8, 2)
+    """Where outputs are few, there are few programs, and they must have more on their way each. Small groups have many scales,
+    which take the registers of half of it."""
+    block_n, depth = (16, 4) if weight.num_outputs <= 32 * PROGRAMS else (32, 2)
+    return GroupedGemvConfig(block_n, 8, depth if weight.group >= 64 else depth // 2)
 
 
 def grouped_config(M: int, weight: GroupedWeight) -> GroupedConfig:
