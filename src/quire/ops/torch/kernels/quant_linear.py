@@ -70,8 +70,8 @@ def grouped_linear(
 
 
 def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:
-    """Where outputs are few, there are few programs, and they must have more on their way each. Small groups have many scales,
-    which take the registers of half of it."""
+    """Few outputs make few programs, each of which must have more on its way. Small groups have many scales: they take
+    the registers of half of it."""
     block_n, depth = (16, 4) if weight.num_outputs <= 32 * PROGRAMS else (32, 2)
     return GroupedGemvConfig(block_n, 8, depth if weight.group >= 64 else depth // 2)
 
