@@ -65,9 +65,7 @@ struct LatentPages {
         for (int64_t b = 0; b < span.num_blocks; ++b)
             score_block<N>(s, q, (const Key*)keys_of(t, s, span.first_block + b), round_up(span.num_slots(b)),
                            span.size, head_dim, b * span.padded, (const Key*)nullptr);
-        for (int i = 0; i < N; ++i) soften_one<T>(t, s, first + i, i, span);
-        gather<N>(s, span, (typename Weighing<T>::Weight*)s.p);
-        accumulate<N, T>(t, s, first, span);
+        take_values<N, T>(t, s, first, span);
     }
 
     static void visit(const AttentionTile& t, State& s, int first, int stop, const Span& span, bool) {

@@ -3,8 +3,6 @@
 
 #include <math.h>
 
-#include <utility>
-
 #include "inline.h"
 #include "ops.h"
 #include "vec.h"
@@ -14,20 +12,10 @@ namespace {
 
 constexpr float kLog2e = 1.44269504f;
 
-// f(0), f(1), .. f(N - 1), each with a constant.
-template <class F, int... I>
-QUIRE_INLINE void each(const F& f, std::integer_sequence<int, I...>) {
-    (f(std::integral_constant<int, I>{}), ...);
-}
-template <int N, class F>
-QUIRE_INLINE void each(const F& f) {
-    each(f, std::make_integer_sequence<int, N>{});
-}
-
 int64_t round_up(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// What is kept of each query between spans, and what belongs to one span. The entries of `q` and `p` that belong to one
-// head column or slot lie together, so that a turn of the inner loops reads them from one place.
+// What is kept of each query between spans, and what belongs to one span. The entries of `q` that belong to one
+// head column lie together, so that a turn of the inner loop reads them from one place.
 struct State {
     const uint8_t* head;   // the keys of block 0; its values lie `to_values` behind
     const int32_t* table;  // of the sequence
@@ -36,7 +24,7 @@ struct State {
     float* acc;     // [32, round_up(head_dim)], rows acc_stride apart
     float* keys;    // [blocks of a span, head_dim, block_size]: those of the span, as floats; int8: units of its values
     float* scores;  // [8, slots of a span, each block's rounded up]
-    void* p;        // [slots of a span, 8] of Weighing<T>::Weight; int8: codes
+    void* p;        // the weights, as Weighing<T> wants them; int8: codes
     int64_t acc_stride, score_stride;
     int64_t last_block;              // of the part under way
     float most[kTileQueries];        // m
@@ -84,26 +72,37 @@ void hide(const AttentionTile& t, int query, const Span& span, float* row, float
     }
 }
 
-// Row i of the scores, which is the query's, becomes weights p = weigh(score - m'), of which keep(column, score, p) is
-// stored.
+// Rows [begin, N) of the scores belong to the queries from `first` + begin on: m', and the correction of what was found
+// so far.
+template <int N>
+QUIRE_INLINE void raise(const AttentionTile& t, State& s, int first, int begin, const Span& span) {
+    F8 most[N];
+    for (int i = 0; i < N; ++i) most[i] = splat(s.most[first + i]);
+    for (int i = begin; i < N; ++i) hide(t, first + i, span, s.scores + i * s.score_stride, -INFINITY);
+    for (int64_t c = 0; c < span.num_blocks * span.padded; c += kLanes) {
+        QUIRE_UNROLL
+        for (int i = 0; i < N; ++i) most[i] = max(most[i], load(s.scores + i * s.score_stride + c));
+    }
+    float before[kLanes] = {}, now[kLanes] = {}, correction[kLanes];
+    for (int i = begin; i < N; ++i) {
+        before[i] = s.most[first + i];
+        now[i] = s.most[first + i] = largest(most[i]);
+    }
+    store(correction, exp2(load(before) - load(now)));
+    for (int i = begin; i < N; ++i) s.correction[first + i] = correction[i];
+}
+
+// Row i of the scores, which is the query's, becomes weights p = weigh(score - m'), which keep(column, score, p) is
+// told of.
 template <class Weigh, class Keep>
-QUIRE_INLINE void soften(const AttentionTile& t, State& s, int query, int i, const Span& span, const Weigh& weigh,
-                         const Keep& keep) {
-    float* scores = s.scores + i * s.score_stride;
-    const int64_t num_columns = span.num_blocks * span.padded;
-    hide(t, query, span, scores, -INFINITY);
-    F8 most = splat(s.most[query]);
-    for (int64_t c = 0; c < num_columns; c += kLanes) most = max(most, load(scores + c));
-    const float now = largest(most);
-    float correction[kLanes];
-    store(correction, exp2(splat(s.most[query] - now)));
-    s.most[query] = now;
-    s.correction[query] = correction[0];
-    F8 weight = s.weight[query] * splat(correction[0]);
-    for (int64_t c = 0; c < num_columns; c += kLanes) {
-        const F8 score = load(scores + c), p = weigh(score - splat(now));
+QUIRE_INLINE void soften(State& s, int query, int i, const Span& span, const Weigh& weigh, const Keep& keep) {
+    const float* scores = s.scores + i * s.score_stride;
+    const F8 most = splat(s.most[query]);
+    F8 weight = s.weight[query] * splat(s.correction[query]);
+    for (int64_t c = 0; c < span.num_blocks * span.padded; c += kLanes) {
+        const F8 score = load(scores + c), p = weigh(score - most);
         weight = weight + p;
-        store(scores + c, keep(c, score, p));
+        keep(c, score, p);
     }
     s.weight[query] = weight;
 }
