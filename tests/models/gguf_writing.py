@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
+    "GraniteMoeForCausalLM": gguf.MODEL_ARCH.GRANITE_MOE,
     "SmolLM3ForCausalLM": gguf.MODEL_ARCH.SMOLLM3,
     "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
     "Qwen2MoeForCausalLM": gguf.MODEL_ARCH.QWEN2MOE,
@@ -30,7 +31,7 @@ ARCHITECTURES = {
     "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
 }
-PAIRWISE = ("LlamaForCausalLM", "MixtralForCausalLM", "GraniteForCausalLM", "SmolLM3ForCausalLM")
+PAIRWISE = ("Llama", "Mixtral", "Granite", "SmolLM3")  # families
 EXPERT = re.compile(r"model\.layers\.(\d+)\.(.*)\.experts\.(\d+)\.(\w+)\.weight")
 
 
@@ -51,9 +52,9 @@ def write_gguf(source: Path, path: Path, experts: gguf.GGMLQuantizationType = gg
         for kind in ("long", "short"):
             writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
     for name, data in stacked(load_file(source / "model.safetensors")):
-        if architecture in PAIRWISE and ".q_proj." in name:
+        if architecture.startswith(PAIRWISE) and ".q_proj." in name:
             data = interleave(data, config["num_attention_heads"])
-        if architecture in PAIRWISE and ".k_proj." in name:
+        if architecture.startswith(PAIRWISE) and ".k_proj." in name:
             data = interleave(data, config["num_key_value_heads"])
         if architecture.startswith("Gemma") and name.endswith("norm.weight"):
             data = data + 1
@@ -75,6 +76,10 @@ def stacked(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
             whole = f"layers.{layer}.feed_forward.experts.{part}.weight"
             whole = whole if block == "block_sparse_moe" else f"model.layers.{layer}.{block}.experts.{part}.weight"
             experts.setdefault(whole, {})[int(expert)] = data
+        elif name.endswith("block_sparse_moe.input_linear.weight"):
+            stem = name.removeprefix("model.").replace("block_sparse_moe.input_linear", "feed_forward.experts.{}")
+            for part, half in zip(("w1", "w3"), np.split(data, 2, axis=1), strict=True):
+                yield stem.format(part), half
         else:
             yield name, data
     for name, by_expert in experts.items():

@@ -12,6 +12,7 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     GraniteConfig,
+    GraniteMoeConfig,
     MixtralConfig,
     Olmo2Config,
     OlmoeConfig,
@@ -48,6 +49,7 @@ LINEAR = {
 CASES: Cases = {
     "llama-with-experts": (MixtralConfig, {"num_local_experts": 5}),
     "granite": (GraniteConfig, FACTORS),
+    "granitemoe": (GraniteMoeConfig, FACTORS | {"num_local_experts": 5}),
     "smollm3": (SmolLM3Config, {"num_hidden_layers": 4}),
     "qwen3": (Qwen3Config, {"head_dim": 24}),
     "qwen2moe": (Qwen2MoeConfig, EXPERTS | {"shared_expert_intermediate_size": 80}),

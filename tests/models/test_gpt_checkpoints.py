@@ -110,13 +110,16 @@ REFUSED = [
     ("GPT2LMHeadModel", {"scale_attn_weights": False}),
     ("GPT2LMHeadModel", {"activation_function": "mish"}),
     ("GPTBigCodeForCausalLM", {"add_cross_attention": True}),
+    ("GPTJForCausalLM", {"tie_word_embeddings": True}),
     ("GPTNeoXForCausalLM", {"hidden_act": "mish"}),
+    ("PhiForCausalLM", {"tie_word_embeddings": True}),
     ("OPTForCausalLM", {"activation_function": "mish"}),
     ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True}),
     ("BloomForCausalLM", {"slow_but_exact": True}),
     ("MPTForCausalLM", {"no_bias": False}),
     ("MPTForCausalLM", {"expansion_ratio": 2}),
     ("MPTForCausalLM", {"logit_scale": "inv_sqrt_d_model"}),
+    ("MPTForCausalLM", {"norm_type": "rmsnorm"}),
     ("MPTForCausalLM", {"attn_config": {"alibi": False}}),
     ("MPTForCausalLM", {"attn_config": {"attn_type": "multiquery_attention"}}),
     ("MPTForCausalLM", {"attn_config": {"prefix_lm": True}}),
@@ -155,8 +158,15 @@ def test_a_missing_number_is_named() -> None:
         read("GPTJForCausalLM", {"rotary_dim": None})
     with pytest.raises(BadCheckpoint, match="20 of 16 columns of a head turn"):
         read("GPTJForCausalLM", {"rotary_dim": 20})
-    with pytest.raises(BadCheckpoint, match="n_head is missing"):
+    with pytest.raises(BadCheckpoint, match="num_attention_heads is missing"):
         read("BloomForCausalLM", {"n_head": None})
+
+
+def test_numbers_that_published_configurations_name_otherwise_or_leave_out() -> None:
+    named = {"n_embed": 48, "num_attention_heads": 6, "n_head": None, "hidden_size": None}
+    bloom = read("BloomForCausalLM", named)
+    assert (bloom.hidden, bloom.heads, bloom.intermediate, bloom.max_position) == (48, 6, 192, 2048)
+    assert read("FalconForCausalLM", {"max_position_embeddings": None}).max_position == 2048
 
 
 @pytest.mark.parametrize(

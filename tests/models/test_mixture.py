@@ -1,8 +1,11 @@
 """Families with experts, Granite and OLMo 2, against transformers."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 from transformers import (
     GraniteConfig,
     GraniteMoeConfig,
@@ -13,7 +16,19 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from models.checking import BACKENDS, Cases, Theirs, check_against_transformers, checkpoints_of
+from models.checking import (
+    BACKENDS,
+    TINY,
+    Cases,
+    Theirs,
+    check_against_transformers,
+    checkpoints_of,
+    compute,
+    make_ops,
+)
+from quire.core.errors import BadCheckpoint, Unsupported
+from quire.models import mixture
+from quire.weights.config import CheckpointConfig
 
 FACTORS = {
     "embedding_multiplier": 3.0,
@@ -52,3 +67,35 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     checkpoints: Callable[[str], Theirs], backend: str, name: str
 ) -> None:
     check_against_transformers(backend, checkpoints(name))
+
+
+def read(architecture: str, **values: Any) -> mixture.MixtureConfig:
+    common = {key: value for key, value in TINY.items() if value is not None}
+    common |= {"architectures": [architecture], "hidden_act": "silu", "num_experts": 8, "num_experts_per_tok": 2}
+    return mixture.config(CheckpointConfig(Path("config.json"), common | values))
+
+
+def test_older_configurations() -> None:
+    qwen = read("Qwen3MoeForCausalLM", moe_intermediate_size=48, sliding_window=4096, use_sliding_window=False)
+    assert (qwen.num_experts, qwen.expert_size, qwen.windows, qwen.sparse) == (8, 48, (0, 0), (True, True))
+    mixtral = read("MixtralForCausalLM", num_experts=None, num_local_experts=4, sliding_window=4096)
+    assert (mixtral.num_experts, mixtral.windows, mixtral.routing.renormalize) == (4, (4096, 4096), True)
+
+
+def test_what_nobody_wrote_code_for_is_refused() -> None:
+    with pytest.raises(Unsupported, match=r"clip_qkv is 8\.0"):
+        read("OlmoeForCausalLM", clip_qkv=8.0)
+    with pytest.raises(Unsupported, match="use_sliding_window is True"):
+        read("Qwen2MoeForCausalLM", use_sliding_window=True, sliding_window=8)
+    with pytest.raises(BadCheckpoint, match="num_experts_per_tok is 9, and there are 8 experts"):
+        read("OlmoeForCausalLM", num_experts_per_tok=9)
+
+
+def test_missing_experts_are_listed(checkpoints: Callable[[str], Theirs], tmp_path: Path) -> None:
+    whole = checkpoints("mixtral").path
+    tensors = load_file(whole / "model.safetensors")
+    missing = [f"model.layers.1.block_sparse_moe.experts.{expert}.w3.weight" for expert in (2, 4)]
+    save_file({name: data for name, data in tensors.items() if name not in missing}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
+    with pytest.raises(BadCheckpoint, match=f"2 are missing: {missing[0]}, {missing[1]}"):
+        compute(make_ops("torch"), tmp_path)

@@ -94,6 +94,17 @@ def test_byte_level_gguf_gives_the_ids_of_its_source(tmp_path: Path, style: str)
         ("smollm", "in 123 a", ["in", " ", "1", "2", "3", " a"]),
         ("llama-bpe", "I'LL pay 12345!!\n\n x", ["I", "'LL", " pay", " ", "123", "45", "!!\n\n", " x"]),
         ("qwen2", "I'LL pay 12345!!\n\n x", ["I", "'LL", " pay", " ", "1", "2", "3", "4", "5", "!!\n\n", " x"]),
+        ("falcon", "I'LL pay 12345!!\n\n x", ["I", "'", "LL", " pay", " ", "123", "45", "!!", "\n\n", " x"]),
+        ("bloom", "I'LL pay 12345!!\n\n x", ["I'LL", " pay", " 12345", "!!", "\n\n", " x"]),
+        ("dbrx", "I'LL pay 12345!!\n\n x", ["I", "'LL", " pay", " ", "123", "45", "!!\n\n", " x"]),
+        ("stablelm2", "I'LL pay 12!!\n\n x", ["I", "'LL", " pay", " ", "1", "2", "!!\n\n", " x"]),
+        ("tekken", "I'LL payMe 12!/\n\n x", ["I", "'LL", " pay", "Me", " ", "1", "2", "!/\n\n", " x"]),
+        ("gpt-4o", "I'LL payMe 12345!/\n\n x", ["I'LL", " pay", "Me", " ", "123", "45", "!/\n\n", " x"]),
+        (
+            "deepseek-v3",
+            "a.LL caféか漢字x 12345!\n\n x",
+            ["a", ".LL", " café", "か漢字", "x", " ", "123", "45", "!\n\n", " x"],
+        ),
     ],
 )
 def test_words_are_split_as_the_family_does(tmp_path: Path, style: str, text: str, words: list[str]) -> None:

@@ -1,5 +1,7 @@
 """BLOOM: slopes instead of positions, a norm behind the embedding; q, k and v are stored head by head."""
 
+from dataclasses import replace
+
 from quire.models import alibi, gpt
 from quire.models.loading import LayerNorm, Matrix, Model, Part, Table, Wanted
 from quire.models.row_orders import groups_apart
@@ -13,23 +15,14 @@ TRAINED_LENGTH = 2048  # of all of them, and not all say so
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     hf.expect("apply_residual_connection_post_layernorm", False, None)
     hf.expect("slow_but_exact", False, None)
-    hf = hf.with_values(
-        {
-            "hidden_size": hf.get("hidden_size", hf.get("n_embed")),  # as it was called at first
-            "seq_length": hf.int("seq_length", TRAINED_LENGTH),
-        }
-    )
-    return gpt.read_config(
+    c = gpt.read_config(
         hf,
-        layers="n_layer",
-        heads="n_head",
-        length="seq_length",
-        intermediate=4 * hf.int("hidden_size"),
+        default_length=TRAINED_LENGTH,
         activation=Activation.GELU_TANH,
         eps=hf.float("layer_norm_epsilon", 1e-5),
         tied=hf.bool("tie_word_embeddings", True),
-        slopes=alibi.slopes(hf.int("n_head")),
     )
+    return replace(c, slopes=alibi.slopes(c.heads))
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:

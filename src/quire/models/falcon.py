@@ -2,6 +2,8 @@
 heads and two norms (`new_decoder_architecture`); 11B has groups and one norm. Those called RW have slopes instead of
 positions, biases, a key head for each query head, and the MLP after attention."""
 
+from dataclasses import replace
+
 from quire.models import alibi, gpt
 from quire.models.activations import read_activation
 from quire.models.loading import LayerNorm, Matrix, Model, Part, Table, Wanted
@@ -10,35 +12,32 @@ from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
+TRAINED_LENGTH = 2048  # of those that do not say
+
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
-    hidden, heads = hf.int("hidden_size"), hf.int("num_attention_heads")
-    grouped = hf.bool("new_decoder_architecture", False)
+    grouped, has_slopes = hf.bool("new_decoder_architecture", False), hf.bool("alibi", False)
+    hf.expect("num_ln_in_parallel_attn", 1, None, *([2] if grouped else []))
     if grouped:
         hf.expect("parallel_attn", True, None)
-        hf.expect("num_ln_in_parallel_attn", 1, 2, None)
-        kv_heads = hf.int("num_kv_heads", heads)
-    else:
-        hf.expect("num_ln_in_parallel_attn", 1, None)
-        kv_heads = 1 if hf.bool("multi_query", True) else heads
-    has_slopes = hf.bool("alibi", False)
-    return gpt.read_config(
+    c = gpt.read_config(
         hf,
         rotary=None if has_slopes else hf,
-        kv_heads=kv_heads,
-        intermediate=hf.int("ffn_hidden_size", 4 * hidden),
+        default_length=TRAINED_LENGTH,
         activation=read_activation(hf, "activation", "gelu"),
         eps=hf.float("layer_norm_epsilon", 1e-5),
         tied=hf.bool("tie_word_embeddings", True),
         bias=hf.bool("bias", False),
-        parallel=grouped or hf.bool("parallel_attn", True),
-        slopes=_slopes(heads, hidden // max(heads, 1)) if has_slopes else (),
+        parallel=hf.bool("parallel_attn", True),
     )
-
-
-def _slopes(heads: int, head_dim: int) -> tuple[float, ...]:
-    """Rounded as when the models were trained, and scaled together with q . k."""
-    return tuple(alibi.to_bfloat16(slope) / head_dim**0.5 for slope in alibi.slopes(heads))
+    one_key_head = not grouped and hf.bool("multi_query", True)
+    return replace(
+        c,
+        kv_heads=1 if one_key_head else hf.int("num_kv_heads", c.heads),
+        intermediate=hf.int("ffn_hidden_size", c.intermediate),
+        # Rounded as in transformers, and scaled together with q . k.
+        slopes=tuple(alibi.to_bfloat16(x) * c.scale for x in alibi.slopes(c.heads)) if has_slopes else (),
+    )
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:

@@ -4,7 +4,6 @@ They differ in where positions enter (a table, rotation, slopes), in whether att
 read the layer's input, and in numbers and names. The wiring stands here, once; a family's own file reads its numbers
 (`read_config`) and lists its names (`Names`)."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
@@ -18,7 +17,7 @@ from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.opset import Activation, OpSet, Value
 from quire.ops.tensors import PackedWeight, stored_floats
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.config import CheckpointConfig
+from quire.weights.config import REQUIRED, CheckpointConfig, Required
 
 QKV_APART = "qkv_apart"  # true in GGUF files, whose converter puts q, k and v, stored head by head, one after the other
 # Older exports stored causal masks, and what follows from the configuration.
@@ -42,37 +41,48 @@ class GPTConfig(ModelConfig):
     slopes: tuple[float, ...] = ()  # for each head: how fast its scores fall with the distance
 
 
+# What configurations call the numbers that all have.
+HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+HEADS = ("num_attention_heads", "n_head", "n_heads")
+LENGTH = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
+
 def read_config(
     hf: CheckpointConfig,
     *,
-    hidden: str = "hidden_size",
-    layers: str = "num_hidden_layers",
-    heads: str = "num_attention_heads",
-    length: str = "max_position_embeddings",
     rotary: CheckpointConfig | None = None,
+    default_length: int | Required = REQUIRED,
     **numbers: Any,
 ) -> GPTConfig:
-    """What all have, under the keys given; the fields in `numbers` are the family's own. `rotary` has the keys of the
+    """What all have; the fields in `numbers` are the family's own, besides or instead. `rotary` has the keys of the
     rotation, for families that rotate."""
-    width, num_heads, num_layers, max_position = hf.int(hidden), hf.int(heads), hf.int(layers), hf.int(length)
-    head_dim = hf.int("head_dim", width // max(num_heads, 1))
+    hidden, layers, heads = (_number(hf, keys) for keys in (HIDDEN, LAYERS, HEADS))
+    max_position = _number(hf, LENGTH, default_length)
+    head_dim = hf.int("head_dim", hidden // max(heads, 1))
     rope = read_rope(rotary, head_dim, max_position) if rotary is not None else None
     common = {
         "architecture": hf.architecture,
-        "hidden": width,
-        "layers": num_layers,
-        "heads": num_heads,
-        "kv_heads": num_heads,
+        "hidden": hidden,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": heads,
         "head_dim": head_dim,
+        "intermediate": 4 * hidden,
         "vocab": hf.int("vocab_size"),
         "max_position": rope.default_length if rope else max_position,
         "longest": rope.longest if rope else max_position,
-        "windows": (0,) * num_layers,
+        "windows": (0,) * layers,
+        "eps": 1e-5,
         "scale": 1 / sqrt(max(head_dim, 1)),
         "tied": hf.bool("tie_word_embeddings", False),
         "rope": rope,
     }
     return GPTConfig(**{**common, **numbers})
+
+
+def _number(hf: CheckpointConfig, keys: tuple[str, ...], default: int | Required = REQUIRED) -> int:
+    return hf.int(next((key for key in keys if key in hf), keys[0]), default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +94,7 @@ class Names:
     top: Wanted  # the fields of `Weights`
     layer: Wanted  # the fields of `Layer`
     head: str = "lm_head"
-    head_bias: bool = False
+    head_bias: bool = False  # only where the head is not the embedding table
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +124,9 @@ class Weights:
 
 
 def load_as(ops: OpSet, checkpoint: Checkpoint, config: GPTConfig, max_model_len: int, names: Names) -> Model:
-    base = names.base if _any_begins(checkpoint.names(), names.base) else ""
+    base = names.base if any(name.startswith(names.base) for name in checkpoint.names()) else ""
     embed = names.top["embed"]
-    assert isinstance(embed, Table)
+    assert isinstance(embed, Table) and not (config.tied and names.head_bias)
     head = Matrix(
         {base + embed.name if config.tied else names.head: config.vocab},
         embed.num_columns,
@@ -134,10 +144,6 @@ def load_as(ops: OpSet, checkpoint: Checkpoint, config: GPTConfig, max_model_len
         slopes=ops.vector(stored_floats("slopes", np.array(config.slopes))) if config.slopes else None,
     )
     return Model(config, partial(forward, config, weights), packed_bytes([outer, top, *layers]))
-
-
-def _any_begins(names: Iterable[str], base: str) -> bool:
-    return any(name.startswith(base) for name in names)
 
 
 def forward(c: GPTConfig, w: Weights, ops: OpSet, batch: Any) -> Value:

@@ -3,6 +3,8 @@
 GPT-2 stores its matrices with the inputs first. StarCoder stores them as others do, and either has one key head for all
 (multi_query) or, as GPT-NeoX, stores q, k and v head by head."""
 
+from dataclasses import replace
+
 from quire.models import gpt
 from quire.models.activations import read_activation
 from quire.models.loading import LayerNorm, Matrix, Model, Part, Table, Wanted
@@ -20,18 +22,13 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     hf.expect("add_cross_attention", False, None)
     big_code = hf.architecture == "GPTBigCodeForCausalLM"
     one_key_head = big_code and hf.bool("multi_query", True)
-    return gpt.read_config(
+    c = gpt.read_config(
         hf,
-        hidden="n_embd",
-        layers="n_layer",
-        heads="n_head",
-        length="n_positions",
-        kv_heads=1 if one_key_head else hf.int("n_head"),
-        intermediate=hf.int("n_inner", 4 * hf.int("n_embd")),
         activation=read_activation(hf, "activation_function", "gelu_pytorch_tanh" if big_code else "gelu_new"),
         eps=hf.float("layer_norm_epsilon", 1e-5),
         tied=hf.bool("tie_word_embeddings", True),
     )
+    return replace(c, kv_heads=1 if one_key_head else c.heads, intermediate=hf.int("n_inner", c.intermediate))
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:

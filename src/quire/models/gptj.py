@@ -1,5 +1,7 @@
 """GPT-J: attention and MLP side by side behind one norm; rotary pairs are neighbouring columns; a head with a bias."""
 
+from dataclasses import replace
+
 from quire.models import gpt
 from quire.models.activations import read_activation
 from quire.models.loading import LayerNorm, Matrix, Model, Part, Table, Wanted
@@ -10,19 +12,16 @@ from quire.weights.config import CheckpointConfig
 
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
+    hf.expect("tie_word_embeddings", False, None)
     hf.int("rotary_dim")  # is never missing
-    return gpt.read_config(
+    c = gpt.read_config(
         hf,
-        hidden="n_embd",
-        layers="n_layer",
-        heads="n_head",
-        length="n_positions",
         rotary=hf,
-        intermediate=hf.int("n_inner", 4 * hf.int("n_embd")),
         activation=read_activation(hf, "activation_function", "gelu_new"),
         eps=hf.float("layer_norm_epsilon", 1e-5),
         parallel=True,
     )
+    return replace(c, intermediate=hf.int("n_inner", c.intermediate))
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:

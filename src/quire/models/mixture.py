@@ -3,7 +3,8 @@
 A router sends each token to a few of many small feed-forward layers. Qwen2-MoE has one more that every token goes to,
 through a gate; Qwen's may leave some layers without experts."""
 
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -79,31 +80,36 @@ class Names:
     down: str
 
 
-NAMES = {
-    "MixtralForCausalLM": Names(
-        "block_sparse_moe.gate",
-        ("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
-        "block_sparse_moe.experts.{}.w2",
-    ),
-    "GraniteMoeForCausalLM": Names(  # the experts of a layer in one tensor
-        "block_sparse_moe.router.layer",
-        ("block_sparse_moe.input_linear.weight",),
-        "block_sparse_moe.output_linear.weight",
-    ),
-}
-OTHERS = Names(
-    "mlp.gate", ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"), "mlp.experts.{}.down_proj"
-)  # fmt: skip
+MIXTRAL = Names(
+    "block_sparse_moe.gate",
+    ("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
+    "block_sparse_moe.experts.{}.w2",
+)
+GRANITE = Names(  # the experts of a layer in one tensor
+    "block_sparse_moe.router.layer",
+    ("block_sparse_moe.input_linear.weight",),
+    "block_sparse_moe.output_linear.weight",
+)
+GRANITE_APART = replace(MIXTRAL, router=GRANITE.router)  # in GGUF files
+OTHERS = Names("mlp.gate", ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"), "mlp.experts.{}.down_proj")
+NAMES = {"MixtralForCausalLM": (MIXTRAL,), "GraniteMoeForCausalLM": (GRANITE, GRANITE_APART)}
 
 
-def layer_names(c: MixtureConfig) -> list[Wanted]:
+def layer_names(c: MixtureConfig, stored: Container[str]) -> list[Wanted]:
     dense = llama.layer_names(c)
     attention = {ours: want for ours, want in dense.items() if ours not in ("gate_up", "down")}
-    return [{**attention, **expert_names(c)} if sparse else dense for sparse in c.sparse]
+    experts = expert_names(c, _names(c, stored))
+    return [{**attention, **experts} if sparse else dense for sparse in c.sparse]
 
 
-def expert_names(c: MixtureConfig) -> Wanted:
-    names = NAMES.get(c.architecture, OTHERS)
+def _names(c: MixtureConfig, stored: Container[str]) -> Names:
+    """Of the ways to name experts, the one that the first layer with experts is stored in."""
+    usual, *others = NAMES.get(c.architecture, (OTHERS,))
+    prefix = f"model.layers.{c.sparse.index(True)}." if True in c.sparse else ""
+    return next((names for names in others if f"{prefix}{names.down.format(0)}.weight" in stored), usual)
+
+
+def expert_names(c: MixtureConfig, names: Names) -> Wanted:
     outputs = 2 * c.expert_size // len(names.gate_up)
     wanted: dict[str, Matrix | Experts] = {
         "router": Matrix({names.router: c.num_experts}, c.hidden, keep=True),
@@ -134,7 +140,8 @@ class Layer(llama.Layer):
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: MixtureConfig, max_model_len: int) -> Model:
     forward = partial(llama.forward, feed_forward=feed_forward)
-    return llama.load_with(ops, checkpoint, config, max_model_len, forward, layer_names(config), Layer)
+    names = layer_names(config, set(checkpoint.names()))
+    return llama.load_with(ops, checkpoint, config, max_model_len, forward, names, Layer)
 
 
 def feed_forward(c: MixtureConfig, layer: Layer, ops: OpSet, x: Value) -> Value:

@@ -1,5 +1,7 @@
 """MPT: slopes instead of positions, no biases; some have norms of q and k, or keep them in a range."""
 
+from dataclasses import replace
+
 from quire.core.errors import Unsupported
 from quire.models import alibi, gpt
 from quire.models.loading import LayerNorm, Matrix, Model, Table, Wanted
@@ -12,29 +14,24 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     hf.expect("no_bias", True, None)
     hf.expect("expansion_ratio", 4, None)
     hf.expect("logit_scale", None)
+    hf.expect("norm_type", "low_precision_layernorm", "layernorm", None)
     attention = hf.section("attn_config")
     attention.expect("attn_type", "multihead_attention", None)
     attention.expect("alibi", True, None)
     attention.expect("prefix_lm", False, None)
-    hidden, heads, most = hf.int("d_model"), hf.int("n_heads"), attention.float("alibi_bias_max", 8.0)
-    attention.expect("kv_n_heads", heads, None)
+    most = attention.float("alibi_bias_max", 8.0)
     if most <= 0:  # GGUF's way to say that there are no slopes
         raise Unsupported(f"{hf.source}: attn_config.alibi_bias_max is {most}", "supported: numbers above 0")
-    return gpt.read_config(
+    c = gpt.read_config(
         hf,
-        hidden="d_model",
-        layers="n_layers",
-        heads="n_heads",
-        length="max_seq_len",
-        intermediate=4 * hidden,
         activation=Activation.GELU,
         eps=hf.float("layer_norm_epsilon", 1e-5),
-        scale=attention.float("softmax_scale", (hidden / max(heads, 1)) ** -0.5),
         tied=hf.bool("tie_word_embeddings", True),
         bias=False,
         clip=attention.float("clip_qkv", 0.0),
-        slopes=alibi.slopes(heads, most),
     )
+    attention.expect("kv_n_heads", c.heads, None)
+    return replace(c, scale=attention.float("softmax_scale", c.scale), slopes=alibi.slopes(c.heads, most))
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:

@@ -15,7 +15,6 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
         kv_heads=hf.int("num_key_value_heads", hf.int("num_attention_heads")),
         intermediate=hf.int("intermediate_size"),
         activation=read_activation(hf, "hidden_act", "silu"),
-        eps=1e-5,
         bias=hf.bool("attention_bias", False),
         gated=True,
         clip=hf.float("clip_qkv", 0.0),

@@ -14,7 +14,6 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
         hf,
         intermediate=hf.int("ffn_dim"),
         activation=read_activation(hf, "activation_function", "relu"),
-        eps=1e-5,
         tied=hf.bool("tie_word_embeddings", True),
         bias=hf.bool("enable_bias", True),
         norms_after=not hf.bool("do_layer_norm_before", True),

@@ -11,6 +11,7 @@ FUSED = "fused_qkv"  # in GGUF files of 2023: q, k and v are one tensor
 
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
+    hf.expect("tie_word_embeddings", False, None)
     return gpt.read_config(
         hf,
         rotary=hf.with_values({"partial_rotary_factor": hf.get("partial_rotary_factor", 0.5)}),

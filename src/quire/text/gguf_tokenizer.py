@@ -116,7 +116,8 @@ def _finish(
     no_text = {index: "" for index, kind in uncommon if kind == UNUSED}  # they only fill up the vocabulary
     backend.add_special_tokens([AddedToken(tokens[index], normalized=False, special=True) for index in control])
     backend.add_tokens([AddedToken(tokens[index], normalized=False) for index in defined])
-    ends = [*end_ids(metadata), eos, *(index for index in (*control, *defined) if tokens[index] in END_TOKENS)]
+    named = [*control, *(index for index in defined if tokens[index] != "</s>")]  # Gemma has HTML's tag, too
+    ends = [*end_ids(metadata), eos, *(index for index in named if tokens[index] in END_TOKENS)]
     roles = {"bos": bos, "eos": eos, "unk": pieces.id("unknown"), "pad": pieces.id("padding")}
     return Vocabulary(
         backend=backend,

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from quire.weights.gguf_architecture import Architecture, Variant
 
-# Config keys of families that are named as Llama's, and of those that are named as GPT-2's.
 SIZES = {
     "num_hidden_layers": "block_count",
     "max_position_embeddings": "context_length",
@@ -17,14 +16,6 @@ SIZES = {
     "num_key_value_heads": "attention.head_count_kv",
     "sliding_window": "attention.sliding_window",
     "rope_theta": "rope.freq_base",
-}
-SIZES_OF_GPT2 = {
-    "n_layer": "block_count",
-    "n_positions": "context_length",
-    "n_embd": "embedding_length",
-    "n_inner": "feed_forward_length",
-    "n_head": "attention.head_count",
-    "layer_norm_epsilon": "attention.layer_norm_epsilon",
 }
 EPS = "attention.layer_norm_epsilon"
 
@@ -57,7 +48,7 @@ def outer(**names: str) -> dict[str, str]:
 GPT_ARCHITECTURES: Mapping[str, Architecture] = {
     "gpt2": Architecture(
         name="GPT2LMHeadModel",
-        keys=SIZES_OF_GPT2,
+        keys={**SIZES, "n_inner": "feed_forward_length", "layer_norm_epsilon": EPS},
         constants={"model_type": "gpt2", "matrices_inputs_first": False},
         tensors=outer(token_embd="transformer.wte", position_embd="transformer.wpe", output_norm="transformer.ln_f"),
         layer_tensors=OF_GPT2,
@@ -65,7 +56,7 @@ GPT_ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "starcoder": Architecture(
         name="GPTBigCodeForCausalLM",
-        keys=SIZES_OF_GPT2,
+        keys={**SIZES, "n_inner": "feed_forward_length", "layer_norm_epsilon": EPS},
         constants={"model_type": "gpt_bigcode", "multi_query": True},
         tensors=outer(token_embd="transformer.wte", position_embd="transformer.wpe", output_norm="transformer.ln_f"),
         layer_tensors=OF_GPT2,
@@ -74,7 +65,7 @@ GPT_ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "gptj": Architecture(
         name="GPTJForCausalLM",
-        keys=SIZES_OF_GPT2,
+        keys={**SIZES, "n_inner": "feed_forward_length", "layer_norm_epsilon": EPS},
         constants={"model_type": "gptj"},
         tensors=outer(token_embd="transformer.wte", output_norm="transformer.ln_f"),
         layer_tensors={
@@ -99,13 +90,7 @@ GPT_ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "bloom": Architecture(
         name="BloomForCausalLM",
-        keys={
-            "n_layer": "block_count",
-            "seq_length": "context_length",
-            "hidden_size": "embedding_length",
-            "n_head": "attention.head_count",
-            "layer_norm_epsilon": EPS,
-        },
+        keys={**SIZES, "layer_norm_epsilon": EPS},
         constants={"model_type": "bloom", "qkv_apart": True},
         tensors=outer(
             token_embd="transformer.word_embeddings",
@@ -140,10 +125,7 @@ GPT_ARCHITECTURES: Mapping[str, Architecture] = {
     "mpt": Architecture(
         name="MptForCausalLM",
         keys={
-            "n_layers": "block_count",
-            "max_seq_len": "context_length",
-            "d_model": "embedding_length",
-            "n_heads": "attention.head_count",
+            **SIZES,
             "layer_norm_epsilon": EPS,
             "attn_config.kv_n_heads": "attention.head_count_kv",
             "attn_config.clip_qkv": "attention.clamp_kqv",

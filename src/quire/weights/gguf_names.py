@@ -95,6 +95,14 @@ GEMMA_KEYS = {
     "sliding_window_pattern": "attention.sliding_window_pattern",
 }
 
+GRANITE_KEYS = {
+    **DECODER_KEYS,
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+
 ROTATED_PAIRWISE = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 
 
@@ -182,19 +190,23 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "granite": Architecture(
         name="GraniteForCausalLM",
-        keys={
-            **DECODER_KEYS,
-            "attention_multiplier": "attention.scale",
-            "embedding_multiplier": "embedding_scale",
-            "residual_multiplier": "residual_scale",
-            "logits_scaling": "logit_scale",
-        },
+        keys=GRANITE_KEYS,
         constants={"model_type": "granite", "hidden_act": "silu"},
         tensors=OUTER_TENSORS,
         layer_tensors=GATED_LAYER,
         interleaved=ROTATED_PAIRWISE,
         biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
         expects={"rope.scaling.finetuned": True},  # false stands for layers that do not rotate
+    ),
+    "granitemoe": Architecture(
+        name="GraniteMoeForCausalLM",
+        keys={**GRANITE_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "granitemoe", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **MIXTRAL_EXPERTS, "ffn_gate_inp": "block_sparse_moe.router.layer"},
+        interleaved=ROTATED_PAIRWISE,
+        biases={"attention_bias": "attn_q"},
+        expects={"rope.scaling.finetuned": True, "expert_shared_feed_forward_length": None},
     ),
     "smollm3": Architecture(
         name="SmolLM3ForCausalLM",
