@@ -1,7 +1,8 @@
 // Attention to latent pages (see Pages in ops.h): one vector a token, read as key and as value.
 //
-// Values are read from the pages. Keys want their slots side by side, so those of a span are turned once for all queries
-// of a tile: many heads share them, and turning costs a fiftieth of what a tile of 32 queries then does with them.
+// Values are read from the pages. Keys want their slots side by side, so those of a span are turned once for all
+// queries of a tile: many heads share them, and turning costs a fiftieth of what a tile of 32 queries then does with
+// them.
 #pragma once
 
 #include "attention_float.h"

@@ -187,9 +187,7 @@ void bind_tape(nb::module_& m) {
             "q"_a, "layer"_a, "scale"_a, "window"_a, "out"_a)
         .def(
             "write_latent",
-            [](Tape& t, View latent, View turned, int64_t layer) {
-                t.add(quire::WriteLatent{latent, turned, layer});
-            },
+            [](Tape& t, View latent, View turned, int64_t layer) { t.add(quire::WriteLatent{latent, turned, layer}); },
             "latent"_a, "turned"_a, "layer"_a)
         .def(
             "mla_attention",

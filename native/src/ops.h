@@ -17,7 +17,8 @@ enum class PageType : uint8_t { Float16, Bfloat16, Float32, Int8 };
 // Int8: the key of one token and head is `columns` codes of -127 .. 127 times an fp32 unit, and so is the value.
 //   keys   [columns / 4, block_size, 4], units [block_size]   columns: head_dim and zeros up to a multiple of 8
 //   values [block_size / 4, columns, 4], units [block_size]   block_size: a multiple of 8
-// Latent: no values, and [block_size, head_dim] instead of keys, whose first `latent` columns are the value. Only floats.
+// Latent: no values, and [block_size, head_dim] instead of keys, whose first `latent` columns are the value. Only
+// floats.
 struct Pages {
     uint8_t* data;
     int64_t num_blocks, num_layers, num_kv_heads, head_dim, block_size;
@@ -65,9 +66,9 @@ struct AttentionTile {
     int64_t layer, kv_head;
     const int32_t* block_table;
     int num_queries;
-    const float* q[kTileQueries];  // [value_dim] each
+    const float* q[kTileQueries];       // [value_dim] each
     const float* turned[kTileQueries];  // [head_dim - value_dim] each: the rest of q, where the pages are latent
-    float* out[kTileQueries];      // [value_dim] each
+    float* out[kTileQueries];           // [value_dim] each
     int32_t first[kTileQueries], last[kTileQueries];
     float scale;
     float* scratch;  // attention_scratch floats of this thread

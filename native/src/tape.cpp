@@ -416,9 +416,9 @@ class Walk {
             const int64_t token = (first + i) / group, head = kv_head * group + (first + i) % group;
             const int64_t position = run.context - run.count + token;
             tile.q[i] = input(op.q, op.out, run.start + token) + head * pages.value_dim();
-            tile.turned[i] = pages.latent ? input(op.turned, op.out, run.start + token) +
-                                                head * (pages.head_dim - pages.latent)
-                                          : nullptr;
+            tile.turned[i] = pages.latent
+                                 ? input(op.turned, op.out, run.start + token) + head * (pages.head_dim - pages.latent)
+                                 : nullptr;
             tile.out[i] = row(op.out, run.start + token) + head * pages.value_dim();
             tile.last[i] = int32_t(position);
             tile.first[i] = int32_t(op.window ? std::max<int64_t>(0, position - op.window + 1) : 0);

@@ -146,9 +146,8 @@ struct Logits {
     float softcap;  // 0: none
 };
 
-using Op =
-    std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, RopeAngles, Rope, WriteKV, WriteLatent, Attention,
-                 Activate, ActivateAndMul, Mixture, MulSigmoid, Scale, Clamp, Add, Logits>;
+using Op = std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, RopeAngles, Rope, WriteKV, WriteLatent,
+                        Attention, Activate, ActivateAndMul, Mixture, MulSigmoid, Scale, Clamp, Add, Logits>;
 
 class Tape {
  public:
