@@ -1,5 +1,5 @@
-"""The engine on a GPU with a latent cache: its own equalities to the last bit where that is asked for, and transformers'
-tokens. DeepSeek's widths of heads and latents, and few of everything else."""
+"""The engine on a GPU with a latent cache: its own equalities to the last bit where that is asked for, and tokens of
+transformers. DeepSeek's widths of heads and latents, and few of everything else."""
 
 from pathlib import Path
 from typing import Any
