@@ -1,7 +1,7 @@
 // Attention over pages: a tile of queries walks the blocks of its sequence once, keeping a running softmax.
 //
 // Blocks are taken in spans of some 64 slots. For every span:
-//     scores = q . keys;  m' = max(m, scores);  p = 2^(scores - m');
+//     scores = q . keys, capped and sloped where that is asked for;  m' = max(m, scores);  p = 2^(scores - m');
 //     l = l * 2^(m - m') + p;  acc = acc * 2^(m - m') + p . values.
 // After some 256 positions a part ends, and (m, l, acc) are folded with those of the parts before; then they begin
 // anew. At the end, out = acc / l.

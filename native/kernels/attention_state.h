@@ -3,14 +3,13 @@
 
 #include <math.h>
 
+#include "activation.h"
 #include "inline.h"
 #include "ops.h"
 #include "vec.h"
 
 namespace quire::QUIRE_ISA {
 namespace {
-
-constexpr float kLog2e = 1.44269504f;
 
 int64_t round_up(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
@@ -72,13 +71,36 @@ void hide(const AttentionTile& t, int query, const Span& span, float* row, float
     }
 }
 
+// A row of scores is capped, and gains what the distance to each key is worth.
+void bend(const AttentionTile& t, int query, const Span& span, float* row) {
+    if (t.softcap != 0) {
+        const F8 most = splat(t.softcap * kLog2e), inverse = splat(1.0f / (t.softcap * kLog2e));
+        for (int64_t c = 0; c < span.num_blocks * span.padded; c += kLanes)
+            store(row + c, tanh(load(row + c) * inverse) * most);
+    }
+    if (!t.has_slopes) return;
+    static constexpr float kPlaces[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7};
+    const F8 slope = splat(t.slope[query] * kLog2e);
+    for (int64_t b = 0; b < span.num_blocks; ++b) {
+        const int64_t distance = span.base(b) - t.position[query];
+        for (int64_t slot = 0; slot < span.padded; slot += kLanes) {
+            float* scores = row + b * span.padded + slot;
+            store(scores, multiply_add(slope, load(kPlaces) + splat(float(distance + slot)), load(scores)));
+        }
+    }
+}
+
 // Rows [begin, N) of the scores belong to the queries from `first` + begin on: m', and the correction of what was found
 // so far.
 template <int N>
 QUIRE_INLINE void raise(const AttentionTile& t, State& s, int first, int begin, const Span& span) {
     F8 most[N];
     for (int i = 0; i < N; ++i) most[i] = splat(s.most[first + i]);
-    for (int i = begin; i < N; ++i) hide(t, first + i, span, s.scores + i * s.score_stride, -INFINITY);
+    for (int i = begin; i < N; ++i) {
+        float* row = s.scores + i * s.score_stride;
+        if (t.softcap != 0 || t.has_slopes) bend(t, first + i, span, row);
+        hide(t, first + i, span, row, -INFINITY);
+    }
     for (int64_t c = 0; c < span.num_blocks * span.padded; c += kLanes) {
         QUIRE_UNROLL
         for (int i = 0; i < N; ++i) most[i] = max(most[i], load(s.scores + i * s.score_stride + c));

@@ -181,10 +181,11 @@ void bind_tape(nb::module_& m) {
             "v"_a, "layer"_a)
         .def(
             "attention",
-            [](Tape& t, View q, int64_t layer, float scale, int64_t window, View out) {
-                t.add(quire::Attention{q, View{}, layer, scale, window, out, 0});
+            [](Tape& t, View q, int64_t layer, float scale, int64_t window, float softcap, std::optional<Floats> slopes,
+               View out) {
+                t.add(quire::Attention{q, View{}, layer, scale, window, softcap, data_of(slopes), out, 0});
             },
-            "q"_a, "layer"_a, "scale"_a, "window"_a, "out"_a)
+            "q"_a, "layer"_a, "scale"_a, "window"_a, "softcap"_a, "slopes"_a.none().noconvert(), "out"_a)
         .def(
             "write_latent",
             [](Tape& t, View latent, View turned, int64_t layer) { t.add(quire::WriteLatent{latent, turned, layer}); },
@@ -192,7 +193,7 @@ void bind_tape(nb::module_& m) {
         .def(
             "mla_attention",
             [](Tape& t, View q, View turned, int64_t layer, float scale, View out) {
-                t.add(quire::Attention{q, turned, layer, scale, 0, out, 0});
+                t.add(quire::Attention{q, turned, layer, scale, 0, 0.0f, nullptr, out, 0});
             },
             "q"_a, "turned"_a, "layer"_a, "scale"_a, "out"_a)
         .def(

@@ -370,6 +370,8 @@ class Walk {
                 all.q[all.num_queries] = one.q[i];
                 all.turned[all.num_queries] = one.turned[i];
                 all.first[all.num_queries] = one.first[i];
+                all.slope[all.num_queries] = one.slope[i];
+                all.position[all.num_queries] = one.position[i];
                 all.last[all.num_queries] = int32_t((part + 1) * attention_part(tape_.pages_.block_size) - 1);
             }
         }
@@ -410,6 +412,8 @@ class Walk {
         tile.block_table = run.block_table;
         tile.num_queries = int(std::min<int64_t>(kTileQueries, run.count * group - first));
         tile.scale = op.scale;
+        tile.softcap = op.softcap;
+        tile.has_slopes = op.slopes != nullptr;
         tile.scratch =
             tape_.attention_scratch_.get() + team_.thread * attention_scratch(pages.head_dim, pages.block_size);
         for (int i = 0; i < tile.num_queries; ++i) {
@@ -420,7 +424,8 @@ class Walk {
                                  ? input(op.turned, op.out, run.start + token) + head * (pages.head_dim - pages.latent)
                                  : nullptr;
             tile.out[i] = row(op.out, run.start + token) + head * pages.value_dim();
-            tile.last[i] = int32_t(position);
+            tile.last[i] = tile.position[i] = int32_t(position);
+            tile.slope[i] = op.slopes ? op.slopes[head] : 0.0f;
             tile.first[i] = int32_t(op.window ? std::max<int64_t>(0, position - op.window + 1) : 0);
         }
         return tile;

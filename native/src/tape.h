@@ -103,7 +103,9 @@ struct Attention {
     View q, turned;  // turned: the rest of every query where the pages are latent, else nothing
     int64_t layer;
     float scale;
-    int64_t window;  // 0: everything before
+    int64_t window;       // 0: everything before
+    float softcap;        // 0: none
+    const float* slopes;  // [heads], or null
     View out;
     int64_t counter;  // which of the tape's counters hands out its tiles
 };

@@ -8,7 +8,7 @@ import pytest
 from transformers import Gemma2Config, Gemma3Config, Gemma3TextConfig, GemmaConfig
 
 from models.checking import BACKENDS, TINY, Cases, Theirs, check_against_transformers, checkpoints_of
-from quire.core.errors import Unsupported
+from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models import gemma
 from quire.ops.opset import Activation
 from quire.weights.config import CheckpointConfig
@@ -86,6 +86,10 @@ def test_a_gemma3_with_images_leaves_most_of_its_text_unsaid() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        ({"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+        ({"layer_types": 6}, "layer_types is 6, not a list"),
+        ({"layer_types": ["full_attention"]}, "layer_types lists 1 layers, and there are 2"),
         ({"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types lists linear_attention"),
@@ -93,5 +97,5 @@ def test_a_gemma3_with_images_leaves_most_of_its_text_unsaid() -> None:
     ],
 )
 def test_what_nobody_wrote_code_for_is_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(Unsupported, match=message):
+    with pytest.raises((Unsupported, BadCheckpoint), match=message):
         read(architectures=["Gemma3ForCausalLM"], num_hidden_layers=2, **values)

@@ -97,13 +97,8 @@ checkpoints = checkpoints_of(CASES)
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # in GPTBigCode
 
 
-WITH_SLOPES = ("mpt", "bloom", "falcon-rw")  # the attention of the native backend has none yet
-
-
-@pytest.mark.parametrize(
-    ("backend", "name"),
-    [(b, name) for b in BACKENDS for name in CASES if b == "torch" or not name.startswith(WITH_SLOPES)],
-)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_logits_and_greedy_tokens_are_those_of_transformers(
     checkpoints: Callable[[str], Theirs], backend: str, name: str
 ) -> None:

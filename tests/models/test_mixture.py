@@ -87,6 +87,8 @@ def test_what_nobody_wrote_code_for_is_refused() -> None:
         read("OlmoeForCausalLM", clip_qkv=8.0)
     with pytest.raises(Unsupported, match="use_sliding_window is True"):
         read("Qwen2MoeForCausalLM", use_sliding_window=True, sliding_window=8)
+    with pytest.raises(BadCheckpoint, match="decoder_sparse_step is 0"):
+        read("Qwen2MoeForCausalLM", decoder_sparse_step=0)
     with pytest.raises(BadCheckpoint, match="num_experts_per_tok is 9, and there are 8 experts"):
         read("OlmoeForCausalLM", num_experts_per_tok=9)
 

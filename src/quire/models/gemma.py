@@ -9,6 +9,7 @@ from functools import partial
 from math import sqrt
 from typing import Any
 
+from quire.core.errors import BadCheckpoint
 from quire.models import llama
 from quire.models.llama import LlamaConfig
 from quire.models.loading import Model, Vector, Wanted
@@ -55,9 +56,12 @@ def config(hf: CheckpointConfig) -> GemmaConfig:
     numbers = llama.numbers(hf)
     rope, head_dim = numbers["rope"], numbers["head_dim"]
     local_theta = hf.float("rope_local_base_freq", 10_000.0)
+    scored_as = head_dim if hf.architecture == FIRST else hf.float("query_pre_attn_scalar", head_dim)
+    if scored_as <= 0:
+        raise BadCheckpoint(f"query_pre_attn_scalar is {scored_as}")
     numbers |= {
         "embed_scale": sqrt(numbers["hidden"]),
-        "score_scale": 1 / sqrt(head_dim if hf.architecture == FIRST else hf.float("query_pre_attn_scalar", head_dim)),
+        "score_scale": 1 / sqrt(scored_as),
         "score_cap": hf.float("attn_logit_softcapping", 0.0),
         "activation": Activation.GELU_TANH,
         "tied": hf.bool("tie_word_embeddings", True),
@@ -75,6 +79,8 @@ def config(hf: CheckpointConfig) -> GemmaConfig:
 def _layer_types(hf: CheckpointConfig) -> list[str]:
     """Every n-th layer sees all."""
     period = {FIRST: 1, SECOND: 2, THIRD: hf.int("sliding_window_pattern", 6)}[hf.architecture]
+    if period < 1:
+        raise BadCheckpoint(f"sliding_window_pattern is {period}")
     layers = range(1, hf.int("num_hidden_layers") + 1)
     return ["sliding_attention" if layer % period else "full_attention" for layer in layers]
 

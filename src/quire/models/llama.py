@@ -95,7 +95,7 @@ def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
 
 
 def listed_windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
-    kinds = hf.get("layer_types")
+    kinds = hf.list("layer_types")
     if len(kinds) != layers:
         raise BadCheckpoint(f"layer_types lists {len(kinds)} layers, and there are {layers}")
     known = {"full_attention": 0, "sliding_attention": hf.int("sliding_window", 0)}

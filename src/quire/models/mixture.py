@@ -69,7 +69,9 @@ def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
 
 
 def _sparse(hf: CheckpointConfig, layers: int) -> tuple[bool, ...]:
-    dense, step = hf.get("mlp_only_layers", []), hf.int("decoder_sparse_step", 1)
+    dense, step = hf.list("mlp_only_layers", []), hf.int("decoder_sparse_step", 1)
+    if step < 1:
+        raise BadCheckpoint(f"decoder_sparse_step is {step}")
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
 
 

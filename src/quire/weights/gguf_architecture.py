@@ -4,6 +4,8 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from quire.weights.config import CheckpointConfig
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -28,7 +30,7 @@ class Architecture:
     biases: Mapping[str, str] = field(default_factory=dict)  # config key -> layer tensor whose bias makes it true
     norms_plus: float = 0.0  # what the converter added to the weights of norms
     expects: Mapping[str, Any] = field(default_factory=dict)  # GGUF key -> the only value that is supported
-    derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None  # config -> more of it
+    derive: Callable[[CheckpointConfig], Mapping[str, Any]] | None = None  # config -> more of it
     layers: str = "model.layers"  # what Hugging Face's names of layer tensors begin with
     variants: Mapping[str, Variant] = field(default_factory=dict)  # layer tensor -> what differs where a file has it
 

@@ -4,6 +4,7 @@ A row names the Hugging Face architecture, the config keys with their GGUF twins
 architecture, add its row to ARCHITECTURES; a dot in a config key leads into an object."""
 
 import re
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
@@ -106,19 +107,18 @@ GRANITE_KEYS = {
 ROTATED_PAIRWISE = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 
 
-def _gemma(config: Mapping[str, Any]) -> dict[str, Any]:
+def _gemma(config: CheckpointConfig) -> dict[str, Any]:
     """What Gemma 2 and 3 files leave to the reader: the largest of each scales scores by the width of a head as it
     would be without its own width; without a window, all layers see everything."""
-    layers, largest = config["num_hidden_layers"], {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
-    if layers == largest[config["architectures"][0]]:
-        width = config["hidden_size"] // max(config["num_attention_heads"], 1)
-    else:
-        width = config["head_dim"]
+    largest = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}[config.architecture]  # layers
+    heads, width = config.int("num_attention_heads"), config.int("head_dim")
+    if config.int("num_hidden_layers") == largest:
+        width = config.int("hidden_size") // max(heads, 1)
     derived: dict[str, Any] = {"query_pre_attn_scalar": width}
     pattern = config.get("sliding_window_pattern")  # a number, or one for each layer
-    if not config.get("sliding_window"):
-        derived["layer_types"] = ["full_attention"] * layers
-    elif pattern is not None and not isinstance(pattern, int):
+    if not config.int("sliding_window", 0):
+        derived["sliding_window_pattern"] = 1
+    elif isinstance(pattern, array):
         derived["layer_types"] = ["sliding_attention" if local else "full_attention" for local in pattern]
     return derived
 
@@ -319,7 +319,7 @@ def translate_config(row: Architecture, metadata: CheckpointConfig, tensors: Map
     values["tie_word_embeddings"] = "output.weight" not in tensors
     values["bos_token_id"] = metadata.get("tokenizer.ggml.bos_token_id")
     values["eos_token_id"] = end_ids(metadata)
-    return values | dict(row.derive(values) if row.derive else {})
+    return values | dict(row.derive(CheckpointConfig(metadata.source, values)) if row.derive else {})
 
 
 def end_ids(metadata: CheckpointConfig) -> list[int]:

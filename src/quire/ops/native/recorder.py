@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.core.errors import Unsupported
 from quire.ops.native.liveness import Storage, Use
 from quire.ops.opset import Activation, Float32, KVSpec, Routing
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
@@ -146,17 +145,16 @@ class Recorder:
         softcap: float = 0.0,
         slopes: Float32 | None = None,
     ) -> Columns:
-        if softcap or slopes is not None:
-            raise Unsupported("attention with capped scores or slopes on a CPU", "use the torch backend")
         assert not self._spec.latent, "pages of latents have no keys and values"
         assert head_dim == self._spec.head_dim, f"heads of {head_dim} columns and pages of {self._spec.head_dim}"
         assert q.columns % (head_dim * self._spec.num_kv_heads) == 0, f"{q.columns} columns of q"
-        assert 0 <= layer < self._spec.num_layers and window >= 0
+        assert 0 <= layer < self._spec.num_layers and window >= 0 and softcap >= 0
+        assert slopes is None or slopes.shape == (q.columns // head_dim,), f"{q.columns} columns of q, other slopes"
         out = _fresh(q.columns)
         return self._note(
             (q,),
             out,
-            lambda tape, at: tape.attention(at(q), layer, scale, window, at(out)),
+            lambda tape, at: tape.attention(at(q), layer, scale, window, softcap, slopes, at(out)),
             barrier=True,
             any_rows=True,
         )
