@@ -25,8 +25,8 @@ struct Strip {
     static constexpr int group_bytes = Offset ? offsets_at + 16 : offsets_at;
     static constexpr int parts = kGroupInputs / Group;  // groups of weights in a group of activations
 
-    // acc[r] += group . x[r]: the dot products of all rows, then all multiply-adds, as every change between the two costs
-    // the pipes some turns.
+    // acc[r] += group . x[r]: the dot products of all rows, then all multiply-adds, as every change between the two
+    // costs the pipes some turns.
     template <int Rows>
     QUIRE_INLINE static void add_group(const uint8_t* group, const QuantizedGroup* x, int part,
                                        float32x4_t (&acc)[Rows]) {

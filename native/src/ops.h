@@ -69,7 +69,7 @@ struct AttentionTile {
     bool has_slopes;                 // then scores gain slope * (position of the key - position of the query)
     float slope[kTileQueries];       // where there are slopes, and likewise
     int32_t position[kTileQueries];  // of the query
-    float* scratch;  // attention_scratch floats of this thread
+    float* scratch;                  // attention_scratch floats of this thread
 };
 
 // Blocks whose scores are softened together: about 64 slots, always counted from the sequence's start.
