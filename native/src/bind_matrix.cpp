@@ -69,26 +69,31 @@ FloatMatrix new_floats(int64_t rows, int64_t columns) {
     return FloatMatrix(values, {size_t(rows), size_t(columns)}, owner);
 }
 
+// Its entries, once they are known to be a permutation; null where there is none.
+const int32_t* checked_order(const std::optional<Order>& order, const char* name, const char* things, int64_t count) {
+    if (!order) return nullptr;
+    if (int64_t(order->shape(0)) != count)
+        refuse("%s has %lld entries for %lld %s", name, (long long)order->shape(0), (long long)count, things);
+    std::vector<bool> taken(size_t(count), false);
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t entry = order->data()[i];
+        if (entry < 0 || entry >= count || taken[size_t(entry)])
+            refuse("%s is not a permutation of %lld %s: entry %lld is %lld", name, (long long)count, things,
+                   (long long)i, (long long)entry);
+        taken[size_t(entry)] = true;
+    }
+    return order->data();
+}
+
 void construct(Matrix* matrix, const std::string& storage, const Bytes& data, int64_t num_columns,
-               const std::optional<Order>& row_order) {
+               const std::optional<Order>& row_order, const std::optional<Order>& column_order) {
     const StorageInfo& info = checked_storage(storage, data, num_columns);
     const int64_t num_rows = int64_t(data.shape(0));
     if (num_rows == 0) refuse("a matrix of 0 rows");
-    if (row_order) {
-        if (int64_t(row_order->shape(0)) != num_rows)
-            refuse("row_order has %lld entries for %lld rows", (long long)row_order->shape(0), (long long)num_rows);
-        std::vector<bool> taken(size_t(num_rows), false);
-        for (int64_t i = 0; i < num_rows; ++i) {
-            const int64_t row = row_order->data()[i];
-            if (row < 0 || row >= num_rows || taken[size_t(row)])
-                refuse("row_order is not a permutation of %lld rows: entry %lld is %lld", (long long)num_rows,
-                       (long long)i, (long long)row);
-            taken[size_t(row)] = true;
-        }
-    }
-    const int32_t* order = row_order ? row_order->data() : nullptr;
+    const int32_t* rows = checked_order(row_order, "row_order", "rows", num_rows);
+    const int32_t* columns = checked_order(column_order, "column_order", "columns", num_columns);
     nb::gil_scoped_release unlocked;
-    new (matrix) Matrix(info.storage, data.data(), int64_t(data.shape(1)), num_rows, num_columns, order);
+    new (matrix) Matrix(info.storage, data.data(), int64_t(data.shape(1)), num_rows, num_columns, rows, columns);
 }
 
 FloatMatrix dequantize(const std::string& storage, const Bytes& data, int64_t num_columns) {
@@ -119,6 +124,7 @@ FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) 
     if (int64_t(x.shape(1)) != num_inputs)
         refuse("x has %lld columns for %lld inputs", (long long)x.shape(1), (long long)num_inputs);
     if (num_threads < 1) refuse("%d threads", num_threads);
+    if (w.input_order) refuse("the inputs of the matrix are in an order that only a tape undoes");
     FloatMatrix out = new_floats(rows, w.num_outputs);
     if (rows == 0) return out;
     const MatrixKernels& matrix_kernels = kernels().matrix;
@@ -158,9 +164,11 @@ FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) 
 
 void bind_matrix(nb::module_& m) {
     nb::class_<Matrix>(m, "Matrix", "Weights [num_outputs, num_inputs] in the layout the kernels read")
-        .def("__init__", &construct, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"),
-             nb::arg("row_order") = nb::none(),
-             "Pack stored rows, uint8 [rows, row_bytes]. Output o is taken from row row_order[o].")
+        .def(
+            "__init__", &construct, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"),
+            nb::arg("row_order") = nb::none(), nb::arg("column_order") = nb::none(),
+            "Pack stored rows, uint8 [rows, row_bytes]. Output o is taken from row row_order[o], and column k is input "
+            "column_order[k].")
         .def_prop_ro("num_outputs", [](const Matrix& matrix) { return matrix.packed().num_outputs; })
         .def_prop_ro("num_inputs", [](const Matrix& matrix) { return matrix.packed().num_inputs; })
         .def_prop_ro("layout", [](const Matrix& matrix) { return layout_name(matrix.packed().layout); })

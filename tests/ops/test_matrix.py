@@ -186,6 +186,16 @@ def test_row_order_permutes_outputs(name: str) -> None:
     np.testing.assert_array_equal(permuted, _native.Matrix(name, data, 256).dequantized()[order])
 
 
+@pytest.mark.parametrize("name", ["F16", "Q4_1", "Q6_K"])
+def test_columns_are_unpacked_in_the_order_of_inputs(name: str) -> None:
+    data = stored_rows(STORAGE_TYPES[name], 40, 256)
+    order = np.random.default_rng(1).permutation(256).astype(np.int32)
+    permuted = _native.Matrix(name, data, 256, None, order)
+    np.testing.assert_array_equal(permuted.dequantized()[:, order], _native.Matrix(name, data, 256).dequantized())
+    with pytest.raises(ValueError, match="only a tape undoes"):
+        _native.multiply(permuted, np.zeros((1, 256), np.float32))
+
+
 @pytest.mark.parametrize(("rows", "outputs"), [(1, 33), (7, 100), (65, 48)])
 @pytest.mark.parametrize("name", STORAGE_TYPES)
 def test_multiply_is_near_double_precision(isa: str, name: str, rows: int, outputs: int) -> None:

@@ -138,7 +138,7 @@ def _mxfp4(blocks: Bytes) -> Floats:
 
 def _nvfp4(blocks: Bytes) -> Floats:
     scales, codes = _split(blocks, 4)
-    halved = np.where(scales == 0x7F, np.float32(0), _e4m3(scales & 0x7F) * np.float32(0.5))
+    halved = np.where(scales == 0x7F, np.float32(0), _e4m3((scales & 0x7F).astype(np.uint8)) * np.float32(0.5))
     halved[scales == 0xFF] = 240  # only with a sign that counts for nothing are all ones a number
     values = E2M1_VALUES[_nibbles(codes, run=8).astype(np.intp)]
     return _grouped(halved, values)

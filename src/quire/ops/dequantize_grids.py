@@ -111,9 +111,10 @@ def _scales(field: Bytes) -> Floats:
     return (_unfold(field, _TWO_NIBBLES) & 15).astype(np.float32)
 
 
-def _with_eighth_sign(words: NDArray[np.unsignedinteger]) -> Bytes:
+def _with_eighth_sign(words: NDArray[np.integer]) -> Bytes:
     """Seven signs are stored, and the eighth makes the number of negative ones even: [n, ...] -> [n, bytes]"""
-    return _EIGHT_SIGNS[words & 127].reshape(len(words), -1)
+    signs: Bytes = _EIGHT_SIGNS[words & 127].reshape(len(words), -1)
+    return signs
 
 
 def _signed(scales: Floats, magnitudes: Floats, signs: Bytes) -> Floats:

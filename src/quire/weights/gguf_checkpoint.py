@@ -42,10 +42,11 @@ class GGUFCheckpoint:
     def nbytes(self) -> int:
         return sum(entry.nbytes for entry, _ in self._entries.values())
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._find(name)[0].shape
+
     def tensor(self, name: str) -> StoredTensor:
-        if name not in self._entries:
-            raise BadCheckpoint(f"{self.path} has no tensor {name!r}")
-        entry, translated = self._entries[name]
+        entry, translated = self._find(name)
         stored = replace(stored_tensor(self._gguf, entry), name=name)
         if translated.heads_key is None:
             return stored
@@ -54,6 +55,11 @@ class GGUFCheckpoint:
             itemsize = entry.row_bytes // entry.shape[0]
             return replace(stored, data=stored.data.reshape(-1, itemsize)[order].reshape(1, -1))
         return replace(stored, row_order=order)
+
+    def _find(self, name: str) -> tuple[TensorEntry, TensorName]:
+        if name not in self._entries:
+            raise BadCheckpoint(f"{self.path} has no tensor {name!r}")
+        return self._entries[name]
 
     def _half_split_order(self, entry: TensorEntry, heads_key: str) -> NDArray[np.int32]:
         """Rows of a head are stored as 0, n/2, 1, n/2 + 1, ...; this takes them back to 0, 1, 2, ..."""

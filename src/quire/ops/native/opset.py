@@ -23,7 +23,7 @@ class NativeOps:
         self.threads = threads if threads is not None else available_cpus()
 
     def pack(self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None) -> PackedWeight:
-        segments = [_pack(list(alike)) for _, alike in groupby(parts, key=lambda part: part.type)]
+        segments = [_pack(list(alike)) for _, alike in groupby(parts, key=_kind)]
         vector = np.concatenate([self.vector(part) for part in bias]) if bias else None
         return PackedWeight(
             num_outputs=sum(part.num_rows for part in parts),
@@ -65,8 +65,13 @@ class NativeOps:
         return NativeProgram(forward, cache, max_tokens, self.threads)
 
 
+def _kind(part: StoredTensor) -> tuple[str, bytes]:
+    """What parts of one matrix have in common."""
+    return part.type.name, b"" if part.column_order is None else part.column_order.tobytes()
+
+
 def _pack(parts: list[StoredTensor]) -> Any:
-    """Parts stored in one type become one matrix, so that its outputs are shared evenly among the threads."""
+    """Parts of one kind become one matrix, so that its outputs are shared evenly among the threads."""
     data, row_order = parts[0].data, parts[0].row_order
     if len(parts) > 1:
         data = np.concatenate([part.data for part in parts])
@@ -75,4 +80,5 @@ def _pack(parts: list[StoredTensor]) -> Any:
             orders = [np.arange(p.num_rows) if p.row_order is None else p.row_order for p in parts]
             row_order = np.concatenate([order + first for order, first in zip(orders, firsts, strict=False)])
     order = None if row_order is None else np.ascontiguousarray(row_order, dtype=np.int32)
-    return native.Matrix(parts[0].type.name, np.ascontiguousarray(data), parts[0].num_columns, order)
+    columns = parts[0].column_order
+    return native.Matrix(parts[0].type.name, np.ascontiguousarray(data), parts[0].num_columns, order, columns)
