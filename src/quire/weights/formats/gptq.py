@@ -29,7 +29,7 @@ def read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, MadeTenso
     bits = quantization.expect("bits", *BITS)
     version = quantization.expect("checkpoint_format", "gptq", "gptq_v2", None)
     quantization.expect("is_marlin_format", False, None)
-    missing_one = 0 if version == "gptq_v2" else 1
+    missing_one = version != "gptq_v2"
     made = {}
     for module in modules_with(raw, ".qweight"):
         layer_bits = _bits(raw, module, bits)
@@ -56,14 +56,25 @@ def _bits(raw: RawTensors, module: str, bits: int) -> int:
     return found
 
 
-def _make(raw: RawTensors, module: str, shape: tuple[int, int], bits: int, missing_one: int) -> StoredTensor:
+def _make(raw: RawTensors, module: str, shape: tuple[int, int], bits: int, missing_one: bool) -> StoredTensor:
     outputs, inputs = shape
     words = raw.integers(f"{module}.qweight").T  # [N, K * bits / 32]
     scales = np.ascontiguousarray(raw.floats(f"{module}.scales").T)  # [N, groups]
-    zeros = unpack(raw.integers(f"{module}.qzeros"), bits, outputs).T.astype(np.float32) + missing_one
+    zeros = _zeros(raw.integers(f"{module}.qzeros"), bits, outputs, missing_one).T.astype(np.float32)
     groups = groups_of_inputs(raw, f"{module}.g_idx", inputs, scales.shape[1])
 
     def codes(first: int, last: int) -> NDArray[np.uint8]:
         return unpack(words[first:last], bits, inputs)
 
     return grouped_integers(f"{module}.weight", shape, bits, codes, scales, zeros, groups)
+
+
+def _zeros(words: NDArray[np.int32], bits: int, outputs: int, missing_one: bool) -> NDArray[np.uint8]:
+    """[groups, N]. Where one is missing it was subtracted from the codes of a word together, so a zero borrowed from the
+    next code; those of 3 bits, which cross words, were counted round."""
+    if not missing_one:
+        return unpack(words, bits, outputs)
+    if bits == 3:
+        return (unpack(words, bits, outputs) + 1) & 7
+    ones = np.uint32(sum(1 << place for place in range(0, 32, bits)))
+    return unpack(words.view(np.uint32) + ones, bits, outputs)
