@@ -7,6 +7,7 @@ No pickle is ever loaded: `pickle_machine` builds dictionaries and descriptions 
 torch.save writes for a state dict, and refuses all others. torch is not needed. Tensors are views of the mapped
 file."""
 
+import struct
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -65,7 +66,7 @@ class PytorchFile:
         try:
             with ZipFile(self.path) as archive:
                 return {member.filename: member for member in archive.infolist()}
-        except (BadZipFile, OSError, NotImplementedError) as error:
+        except (BadZipFile, OSError, NotImplementedError, ValueError, OverflowError, struct.error) as error:
             raise Unsupported(
                 f"{self.path} is not an archive of torch.save: {error}",
                 "files from before torch 1.6 are not read: convert them to safetensors",

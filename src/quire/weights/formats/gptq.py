@@ -70,8 +70,8 @@ def _make(raw: RawTensors, module: str, shape: tuple[int, int], bits: int, missi
 
 
 def _zeros(words: NDArray[np.int32], bits: int, outputs: int, missing_one: bool) -> NDArray[np.uint8]:
-    """[groups, N]. Where one is missing it was subtracted from the codes of a word together, so a zero borrowed from the
-    next code; those of 3 bits, which cross words, were counted round."""
+    """[groups, N]. Where one is missing it was subtracted from the codes of a word together, so a zero borrowed from
+    the next code; those of 3 bits, which cross words, were counted round."""
     if not missing_one:
         return unpack(words, bits, outputs)
     if bits == 3:
