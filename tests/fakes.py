@@ -1,5 +1,6 @@
 """Stand-ins that are exact about what they stand in for."""
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from quire.core.params import SamplingParams
@@ -57,10 +58,13 @@ class FakeExecutor:
         num_host_blocks: int = 0,
         vocab_size: int = 64,
         max_model_len: int = 4096,
+        ahead: int = 0,
     ) -> None:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
+        self.ahead = ahead
+        self.outputs: deque[StepOutput] = deque()  # not collected
         self.blocks: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
         self.host: list[list[int | None]] = [[None] * block_size for _ in range(num_host_blocks)]
         self.rows: dict[int, FakeRow] = {}
@@ -74,10 +78,18 @@ class FakeExecutor:
             max_model_len=self.max_model_len,
             weight_bytes=0,
             cache_bytes=0,
+            ahead=self.ahead,
         )
 
     def stop(self) -> None:
         self.rows.clear()
+
+    def submit(self, plan: StepPlan) -> None:
+        assert len(self.outputs) <= self.ahead, "more plans than are taken ahead"
+        self.outputs.append(self.run(plan))
+
+    def collect(self) -> StepOutput:
+        return self.outputs.popleft()
 
     def run(self, plan: StepPlan) -> StepOutput:
         for row in plan.retired:
@@ -104,6 +116,7 @@ class FakeExecutor:
 
     def _admit(self, new: Admission) -> None:
         assert new.row not in self.rows, f"row {new.row} is admitted and in use"
+        assert min(new.tokens) >= 0, f"row {new.row} is admitted before its tokens are known"
         self.rows[new.row] = FakeRow(
             new.params, new.sample, list(new.tokens), new.num_prompt, list(new.blocks), new.stop_ids, chain(new.tokens)
         )

@@ -313,7 +313,8 @@ def time_write(results: Results) -> None:
         number = torch.empty(0, dtype=kept).element_size()
         num_bytes = tokens * (4 * HEAD_DIM + (row + HEADS * HEAD_DIM) * 2 + 2 * KV_HEADS * HEAD_DIM * number)
         with guarded(f"write {tokens} {kept}"):
-            run = lambda s=step, x=(qkv, angles, slots): kv_write(*x, s.pages[0], HEADS)  # noqa: E731
+            parts = qkv.split([n * HEAD_DIM for n in (HEADS, KV_HEADS, KV_HEADS)], dim=1)
+            run = lambda s=step, x=(*parts, angles, slots): kv_write(*x, s.pages[0])  # noqa: E731
             results.add(f"write {tokens} tokens, {kept}", seconds_of([run] * 10), num_bytes=num_bytes)
 
 

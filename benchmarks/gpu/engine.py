@@ -2,17 +2,20 @@
 
     python -m benchmarks.gpu.engine [--quantization fp8|int8|int4] [--requests 1000]
 
-The shape is Llama-3.1-8B's. Times are of steps, as the engine's own records have them, medians after a warm-up."""
+The shape is Llama-3.1-8B's. Times are of steps, from the end of one to the end of the next, medians after a warm-up. A
+gap is the time in which the GPU has nothing to do between a step's tokens and the next forward pass."""
 
 import argparse
 import json
 import statistics
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from quire.core.params import SamplingParams
 from quire.core.request import Request
@@ -59,6 +62,34 @@ class Bench:
         self.started = time.perf_counter() - begin
         self._ids = np.random.default_rng(0)
         self._count = 0
+        self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []  # around the work of each step
+        self._mark(executor)
+
+    def _mark(self, executor: LocalExecutor) -> None:
+        """Let every step record when its work begins and ends on the GPU."""
+        runner = executor._runner
+        assert runner is not None
+        run, begin = runner.program.run, runner.sampler.begin
+
+        def marked_run(batch: Any) -> Any:
+            start = torch.cuda.Event(enable_timing=True)
+            start.record()
+            logits, end = run(batch), torch.cuda.Event(enable_timing=True)
+            end.record()  # again behind the sampler, if anything is drawn
+            self._marks.append((start, end))
+            return logits
+
+        def marked_begin(logits: Any, rows: Any) -> Any:
+            finish = begin(logits, rows)
+            self._marks[-1][1].record()
+            return finish
+
+        runner.program.run, runner.sampler.begin = marked_run, marked_begin  # type: ignore[method-assign]
+
+    def _gaps(self) -> list[float]:
+        """Milliseconds between the steps of the last round."""
+        torch.cuda.synchronize()
+        return [max(end.elapsed_time(start), 0.0) for (_, end), (start, _) in pairwise(self._marks)]
 
     def submit(self, num_prompt: int, num_new: int) -> None:
         self._count += 1
@@ -67,15 +98,17 @@ class Bench:
         self.engine.submit(Request(id=str(self._count), prompt_ids=ids, params=params))
 
     def steps(self) -> list[tuple[int, float, float]]:
-        """Until all is done: tokens, seconds of the step, seconds of those outside the executor."""
+        """Until all is done: tokens, seconds of the step, seconds of those in the scheduler."""
         found = []
+        self._marks.clear()
+        last = time.perf_counter()
         while self.engine.has_work:
-            begin = time.perf_counter()
             self.engine.step()
-            record = self.engine.record
-            assert record is not None
-            seconds = time.perf_counter() - begin
-            found.append((record.num_tokens, seconds, seconds - record.run_seconds))
+            if (record := self.engine.record) is None or record.num_tokens == 0:
+                continue
+            now = time.perf_counter()
+            found.append((record.num_tokens, now - last, record.schedule_seconds + record.update_seconds))
+            last = now
         return found
 
     def decode(self, batch: int, context: int, num_new: int = 40) -> None:
@@ -87,7 +120,7 @@ class Bench:
         rate = batch / step
         print(
             f"decode {batch:4} x {context:6}: {1e3 * step:8.3f} ms a step, {rate:9.0f} tok/s, "
-            f"scheduler {1e3 * host:.3f} ms"
+            f"scheduler {1e3 * host:.3f} ms, gap {statistics.median(self._gaps()[5:]):.3f} ms"
         )
 
     def prefill(self, length: int) -> None:
@@ -110,7 +143,7 @@ class Bench:
         host = sum(host for _, _, host in steps)
         print(
             f"{requests} requests of {num_prompt}/{num_new}: {seconds:.1f} s, {requests * num_new / seconds:.0f} "
-            f"output tok/s, {len(steps)} steps, scheduler {host:.1f} s"
+            f"output tok/s, {len(steps)} steps, scheduler {host:.1f} s, gaps {sum(self._gaps()) / 1e3:.1f} s"
         )
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from benchmarks.gpu.linear_quantized import FP8, random_grouped, random_scaled
 from benchmarks.gpu.measuring import Calls, Ceilings, rows, seconds_a_call
 from benchmarks.gpu.shapes import SHAPES
-from quire.ops.torch.kernels.activation import Activation, activate_and_mul_quantized, silu_and_mul
+from quire.ops.opset import Activation
+from quire.ops.torch.kernels.activation import activate_and_mul_quantized, silu_and_mul
 from quire.ops.torch.kernels.linear import linear
 from quire.ops.torch.kernels.linear_splits import new_tickets
 from quire.ops.torch.kernels.norm import add_rms_norm, add_rms_norm_quantized

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "activation.h"
 #include "inline.h"
 #include "int8.h"
 
@@ -15,8 +16,6 @@ void fold_parts(const AttentionTile& tile, float* findings, int64_t num_parts, i
 
 namespace {
 
-constexpr float kLog2e = 1.44269504f;
-
 void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
     const int64_t whole = n / kLanes * kLanes, rest = n - whole;
     F8 squares = splat(0.0f);
@@ -24,6 +23,28 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* 
     if (rest) squares = multiply_add(load_part(x + whole, rest), load_part(x + whole, rest), squares);
     const float factor = 1.0f / sqrtf(sum(squares) / float(n) + eps);
     for (int64_t i = 0; i < n; ++i) out[i] = x[i] * factor * weight[i];
+}
+
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t n, float* out) {
+    const int64_t whole = n / kLanes * kLanes, rest = n - whole;
+    F8 sums = splat(0.0f), squares = splat(0.0f);
+    for (int64_t i = 0; i < whole; i += kLanes) sums = sums + load(x + i);
+    if (rest) sums = sums + load_part(x + whole, rest);
+    const float mean = sum(sums) / float(n);
+    for (int64_t i = 0; i < whole; i += kLanes) {
+        const F8 centered = load(x + i) - splat(mean);
+        squares = multiply_add(centered, centered, squares);
+    }
+    if (rest) {
+        float centered[kLanes] = {};
+        for (int64_t i = 0; i < rest; ++i) centered[i] = x[whole + i] - mean;
+        squares = multiply_add(load(centered), load(centered), squares);
+    }
+    const float factor = 1.0f / sqrtf(sum(squares) / float(n) + eps);
+    for (int64_t i = 0; i < n; ++i) {
+        const float normed = (x[i] - mean) * factor * (weight ? weight[i] : 1.0f);
+        out[i] = bias ? normed + bias[i] : normed;
+    }
 }
 
 void rope_angles(int32_t position, const float* inv_freq, float scale, int64_t half, float* out) {
@@ -46,13 +67,50 @@ void rope(float* x, const float* angles, int64_t half, int64_t num_heads, int64_
     }
 }
 
-QUIRE_INLINE F8 silu(F8 x) { return x / (splat(1.0f) + exp2(x * splat(-kLog2e))); }
+template <Activation Kind>
+void activate_with(const float* x, int64_t n, float* out) {
+    const int64_t whole = n / kLanes * kLanes, rest = n - whole;
+    for (int64_t i = 0; i < whole; i += kLanes) store(out + i, activated<Kind>(load(x + i)));
+    if (rest) store_part(out + whole, activated<Kind>(load_part(x + whole, rest)), rest);
+}
 
-void silu_and_mul(const float* x, int64_t n, float* out) {
+template <Activation Kind>
+void activate_and_mul_with(const float* x, int64_t n, float* out) {
     const float *gate = x, *up = x + n;
     const int64_t whole = n / kLanes * kLanes, rest = n - whole;
-    for (int64_t i = 0; i < whole; i += kLanes) store(out + i, silu(load(gate + i)) * load(up + i));
-    if (rest) store_part(out + whole, silu(load_part(gate + whole, rest)) * load_part(up + whole, rest), rest);
+    for (int64_t i = 0; i < whole; i += kLanes) store(out + i, activated<Kind>(load(gate + i)) * load(up + i));
+    if (rest)
+        store_part(out + whole, activated<Kind>(load_part(gate + whole, rest)) * load_part(up + whole, rest), rest);
+}
+
+#define QUIRE_EACH_ACTIVATION(function)                                                             \
+    {function<Activation::Silu>, function<Activation::Gelu>,        function<Activation::GeluTanh>, \
+     function<Activation::Relu>, function<Activation::ReluSquared>, function<Activation::QuickGelu>}
+
+void activate(Activation kind, const float* x, int64_t n, float* out) {
+    static constexpr void (*kBy[kNumActivations])(const float*, int64_t, float*) = QUIRE_EACH_ACTIVATION(activate_with);
+    kBy[int(kind)](x, n, out);
+}
+
+void activate_and_mul(Activation kind, const float* x, int64_t n, float* out) {
+    static constexpr void (*kBy[kNumActivations])(const float*, int64_t, float*) =
+        QUIRE_EACH_ACTIVATION(activate_and_mul_with);
+    kBy[int(kind)](x, n, out);
+}
+
+void soft_cap(float* x, float cap, int64_t n) {
+    const F8 down = splat(1.0f / cap), up = splat(cap);
+    const int64_t whole = n / kLanes * kLanes, rest = n - whole;
+    for (int64_t i = 0; i < whole; i += kLanes) store(x + i, tanh(load(x + i) * down) * up);
+    if (rest) store_part(x + whole, tanh(load_part(x + whole, rest) * down) * up, rest);
+}
+
+void scale(const float* x, float factor, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = x[i] * factor;
+}
+
+void add_scaled(const float* x, float factor, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] += x[i] * factor;
 }
 
 void add(const float* x, const float* y, int64_t n, float* out) {
@@ -116,7 +174,7 @@ void write_kv(const Pages& pages, int64_t layer, int32_t slot, const float* k, c
 }  // namespace
 
 extern const OpKernels op_kernels;
-const OpKernels op_kernels = {rms_norm, rope_angles, rope,        silu_and_mul, add,
-                              write_kv, attend,      attend_part, fold_parts};
+const OpKernels op_kernels = {rms_norm, layer_norm, rope_angles, rope,     activate, activate_and_mul, add,
+                              scale,    add_scaled, soft_cap,    write_kv, attend,   attend_part,      fold_parts};
 
 }  // namespace quire::QUIRE_ISA

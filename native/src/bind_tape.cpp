@@ -28,11 +28,30 @@ using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Tables = nb::ndarray<const int32_t, nb::ndim<2>, nb::device::cpu>;
 using Matrices = std::vector<const quire::Matrix*>;
+using ManyMatrices = std::vector<Matrices>;
+
+const float* data_of(const std::optional<Floats>& vector) { return vector ? vector->data() : nullptr; }
+int64_t size_of(const std::optional<Floats>& vector) { return vector ? int64_t(vector->size()) : 0; }
+
+quire::Segments segments(const Matrices& matrices) {
+    quire::Segments packed;
+    for (const quire::Matrix* matrix : matrices) packed.push_back(matrix->packed());
+    return packed;
+}
 
 quire::Weight weight(const Matrices& matrices, const std::optional<Floats>& bias) {
-    std::vector<quire::PackedMatrix> segments;
-    for (const quire::Matrix* matrix : matrices) segments.push_back(matrix->packed());
-    return quire::Weight(std::move(segments), bias ? bias->data() : nullptr);
+    return quire::Weight(segments(matrices), data_of(bias));
+}
+
+quire::Experts experts(const ManyMatrices& matrices) {
+    std::vector<quire::Segments> packed;
+    for (const Matrices& one : matrices) packed.push_back(segments(one));
+    return quire::Experts(std::move(packed));
+}
+
+quire::Activation activation(int kind) {
+    if (kind < 0 || kind >= quire::kNumActivations) throw std::invalid_argument("no activation has that number");
+    return quire::Activation(kind);
 }
 
 void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints context_lens, Tables block_tables,
@@ -112,19 +131,28 @@ void bind_tape(nb::module_& m) {
             "block_size"_a, "dtype"_a, "max_tokens"_a, "arena_size"_a, "num_threads"_a)
         .def(
             "embedding",
-            [](Tape& t, const std::string& storage, Bytes data, std::optional<Ints> row_order, View out) {
+            [](Tape& t, bool of_positions, const std::string& storage, Bytes data, std::optional<Ints> row_order,
+               View out) {
                 const quire::StorageInfo* info = quire::find_storage(storage.c_str());
                 if (!info) throw std::invalid_argument("no storage type is called " + storage);
-                t.add(quire::Embedding{info->storage, data.data(), int64_t(data.shape(0)), int64_t(data.shape(1)),
-                                       row_order ? row_order->data() : nullptr, out});
+                t.add(quire::Embedding{of_positions, info->storage, data.data(), int64_t(data.shape(0)),
+                                       int64_t(data.shape(1)), row_order ? row_order->data() : nullptr, out});
             },
-            "storage"_a, "data"_a.noconvert(), "row_order"_a.none().noconvert(), "out"_a)
+            "of_positions"_a, "storage"_a, "data"_a.noconvert(), "row_order"_a.none().noconvert(), "out"_a)
         .def(
             "rms_norm",
             [](Tape& t, View x, Floats weight, float eps, View out) {
-                t.add(quire::RmsNorm{x, weight.data(), eps, out});
+                t.add(quire::RmsNorm{x, weight.data(), int64_t(weight.size()), eps, out});
             },
             "x"_a, "weight"_a.noconvert(), "eps"_a, "out"_a)
+        .def(
+            "layer_norm",
+            [](Tape& t, View x, std::optional<Floats> weight, std::optional<Floats> bias, float eps, int64_t groups,
+               View out) {
+                t.add(quire::LayerNorm{x, data_of(weight), data_of(bias), size_of(weight), size_of(bias),
+                                       x.columns / groups, eps, out});
+            },
+            "x"_a, "weight"_a.none().noconvert(), "bias"_a.none().noconvert(), "eps"_a, "groups"_a, "out"_a)
         .def(
             "linear",
             [](Tape& t, View x, const Matrices& matrices, std::optional<Floats> bias, View out) {
@@ -150,15 +178,37 @@ void bind_tape(nb::module_& m) {
             },
             "q"_a, "layer"_a, "scale"_a, "window"_a, "out"_a)
         .def(
-            "silu_and_mul", [](Tape& t, View x, View out) { t.add(quire::SiluAndMul{x, out}); }, "x"_a, "out"_a)
+            "activate", [](Tape& t, View x, int kind, View out) { t.add(quire::Activate{x, activation(kind), out}); },
+            "x"_a, "kind"_a, "out"_a)
+        .def(
+            "activate_and_mul",
+            [](Tape& t, View x, int kind, View out) { t.add(quire::ActivateAndMul{x, activation(kind), out}); }, "x"_a,
+            "kind"_a, "out"_a)
+        .def(
+            "moe",
+            [](Tape& t, View x, View logits, const ManyMatrices& gate_up, const ManyMatrices& down, int64_t top_k,
+               bool sigmoid, bool renormalize, float scale, int64_t num_groups, int64_t top_groups, int64_t group_best,
+               std::optional<Floats> correction, int kind, View out) {
+                const quire::Routing routing{logits.columns, top_k,      sigmoid,    renormalize,        scale,
+                                             num_groups,     top_groups, group_best, data_of(correction)};
+                t.add(quire::Mixture{x, logits, routing, experts(gate_up), experts(down), activation(kind), out});
+            },
+            "x"_a, "logits"_a, "gate_up"_a, "down"_a, nb::kw_only(), "top_k"_a, "sigmoid"_a, "renormalize"_a, "scale"_a,
+            "num_groups"_a, "top_groups"_a, "group_best"_a, "correction"_a.none().noconvert(), "kind"_a, "out"_a)
+        .def(
+            "mul_sigmoid", [](Tape& t, View x, View gate, View out) { t.add(quire::MulSigmoid{x, gate, out}); }, "x"_a,
+            "gate"_a, "out"_a)
+        .def(
+            "scale", [](Tape& t, View x, float factor, View out) { t.add(quire::Scale{x, factor, out}); }, "x"_a,
+            "factor"_a, "out"_a)
         .def(
             "add", [](Tape& t, View x, View y, View out) { t.add(quire::Add{x, y, out}); }, "x"_a, "y"_a, "out"_a)
         .def(
             "logits",
-            [](Tape& t, View x, const Matrices& matrices, std::optional<Floats> bias) {
-                t.add(quire::Logits{x, weight(matrices, bias)});
+            [](Tape& t, View x, const Matrices& matrices, std::optional<Floats> bias, float softcap) {
+                t.add(quire::Logits{x, weight(matrices, bias), softcap});
             },
-            "x"_a, "matrices"_a, "bias"_a.none().noconvert())
+            "x"_a, "matrices"_a, "bias"_a.none().noconvert(), "softcap"_a)
         .def("run", run, "ids"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(),
              "seq_starts"_a.noconvert(), "context_lens"_a.noconvert(), "block_tables"_a.noconvert(),
              "logit_rows"_a.noconvert(), "logits"_a.noconvert(),

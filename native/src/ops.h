@@ -89,18 +89,33 @@ constexpr int64_t attention_scratch(int64_t head_dim, int64_t block_size) {
            span_slots * (head_dim + 2 * kQueriesAtOnce) + 64;
 }
 
+// As in ops/opset.py.
+enum class Activation : int { Silu, Gelu, GeluTanh, Relu, ReluSquared, QuickGelu };
+constexpr int kNumActivations = int(Activation::QuickGelu) + 1;
+
 struct OpKernels {
     // out = x / sqrt(mean(x * x) + eps) * weight. The squares are summed in 8 lanes (column mod 8), then the lanes. [n]
     // each.
     void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
+    // out = (x - mean) / sqrt(variance + eps) * weight + bias, both sums taken in lanes as above. [n] each; weight and
+    // bias may be null.
+    void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t n, float* out);
     // out [2 * half] = cos, then sin, of position * inv_freq [half], times scale.
     void (*rope_angles)(int32_t position, const float* inv_freq, float scale, int64_t half, float* out);
     // Every head of x [num_heads, head_dim], in place: columns i and half + i are turned by angle i.
     void (*rope)(float* x, const float* angles, int64_t half, int64_t num_heads, int64_t head_dim);
-    // x [2 * n] -> out [n] = silu(x[:n]) * x[n:]
-    void (*silu_and_mul)(const float* x, int64_t n, float* out);
+    // Of every number of x [n]; out may be x.
+    void (*activate)(Activation kind, const float* x, int64_t n, float* out);
+    // x [2 * n] -> out [n] = activate(x[:n]) * x[n:]; out may be x.
+    void (*activate_and_mul)(Activation kind, const float* x, int64_t n, float* out);
     // out = x + y, [n] each; out may be x or y.
     void (*add)(const float* x, const float* y, int64_t n, float* out);
+    // out = x * factor, [n] each; out may be x.
+    void (*scale)(const float* x, float factor, int64_t n, float* out);
+    // out += x * factor, [n] each.
+    void (*add_scaled)(const float* x, float factor, int64_t n, float* out);
+    // x = cap * tanh(x / cap) [n], in place.
+    void (*soft_cap)(float* x, float cap, int64_t n);
     // One token's k and v [num_kv_heads, head_dim] into the layer's pages.
     void (*write_kv)(const Pages& pages, int64_t layer, int32_t slot, const float* k, const float* v);
     // softmax(q . keys * scale) . values for every query of the tile. A query's sums run over the blocks of its

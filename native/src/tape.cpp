@@ -1,6 +1,7 @@
 #include "tape.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -69,14 +70,20 @@ class Walk {
         return false;
     }
     static bool gathers(const RmsNorm& op) { return op.out.few && !op.x.few; }
-    static bool gathers(const SiluAndMul& op) { return op.out.few && !op.x.few; }
+    static bool gathers(const LayerNorm& op) { return op.out.few && !op.x.few; }
+    static bool gathers(const Activate& op) { return op.out.few && !op.x.few; }
+    static bool gathers(const ActivateAndMul& op) { return op.out.few && !op.x.few; }
+    static bool gathers(const Mixture& op) { return op.out.few && !(op.x.few && op.logits.few); }
+    static bool gathers(const MulSigmoid& op) { return op.out.few && !(op.x.few && op.gate.few); }
+    static bool gathers(const Scale& op) { return op.out.few && !op.x.few; }
     static bool gathers(const Add& op) { return op.out.few && !(op.x.few && op.y.few); }
     static bool gathers(const Linear& op) { return op.out.few && !op.x.few; }
 
     void run(const Embedding& op) {
         const auto [first, last] = mine(op.out);
+        const int32_t* ids = op.of_positions ? step_.positions : step_.ids;
         for (int64_t r = first; r < last; ++r) {
-            const int32_t id = op.row_order ? op.row_order[step_.ids[r]] : step_.ids[r];
+            const int32_t id = op.row_order ? op.row_order[ids[r]] : ids[r];
             dequantize_row(op.storage, op.data + id * op.row_bytes, row(op.out, r), op.out.columns);
         }
     }
@@ -84,7 +91,19 @@ class Walk {
     void run(const RmsNorm& op) {
         const auto [first, last] = mine(op.out);
         for (int64_t r = first; r < last; ++r)
-            kernels_.ops.rms_norm(input(op.x, op.out, r), op.weight, op.eps, op.x.columns, row(op.out, r));
+            for (int64_t c = 0; c < op.x.columns; c += op.size)
+                kernels_.ops.rms_norm(input(op.x, op.out, r) + c, op.weight, op.eps, op.size, row(op.out, r) + c);
+    }
+
+    void run(const LayerNorm& op) {
+        const auto [first, last] = mine(op.out);
+        const auto at = [](const float* vector, int64_t size, int64_t c) {
+            return vector ? vector + c % size : nullptr;
+        };
+        for (int64_t r = first; r < last; ++r)
+            for (int64_t c = 0; c < op.x.columns; c += op.size)
+                kernels_.ops.layer_norm(input(op.x, op.out, r) + c, at(op.weight, op.weight_size, c),
+                                        at(op.bias, op.bias_size, c), op.eps, op.size, row(op.out, r) + c);
     }
 
     void run(const RopeAngles& op) {
@@ -106,10 +125,38 @@ class Walk {
             kernels_.ops.write_kv(tape_.pages_, op.layer, step_.slots[r], row(op.k, r), row(op.v, r));
     }
 
-    void run(const SiluAndMul& op) {
+    void run(const Activate& op) {
         const auto [first, last] = mine(op.out);
         for (int64_t r = first; r < last; ++r)
-            kernels_.ops.silu_and_mul(input(op.x, op.out, r), op.out.columns, row(op.out, r));
+            kernels_.ops.activate(op.kind, input(op.x, op.out, r), op.out.columns, row(op.out, r));
+    }
+
+    void run(const ActivateAndMul& op) {
+        const auto [first, last] = mine(op.out);
+        for (int64_t r = first; r < last; ++r)
+            kernels_.ops.activate_and_mul(op.kind, input(op.x, op.out, r), op.out.columns, row(op.out, r));
+    }
+
+    void run(const Mixture& op) {
+        const auto rows = [&](const View& v) {
+            return Rows{row(v, 0), v.stride, op.out.few && !v.few ? step_.logit_rows : nullptr};
+        };
+        tape_.mixtures_.run(op.routing, op.gate_up, op.down, op.kind, rows(op.x), rows(op.logits), rows(op.out),
+                            num_rows(op.out), team_, tape_.panels_.get() + team_.thread * kPanelBytes);
+    }
+
+    void run(const MulSigmoid& op) {
+        const auto [first, last] = mine(op.out);
+        for (int64_t r = first; r < last; ++r) {
+            const float factor = 1.0f / (1.0f + std::exp(-*input(op.gate, op.out, r)));
+            kernels_.ops.scale(input(op.x, op.out, r), factor, op.out.columns, row(op.out, r));
+        }
+    }
+
+    void run(const Scale& op) {
+        const auto [first, last] = mine(op.out);
+        for (int64_t r = first; r < last; ++r)
+            kernels_.ops.scale(input(op.x, op.out, r), op.factor, op.out.columns, row(op.out, r));
     }
 
     void run(const Add& op) {
@@ -120,7 +167,13 @@ class Walk {
 
     void run(const Linear& op) { multiply(op.weight, op.x, op.out.few, row(op.out, 0), op.out.stride); }
 
-    void run(const Logits& op) { multiply(op.weight, op.x, true, step_.logits, op.weight.num_outputs); }
+    void run(const Logits& op) {
+        multiply(op.weight, op.x, true, step_.logits, op.weight.num_outputs);
+        if (op.softcap == 0.0f) return;
+        team_.barrier();
+        const Range all = team_.share(step_.num_logits * op.weight.num_outputs);
+        kernels_.ops.soft_cap(step_.logits + all.first, op.softcap, all.last - all.first);
+    }
 
     // out = x . w^T + bias: rows are prepared by rows, outputs multiplied by outputs, the bias added by rows.
     void multiply(const Weight& w, const View& from, bool few, float* out, int64_t out_stride) {
@@ -362,12 +415,17 @@ void Tape::add(Op op) {
                                           [](const PackedMatrix& m) { return m.input_order != nullptr; });
         if (reorders || (few && !x.few)) gathered_.reserve(max_tokens_ * w.num_inputs);
     };
-    if (auto* embedding = std::get_if<Embedding>(&op)) num_ids_ = std::min(num_ids_, embedding->num_rows);
+    if (auto* embedding = std::get_if<Embedding>(&op)) {
+        int64_t& limit = embedding->of_positions ? num_positions_ : num_ids_;
+        limit = std::min(limit, embedding->num_rows);
+    }
     if (auto* linear = std::get_if<Linear>(&op)) reserve(linear->weight, linear->x, linear->out.few);
     if (auto* attention = std::get_if<Attention>(&op)) {
         attention->counter = add_counters(1);
         group_ = std::max(group_, attention->q.columns / pages_.head_dim / pages_.num_kv_heads);
     }
+    if (auto* mixture = std::get_if<Mixture>(&op))
+        mixtures_.reserve(mixture->routing, mixture->gate_up, mixture->down, max_tokens_, num_threads_);
     if (auto* logits = std::get_if<Logits>(&op)) reserve(logits->weight, logits->x, true);
     ops_.push_back(std::move(op));
 }
@@ -421,7 +479,7 @@ void Tape::check(const Step& s) const {
         throw std::invalid_argument(std::to_string(s.num_logits) +
                                     " rows of logits, and the program was compiled for " + std::to_string(max_tokens_));
     within("ids", s.ids, s.num_tokens, num_ids_);
-    within("positions", s.positions, s.num_tokens, INT32_MAX);
+    within("positions", s.positions, s.num_tokens, num_positions_);
     within("slots", s.slots, s.num_tokens, pages_.num_blocks * pages_.block_size);
     within("logit_rows", s.logit_rows, s.num_logits, s.num_tokens);
     if (s.seq_starts[0] != 0 || s.seq_starts[s.num_seqs] != s.num_tokens)

@@ -14,6 +14,7 @@
 #include "cascade.h"
 #include "dequantize.h"
 #include "kernels.h"
+#include "mixture.h"
 #include "team.h"
 
 namespace quire {
@@ -48,6 +49,7 @@ struct Weight {
 };
 
 struct Embedding {
+    bool of_positions;  // rows are looked up by position, else by id
     Storage storage;
     const uint8_t* data;  // [num_rows, row_bytes]
     int64_t num_rows, row_bytes;
@@ -57,6 +59,15 @@ struct Embedding {
 struct RmsNorm {
     View x;
     const float* weight;
+    int64_t size;  // columns that are normed together
+    float eps;
+    View out;
+};
+struct LayerNorm {
+    View x;
+    const float *weight, *bias;      // or null
+    int64_t weight_size, bias_size;  // of a group, or of the row
+    int64_t size;                    // columns that are normed together
     float eps;
     View out;
 };
@@ -86,8 +97,30 @@ struct Attention {
     View out;
     int64_t counter;  // which of the tape's counters hands out its tiles
 };
-struct SiluAndMul {
-    View x, out;
+struct Activate {
+    View x;
+    Activation kind;
+    View out;
+};
+struct ActivateAndMul {
+    View x;
+    Activation kind;
+    View out;
+};
+struct Mixture {
+    View x, logits;
+    Routing routing;
+    Experts gate_up, down;
+    Activation kind;
+    View out;
+};
+struct MulSigmoid {
+    View x, gate, out;
+};
+struct Scale {
+    View x;
+    float factor;
+    View out;
 };
 struct Add {
     View x, y, out;
@@ -95,9 +128,11 @@ struct Add {
 struct Logits {
     View x;
     Weight weight;
+    float softcap;  // 0: none
 };
 
-using Op = std::variant<Embedding, RmsNorm, Linear, RopeAngles, Rope, WriteKV, Attention, SiluAndMul, Add, Logits>;
+using Op = std::variant<Embedding, RmsNorm, LayerNorm, Linear, RopeAngles, Rope, WriteKV, Attention, Activate,
+                        ActivateAndMul, Mixture, MulSigmoid, Scale, Add, Logits>;
 
 class Tape {
  public:
@@ -120,13 +155,14 @@ class Tape {
     int64_t max_tokens_;
     int num_threads_;
     std::vector<Op> ops_;
-    int64_t num_ids_ = INT32_MAX;  // rows of the smallest table
+    int64_t num_ids_ = INT32_MAX, num_positions_ = INT32_MAX;  // rows of the smallest table looked up by them
     Buffer<float> arena_;
     // Of the matrix product under way: its inputs, quantized or as halves; those of few rows, gathered.
     Buffer<QuantizedGroup> groups_;
     Buffer<HalfGroup> halves_;
     Buffer<float> gathered_;
     Buffer<uint8_t> panels_;  // kPanelBytes for each thread
+    MixtureRunner mixtures_;
     Buffer<float> attention_scratch_;
     Buffer<float> findings_;                      // of the parts of contexts, where these are shared among threads
     int64_t max_parts_ = 0;                       // of the step under way

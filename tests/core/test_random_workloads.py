@@ -1,7 +1,7 @@
 """Any workload, on any pool that can hold it, gives each request the tokens it would have had alone."""
 
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +11,7 @@ from fakes import FakeExecutor
 from quire.core.errors import BadRequest
 from quire.core.limits import Limits
 from quire.core.params import SamplingParams
+from quire.core.plan import StepOutput
 from quire.core.request import Request, SequenceEvent
 from quire.core.scheduler import Scheduler
 
@@ -27,6 +28,7 @@ class Setting:
     threshold: int
     policy: str
     prefix_caching: bool
+    ahead: int = 0
 
 
 @dataclass
@@ -45,6 +47,7 @@ SETTINGS = st.builds(
     threshold=st.sampled_from([0, 0, 5, 8]),
     policy=st.sampled_from(["fcfs", "priority"]),
     prefix_caching=st.booleans(),
+    ahead=st.integers(0, 2),
 )
 SHAPES = st.one_of(
     st.fixed_dictionaries({"n": st.integers(1, 4)}),
@@ -125,6 +128,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         num_host_blocks=setting.num_host_blocks,
         policy=setting.policy,
         prefix_caching=setting.prefix_caching,
+        ahead=setting.ahead,
     )
     executor = FakeExecutor(
         num_blocks=setting.num_blocks,
@@ -148,13 +152,14 @@ def alone(request: Request) -> Answer:
 def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger, list[Arrival]]:
     scheduler, executor = make(setting)
     ledger, served, step, pending = Ledger(), [], 0, list(workload)
+    outputs: deque[StepOutput] = deque()  # not yet told to the scheduler
 
     def cancel(while_running: bool) -> None:
         for arrival in served:
             if arrival.cancel_at and arrival.cancel_at[:2] == (step, while_running):
                 ledger.take(scheduler.cancel(arrival.request.id, arrival.cancel_at[2]))
 
-    while pending or scheduler.has_work:
+    while pending or scheduler.has_work or outputs:
         assert step < 5000, "the scheduler makes no progress"
         while pending and pending[0].step <= step:
             arrival = pending.pop(0)
@@ -167,9 +172,13 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
         cancel(while_running=False)
         plan = scheduler.schedule()
         assert plan.num_tokens <= setting.budget, "more tokens than the budget"
-        assert plan.runs or not scheduler.running.items or plan.retired, "sequences run and none of them moves"
+        assert plan.runs or not scheduler.running.items or plan.retired or outputs, (
+            "sequences run and none of them moves"
+        )
         cancel(while_running=True)
-        ledger.take(scheduler.update(executor.run(plan)))
+        outputs.append(executor.run(plan))
+        while outputs and (not plan.runs or len(outputs) > setting.ahead):
+            ledger.take(scheduler.update(outputs.popleft()))
         ledger.take(scheduler.expire(float(step)))
         scheduler.check()
         step += 1
@@ -218,6 +227,7 @@ def crowd(seed: int) -> tuple[Setting, list[Arrival]]:
         threshold=rng.choice([0, 0, 6]),
         policy=rng.choice(["fcfs", "priority"]),
         prefix_caching=rng.random() < 0.7,
+        ahead=seed % 3,
     )
     workload = []
     for i in range(14):

@@ -57,11 +57,13 @@ def test_logprobs_and_greedy_tokens(
     executor.start()
     params = SamplingParams(temperature=0.0, seed=0, prompt_logprobs=0, logprobs=0)
     admission = Admission(0, params, 0, PROMPT, len(PROMPT), [0, 1, 2, 3], [])
-    drawn = executor.run(StepPlan(1, [Run(0, 0, len(PROMPT))], admitted=[admission])).drawn[0]
+    executor.submit(StepPlan(1, [Run(0, 0, len(PROMPT))], admitted=[admission]))
+    drawn = executor.collect().drawn[0]
     assert drawn.prompt_logprobs is not None
     ids, logprobs = [*PROMPT, *drawn.tokens], [line[0].logprob for line in drawn.prompt_logprobs]
     while len(ids) < len(PROMPT) + NUM_TOKENS:
-        ids += executor.run(StepPlan(len(ids), [Run(0, len(ids) - 1, 1)])).drawn[0].tokens
+        executor.submit(StepPlan(len(ids), [Run(0, len(ids) - 1, 1)]))
+        ids += executor.collect().drawn[0].tokens
 
     with torch.inference_mode():
         expected = theirs(torch.tensor([ids])).logits[0].log_softmax(-1).numpy()

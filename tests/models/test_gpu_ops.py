@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from quire.models.registry import family
-from quire.ops.opset import KVSpec, StepBatch
+from quire.ops.opset import Activation, KVSpec, Routing, StepBatch
+from quire.ops.tensors import stored_floats
 from quire.ops.torch import TorchOps
 from quire.ops.torch.gpu import GpuOps
 from quire.weights.checkpoint import open_checkpoint
@@ -22,9 +23,13 @@ def logits_of(ops, path, dtype, steps):
     config = kind.config(checkpoint.config)
     model = kind.load(ops, checkpoint, config, LENGTH)
     spec = KVSpec(config.layers, config.kv_heads, config.head_dim, BLOCK, dtype)
+    return run_steps(ops, model.forward, spec, steps)
+
+
+def run_steps(ops, forward, spec, steps):
     num_seqs, width = len(steps[0]), LENGTH // BLOCK
     cache = ops.new_cache(spec, num_seqs * width)
-    program = ops.compile(model.forward, cache, 64, num_seqs, LENGTH)
+    program = ops.compile(forward, cache, 64, num_seqs, LENGTH)
     tables = np.arange(num_seqs * width, dtype=np.int32).reshape(num_seqs, width)[:, ::-1].copy()
     found = []
     for step in steps:
@@ -58,14 +63,16 @@ def steps_of(vocab):
     ]
 
 
+SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+SHAPE |= {"num_hidden_layers": 2, "vocab_size": 256, "max_position_embeddings": 128}
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """Rows of 64 and 128 weights: groups of codes fit."""
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
     torch.manual_seed(1)
     folder = tmp_path_factory.mktemp("llama")
-    llama = LlamaForCausalLM(LlamaConfig(**shape, num_hidden_layers=2, vocab_size=256, max_position_embeddings=128))
-    llama.save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(folder)
     return folder
 
 
@@ -86,3 +93,76 @@ def test_keys_and_values_may_be_codes(model, kept, bound):
     plain = logits_of(TorchOps(), model, kept, steps)
     found = logits_of(GpuOps(DEVICE, dtype="float32"), model, kept, steps)
     assert np.sqrt(np.mean((found - plain) ** 2) / np.mean(plain**2)) < bound
+
+
+def test_heads_are_normed(tmp_path):
+    torch.manual_seed(2)
+    qwen = Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=24))
+    for parameter in qwen.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=0.5, std=0.5)
+    qwen.save_pretrained(tmp_path)
+    plain = logits_of(TorchOps(), tmp_path, "float32", steps_of(256))
+    found = logits_of(GpuOps(DEVICE, dtype="float32"), tmp_path, "float32", steps_of(256))
+    assert np.sqrt(np.mean((found - plain) ** 2) / np.mean(plain**2)) < 1e-5
+
+
+def other_ops(ops):
+    """A forward pass of all that Llama has no use for: q, k and v apart, some heads partly turned and some normed,
+    layer norms of every kind, learned positions, experts, capped numbers."""
+    random = np.random.default_rng(9)
+
+    def stored(*shape):
+        return stored_floats("t", random.standard_normal(shape, dtype=np.float32) / np.sqrt(shape[-1]))
+
+    def matrix(outputs, inputs, bias=False):
+        return ops.pack([stored(outputs, inputs)], [stored(outputs)] if bias else None)
+
+    def vector(size):
+        return ops.vector(stored(size))
+
+    tokens, positions = ops.table(stored(40, 48)), ops.table(stored(LENGTH, 48))
+    norms = [(vector(48), vector(48)), (vector(48), None), (None, None), (None, vector(48))]
+    q, k, v, out = matrix(64, 48, True), matrix(32, 48), matrix(32, 48), matrix(48, 64)
+    up, down, gate = matrix(80, 48), matrix(48, 80), matrix(1, 48)
+    head_norms, slopes = (vector(16), vector(16)), vector(4)
+    router, correction = ops.pack([stored(6, 48)], keep=True), vector(6)
+    gate_up, back = (ops.pack_experts([[stored(n, m)] for _ in range(6)]) for n, m in ((64, 48), (48, 32)))
+    routing = Routing(2, scoring="sigmoid", renormalize=True, num_groups=3, top_groups=2)
+    turns, head = ops.frequencies(np.array([1.0, 0.1], np.float32), 1.2), matrix(40, 48)
+
+    def forward(ops, batch):
+        angles = ops.rope_angles(batch.positions, turns)
+        x = ops.scale(ops.add(ops.embedding(batch.ids, tokens), ops.embedding(batch.positions, positions)), 3.0)
+        for layer in range(2):
+            h = ops.layer_norm(x, *norms[2 * layer], 1e-5)
+            queries, keys, values = ops.linear(h, q), ops.linear(h, k), ops.linear(h, v)
+            if layer == 0:
+                queries, keys = (ops.rope(heads, angles, 16) for heads in (queries, keys))
+                found = attend(ops, batch, queries, keys, values, layer, 5, 0.0, slopes)
+            else:
+                queries, keys = ops.split(queries, [64])[0], ops.split(keys, [32])[0]
+                queries, keys = (ops.rms_norm(x, w, 1e-5) for x, w in zip((queries, keys), head_norms, strict=True))
+                found = attend(ops, batch, queries, keys, values, layer, 0, 0.7, None)
+            x = ops.add(x, ops.linear(found, out))
+            h = ops.layer_norm(x, *norms[2 * layer + 1], 1e-5)
+            shared = ops.linear(ops.activate(ops.linear(h, up), Activation.GELU), down)
+            mixed = ops.moe(h, ops.linear(h, router), gate_up, back, routing, Activation.GELU_TANH, correction)
+            x = ops.add(ops.add(x, mixed), ops.mul_sigmoid(shared, ops.linear(h, gate)))
+        return ops.logits(ops.layer_norm(x, None, None, 1e-5, groups=3), head, batch, softcap=2.0)
+
+    return forward
+
+
+def attend(ops, batch, q, k, v, layer, window, softcap, slopes):
+    ops.write_kv(k, v, batch, layer)
+    return ops.paged_attention(q, batch, layer, 16, 0.25, window, softcap, slopes)
+
+
+def test_ops_of_other_families():
+    spec, steps = KVSpec(2, 2, 16, BLOCK, "float32"), steps_of(40)
+    plain = TorchOps()
+    expected = run_steps(plain, other_ops(plain), spec, steps)
+    ops = GpuOps(DEVICE, dtype="float32")
+    found = run_steps(ops, other_ops(ops), spec, steps)
+    assert np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)) < 1e-4

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, MistralConfig, Phi3Config, Qwen2Config, SmolLM3Config
+from transformers import LlamaConfig, MistralConfig, Phi3Config, Qwen2Config, Qwen3Config, SmolLM3Config
 from transformers.models.auto import AutoModelForCausalLM
 
 from quire.models.registry import family
@@ -65,6 +65,17 @@ CASES: dict[str, tuple[type, dict[str, Any]]] = {
     "mistral-window": (MistralConfig, {"sliding_window": 7}),
     "qwen2": (Qwen2Config, {}),
     "qwen2-window": (Qwen2Config, {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "qwen3": (Qwen3Config, {"head_dim": 24}),
+    "qwen3-window": (
+        Qwen3Config,
+        {
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 1,
+            "attention_bias": True,
+        },
+    ),
     "smollm3": (SmolLM3Config, {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
     "phi3": (Phi3Config, {}),
     "phi3-window": (Phi3Config, {"sliding_window": 6, "partial_rotary_factor": 0.5}),

@@ -8,14 +8,14 @@ import pytest
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models import llama
-from quire.models.config import ModelConfig
+from quire.models.loading import Experts, LayerNorm, Matrix, Part, Table, Vector
 from quire.models.registry import ARCHITECTURES, family
 from quire.models.rope import RopeSpec
-from quire.ops.tensors import F32, StoredTensor
+from quire.ops.tensors import F32, Q8_0, StoredTensor, stored_floats
 from quire.ops.torch import TorchOps
 from quire.weights.config import CheckpointConfig
 
-CONFIG = ModelConfig(
+CONFIG = llama.LlamaConfig(
     architecture="LlamaForCausalLM",
     hidden=8,
     layers=2,
@@ -116,3 +116,81 @@ def test_an_unknown_architecture_names_the_nearest() -> None:
     with pytest.raises(Unsupported, match="`Qwen9ForCausalLM`") as error:
         family("Qwen9ForCausalLM")
     assert "Qwen2ForCausalLM" in error.value.hint
+
+
+# -- from stored tensors to packed ones --------------------------------------------------------------------------------
+
+ops = TorchOps()
+
+
+def numbered(*shape: int) -> StoredTensor:
+    """0, 1, 2, ..., so that every number tells where it was stored."""
+    return stored_floats("t", np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
+
+
+def order(*places: int) -> np.ndarray:
+    return np.array(places, np.int32)
+
+
+def test_rows_of_a_fused_tensor_are_put_in_order_with_their_biases() -> None:
+    """Two heads stored as q k v, q k v become q q, k k, v v."""
+    fused = Matrix({"qkv": Part(6, order=order(0, 3, 1, 4, 2, 5))}, 2, bias=True)
+    assert dict(fused.shapes()) == {"qkv.weight": (6, 2), "qkv.bias": (6,)}
+    packed = fused.load(ops, [numbered(6, 2), numbered(6)])
+    assert packed.packed[:, 0].tolist() == [0, 6, 2, 8, 4, 10]
+    assert packed.bias.tolist() == [0, 3, 1, 4, 2, 5]
+
+
+def test_some_rows_are_taken_and_a_missing_bias_is_zero() -> None:
+    some = Matrix({"kv": Part(2, order=order(3, 1), num_stored=4), "other": Part(1, bias=False)}, 2, bias=True)
+    assert dict(some.shapes()) == {"kv.weight": (4, 2), "kv.bias": (4,), "other.weight": (1, 2)}
+    packed = some.load(ops, [numbered(4, 2), numbered(4), numbered(1, 2)])
+    assert packed.packed.tolist() == [[6, 7], [2, 3], [0, 1]]
+    assert packed.bias.tolist() == [3, 1, 0]
+
+
+def test_a_matrix_may_be_stored_with_its_inputs_first() -> None:
+    turned = Matrix({"c_attn": Part(3, order=order(2, 0, 1))}, 2, transposed=True)
+    assert dict(turned.shapes()) == {"c_attn.weight": (2, 3)}
+    assert turned.load(ops, [numbered(2, 3)]).packed.tolist() == [[2, 5], [0, 3], [1, 4]]
+    quantized = StoredTensor("c_attn.weight", (32, 32), Q8_0, np.zeros((32, 34), np.uint8))
+    with pytest.raises(Unsupported, match=r"c_attn.weight.*Q8_0"):
+        Matrix({"c_attn": 32}, 32, transposed=True).load(ops, [quantized])
+
+
+def test_an_order_is_taken_of_an_order() -> None:
+    """A reader may have permuted the rows already."""
+    stored = replace(numbered(4, 1), row_order=order(3, 2, 1, 0))
+    assert ops.vector(stored.ordered(order(1, 0, 2, 3))).ravel().tolist() == [2, 3, 1, 0]
+    assert ops.vector(stored.ordered(order(1, 0))).ravel().tolist() == [2, 3]
+    assert ops.vector(stored.part(1, 2)).ravel().tolist() == [2, 1]
+    assert ops.vector(stored.transposed()).tolist() == [[3, 2, 1, 0]]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_experts_are_stored_one_by_one_or_in_one_tensor(transposed: bool) -> None:
+    shape = (2, 3) if transposed else (3, 2)
+    single = Experts({"experts.{}.gate": 3, "experts.{}.up": 3}, 2, 4, transposed)
+    assert list(single.shapes()) == [(f"experts.{e}.{x}.weight", shape) for x in ("gate", "up") for e in range(4)]
+    tensors = numbered(8, *shape)
+    one_by_one = single.load(ops, [tensors.part(i, 1).squeezed() for i in range(8)])
+    stacked = Experts({"experts.gate": 3, "experts.up": 3}, 2, 4, transposed)
+    assert list(stacked.shapes()) == [("experts.gate", (4, *shape)), ("experts.up", (4, *shape))]
+    at_once = stacked.load(ops, [tensors.part(0, 4), tensors.part(4, 4)])
+    assert at_once.packed.tolist() == one_by_one.packed.tolist()
+    assert (at_once.num_experts, at_once.num_outputs, at_once.num_inputs) == (4, 6, 2)
+    assert sorted(at_once.packed[1].ravel().tolist()) == [*range(6, 12), *range(30, 36)]
+
+
+def test_norms_and_tables() -> None:
+    assert Vector("norm", 3, plus=1.0).load(ops, [numbered(3)]).tolist() == [1, 2, 3]
+    assert dict(Vector("gate", 3, of="correction").shapes()) == {"gate.correction": (3,)}
+    for weight, bias in ((True, True), (True, False), (False, True), (False, False)):
+        norm = LayerNorm("ln", 3, weight, bias)
+        names = [name for name, _ in norm.shapes()]
+        assert names == ["ln.weight"] * weight + ["ln.bias"] * bias
+        loaded = norm.load(ops, [numbered(3) for _ in names])
+        assert (loaded.weight is not None, loaded.bias is not None) == (weight, bias)
+    positions = Table("embed_positions", 3, 2, skipped=2)
+    assert dict(positions.shapes()) == {"embed_positions.weight": (5, 2)}
+    assert positions.load(ops, [numbered(5, 2)]).tolist() == [[4, 5], [6, 7], [8, 9]]

@@ -1,13 +1,15 @@
 """The op set in torch against formulas written out with loops."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from quire.ops.opset import KVSpec, StepBatch
+from quire.ops.opset import Activation, KVSpec, Routing, StepBatch
 from quire.ops.tensors import F32, StoredTensor
 from quire.ops.torch import TorchOps
+from quire.ops.torch.routing import choose_experts
 
 ops = TorchOps()
 rng = np.random.default_rng(1)
@@ -63,10 +65,88 @@ def test_rope_turns_pairs_and_leaves_the_rest() -> None:
     close(ops.rope(torch.tensor(x), angles, head_dim), formula.reshape(3, -1))
 
 
-def test_silu_and_mul_and_add() -> None:
+def test_rms_norm_of_heads() -> None:
+    x, weight = random(3, 8), random(4)
+    heads = [ops.rms_norm(torch.tensor(x[:, i : i + 4]), torch.tensor(weight), 0.1) for i in (0, 4)]
+    close(ops.rms_norm(torch.tensor(x), torch.tensor(weight), 0.1), torch.cat(heads, dim=1).numpy())
+
+
+def test_layer_norm() -> None:
+    x, weight, bias = random(3, 8), random(8), random(8)
+    w, b = torch.tensor(weight), torch.tensor(bias)
+    plain = np.array([(row - row.mean()) / math.sqrt(((row - row.mean()) ** 2).mean() + 0.1) for row in x])
+    close(ops.layer_norm(torch.tensor(x), None, None, 0.1), plain)
+    close(ops.layer_norm(torch.tensor(x), w, None, 0.1), plain * weight)
+    close(ops.layer_norm(torch.tensor(x), w, b, 0.1), plain * weight + bias)
+    halves = [ops.layer_norm(torch.tensor(x[:, i : i + 4]), w[i : i + 4], b[:4], 0.1) for i in (0, 4)]
+    close(ops.layer_norm(torch.tensor(x), w, b[:4], 0.1, groups=2), torch.cat(halves, dim=1).numpy())
+
+
+def test_activations() -> None:
     x = random(3, 8)
-    close(ops.silu_and_mul(torch.tensor(x)), x[:, :4] / (1 + np.exp(-x[:, :4])) * x[:, 4:])
+
+    def sigmoid(x: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-x))
+
+    cubic = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    formulas = {
+        Activation.SILU: x * sigmoid(x),
+        Activation.GELU: np.vectorize(lambda v: 0.5 * v * (1 + math.erf(v / math.sqrt(2))))(x),
+        Activation.GELU_TANH: 0.5 * x * (1 + np.tanh(cubic)),
+        Activation.RELU: np.maximum(x, 0),
+        Activation.RELU_SQUARED: np.maximum(x, 0) ** 2,
+        Activation.QUICK_GELU: x * sigmoid(1.702 * x),
+    }
+    assert formulas.keys() == set(Activation)
+    for kind, formula in formulas.items():
+        close(ops.activate(torch.tensor(x), kind), formula)
+        close(ops.activate_and_mul(torch.tensor(x), kind), formula[:, :4] * x[:, 4:])
+
+
+def test_add_scale_and_mul_sigmoid() -> None:
+    x, gate = random(3, 8), random(3, 1)
     close(ops.add(torch.tensor(x), torch.tensor(x)), 2 * x)
+    close(ops.scale(torch.tensor(x), 0.25), 0.25 * x)
+    close(ops.mul_sigmoid(torch.tensor(x), torch.tensor(gate)), x / (1 + np.exp(-gate)))
+
+
+def choose(logits: list[float], routing: Routing, correction: list[float] | None = None) -> dict[int, float]:
+    """-> weight by expert, in the order of choice"""
+    ids, weights = choose_experts(torch.tensor([logits]), routing, torch.tensor(correction) if correction else None)
+    return dict(zip(ids[0].tolist(), [round(w, 4) for w in weights[0].tolist()], strict=True))
+
+
+def test_the_best_experts_are_chosen() -> None:
+    logits = [math.log(p) for p in (0.1, 0.3, 0.2, 0.3, 0.1)]
+    assert choose(logits, Routing(2)) == {1: 0.3, 3: 0.3}  # ties in the order of experts
+    assert list(choose(logits, Routing(5))) == [1, 3, 2, 0, 4]
+    assert choose(logits, Routing(3, renormalize=True, scale=2.0)) == {1: 0.75, 3: 0.75, 2: 0.5}
+    odds = [math.log(p / (1 - p)) for p in (0.9, 0.6, 0.2)]
+    assert choose(odds, Routing(2, scoring="sigmoid")) == {0: 0.9, 1: 0.6}
+    corrected = choose(odds, Routing(2, scoring="sigmoid", renormalize=True), [-0.8, 0.0, 0.1])
+    assert corrected == {1: 0.75, 2: 0.25}  # chosen by 0.1, 0.6, 0.3, weighed by 0.6, 0.2
+
+
+def test_experts_are_chosen_from_the_best_groups() -> None:
+    odds = [math.log(p / (1 - p)) for p in (0.9, 0.1, 0.6, 0.5, 0.7, 0.3)]
+    by_best = Routing(3, scoring="sigmoid", num_groups=3, top_groups=2)
+    assert choose(odds, by_best) == {0: 0.9, 4: 0.7, 5: 0.3}  # groups of 0.9, 0.6 and 0.7
+    by_two = replace(by_best, group_score="best two")
+    assert choose(odds, by_two) == {0: 0.9, 2: 0.6, 3: 0.5}  # of 1.0, 1.1 and 1.0
+
+
+def test_a_mixture_is_the_sum_of_its_experts() -> None:
+    x, logits, gate_up, down = random(7, 8), random(7, 5), random(5, 12, 8), random(5, 8, 6)
+    routing = Routing(2, renormalize=True)
+    packed = [ops.pack_experts([[stored(w[:4]), stored(w[4:])] for w in stack]) for stack in (gate_up, down)]
+    assert (packed[0].num_experts, packed[0].num_outputs, packed[0].num_inputs) == (5, 12, 8)
+    formula = np.zeros_like(x)
+    for row, line in enumerate(logits):
+        for expert, weight in choose(line.tolist(), routing).items():
+            h = gate_up[expert] @ x[row]
+            formula[row] += weight * (down[expert] @ (np.maximum(h[:6], 0) * h[6:]))
+    found = ops.moe(torch.tensor(x), torch.tensor(logits), *packed, routing, Activation.RELU)
+    np.testing.assert_allclose(found.numpy(), formula, rtol=1e-3, atol=1e-3)  # weights were rounded
 
 
 def test_logits_of_the_rows_wanted() -> None:
@@ -75,6 +155,8 @@ def test_logits_of_the_rows_wanted() -> None:
     w = ops.pack([stored(head)])
     program = ops.compile(lambda o, b: o.logits(torch.tensor(x), w, b), ops.new_cache(SPEC, 1), 4)
     close(program.run(batch), x[[3, 1]] @ head.T)
+    capped = ops.compile(lambda o, b: o.logits(torch.tensor(x), w, b, softcap=0.5), ops.new_cache(SPEC, 1), 4)
+    close(capped.run(batch), 0.5 * np.tanh(x[[3, 1]] @ head.T / 0.5))
 
 
 SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=4, block_size=4, dtype="float32")
@@ -98,13 +180,19 @@ def step_batch(
     )
 
 
-def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int) -> np.ndarray:
+def naive_attention(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int, softcap: float = 0.0, slopes: np.ndarray | None = None
+) -> np.ndarray:
     """q [m, 4, 4] at every position, k and v [m, 2, 4]: one query, one head at a time, in fp64."""
     out = np.zeros_like(q)
     for i in range(len(q)):
         first = max(0, i - window + 1) if window else 0
         for head in range(4):
             scores = np.array([q[i, head] @ k[j, head // 2] * 0.5 for j in range(first, i + 1)], np.float64)
+            if softcap:
+                scores = softcap * np.tanh(scores / softcap)
+            if slopes is not None:
+                scores -= slopes[head] * np.arange(i - first, -1, -1)
             weights = np.exp(scores - scores.max())
             out[i, head] = weights @ v[first : i + 1, head // 2] / weights.sum()
     return out
@@ -113,7 +201,8 @@ def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int) ->
 def test_paged_attention_over_scattered_pages_and_chunks() -> None:
     lengths, tables = [11, 6], np.array([[5, 0, 3], [1, 4, -1]])  # -1 is never read
     q, k, v = ([random(n, heads, 4) for n in lengths] for heads in (4, 2, 2))
-    for window in (0, 3):
+    slopes = np.array([0.5, 0.25, 0.125, 2.0], np.float32)
+    for window, softcap, alibi in ((0, 0.0, None), (3, 0.0, None), (0, 0.7, None), (5, 0.0, slopes), (0, 1.5, slopes)):
         cache = ops.new_cache(SPEC, 6)
         out = [np.zeros_like(x) for x in q]
         for spans in ([(0, 5), (0, 6)], [(5, 10)], [(10, 11)]):  # a batch of two, then the first goes on
@@ -121,15 +210,18 @@ def test_paged_attention_over_scattered_pages_and_chunks() -> None:
             now = [torch.tensor(np.concatenate([x[s][a:b] for s, (a, b) in enumerate(spans)])) for x in (q, k, v)]
             now = [x.flatten(1) for x in now]
 
-            def forward(o, b, now=now, window=window):  # type: ignore[no-untyped-def]
+            vector = None if alibi is None else ops.vector(stored(alibi))
+
+            def forward(o, b, now=now, scoring=(window, softcap, vector)):  # type: ignore[no-untyped-def]
                 o.write_kv(now[1], now[2], b, 1)
-                return o.paged_attention(now[0], b, 1, 4, 0.5, window)
+                return o.paged_attention(now[0], b, 1, 4, 0.5, *scoring)
 
             result = ops.compile(forward, cache, 16).run(batch).numpy().reshape(-1, 4, 4)
             for s, (a, b) in enumerate(spans):
                 out[s][a:b] = result[batch.seq_starts[s] : batch.seq_starts[s + 1]]
         for s in range(2):
-            np.testing.assert_allclose(out[s], naive_attention(q[s], k[s], v[s], window), rtol=1e-4, atol=1e-5)
+            formula = naive_attention(q[s], k[s], v[s], window, softcap, alibi)
+            np.testing.assert_allclose(out[s], formula, rtol=1e-4, atol=1e-5)
         assert not cache.k[0].any(), "layer 0 was never written"
 
 

@@ -67,7 +67,7 @@ def apply(op: Callable[[Any, Any, Any], Any], x: Float32, positions: Any = None,
 
 def max_error(x: Any, truth: Any) -> float:
     assert np.shape(x) == np.shape(truth)
-    return float(np.abs(np.asarray(x, dtype=np.float64) - truth).max())
+    return float(np.abs(np.asarray(x, dtype=np.float64) - np.asarray(truth)).max())
 
 
 def assert_close(x: Any, plain: Any, truth: Any) -> None:

@@ -2,12 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
 
 from ops.native_harness import SPEC, Pool, apply, assert_close, int32, stored
 from quire.ops.native import NativeOps, available_isas, isa, use_isa
+from quire.ops.opset import Activation
 from quire.ops.tensors import F16, StoredTensor
+from quire.ops.torch import TorchOps
 
 RNG = np.random.default_rng(7)
+TORCH = TorchOps()
 
 
 @pytest.fixture(params=available_isas(), autouse=True)
@@ -32,16 +36,66 @@ def test_rms_norm(num_rows, columns):
     assert_close(out, plain(x, weight), plain(x.astype(np.float64), weight.astype(np.float64)))
 
 
+@pytest.mark.parametrize(("heads", "head_dim"), [(3, 8), (5, 13), (9, 64)])
+def test_rms_norm_of_heads_that_are_columns_of_a_wider_value(heads, head_dim):
+    x, weight = rows(5, heads * head_dim + 6), rows(1, head_dim)[0]
+    sizes = [4, heads * head_dim, 2]
+    out = apply(lambda ops, x, batch: ops.rms_norm(ops.split(x, sizes)[1], weight, 1e-5), x)
+    inside = torch.tensor(x[:, 4:-2])
+    plain = TORCH.rms_norm(inside, torch.tensor(weight), 1e-5)
+    assert_close(out, plain, TORCH.rms_norm(inside.double(), torch.tensor(weight).double(), 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "columns", "groups"), [(1, 8, 1), (2, 13, 1), (7, 576, 1), (5, 60, 4), (33, 1, 1)]
+)
+@pytest.mark.parametrize(("has_weight", "has_bias"), [(True, True), (True, False), (False, True), (False, False)])
+def test_layer_norm(num_rows, columns, groups, has_weight, has_bias):
+    x = rows(num_rows, columns, 3) + np.float32(5)
+    weight = rows(1, columns // groups)[0] if has_weight else None
+    bias = rows(1, columns)[0] if has_bias else None
+    out = apply(lambda ops, x, batch: ops.layer_norm(x, weight, bias, 1e-5, groups), x)
+
+    def plain(dtype):
+        w, b = (None if v is None else torch.tensor(v, dtype=dtype) for v in (weight, bias))
+        return TORCH.layer_norm(torch.tensor(x, dtype=dtype), w, b, 1e-5, groups)
+
+    assert_close(out, plain(torch.float32), plain(torch.float64))
+
+
+@pytest.mark.parametrize("kind", list(Activation))
 @pytest.mark.parametrize(("num_rows", "columns"), [(1, 1), (2, 5), (7, 1536), (33, 24)])
-def test_silu_and_mul(num_rows, columns):
+def test_activations(kind, num_rows, columns):
     x = rows(num_rows, 2 * columns, 4)
     x[0, 0] = -200.0  # exp overflows fp32
+    x[-1, 0] = 100.0
+    wide = torch.tensor(x)
+    plain, truth = TORCH.activate(wide, kind), TORCH.activate(wide.double(), kind)
+    assert_close(apply(lambda ops, x, batch: ops.activate(x, kind), x), plain, truth)
+    plain, truth = TORCH.activate_and_mul(wide, kind), TORCH.activate_and_mul(wide.double(), kind)
+    assert_close(apply(lambda ops, x, batch: ops.activate_and_mul(x, kind), x), plain, truth)
 
-    def plain(x):
-        with np.errstate(over="ignore"):
-            return x[:, :columns] / (1 + np.exp(-x[:, :columns])) * x[:, columns:]
 
-    assert_close(apply(lambda ops, x, batch: ops.silu_and_mul(x), x), plain(x), plain(x.astype(np.float64)))
+@pytest.mark.parametrize(("num_rows", "columns"), [(1, 3), (7, 100)])
+def test_scale_and_mul_sigmoid(num_rows, columns):
+    x = rows(num_rows, columns + 1)
+    assert np.array_equal(apply(lambda ops, x, batch: ops.scale(x, 0.3), x), x * np.float32(0.3))
+    out = apply(lambda ops, x, batch: ops.mul_sigmoid(*ops.split(x, [columns, 1])), x)
+    wide = x.astype(np.float64)
+    assert_close(out, x[:, :-1] / (1 + np.exp(-x[:, -1:])), wide[:, :-1] / (1 + np.exp(-wide[:, -1:])))
+
+
+@pytest.mark.parametrize("columns", [1, 19])
+def test_capped_logits(columns):
+    x, ops = rows(5, columns, 40), NativeOps(2)
+    table, head = ops.table(stored(x)), ops.pack([stored(np.eye(columns))], [stored(np.ones(columns))])
+    program = ops.compile(
+        lambda ops, batch: ops.logits(ops.embedding(batch.ids, table), head, batch, softcap=30.0),
+        ops.new_cache(SPEC, 4),
+        9,
+    )
+    out = program.run(Pool(SPEC, 4).batch([(0, range(5))]))
+    assert_close(out, 30 * np.tanh((x + 1) / 30), 30 * np.tanh((x.astype(np.float64) + 1) / 30))
 
 
 @pytest.mark.parametrize(("num_rows", "columns"), [(1, 3), (7, 100)])
@@ -113,6 +167,20 @@ def test_embedding_gathers_rows_in_the_stored_type_and_order():
     ids = [3, 3, 0, 10, 7]
     out = program.run(Pool(SPEC, 4).batch([(0, ids)]))
     assert np.array_equal(out, weights[order[ids]].astype(np.float32))
+
+
+def test_learned_positions_are_looked_up_and_checked():
+    ops, x = NativeOps(), rows(6, 8)
+    table, head = ops.table(stored(x)), ops.pack([stored(np.eye(8))])
+    program = ops.compile(
+        lambda ops, batch: ops.logits(ops.embedding(batch.positions, table), head, batch), ops.new_cache(SPEC, 4), 9
+    )
+    batch = Pool(SPEC, 4).batch([(0, [50, 60, 70])])
+    batch.positions = int32([5, 0, 4])
+    assert np.array_equal(program.run(batch), x[[5, 0, 4]])
+    batch.positions = int32([5, 0, 6])
+    with pytest.raises(ValueError, match=r"positions\[2\] is 6, and must be in \[0, 6\)"):
+        program.run(batch)
 
 
 def test_the_chosen_instruction_set_is_used(each_isa):

@@ -7,7 +7,7 @@ import pytest
 
 from ops.native_harness import Pool, int32, max_error, stored
 from quire.ops.native import NativeOps, available_isas, use_isa
-from quire.ops.opset import KVSpec
+from quire.ops.opset import Activation, KVSpec
 from quire.ops.tensors import Q8_0, StoredTensor
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INNER, VOCAB, LAYERS = 6, 2, 32, 96, 160, 50, 2
@@ -78,7 +78,9 @@ def forward_with(w, window=0):
             q, k = ops.rope(q, angles, HEAD_DIM), ops.rope(k, angles, HEAD_DIM)
             ops.write_kv(k, v, batch, i)
             x = ops.add(x, ops.linear(ops.paged_attention(q, batch, i, HEAD_DIM, HEAD_DIM**-0.5, window), layer["o"]))
-            h = ops.silu_and_mul(ops.linear(ops.rms_norm(x, layer["norm2"], 1e-5), layer["gate_up"]))
+            h = ops.activate_and_mul(
+                ops.linear(ops.rms_norm(x, layer["norm2"], 1e-5), layer["gate_up"]), Activation.SILU
+            )
             x = ops.add(x, ops.linear(h, layer["down"]))
         return ops.logits(ops.rms_norm(x, w.norm, 1e-5), w.head, batch)
 
@@ -124,7 +126,7 @@ class NumpyOps:
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
         return (p / p.sum(axis=-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(q.shape[1], -1)
 
-    def silu_and_mul(self, x):
+    def activate_and_mul(self, x, kind):
         gate, up = np.split(x, 2, axis=1)
         return gate / (1 + np.exp(-gate)) * up
 

@@ -295,11 +295,32 @@ def test_keys_and_values_are_stored_as_the_twin_stores_them(dtype, heads, kv_hea
     q, k, v = turned(qkv, angles, heads, kv_heads, head_dim)
     caches[0].write(1, torch.tensor(slots, device=DEVICE), k, v)
     pages = Pages(*(page[1] for page in caches[1].pages))
-    out = kv_write(qkv, angles, torch.tensor(slots, device=DEVICE).int(), pages, heads)
+    parts = qkv.split([n * head_dim for n in (heads, kv_heads, kv_heads)], dim=1)
+    out = kv_write(*parts, angles, torch.tensor(slots, device=DEVICE).int(), pages)
     torch.testing.assert_close(out, q, rtol=1e-6, atol=1e-6, equal_nan=True)
     for ours, plain in zip(caches[1].pages, caches[0].pages, strict=True):
         exact = dtype in ("int8", "float32")  # the interpreter cuts bfloat16 off where others round
         torch.testing.assert_close(ours, plain, rtol=0 if exact else 1e-2, atol=0 if exact else 1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "rotary_dim"), [(6, 2, 80, 80), (4, 4, 64, 16), (3, 1, 24, 0)]
+)
+def test_heads_are_normed_before_they_turn(heads, kv_heads, head_dim, rotary_dim):
+    """q, k and v lie apart here."""
+    noise = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(5, n * head_dim, generator=noise).to(DEVICE) for n in (heads, kv_heads, kv_heads))
+    q_norm, k_norm = (torch.randn(head_dim, generator=noise).to(DEVICE) for _ in range(2))
+    angles, plain = some_angles(5, rotary_dim) if rotary_dim else None, TorchOps(DEVICE)
+    k_pages, v_pages = (torch.zeros(1, 8, kv_heads, head_dim, device=DEVICE) for _ in range(2))
+    slots = torch.tensor([4, 0, 7, 1, 2], device=DEVICE).int()
+    out = kv_write(q, k, v, angles, slots, Pages(k_pages, v_pages), q_norm=q_norm, k_norm=k_norm, eps=1e-3)
+    expected = [plain.rms_norm(x, norm, 1e-3) for x, norm in ((q, q_norm), (k, k_norm))]
+    if angles is not None:
+        expected = [plain.rope(x, angles, head_dim) for x in expected]
+    torch.testing.assert_close(out.flatten(1), expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(k_pages[0, slots.long()].flatten(1), expected[1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(v_pages[0, slots.long()].flatten(1), v)
 
 
 def test_keys_and_values_in_fp8_are_scaled_and_saturate():
@@ -307,7 +328,7 @@ def test_keys_and_values_in_fp8_are_scaled_and_saturate():
     qkv[1] *= 100.0
     k, v = (torch.zeros(1, 8, 1, 32, device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2))
     pages = Pages(k, v, k_scale=0.5, v_scale=0.25)
-    kv_write(qkv, None, torch.tensor([5, 2], device=DEVICE).int(), pages, 1)
+    kv_write(*qkv.split(32, dim=1), None, torch.tensor([5, 2], device=DEVICE).int(), pages)
     for page, x, scale in ((k, qkv[:, 32:64], 0.5), (v, qkv[:, 64:], 0.25)):
         stored = page.float()[0, [5, 2], 0]
         near = (stored - (x / scale).clamp(-448, 448)).abs() <= x.abs() / scale / 16 + 2**-10
@@ -317,7 +338,8 @@ def test_keys_and_values_in_fp8_are_scaled_and_saturate():
 
 def test_padding_writes_nothing():
     k, v = (torch.zeros(2, 8, 1, 32, device=DEVICE) for _ in range(2))
-    kv_write(torch.ones(3, 4 * 32, device=DEVICE), None, torch.tensor([-1, 9, -1], device=DEVICE).int(), Pages(k, v), 2)
+    rows = torch.ones(3, 4 * 32, device=DEVICE).split([64, 32, 32], dim=1)
+    kv_write(*rows, None, torch.tensor([-1, 9, -1], device=DEVICE).int(), Pages(k, v))
     for page in (k, v):
         written = page.flatten(0, 1)[:, 0].any(-1)
         assert written.nonzero().tolist() == [[9]]

@@ -6,16 +6,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.torch.kernels.activation import Activation, activate_and_mul, activate_and_mul_quantized
+from quire.ops.opset import Activation
+from quire.ops.torch.kernels.activation import activate_and_mul, activate_and_mul_quantized
 from quire.ops.torch.kernels.embedding import embedding
 from quire.ops.torch.kernels.norm import (
+    add_layer_norm,
     add_rms_norm,
     add_rms_norm_quantized,
     layer_norm,
     rms_norm,
     rms_norm_quantized,
 )
+from quire.ops.torch.kernels.pointwise import activated, soft_capped
 from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
+from quire.ops.torch.ops import ACTIVATIONS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -119,12 +123,24 @@ def test_what_is_not_a_number_stays_so_and_zeros_stay_zeros(dtype: torch.dtype) 
 def test_activations(dtype: torch.dtype, activation: Activation) -> None:
     x = randn(3, 2 * 1100, dtype=dtype)
     gate, up = x.float().chunk(2, dim=-1)
-    plain = {
-        Activation.SILU: F.silu,
-        Activation.GELU: F.gelu,
-        Activation.GELU_TANH: lambda x: F.gelu(x, approximate="tanh"),
-    }
-    assert_close(activate_and_mul(x, activation), plain[activation](gate) * up)
+    assert_close(activate_and_mul(x, activation), ACTIVATIONS[activation](gate) * up)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_activations_without_a_gate_and_capped_numbers(dtype: torch.dtype) -> None:
+    x = randn(3, 1100, dtype=dtype)
+    for kind, plain in ACTIVATIONS.items():
+        assert_close(activated(x, kind), plain(x.float()))
+        assert_close(activated(x[:, 3:9], kind), plain(x[:, 3:9].float()))
+    assert_close(soft_capped(x.clone(), 1.5), 1.5 * torch.tanh(x.float() / 1.5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layer_norm_of_a_sum(dtype: torch.dtype) -> None:
+    x, residual, weight, bias = randn(3, 100, dtype=dtype), randn(3, 100, dtype=dtype, seed=1), randn(100), randn(100)
+    normed, total = add_layer_norm(x, residual, weight, bias, 1e-5)
+    assert_close(total, x.float() + residual.float())
+    assert_close(normed, F.layer_norm(total.float(), (100,), weight, bias, 1e-5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -133,6 +149,9 @@ def test_embedding(dtype: torch.dtype) -> None:
     ids = torch.tensor([16, 0, 3, 3], dtype=torch.int32, device=DEVICE)
     assert torch.equal(embedding(ids, table), table[ids.long()])
     assert torch.equal(embedding(ids, table, torch.float32), table[ids.long()].float())
+    last = torch.tensor([7, 3, 1], dtype=torch.int32, device=ids.device)
+    mixed = torch.tensor([5, ~2, 0, ~0], dtype=torch.int32, device=ids.device)
+    assert torch.equal(embedding(mixed, table, last=last), table[[5, 1, 0, 7]])
 
 
 def test_a_row_does_not_see_the_others() -> None:

@@ -40,7 +40,9 @@ def test_drawn_tokens_and_new_blocks_are_kept() -> None:
     rows = Rows(2, 8, block_size=4)
     rows.admit(admission(1, [1, 2, 3, 4], [6]))
     assert rows.step([Run(1, 0, 4)]).drawing.tolist() == [1]
-    rows.append(1, 9)
+    place = rows.expect(1)
+    assert rows.tokens[1, 4] == ~1  # until it is known, the device is told whose token it is
+    rows.settle(1, place, 9)
     step = rows.step([Run(1, 4, 1, new_blocks=[2])])
     assert step.batch.ids.tolist() == [9]
     assert step.batch.slots.tolist() == [8]
@@ -51,7 +53,7 @@ def test_a_row_can_be_filled_to_the_last_token() -> None:
     rows = Rows(1, 4, block_size=4)
     rows.admit(admission(0, [1, 2, 3, 4], [0]))
     rows.step([Run(0, 0, 4)])
-    rows.append(0, 5)
+    rows.settle(0, rows.expect(0), 5)
     assert rows.num_known[0] == 5
 
 
@@ -91,3 +93,13 @@ def test_a_decode_step_of_64_rows_is_cheap() -> None:
         return perf_counter() - begin
 
     assert min(seconds() for _ in range(50)) < 0.0003
+
+
+def test_a_token_that_comes_after_its_row_was_given_up_is_not_written() -> None:
+    rows = Rows(2, 8, block_size=4)
+    rows.admit(admission(1, [1, 2], [6]))
+    place = rows.expect(1)
+    rows.retire(1)
+    rows.admit(admission(1, [7, 8, 5], [3]))
+    rows.settle(1, place, 9)
+    assert rows.step([Run(1, 0, 3)]).batch.ids.tolist() == [7, 8, 5]

@@ -8,7 +8,6 @@ import pytest
 
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.models.config import ModelConfig
-from quire.models.rope import RopeSpec
 from quire.runtime import memory
 from quire.runtime.kv import KVSize, kv_spec, size_cache
 
@@ -19,14 +18,10 @@ MODEL = ModelConfig(
     heads=4,
     kv_heads=2,
     head_dim=16,
-    intermediate=128,
     vocab=100,
     max_position=1000,
     longest=1000,
-    eps=1e-5,
-    rope=RopeSpec("default", 10000.0, 16, 1000, {}),
     windows=(0,) * 4,
-    rotated=(True,) * 4,
 )
 SPEC = kv_spec(MODEL, 16, "auto")
 BLOCK = 2 * 4 * 2 * 16 * 16 * 2  # keys and values, layers, heads, columns, tokens, bytes

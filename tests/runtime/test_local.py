@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.params import SamplingParams
-from quire.core.plan import Admission, Run, StepPlan
+from quire.core.plan import Admission, Run, StepOutput, StepPlan
 from quire.executors.local import LocalExecutor
 from quire.models import llama
 from quire.weights.config import CheckpointConfig
@@ -59,10 +59,15 @@ def test_starts_runs_and_stops(checkpoint: Path, backend: str) -> None:
     assert (capacity.vocab_size, capacity.cache_bytes) == (50, 4 * 8 * BLOCK)
     assert capacity.weight_bytes > 0
     admission = Admission(0, SamplingParams(temperature=0.0, seed=0), 0, [1, 2, 3], 3, [5], [])
-    output = executor.run(StepPlan(1, [Run(0, 0, 3)], admitted=[admission]))
-    again = executor.run(StepPlan(2, [Run(0, 3, 1)]))
+    output = carry_out(executor, StepPlan(1, [Run(0, 0, 3)], admitted=[admission]))
+    again = carry_out(executor, StepPlan(2, [Run(0, 3, 1)]))
     assert [len(out.drawn[0].tokens) for out in (output, again)] == [1, 1]
     executor.stop()
+
+
+def carry_out(executor: LocalExecutor, plan: StepPlan) -> StepOutput:
+    executor.submit(plan)
+    return executor.collect()
 
 
 def test_limits_are_told_before_the_weights_are_read(checkpoint: Path) -> None:

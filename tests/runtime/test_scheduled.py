@@ -1,5 +1,6 @@
 """Scheduler and runner together: a request's tokens do not depend on what else happens to it or beside it."""
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -29,24 +30,37 @@ def requests() -> list[Request]:
 
 
 def serve(
-    backend: str, *, num_blocks: int = 200, host: int = 0, budget: int = MAX_LEN, rows: int = 16, alone: bool = False
+    backend: str,
+    *,
+    num_blocks: int = 200,
+    host: int = 0,
+    budget: int = MAX_LEN,
+    rows: int = 16,
+    alone: bool = False,
+    ahead: int = 0,
 ) -> tuple[dict[tuple[str, int], list[int]], int, int]:
     """-> the tokens of every sample, and how many preemptions and swapped blocks there were."""
     limits = Limits(max_num_seqs=rows, max_num_batched_tokens=budget, max_model_len=MAX_LEN, block_size=BLOCK_SIZE)
-    scheduler = Scheduler(limits, num_blocks, num_host_blocks=host, prefix_caching=not alone)
+    scheduler = Scheduler(limits, num_blocks, num_host_blocks=host, prefix_caching=not alone, ahead=ahead)
     runner = make_runner(backend, num_blocks, host, rows)
     tokens: dict[tuple[str, int], list[int]] = {}
     ended = num_swapped = 0
+    launched: deque[int] = deque()
     for batch in [[request] for request in requests()] if alone else [requests()]:
         for request in batch:
             scheduler.add(request, now=0.0)
         while scheduler.has_work:
             plan = scheduler.schedule()
             num_swapped += len(plan.swap_in)
-            for event in scheduler.update(runner.run(plan)):
-                tokens.setdefault((event.request_id, event.index), []).extend(event.tokens)
-                assert event.finish_reason in (None, "length")
-                ended += event.finish_reason is not None
+            runner.submit(plan)
+            launched.append(plan.step)
+            while len(launched) > (ahead if plan.runs else 0):
+                output = runner.collect()
+                assert output.step == launched.popleft()
+                for event in scheduler.update(output):
+                    tokens.setdefault((event.request_id, event.index), []).extend(event.tokens)
+                    assert event.finish_reason in (None, "length")
+                    ended += event.finish_reason is not None
     assert ended == len(tokens) == 8
     return tokens, scheduler.stats().preemptions, num_swapped
 
@@ -60,5 +74,18 @@ def test_company_cache_chunks_and_preemption_change_nothing(backend: str) -> Non
     assert num_preemptions > 0
     assert recomputed == alone
     swapped, _, num_swapped = serve(backend, num_blocks=22, host=40)
+    assert num_swapped > 0
+    assert swapped == alone
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_steps_that_are_planned_ahead_change_nothing(ahead: int) -> None:
+    alone, *_ = serve("torch", alone=True)
+    assert serve("torch", ahead=ahead) == (alone, 0, 0)
+    assert serve("torch", ahead=ahead, budget=16) == (alone, 0, 0)
+    recomputed, num_preemptions, _ = serve("torch", ahead=ahead, num_blocks=22)
+    assert num_preemptions > 0
+    assert recomputed == alone
+    swapped, _, num_swapped = serve("torch", ahead=ahead, num_blocks=22, host=40)
     assert num_swapped > 0
     assert swapped == alone

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 
 from quire.models import llama
-from quire.models.config import ModelConfig
 from quire.models.rope import RopeSpec
 from quire.ops.opset import OpSet
 from quire.ops.tensors import F32, StoredTensor
@@ -13,7 +12,7 @@ from quire.runtime.kv import KVSize, kv_spec
 from quire.runtime.runner import Runner
 from quire.weights.config import CheckpointConfig
 
-CONFIG = ModelConfig(
+CONFIG = llama.LlamaConfig(
     architecture="LlamaForCausalLM",
     hidden=48,
     layers=2,

@@ -102,17 +102,18 @@ class Group:
             return replace(self.row_params, prompt_logprobs=self.params.prompt_logprobs)
         return self.row_params
 
-    def finish_reason(self, tokens: list[int]) -> FinishReason | None:
-        """Whether a sample ends with the last of `tokens`."""
-        if tokens[-1] in self.stop_ids and len(tokens) >= self.min_stop_length:
+    def finish_reason(self, token: int, length: int) -> FinishReason | None:
+        """Whether a sample ends with `token`, the last of `length`."""
+        if token in self.stop_ids and length >= self.min_stop_length:
             return "stop"
-        return "length" if len(tokens) >= self.length else None
+        return "length" if length >= self.length else None
 
-    def new_prompt_logprobs(self, seq: Sequence, drawn: Drawn) -> list[list[Logprob]] | None:
-        """Those of `drawn` to deliver now: not again after a preemption, and with the results if those are held."""
+    def new_prompt_logprobs(self, seq: Sequence, drawn: Drawn, end: int) -> list[list[Logprob]] | None:
+        """Those of `drawn`, whose run ended before position `end`, to deliver now: not again after a preemption, and
+        with the results if those are held."""
         if not drawn.prompt_logprobs or seq is not self.leader:
             return None
-        last = min(seq.num_computed, self.num_prompt - 1)  # positions 1 .. num_prompt - 1 have one each
+        last = min(end, self.num_prompt - 1)  # positions 1 .. num_prompt - 1 have one each
         num_new = last - self.num_prompt_logprobs
         if num_new <= 0:
             return None

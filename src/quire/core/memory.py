@@ -119,10 +119,10 @@ class Memory:
             seq.host = []
 
     def index(self, seq: Sequence) -> None:
-        """Enter the blocks that the planned step fills: it writes them in every layer before any is read there, so
-        the next sequence of the same plan may already share them."""
-        size = self.block_size
-        while seq.index_at <= seq.num_computed:
+        """Enter the blocks that the planned step fills, if all of their tokens are known: it writes them in every layer
+        before any is read there, so the next sequence of the same plan may already share them."""
+        size, num_ready = self.block_size, min(seq.num_computed, seq.num_known)
+        while seq.index_at <= num_ready:
             i = seq.num_indexed
             tokens = tuple(seq.tokens[i * size : (i + 1) * size])
             node = self.tree.insert(seq.group.realm, seq.node, tokens, seq.table[i])

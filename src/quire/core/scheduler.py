@@ -4,7 +4,7 @@ One rule: every sequence catches up with what is known of it, within the token b
 that lack one token come first, then prompts under way, then waiting ones; nobody overtakes. There is no clock, no
 tensor and no thread here, so the same object drives an engine, a test and a simulation."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from itertools import count as count_from
@@ -17,13 +17,15 @@ from quire.core.plan import Admission, Drawn, Run, StepOutput, StepPlan
 from quire.core.policy import PolicyQueue, find_policy
 from quire.core.records import SchedulerStats
 from quire.core.request import FinishReason, Request, SequenceEvent
-from quire.core.sequence import Sequence
+from quire.core.sequence import NEVER, Sequence
 
 
 class Scheduler:
     """Call `schedule()`, carry the plan out, give its output to `update()`, and so on while `has_work`.
 
-    `add`, `cancel` and `expire` may be called at any moment, also while a plan is being carried out."""
+    `add`, `cancel` and `expire` may be called at any moment, also while a plan is being carried out. So may
+    `schedule()`, if the executor takes plans `ahead` of the outputs of those before: a sequence then goes on from a
+    token that is being drawn. If that token ends it, what was computed after it is thrown away."""
 
     def __init__(
         self,
@@ -33,6 +35,7 @@ class Scheduler:
         num_host_blocks: int = 0,
         policy: str = "fcfs",
         prefix_caching: bool = True,
+        ahead: int = 0,
     ) -> None:
         self.limits = limits
         self.policy = find_policy(policy)
@@ -48,7 +51,8 @@ class Scheduler:
         self._events: list[SequenceEvent] = []  # to be returned by the next update()
         self._numbers = count_from()
         self._step = 0
-        self._in_flight = False  # a plan was given out whose output has not come
+        self._ahead = ahead
+        self._in_flight: deque[tuple[StepPlan, list[Sequence | None]]] = deque()  # without outputs; who had which row
         self._num_queued = 0  # requests never admitted
         self._num_live = 0  # sequences of all requests
         self._num_preemptions = self._num_queries = self._num_hits = 0
@@ -76,7 +80,7 @@ class Scheduler:
         self._num_live += num_samples
         group.unstarted = list(group.live)
         for seq in group.unstarted[:]:
-            if seq.num_known > group.num_prompt and (reason := group.finish_reason(seq.tokens)):
+            if seq.num_known > group.num_prompt and (reason := group.finish_reason(seq.tokens[-1], seq.num_known)):
                 event = group.event(seq.sample)
                 event.finish_reason = reason
                 event.stop_token = seq.tokens[-1] if reason == "stop" else None
@@ -115,11 +119,9 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Let every sequence catch up with what is known of it, in policy order, within the token budget."""
-        assert not self._in_flight, (
-            "schedule() is called again before the output of the last plan was given to update()"
-        )
-        self._in_flight = True
+        assert len(self._in_flight) <= self._ahead, "schedule() is called before the outputs of earlier plans have come"
         plan = StepPlan(self._step, [], self._retired)
+        self._step += 1
         num_preemptions = self._num_preemptions
         behind = self._continue(plan)
         budget = self.limits.max_num_batched_tokens - len(plan.runs)
@@ -135,7 +137,19 @@ class Scheduler:
         if all_moved and self._num_preemptions == num_preemptions:
             self._admit(plan, budget, promised)
         self._retired = []
+        self._in_flight.append((plan, self._rows[:]))
+        if self._ahead:
+            self._expect(plan)
         return plan
+
+    def _expect(self, plan: StepPlan) -> None:
+        """Let the next plan go on from the tokens that this one draws, except where it is known to end or to branch."""
+        for run in plan.runs:
+            seq = self._rows[run.row]
+            assert seq is not None
+            end, group = run.start + run.count, seq.group
+            if end == len(seq.tokens) and end + 1 < group.length and group.search is None:
+                seq.expect()
 
     def _continue(self, plan: StepPlan) -> list[Sequence]:
         """Plan one token for each running sequence that lacks just that; returns those that lack more, or a row."""
@@ -187,6 +201,8 @@ class Scheduler:
             seq = self.waiting.items[0]
             group = seq.group
             before = seq.num_computed
+            if seq.num_unknown:
+                return  # preempted, and what was being drawn for it has not come
             if group.num_rows > self._rows_left or not self.memory.start(seq, promised):
                 return
             del self.waiting.items[0]
@@ -232,6 +248,7 @@ class Scheduler:
         group = seq.group
         seq.row = heappop(self._free_rows)
         self._rows[seq.row] = seq
+        seq.admitted = plan.step
         seq.num_told = len(seq.table)
         plan.admitted.append(
             Admission(
@@ -312,27 +329,27 @@ class Scheduler:
             self._retired.append(seq.row)
             heappush(self._free_rows, seq.row)
             seq.row = -1
+            seq.admitted = NEVER
             seq.num_told = 0
 
     # ---- what a step yielded
 
     def update(self, output: StepOutput) -> list[SequenceEvent]:
         """Take in what the plan yielded; returns what the clients are to be told."""
-        assert self._in_flight and output.step == self._step, f"output of step {output.step} comes at step {self._step}"
-        self._in_flight = False
-        self._step += 1
+        plan, owners = self._in_flight.popleft()
+        assert output.step == plan.step, f"the output of step {output.step} comes instead of that of step {plan.step}"
         events, self._events = self._events, []
-        rows = self._rows
         for drawn in output.drawn:
-            seq = rows[drawn.row]
-            if seq is None:
-                continue  # cancelled while the step ran
+            seq = owners[drawn.row]
+            assert seq is not None
+            if seq.ended:
+                continue  # cancelled while the step ran, or the token before this one was its last
             group = seq.group
             if drawn.error:
                 events += self._give_up(group, "error", drawn.error)
                 continue
             if group.search is not None:
-                events += self._search(seq, drawn)
+                events += self._search(seq, drawn, plan)
                 continue
             event = SequenceEvent(
                 request_id=group.id,
@@ -342,17 +359,18 @@ class Scheduler:
                 num_cached=group.num_cached,
             )
             if drawn.prompt_logprobs is not None:
-                event.prompt_logprobs = group.new_prompt_logprobs(seq, drawn)
+                event.prompt_logprobs = group.new_prompt_logprobs(seq, drawn, _end_of_run(plan, drawn.row))
             if drawn.tokens:
                 (token,) = drawn.tokens
-                tokens = seq.tokens
-                tokens.append(token)
+                seq.append(token)
+                if seq.index_at <= seq.num_computed:
+                    self.memory.index(seq)  # a block was waiting for this token
                 if drawn.logprobs is not None:
                     seq.logprob += drawn.logprobs[0][0].logprob
-                if group.shares_prompt and group.source is None:
+                if group.shares_prompt and group.source is None and seq.running:
                     self._open_source(seq)
-                if token in group.stop_ids or len(tokens) >= group.length:
-                    event.finish_reason = group.finish_reason(tokens)
+                if token in group.stop_ids or seq.num_known >= group.length:
+                    event.finish_reason = group.finish_reason(token, seq.num_known)
             if event.finish_reason is not None:
                 event.stop_token = token if event.finish_reason == "stop" else None
                 if drawn.logprobs is not None and group.from_start:
@@ -372,14 +390,14 @@ class Scheduler:
             self.waiting.push(follower)
         group.unstarted = []
 
-    def _search(self, seq: Sequence, drawn: Drawn) -> list[SequenceEvent]:
+    def _search(self, seq: Sequence, drawn: Drawn, plan: StepPlan) -> list[SequenceEvent]:
         """A beam has its continuations. Once all have, the search goes on with the best, on new rows."""
         group = seq.group
         assert group.search is not None
         if drawn.prompt_logprobs is not None:
-            group.new_prompt_logprobs(seq, drawn)
-        if drawn.beams is None:
-            return []
+            group.new_prompt_logprobs(seq, drawn, _end_of_run(plan, drawn.row))
+        if drawn.beams is None or plan.step < seq.admitted:
+            return []  # of a beam that was preempted meanwhile they are found again
         seq.candidates = drawn.beams
         if group.source is None:
             group.source = seq
@@ -410,6 +428,7 @@ class Scheduler:
                 first_child[parent] = child
             group.live.append(child)
         for seq in old:
+            seq.ended = True
             self._stop(seq)
             self.memory.release(seq)
         for seq in group.live:
@@ -438,6 +457,7 @@ class Scheduler:
     def _leave(self, seq: Sequence) -> None:
         """Take a sequence out of everything, whatever it was doing."""
         group = seq.group
+        seq.ended = True
         if seq.running:
             self._stop(seq)
             if group.search is None:
@@ -500,7 +520,8 @@ class Scheduler:
             assert seq.row < 0 or self._rows[seq.row] is seq, f"{name} thinks it has row {seq.row}"
             assert seq.running or (seq.row < 0 and not seq.table), f"{name} waits, and has a row or blocks"
             assert not seq.running or seq.group.search or seq.row >= 0, f"{name} runs without a row"
-            assert seq.num_computed <= seq.num_known, f"{name} has computed more than is known"
+            assert seq.num_computed <= len(seq.tokens), f"{name} has computed more than there is"
+            assert seq.num_unknown <= len(self._in_flight), f"{name} waits for tokens that nobody draws"
             assert seq.num_told <= len(seq.table), f"the runner knows more blocks of {name} than there are"
         rows = {row for row, seq in enumerate(self._rows) if seq is not None}
         assert sorted([*rows, *self._free_rows]) == list(range(self.limits.max_num_seqs)), "a row is lost"
@@ -511,3 +532,7 @@ class Scheduler:
         assert self._num_queued == sum(not group.started for group in groups), "the queue is miscounted"
         assert 0 <= self._num_hits <= self._num_queries, f"{self._num_hits} hits in {self._num_queries} tokens"
         self.memory.check(live)
+
+
+def _end_of_run(plan: StepPlan, row: int) -> int:
+    return next(run.start + run.count for run in plan.runs if run.row == row)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 Key = tuple[float, ...]  # the place in policy order
 NEVER = 2**62
+UNKNOWN = -1  # stands for a token that is being drawn
 
 
 class Sequence:
@@ -20,8 +21,10 @@ class Sequence:
     Between steps `table` has exactly the blocks that `num_computed` tokens fill, unless the sequence is swapped out."""
 
     __slots__ = (
+        "admitted",
         "candidates",
         "copy_from",
+        "ended",
         "group",
         "host",
         "index_at",
@@ -31,6 +34,7 @@ class Sequence:
         "num_computed",
         "num_indexed",
         "num_told",
+        "num_unknown",
         "planned",
         "row",
         "running",
@@ -43,12 +47,15 @@ class Sequence:
         self.group = group
         self.sample = sample
         self.key: Key = (*group.key, sample)
-        self.tokens = tokens  # all that is known: prompt, then output
+        self.tokens = tokens  # prompt, then output; at the end those that are being drawn
+        self.num_unknown = 0  # how many those are
         self.num_computed = 0  # of those, the ones whose keys and values are in the cache, or will be by this step
         self.table: list[int] = []
         self.num_told = 0  # leading blocks of the table that the runner knows
         self.row = -1  # -1: none
+        self.admitted = NEVER  # the step in which it took its row
         self.running = False  # in the running queue; else it waits
+        self.ended = False
         self.planned = -1  # the last step that computes something of it
         self.num_indexed = 0  # leading blocks of the table that are in the tree
         self.node: Node | None = None  # of the last of those
@@ -60,4 +67,17 @@ class Sequence:
 
     @property
     def num_known(self) -> int:
-        return len(self.tokens)
+        return len(self.tokens) - self.num_unknown
+
+    def expect(self) -> None:
+        """A token is being drawn; the step after may compute it all the same."""
+        self.tokens.append(UNKNOWN)
+        self.num_unknown += 1
+
+    def append(self, token: int) -> None:
+        """What was drawn, expected or not."""
+        if self.num_unknown:
+            self.tokens[-self.num_unknown] = token
+            self.num_unknown -= 1
+        else:
+            self.tokens.append(token)

@@ -1,14 +1,24 @@
-"""The loop: schedule, run, update."""
+"""The loop: schedule, run, update. While a step runs, the next one is planned if the executor takes plans ahead."""
 
 import sys
 import time
+from collections import deque
+from dataclasses import dataclass
 
 from quire.core.limits import Limits
+from quire.core.plan import StepPlan
 from quire.core.records import StepRecord
 from quire.core.request import Request, SequenceEvent
 from quire.core.scheduler import Scheduler
 from quire.engine.options import EngineOptions
 from quire.executors.protocol import Executor
+
+
+@dataclass(slots=True)
+class _Launched:
+    plan: StepPlan
+    schedule_seconds: float
+    begin: float
 
 
 class Engine:
@@ -17,7 +27,9 @@ class Engine:
     def __init__(self, executor: Executor, options: EngineOptions) -> None:
         self.executor = executor
         self.capacity = executor.start()
-        self.record: StepRecord | None = None  # of the last step
+        self.record: StepRecord | None = None  # of the step that ended in the last call of step(), if one did
+        self._launched: deque[_Launched] = deque()
+        self._collected = 0.0  # when the last step ended
         self._scheduler = Scheduler(
             Limits(
                 max_num_seqs=options.max_num_seqs,
@@ -31,11 +43,12 @@ class Engine:
             num_host_blocks=self.capacity.num_host_blocks,
             policy=options.scheduling_policy,
             prefix_caching=options.enable_prefix_caching,
+            ahead=self.capacity.ahead,
         )
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or bool(self._launched)
 
     def submit(self, request: Request) -> None:
         """Raises a QuireError if the request could never be served."""
@@ -46,23 +59,33 @@ class Engine:
         return self._scheduler.cancel(request_id, index)
 
     def step(self) -> list[SequenceEvent]:
-        scheduler, begin = self._scheduler, time.perf_counter()
-        events = scheduler.expire(time.monotonic())
-        plan = scheduler.schedule()
-        scheduled = time.perf_counter()
-        output = self.executor.run(plan)
+        """Give the executor its next plan. Unless it takes more, wait for the oldest, and tell what came of it."""
+        self.record, begin = None, time.perf_counter()
+        events = self._scheduler.expire(time.monotonic())
+        if self._scheduler.has_work:
+            plan = self._scheduler.schedule()
+            scheduled = time.perf_counter()
+            self.executor.submit(plan)
+            self._launched.append(_Launched(plan, scheduled - begin, scheduled))
+            if plan.runs and len(self._launched) <= self.capacity.ahead:
+                return events
+        return events + self._collect() if self._launched else events
+
+    def _collect(self) -> list[SequenceEvent]:
+        step = self._launched.popleft()
+        output = self.executor.collect()
         ran = time.perf_counter()
-        events += scheduler.update(output)
-        num_drawn = sum(len(drawn.tokens) for drawn in output.drawn)
+        events = self._scheduler.update(output)
         self.record = StepRecord(
-            step=plan.step,
-            num_tokens=plan.num_tokens,
-            num_drawn=num_drawn,
-            schedule_seconds=scheduled - begin,
-            run_seconds=ran - scheduled,
+            step=step.plan.step,
+            num_tokens=step.plan.num_tokens,
+            num_drawn=sum(len(drawn.tokens) for drawn in output.drawn),
+            schedule_seconds=step.schedule_seconds,
+            run_seconds=ran - max(step.begin, self._collected),
             update_seconds=time.perf_counter() - ran,
-            scheduler=scheduler.stats(),
+            scheduler=self._scheduler.stats(),
         )
+        self._collected = ran
         return events
 
     def stop(self) -> None:

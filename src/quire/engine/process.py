@@ -67,11 +67,12 @@ def _serve(engine: Engine, server: "_Server") -> None:
                 case Cancel(request_id, index):
                     events += engine.cancel(request_id, index)
             message = server.receive(wait=False)
+        record = None
         if engine.has_work:
             events += engine.step()
-            server.send(Step(events, engine.record))
-        elif events:
-            server.send(Step(events, None))
+            record = engine.record
+        if events or record:
+            server.send(Step(events, record))
 
 
 class _Server:

@@ -89,6 +89,7 @@ class LocalExecutor:
             max_model_len=size.max_model_len,
             weight_bytes=model.weight_bytes,
             cache_bytes=size.cache_bytes,
+            ahead=1 if self.backend == "cuda" else 0,
         )
 
     def _open(self) -> Checkpoint:
@@ -105,9 +106,13 @@ class LocalExecutor:
             swap_bytes=self.swap_space_bytes,
         )
 
-    def run(self, plan: StepPlan) -> StepOutput:
+    def submit(self, plan: StepPlan) -> None:
         assert self._runner is not None, "not started"
-        return self._runner.run(plan)
+        self._runner.submit(plan)
+
+    def collect(self) -> StepOutput:
+        assert self._runner is not None, "not started"
+        return self._runner.collect()
 
     def stop(self) -> None:
         """Give back the weights and the cache."""

@@ -16,11 +16,16 @@ class Capacity:
     max_model_len: int  # as resolved: never more than the model or the cache allows
     weight_bytes: int
     cache_bytes: int
+    ahead: int = 0  # plans it takes beyond the one whose output is awaited
 
 
 class Executor(Protocol):
     def start(self) -> Capacity: ...
 
-    def run(self, plan: StepPlan) -> StepOutput: ...
+    def submit(self, plan: StepPlan) -> None:
+        """Begin with a step, or do it."""
+
+    def collect(self) -> StepOutput:
+        """Wait for the oldest step submitted and not collected."""
 
     def stop(self) -> None: ...

@@ -1,6 +1,7 @@
 """Llama, and the families that differ from it in a few numbers.
 
-Mistral has a window, Qwen2 biases and windows in some layers, SmolLM3 layers that do not rotate."""
+Mistral has a window, Qwen2 biases and windows in some layers, Qwen3 norms of every query and key head, SmolLM3 layers
+that do not rotate."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -10,9 +11,9 @@ from typing import Any
 from quire.core.errors import BadCheckpoint
 from quire.models.config import ModelConfig
 from quire.models.loading import Matrix, Model, Table, Vector, Wanted, load_weights, packed_bytes
-from quire.models.rope import frequencies, read_rope
+from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.dequantize import dequantize
-from quire.ops.opset import OpSet, Value
+from quire.ops.opset import Activation, OpSet, Value
 from quire.ops.tensors import PackedWeight
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -21,15 +22,27 @@ ROPE_FACTORS = "rope_freqs"  # in GGUF files only
 UNUSED = r".*\.rotary_emb\.inv_freq"  # older exports stored what follows from the configuration
 
 
-def config(hf: CheckpointConfig) -> ModelConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig(ModelConfig):
+    intermediate: int
+    eps: float  # of the norms
+    rope: RopeSpec
+    rotated: tuple[bool, ...]  # for each layer: whether queries and keys turn with their position
+    tied: bool = False  # the head is the embedding table
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    head_norms: bool = False  # of every query and key head, before it turns
+
+
+def config(hf: CheckpointConfig) -> LlamaConfig:
     hf.expect("hidden_act", "silu")
     hidden, layers, heads = hf.int("hidden_size"), hf.int("num_hidden_layers"), hf.int("num_attention_heads")
     head_dim = hf.int("head_dim", hidden // max(heads, 1))
-    qwen2 = hf.architecture == "Qwen2ForCausalLM"
     attention_bias = hf.bool("attention_bias", False)
     max_position = hf.int("max_position_embeddings")
     rope = read_rope(hf, head_dim, max_position)
-    return ModelConfig(
+    return LlamaConfig(
         architecture=hf.architecture,
         hidden=hidden,
         layers=layers,
@@ -45,18 +58,19 @@ def config(hf: CheckpointConfig) -> ModelConfig:
         windows=_windows(hf, layers),
         rotated=_rotated(hf, layers),
         tied=hf.bool("tie_word_embeddings", False),
-        qkv_bias=attention_bias or qwen2,
+        qkv_bias=attention_bias or hf.architecture == "Qwen2ForCausalLM",
         out_bias=attention_bias,
         mlp_bias=hf.bool("mlp_bias", False),
+        head_norms=hf.architecture == "Qwen3ForCausalLM",
     )
 
 
 def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
-    """Mistral and Phi-3 have one for all layers, Qwen2 (if it says so) one from layer max_window_layers on."""
+    """Mistral and Phi-3 have one for all layers, Qwen2 and 3 (if they say so) one from layer max_window_layers on."""
     first = layers
     if hf.architecture in ("MistralForCausalLM", "Phi3ForCausalLM"):
         first = 0
-    elif hf.architecture == "Qwen2ForCausalLM" and hf.bool("use_sliding_window", False):
+    elif hf.architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM") and hf.bool("use_sliding_window", False):
         first = hf.int("max_window_layers", 28)
     elif hf.architecture == "SmolLM3ForCausalLM":
         hf.expect("use_sliding_window", False, None)
@@ -75,20 +89,22 @@ def _rotated(hf: CheckpointConfig, layers: int) -> tuple[bool, ...]:
     return tuple(bool(rotated) for rotated in listed)
 
 
-def top_names(c: ModelConfig) -> Wanted:
+def top_names(c: LlamaConfig) -> Wanted:
     return {
         "embed": Table("model.embed_tokens", c.vocab, c.hidden),
         "norm": Vector("model.norm", c.hidden),
-        "head": Matrix({"model.embed_tokens" if c.tied else "lm_head": c.vocab}, c.hidden),
+        "head": Matrix({"model.embed_tokens" if c.tied else "lm_head": c.vocab}, c.hidden, keep=True),
     }
 
 
-def layer_names(c: ModelConfig) -> Wanted:
+def layer_names(c: LlamaConfig) -> Wanted:
     qkv = {"self_attn.q_proj": c.q_size, "self_attn.k_proj": c.kv_size, "self_attn.v_proj": c.kv_size}
     gate_up = {"mlp.gate_proj": c.intermediate, "mlp.up_proj": c.intermediate}
+    head_norms = {f"{x}_norm": Vector(f"self_attn.{x}_norm", c.head_dim) for x in ("q", "k") if c.head_norms}
     return {
         "norm1": Vector("input_layernorm", c.hidden),
         "qkv": Matrix(qkv, c.hidden, bias=c.qkv_bias),
+        **head_norms,
         "out": Matrix({"self_attn.o_proj": c.hidden}, c.q_size, bias=c.out_bias),
         "norm2": Vector("post_attention_layernorm", c.hidden),
         "gate_up": Matrix(gate_up, c.hidden, bias=c.mlp_bias),
@@ -104,6 +120,8 @@ class Layer:
     norm2: Any
     gate_up: PackedWeight
     down: PackedWeight
+    q_norm: Any = None
+    k_norm: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +133,15 @@ class Weights:
     rope: Any  # rotary frequencies
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: ModelConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> Model:
     return load_as(ops, checkpoint, config, max_model_len, layer_names(config))
 
 
-def load_as(ops: OpSet, checkpoint: Checkpoint, config: ModelConfig, max_model_len: int, layer_names: Wanted) -> Model:
+def load_as(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int, layer_names: Wanted) -> Model:
     """For families with the same layers under other names."""
     unused = "|".join([UNUSED, ROPE_FACTORS, *(["lm_head.weight"] if config.tied else [])])
-    prefixes = [f"model.layers.{layer}." for layer in range(config.layers)]
-    top, layers = load_weights(ops, checkpoint, top_names(config), layer_names, prefixes, unused)
+    named = {f"model.layers.{layer}.": layer_names for layer in range(config.layers)}
+    top, layers = load_weights(ops, checkpoint, top_names(config), named, unused)
     factors = dequantize(checkpoint.tensor(ROPE_FACTORS)).ravel() if ROPE_FACTORS in checkpoint.names() else None
     weights = Weights(
         **top,
@@ -133,7 +151,7 @@ def load_as(ops: OpSet, checkpoint: Checkpoint, config: ModelConfig, max_model_l
     return Model(config, partial(forward, config, weights), packed_bytes([top, *layers]))
 
 
-def forward(c: ModelConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
+def forward(c: LlamaConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
     angles = ops.rope_angles(batch.positions, w.rope)
     x = ops.embedding(batch.ids, w.embed)
     for index, layer in enumerate(w.layers):
@@ -142,8 +160,10 @@ def forward(c: ModelConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
     return ops.logits(ops.rms_norm(x, w.norm, c.eps), w.head, batch)
 
 
-def attention(c: ModelConfig, layer: Layer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
+def attention(c: LlamaConfig, layer: Layer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
     q, k, v = ops.split(ops.linear(x, layer.qkv), (c.q_size, c.kv_size, c.kv_size))
+    if c.head_norms:
+        q, k = ops.rms_norm(q, layer.q_norm, c.eps), ops.rms_norm(k, layer.k_norm, c.eps)
     if c.rotated[index]:
         q, k = ops.rope(q, angles, c.head_dim), ops.rope(k, angles, c.head_dim)
     ops.write_kv(k, v, batch, index)
@@ -152,4 +172,4 @@ def attention(c: ModelConfig, layer: Layer, index: int, ops: OpSet, x: Value, an
 
 
 def mlp(layer: Layer, ops: OpSet, x: Value) -> Value:
-    return ops.linear(ops.silu_and_mul(ops.linear(x, layer.gate_up)), layer.down)
+    return ops.linear(ops.activate_and_mul(ops.linear(x, layer.gate_up), Activation.SILU), layer.down)

@@ -1,18 +1,22 @@
 """From the names in a checkpoint to the weights of a model, by a table.
 
-A family lists what it wants (`Matrix`, `Vector`, `Table`: checkpoint names and shapes); `load_weights` finds all that
-is missing, left over or of the wrong shape before it reads a byte, then packs tensor by tensor, so that at no moment
+A family lists what it wants (`Matrix`, `Vector`, ...: checkpoint names and shapes); `load_weights` finds all that is
+missing, left over or of the wrong shape before it reads a byte, then packs tensor by tensor, so that at no moment
 more than one matrix is held twice."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint
 from quire.models.config import ModelConfig
+from quire.ops.dequantize import dequantize
 from quire.ops.opset import OpSet, Value
-from quire.ops.tensors import PackedWeight, StoredTensor
+from quire.ops.tensors import PackedExperts, PackedWeight, StoredTensor, stored_floats
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.dummy_checkpoint import DummyCheckpoint
 
@@ -28,64 +32,162 @@ class Model:
     weight_bytes: int  # of the packed matrices; tables stay in the file
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What a matrix takes of one stored linear layer, where that is not all outputs as they are."""
+
+    num_outputs: int
+    order: NDArray[np.int32] | None = None  # output i is the stored output order[i], in the weight and in the bias
+    num_stored: int | None = None  # outputs in the checkpoint, where not all are taken
+    bias: bool | None = None  # whether it is stored; None: as in the other parts. What has none adds 0
+
+
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Linear layers that share their input, their outputs one below the other: name -> number of outputs."""
+    """Linear layers that share their input, their outputs one below the other: name -> number of outputs.
+
+    A layer is stored as `name.weight` [outputs, inputs] ([inputs, outputs] where `transposed`) and `name.bias`."""
+
+    parts: Mapping[str, int | Part]
+    num_inputs: int
+    bias: bool = False
+    transposed: bool = False
+    keep: bool = False  # as it is stored, even where others are quantized on the way: a head, a router
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for name, part in self._parts():
+            stored = part.num_stored or part.num_outputs
+            yield f"{name}.weight", (self.num_inputs, stored) if self.transposed else (stored, self.num_inputs)
+            if self._has_bias(part):
+                yield f"{name}.bias", (stored,)
+
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedWeight:
+        stored = iter(tensors)
+        weights, biases = [], []
+        for name, part in self._parts():
+            weight = next(stored)
+            weight = weight.transposed() if self.transposed else weight
+            zeros = np.zeros(part.num_stored or part.num_outputs, np.float32)
+            bias = next(stored) if self._has_bias(part) else stored_floats(f"{name}.bias", zeros)
+            weights.append(weight if part.order is None else weight.ordered(part.order))
+            biases.append(bias if part.order is None else bias.ordered(part.order))
+        has_bias = any(self._has_bias(part) for _, part in self._parts())
+        return ops.pack(weights, biases if has_bias else None, keep=self.keep)
+
+    def _parts(self) -> list[tuple[str, Part]]:
+        return [(name, part if isinstance(part, Part) else Part(part)) for name, part in self.parts.items()]
+
+    def _has_bias(self, part: Part) -> bool:
+        return self.bias if part.bias is None else part.bias
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A matrix for each expert, its parts one below the other: name -> number of outputs.
+
+    A name with `{}` in it, for the expert's number, is a linear layer of one expert, stored as `name.weight`. A name
+    without is one tensor of all experts, [experts, outputs, inputs] ([experts, inputs, outputs] where `transposed`)."""
 
     parts: Mapping[str, int]
     num_inputs: int
-    bias: bool = False
+    num_experts: int
+    transposed: bool = False
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         for name, num_outputs in self.parts.items():
-            yield f"{name}.weight", (num_outputs, self.num_inputs)
-            if self.bias:
-                yield f"{name}.bias", (num_outputs,)
+            axes = (self.num_inputs, num_outputs) if self.transposed else (num_outputs, self.num_inputs)
+            if "{}" in name:
+                yield from ((f"{name.format(expert)}.weight", axes) for expert in range(self.num_experts))
+            else:
+                yield name, (self.num_experts, *axes)
 
-    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
-        return ops.pack(tensors[::2], tensors[1::2]) if self.bias else ops.pack(tensors)
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedExperts:
+        stored = iter(tensors)
+        by_part = [
+            [next(stored) for _ in range(self.num_experts)] if "{}" in name else _unstacked(next(stored))
+            for name in self.parts
+        ]
+        experts = [[t.transposed() if self.transposed else t for t in parts] for parts in zip(*by_part, strict=True)]
+        return ops.pack_experts(experts)
+
+
+def _unstacked(tensor: StoredTensor) -> list[StoredTensor]:
+    return [tensor.part(index, 1).squeezed() for index in range(tensor.shape[0])]
 
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """The weight of a norm."""
+    """The weight of a norm, or another tensor of one axis: `name.weight`, or what `of` says."""
 
     name: str
     size: int
+    of: str = "weight"
+    plus: float = 0.0  # Gemma stores its norms less 1
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{self.name}.weight", (self.size,)
+        yield f"{self.name}.{self.of}", (self.size,)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
-        return ops.vector(tensors[0])
+        (tensor,) = tensors
+        if self.plus:
+            tensor = stored_floats(tensor.name, dequantize(tensor).ravel() + np.float32(self.plus))
+        return ops.vector(tensor)
+
+
+class Affine(NamedTuple):
+    """What a layer norm multiplies with and adds: `ops.layer_norm(x, *norm, eps)`."""
+
+    weight: Any
+    bias: Any
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """A norm with a weight and a bias, or without one of them, or both."""
+
+    name: str
+    size: int
+    weight: bool = True
+    bias: bool = True
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for of, stored in (("weight", self.weight), ("bias", self.bias)):
+            if stored:
+                yield f"{self.name}.{of}", (self.size,)
+
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Affine:
+        vectors = iter([ops.vector(tensor) for tensor in tensors])
+        return Affine(next(vectors) if self.weight else None, next(vectors) if self.bias else None)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows to gather from."""
+    """Rows to gather from. `skipped` rows stand before them in the checkpoint: OPT's positions begin at 2."""
 
     name: str
     num_rows: int
     num_columns: int
+    skipped: int = 0
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{self.name}.weight", (self.num_rows, self.num_columns)
+        yield f"{self.name}.weight", (self.skipped + self.num_rows, self.num_columns)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
-        return ops.table(tensors[0])
+        (tensor,) = tensors
+        return ops.table(tensor.part(self.skipped, self.num_rows) if self.skipped else tensor)
 
 
-Wanted = Mapping[str, Matrix | Vector | Table]  # our name -> what it is made of
+Wanted = Mapping[str, Matrix | Experts | Vector | LayerNorm | Table]  # our name -> what it is made of
 
 
 def load_weights(
-    ops: OpSet, checkpoint: Checkpoint, top: Wanted, layer: Wanted, prefixes: Sequence[str], unused: str
+    ops: OpSet, checkpoint: Checkpoint, top: Wanted, layers: Mapping[str, Wanted], unused: str
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """-> the weights outside the layers, and those of each layer.
 
-    The names in `layer` stand behind each of `prefixes`. Tensors whose whole name matches the pattern `unused` may be
-    in the checkpoint and are not read."""
-    groups = [("", top), *((prefix, layer) for prefix in prefixes)]
+    `layers` has for each layer what its names begin with, and what it is made of. Tensors whose whole name matches the
+    pattern `unused` may be in the checkpoint and are not read."""
+    groups = [("", top), *layers.items()]
     _check(checkpoint, groups, unused)
     loaded = [
         {
@@ -98,7 +200,7 @@ def load_weights(
 
 
 def packed_bytes(groups: Iterable[Mapping[str, Any]]) -> int:
-    return sum(w.nbytes for group in groups for w in group.values() if isinstance(w, PackedWeight))
+    return sum(w.nbytes for group in groups for w in group.values() if isinstance(w, PackedWeight | PackedExperts))
 
 
 def _check(checkpoint: Checkpoint, groups: Iterable[tuple[str, Wanted]], unused: str) -> None:

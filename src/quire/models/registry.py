@@ -15,6 +15,7 @@ ARCHITECTURES = {
     "LlamaForCausalLM": "quire.models.llama",
     "MistralForCausalLM": "quire.models.llama",
     "Qwen2ForCausalLM": "quire.models.llama",
+    "Qwen3ForCausalLM": "quire.models.llama",
     "SmolLM3ForCausalLM": "quire.models.llama",
     "Phi3ForCausalLM": "quire.models.phi3",
 }

@@ -10,12 +10,14 @@ other rows: a token's result is bitwise the same whatever else is in the batch.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from enum import IntEnum
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.ops.tensors import PackedWeight, StoredTensor
+from quire.core.errors import BadCheckpoint
+from quire.ops.tensors import PackedExperts, PackedWeight, StoredTensor
 
 Value = Any  # a torch tensor [tokens, columns], or a recorded one
 Int32 = NDArray[np.int32]
@@ -142,8 +144,50 @@ class Sampler(Protocol):
         """logits [R, vocab] fp32; line i belongs to rows[i], which differ. The drawn token, if there is one, is
         appended to what is known of the row."""
 
+    def begin(self, logits: Any, rows: Sequence[int]) -> "Callable[[], list[Draw]]":
+        """`draw`, for those who have something else to do meanwhile: call what it returns to wait for the tokens. The
+        next step may be run before."""
+
     def logprobs(self, logits: Any, targets: Sequence[int], num_top: int) -> list[list[tuple[int, float, int]]]:
         """For prompt logprobs: of line i the target's (id, logprob, rank) and then the `num_top` most likely ones."""
+
+
+class Activation(IntEnum):
+    SILU = 0  # x * sigmoid(x)
+    GELU = 1  # x * P(a standard normal is below x)
+    GELU_TANH = 2  # its approximation: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+    RELU = 3
+    RELU_SQUARED = 4
+    QUICK_GELU = 5  # x * sigmoid(1.702 x)
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Which experts a token goes to, and with which weights. Ties go to the lower expert.
+
+    Scores are the softmax or the sigmoid of the router's logits. The `top_k` best experts are chosen by score, or by
+    score + correction. With groups, only experts of the `top_groups` best of `num_groups` neighbouring groups can be
+    chosen; a group is as good as the best, or the best two together, of what its experts are chosen by. An expert's
+    weight is its score (never corrected), divided by the sum over the chosen where `renormalize`, times `scale`.
+    (A softmax over the chosen logits only is a softmax over all, renormalized.)"""
+
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    renormalize: bool = False
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["best", "best two"] = "best"
+
+    def check(self, num_experts: int) -> None:
+        """That many experts can be chosen."""
+        size = num_experts // self.num_groups
+        if num_experts % self.num_groups or not 1 <= self.top_k <= self.top_groups * size <= num_experts:
+            raise BadCheckpoint(
+                f"{self.top_k} of {num_experts} experts are chosen, from {self.top_groups} of {self.num_groups} groups"
+            )
+        if self.group_score == "best two" and self.num_groups > 1 and size < 2:
+            raise BadCheckpoint(f"groups of {size} expert are judged by their best two")
 
 
 class Program(Protocol):
@@ -156,8 +200,17 @@ class Program(Protocol):
 class OpSet(Protocol):
     # -- when a model is loaded ------------------------------------------------------------------------------------
 
-    def pack(self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None) -> PackedWeight:
-        """Stack the parts' rows into one matrix. The parts may be stored in different types."""
+    def pack(
+        self,
+        parts: Sequence[StoredTensor],
+        bias: Sequence[StoredTensor] | None = None,
+        keep: bool = False,
+    ) -> PackedWeight:
+        """Stack the parts' rows into one matrix. The parts may be stored in different types. With `keep` they stay in
+        them where a backend quantizes others on the way: heads and routers."""
+
+    def pack_experts(self, experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
+        """One matrix an expert, each stacked of parts as in `pack`; all have one shape."""
 
     def vector(self, tensor: StoredTensor) -> Any:
         """A norm weight or the like, in fp32."""
@@ -179,17 +232,25 @@ class OpSet(Protocol):
         max_tokens: int,
         max_rows: int,
         max_model_len: int,
+        sampler: Sampler | None = None,
     ) -> Program:
         """`forward(ops, batch)` returns the logits, for batches of at most `max_tokens` of at most `max_rows` sequences
-        of at most `max_model_len`. `batch` has the fields of `StepBatch`, to be handed to ops and never looked into."""
+        of at most `max_model_len`. `batch` has the fields of `StepBatch`, to be handed to ops and never looked into.
+
+        An id below zero stands for the token that `sampler` drew last for row ~id."""
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 
     def embedding(self, ids: Value, table: Any) -> Value:
-        """-> [T, columns]"""
+        """ids: batch.ids, or batch.positions where positions are learned -> [T, columns]"""
 
     def rms_norm(self, x: Value, weight: Any, eps: float) -> Value:
-        """x / sqrt(mean(x * x) + eps) * weight"""
+        """x / sqrt(mean(x * x) + eps) * weight, for every len(weight) neighbouring columns by themselves: a row, or
+        the heads of q or k."""
+
+    def layer_norm(self, x: Value, weight: Any, bias: Any, eps: float, groups: int = 1) -> Value:
+        """(x - mean) / sqrt(variance + eps) * weight + bias, for every columns / groups neighbouring columns by
+        themselves. weight and bias [columns of a group], or [columns], or None."""
 
     def linear(self, x: Value, w: PackedWeight) -> Value:
         """x [T, inputs] -> x @ w.T + bias [T, outputs]"""
@@ -207,14 +268,47 @@ class OpSet(Protocol):
     def write_kv(self, k: Value, v: Value, batch: Any, layer: int) -> None:
         """Store k and v [T, kv_heads * head_dim] in the layer's pages at batch.slots."""
 
-    def paged_attention(self, q: Value, batch: Any, layer: int, head_dim: int, scale: float, window: int = 0) -> Value:
+    def paged_attention(
+        self,
+        q: Value,
+        batch: Any,
+        layer: int,
+        head_dim: int,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        slopes: Any = None,
+    ) -> Value:
         """q [T, heads * head_dim] -> [T, heads * head_dim]. Causal; query heads share KV heads in neighbouring
-        groups. With `window`, a position sees only itself and the window - 1 before it."""
+        groups. With `window`, a position sees only itself and the window - 1 before it. Scores are q . k * scale;
+        with `softcap`, softcap * tanh(scores / softcap); with `slopes`, a vector [heads], plus slope * (position of
+        the key - position of the query)."""
 
-    def silu_and_mul(self, x: Value) -> Value:
-        """x [T, 2n] -> silu(x[:, :n]) * x[:, n:]"""
+    def activate(self, x: Value, kind: Activation) -> Value:
+        """Of every number."""
+
+    def activate_and_mul(self, x: Value, kind: Activation) -> Value:
+        """x [T, 2n] -> activate(x[:, :n]) * x[:, n:]"""
+
+    def moe(
+        self,
+        x: Value,
+        router_logits: Value,
+        gate_up: PackedExperts,
+        down: PackedExperts,
+        routing: Routing,
+        kind: Activation,
+        correction: Any = None,
+    ) -> Value:
+        """x [T, n], router_logits [T, experts] -> [T, n]: sum over the chosen experts of weight * down(
+        activate_and_mul(gate_up(x))), the best one first. `correction`: a vector [experts], see Routing."""
+
+    def mul_sigmoid(self, x: Value, gate: Value) -> Value:
+        """x [T, n] * sigmoid(gate [T, 1])"""
+
+    def scale(self, x: Value, factor: float) -> Value: ...
 
     def add(self, x: Value, y: Value) -> Value: ...
 
-    def logits(self, x: Value, head: PackedWeight, batch: Any) -> Value:
-        """Rows batch.logit_rows of x -> [R, vocab]"""
+    def logits(self, x: Value, head: PackedWeight, batch: Any, softcap: float = 0.0) -> Value:
+        """Rows batch.logit_rows of x -> [R, vocab]; with `softcap`, softcap * tanh(logits / softcap)."""

@@ -1,10 +1,12 @@
 """Matrices as a checkpoint stores them, and as kernels want them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from quire.core.errors import Unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,60 @@ class StoredTensor:
     def num_columns(self) -> int:
         return self.shape[-1]
 
+    def part(self, first: int, count: int) -> "StoredTensor":
+        """`count` of the entries along the first axis: some rows, or the matrices of one expert."""
+        shape = (count, *self.shape[1:])
+        if len(shape) == 1:
+            return replace(self, shape=shape, data=self._elements()[first : first + count].reshape(1, -1))
+        rows = self.num_rows // self.shape[0]
+        inside = slice(first * rows, (first + count) * rows)
+        if self.row_order is None:
+            return replace(self, shape=shape, data=self.data[inside])
+        return replace(self, shape=shape, data=self.data[self.row_order[inside]], row_order=None)
+
+    def squeezed(self) -> "StoredTensor":
+        """Without the first axis, which has one entry."""
+        assert self.shape[0] == 1
+        return replace(self, shape=self.shape[1:])
+
+    def ordered(self, order: NDArray[np.int32]) -> "StoredTensor":
+        """Entry i along the first axis is the one that was at order[i]; not all need be taken."""
+        shape = (len(order), *self.shape[1:])
+        if len(shape) == 1:
+            return replace(self, shape=shape, data=self._elements()[order].reshape(1, -1))
+        assert len(shape) == 2
+        rows = order if self.row_order is None else self.row_order[order]
+        if len(order) == self.num_rows:
+            return replace(self, row_order=rows)
+        return replace(self, shape=shape, data=self.data[rows], row_order=None)
+
+    def transposed(self) -> "StoredTensor":
+        """The last two axes change places. The bytes are copied."""
+        *outer, rows, columns = self.shape
+        size = self._element_size()
+        data = self.data if self.row_order is None else self.data[self.row_order]
+        turned = data.reshape(-1, rows, columns, size).swapaxes(1, 2)
+        shape = (*outer, columns, rows)
+        return replace(self, shape=shape, data=turned.reshape(-1, rows * size), row_order=None)
+
+    def _element_size(self) -> int:
+        if self.type.block != 1:
+            raise Unsupported(
+                f"tensor {self.name!r} is stored in {self.type.name}, and has to be taken apart by columns",
+                "keep it in floats",
+            )
+        return self.type.block_bytes
+
+    def _elements(self) -> NDArray[np.uint8]:
+        """Of one axis: [elements, bytes of one]"""
+        return self.data.reshape(-1, self._element_size())
+
+
+def stored_floats(name: str, values: NDArray[np.float32]) -> StoredTensor:
+    """Numbers that we made, as if a checkpoint had them."""
+    values = np.ascontiguousarray(values, dtype=np.float32)
+    return StoredTensor(name, values.shape, F32, values.reshape(-1, values.shape[-1]).view(np.uint8))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeight:
@@ -97,3 +153,14 @@ class PackedWeight:
     nbytes: int
     packed: Any
     bias: Any = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedExperts:
+    """A matrix [num_outputs, num_inputs] for each expert, ready for one backend's kernels."""
+
+    num_experts: int
+    num_outputs: int
+    num_inputs: int
+    nbytes: int
+    packed: Any

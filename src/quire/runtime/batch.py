@@ -34,6 +34,7 @@ class Rows:
         self.tables = np.zeros((num_rows, -(-max_model_len // block_size)), np.int32)
         self.num_blocks = np.zeros(num_rows, np.int32)
         self._scored: set[int] = set()  # rows that want logprobs of their prompt
+        self._tenancies = [0] * num_rows  # how often the row was given up
 
     def admit(self, admission: Admission) -> None:
         row, tokens, blocks = admission.row, admission.tokens, admission.blocks
@@ -48,13 +49,25 @@ class Rows:
 
     def retire(self, row: int) -> None:
         self.num_known[row] = self.num_blocks[row] = 0
+        self._tenancies[row] += 1
         self._scored.discard(row)
 
-    def append(self, row: int, token: int) -> None:
-        """What was drawn for a row."""
+    def expect(self, row: int) -> tuple[int, int]:
+        """The row has one token more, which only the device knows yet: ~row stands for it. -> its place"""
         known = self.num_known[row]
-        self.tokens[row, known] = token
+        self.tokens[row, known] = ~row
         self.num_known[row] = known + 1
+        return known, self._tenancies[row]
+
+    def settle(self, row: int, place: tuple[int, int], token: int) -> None:
+        """What was drawn there; below zero, nothing was. It is passed over if the row has been given up meanwhile."""
+        position, tenancy = place
+        if tenancy != self._tenancies[row]:
+            return
+        if token >= 0:
+            self.tokens[row, position] = token
+        else:
+            self.num_known[row] = position
 
     def step(self, runs: Sequence[Run]) -> Step:
         for run in runs:

@@ -1,6 +1,7 @@
 """Carries out plans: a `StepPlan` becomes arrays, a forward pass, and drawn tokens."""
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from quire.core.plan import Drawn, StepOutput, StepPlan
@@ -13,22 +14,30 @@ from quire.runtime.sampling import row_params
 
 
 class Runner:
-    """One model on one device. It keeps what plans do not repeat: each row's tokens, blocks and parameters."""
+    """One model on one device. It keeps what plans do not repeat: each row's tokens, blocks and parameters.
+
+    `submit` returns when the device knows what to do, `collect` when the oldest step submitted is done. A plan may be
+    submitted before the tokens it goes on from are known here, if the device draws them."""
 
     def __init__(self, ops: OpSet, model: Model, size: KVSize, *, max_rows: int, max_tokens: int) -> None:
         self.rows = Rows(max_rows, size.max_model_len, size.spec.block_size)
         self.cache = ops.new_cache(size.spec, size.num_blocks, size.num_host_blocks)
         self.sampler = ops.new_sampler(max_rows, model.config.vocab)
-        self.program = ops.compile(model.forward, self.cache, max_tokens, max_rows, size.max_model_len)
+        self.program = ops.compile(model.forward, self.cache, max_tokens, max_rows, size.max_model_len, self.sampler)
         self._prompt_logprobs: dict[int, int] = {}  # row -> alternatives wanted beside each prompt token
+        self._under_way: deque[tuple[int, Callable[[], list[Drawn]]]] = deque()  # steps, and how to get what they drew
+
+    def submit(self, plan: StepPlan) -> None:
+        self._prepare(plan)
+        self._under_way.append((plan.step, self._launch(plan) if plan.runs else list))
+
+    def collect(self) -> StepOutput:
+        step, finish = self._under_way.popleft()
+        return StepOutput(step, finish())
 
     def run(self, plan: StepPlan) -> StepOutput:
-        self._prepare(plan)
-        if not plan.runs:
-            return StepOutput(plan.step, [])
-        step = self.rows.step(plan.runs)
-        logits = self.program.run(step.batch)
-        return StepOutput(plan.step, self._draw(step, logits))
+        self.submit(plan)
+        return self.collect()
 
     def _prepare(self, plan: StepPlan) -> None:
         """All of the plan but its runs, in the order that plans promise."""
@@ -48,19 +57,32 @@ class Runner:
             if admission.params.prompt_logprobs is not None:
                 self._prompt_logprobs[admission.row] = admission.params.prompt_logprobs
 
-    def _draw(self, step: Step, logits: Any) -> list[Drawn]:
+    def _launch(self, plan: StepPlan) -> Callable[[], list[Drawn]]:
+        step = self.rows.step(plan.runs)
+        logits = self.program.run(step.batch)
         rows = step.drawing.tolist()
-        drawn: dict[int, Drawn] = {}
-        if rows:
-            draws = self.sampler.draw(logits[: len(rows)], rows)
-            for row, draw in zip(rows, draws, strict=True):
+        draws = self.sampler.begin(logits[: len(rows)], rows) if rows else list
+        expected = [self.rows.expect(row) for row in rows]
+        scored = self._score(step, logits)
+
+        def finish() -> list[Drawn]:
+            drawn: dict[int, Drawn] = {}
+            for row, place, draw in zip(rows, expected, draws(), strict=True):
                 drawn[row] = _drawn(row, draw)
-                if draw.token >= 0:  # beams grow when the scheduler has chosen among them
-                    self.rows.append(row, draw.token)
+                self.rows.settle(row, place, draw.token)
+            for row, logprobs in scored.items():
+                drawn.setdefault(row, Drawn(row)).prompt_logprobs = logprobs
+            return list(drawn.values())
+
+        return finish
+
+    def _score(self, step: Step, logits: Any) -> dict[int, list[list[Logprob]]]:
+        """Prompt logprobs by row: now, since the logits are gone with the next step."""
+        found = {}
         for row, lines, targets in step.scored:
-            found = self.sampler.logprobs(logits[lines], targets, self._prompt_logprobs[row])
-            drawn.setdefault(row, Drawn(row)).prompt_logprobs = [_logprobs(line) for line in found]
-        return list(drawn.values())
+            entries = self.sampler.logprobs(logits[lines], targets, self._prompt_logprobs[row])
+            found[row] = [_logprobs(line) for line in entries]
+        return found
 
 
 def _drawn(row: int, draw: Draw) -> Drawn:

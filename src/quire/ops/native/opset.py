@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from quire.core.errors import Unsupported
 from quire.ops.native.cache import NativeCache
 from quire.ops.native.cpus import available_cpus
 from quire.ops.native.library import native
 from quire.ops.native.program import NativeProgram
 from quire.ops.native.recorder import Frequencies, Table
 from quire.ops.opset import Float32, KVCache, KVSpec, Sampler
-from quire.ops.tensors import PackedWeight, StoredTensor
+from quire.ops.tensors import PackedExperts, PackedWeight, StoredTensor
 
 
 class NativeOps:
@@ -22,7 +23,9 @@ class NativeOps:
         """`threads`: how many work on a step; by default, as many as there are CPUs for this process."""
         self.threads = threads if threads is not None else available_cpus()
 
-    def pack(self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None) -> PackedWeight:
+    def pack(
+        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: bool = False
+    ) -> PackedWeight:
         segments = [_pack(list(alike)) for _, alike in groupby(parts, key=_kind)]
         vector = np.concatenate([self.vector(part) for part in bias]) if bias else None
         return PackedWeight(
@@ -32,6 +35,18 @@ class NativeOps:
             packed=segments,
             bias=vector,
         )
+
+    def pack_experts(self, experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
+        if any(part.column_order is not None for parts in experts for part in parts):
+            raise Unsupported(
+                f"{experts[0][0].name} has its inputs in the order of their groups (act-order)",
+                "experts on a CPU take them in their own order: quantize it without `desc_act`",
+            )
+        packed = [self.pack(parts) for parts in experts]
+        first = packed[0]
+        assert all((w.num_outputs, w.num_inputs) == (first.num_outputs, first.num_inputs) for w in packed)
+        matrices = [w.packed for w in packed]
+        return PackedExperts(len(packed), first.num_outputs, first.num_inputs, sum(w.nbytes for w in packed), matrices)
 
     def vector(self, tensor: StoredTensor) -> Float32:
         values: Float32 = native.dequantize(tensor.type.name, np.ascontiguousarray(tensor.data), tensor.num_columns)
@@ -60,6 +75,7 @@ class NativeOps:
         max_tokens: int,
         max_rows: int = 0,
         max_model_len: int = 0,
+        sampler: Sampler | None = None,
     ) -> NativeProgram:
         assert isinstance(cache, NativeCache), "the cache was made by another op set"
         return NativeProgram(forward, cache, max_tokens, self.threads)

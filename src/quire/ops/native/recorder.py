@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.errors import Unsupported
 from quire.ops.native.liveness import Storage, Use
-from quire.ops.opset import Float32, KVSpec
-from quire.ops.tensors import PackedWeight
+from quire.ops.opset import Activation, Float32, KVSpec, Routing
+from quire.ops.tensors import PackedExperts, PackedWeight
 
 Place = Callable[["Columns"], Any]  # where a value lies: a native View
 Emit = Callable[[Any, Place], None]  # put one op on a native Tape
@@ -67,15 +68,33 @@ class Recorder:
         self._spec = spec
 
     def embedding(self, ids: Any, table: Table) -> Columns:
-        assert ids == SymbolicBatch.ids, "the ids of the batch are looked up, and nothing else"
-        out = _fresh(table.columns)
-        return self._note((), out, lambda tape, at: tape.embedding(table.storage, table.data, table.row_order, at(out)))
+        assert ids in (SymbolicBatch.ids, SymbolicBatch.positions), "ids or positions are looked up, and nothing else"
+        out, of_positions = _fresh(table.columns), ids == SymbolicBatch.positions
+        return self._note(
+            (),
+            out,
+            lambda tape, at: tape.embedding(of_positions, table.storage, table.data, table.row_order, at(out)),
+        )
 
     def rms_norm(self, x: Columns, weight: Float32, eps: float) -> Columns:
-        assert weight.shape == (x.columns,), f"{x.columns} columns and a norm weight of {weight.shape}"
+        assert x.columns % len(weight) == 0, f"{x.columns} columns and a norm weight of {weight.shape}"
         out = _fresh(x.columns)
         return self._note(
             (x,), out, lambda tape, at: tape.rms_norm(at(x), weight, eps, at(out)), in_place=(x,), any_rows=True
+        )
+
+    def layer_norm(
+        self, x: Columns, weight: Float32 | None, bias: Float32 | None, eps: float, groups: int = 1
+    ) -> Columns:
+        sizes = (x.columns, x.columns // groups)
+        assert x.columns % groups == 0 and all(v is None or len(v) in sizes for v in (weight, bias))
+        out = _fresh(x.columns)
+        return self._note(
+            (x,),
+            out,
+            lambda tape, at: tape.layer_norm(at(x), weight, bias, eps, groups, at(out)),
+            in_place=(x,),
+            any_rows=True,
         )
 
     def linear(self, x: Columns, w: PackedWeight) -> Columns:
@@ -109,8 +128,18 @@ class Recorder:
         )
 
     def paged_attention(
-        self, q: Columns, batch: Any, layer: int, head_dim: int, scale: float, window: int = 0
+        self,
+        q: Columns,
+        batch: Any,
+        layer: int,
+        head_dim: int,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        slopes: Float32 | None = None,
     ) -> Columns:
+        if softcap or slopes is not None:
+            raise Unsupported("attention with capped scores or slopes on a CPU", "use the torch backend")
         assert head_dim == self._spec.head_dim, f"heads of {head_dim} columns and pages of {self._spec.head_dim}"
         assert q.columns % (head_dim * self._spec.num_kv_heads) == 0, f"{q.columns} columns of q"
         assert 0 <= layer < self._spec.num_layers and window >= 0
@@ -123,20 +152,77 @@ class Recorder:
             any_rows=True,
         )
 
-    def silu_and_mul(self, x: Columns) -> Columns:
+    def activate(self, x: Columns, kind: Activation) -> Columns:
+        out = _fresh(x.columns)
+        return self._note(
+            (x,), out, lambda tape, at: tape.activate(at(x), int(kind), at(out)), in_place=(x,), any_rows=True
+        )
+
+    def activate_and_mul(self, x: Columns, kind: Activation) -> Columns:
         assert x.columns % 2 == 0, f"{x.columns} columns: gate and up differ"
         out = _fresh(x.columns // 2)
-        return self._note((x,), out, lambda tape, at: tape.silu_and_mul(at(x), at(out)), any_rows=True)
+        return self._note((x,), out, lambda tape, at: tape.activate_and_mul(at(x), int(kind), at(out)), any_rows=True)
+
+    def moe(
+        self,
+        x: Columns,
+        router_logits: Columns,
+        gate_up: PackedExperts,
+        down: PackedExperts,
+        routing: Routing,
+        kind: Activation,
+        correction: Float32 | None = None,
+    ) -> Columns:
+        assert x.columns == gate_up.num_inputs, f"{x.columns} columns and experts of {gate_up.num_inputs} inputs"
+        assert gate_up.num_outputs == 2 * down.num_inputs and router_logits.columns == gate_up.num_experts
+        assert correction is None or correction.shape == (gate_up.num_experts,)
+        routing.check(gate_up.num_experts)
+        out = _fresh(down.num_outputs)
+        return self._note(
+            (x, router_logits),
+            out,
+            lambda tape, at: tape.moe(
+                at(x),
+                at(router_logits),
+                gate_up.packed,
+                down.packed,
+                top_k=routing.top_k,
+                sigmoid=routing.scoring == "sigmoid",
+                renormalize=routing.renormalize,
+                scale=routing.scale,
+                num_groups=routing.num_groups,
+                top_groups=routing.top_groups,
+                group_best=2 if routing.group_score == "best two" else 1,
+                correction=correction,
+                kind=int(kind),
+                out=at(out),
+            ),
+            barrier=True,
+            any_rows=True,
+        )
+
+    def mul_sigmoid(self, x: Columns, gate: Columns) -> Columns:
+        assert gate.columns == 1, f"a gate of {gate.columns} columns"
+        out = _fresh(x.columns)
+        return self._note(
+            (x, gate), out, lambda tape, at: tape.mul_sigmoid(at(x), at(gate), at(out)), in_place=(x,), any_rows=True
+        )
+
+    def scale(self, x: Columns, factor: float) -> Columns:
+        out = _fresh(x.columns)
+        return self._note((x,), out, lambda tape, at: tape.scale(at(x), factor, at(out)), in_place=(x,), any_rows=True)
 
     def add(self, x: Columns, y: Columns) -> Columns:
         assert x.columns == y.columns, f"{x.columns} columns and {y.columns}"
         out = _fresh(x.columns)
         return self._note((x, y), out, lambda tape, at: tape.add(at(x), at(y), at(out)), in_place=(x, y), any_rows=True)
 
-    def logits(self, x: Columns, head: PackedWeight, batch: Any) -> Logits:
+    def logits(self, x: Columns, head: PackedWeight, batch: Any, softcap: float = 0.0) -> Logits:
         assert x.columns == head.num_inputs, f"{x.columns} columns and a head of {head.num_inputs} inputs"
         assert self.logits_taken is None, "a forward pass takes logits once"
-        self._append(Use([x.storage], None, barrier=True), lambda tape, at: tape.logits(at(x), head.packed, head.bias))
+        self._append(
+            Use([x.storage], None, barrier=True), lambda tape, at: tape.logits(at(x), head.packed, head.bias, softcap)
+        )
         self.logits_taken = Logits(head.num_outputs)
         return self.logits_taken
 

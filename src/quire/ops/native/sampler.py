@@ -1,6 +1,6 @@
 """The sampler in C++ (native/src/sampler.cpp), behind the contract of `quire.ops.opset.Sampler`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from quire import _native
 from quire.ops.opset import Draw, Float32, RowParams
@@ -20,6 +20,10 @@ class NativeSampler:
 
     def draw(self, logits: Float32, rows: Sequence[int]) -> list[Draw]:
         return [Draw(token, logprobs) for token, logprobs in self._sampler.draw(logits, rows)]
+
+    def begin(self, logits: Float32, rows: Sequence[int]) -> Callable[[], list[Draw]]:
+        draws = self.draw(logits, rows)
+        return lambda: draws
 
     def logprobs(self, logits: Float32, targets: Sequence[int], num_top: int) -> list[list[tuple[int, float, int]]]:
         found: list[list[tuple[int, float, int]]] = self._sampler.logprobs(logits, targets, num_top)

@@ -17,6 +17,8 @@ def paged_attention(
     block_tables: Tensor,
     scale: float,
     window: int,
+    softcap: float = 0.0,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """q [T, heads, head_dim] -> the same shape. A sequence's pages are gathered; its queries are its last positions."""
     out = torch.empty_like(q)
@@ -24,22 +26,28 @@ def paged_attention(
         tokens = slice(seq_starts[seq], seq_starts[seq + 1])
         num_pages = -(-context_len // cache.spec.block_size)
         k, v = cache.read(layer, block_tables[seq, :num_pages], context_len)
-        out[tokens] = attention(q[tokens], k, v, scale, window)
+        out[tokens] = attention(q[tokens], k, v, scale, window, softcap, slopes)
     return out
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-    """q [n, heads, head_dim], k and v [m, kv_heads, head_dim] -> [n, heads, head_dim].
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float = 0.0, slopes: Tensor | None = None
+) -> Tensor:
+    """q [n, heads, head_dim], k and v [m, kv_heads, head_dim], slopes [heads] -> [n, heads, head_dim].
 
     The queries stand at the last n of the m positions."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, dim=1).transpose(0, 1) for x in (k, v))  # [heads, m, head_dim]
     scores = q.transpose(0, 1) @ k.transpose(1, 2) * scale  # [heads, n, m]
-    scores = scores.masked_fill(~visible(q.shape[0], k.shape[1], window, q.device), float("-inf"))
-    return (scores.softmax(dim=-1) @ v).transpose(0, 1)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    distance = distances(q.shape[0], k.shape[1], q.device)
+    if slopes is not None:
+        scores = scores - slopes[:, None, None] * distance
+    visible = (distance >= 0) & (distance < window) if window else distance >= 0
+    return (scores.masked_fill(~visible, float("-inf")).softmax(dim=-1) @ v).transpose(0, 1)
 
 
-def visible(n: int, m: int, window: int, device: torch.device) -> Tensor:
-    """[n, m]: whether the query at position m - n + i sees position j."""
-    distance = torch.arange(m - n, m, device=device)[:, None] - torch.arange(m, device=device)
-    return (distance >= 0) & (distance < window) if window else distance >= 0
+def distances(n: int, m: int, device: torch.device) -> Tensor:
+    """[n, m]: from position j to the query at position m - n + i."""
+    return torch.arange(m - n, m, device=device)[:, None] - torch.arange(m, device=device)

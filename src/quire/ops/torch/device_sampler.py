@@ -1,9 +1,9 @@
 """The sampler whose rows live on the device: the tokens of ops/torch/sampler.py, drawn by kernels.
 
-`launch` is a few kernels, no synchronization and no allocation: it may be captured in a graph, and the next step may
-read its tokens before the host has seen them. `draw` is the same for those who wait for the tokens."""
+`launch` is a few kernels, no synchronization and no allocation: it may be captured in a graph. What a row drew last is
+in `last`, where the next step may read it before the host has seen it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from quire.ops.torch.kernels.sample_job import MAX_TILES, Edits, Filters, Job, S
 from quire.ops.torch.kernels.sample_peaks import find_peaks
 from quire.ops.torch.kernels.sample_pick import pick, sum_weights
 from quire.ops.torch.sampler import Logprobs, TorchSampler
-from quire.ops.torch.sampler_logprobs import raw_logprobs
+from quire.ops.torch.sampler_logprobs import begin_logprobs, to_host
 from quire.ops.torch.sampler_rows import DeviceRows, Path, path_of
 
 OPEN_CAPACITY = 2048  # tokens that top_k and top_p decide on one by one; more are decided by a slower kernel
@@ -51,6 +51,7 @@ class DeviceSampler:
         self._paths: dict[int, int] = {}  # of Path: as plain integers they are joined in no time
         self._spec = TorchSampler(num_rows, vocab_size)  # holds the rows that `launch` leaves out
         self._peaks, self._sums = torch.empty((2, num_rows, self._tiles), dtype=torch.int64, device=self.device)
+        self.last = self._rows.last
         self._filters: Filters | None = None
         self._edits: Edits | None = None
 
@@ -114,37 +115,47 @@ class DeviceSampler:
             find_cuts(job)
         elif path & Path.SAMPLED:
             sum_weights(job)
-        pick(job, tokens, sampled=bool(path & Path.SAMPLED))
+        pick(job, tokens, self.last, sampled=bool(path & Path.SAMPLED))
         return tokens
 
     def draw(self, logits: Tensor, rows: Sequence[int]) -> list[Draw]:
+        return self.begin(logits, rows)()
+
+    def begin(self, logits: Tensor, rows: Sequence[int]) -> Callable[[], list[Draw]]:
         self._check_lines(logits, rows)
         self.upload()
-        path = self.needs(rows)
         quick = [-1 if self._paths[row] & Path.SLOW else row for row in rows]
-        tokens = self.launch(logits, self._rows.send(quick, torch.int32), len(rows), path).tolist()
-        draws = [Draw(token, []) for token in tokens]
-        for line, row in enumerate(rows):
-            if quick[line] < 0:
-                draws[line] = self._spec.draw(logits[line : line + 1].float(), [row])[0]
-        self._add_logprobs(draws, logits, quick)
+        tokens = self.launch(logits, self._rows.send(quick, torch.int32), len(rows), self.needs(rows))
+        slow = self._draw_slowly(logits, {line: row for line, row in enumerate(rows) if quick[line] < 0})
+        wanted = {
+            line: self._params[row].num_logprobs
+            for line, row in enumerate(quick)
+            if row >= 0 and self._params[row].num_logprobs >= 0
+        }
+        logprobs = begin_logprobs(logits, list(wanted), tokens, max(wanted.values(), default=0))
+        arrive = to_host(tokens)
+
+        def finish() -> list[Draw]:
+            draws = [slow.get(line) or Draw(token, []) for line, token in enumerate(arrive()[0].tolist())]
+            for line, found in zip(wanted, logprobs(), strict=True):
+                if draws[line].token >= 0:
+                    draws[line].logprobs = found[: 1 + wanted[line]]
+            return draws
+
+        return finish
+
+    def _draw_slowly(self, logits: Tensor, rows: dict[int, int]) -> dict[int, Draw]:
+        """Of the lines that `launch` has left out, by line."""
+        if not rows:
+            return {}
+        draws = {line: self._spec.draw(logits[line : line + 1].float(), [row])[0] for line, row in rows.items()}
+        tokens = [max(draw.token, 0) for draw in draws.values()]
+        at = self._rows.send(list(rows.values()), torch.int64)
+        self.last.index_copy_(0, at, self._rows.send(tokens, torch.int32))
         return draws
 
     def logprobs(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[Logprobs]:
-        return raw_logprobs(logits, range(len(targets)), targets, num_top)
-
-    def _add_logprobs(self, draws: list[Draw], logits: Tensor, rows: Sequence[int]) -> None:
-        """Of the lines that want them, all at once; `rows` is negative where a line has been served."""
-        wanted = {
-            line: self._params[row].num_logprobs
-            for line, row in enumerate(rows)
-            if row >= 0 and draws[line].token >= 0 and self._params[row].num_logprobs >= 0
-        }
-        if not wanted:
-            return
-        targets = [draws[line].token for line in wanted]
-        for line, found in zip(wanted, raw_logprobs(logits, list(wanted), targets, max(wanted.values())), strict=True):
-            draws[line].logprobs = found[: 1 + wanted[line]]
+        return begin_logprobs(logits, range(len(targets)), self._rows.send(targets, torch.int64), num_top)()
 
     def _job(self, logits: Tensor, rows: Tensor, lines: int, path: Path) -> Job:
         return Job(

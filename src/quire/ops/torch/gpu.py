@@ -4,31 +4,44 @@ Activations are 16-bit floats (or fp32, for comparisons). Ops return values that
 neighbours become one kernel; nothing here synchronizes, so a forward pass can be captured in a CUDA graph."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.core.errors import Unsupported
-from quire.ops.opset import Float32, KVCache, KVSpec, Sampler
-from quire.ops.tensors import PackedWeight, StoredTensor
+from quire.ops.opset import Activation, Float32, KVCache, KVSpec, Routing, Sampler
+from quire.ops.tensors import PackedExperts, PackedWeight, StoredTensor
 from quire.ops.torch.cache import TorchCache
-from quire.ops.torch.gpu_batch import GpuBatch
+from quire.ops.torch.device_sampler import DeviceSampler
+from quire.ops.torch.gpu_batch import GpuBatch, Ids
 from quire.ops.torch.gpu_program import GpuProgram, one_long_run
-from quire.ops.torch.gpu_values import Columns, Rows, Sum, tensor_of
+from quire.ops.torch.gpu_values import Columns, HeadNorm, Rows, Sum, columns_of, tensor_of
 from quire.ops.torch.gpu_weights import QUANTIZERS, Segment, load_floats, load_segments
-from quire.ops.torch.kernels.activation import Activation, activate_and_mul_quantized, silu_and_mul
+from quire.ops.torch.kernels.activation import activate_and_mul, activate_and_mul_quantized
 from quire.ops.torch.kernels.attention_pages import Scoring
 from quire.ops.torch.kernels.embedding import embedding
 from quire.ops.torch.kernels.kv_write import kv_write
 from quire.ops.torch.kernels.linear import linear
 from quire.ops.torch.kernels.linear_splits import new_tickets
-from quire.ops.torch.kernels.norm import add_rms_norm, add_rms_norm_quantized, rms_norm, rms_norm_quantized
+from quire.ops.torch.kernels.moe import mixture
+from quire.ops.torch.kernels.norm import (
+    add_layer_norm,
+    add_rms_norm,
+    add_rms_norm_quantized,
+    layer_norm,
+    rms_norm,
+    rms_norm_quantized,
+)
+from quire.ops.torch.kernels.pointwise import activated, soft_capped
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
 from quire.ops.torch.kernels.quant_linear import grouped_linear
 from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
 from quire.ops.torch.kernels.quant_scaled import ScaledWeight, scaled_linear
+from quire.ops.torch.kernels.routing import route
 from quire.ops.torch.ops import Frequencies
 
 GRAPH_BYTES = 3 * 2**29  # for graphs and the sampler's tables: not measured, as they come after the pages
@@ -59,13 +72,15 @@ class GpuOps:
         overlap = overlap and self.device.type == "cuda"
         self._products = {"batch_invariant": batch_invariant, "overlap": overlap, "tickets": new_tickets(device)}
         self._overlap = overlap
+        self._ones: dict[int, Tensor] = {}  # by size: of norms without a weight
         self._utilization = utilization
 
     # -- when a model is loaded ------------------------------------------------------------------------------------
 
-    def pack(self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None) -> PackedWeight:
-        is_head = parts[0].name in ("lm_head.weight", "model.embed_tokens.weight")  # kept, as everyone does
-        quantization = None if is_head else self.quantization
+    def pack(
+        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: bool = False
+    ) -> PackedWeight:
+        quantization = None if keep else self.quantization
         segments = load_segments(parts, self.dtype, self.device, quantization)
         vector = torch.cat([self.vector(part) for part in bias]).to(self.dtype) if bias else None
         return PackedWeight(
@@ -75,6 +90,16 @@ class GpuOps:
             packed=segments,
             bias=vector,
         )
+
+    def pack_experts(self, experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
+        """As floats, whatever they are stored in."""
+        if self.quantization is not None:
+            raise Unsupported("quantizing a mixture of experts while it is loaded", "leave out `quantization`")
+        num_outputs, num_inputs = sum(part.num_rows for part in experts[0]), experts[0][0].num_columns
+        stacked = torch.empty(len(experts), num_outputs, num_inputs, dtype=self.dtype, device=self.device)
+        for matrix, parts in zip(stacked, experts, strict=True):
+            torch.cat([load_floats(part, self.dtype, self.device) for part in parts], out=matrix)
+        return PackedExperts(len(experts), num_outputs, num_inputs, stacked.nbytes, stacked)
 
     def vector(self, tensor: StoredTensor) -> Tensor:
         return load_floats(tensor, torch.float32, self.device)
@@ -88,21 +113,33 @@ class GpuOps:
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> TorchCache:
         return TorchCache(spec, num_blocks, num_host_blocks, str(self.device))
 
-    def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
-        from quire.ops.torch.device_sampler import DeviceSampler
-
+    def new_sampler(self, num_rows: int, vocab_size: int) -> DeviceSampler:
         return DeviceSampler(num_rows, vocab_size, self.device)
 
     def compile(
-        self, forward: Callable[[Any, Any], Any], cache: KVCache, max_tokens: int, max_rows: int, max_model_len: int
+        self,
+        forward: Callable[[Any, Any], Any],
+        cache: KVCache,
+        max_tokens: int,
+        max_rows: int,
+        max_model_len: int,
+        sampler: Sampler | None = None,
     ) -> GpuProgram:
-        assert isinstance(cache, TorchCache)
-        model = partial(forward, self)
-        return GpuProgram(model, cache, max_tokens, max_rows, max_model_len, self.graphs, self.batch_invariant)
+        assert isinstance(cache, TorchCache) and (sampler is None or isinstance(sampler, DeviceSampler))
+        return GpuProgram(
+            partial(forward, self),
+            cache,
+            max_tokens,
+            max_rows,
+            max_model_len,
+            last=None if sampler is None else sampler.last,
+            graphs=self.graphs,
+            batch_invariant=self.batch_invariant,
+        )
 
     def room(self, forward: Callable[[Any, Any], Any], spec: KVSpec, max_tokens: int) -> int:
         """Bytes for pages: this process's share of the device, less what it holds and the most that a step takes."""
-        program = GpuProgram(partial(forward, self), self.new_cache(spec, 1), max_tokens, 1, max_tokens, False)
+        program = GpuProgram(partial(forward, self), self.new_cache(spec, 1), max_tokens, 1, max_tokens)
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         program.run(one_long_run(max_tokens, spec.block_size))
@@ -114,10 +151,14 @@ class GpuOps:
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        return embedding(ids, table)
+    def embedding(self, ids: Ids | Tensor, table: Tensor) -> Tensor:
+        return embedding(ids.given, table, last=ids.last) if isinstance(ids, Ids) else embedding(ids, table)
 
-    def rms_norm(self, x: Tensor | Sum, weight: Tensor, eps: float) -> Rows:
+    def rms_norm(self, x: Tensor | Sum | Rows | Columns, weight: Tensor, eps: float) -> Rows | Columns:
+        if isinstance(x, Columns) and len(weight) < x.size:
+            assert x.norm is None and x.angles is None
+            return replace(x, norm=HeadNorm(weight, eps))
+        x = x if isinstance(x, Sum) else tensor_of(x)
         if isinstance(x, Tensor) or x.total is not None:
             row = tensor_of(x)
             return Rows(
@@ -138,7 +179,29 @@ class GpuOps:
         codes, x.total = add_rms_norm_quantized(x.y, tensor_of(x.x), weight, eps, dtype, group, self._overlap)
         return codes
 
-    def linear(self, x: Tensor | Rows, w: PackedWeight) -> Tensor:
+    def layer_norm(
+        self, x: Tensor | Sum | Rows | Columns, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int = 1
+    ) -> Rows:
+        plain = partial(self._layer_norm, x, weight, bias, eps) if groups == 1 else None
+        return _rows(plain or partial(_layer_norm_of_groups, x, weight, bias, eps, groups), self._overlap)
+
+    def _layer_norm(
+        self, x: Tensor | Sum | Rows | Columns, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        if weight is None:
+            weight = self._ones_of(tensor_of(x.x if isinstance(x, Sum) else x).shape[1])
+        if isinstance(x, Sum) and x.total is None:
+            normed, x.total = add_layer_norm(x.y, tensor_of(x.x), weight, bias, eps, self._overlap)
+            return normed
+        return layer_norm(tensor_of(x), weight, bias, eps, self._overlap)
+
+    def _ones_of(self, size: int) -> Tensor:
+        if size not in self._ones:
+            self._ones[size] = torch.ones(size, device=self.device)
+        return self._ones[size]
+
+    def linear(self, x: Tensor | Rows | Sum | Columns, w: PackedWeight) -> Tensor:
+        x = x if isinstance(x, Rows) else tensor_of(x)
         products, first = [], 0
         for segment in w.packed:
             size = _num_outputs(segment)
@@ -165,37 +228,99 @@ class GpuOps:
         angles = positions[:, None].float() * frequencies.inv_freq
         return torch.cat([angles.cos(), angles.sin()], dim=-1) * frequencies.scale
 
-    def rope(self, x: Columns, angles: Tensor, head_dim: int) -> Columns:
-        return Columns(x.whole, x.first, x.size, angles)
+    def rope(self, x: Tensor | Rows | Columns, angles: Tensor, head_dim: int) -> Columns:
+        return replace(columns_of(x), angles=angles)
 
-    def write_kv(self, k: Columns, v: Columns, batch: GpuBatch, layer: int) -> None:
-        """Turns q as well: it lies before k in the same rows, and is wanted next."""
-        assert k.whole is v.whole and k.first + k.size == v.first, "k and v lie side by side, behind q"
-        head_dim = batch.cache.spec.head_dim
-        pages, num_heads = batch.pages(layer), k.first // head_dim
-        q = kv_write(k.whole, k.angles, batch.slots, pages, num_heads, overlap=self._overlap)
-        batch.turned = (k.whole, k.angles, q)
+    def write_kv(self, k: Tensor | Rows | Columns, v: Tensor | Rows | Columns, batch: GpuBatch, layer: int) -> None:
+        """In one kernel with what is to be done to q, so when that is known."""
+        assert batch.unwritten is None, "K and V are attended to before others are written"
+        batch.unwritten = layer, columns_of(k), columns_of(v)
 
     def paged_attention(
-        self, q: Columns, batch: GpuBatch, layer: int, head_dim: int, scale: float, window: int = 0
+        self,
+        q: Tensor | Rows | Columns,
+        batch: GpuBatch,
+        layer: int,
+        head_dim: int,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        slopes: Tensor | None = None,
     ) -> Tensor:
-        assert batch.turned is not None, "K and V are written before they are attended to"
-        whole, angles, turned = batch.turned
-        assert q.whole is whole and q.angles is angles and q.first == 0
-        return batch.attend(turned, layer, Scoring(scale, window), self._overlap).flatten(1)
+        turned = self._write_kv(columns_of(q), batch, layer)
+        return batch.attend(turned, layer, Scoring(scale, window, softcap, slopes), self._overlap).flatten(1)
 
-    def silu_and_mul(self, x: Tensor) -> Rows:
-        return Rows(
-            partial(silu_and_mul, x, self._overlap),
-            lambda dtype, group: activate_and_mul_quantized(x, Activation.SILU, dtype, group, self._overlap),
+    def _write_kv(self, q: Columns, batch: GpuBatch, layer: int) -> Tensor:
+        """-> q [T, heads, head_dim], with all done to it."""
+        assert batch.unwritten is not None and batch.unwritten[0] == layer, "a layer's K and V are written before"
+        _, k, v = batch.unwritten
+        batch.unwritten = None
+        assert k.angles is q.angles and (k.norm is None) == (q.norm is None), "q and k are treated alike"
+        return kv_write(
+            q.stored(),
+            k.stored(),
+            v.tensor(),
+            q.angles,
+            batch.slots,
+            batch.pages(layer),
+            q_norm=q.norm.weight if q.norm else None,
+            k_norm=k.norm.weight if k.norm else None,
+            eps=q.norm.eps if q.norm else 0.0,
+            overlap=self._overlap,
         )
 
-    def add(self, x: Tensor | Sum, y: Tensor) -> Sum:
-        return Sum(x, y)
+    def activate(self, x: Tensor, kind: Activation) -> Rows:
+        return _rows(partial(activated, x, kind), self._overlap)
 
-    def logits(self, x: Tensor | Rows, head: PackedWeight, batch: GpuBatch) -> Tensor:
+    def activate_and_mul(self, x: Tensor, kind: Activation) -> Rows:
+        return Rows(
+            partial(activate_and_mul, x, kind, self._overlap),
+            lambda dtype, group: activate_and_mul_quantized(x, kind, dtype, group, self._overlap),
+        )
+
+    def moe(
+        self,
+        x: Tensor | Rows | Sum,
+        router_logits: Tensor,
+        gate_up: PackedExperts,
+        down: PackedExperts,
+        routing: Routing,
+        kind: Activation,
+        correction: Tensor | None = None,
+    ) -> Tensor:
+        ids, weights = route(router_logits, routing, correction)
+        return mixture(tensor_of(x), ids, weights, gate_up.packed, down.packed, kind)
+
+    def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
+        return x * gate.sigmoid()
+
+    def scale(self, x: Tensor | Rows | Sum | Columns, factor: float) -> Tensor:
+        return tensor_of(x) * factor
+
+    def add(self, x: Tensor | Sum | Rows | Columns, y: Tensor | Sum | Rows | Columns) -> Sum:
+        return Sum(x if isinstance(x, Sum) else tensor_of(x), tensor_of(y))
+
+    def logits(self, x: Tensor | Rows | Sum, head: PackedWeight, batch: GpuBatch, softcap: float = 0.0) -> Tensor:
         rows = tensor_of(x)
-        return self.linear(rows if batch.all_logits else rows[batch.logit_rows], head)
+        logits = self.linear(rows if batch.all_logits else rows[batch.logit_rows], head)
+        return soft_capped(logits, softcap) if softcap else logits
+
+
+def _rows(plain: Callable[[], Tensor], overlap: bool) -> Rows:
+    """Where no kernel gives codes at once: they are made of the rows."""
+    rows = Rows(plain, lambda dtype, group: quantize_rows(rows.tensor(), dtype, group, overlap))
+    return rows
+
+
+def _layer_norm_of_groups(
+    x: Tensor | Sum | Rows | Columns, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int
+) -> Tensor:
+    """In plain torch: few models norm every head by its mean."""
+    parts = tensor_of(x).unflatten(1, (groups, -1))
+    normed = F.layer_norm(parts.float(), parts.shape[-1:], eps=eps)
+    normed = normed if weight is None else normed * weight.view(-1, parts.shape[-1])
+    normed = normed if bias is None else normed + bias.view(-1, parts.shape[-1])
+    return normed.flatten(1).to(parts.dtype)
 
 
 def _num_outputs(segment: Segment) -> int:

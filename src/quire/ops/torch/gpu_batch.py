@@ -6,17 +6,26 @@ import torch
 from torch import Tensor
 
 from quire.ops.torch.cache import TorchCache
+from quire.ops.torch.gpu_values import Columns
 from quire.ops.torch.kernels.attention_decode import decode
 from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
 from quire.ops.torch.kernels.attention_plan import DecodePlan, PrefillPlan, plan_decode, plan_prefill
 from quire.ops.torch.kernels.attention_prefill import prefill, prefill_launch
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Ids:
+    """Tokens [T]. One below zero stands for last[~id], which the step before has drawn."""
+
+    given: Tensor
+    last: Tensor | None
+
+
 @dataclass(slots=True, eq=False)
 class GpuBatch:
     """Int32 on the device. A padding token has slot -1; a padding sequence has no context."""
 
-    ids: Tensor  # [T]
+    ids: Ids
     positions: Tensor  # [T]
     slots: Tensor  # [T]
     runs: Runs
@@ -27,7 +36,7 @@ class GpuBatch:
     prefills: bool  # whether some sequence has more
     batch_invariant: bool = False
     all_logits: bool = False  # whether logits are wanted of all tokens
-    turned: tuple[Tensor, Tensor | None, Tensor] | None = None  # projection, angles, and the q made of them
+    unwritten: tuple[int, Columns, Columns] | None = None  # a layer's k and v, until its q comes
     _decode_plans: dict[int, DecodePlan] = field(default_factory=dict)  # by window
     _prefill_plan: PrefillPlan | None = None
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.ops.opset import Int32, StepBatch
 from quire.ops.torch.cache import TorchCache
-from quire.ops.torch.gpu_batch import GpuBatch
+from quire.ops.torch.gpu_batch import GpuBatch, Ids
 from quire.ops.torch.kernels.attention_pages import Runs
 
 MOST_CAPTURED = 512  # sequences: larger steps keep the GPU busy while the next ops are launched
@@ -39,17 +39,18 @@ def one_long_run(num_tokens: int, block_size: int) -> StepBatch:
 
 
 class Inputs:
-    """The arrays of a step of S decoding sequences: here, on the way, and where the graph reads them."""
+    """The arrays of a step of S decoding sequences: here, on the way, and where the graph reads them.
+
+    Here there are two sets, taken in turn: while one is on the way, the next step is written."""
 
     def __init__(self, size: int, width: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
-        self._host = torch.zeros(size * (4 + width), dtype=torch.int32, pin_memory=pinned)
-        self._device = torch.zeros_like(self._host, device=device)
+        self._hosts = [torch.zeros(size * (4 + width), dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._device = torch.zeros_like(self._hosts[0], device=device)
+        self._arrived = [torch.cuda.Event() for _ in self._hosts] if pinned else []
         self.size, self.width = size, width
-        self.numpy = self._views(self._host.numpy())
         self.tensors = self._views(self._device)
-        self.numpy[2].fill(-1)  # until a step is sent, all of it is padding
-        self._device.copy_(self._host)
+        self.tensors[2].fill_(-1)  # until a step is sent, all of it is padding
         self.seq_starts = torch.arange(size + 1, dtype=torch.int32, device=device)
 
     def _views(self, flat: Any) -> tuple[Any, Any, Any, Any, Any]:
@@ -58,8 +59,12 @@ class Inputs:
         return flat[:n], flat[n : 2 * n], flat[2 * n : 3 * n], flat[3 * n : 4 * n], flat[4 * n :].reshape(n, self.width)
 
     def send(self, batch: StepBatch) -> None:
-        ids, positions, slots, context_lens, tables = self.numpy
-        n = batch.num_tokens
+        self._hosts.reverse()
+        self._arrived.reverse()
+        host, n = self._hosts[0], batch.num_tokens
+        if self._arrived:
+            self._arrived[0].synchronize()  # its last use is two steps ago: there is nothing to wait for
+        ids, positions, slots, context_lens, tables = self._views(host.numpy())
         ids[:n], positions[:n], slots[:n], context_lens[:n] = (
             batch.ids,
             batch.positions,
@@ -69,7 +74,9 @@ class Inputs:
         slots[n:], context_lens[n:] = -1, 0
         used = min(batch.block_tables.shape[1], self.width)
         tables[:n, :used] = batch.block_tables[:, :used]
-        self._device.copy_(self._host, non_blocking=True)
+        self._device.copy_(host, non_blocking=True)
+        if self._arrived:
+            self._arrived[0].record()
 
 
 class GpuProgram:
@@ -80,10 +87,12 @@ class GpuProgram:
         max_tokens: int,
         max_rows: int,
         max_model_len: int,
-        graphs: bool,
+        *,
+        last: Tensor | None = None,  # what each row has drawn last, for ids below zero
+        graphs: bool = False,
         batch_invariant: bool = False,
     ) -> None:
-        self._batch_invariant = batch_invariant
+        self._last, self._batch_invariant = last, batch_invariant
         self._forward, self._cache, self._max_tokens = forward, cache, max_tokens
         self._device = cache.k.device
         self._max_model_len = max_model_len
@@ -130,7 +139,7 @@ class GpuProgram:
         runs = Runs(inputs.seq_starts, context_lens, tables)
         rows = inputs.seq_starts[:-1]
         return GpuBatch(
-            ids,
+            Ids(ids, self._last),
             positions,
             slots,
             runs,
@@ -154,7 +163,7 @@ class GpuProgram:
         ids, positions, slots, seq_starts, context_lens, logit_rows, tables = parts
         runs = Runs(seq_starts, context_lens, tables.view(batch.block_tables.shape))
         return GpuBatch(
-            ids,
+            Ids(ids, self._last),
             positions,
             slots,
             runs,

@@ -47,18 +47,39 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class HeadNorm:
+    """Every head is divided by its root mean square, and multiplied with `weight` [head_dim]."""
+
+    weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """Neighbouring columns of a whole: q, k or v. `angles`: by which every head of them is to be turned."""
+    """Neighbouring columns of a whole: q, k or v. `norm` and then `angles`: what is still to be done to every head of
+    them, where K and V are written."""
 
     whole: Tensor  # [T, columns]
     first: int
     size: int
+    norm: HeadNorm | None = None
     angles: Tensor | None = None
 
     def tensor(self) -> Tensor:
-        assert self.angles is None, "q and k are turned where K and V are written"
+        assert self.norm is None and self.angles is None, "heads are normed and turned where K and V are written"
+        return self.stored()
+
+    def stored(self) -> Tensor:
+        """As they are in the whole, with nothing done to them."""
         return self.whole[:, self.first : self.first + self.size]
 
 
 def tensor_of(x: "Tensor | Sum | Rows | Columns") -> Tensor:
     return x if isinstance(x, Tensor) else x.tensor()
+
+
+def columns_of(x: "Tensor | Rows | Columns") -> Columns:
+    if isinstance(x, Columns):
+        return x
+    whole = tensor_of(x)
+    return Columns(whole, 0, whole.shape[1])

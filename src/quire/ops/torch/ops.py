@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.dequantize import dequantize
-from quire.ops.opset import Float32, KVCache, KVSpec, Sampler, StepBatch, Value
-from quire.ops.tensors import PackedWeight, StoredTensor
+from quire.ops.opset import Activation, Float32, Int32, KVCache, KVSpec, Routing, Sampler, StepBatch, Value
+from quire.ops.tensors import PackedExperts, PackedWeight, StoredTensor
 from quire.ops.torch.attention import paged_attention
 from quire.ops.torch.cache import TorchCache
+from quire.ops.torch.routing import choose_experts
+from quire.ops.torch.sampler import TorchSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,18 @@ class TorchOps:
 
     # -- when a model is loaded ------------------------------------------------------------------------------------
 
-    def pack(self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None) -> PackedWeight:
+    def pack(
+        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: bool = False
+    ) -> PackedWeight:
         weight = torch.cat([self._tensor(part) for part in parts])
         packed_bias = torch.cat([self._tensor(part) for part in bias]) if bias else None
         num_outputs, num_inputs = weight.shape
         return PackedWeight(num_outputs, num_inputs, weight.nbytes, weight, packed_bias)
+
+    def pack_experts(self, experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
+        stacked = torch.stack([torch.cat([self._tensor(part) for part in parts]) for parts in experts])
+        num_experts, num_outputs, num_inputs = stacked.shape
+        return PackedExperts(num_experts, num_outputs, num_inputs, stacked.nbytes, stacked)
 
     def vector(self, tensor: StoredTensor) -> Tensor:
         return self._tensor(tensor)
@@ -63,8 +73,6 @@ class TorchOps:
         return TorchCache(spec, num_blocks, num_host_blocks, self.device)
 
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
-        from quire.ops.torch.sampler import TorchSampler
-
         return TorchSampler(num_rows, vocab_size)
 
     def compile(
@@ -74,9 +82,10 @@ class TorchOps:
         max_tokens: int,
         max_rows: int = 0,
         max_model_len: int = 0,
+        sampler: Sampler | None = None,
     ) -> "TorchProgram":
-        assert isinstance(cache, TorchCache)
-        return TorchProgram(self, forward, cache, max_tokens)
+        assert isinstance(cache, TorchCache) and (sampler is None or isinstance(sampler, TorchSampler))
+        return TorchProgram(self, forward, cache, max_tokens, sampler)
 
     def _tensor(self, stored: StoredTensor) -> Tensor:
         return torch.tensor(dequantize(stored), device=self.device).reshape(stored.shape)
@@ -87,7 +96,18 @@ class TorchOps:
         return table[ids]
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return x * torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + eps) * weight
+        groups = x.unflatten(-1, (-1, len(weight)))
+        return (groups * torch.rsqrt((groups * groups).mean(dim=-1, keepdim=True) + eps) * weight).flatten(-2)
+
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int = 1) -> Tensor:
+        parts = x.unflatten(-1, (groups, -1))  # [T, groups, columns of a group]
+        centered = parts - parts.mean(dim=-1, keepdim=True)
+        normed = centered * torch.rsqrt((centered * centered).mean(dim=-1, keepdim=True) + eps)
+        if weight is not None:
+            normed = normed * weight.view(-1, parts.shape[-1])
+        if bias is not None:
+            normed = normed + bias.view(-1, parts.shape[-1])
+        return normed.flatten(-2)
 
     def linear(self, x: Tensor, w: PackedWeight) -> Tensor:
         return F.linear(x, w.packed, w.bias)
@@ -112,40 +132,103 @@ class TorchOps:
         batch.cache.write(layer, batch.slots, k.unflatten(-1, shape), v.unflatten(-1, shape))
 
     def paged_attention(
-        self, q: Tensor, batch: TorchBatch, layer: int, head_dim: int, scale: float, window: int = 0
+        self,
+        q: Tensor,
+        batch: TorchBatch,
+        layer: int,
+        head_dim: int,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        slopes: Tensor | None = None,
     ) -> Tensor:
         heads = q.unflatten(-1, (-1, head_dim))
-        return paged_attention(
-            heads, batch.cache, layer, batch.seq_starts, batch.context_lens, batch.block_tables, scale, window
-        ).flatten(1)
+        runs = batch.seq_starts, batch.context_lens, batch.block_tables
+        return paged_attention(heads, batch.cache, layer, *runs, scale, window, softcap, slopes).flatten(1)
 
-    def silu_and_mul(self, x: Tensor) -> Tensor:
+    def activate(self, x: Tensor, kind: Activation) -> Tensor:
+        return ACTIVATIONS[kind](x)
+
+    def activate_and_mul(self, x: Tensor, kind: Activation) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return ACTIVATIONS[kind](gate) * up
+
+    def moe(
+        self,
+        x: Tensor,
+        router_logits: Tensor,
+        gate_up: PackedExperts,
+        down: PackedExperts,
+        routing: Routing,
+        kind: Activation,
+        correction: Tensor | None = None,
+    ) -> Tensor:
+        ids, weights = choose_experts(router_logits, routing, correction)  # [T, top_k] each
+        found = x.new_empty(*ids.shape, down.num_outputs)
+        for expert in ids.unique().tolist():
+            rows, places = (ids == expert).nonzero(as_tuple=True)
+            hidden = self.activate_and_mul(F.linear(x[rows], gate_up.packed[expert]), kind)
+            found[rows, places] = F.linear(hidden, down.packed[expert])
+        return (found * weights[..., None]).sum(dim=1)
+
+    def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
+        return x * gate.sigmoid()
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        return x * factor
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
 
-    def logits(self, x: Tensor, head: PackedWeight, batch: TorchBatch) -> Tensor:
-        return self.linear(x[batch.logit_rows], head)
+    def logits(self, x: Tensor, head: PackedWeight, batch: TorchBatch, softcap: float = 0.0) -> Tensor:
+        logits = self.linear(x[batch.logit_rows], head)
+        return softcap * torch.tanh(logits / softcap) if softcap else logits
+
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    Activation.SILU: F.silu,
+    Activation.GELU: F.gelu,
+    Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
+    Activation.RELU: F.relu,
+    Activation.RELU_SQUARED: lambda x: F.relu(x).square(),
+    Activation.QUICK_GELU: lambda x: x * torch.sigmoid(1.702 * x),
+}
 
 
 class TorchProgram:
     """Runs the forward pass as it is written, every step."""
 
-    def __init__(self, ops: TorchOps, forward: Callable[[Any, Any], Value], cache: TorchCache, max_tokens: int) -> None:
-        self._ops, self._forward, self._cache, self._max_tokens = ops, forward, cache, max_tokens
+    def __init__(
+        self,
+        ops: TorchOps,
+        forward: Callable[[Any, Any], Value],
+        cache: TorchCache,
+        max_tokens: int,
+        sampler: TorchSampler | None,
+    ) -> None:
+        self._ops, self._forward, self._cache, self._max_tokens, self._sampler = (
+            ops,
+            forward,
+            cache,
+            max_tokens,
+            sampler,
+        )
 
     def run(self, batch: StepBatch) -> Tensor:
         assert batch.num_tokens <= self._max_tokens, f"{batch.num_tokens} tokens, compiled for {self._max_tokens}"
         return self._forward(self._ops, self._on_device(batch))
+
+    def _drawn(self, ids: Int32) -> Int32:
+        if self._sampler is None or min(ids) >= 0:
+            return ids
+        return np.array([token if token >= 0 else self._sampler.last(~token) for token in ids], np.int32)
 
     def _on_device(self, batch: StepBatch) -> TorchBatch:
         def index(array: np.ndarray) -> Tensor:
             return torch.from_numpy(array.astype(np.int64)).to(self._ops.device)
 
         return TorchBatch(
-            ids=index(batch.ids),
+            ids=index(self._drawn(batch.ids)),
             positions=index(batch.positions),
             slots=index(batch.slots),
             seq_starts=batch.seq_starts.tolist(),

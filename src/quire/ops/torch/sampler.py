@@ -5,7 +5,7 @@ Written to be read: one row at a time, the whole vocabulary sorted. Logits may l
 Probabilities are whole numbers here. A token weighs round(2**44 * exp((logit - greatest) / temperature)), and sums of
 integers are exact in any order. So a row's token does not depend on how a device splits its sums."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, factorial, inf, log
 
@@ -53,6 +53,14 @@ class TorchSampler:
 
     def draw(self, logits: Tensor, rows: Sequence[int]) -> list[Draw]:
         return [self._draw(self._rows[row], line) for row, line in zip(rows, logits, strict=True)]
+
+    def last(self, row: int) -> int:
+        """The token drawn last for a row."""
+        return self._rows[row].tokens[-1]
+
+    def begin(self, logits: Tensor, rows: Sequence[int]) -> Callable[[], list[Draw]]:
+        draws = self.draw(logits, rows)
+        return lambda: draws
 
     def logprobs(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[Logprobs]:
         return [_raw_logprobs(_ordered(line), target, num_top) for line, target in zip(logits, targets, strict=True)]

@@ -2,7 +2,7 @@
 
 Spec: `_raw_logprobs` in ops/torch/sampler.py"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf, log
 
 import torch
@@ -14,26 +14,43 @@ from quire.ops.torch.sampler import FLOAT_MAX, ONE, Logprobs
 LINES_AT_ONCE = 64  # temporaries are a few fp32 and int64 copies of that many lines
 
 
-def raw_logprobs(logits: Tensor, lines: Sequence[int], targets: Sequence[int], num_top: int) -> list[Logprobs]:
-    """Of each line of logits [R, vocab]: its target's (id, logprob, rank) and then the `num_top` most likely ones."""
-    found: list[Logprobs] = []
+def to_host(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    """Begin to copy tensors from the device; call what it returns to wait for them."""
+    copies = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)  # into pinned memory
+    if not tensors[0].is_cuda:
+        return lambda: copies
+    event = torch.cuda.Event()
+    event.record()
+
+    def arrive() -> tuple[Tensor, ...]:
+        event.synchronize()
+        return copies
+
+    return arrive
+
+
+def begin_logprobs(logits: Tensor, lines: Sequence[int], targets: Tensor, num_top: int) -> Callable[[], list[Logprobs]]:
+    """Of the given lines of logits [R, vocab]: the (id, logprob, rank) of the line's entry of targets [R], and then of
+    the `num_top` most likely tokens. Call what it returns to wait for them. A target below 0 counts as 0."""
+    parts = []
     for start in range(0, len(lines), LINES_AT_ONCE):
-        part = slice(start, start + LINES_AT_ONCE)
-        at = torch.tensor(lines[part], device=logits.device)
-        found += _of_lines(logits[at].float(), targets[part], num_top)
-    return found
+        at = torch.tensor(lines[start : start + LINES_AT_ONCE]).to(logits.device, non_blocking=True)
+        parts.append(_of_lines(logits[at].float(), targets[at].long().clamp(min=0), num_top))
+    return lambda: [line for part in parts for line in _read(*part())]
 
 
-def _of_lines(logits: Tensor, targets: Sequence[int], num_top: int) -> list[Logprobs]:
+def _of_lines(logits: Tensor, targets: Tensor, num_top: int) -> Callable[[], tuple[Tensor, ...]]:
     raw = torch.where(logits.isnan(), -inf, logits) + 0.0  # [n, vocab]; zero has one sign
     peaks = raw.amax(dim=1)
-    targets_on_device = torch.tensor(targets, device=raw.device)[:, None]
-    own = raw.gather(1, targets_on_device)  # [n, 1]
+    own = raw.gather(1, targets[:, None])  # [n, 1]
     rank = 1 + (raw > own).sum(dim=1)
     ids = _best(raw, min(max(num_top, 0), raw.shape[1]))  # [n, num_top]
-    columns = (peaks, total_weights(raw, peaks), own[:, 0], rank, ids, raw.gather(1, ids))
+    return to_host(targets, peaks, total_weights(raw, peaks), own[:, 0], rank, ids, raw.gather(1, ids))
+
+
+def _read(*columns: Tensor) -> list[Logprobs]:
     found = []
-    for target, peak, total, logit, place, top, values in zip(targets, *(c.tolist() for c in columns), strict=True):
+    for target, peak, total, logit, place, top, values in zip(*(c.tolist() for c in columns), strict=True):
         if peak == -inf:
             found.append([(target, -inf, 1)])
             continue

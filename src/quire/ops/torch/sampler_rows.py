@@ -68,6 +68,7 @@ class DeviceRows:
     def __init__(self, num_rows: int, vocab: int, device: torch.device) -> None:
         self.num_rows, self.vocab, self.device = num_rows, vocab, device
         self.params = torch.zeros((num_rows, job.FIELDS.value), dtype=torch.int64, device=device)
+        self.last = torch.zeros(num_rows, dtype=torch.int32, device=device)  # tokens drawn; 0 where none could be
         self.bias: Tensor | None = None  # [num_rows, vocab]; of both see sample_job.py
         self.marks: Tensor | None = None
         self._pending: dict[int, tuple[RowParams, list[int], int]] = {}

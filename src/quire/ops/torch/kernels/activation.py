@@ -1,23 +1,16 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
 """Activations with a gate: x [rows, 2 n] -> f(x[:, :n]) * x[:, n:], computed in fp32."""
 
-from enum import IntEnum
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.ops.opset import Activation
 from quire.ops.torch.kernels.overlap import overlap_options, wait_for_inputs
 from quire.ops.torch.kernels.quant_rows import Quantized, Target, row_block, row_warps, store_columns
 
 BLOCK = 1024  # columns a program, where it need not see the whole row
-
-
-class Activation(IntEnum):
-    SILU = 0
-    GELU = 1  # x * P(a standard normal is below x)
-    GELU_TANH = 2  # its approximation
 
 
 def silu_and_mul(x: Tensor, overlap: bool = False) -> Tensor:
@@ -103,6 +96,12 @@ def activate(x, ACTIVATION: tl.constexpr):
         y = x * tl.sigmoid(x)
     elif ACTIVATION == 1:
         y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    else:  # 0.5 * (1 + tanh(u)) = sigmoid(2 u)
+    elif ACTIVATION == 2:  # 0.5 * (1 + tanh(u)) = sigmoid(2 u)
         y = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif ACTIVATION == 3:
+        y = tl.maximum(x, 0.0)
+    elif ACTIVATION == 4:
+        y = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+    else:
+        y = x * tl.sigmoid(1.702 * x)
     return y

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""From the fused projection to the pages: q and k are turned, k and v stored, in one pass over [T, heads + 2 kv_heads].
+"""From the projections to the pages: q and k are normed and turned, k and v stored, in one pass over them.
 
 The twins are `TorchOps.rope` and `TorchCache.write`."""
 
@@ -19,30 +19,43 @@ ROUNDING = tl.constexpr(1.5 * 2.0**23)  # added and taken away again, it leaves 
 
 
 def kv_write(
-    qkv: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     angles: Tensor | None,
     slots: Tensor,
     pages: Pages,
-    num_heads: int,
     *,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
     out: Tensor | None = None,
     overlap: bool = False,
 ) -> Tensor:
-    """qkv [T, (heads + 2 kv_heads) * head_dim], angles [T, rotary_dim] fp32 (cos, then sin; None: nothing turns),
-    slots [T] int32 -> q [T, heads, head_dim], turned, in qkv's type.
+    """q [T, heads * head_dim], k and v [T, kv_heads * head_dim], angles [T, rotary_dim] fp32 (cos, then sin; None:
+    nothing turns), slots [T] int32 -> q [T, heads, head_dim], turned, in its own type.
 
-    K, turned, and V go to pages at `slots`. A token whose slot is negative is padding: nothing of it is written."""
-    num_tokens = qkv.shape[0]
+    K, turned, and V go to pages at `slots`. A token whose slot is negative is padding: nothing of it is written. With
+    q_norm and k_norm [head_dim], every head is divided by its root mean square and multiplied with them before it
+    turns. q, k and v may be columns of one projection."""
     num_kv_heads, head_dim = pages.num_kv_heads, pages.head_dim
-    assert qkv.stride(1) == 1 and qkv.shape[1] == (num_heads + 2 * num_kv_heads) * head_dim
+    num_tokens, num_heads = q.shape[0], q.shape[1] // head_dim
+    assert q.stride(1) == k.stride(1) == v.stride(1) == 1 and q.shape[1] % (num_kv_heads * head_dim) == 0
+    assert k.shape == v.shape == (num_tokens, num_kv_heads * head_dim)
     assert angles is None or (angles.stride(1) == 1 and angles.shape[1] % 2 == 0 and angles.shape[1] <= head_dim)
-    out = qkv.new_empty(num_tokens, num_heads, head_dim) if out is None else out
+    assert all(norm is None or norm.shape == (head_dim,) for norm in (q_norm, k_norm))
+    out = q.new_empty(num_tokens, num_heads, head_dim) if out is None else out
     group = num_heads // num_kv_heads
     units = pages.k_units
     _kv_write[(num_tokens, num_kv_heads)](
-        qkv,
+        q,
+        k,
+        v,
         angles,
         slots,
+        q_norm,
+        k_norm,
+        eps,
         out,
         pages.k,
         pages.v,
@@ -50,7 +63,9 @@ def kv_write(
         pages.v_units,
         1.0 / pages.k_scale,
         1.0 / pages.v_scale,
-        qkv.stride(0),
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
         angles.stride(0) if angles is not None else 0,
         out.stride(0),
         out.stride(1),
@@ -60,7 +75,6 @@ def kv_write(
         units.stride(0) if units is not None else 0,
         units.stride(1) if units is not None else 0,
         units.stride(2) if units is not None else 0,
-        KV_HEADS=num_kv_heads,
         GROUP=group,
         GROUP_PAD=power_of_two(group),
         ROTARY=angles.shape[1] if angles is not None else 0,
@@ -77,14 +91,20 @@ def kv_write(
 
 
 @triton.jit
-def _turned(x, columns, present, cos, sin, ROTARY: tl.constexpr):
-    """A tile of heads at x, in fp32. Column i turns with column i + ROTARY / 2."""
+def _turned(x, columns, present, cos, sin, norm, eps, ROTARY: tl.constexpr, D: tl.constexpr):
+    """A tile of heads [heads, columns] at x, in fp32. Column i turns with column i + ROTARY / 2."""
     own = tl.load(x + columns, mask=present, other=0.0).to(tl.float32)
+    factor = tl.full([1, 1], 1.0, tl.float32)
+    if norm is not None:
+        factor = tl.rsqrt(tl.sum(own * own, axis=1, keep_dims=True) / D + eps)
+        own = own * factor * tl.load(norm + columns, mask=columns < D, other=0.0)
     if ROTARY == 0:
         return own
     half: tl.constexpr = ROTARY // 2
     partner = tl.where(columns < half, columns + half, columns - half)
     other = tl.load(x + partner, mask=present & (columns < ROTARY), other=0.0).to(tl.float32)
+    if norm is not None:
+        other = other * factor * tl.load(norm + partner, mask=columns < ROTARY, other=0.0)
     return own * cos + tl.where(columns < half, -other, other) * sin  # past ROTARY: cos is 1 and sin is 0
 
 
@@ -101,9 +121,14 @@ def _codes(x, finite):
 
 @triton.jit
 def _kv_write(
-    qkv,
+    q,
+    k,
+    v,
     angles,
     slots,
+    q_norm,
+    k_norm,
+    eps,
     out,
     k_pages,
     v_pages,
@@ -111,7 +136,9 @@ def _kv_write(
     v_units,
     k_factor,
     v_factor,
-    qkv_token,
+    q_token,
+    k_token,
+    v_token,
     angle_token,
     out_token,
     out_head,
@@ -121,7 +148,6 @@ def _kv_write(
     unit_block,
     unit_slot,
     unit_head,
-    KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr,
     ROTARY: tl.constexpr,
@@ -147,29 +173,31 @@ def _kv_write(
         angle = angles + token * angle_token + columns % half
         cos = tl.load(angle, mask=columns < ROTARY, other=1.0)
         sin = tl.load(angle + half, mask=columns < ROTARY, other=0.0)
-    row = qkv + token * qkv_token
+    cos, sin = cos[None, :], sin[None, :]
 
     member = tl.arange(0, GROUP_PAD)
-    head = kv * GROUP + member
+    head = (kv * GROUP + member)[:, None]
     present = (member < GROUP)[:, None] & within[None, :]
-    q = _turned(row + head[:, None] * D, columns[None, :], present, cos[None, :], sin[None, :], ROTARY)
-    tl.store(out + token * out_token + head[:, None] * out_head + columns[None, :], q, mask=present)
+    heads = q + token * q_token + head * D
+    turned = _turned(heads, columns[None, :], present, cos, sin, q_norm, eps, ROTARY, D)
+    tl.store(out + token * out_token + head * out_head + columns[None, :], turned, mask=present)
 
-    first: tl.constexpr = KV_HEADS * GROUP
-    k = _turned(row + (first + kv) * D, columns, within, cos, sin, ROTARY)
-    v = tl.load(row + (first + KV_HEADS + kv) * D + columns, mask=within, other=0.0).to(tl.float32)
+    own_head = k + token * k_token + kv * D
+    key = _turned(own_head, columns[None, :], within[None, :], cos, sin, k_norm, eps, ROTARY, D)
+    key = tl.reshape(key, [D_PAD])
+    value = tl.load(v + token * v_token + kv * D + columns, mask=within, other=0.0).to(tl.float32)
     block = (slot // BLOCK_SIZE).to(tl.int64)
     at = block * kv_block + (slot % BLOCK_SIZE) * kv_slot + kv * kv_head + columns
     if k_units is not None:
         # Where one of the two holds what is no number, both units are NaN, and all who look see it.
-        finite = tl.max(tl.where((tl.abs(k) < float("inf")) & (tl.abs(v) < float("inf")), 0, 1)) == 0
-        k, k_unit = _codes(k, finite)
-        v, v_unit = _codes(v, finite)
+        finite = tl.max(tl.where((tl.abs(key) < float("inf")) & (tl.abs(value) < float("inf")), 0, 1)) == 0
+        key, k_unit = _codes(key, finite)
+        value, v_unit = _codes(value, finite)
         unit_at = block * unit_block + (slot % BLOCK_SIZE) * unit_slot + kv * unit_head
         tl.store(k_units + unit_at, k_unit)
         tl.store(v_units + unit_at, v_unit)
     if FP8:
-        k = tl.clamp(k * k_factor, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
-        v = tl.clamp(v * v_factor, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(k_pages + at, k.to(k_pages.dtype.element_ty), mask=within)
-    tl.store(v_pages + at, v.to(v_pages.dtype.element_ty), mask=within)
+        key = tl.clamp(key * k_factor, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+        value = tl.clamp(value * v_factor, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(k_pages + at, key.to(k_pages.dtype.element_ty), mask=within)
+    tl.store(v_pages + at, value.to(v_pages.dtype.element_ty), mask=within)

@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.torch.kernels.activation import Activation, activate
+from quire.ops.opset import Activation
+from quire.ops.torch.kernels.activation import activate
 
 SORT_BLOCK = 1024  # routes at a time
 TILES_A_GROUP = 8  # tiles that take the same weights one after the other, while the cache holds them

@@ -60,6 +60,15 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, overl
     return target.out
 
 
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, overlap: bool = False
+) -> tuple[Tensor, Tensor]:
+    """x and residual [rows, n] -> (layer_norm(x + residual) in x's dtype, x + residual in the residual's)."""
+    target = Target.plain(x, x.shape[1])
+    total = _launch(x, residual, weight, bias, eps, target, centered=True, overlap=overlap)
+    return target.out, total
+
+
 def _launch(
     x: Tensor,
     residual: Tensor | None,

@@ -41,8 +41,8 @@ def sum_weights(job: Job) -> None:
     _sum_weights[(job.tiles, job.lines)](*job.source, job.sums, job.vocab, **job.options)
 
 
-def pick(job: Job, tokens: Tensor, *, sampled: bool) -> None:
-    """Draws: tokens [lines] int32 are written, and the rows' states advanced."""
+def pick(job: Job, tokens: Tensor, last: Tensor, *, sampled: bool) -> None:
+    """Draws: tokens [lines] and last [rows], both int32, are written, and the rows' states advanced."""
     _pick[(job.lines,)](
         *job.source,
         job.marks,
@@ -50,6 +50,7 @@ def pick(job: Job, tokens: Tensor, *, sampled: bool) -> None:
         job.sums,
         job.filters.cuts if job.filters else None,
         tokens,
+        last,
         job.vocab,
         job.tiles,
         HAS_MARKS=job.marks is not None,
@@ -107,6 +108,7 @@ def _pick(
     sums,  # [lines, tiles]
     cuts,  # [lines, 2]
     tokens,  # [lines]
+    last,  # [rows]
     vocab,
     num_tiles,
     TILE: tl.constexpr,
@@ -130,6 +132,7 @@ def _pick(
         greedy = greedy | True
     if packed_key(best) == NOTHING:
         tl.store(tokens + line, BROKEN)
+        tl.store(last + row, 0)  # whoever goes on from here is thrown away, and reads inside its tables
         return
     token = packed_id(best)
     if SAMPLED and greedy == 0:
@@ -148,6 +151,7 @@ def _pick(
         running = tl.cumsum(tl.where(drawn, weight, 0), axis=0)
         token = first + tl.sum((running <= below).to(tl.int32), axis=0)
     tl.store(tokens + line, token)
+    tl.store(last + row, token)
     tl.store(at + NUM_TOKENS, position + 1)
     if HAS_MARKS and (flags & PENALIZED) != 0:
         mark = marks + row * vocab + token

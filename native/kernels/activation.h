@@ -1,0 +1,48 @@
+// Activations of eight numbers at once.
+#pragma once
+
+#include "inline.h"
+#include "ops.h"
+#include "vec.h"
+
+namespace quire::QUIRE_ISA {
+namespace {
+
+constexpr float kLog2e = 1.44269504f;
+
+QUIRE_INLINE F8 exp(F8 x) { return exp2(x * splat(kLog2e)); }
+// x * sigmoid(factor * x)
+QUIRE_INLINE F8 gated_by_itself(F8 x, float factor) { return x / (splat(1.0f) + exp2(x * splat(-kLog2e * factor))); }
+// Absolute error below 2e-7.
+QUIRE_INLINE F8 tanh(F8 x) { return splat(1.0f) - splat(2.0f) / (splat(1.0f) + exp(x + x)); }
+
+// 1 - erf(x) for x >= 0, with an absolute error below 2e-7: Abramowitz and Stegun, 7.1.26.
+QUIRE_INLINE F8 erfc(F8 x) {
+    const F8 t = splat(1.0f) / multiply_add(x, splat(0.3275911f), splat(1.0f));
+    F8 p = splat(1.061405429f);
+    p = multiply_add(p, t, splat(-1.453152027f));
+    p = multiply_add(p, t, splat(1.421413741f));
+    p = multiply_add(p, t, splat(-0.284496736f));
+    p = multiply_add(p, t, splat(0.254829592f));
+    return p * t * exp(splat(0.0f) - x * x);
+}
+
+template <Activation Kind>
+QUIRE_INLINE F8 activated(F8 x) {
+    const F8 zero = splat(0.0f);
+    if constexpr (Kind == Activation::Silu) return gated_by_itself(x, 1.0f);
+    if constexpr (Kind == Activation::QuickGelu) return gated_by_itself(x, 1.702f);
+    if constexpr (Kind == Activation::Relu) return max(zero, x);
+    if constexpr (Kind == Activation::ReluSquared) return max(zero, x) * max(zero, x);
+    if constexpr (Kind == Activation::Gelu) {  // x P(x), or x - x P(-x) for x > 0: the far tail is small, not 1 - 1
+        const F8 magnitude = max(zero - x, x);
+        return max(zero, x) - magnitude * splat(0.5f) * erfc(magnitude * splat(0.70710678f));
+    }
+    if constexpr (Kind == Activation::GeluTanh) {  // 0.5 (1 + tanh(u)) = sigmoid(2 u)
+        const F8 cubic = multiply_add(x * x, splat(0.044715f), splat(1.0f)) * x;
+        return x / (splat(1.0f) + exp(cubic * splat(-1.59576912f)));
+    }
+}
+
+}  // namespace
+}  // namespace quire::QUIRE_ISA

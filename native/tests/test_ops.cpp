@@ -1,0 +1,85 @@
+// Norms and activations of every table of this CPU against `plain`: apart by rounding alone. (Against fp64:
+// tests/ops/test_native_ops.py.)
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <vector>
+
+#include "kernels.h"
+#include "samples.h"
+
+namespace {
+
+using namespace quire;
+using namespace quire::tests;
+
+constexpr int64_t kSizes[] = {1, 7, 8, 13, 64, 577};
+
+using Run = std::function<std::vector<float>(const std::vector<float>& x)>;  // by the table in use
+
+std::vector<std::pair<const char*, Run>> runs(int64_t n) {
+    std::vector<std::pair<const char*, Run>> all;
+    const auto with_out = [&](const char* name, auto op, int64_t size) {
+        all.emplace_back(name, [op, size](const std::vector<float>& x) {
+            std::vector<float> out(size);
+            op(kernels().ops, x.data(), out.data());
+            return out;
+        });
+    };
+    with_out("rms_norm", [n](const OpKernels& o, const float* x, float* out) { o.rms_norm(x, x, 1e-5f, n, out); }, n);
+    with_out(
+        "layer_norm", [n](const OpKernels& o, const float* x, float* out) { o.layer_norm(x, x, x, 1e-5f, n, out); }, n);
+    with_out(
+        "bare layer_norm",
+        [n](const OpKernels& o, const float* x, float* out) { o.layer_norm(x, nullptr, nullptr, 1e-5f, n, out); }, n);
+    with_out(
+        "soft_cap",
+        [n](const OpKernels& o, const float* x, float* out) {
+            o.scale(x, 3.0f, n, out);
+            o.soft_cap(out, 2.0f, n);
+            o.add_scaled(x, 0.5f, n, out);
+        },
+        n);
+    for (int kind = 0; kind < kNumActivations; ++kind) {
+        with_out(
+            "activate",
+            [=](const OpKernels& o, const float* x, float* out) { o.activate(Activation(kind), x, n, out); }, n);
+        with_out(
+            "activate_and_mul",
+            [=](const OpKernels& o, const float* x, float* out) {
+                o.activate_and_mul(Activation(kind), x, n / 2, out);
+            },
+            n / 2);
+    }
+    return all;
+}
+
+double most_apart(const std::vector<float>& x, const std::vector<float>& y) {
+    double most = 0;
+    for (size_t i = 0; i < x.size(); ++i) most = std::max(most, std::fabs(double(x[i]) - y[i]));
+    return most;
+}
+
+}  // namespace
+
+void test_ops(int& passed, int& failed) {
+    for (const int64_t n : kSizes) {
+        Random random{uint64_t(n)};
+        std::vector<float> x;
+        for (int64_t i = 0; i < n; ++i) x.push_back(4 * random.uniform());
+        for (const auto& [name, run] : runs(n)) {
+            use_isa("plain");
+            const std::vector<float> plain = run(x);
+            for (const char* const* isa = available_isas(); *isa; ++isa) {
+                use_isa(*isa);
+                const double difference = most_apart(run(x), plain);
+                const bool near = difference < 2e-5;
+                near ? ++passed : ++failed;
+                if (!near)
+                    std::printf("failed: %s of %lld, table %s: apart by %.2g\n", name, (long long)n, *isa, difference);
+            }
+        }
+    }
+}

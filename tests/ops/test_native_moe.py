@@ -1,0 +1,142 @@
+"""A mixture of experts in C++ against plain torch, and what must never change it."""
+
+import numpy as np
+import pytest
+import torch
+
+from ops.native_harness import SPEC, Pool, apply, int32, max_error, stored
+from quire.core.errors import BadCheckpoint
+from quire.ops.native import NativeOps, available_isas, use_isa
+from quire.ops.opset import Activation, Routing
+from quire.ops.tensors import F16, Q8_0, StoredTensor
+from quire.ops.torch import TorchOps
+from quire.ops.torch.routing import choose_experts
+
+RNG = np.random.default_rng(11)
+COLUMNS, INNER, EXPERTS = 64, 32, 8
+
+
+@pytest.fixture(params=available_isas(), autouse=True)
+def each_isa(request):
+    use_isa(request.param)
+    yield request.param
+    use_isa(available_isas()[0])
+
+
+def random(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def halves(array):
+    half = array.astype(np.float16)
+    return StoredTensor("", array.shape, F16, half.view(np.uint8))
+
+
+def codes(array):
+    groups = array.reshape(len(array), -1, 32)
+    scales = (np.abs(groups).max(axis=2) / 127).astype(np.float16)
+    codes = np.round(groups / scales[..., None].astype(np.float32)).astype(np.int8)
+    blocks = np.concatenate([scales[..., None].view(np.uint8), codes.view(np.uint8)], axis=2)
+    return StoredTensor("", array.shape, Q8_0, blocks.reshape(len(array), -1))
+
+
+def experts(stack, store):
+    """Each in two parts."""
+    middle = stack.shape[1] // 2
+    return [[store(w[:middle]), store(w[middle:])] for w in stack]
+
+
+GATE_UP, DOWN = random(EXPERTS, 2 * INNER, COLUMNS) * 0.3, random(EXPERTS, COLUMNS, INNER) * 0.3
+ROUTINGS = {
+    "one": Routing(1),
+    "softmax": Routing(2),
+    "renormalized": Routing(3, renormalize=True),
+    "sigmoid": Routing(2, scoring="sigmoid", renormalize=True, scale=2.5),
+    "groups": Routing(3, num_groups=4, top_groups=2),
+    "two of groups": Routing(3, scoring="sigmoid", num_groups=2, top_groups=1, group_score="best two"),
+    "all": Routing(EXPERTS),
+}
+
+
+def mixture(gate_up, down, routing, correction=None, kind=Activation.SILU):
+    """A function of rows whose first columns are x and whose last ones are the router's logits."""
+    return lambda recorder, x, batch: recorder.moe(
+        *recorder.split(x, [COLUMNS, EXPERTS]), gate_up, down, routing, kind, correction
+    )
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 45])
+def test_the_sum_is_that_of_plain_torch(name, num_rows):
+    x, correction = random(num_rows, COLUMNS + EXPERTS), random(EXPERTS) * 0.2
+    stacks = [experts(stack, stored) for stack in (GATE_UP, DOWN)]
+    packed, plain = [NativeOps().pack_experts(s) for s in stacks], [TorchOps().pack_experts(s) for s in stacks]
+    found = apply(mixture(*packed, ROUTINGS[name], correction), x)
+    op = mixture(*plain, ROUTINGS[name], torch.tensor(correction))
+    expected = op(TorchOps(), torch.tensor(x), None)
+    assert max_error(found, expected.numpy()) < 2e-5 * np.abs(expected.numpy()).max() + 1e-6
+
+
+@pytest.mark.parametrize(("store", "bound"), [(halves, 2e-3), (codes, 2e-2)])
+@pytest.mark.parametrize("num_rows", [1, 3, 40])
+def test_experts_may_be_stored_in_any_type(store, bound, num_rows):
+    x = random(num_rows, COLUMNS + EXPERTS)
+    stacks = [experts(stack, store) for stack in (GATE_UP, DOWN)]
+    packed, plain = [NativeOps().pack_experts(s) for s in stacks], [TorchOps().pack_experts(s) for s in stacks]
+    assert packed[0].nbytes < 0.6 * plain[0].nbytes
+    found = apply(mixture(*packed, Routing(2), kind=Activation.GELU_TANH), x)
+    expected = mixture(*plain, Routing(2), kind=Activation.GELU_TANH)(TorchOps(), torch.tensor(x), None).numpy()
+    assert np.linalg.norm(found - expected) < bound * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("store", [stored, halves, codes])
+def test_a_row_is_the_same_in_any_company_and_for_any_number_of_threads(store):
+    x = random(50, COLUMNS + EXPERTS)
+    packed = [NativeOps().pack_experts(experts(stack, store)) for stack in (GATE_UP, DOWN)]
+    op = mixture(*packed, Routing(2, renormalize=True))
+    together = apply(op, x, threads=3)
+    assert np.array_equal(apply(op, x, threads=1), together)
+    for first, last in ((0, 1), (17, 18), (30, 50)):
+        assert np.array_equal(apply(op, x[first:last]), together[first:last])
+
+
+def test_only_the_rows_whose_logits_are_wanted_are_computed():
+    x, ops = random(9, COLUMNS + EXPERTS), NativeOps(2)
+    packed = [ops.pack_experts(experts(stack, stored)) for stack in (GATE_UP, DOWN)]
+    op, table, head = mixture(*packed, Routing(2)), ops.table(stored(x)), ops.pack([stored(np.eye(COLUMNS))])
+    forward = lambda o, batch: o.logits(op(o, o.embedding(batch.ids, table), batch), head, batch)  # noqa: E731
+    program = ops.compile(forward, ops.new_cache(SPEC, 4), max_tokens=9)
+    batch = Pool(SPEC, 4).batch([(0, range(9))])
+    every = program.run(batch).copy()
+    batch.logit_rows = int32([7, 2])
+    assert np.array_equal(program.run(batch), every[[7, 2]])
+
+
+def test_ties_go_to_the_lower_expert_and_broken_logits_stay_in_their_row():
+    x = random(4, COLUMNS + EXPERTS)
+    x[1, COLUMNS:] = 0.0
+    x[2, COLUMNS:] = np.nan
+    packed = [NativeOps().pack_experts(experts(stack, stored)) for stack in (GATE_UP, DOWN)]
+    plain = [TorchOps().pack_experts(experts(stack, stored)) for stack in (GATE_UP, DOWN)]
+    found = apply(mixture(*packed, Routing(2)), x)
+    ids, _ = choose_experts(torch.tensor(x[1:2, COLUMNS:]), Routing(2))
+    assert ids.tolist() == [[0, 1]]
+    whole = [0, 1, 3]
+    expected = mixture(*plain, Routing(2))(TorchOps(), torch.tensor(x[whole]), None).numpy()
+    np.testing.assert_allclose(found[whole], expected, rtol=1e-4, atol=1e-5)
+    assert np.isnan(found[2]).all()
+
+
+@pytest.mark.parametrize(
+    "routing",
+    [
+        Routing(EXPERTS + 1),
+        Routing(0),
+        Routing(2, num_groups=3),
+        Routing(3, num_groups=4, top_groups=1),
+        Routing(1, num_groups=EXPERTS, top_groups=2, group_score="best two"),
+    ],
+)
+def test_impossible_choices_are_refused(routing):
+    with pytest.raises(BadCheckpoint, match="expert"):
+        routing.check(EXPERTS)
