@@ -75,6 +75,6 @@ def _zeros(words: NDArray[np.int32], bits: int, outputs: int, missing_one: bool)
     if not missing_one:
         return unpack(words, bits, outputs)
     if bits == 3:
-        return (unpack(words, bits, outputs) + 1) & 7
+        return ((unpack(words, bits, outputs) + 1) & 7).astype(np.uint8)
     ones = np.uint32(sum(1 << place for place in range(0, 32, bits)))
     return unpack(words.view(np.uint32) + ones, bits, outputs)
