@@ -16,6 +16,7 @@
 #include "buffer.h"
 #include "kernels.h"
 #include "pack.h"
+#include "quantize.h"
 
 namespace nb = nanobind;
 
@@ -26,6 +27,7 @@ using namespace quire;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Order = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FloatRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ByteMatrix = nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>;
 using FloatMatrix = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 
 [[noreturn]] void refuse(const char* format, ...) {
@@ -111,6 +113,31 @@ FloatMatrix dequantize(const std::string& storage, const Bytes& data, int64_t nu
     return out;
 }
 
+ByteMatrix quantize(const std::string& storage, const Bytes& data, int64_t num_columns, const std::string& target) {
+    const StorageInfo& info = checked_storage(storage, data, num_columns);
+    const StorageInfo* to = find_storage(target.c_str());
+    if (!to || !can_quantize_to(to->storage)) refuse("nothing is quantized to '%s'", target.c_str());
+    if (num_columns % to->block) refuse("%lld columns are not a multiple of %d", (long long)num_columns, to->block);
+    const int64_t num_rows = int64_t(data.shape(0)), row_bytes = int64_t(data.shape(1));
+    const int64_t out_bytes = num_columns / to->block * to->block_bytes;
+    uint8_t* out = new uint8_t[size_t(num_rows * out_bytes)];
+    nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<uint8_t*>(p); });
+    const uint8_t* from = data.data();
+    {
+        nb::gil_scoped_release unlocked;
+#pragma omp parallel
+        {
+            std::vector<float> row(static_cast<size_t>(num_columns));
+#pragma omp for schedule(static)
+            for (int64_t r = 0; r < num_rows; ++r) {
+                dequantize_row(info.storage, from + r * row_bytes, row.data(), num_columns);
+                quantize_row(to->storage, row.data(), num_columns, out + r * out_bytes);
+            }
+        }
+    }
+    return ByteMatrix(out, {size_t(num_rows), size_t(out_bytes)}, owner);
+}
+
 FloatMatrix dequantized(const Matrix& matrix) {
     const PackedMatrix& w = matrix.packed();
     FloatMatrix out = new_floats(w.num_outputs, w.num_inputs);
@@ -179,6 +206,8 @@ void bind_matrix(nb::module_& m) {
         .def("dequantized", &dequantized, "The values the kernels multiply with, float32 [num_outputs, num_inputs]");
     m.def("dequantize", &dequantize, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"),
           "The values of stored rows, uint8 [rows, row_bytes] -> float32 [rows, num_columns]");
+    m.def("quantize", &quantize, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"), nb::arg("target"),
+          "Stored rows, uint8 [rows, row_bytes] -> rows of Q8_0, Q4_1 or NF4 whose codes are the nearest");
     m.def("multiply", &multiply, nb::arg("matrix"), nb::arg("x"), nb::arg("num_threads") = 1,
           "x [rows, num_inputs] -> x @ matrix.T [rows, num_outputs], as a tape would compute it");
 }

@@ -1,6 +1,7 @@
 """NativeOps: packs weights, holds pages, and turns a forward pass into a program."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -13,19 +14,45 @@ from quire.ops.native.library import native
 from quire.ops.native.program import NativeProgram
 from quire.ops.native.recorder import Frequencies, Table
 from quire.ops.opset import Float32, KVCache, KVSpec, Sampler
-from quire.ops.tensors import PackedExperts, PackedWeight, StoredTensor
+from quire.ops.tensors import (
+    BF16,
+    F8_E4M3,
+    F8_E5M2,
+    F16,
+    F32,
+    FP8,
+    NF4,
+    Q4_1,
+    Q8_0,
+    PackedExperts,
+    PackedWeight,
+    StorageType,
+    StoredTensor,
+)
+
+# By the names users know: groups of 32, 8.5 and 5 bits a weight.
+QUANTIZED = {"int8": Q8_0, "int4": Q4_1, "nf4": NF4}
+FLOATS = (F32, F16, BF16, F8_E4M3, F8_E5M2, FP8)
 
 
 class NativeOps:
     """The op set on a CPU. The ops of a forward pass are those of the `Recorder` that `compile` hands to it."""
 
-    def __init__(self, threads: int | None = None) -> None:
-        """`threads`: how many work on a step; by default, as many as there are CPUs for this process."""
+    def __init__(self, threads: int | None = None, quantization: str | None = None) -> None:
+        """`threads`: how many work on a step; by default, as many as there are CPUs for this process.
+        `quantization`: what matrices of floats become when they are packed, one of QUANTIZED."""
+        if quantization is not None and quantization not in QUANTIZED:
+            raise Unsupported(
+                f"quantization `{quantization}` is not there on a CPU", f"use one of {', '.join(QUANTIZED)}"
+            )
         self.threads = threads if threads is not None else available_cpus()
+        self.quantization = quantization
 
     def pack(
         self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: bool = False
     ) -> PackedWeight:
+        if self.quantization is not None and not keep:
+            parts = [_quantized(part, QUANTIZED[self.quantization]) for part in parts]
         segments = [_pack(list(alike)) for _, alike in groupby(parts, key=_kind)]
         vector = np.concatenate([self.vector(part) for part in bias]) if bias else None
         return PackedWeight(
@@ -79,6 +106,15 @@ class NativeOps:
     ) -> NativeProgram:
         assert isinstance(cache, NativeCache), "the cache was made by another op set"
         return NativeProgram(forward, cache, max_tokens, self.threads)
+
+
+def _quantized(part: StoredTensor, kind: StorageType) -> StoredTensor:
+    if part.type not in FLOATS:
+        raise Unsupported(f"{part.name} is quantized already, as {part.type.name}", "leave out `quantization`")
+    if part.num_columns % kind.block:
+        return part  # rows of odd lengths stay floats
+    data = native.quantize(part.type.name, np.ascontiguousarray(part.data), part.num_columns, kind.name)
+    return replace(part, type=kind, data=data)
 
 
 def _kind(part: StoredTensor) -> tuple[str, bytes]:

@@ -1,7 +1,7 @@
 """From stored tensors to weights on the GPU: 16-bit floats, codes in groups, or 8-bit codes with scales.
 
 The types of `gpu_codes` keep their codes; other quantized types become floats of the activations' type. A checkpoint
-of floats can be quantized on its way: fp8 (one scale an output), int8 and int4 (groups of 128 inputs)."""
+of floats can be quantized on its way: fp8 (one scale an output), int8 and int4 (groups of 128 inputs), nf4 (of 64)."""
 
 from collections.abc import Callable, Sequence
 from math import gcd
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import Unsupported
-from quire.ops.dequantize import dequantize
+from quire.ops.dequantize import NF4_VALUES, dequantize
 from quire.ops.tensors import BF16, F8_E4M3, F8_E5M2, F16, F32, StoredTensor
 from quire.ops.torch.gpu_codes import Reordered, belong_together, can_keep, load_codes
-from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_int4, pack_int8
+from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
 from quire.ops.torch.kernels.quant_scaled import ScaledWeight
 
 Segment: TypeAlias = Tensor | GroupedWeight | ScaledWeight | Reordered
@@ -28,6 +28,7 @@ FLOATS = {
     F8_E5M2.name: torch.float8_e5m2,
 }
 GROUP, LEAST_GROUP = 128, 16  # inputs that share a scale, where we choose; rows of odd lengths stay floats
+NF4_GROUP = 64
 FP8_MOST = 448.0
 DUMMY_SPREAD = 0.02  # of random weights: about what training begins with
 
@@ -104,4 +105,18 @@ def _to_int4(w: Tensor) -> GroupedWeight:
     return pack_int4(codes.to(torch.uint8).flatten(1), scales, offsets)
 
 
-QUANTIZERS: dict[str, Callable[[Tensor], Segment]] = {"fp8": _to_fp8, "int8": _to_int8, "int4": _to_int4}
+def _to_nf4(w: Tensor) -> GroupedWeight:
+    """In blocks of 64, as bitsandbytes has them."""
+    groups = w.float().unflatten(1, (-1, gcd(w.shape[1], NF4_GROUP)))
+    scales = groups.abs().amax(2)
+    table = torch.from_numpy(NF4_VALUES).to(w.device)
+    places = torch.bucketize(groups / scales.clamp(min=1e-12)[..., None], (table[1:] + table[:-1]) / 2)
+    return pack_codebook4(places.to(torch.uint8).flatten(1), scales, NF4_VALUES.tolist())
+
+
+QUANTIZERS: dict[str, Callable[[Tensor], Segment]] = {
+    "fp8": _to_fp8,
+    "int8": _to_int8,
+    "int4": _to_int4,
+    "nf4": _to_nf4,
+}
