@@ -43,6 +43,14 @@ def test_logits_on_every_backend(tmp_path: Path, name: str) -> None:
     np.testing.assert_array_equal(native(PROMPT, len(PROMPT) - 1)[0], logits[-1])
 
 
+def test_what_is_not_kept_exactly_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, note in (("bitsandbytes-nf4", "112ths"), ("fp8-outputs", "bfloat16"), ("gptq-4", "")):
+        write_model(tmp_path, name)
+        caplog.clear()
+        compute(make_ops("native"), tmp_path)
+        assert [note in record.message for record in caplog.records] == ([True] if note else [])
+
+
 GPU = {  # what two matrices become together, and how far a product may be off: 16-bit activations, or those of fp8
     "gptq-4": ("int4, 64", 0.003),
     "gptq-4-rows": ("int4, 128", 0.003),

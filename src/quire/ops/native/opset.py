@@ -1,5 +1,6 @@
 """NativeOps: packs weights, holds pages, and turns a forward pass into a program."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -35,6 +36,17 @@ QUANTIZED = {"int8": Q8_0, "int4": Q4_1, "nf4": NF4}
 FLOATS = (F32, F16, BF16, F8_E4M3, F8_E5M2, FP8)
 
 
+# What no layout of the CPU holds exactly, or in as few bits, and what is said of it when it is met.
+NOTES = {
+    "NF4": "NF4's table is kept in 112ths: a weight is off by up to 0.4 % of its block's largest",
+    "FP4": "FP4's smallest number is kept as 1/120 instead of 1/192 of a block's largest",
+    "FP8": "fp8 weights are kept as bfloat16, which takes twice the memory; `--quantization int8` takes half of that",
+    "F8_E4M3": "fp8 weights are kept as bfloat16, which takes twice the memory",
+    "F8_E5M2": "fp8 weights are kept as bfloat16, which takes twice the memory",
+}
+log = logging.getLogger("quire.weights")
+
+
 class NativeOps:
     """The op set on a CPU. The ops of a forward pass are those of the `Recorder` that `compile` hands to it."""
 
@@ -47,12 +59,14 @@ class NativeOps:
             )
         self.threads = threads if threads is not None else available_cpus()
         self.quantization = quantization
+        self._noted: set[str] = set()
 
     def pack(
         self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: bool = False
     ) -> PackedWeight:
         if self.quantization is not None and not keep:
             parts = [_quantized(part, QUANTIZED[self.quantization]) for part in parts]
+        self._note(parts)
         segments = [_pack(list(alike)) for _, alike in groupby(parts, key=_kind)]
         vector = np.concatenate([self.vector(part) for part in bias]) if bias else None
         return PackedWeight(
@@ -62,6 +76,13 @@ class NativeOps:
             packed=segments,
             bias=vector,
         )
+
+    def _note(self, parts: Sequence[StoredTensor]) -> None:
+        """Once for each type that is not kept as it is."""
+        for note in (NOTES[part.type.name] for part in parts if part.type.name in NOTES):
+            if note not in self._noted:
+                self._noted.add(note)
+                log.warning("%s", note)
 
     def pack_experts(self, experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
         if any(part.column_order is not None for parts in experts for part in parts):
