@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
@@ -27,6 +28,7 @@ using namespace quire;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Order = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FloatRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using CodeMatrix = nb::ndarray<nb::numpy, int8_t, nb::ndim<2>>;
 using ByteMatrix = nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>;
 using FloatMatrix = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 
@@ -111,6 +113,43 @@ FloatMatrix dequantize(const std::string& storage, const Bytes& data, int64_t nu
             dequantize_row(info.storage, from + r * row_bytes, to + r * num_columns, num_columns);
     }
     return out;
+}
+
+// -> (codes int8 [rows, columns], scales, offsets or None [rows, groups], the codebook or None)
+nb::tuple decode(const std::string& storage, const Bytes& data, int64_t num_columns) {
+    const StorageInfo& info = checked_storage(storage, data, num_columns);
+    if (info.group == 0) refuse("%s has no codes", info.name);
+    const int64_t num_rows = int64_t(data.shape(0)), row_bytes = int64_t(data.shape(1));
+    const int64_t num_groups = num_columns / info.group, groups_per_block = info.block / info.group;
+    int8_t* codes = new int8_t[size_t(num_rows * num_columns)];
+    nb::capsule owner(codes, [](void* p) noexcept { delete[] static_cast<int8_t*>(p); });
+    FloatMatrix scales = new_floats(num_rows, num_groups);
+    FloatMatrix offsets = new_floats(info.has_offset ? num_rows : 0, num_groups);
+    const uint8_t* from = data.data();
+    float *to_scales = scales.data(), *to_offsets = offsets.data();
+    {
+        nb::gil_scoped_release unlocked;
+        const DecodeBlock decode_block = block_decoder(info.storage);
+#pragma omp parallel for schedule(static)
+        for (int64_t r = 0; r < num_rows; ++r) {
+            DecodedBlock block;
+            for (int64_t b = 0; b < num_columns / info.block; ++b) {
+                decode_block(from + r * row_bytes + b * info.block_bytes, block);
+                std::copy_n(block.codes, info.block, codes + r * num_columns + b * info.block);
+                const int64_t group = r * num_groups + b * groups_per_block;
+                std::copy_n(block.scales, groups_per_block, to_scales + group);
+                if (info.has_offset) std::copy_n(block.offsets, groups_per_block, to_offsets + group);
+            }
+        }
+    }
+    nb::object book = nb::none();
+    if (info.codebook != Codebook::None) {
+        nb::list values;
+        for (const int8_t value : kCodebooks[int(info.codebook)]) values.append(int(value));
+        book = values;
+    }
+    const CodeMatrix all(codes, {size_t(num_rows), size_t(num_columns)}, owner);
+    return nb::make_tuple(all, scales, info.has_offset ? nb::cast(offsets) : nb::none(), book);
 }
 
 ByteMatrix quantize(const std::string& storage, const Bytes& data, int64_t num_columns, const std::string& target) {
@@ -206,6 +245,9 @@ void bind_matrix(nb::module_& m) {
         .def("dequantized", &dequantized, "The values the kernels multiply with, float32 [num_outputs, num_inputs]");
     m.def("dequantize", &dequantize, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"),
           "The values of stored rows, uint8 [rows, row_bytes] -> float32 [rows, num_columns]");
+    m.def("decode", &decode, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"),
+          "The codes of stored rows, int8 [rows, num_columns], their scales and offsets (or None) [rows, groups], and "
+          "what codes stand for where that is not themselves");
     m.def("quantize", &quantize, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"), nb::arg("target"),
           "Stored rows, uint8 [rows, row_bytes] -> rows of Q8_0, Q4_1 or NF4 whose codes are the nearest");
     m.def("multiply", &multiply, nb::arg("matrix"), nb::arg("x"), nb::arg("num_threads") = 1,

@@ -11,6 +11,9 @@ import torch
 from safetensors.numpy import save_file
 
 from models.test_llama import PROMPT, compute, make_ops
+from ops.test_matrix import stored_rows
+from quire.ops.dequantize import dequantize
+from quire.ops.tensors import GGUF_TYPES, STORAGE_TYPES, StoredTensor
 from quire.ops.torch.gpu import GpuOps
 from quire.ops.torch.gpu_codes import Reordered
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
@@ -80,6 +83,20 @@ def test_codes_stay_codes_on_a_gpu(tmp_path: Path, name: str) -> None:
     found = ops.linear(torch.from_numpy(x).to(DEVICE), two).float().cpu().numpy()
     truth = x.astype(np.float32) @ np.concatenate([expected, expected]).T
     assert np.linalg.norm(found - truth) < bound * np.linalg.norm(truth)
+
+
+@pytest.mark.parametrize("name", [name for name in GGUF_TYPES if STORAGE_TYPES[name].block > 1])
+def test_codes_of_gguf_stay_codes_on_a_gpu(name: str) -> None:
+    data = stored_rows(STORAGE_TYPES[name], 32, 512)
+    tensor = StoredTensor("w", (32, 512), STORAGE_TYPES[name], data)
+    expected = dequantize(tensor)
+    ops = GpuOps(DEVICE, dtype="float16")
+    packed = ops.pack([tensor])
+    assert isinstance(packed.packed[0], GroupedWeight)
+    x = np.random.default_rng(2).normal(0, 1, (2, 512)).astype(np.float16)
+    found = ops.linear(torch.from_numpy(x).to(DEVICE), packed).float().cpu().numpy()
+    truth = x.astype(np.float32) @ expected.T
+    assert np.linalg.norm(found - truth) < 0.003 * np.linalg.norm(truth)
 
 
 def described(segment: Any) -> str:

@@ -186,6 +186,19 @@ def test_row_order_permutes_outputs(name: str) -> None:
     np.testing.assert_array_equal(permuted, _native.Matrix(name, data, 256).dequantized()[order])
 
 
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_codes_scales_and_offsets_make_the_values(name: str) -> None:
+    data = stored_rows(STORAGE_TYPES[name], 20, 512)
+    codes, scales, offsets, table = _native.decode(name, data, 512)
+    values = codes.astype(np.float32) if table is None else np.array(table, np.float32)[codes]
+    group = 512 // scales.shape[1]
+    found = np.repeat(scales, group, axis=1) * values
+    if offsets is not None:
+        unit = np.repeat(scales, group, axis=1) if name == "Q4_Z" else np.float32(1)
+        found += np.repeat(offsets, group, axis=1) * unit
+    np.testing.assert_array_equal(found, _native.dequantize(name, data, 512))
+
+
 @pytest.mark.parametrize("name", ["F16", "Q4_1", "Q6_K"])
 def test_columns_are_unpacked_in_the_order_of_inputs(name: str) -> None:
     data = stored_rows(STORAGE_TYPES[name], 40, 256)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import _native
-from quire.core.errors import BadCheckpoint, QuireError, Unsupported
+from quire.core.errors import BadCheckpoint, QuireError
 from quire.ops.dequantize import dequantize
 from quire.weights.bits import num_words, unpack
 from quire.weights.checkpoint import open_checkpoint
@@ -126,12 +126,13 @@ def test_what_does_not_fit_together_is_named(tmp_path: Path, case: str) -> None:
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
         ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv_fast"}, "version is 'gemv_fast'"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "format is 'marlin-24'"),
+        ({"quant_method": "fp8", "weight_block_size": [128, "wide"]}, r"weight_block_size is \[128, 'wide'\]"),
     ],
 )
 def test_what_nobody_wrote_code_for_is_named(tmp_path: Path, settings: dict, message: str) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": settings}))
-    with pytest.raises(Unsupported, match=message):
+    with pytest.raises(QuireError, match=message):
         open_checkpoint(tmp_path)
 
 

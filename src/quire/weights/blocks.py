@@ -72,6 +72,10 @@ def table_places(name: str, shape: tuple[int, int], kind: StorageType, codes: Co
     return _tensor(name, shape, kind, [scales], codes, _nibbles, None)
 
 
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _are_halves(scales: Floats) -> bool:
     with np.errstate(over="ignore"):
         return bool(np.array_equal(scales.astype(np.float16).astype(np.float32), scales))
@@ -113,6 +117,6 @@ def _tensor(
         data[first:last, :, at:] = stored(codes(first, last).reshape(last - first, blocks, BLOCK))
 
     step = max(BLOCK, CHUNK_WEIGHTS // columns // BLOCK * BLOCK)
-    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MAX_THREADS)) as pool:
+    with ThreadPoolExecutor(min(_num_cpus(), MAX_THREADS)) as pool:
         list(pool.map(fill, range(0, rows, step)))
     return StoredTensor(name, shape, kind, data.reshape(rows, -1), column_order=order)

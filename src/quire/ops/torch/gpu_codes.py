@@ -6,6 +6,7 @@
     Q4_F, Q8_F, Q8_M       4- or 8-bit integers in groups             as stored
     NF4, FP4, IQ4_NL       4-bit codes of a table                     as stored
     FP8                    e4m3 codes, a scale an output or 128 x 128 as stored
+    Q4_K, Q2_K, IQ4_XS, .. 4- or 8-bit integers, codes of a table     fp32, decoded by the CPU's own code
 
 A scale that neighbouring blocks share, because a format has groups of 64 or 128 or rows, is kept once."""
 
@@ -42,7 +43,7 @@ class Reordered:
 
 
 def can_keep(tensor: StoredTensor) -> bool:
-    if tensor.type.name not in KEPT or tensor.dummy:
+    if tensor.type.name not in (*KEPT, *DECODED) or tensor.dummy:
         return False
     return tensor.type is not FP8 or _fp8_scales(_blocks(tensor)) is not None
 
@@ -55,7 +56,8 @@ def load_codes(parts: Sequence[StoredTensor], device: torch.device) -> GroupedWe
         data=np.concatenate([p.data if p.row_order is None else p.data[p.row_order] for p in parts]),
         row_order=None,
     )
-    weight = KEPT[stacked.type.name](_blocks(stacked), device)
+    keep = KEPT.get(stacked.type.name)
+    weight = keep(_blocks(stacked), device) if keep is not None else _decoded(stacked, device)
     if stacked.column_order is None:
         return weight
     assert isinstance(weight, GroupedWeight)
@@ -144,6 +146,19 @@ def _codes_of_a_table(table: np.ndarray, scale: type) -> Callable[[np.ndarray, t
     return pack
 
 
+def _decoded(tensor: StoredTensor, device: torch.device) -> GroupedWeight:
+    from quire.ops.native.library import native
+
+    codes, scales, offsets, table = native.decode(tensor.type.name, tensor.data, tensor.num_columns)
+    on_device = torch.from_numpy(codes).to(device)
+    fields = [torch.from_numpy(field).to(device) for field in (scales, offsets) if field is not None]
+    if table is not None:
+        return pack_codebook4(on_device.view(torch.uint8), fields[0], [float(value) for value in table])
+    if DECODED[tensor.type.name] == 4:
+        return pack_int4(on_device.view(torch.uint8), *fields)
+    return pack_int8(on_device, *fields)
+
+
 def _fp8(blocks: np.ndarray, device: torch.device) -> ScaledWeight:
     codes = _bytes(blocks, 4, device).view(torch.float8_e4m3fn)
     scales = _fp8_scales(blocks)
@@ -160,6 +175,12 @@ def _fp8_scales(blocks: np.ndarray) -> np.ndarray | None:
     each = np.repeat(np.repeat(by_square, SIDE, axis=0), SIDE // BLOCK, axis=1)[: len(scales), : scales.shape[1]]
     return np.ascontiguousarray(by_square) if np.array_equal(each, scales) else None
 
+
+# Bits of a code. The numbers of IQ2_XS and IQ2_S are those of a table, but for 16 weights at a time.
+DECODED = {
+    "Q4_K": 4, "Q2_K": 8, "Q3_K": 8, "Q5_K": 8, "Q6_K": 8, "Q5_0": 8, "Q5_1": 8, "IQ4_XS": 4, "MXFP4": 4, "NVFP4": 8,
+    "IQ1_S": 4, "IQ1_M": 8, "IQ2_XXS": 4, "IQ2_XS": 8, "IQ2_S": 8, "IQ3_XXS": 4, "IQ3_S": 4, "TQ1_0": 8, "TQ2_0": 8,
+}  # fmt: skip
 
 KEPT: dict[str, Callable[[np.ndarray, torch.device], GroupedWeight | ScaledWeight]] = {
     "Q4_0": _q4_0,

@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 from quire.ops.tensors import StoredTensor
 from quire.weights.bits import num_words, unpack
 from quire.weights.config import CheckpointConfig
-from quire.weights.formats.fp8 import float8
+from quire.weights.formats.fp8 import DEFAULT_BLOCK, block_size, float8
 from quire.weights.formats.grouped import grouped_integers, groups_of_inputs
 from quire.weights.formats.made import MadeTensor, modules_with, parts_of
 from quire.weights.raw import RawTensors
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
 NOT_NEEDED = (".input_scale", ".input_zero_point", ".weight_zero_point", ".weight_g_idx")
-BLOCK = [128, 128]
 
 
 def read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, MadeTensor]:
@@ -53,12 +52,10 @@ def _num_bits(quantization: CheckpointConfig) -> list[int]:
     return [scheme.section("weights").int("num_bits", 8) for scheme in schemes]
 
 
-def _block(quantization: CheckpointConfig) -> list[int]:
+def _block(quantization: CheckpointConfig) -> tuple[int, int]:
     groups = quantization.section("config_groups")
-    for name in quantization.dict("config_groups", {}):
-        if (block := groups.section(name).section("weights").get("block_structure")) is not None:
-            return list(block)
-    return BLOCK
+    schemes = [groups.section(name).section("weights") for name in quantization.dict("config_groups", {})]
+    return next((block_size(s, "block_structure") for s in schemes if "block_structure" in s), DEFAULT_BLOCK)
 
 
 def _packed(raw: RawTensors, module: str, sizes: list[int]) -> MadeTensor:

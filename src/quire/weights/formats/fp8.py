@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.errors import BadCheckpoint
 from quire.ops.tensors import StoredTensor
 from quire.weights.blocks import BLOCK, fits_blocks, float_eights
 from quire.weights.config import CheckpointConfig
@@ -18,10 +19,11 @@ from quire.weights.formats.made import MadeTensor, modules_with, parts_of, plain
 from quire.weights.raw import RawTensors
 
 NOT_NEEDED = (".input_scale", ".input_scale_ub")
+DEFAULT_BLOCK = (128, 128)
 
 
 def read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, MadeTensor]:
-    size = quantization.get("weight_block_size", [128, 128])
+    size = block_size(quantization, "weight_block_size")
     return {
         f"{module}.weight": float8(raw, module, suffix, size)
         for suffix in (".weight_scale_inv", ".weight_scale")
@@ -29,7 +31,20 @@ def read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, MadeTenso
     }
 
 
-def float8(raw: RawTensors, module: str, suffix: str, block: list[int]) -> MadeTensor:
+def block_size(config: CheckpointConfig, key: str) -> tuple[int, int]:
+    """Outputs and inputs that share a scale: [128, 128], or "128x128"."""
+    value = config.get(key, list(DEFAULT_BLOCK))
+    sizes = value.split("x") if isinstance(value, str) else value
+    try:
+        outputs, inputs = (int(size) for size in sizes)
+    except (TypeError, ValueError):
+        outputs = inputs = 0
+    if outputs < 1 or inputs < 1:
+        raise BadCheckpoint(f"{config.source}: {key} is {value!r}, not two sizes")
+    return outputs, inputs
+
+
+def float8(raw: RawTensors, module: str, suffix: str, block: tuple[int, int]) -> MadeTensor:
     name = f"{module}.weight"
     if raw.dtype(name) != "F8_E4M3" or len(raw.shape(name)) != 2:
         raise raw.bad(name, f"is {raw.dtype(name)} {[*raw.shape(name)]}, and a matrix of F8_E4M3 is expected")
@@ -38,13 +53,13 @@ def float8(raw: RawTensors, module: str, suffix: str, block: list[int]) -> MadeT
     by_blocks = (-(-outputs // block[0]), -(-inputs // block[1]))
     if scales not in ((1,), (1, 1), (outputs,), (outputs, 1), by_blocks):
         raise raw.bad(
-            module + suffix, f"is {[*scales]}, which is neither one scale, one an output, nor one for each {block}"
+            module + suffix, f"is {[*scales]}, which is neither one scale, one an output, nor one for each {[*block]}"
         )
     parts = parts_of(raw, module, (".weight", suffix, *NOT_NEEDED))
     return MadeTensor((outputs, inputs), parts, partial(_make, raw, name, module + suffix, block))
 
 
-def _make(raw: RawTensors, name: str, scale_name: str, block: list[int]) -> StoredTensor:
+def _make(raw: RawTensors, name: str, scale_name: str, block: tuple[int, int]) -> StoredTensor:
     outputs, inputs = raw.shape(name)
     scales = raw.floats(scale_name)
     by_blocks = scales.ndim == 2 and scales.shape not in ((1, 1), (outputs, 1))
