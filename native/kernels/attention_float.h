@@ -180,7 +180,7 @@ void gather(const State& s, const Span& span, Weight* p) {
 }
 
 // C vectors of columns from d on: acc = acc * factor + p . values, for up to 64 slots of each block from `begin` on.
-// `Whole`: the columns lie within the head.
+// `Whole`: the columns lie within the value.
 // While values are read, the keys of the next span are fetched.
 template <int N, int C, bool Whole, class T>
 void accumulate_columns(const AttentionTile& t, const State& s, int first, const Span& span, int64_t begin, int64_t d) {
@@ -201,7 +201,7 @@ void accumulate_columns(const AttentionTile& t, const State& s, int first, const
             __builtin_prefetch(ahead + slot * C * kLanes);
             decltype(W::load_values(values)) v[C];
             for (int c = 0; c < C; ++c)
-                v[c] = Whole ? W::load_values(values + c * kLanes) : W::load_values(values, head_dim - d);
+                v[c] = Whole ? W::load_values(values + c * kLanes) : W::load_values(values, t.pages->value_dim() - d);
             const auto weights = W::load_weights(p);
             each<N * C>([&](auto j) { sums[j] = W::template add<j / C>(weights, v[j % C], sums[j]); });
         }
@@ -218,12 +218,12 @@ template <int N, class T>
 void accumulate(const AttentionTile& t, const State& s, int first, const Span& span) {
     constexpr int kAtOnce = sizeof(typename Weighing<T>::Weight) == 2 ? 2 * kVectors<N> : kVectors<N>;
     constexpr int64_t kWide = kAtOnce * kLanes;
-    const int64_t head_dim = t.pages->head_dim;
+    const int64_t width = t.pages->value_dim();
     for (int64_t begin = 0; begin < span.num_slots(0); begin += kSlotsAtOnce) {
         int64_t d = 0;
-        for (; d + kWide <= head_dim; d += kWide) accumulate_columns<N, kAtOnce, true, T>(t, s, first, span, begin, d);
-        for (; d + kLanes <= head_dim; d += kLanes) accumulate_columns<N, 1, true, T>(t, s, first, span, begin, d);
-        if (d < head_dim) accumulate_columns<N, 1, false, T>(t, s, first, span, begin, d);
+        for (; d + kWide <= width; d += kWide) accumulate_columns<N, kAtOnce, true, T>(t, s, first, span, begin, d);
+        for (; d + kLanes <= width; d += kLanes) accumulate_columns<N, 1, true, T>(t, s, first, span, begin, d);
+        if (d < width) accumulate_columns<N, 1, false, T>(t, s, first, span, begin, d);
     }
 }
 
@@ -241,22 +241,29 @@ void meet(const AttentionTile& t, State& s, int first, const Span& span, bool sh
     accumulate<N, T>(t, s, first, span);
 }
 
+// `count` columns of 8 queries from `first` on into `s.q`, from column `to` on; up to 7 columns behind them are lost.
+template <class T>
+void load_query_columns(const AttentionTile& t, State& s, int first, const float* const* queries, int64_t count,
+                        int64_t to) {
+    auto* q = (typename Scoring<T>::Query*)s.q + first * t.pages->head_dim + to * kQueriesAtOnce;
+    for (int64_t d = 0; d < count; d += kLanes) {
+        const int64_t n = count - d < kLanes ? count - d : kLanes;
+        F8 rows[kQueriesAtOnce] = {};
+        for (int i = 0; i < kQueriesAtOnce && first + i < t.num_queries; ++i) {
+            const float* from = queries[first + i] + d;
+            rows[i] = (n == kLanes ? load(from) : load_part(from, n)) * splat(t.scale * kLog2e);
+        }
+        store_columns(q + d * kQueriesAtOnce, rows);
+    }
+}
+
 template <class T>
 struct FloatPages {
+    static constexpr bool kMustShare = false;
+
     static void load_queries(const AttentionTile& t, State& s) {
-        const int64_t head_dim = t.pages->head_dim;
-        for (int first = 0; first < t.num_queries; first += kQueriesAtOnce) {
-            auto* q = (typename Scoring<T>::Query*)s.q + first * head_dim;
-            for (int64_t d = 0; d < head_dim; d += kLanes) {
-                const int64_t n = head_dim - d < kLanes ? head_dim - d : kLanes;
-                F8 rows[kQueriesAtOnce] = {};
-                for (int i = 0; i < kQueriesAtOnce && first + i < t.num_queries; ++i) {
-                    const float* from = t.q[first + i] + d;
-                    rows[i] = (n == kLanes ? load(from) : load_part(from, n)) * splat(t.scale * kLog2e);
-                }
-                store_columns(q + d * kQueriesAtOnce, rows);
-            }
-        }
+        for (int first = 0; first < t.num_queries; first += kQueriesAtOnce)
+            load_query_columns<T>(t, s, first, t.q, t.pages->head_dim, 0);
     }
 
     static void share_keys(const AttentionTile& t, const State& s, int64_t first_block, int64_t end_block) {

@@ -29,6 +29,8 @@ QUIRE_INLINE void add_products(const int8_t* codes, int64_t row_bytes, const int
 }
 
 struct Int8Pages {
+    static constexpr bool kMustShare = false;
+
     // Few queries alone do not keep the vector unit busy.
     template <int N>
     static constexpr int kWidth = N <= 3 ? 2 : 1;

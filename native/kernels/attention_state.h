@@ -52,12 +52,12 @@ struct State {
 // What the queries of a tile found in one part, or in all so far.
 struct Findings {
     float* data;
-    int64_t head_dim;
+    int64_t value_dim;
 
-    int64_t stride() const { return query_findings(head_dim); }
+    int64_t stride() const { return query_findings(value_dim); }
     float* acc(int i) const { return data + i * stride(); }
-    float& most(int i) const { return acc(i)[round_up(head_dim)]; }        // m; -inf: it sees nothing there
-    float& weight(int i) const { return acc(i)[round_up(head_dim) + 1]; }  // l
+    float& most(int i) const { return acc(i)[round_up(value_dim)]; }        // m; -inf: it sees nothing there
+    float& weight(int i) const { return acc(i)[round_up(value_dim) + 1]; }  // l
 };
 
 // The part of a span that some queries see.

@@ -76,6 +76,12 @@ struct Linear {
     Weight weight;
     View out;
 };
+struct LinearHeads {
+    View x;
+    Segments heads;  // a matrix each, all of one shape; floats
+    View out;
+    int64_t counters;  // where those of its heads begin among the tape's: Worker::taken of each
+};
 struct RopeAngles {
     const float* inv_freq;
     float scale;
@@ -89,8 +95,12 @@ struct WriteKV {
     View k, v;
     int64_t layer;
 };
+struct WriteLatent {
+    View latent, turned;
+    int64_t layer;
+};
 struct Attention {
-    View q;
+    View q, turned;  // turned: the rest of every query where the pages are latent, else nothing
     int64_t layer;
     float scale;
     int64_t window;  // 0: everything before
@@ -122,6 +132,11 @@ struct Scale {
     float factor;
     View out;
 };
+struct Clamp {
+    View x;
+    float most;
+    View out;
+};
 struct Add {
     View x, y, out;
 };
@@ -131,8 +146,9 @@ struct Logits {
     float softcap;  // 0: none
 };
 
-using Op = std::variant<Embedding, RmsNorm, LayerNorm, Linear, RopeAngles, Rope, WriteKV, Attention, Activate,
-                        ActivateAndMul, Mixture, MulSigmoid, Scale, Add, Logits>;
+using Op =
+    std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, RopeAngles, Rope, WriteKV, WriteLatent, Attention,
+                 Activate, ActivateAndMul, Mixture, MulSigmoid, Scale, Clamp, Add, Logits>;
 
 class Tape {
  public:

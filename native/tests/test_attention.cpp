@@ -30,7 +30,7 @@ struct Found {
 // The last queries of a sequence of random keys and values, by the table in use.
 Found attend(const Shape& shape, PageType type) {
     const int64_t num_blocks = (shape.context + shape.block_size - 1) / shape.block_size;
-    Pages pages{nullptr, num_blocks, 1, kHeads, shape.head_dim, shape.block_size, type};
+    Pages pages{nullptr, num_blocks, 1, kHeads, shape.head_dim, shape.block_size, type, 0};
     Found found{std::vector<uint8_t>(pages.block_bytes() * size_t(num_blocks) + kPagesSlack, 0xff),
                 std::vector<float>(size_t(shape.queries * shape.head_dim))};
     pages.data = found.pages.data();

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from quire.models.registry import family
 from quire.ops.opset import Activation, KVSpec, Routing, StepBatch
-from quire.ops.tensors import stored_floats
+from quire.ops.tensors import Q8_0, StoredTensor, stored_floats
 from quire.ops.torch import TorchOps
 from quire.ops.torch.gpu import GpuOps
 from quire.weights.checkpoint import open_checkpoint
@@ -50,17 +50,21 @@ def run_steps(ops, forward, spec, steps):
     return np.concatenate(found)
 
 
-def steps_of(vocab):
+def steps_of(vocab, lengths=(9, 17), chunk=5):
     random = np.random.default_rng(3)
 
     def ids(n):
         return random.integers(0, vocab, n)
 
+    first, last = lengths
     return [
-        [(ids(9), 0), (ids(1), 0), (ids(17), 0)],  # prompts, one of a single token
-        [(ids(1), 9), (ids(5), 1), (ids(1), 17)],  # a chunk between decoding sequences
-        [(ids(1), 10), (ids(1), 6), (ids(1), 18)],  # only decoding
+        [(ids(first), 0), (ids(1), 0), (ids(last), 0)],  # prompts, one of a single token
+        [(ids(1), first), (ids(chunk), 1), (ids(1), last)],  # a chunk between decoding sequences
+        [(ids(1), first + 1), (ids(1), chunk + 1), (ids(1), last + 1)],  # only decoding
     ]
+
+
+SHORT = {"lengths": (3, 7), "chunk": 2}  # one of them longer than a window of 5
 
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -102,8 +106,9 @@ def test_heads_are_normed(tmp_path):
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, mean=0.5, std=0.5)
     qwen.save_pretrained(tmp_path)
-    plain = logits_of(TorchOps(), tmp_path, "float32", steps_of(256))
-    found = logits_of(GpuOps(DEVICE, dtype="float32"), tmp_path, "float32", steps_of(256))
+    steps = steps_of(256, **SHORT)
+    plain = logits_of(TorchOps(), tmp_path, "float32", steps)
+    found = logits_of(GpuOps(DEVICE, dtype="float32"), tmp_path, "float32", steps)
     assert np.sqrt(np.mean((found - plain) ** 2) / np.mean(plain**2)) < 1e-5
 
 
@@ -160,9 +165,39 @@ def attend(ops, batch, q, k, v, layer, window, softcap, slopes):
 
 
 def test_ops_of_other_families():
-    spec, steps = KVSpec(2, 2, 16, BLOCK, "float32"), steps_of(40)
+    spec, steps = KVSpec(2, 2, 16, BLOCK, "float32"), steps_of(40, **SHORT)
     plain = TorchOps()
     expected = run_steps(plain, other_ops(plain), spec, steps)
     ops = GpuOps(DEVICE, dtype="float32")
     found = run_steps(ops, other_ops(ops), spec, steps)
     assert np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)) < 1e-4
+
+
+def q8_0(array):
+    groups = array.reshape(len(array), -1, 32)
+    scales = (np.abs(groups).max(axis=2) / 127).astype(np.float16)
+    codes = np.round(groups / scales[..., None].astype(np.float32)).astype(np.int8)
+    blocks = np.concatenate([scales[..., None].view(np.uint8), codes.view(np.uint8)], axis=2)
+    return StoredTensor("", array.shape, Q8_0, blocks.reshape(len(array), -1))
+
+
+@pytest.mark.parametrize(
+    ("store", "quantization", "bound", "bits"),
+    [
+        (lambda array: stored_floats("t", array), None, 2e-3, 16),
+        (q8_0, None, 2e-3, 8.5),
+        (lambda array: stored_floats("t", array), "int8", 2e-2, 8.5),
+        (lambda array: stored_floats("t", array), "int4", 0.2, 5),
+    ],
+)
+def test_experts_keep_their_codes_or_get_some(store, quantization, bound, bits):
+    random = np.random.default_rng(4)
+    stacks = [random.standard_normal(shape, dtype=np.float32) * 0.1 for shape in ((4, 128, 128), (4, 128, 64))]
+    experts = [[[store(w[:32]), store(w[32:])] for w in stack] for stack in stacks]
+    x, logits = torch.randn(5, 128, generator=torch.Generator().manual_seed(1)), torch.eye(5, 4)
+    plain, ops = TorchOps(), GpuOps(DEVICE, dtype="float16", quantization=quantization)
+    truth = plain.moe(x, logits, *map(plain.pack_experts, experts), Routing(2), Activation.SILU)
+    packed = [ops.pack_experts(stack) for stack in experts]
+    assert packed[0].nbytes <= 4 * 128 * 128 * bits / 8
+    found = ops.moe(x.to(DEVICE).half(), logits.to(DEVICE).half(), *packed, Routing(2), Activation.SILU)
+    assert (found.float().cpu() - truth).norm() < bound * truth.norm()

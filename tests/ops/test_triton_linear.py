@@ -1,5 +1,6 @@
 """Products in Triton against fp32 matrix products: interpreted where there is no GPU, else compiled."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from quire.ops.torch.kernels.linear_gemv import GemvConfig, linear_gemv
 from quire.ops.torch.kernels.linear_splits import new_tickets
 from quire.ops.torch.kernels.linear_stream import StreamConfig, linear_stream
 from quire.ops.torch.kernels.moe import mixture, sort_by_expert
+from quire.ops.torch.kernels.moe_codes import stack_experts
 from quire.ops.torch.kernels.quant_dequantize import dequantize
 from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
 from quire.ops.torch.kernels.quant_linear import MAX_KERNEL_ROWS, grouped_linear
@@ -71,8 +73,11 @@ def test_rows_of_x_and_w_may_be_strided() -> None:
 
 
 def test_fp32_is_computed_as_such() -> None:
-    x, w = randn(3, 64), randn(16, 64, seed=1)
-    assert_close(linear(x, w), x, w)
+    x, w, bias = randn(19, 72), randn(70, 72, seed=1), randn(70, seed=2)
+    assert_close(linear(x, w, bias), x, w, bias)
+    invariant = linear(x, w, bias, batch_invariant=True)
+    assert_close(invariant, x, w, bias)
+    assert torch.equal(linear(x[:1], w, bias, batch_invariant=True), invariant[:1])
 
 
 def test_batch_invariant_rows_do_not_see_how_many_they_are() -> None:
@@ -334,6 +339,32 @@ def test_mixtures(T: int, k: int, E: int) -> None:
     assert (out.float() - truth).norm() <= 4 * torch.finfo(HALF).eps * truth.norm()
     if T > 1:
         assert torch.equal(mixture(x[1:2], ids[1:2], weights[1:2], gate_up, down), out[1:2]) or DEVICE == "cpu"
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0", "MXFP4", "odd K"])
+@pytest.mark.parametrize("T", [1, 30])
+def test_mixtures_of_codes(name: str, T: int) -> None:
+    """The rows of three experts are those of the case, each time in another order."""
+    weight, plain = CASES[name]()
+    inner, K = len(plain) // 2, plain.shape[1]
+    orders = [torch.randperm(len(plain), generator=torch.Generator().manual_seed(i))[: 2 * inner] for i in range(3)]
+    gate_up = stack_experts([replace(weight, **rows_of(weight, order.to(DEVICE))) for order in orders], 3)
+    floats, down = torch.stack([plain[order.to(DEVICE)] for order in orders]), randn(3, K, inner, seed=3).to(HALF)
+    x, ids, weights = (randn(T, K) * 0.01).to(HALF), integers(0, 3, T, 2).int(), randn(T, 2, seed=4).softmax(-1)
+    truth = plain_mixture(x, ids, weights, floats, down)
+    out = mixture(x, ids, weights, gate_up, down)
+    assert (out.float() - truth).norm() <= 8 * torch.finfo(HALF).eps * truth.norm()
+
+
+def rows_of(weight: GroupedWeight, order: Tensor) -> dict[str, Any]:
+    """Some rows, as fields."""
+    offsets = None if weight.offsets is None else weight.offsets[:, order]
+    return {
+        "num_outputs": len(order),
+        "words": weight.words[:, order],
+        "scales": weight.scales[:, order],
+        "offsets": offsets,
+    }
 
 
 def test_routes_are_sorted_into_tiles_of_one_expert() -> None:

@@ -17,6 +17,7 @@ COMMANDS = {  # name: (module, what it does)
     "chat": ("quire.cli.chat", "talk to a model in the terminal"),
     "pull": ("quire.cli.pull", "download a model"),
     "models": ("quire.cli.models", "list the models that are here"),
+    "bench": ("quire.cli.bench", "measure how fast a model runs here"),
     "doctor": ("quire.cli.doctor", "say what this machine has and what fits on it"),
 }
 

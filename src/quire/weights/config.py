@@ -83,7 +83,8 @@ class CheckpointConfig:
             raise self._bad(key, "is missing")
         if value not in allowed:
             choices = ", ".join(repr(choice) for choice in allowed if choice is not None)
-            raise Unsupported(f"{self.source}: {self._prefix}{key} is {value!r}", f"supported: {choices}")
+            hint = f"supported: {choices}" if choices else "it is supported only where that is left out"
+            raise Unsupported(f"{self.source}: {self._prefix}{key} is {value!r}", hint)
         return value
 
     @property

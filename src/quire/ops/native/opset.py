@@ -26,6 +26,7 @@ from quire.ops.tensors import (
     Q4_1,
     Q8_0,
     PackedExperts,
+    PackedHeads,
     PackedWeight,
     StorageType,
     StoredTensor,
@@ -95,6 +96,12 @@ class NativeOps:
         assert all((w.num_outputs, w.num_inputs) == (first.num_outputs, first.num_inputs) for w in packed)
         matrices = [w.packed for w in packed]
         return PackedExperts(len(packed), first.num_outputs, first.num_inputs, sum(w.nbytes for w in packed), matrices)
+
+    def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
+        matrices = [_pack([head]) for head in heads]
+        num_outputs, num_inputs = heads[0].shape
+        assert all(head.shape == heads[0].shape and head.type.block == 1 for head in heads)
+        return PackedHeads(len(heads), num_outputs, num_inputs, sum(matrix.nbytes for matrix in matrices), matrices)
 
     def vector(self, tensor: StoredTensor) -> Float32:
         values: Float32 = native.dequantize(tensor.type.name, np.ascontiguousarray(tensor.data), tensor.num_columns)

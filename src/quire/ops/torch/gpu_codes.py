@@ -42,8 +42,9 @@ class Reordered:
         return int(self.weight.nbytes + self.order.nbytes)
 
 
-def can_keep(tensor: StoredTensor) -> bool:
-    if tensor.type.name not in (*KEPT, *DECODED) or tensor.dummy:
+def can_keep(tensor: StoredTensor, dtype: torch.dtype) -> bool:
+    """Matrix units round fp32: who computes in it, to compare, gets weights of it as well."""
+    if tensor.type.name not in (*KEPT, *DECODED) or tensor.dummy or dtype == torch.float32:
         return False
     return tensor.type is not FP8 or _fp8_scales(_blocks(tensor)) is not None
 

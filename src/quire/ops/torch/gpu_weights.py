@@ -1,7 +1,8 @@
 """From stored tensors to weights on the GPU: 16-bit floats, codes in groups, or 8-bit codes with scales.
 
 The types of `gpu_codes` keep their codes; other quantized types become floats of the activations' type. A checkpoint
-of floats can be quantized on its way: fp8 (one scale an output), int8 and int4 (groups of 128 inputs), nf4 (of 64)."""
+of floats can be quantized on its way: fp8 (one scale an output), int8 and int4 (groups of 128 inputs), nf4 (of 64).
+Experts are kept or quantized likewise, where they are integers in groups."""
 
 from collections.abc import Callable, Sequence
 from math import gcd
@@ -15,6 +16,7 @@ from quire.core.errors import Unsupported
 from quire.ops.dequantize import NF4_VALUES, dequantize
 from quire.ops.tensors import BF16, F8_E4M3, F8_E5M2, F16, F32, StoredTensor
 from quire.ops.torch.gpu_codes import Reordered, belong_together, can_keep, load_codes
+from quire.ops.torch.kernels.moe_codes import CodedExperts, stack_experts
 from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
 from quire.ops.torch.kernels.quant_scaled import ScaledWeight
 
@@ -29,6 +31,7 @@ FLOATS = {
 }
 GROUP, LEAST_GROUP = 128, 16  # inputs that share a scale, where we choose; rows of odd lengths stay floats
 NF4_GROUP = 64
+EXPERTS_KEPT = ("Q4_0", "Q4_1", "Q8_0")
 FP8_MOST = 448.0
 DUMMY_SPREAD = 0.02  # of random weights: about what training begins with
 
@@ -55,25 +58,46 @@ def load_segments(
         floats = torch.cat([load_floats(part, dtype, device) for part in parts])
         return [QUANTIZERS[quantization](floats) if floats.shape[1] % LEAST_GROUP == 0 else floats]
     segments: list[Segment] = []
-    for alike in _runs(parts):
-        if can_keep(alike[0]):
+    for alike in _runs(parts, dtype):
+        if can_keep(alike[0], dtype):
             segments.append(load_codes(alike, device))
         else:
             segments.append(torch.cat([load_floats(part, dtype, device) for part in alike]))
     return segments
 
 
-def _runs(parts: Sequence[StoredTensor]) -> list[list[StoredTensor]]:
+def _runs(parts: Sequence[StoredTensor], dtype: torch.dtype) -> list[list[StoredTensor]]:
     """Neighbours that become one segment: floats, whatever they were, or codes of one kind."""
     runs: list[list[StoredTensor]] = []
     for part in parts:
-        kept = can_keep(part)
+        kept = can_keep(part, dtype)
         before = runs[-1][-1] if runs else None
-        if before is not None and kept == can_keep(before) and (not kept or belong_together(before, part)):
+        if before is not None and kept == can_keep(before, dtype) and (not kept or belong_together(before, part)):
             runs[-1].append(part)
         else:
             runs.append([part])
     return runs
+
+
+def load_experts(
+    experts: Sequence[Sequence[StoredTensor]], dtype: torch.dtype, device: torch.device, quantization: str | None
+) -> Tensor | CodedExperts:
+    """Each expert's parts one below the other. Codes are kept, or made, where all experts have them of one kind; else
+    all become floats [experts, outputs, inputs]."""
+    if quantization in ("fp8", "nf4"):
+        raise Unsupported(f"experts cannot be quantized to {quantization} while they are loaded", "use int8 or int4")
+    all_parts = [part for parts in experts for part in parts]
+    kept = all(can_keep(part, dtype) and part.type.name in EXPERTS_KEPT for part in all_parts)
+    if quantization is not None or kept:
+        segments = [load_segments([part], dtype, device, quantization)[0] for part in all_parts]
+        grouped = [segment for segment in segments if isinstance(segment, GroupedWeight)]
+        if len(grouped) == len(segments) and len({(w.bits, w.group, w.width, w.zero) for w in grouped}) == 1:
+            return stack_experts(grouped, len(experts))
+    num_outputs, num_inputs = sum(part.num_rows for part in experts[0]), experts[0][0].num_columns
+    stacked = torch.empty(len(experts), num_outputs, num_inputs, dtype=dtype, device=device)
+    for matrix, parts in zip(stacked, experts, strict=True):
+        torch.cat([load_floats(part, dtype, device) for part in parts], out=matrix)
+    return stacked
 
 
 # -- codes that we make ------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.ops.opset import Activation
 from quire.ops.torch.kernels.activation import activate
+from quire.ops.torch.kernels.moe_codes import MOST_ROUTES, CodedExperts, coded_products
 
 SORT_BLOCK = 1024  # routes at a time
 TILES_A_GROUP = 8  # tiles that take the same weights one after the other, while the cache holds them
@@ -36,27 +37,29 @@ def mixture(
     x: Tensor,
     expert_ids: Tensor,
     expert_weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Tensor | CodedExperts,
+    down: Tensor | CodedExperts,
     activation: Activation = Activation.SILU,
 ) -> Tensor:
     """x [T, H]; ids [T, k] int32 and weights [T, k] fp32; gate_up [E, 2 I, H], down [E, H, I] -> [T, H].
 
     An id outside 0 .. E is an expert that lives elsewhere: it adds nothing."""
-    (T, k), E = expert_ids.shape, len(gate_up)
+    T, k = expert_ids.shape
     if T == 0:
         return torch.empty_like(x)
-    routing = sort_by_expert(expert_ids, E, tile_block(T * k, E))
-    hidden = x.new_empty(T * k, gate_up.shape[1] // 2)
+    coded = isinstance(gate_up, CodedExperts) or isinstance(down, CodedExperts)
+    E, inner = (down.num_experts, down.rows.num_inputs) if isinstance(down, CodedExperts) else down.shape[::2]
+    routing = sort_by_expert(expert_ids, E, tile_block(T * k, E, MOST_ROUTES if coded else 128))
+    hidden = x.new_empty(T * k, inner)
     _launch(x, gate_up, expert_weights, hidden, routing, routes_a_row=k, activation=int(activation))
     parts = x.new_empty(T * k, x.shape[1])
     _launch(hidden, down, expert_weights, parts, routing, routes_a_row=1, activation=-1)
     return _add_routes(parts, expert_ids, E)
 
 
-def tile_block(num_routes: int, num_experts: int) -> int:
+def tile_block(num_routes: int, num_experts: int, most: int = 128) -> int:
     """The smallest tile that holds an expert's routes when they are spread evenly."""
-    return next(block for block in CONFIGS if block * num_experts >= num_routes or block == 128)
+    return next(block for block in CONFIGS if block * num_experts >= num_routes or block == most)
 
 
 def sort_by_expert(expert_ids: Tensor, num_experts: int, block: int) -> Routing:
@@ -125,7 +128,7 @@ def _sort_kernel(
 
 def _launch(
     x: Tensor,
-    w: Tensor,
+    w: Tensor | CodedExperts,
     expert_weights: Tensor,
     out: Tensor,
     routing: Routing,
@@ -134,9 +137,14 @@ def _launch(
 ) -> None:
     """out[route] = x[route // routes_a_row] @ w[expert].T: with an activation, of gate and up rows; without one, times
     the route's weight."""
+    if isinstance(w, CodedExperts):
+        tiles = (routing.routes, routing.tile_experts, routing.block)
+        coded_products(x, w, expert_weights, out, *tiles, routes_a_row, activation)
+        return
     N, K = out.shape[1], x.shape[1]
     assert x.stride(1) == 1 and w.is_contiguous() and expert_weights.is_contiguous()
     block_n, block_k, warps, stages = CONFIGS[routing.block]
+    stages = stages if w.element_size() == 2 else 2  # numbers of 4 bytes, for comparisons, fill shared memory
     if activation >= 0:
         block_n = 64  # twice: gate and up
     num_tiles = len(routing.tile_experts)

@@ -1,0 +1,212 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+"""The products of a mixture whose experts are groups of 4- or 8-bit codes: routes and tiles as in `moe`, codes as in
+`quant_linear`. The rows of all experts are one matrix, so that expert e's begin at row e * outputs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.ops.torch.kernels.activation import activate
+from quire.ops.torch.kernels.quant_layout import GroupedWeight
+from quire.ops.torch.kernels.quant_linear import _with, group_sums
+from quire.ops.torch.kernels.quant_unpack import asm_for, table_of, take_plane, unpack
+
+MOST_ROUTES = 64  # of a tile
+# routes a tile: (outputs a program, warps, stages)
+CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedExperts:
+    num_experts: int
+    rows: GroupedWeight  # [num_experts * outputs, inputs]
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes
+
+
+def stack_experts(parts: Sequence[GroupedWeight], num_experts: int) -> CodedExperts:
+    """The parts of one expert after those of the other; they differ in nothing but outputs, codes, scales, offsets."""
+    first = parts[0]
+    offsets = [part.offsets for part in parts if part.offsets is not None]
+    rows = replace(
+        first,
+        num_outputs=sum(part.num_outputs for part in parts),
+        words=torch.cat([part.words for part in parts], dim=1),
+        scales=torch.cat([part.scales for part in parts], dim=1),
+        offsets=torch.cat(offsets, dim=1) if offsets else None,
+    )
+    return CodedExperts(num_experts, rows)
+
+
+def coded_products(
+    x: Tensor,
+    experts: CodedExperts,
+    expert_weights: Tensor,
+    out: Tensor,
+    routes: Tensor,
+    tile_experts: Tensor,
+    block: int,
+    routes_a_row: int,
+    activation: int,
+) -> None:
+    """out[route] = x[route // routes_a_row] @ w[expert].T: with an activation, of gate and up rows; without one, times
+    the route's weight."""
+    w, (num_routes, N), K = experts.rows, out.shape, x.shape[1]
+    assert x.stride(1) == 1 and w.num_inputs == K and expert_weights.is_contiguous() and out.is_contiguous()
+    block_n, warps, stages = CONFIGS[block]
+    asm = asm_for(w, x.dtype)
+    _coded_kernel[(len(tile_experts), triton.cdiv(N, block_n))](
+        x,
+        w.words,
+        w.scales,
+        w.offsets,
+        None if w.offsets is None else group_sums(x, w),
+        table_of(w, asm),
+        expert_weights,
+        out,
+        routes,
+        tile_experts,
+        num_routes,
+        len(x),
+        N,
+        K,
+        w.num_outputs,
+        w.num_outputs // experts.num_experts,
+        len(w.words),
+        x.stride(0),
+        routes_a_row,
+        ACTIVATION=activation,
+        BITS=w.bits,
+        GROUP=w.group,
+        WIDTH=w.width,
+        ZERO=w.zero,
+        TABLE=bool(w.table),
+        ASM=asm,
+        WHOLE_CHUNKS=K % w.chunk == 0,
+        BLOCK_M=block,
+        BLOCK_N=block_n,
+        STAGES=stages,
+        num_warps=warps,
+    )
+
+
+@triton.jit(do_not_specialize=["num_routes", "num_rows"])
+def _coded_kernel(
+    x_ptr,
+    words_ptr,
+    scale_ptr,
+    offset_ptr,
+    x_sum_ptr,
+    table_ptr,
+    weight_ptr,
+    out_ptr,
+    route_ptr,
+    tile_expert_ptr,
+    num_routes,
+    num_rows,
+    N,
+    K,
+    all_outputs,
+    expert_outputs,
+    chunks,
+    x_stride,
+    routes_a_row,
+    ACTIVATION: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ZERO: tl.constexpr,
+    TABLE: tl.constexpr,
+    ASM: tl.constexpr,
+    WHOLE_CHUNKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    expert = tl.load(tile_expert_ptr + tl.program_id(0))
+    if expert >= 0:
+        routes = tl.load(route_ptr + tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))
+        present = routes < num_routes
+        rows = tl.where(present, routes // routes_a_row, 0)
+        outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        first = expert.to(tl.int64) * expert_outputs + tl.minimum(outputs, N - 1)
+        sums = _product(
+            x_ptr, words_ptr, scale_ptr, offset_ptr, x_sum_ptr, table_ptr, rows, present, first, num_rows, K,
+            all_outputs, chunks, x_stride, BITS, GROUP, WIDTH, ZERO, TABLE, ASM, WHOLE_CHUNKS, BLOCK_M, BLOCK_N, STAGES,
+        )  # fmt: skip
+        if ACTIVATION >= 0:  # the rows of up stand N below those of gate
+            up = _product(
+                x_ptr, words_ptr, scale_ptr, offset_ptr, x_sum_ptr, table_ptr, rows, present, first + N, num_rows, K,
+                all_outputs, chunks, x_stride, BITS, GROUP, WIDTH, ZERO, TABLE, ASM, WHOLE_CHUNKS, BLOCK_M, BLOCK_N,
+                STAGES,
+            )  # fmt: skip
+            sums = activate(sums, ACTIVATION) * up
+        else:
+            sums *= tl.load(weight_ptr + routes, mask=present, other=0.0)[None, :]
+        places = routes.to(tl.int64)[None, :] * N + outputs[:, None]
+        tl.store(out_ptr + places, sums.to(out_ptr.dtype.element_ty), mask=(outputs < N)[:, None] & present[None, :])
+
+
+@triton.jit
+def _product(
+    x_ptr,
+    words_ptr,
+    scale_ptr,
+    offset_ptr,
+    x_sum_ptr,
+    table_ptr,
+    rows,  # [BLOCK_M] of x
+    present,  # [BLOCK_M]
+    outputs,  # [BLOCK_N] int64, among those of all experts
+    num_rows,
+    K,
+    all_outputs,
+    chunks,
+    x_stride,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ZERO: tl.constexpr,
+    TABLE: tl.constexpr,
+    ASM: tl.constexpr,
+    WHOLE_CHUNKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """-> [BLOCK_N, BLOCK_M] fp32"""
+    PLANES: tl.constexpr = 32 // BITS
+    GROUPS: tl.constexpr = max(PLANES * WIDTH // GROUP, 1)  # a chunk
+    columns = tl.arange(0, WIDTH)
+    x_rows = x_ptr + rows.to(tl.int64)[None, :] * x_stride
+    like = tl.zeros((1,), x_ptr.dtype.element_ty)
+    sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for chunk in tl.range(0, chunks, num_stages=STAGES):
+        scales, offsets, x_sums = (), (), ()
+        for number in tl.static_range(GROUPS):
+            group = chunk * PLANES * WIDTH // GROUP + number
+            scales = _with(scales, tl.load(scale_ptr + group * all_outputs + outputs))
+            if offset_ptr is not None:
+                offsets = _with(offsets, tl.load(offset_ptr + group * all_outputs + outputs))
+                x_sums = _with(x_sums, tl.load(x_sum_ptr + group * num_rows + rows))
+        places = (chunk * all_outputs + outputs)[:, None] * WIDTH + columns[None, :]
+        planes = unpack(tl.load(words_ptr + places), like, BITS, ASM)
+        part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)  # of the group
+        for plane in tl.static_range(PLANES):
+            k = (chunk * PLANES + plane) * WIDTH + columns
+            inside = present[None, :] if WHOLE_CHUNKS else present[None, :] & (k < K)[:, None]
+            x = tl.load(x_rows + k[:, None], mask=inside, other=0.0)
+            part = tl.dot(take_plane(planes, like, table_ptr, plane, BITS, ZERO, TABLE, ASM), x, part)
+            if (plane + 1) % (PLANES // GROUPS) == 0:
+                sums += part * scales[plane * GROUPS // PLANES].to(tl.float32)[:, None]
+                part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+                if offset_ptr is not None:
+                    offset = offsets[plane * GROUPS // PLANES].to(tl.float32)
+                    sums += offset[:, None] * x_sums[plane * GROUPS // PLANES][None, :]
+    return sums
