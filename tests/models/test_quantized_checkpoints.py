@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from models.test_llama import PROMPT, compute, make_ops
+from models.checking import PROMPT, compute, make_ops
 from ops.test_matrix import stored_rows
 from quire.ops.dequantize import dequantize
 from quire.ops.tensors import GGUF_TYPES, STORAGE_TYPES, StoredTensor
