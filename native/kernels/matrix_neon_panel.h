@@ -130,8 +130,7 @@ struct Unpacked {
         vst1q_f32((float*)(to + Strips::scales_at), scales);
         vst1q_f32((float*)(to + Strips::counters_at), vmulq_n_f32(scales, -Unit::kCounter));
         if constexpr (Format::has_offset)
-            vst1q_f32((float*)(to + Strips::offsets_at),
-                      load_scales<Format::scale_type>(group + Format::offsets_at, output));
+            vst1q_f32((float*)(to + Strips::offsets_at), load_offsets<Format>(group, output));
     }
 
     template <int Rows>

@@ -18,6 +18,7 @@ from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTe
 from quire.ops.torch.cache import TorchCache
 from quire.ops.torch.device_sampler import DeviceSampler
 from quire.ops.torch.gpu_batch import GpuBatch, Ids
+from quire.ops.torch.gpu_codes import Reordered
 from quire.ops.torch.gpu_program import GpuProgram, one_long_run
 from quire.ops.torch.gpu_values import Columns, HeadNorm, HeadProducts, Rows, Sum, columns_of, num_rows_of, tensor_of
 from quire.ops.torch.gpu_weights import QUANTIZERS, Segment, load_experts, load_floats, load_segments
@@ -220,6 +221,8 @@ class GpuOps:
         return products[0] if len(products) == 1 else torch.cat(products, dim=1)
 
     def _multiply(self, x: Tensor | Rows, w: Segment, bias: Tensor | None) -> Tensor:
+        if isinstance(w, Reordered):
+            return self._multiply(tensor_of(x).index_select(1, w.order), w.weight, bias)
         if isinstance(w, ScaledWeight):
             codes = self._codes(x, w.codes.dtype, 128 if w.by_blocks else 0)
             return scaled_linear(codes, w, bias, self.dtype, **self._products)
@@ -378,4 +381,4 @@ def _layer_norm_of_groups(
 def _num_outputs(segment: Segment) -> int:
     if isinstance(segment, ScaledWeight):
         return len(segment.codes)
-    return segment.num_outputs if isinstance(segment, GroupedWeight) else len(segment)
+    return segment.num_outputs if isinstance(segment, GroupedWeight | Reordered) else len(segment)
