@@ -17,6 +17,25 @@ QUIRE_INLINE Vector load_here(const void* p) {
     return v;
 }
 
+// The order of these instructions is what makes a loop fast, so they stay where they are written.
+// dot += 16 inputs: w[q] has input quad q of 4 outputs, x the codes of 4 quads, picked from by lane.
+QUIRE_INLINE void add_quads(int32x4_t& dot, const int8x16_t* w, int8x16_t x) {
+    __asm__ volatile(
+        "sdot %0.4s, %1.16b, %5.4b[0]\n\t"
+        "sdot %0.4s, %2.16b, %5.4b[1]\n\t"
+        "sdot %0.4s, %3.16b, %5.4b[2]\n\t"
+        "sdot %0.4s, %4.16b, %5.4b[3]"
+        : "+&w"(dot)
+        : "w"(w[0]), "w"(w[1]), "w"(w[2]), "w"(w[3]), "w"(x));
+}
+template <int Lane>
+QUIRE_INLINE void add_product(float32x4_t& sum, float32x4_t w, float32x4_t x) {  // += w * x[Lane]
+    __asm__ volatile("fmla %0.4s, %1.4s, %2.s[%3]" : "+w"(sum) : "w"(w), "w"(x), "i"(Lane));
+}
+QUIRE_INLINE void add_product(float32x4_t& sum, float32x4_t x, float32x4_t y) {  // += x * y
+    __asm__ volatile("fmla %0.4s, %1.4s, %2.4s" : "+w"(sum) : "w"(x), "w"(y));
+}
+
 struct Unit {
     using Float = float32x4_t;
     using Int = int32x4_t;

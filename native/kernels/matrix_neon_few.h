@@ -76,11 +76,11 @@ struct FewRows {
     }
 };
 
-// 5 to 12 rows: a group of 4 outputs is unpacked, then meets the rows, 3 or 4 at a time. Sums are converted and scaled
+// 5 to 12 rows: a group of 4 outputs is unpacked, then meets the rows, up to 8 at a time. Sums are converted and scaled
 // as in matrix_neon_panel.h.
 template <class Format, int Rows>
 struct SeveralRows {
-    static constexpr int kTurns = (Rows + 3) / 4;
+    static constexpr int kFirst = Rows <= 8 ? Rows : (Rows + 1) / 2, kSecond = Rows - kFirst;
 
     __attribute__((noinline)) static void run(const uint8_t* tile, const Block& block, int64_t num_inputs, float* out,
                                               int64_t out_stride) {
@@ -113,11 +113,8 @@ struct SeveralRows {
             __asm__ volatile("str %q1, %0" : "=m"(counters) : "w"(counter));
             float32x4_t offsets = Unit::zero();
             if constexpr (Format::has_offset) offsets = load_offsets<Format>(group, first);
-            add_rows<0, Rows / kTurns + (Rows % kTurns > 0)>(weights, scales, offsets, counters, x, acc);
-            constexpr int kFirst = Rows / kTurns + (Rows % kTurns > 0), kSecond = Rows / kTurns + (Rows % kTurns > 1);
-            add_rows<kFirst, kSecond>(weights, scales, offsets, counters, x, acc);
-            if constexpr (kTurns > 2)
-                add_rows<kFirst + kSecond, Rows - kFirst - kSecond>(weights, scales, offsets, counters, x, acc);
+            add_rows<0, kFirst>(weights, scales, offsets, counters, x, acc);
+            if constexpr (kSecond > 0) add_rows<kFirst, kSecond>(weights, scales, offsets, counters, x, acc);
         }
         QUIRE_UNROLL
         for (int r = 0; r < Rows; ++r) vst1q_f32(out + r * out_stride, acc[r]);
@@ -127,37 +124,26 @@ struct SeveralRows {
     QUIRE_INLINE static void add_rows(const int8x16_t (&weights)[8], float32x4_t scales, float32x4_t offsets,
                                       const float (&counters)[4], const QuantizedGroup* x, float32x4_t (&acc)[Rows]) {
         int32x4_t dots[Count];
-        int8x16_t codes[Count];
         QUIRE_UNROLL
-        for (int i = 0; i < Count; ++i) {
-            dots[i] = Unit::start();
-            codes[i] = vld1q_s8(x[First + i].codes);
+        for (int half = 0; half < 2; ++half) {
+            QUIRE_UNROLL
+            for (int i = 0; i < Count; ++i) {
+                if (half == 0) dots[i] = Unit::start();
+                add_quads(dots[i], weights + 4 * half, load_here<int8x16_t>(x[First + i].codes + 16 * half));
+            }
         }
-        add_quads(weights, codes, dots);
+        constexpr int kLater = 2;  // rows between a term and its addition: as long as it takes to compute
+        float32x4_t factors[Count], terms[Count];  // factors: scale, then sum
         QUIRE_UNROLL
-        for (int i = 0; i < Count; ++i) codes[i] = vld1q_s8(x[First + i].codes + 16);
-        add_quads(weights + 4, codes, dots);
-        QUIRE_UNROLL
-        for (int i = 0; i < Count; ++i) {
-            const float32x4_t factors = vld1q_f32(&x[First + i].scale);  // scale, then sum
-            float32x4_t& sum = acc[First + i];
-            const float32x4_t counter = load_here<float32x4_t>(counters);
-            if constexpr (Format::has_offset) sum = vfmaq_laneq_f32(sum, offsets, factors, 1);
-            sum = vfmaq_laneq_f32(sum, vfmaq_f32(counter, vreinterpretq_f32_s32(dots[i]), scales), factors, 0);
+        for (int i = 0; i < Count + kLater; ++i) {
+            if (i < Count) {
+                terms[i] = load_here<float32x4_t>(counters);
+                add_product(terms[i], vreinterpretq_f32_s32(dots[i]), scales);
+                factors[i] = load_here<float32x4_t>(&x[First + i].scale);
+                if constexpr (Format::has_offset) add_product<1>(acc[First + i], offsets, factors[i]);
+            }
+            if (i >= kLater) add_product<0>(acc[First + i - kLater], terms[i - kLater], factors[i - kLater]);
         }
-    }
-
-    template <int Count>
-    QUIRE_INLINE static void add_quads(const int8x16_t* weights, const int8x16_t (&codes)[Count],
-                                       int32x4_t (&dots)[Count]) {
-        QUIRE_UNROLL
-        for (int i = 0; i < Count; ++i) dots[i] = vdotq_laneq_s32(dots[i], weights[0], codes[i], 0);
-        QUIRE_UNROLL
-        for (int i = 0; i < Count; ++i) dots[i] = vdotq_laneq_s32(dots[i], weights[1], codes[i], 1);
-        QUIRE_UNROLL
-        for (int i = 0; i < Count; ++i) dots[i] = vdotq_laneq_s32(dots[i], weights[2], codes[i], 2);
-        QUIRE_UNROLL
-        for (int i = 0; i < Count; ++i) dots[i] = vdotq_laneq_s32(dots[i], weights[3], codes[i], 3);
     }
 };
 
