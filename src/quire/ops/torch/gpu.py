@@ -23,6 +23,7 @@ from quire.ops.torch.gpu_values import Columns, HeadNorm, Rows, Sum, columns_of,
 from quire.ops.torch.gpu_weights import QUANTIZERS, Segment, load_experts, load_floats, load_segments
 from quire.ops.torch.kernels.activation import activate_and_mul, activate_and_mul_quantized
 from quire.ops.torch.kernels.attention_pages import Scoring
+from quire.ops.torch.kernels.attention_self import self_attention, turned
 from quire.ops.torch.kernels.embedding import embedding
 from quire.ops.torch.kernels.kv_write import kv_write
 from quire.ops.torch.kernels.linear import linear
@@ -264,6 +265,28 @@ class GpuOps:
             overlap=self._overlap,
         )
 
+    def attention(
+        self,
+        q: Tensor | Rows | Columns,
+        k: Tensor | Rows | Columns,
+        v: Tensor | Rows | Columns,
+        batch: GpuBatch,
+        head_dim: int,
+        scale: float,
+        causal: bool = False,
+        window: int = 0,
+    ) -> Tensor:
+        queries, keys, values = (self._heads(x, head_dim) for x in (q, k, v))
+        return self_attention(queries, keys, values, batch.runs, scale, causal, window).flatten(1)
+
+    def _heads(self, x: Tensor | Rows | Columns, head_dim: int) -> Tensor:
+        """[T, heads, head_dim], with all done to it."""
+        columns = columns_of(x)
+        heads = columns.stored().unflatten(1, (-1, head_dim))
+        if columns.norm is not None:
+            heads = F.rms_norm(heads.float(), (head_dim,), columns.norm.weight, columns.norm.eps).to(heads.dtype)
+        return heads if columns.angles is None else turned(heads, columns.angles)
+
     def activate(self, x: Tensor, kind: Activation) -> Rows:
         return _rows(partial(activated, x, kind), self._overlap)
 
@@ -299,6 +322,10 @@ class GpuOps:
         rows = tensor_of(x)
         logits = self.linear(rows if batch.all_logits else rows[batch.logit_rows], head)
         return soft_capped(logits, softcap) if softcap else logits
+
+    def rows(self, x: Tensor | Rows | Sum, batch: GpuBatch) -> Tensor:
+        rows = tensor_of(x)
+        return rows if batch.all_logits else rows[batch.logit_rows]
 
 
 def _rows(plain: Callable[[], Tensor], overlap: bool) -> Rows:
