@@ -120,6 +120,14 @@ def test_pooling_and_norm_can_be_chosen(
     np.testing.assert_allclose(vectors, [pool(their_rows(model, text)) for text in TEXTS], atol=2e-5)
 
 
+def test_halves_on_a_cpu_are_close(encoder: tuple[Path, BertModel]) -> None:
+    path, model = encoder
+    vectors = Embedder(path, dtype="float16", device="cpu").embed(TEXTS)
+    assert not np.array_equal(vectors, Embedder(path, device="cpu").embed(TEXTS))
+    expected = [unit(their_rows(model, text).mean(0)) for text in TEXTS]
+    assert (vectors * expected).sum(1).min() > 1 - 1e-5
+
+
 def test_a_text_alone_gives_the_same_bits(encoder: tuple[Path, BertModel]) -> None:
     path, _ = encoder
     together = Embedder(path, threads=2).embed(TEXTS * 5)

@@ -1,5 +1,8 @@
 """From options to a model that reads whole texts: an encoder, or a decoder without its head."""
 
+from dataclasses import replace
+from typing import cast
+
 from quire.engine.options import EngineOptions
 from quire.engine.start import refuse_gpu_options, uses_gpu
 from quire.models.config import ModelConfig
@@ -51,10 +54,11 @@ def _ops(options: EngineOptions) -> OpSet:
             batch_invariant=options.batch_invariant,
             graphs=False,  # these are of steps in which every sequence has one token
         )
-    refuse_gpu_options(options)
+    halves = options.dtype == "float16"
+    refuse_gpu_options(replace(options, dtype="auto") if halves else options)
     from quire.ops.native import NativeOps
 
-    return NativeOps(options.threads)  # type: ignore[return-value]  # its ops are those of a recorder
+    return cast(OpSet, NativeOps(options.threads, halves))  # what is missing is in the recorder of a forward pass
 
 
 def _kv_dtype(options: EngineOptions) -> str:
