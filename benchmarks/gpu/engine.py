@@ -1,9 +1,10 @@
 """The whole engine on a GPU with random weights: how long a token takes, a prompt, and many requests at once.
 
-    python -m benchmarks.gpu.engine [--quantization fp8|int8|int4] [--requests 1000]
+    python -m benchmarks.gpu.engine [--shape deepseek-v2-lite] [--quantization fp8|int8|int4] [--requests 1000]
 
-The shape is Llama-3.1-8B's. Times are of steps, from the end of one to the end of the next, medians after a warm-up. A
-gap is the time in which the GPU has nothing to do between a step's tokens and the next forward pass."""
+The shape is Llama-3.1-8B's, or DeepSeek-V2-Lite's. Times are of steps, from the end of one to the end of the next,
+medians after a warm-up. A gap is the time in which the GPU has nothing to do between a step's tokens and the next
+forward pass."""
 
 import argparse
 import json
@@ -40,11 +41,39 @@ LLAMA_8B: dict[str, Any] = {
 }
 
 
+DEEPSEEK_V2_LITE: dict[str, Any] = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 163840,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "vocab_size": 102400,
+}
+SHAPES = {"llama-8b": LLAMA_8B, "deepseek-v2-lite": DEEPSEEK_V2_LITE}
+
+
 class Bench:
-    def __init__(self, options: dict[str, Any], max_model_len: int, max_num_seqs: int, max_tokens: int) -> None:
+    def __init__(
+        self, options: dict[str, Any], max_model_len: int, max_num_seqs: int, max_tokens: int, shape: str = "llama-8b"
+    ) -> None:
+        self._shape = SHAPES[shape]
         self._folder = tempfile.TemporaryDirectory()
         path = Path(self._folder.name)
-        (path / "config.json").write_text(json.dumps(LLAMA_8B))
+        (path / "config.json").write_text(json.dumps(self._shape))
         begin = time.perf_counter()
         executor = LocalExecutor(
             path,
@@ -94,7 +123,7 @@ class Bench:
     def submit(self, num_prompt: int, num_new: int) -> None:
         self._count += 1
         params = SamplingParams(temperature=0.0, max_tokens=num_new, ignore_eos=True, seed=0)
-        ids = self._ids.integers(0, LLAMA_8B["vocab_size"], num_prompt).tolist()
+        ids = self._ids.integers(0, self._shape["vocab_size"], num_prompt).tolist()
         self.engine.submit(Request(id=str(self._count), prompt_ids=ids, params=params))
 
     def steps(self) -> list[tuple[int, float, float]]:
@@ -131,8 +160,8 @@ class Bench:
         best = min(times)
         matrices = 2 * 6.98e9 * length  # all but the head, of which one row is wanted
         attention = 4 * 32 * 32 * 128 * length * length / 2
-        rate = (matrices + attention) / best / 1e12
-        print(f"prefill {length:6}: {1e3 * best:8.2f} ms, {length / best:9.0f} tok/s, {rate:.0f} TFLOP/s")
+        rate = f", {(matrices + attention) / best / 1e12:.0f} TFLOP/s" if self._shape is LLAMA_8B else ""
+        print(f"prefill {length:6}: {1e3 * best:8.2f} ms, {length / best:9.0f} tok/s{rate}")
 
     def throughput(self, requests: int, num_prompt: int, num_new: int) -> None:
         for _ in range(requests):
@@ -149,14 +178,14 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
     parser.add_argument("--quantization", choices=("fp8", "int8", "int4"))
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--requests", type=int, default=0, help="of 1000 tokens in and 1000 out")
     parser.add_argument("--max-tokens", type=int, default=8192)
     args = parser.parse_args()
-    bench = Bench(
-        {"quantization": args.quantization, "kv_cache_dtype": args.kv_cache_dtype}, 20000, 512, args.max_tokens
-    )
+    options = {"quantization": args.quantization, "kv_cache_dtype": args.kv_cache_dtype}
+    bench = Bench(options, 20000, 512, args.max_tokens, args.shape)
     print(f"started in {bench.started:.1f} s; {bench.engine.capacity}")
     bench.decode(1, 16, 8)
     bench.decode(1, 128, 100)

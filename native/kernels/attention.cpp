@@ -1,7 +1,7 @@
 // Attention over pages: a tile of queries walks the blocks of its sequence once, keeping a running softmax.
 //
 // Blocks are taken in spans of some 64 slots. For every span:
-//     scores = q . keys;  m' = max(m, scores);  p = 2^(scores - m');
+//     scores = q . keys, capped and sloped where that is asked for;  m' = max(m, scores);  p = 2^(scores - m');
 //     l = l * 2^(m - m') + p;  acc = acc * 2^(m - m') + p . values.
 // After some 256 positions a part ends, and (m, l, acc) are folded with those of the parts before; then they begin
 // anew. At the end, out = acc / l.
@@ -13,11 +13,12 @@
 
 #include "attention_float.h"
 #include "attention_int8.h"
+#include "attention_latent.h"
 
 namespace quire::QUIRE_ISA {
 namespace {
 
-// The spans of one part, in pages P: FloatPages or Int8Pages.
+// The spans of one part, in pages P: FloatPages, Int8Pages or LatentPages.
 template <class P>
 void walk(const AttentionTile& t, State& s, int64_t part) {
     const int64_t size = t.pages->block_size, span_size = attention_span(size) * size;
@@ -30,7 +31,7 @@ void walk(const AttentionTile& t, State& s, int64_t part) {
     for (int64_t start = seen > part * part_size ? seen : part * part_size; start <= last; start += span_size) {
         while (t.last[begin] < start) ++begin;
         while (end < t.num_queries && t.first[end] < start + span_size) ++end;
-        const bool shared = begin / kQueriesAtOnce < (end - 1) / kQueriesAtOnce;
+        const bool shared = P::kMustShare || begin / kQueriesAtOnce < (end - 1) / kQueriesAtOnce;
         const auto first_block = [&](int query) { return (t.first[query] > start ? t.first[query] : start) / size; };
         const auto seen_end = [&](int query) {
             return t.last[query] + 1 < start + span_size ? t.last[query] + 1 : start + span_size;
@@ -48,11 +49,11 @@ void walk(const AttentionTile& t, State& s, int64_t part) {
 
 // f(P{}) for the type of the pages.
 template <class F>
-void with_pages(PageType type, const F& f) {
-    switch (type) {
-        case PageType::Float16: return f(FloatPages<Half>{});
-        case PageType::Bfloat16: return f(FloatPages<Bfloat>{});
-        case PageType::Float32: return f(FloatPages<float>{});
+void with_pages(const Pages& pages, const F& f) {
+    switch (pages.type) {
+        case PageType::Float16: return pages.latent ? f(LatentPages<Half>{}) : f(FloatPages<Half>{});
+        case PageType::Bfloat16: return pages.latent ? f(LatentPages<Bfloat>{}) : f(FloatPages<Bfloat>{});
+        case PageType::Float32: return pages.latent ? f(LatentPages<float>{}) : f(FloatPages<float>{});
         case PageType::Int8: return f(Int8Pages{});
     }
 }
@@ -71,7 +72,7 @@ State prepare(const AttentionTile& t) {
     s.scores = s.q + kTileQueries * round_up(head_dim);
     s.p = s.scores + kQueriesAtOnce * s.score_stride;
     s.keys = s.scores + 2 * kQueriesAtOnce * s.score_stride;
-    with_pages(t.pages->type, [&](auto pages) { pages.load_queries(t, s); });
+    with_pages(*t.pages, [&](auto pages) { pages.load_queries(t, s); });
     return s;
 }
 
@@ -84,11 +85,11 @@ void visit_part(const AttentionTile& t, State& s, int64_t part, const Findings& 
     s.acc = found.data;
     s.acc_stride = found.stride();
     for (int i = 0; i < t.num_queries; ++i) {
-        for (int64_t d = 0; d < round_up(found.head_dim); ++d) found.acc(i)[d] = 0.0f;
+        for (int64_t d = 0; d < round_up(found.value_dim); ++d) found.acc(i)[d] = 0.0f;
         s.most[i] = -INFINITY;
         s.weight[i] = splat(0.0f);
     }
-    with_pages(t.pages->type, [&](auto pages) { walk<decltype(pages)>(t, s, part); });
+    with_pages(*t.pages, [&](auto pages) { walk<decltype(pages)>(t, s, part); });
     for (int i = 0; i < t.num_queries; ++i) {
         found.most(i) = s.most[i];
         found.weight(i) = sum(s.weight[i]);
@@ -107,7 +108,7 @@ void fold(const Findings& total, const Findings& part, int num_queries) {
         float kept[kLanes], added[kLanes];
         store(kept, exp2(splat(before - now)));
         store(added, exp2(splat(here - now)));
-        for (int64_t d = 0; d < total.head_dim; d += kLanes) {
+        for (int64_t d = 0; d < total.value_dim; d += kLanes) {
             const F8 old = load(total.acc(i) + d) * splat(kept[0]);
             store(total.acc(i) + d, multiply_add(splat(added[0]), load(part.acc(i) + d), old));
         }
@@ -119,7 +120,7 @@ void fold(const Findings& total, const Findings& part, int num_queries) {
 void finish(const AttentionTile& t, const Findings& total) {
     for (int i = 0; i < t.num_queries; ++i) {
         const float factor = 1.0f / total.weight(i);
-        for (int64_t d = 0; d < total.head_dim; ++d) t.out[i][d] = total.acc(i)[d] * factor;
+        for (int64_t d = 0; d < total.value_dim; ++d) t.out[i][d] = total.acc(i)[d] * factor;
     }
 }
 
@@ -128,9 +129,9 @@ void finish(const AttentionTile& t, const Findings& total) {
 void attend(const AttentionTile& t);
 void attend(const AttentionTile& t) {
     State s = prepare(t);
-    const int64_t head_dim = t.pages->head_dim, part_size = attention_part(t.pages->block_size);
-    const Findings total{findings_of(t), head_dim};
-    const Findings found{total.data + attention_findings(head_dim), head_dim};
+    const int64_t value_dim = t.pages->value_dim(), part_size = attention_part(t.pages->block_size);
+    const Findings total{findings_of(t), value_dim};
+    const Findings found{total.data + attention_findings(value_dim), value_dim};
     const int64_t first = t.first[0] / part_size, last = t.last[t.num_queries - 1] / part_size;
     visit_part(t, s, first, total);
     for (int64_t part = first + 1; part <= last; ++part) {
@@ -143,15 +144,15 @@ void attend(const AttentionTile& t) {
 void attend_part(const AttentionTile& t, int64_t part, float* findings);
 void attend_part(const AttentionTile& t, int64_t part, float* findings) {
     State s = prepare(t);
-    visit_part(t, s, part, Findings{findings, t.pages->head_dim});
+    visit_part(t, s, part, Findings{findings, t.pages->value_dim()});
 }
 
 void fold_parts(const AttentionTile& t, float* findings, int64_t num_parts, int64_t part_stride);
 void fold_parts(const AttentionTile& t, float* findings, int64_t num_parts, int64_t part_stride) {
-    const int64_t head_dim = t.pages->head_dim;
-    const Findings total{findings, head_dim};
+    const int64_t value_dim = t.pages->value_dim();
+    const Findings total{findings, value_dim};
     for (int64_t part = 1; part < num_parts; ++part)
-        fold(total, Findings{findings + part * part_stride, head_dim}, t.num_queries);
+        fold(total, Findings{findings + part * part_stride, value_dim}, t.num_queries);
     finish(t, total);
 }
 

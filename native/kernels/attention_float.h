@@ -18,13 +18,16 @@ struct Weighing {
     static Sum zero() { return splat(0.0f); }
     static F8 load_values(const T* p) { return load(p); }
     static F8 load_values(const T* p, int64_t n) { return load_part(p, n); }
-    static const float* load_weights(const float* p) { return p; }  // of 8 queries
-    template <int Query>
-    static Sum add(const float* weights, F8 values, Sum sum) {
-        return multiply_add(splat(weights[Query]), values, sum);
-    }
     static F8 total(Sum sum) { return sum; }
     static F8 weigh(F8 score) { return exp2(score); }
+
+    // The weights of one query, at 8 slots.
+    using Weights = const float*;
+    static Weights load_weights(const float* p) { return p; }
+    template <int Slot>
+    static Sum add(Weights weights, F8 values, Sum sum) {
+        return multiply_add(splat(weights[Slot]), values, sum);
+    }
 };
 #ifdef QUIRE_HALF_MATH
 template <>
@@ -34,13 +37,15 @@ struct Weighing<Half> {
     static Sum zero() { return zero_halves(); }
     static H8 load_values(const Half* p) { return load_halves(p); }
     static H8 load_values(const Half* p, int64_t n) { return to_halves(load_part(p, n)); }
-    static H8 load_weights(const Half* p) { return load_halves(p); }
-    template <int Query>
-    static Sum add(H8 weights, H8 values, Sum sum) {
-        return multiply_add<Query>(weights, values, sum);
-    }
     static F8 total(Sum sum) { return to_floats(sum); }
     static F8 weigh(F8 score) { return coarse_exp2(score); }
+
+    using Weights = H8;
+    static Weights load_weights(const Half* p) { return load_halves(p); }
+    template <int Slot>
+    static Sum add(Weights weights, H8 values, Sum sum) {
+        return multiply_add<Slot>(weights, values, sum);
+    }
 };
 #endif
 
@@ -102,10 +107,14 @@ void score_slots(const State& s, const typename Scoring<T>::Query* q, const T* k
             keys += stride, q += kQueriesAtOnce;
         };
         int64_t d = begin;
-        for (; d + W::kChains <= end; d += W::kChains) {
+        const auto add_chains = [&](auto) {
             if (ahead) __builtin_prefetch(ahead + d * stride);
             each<W::kChains>(add_column);
-        }
+            d += W::kChains;
+        };
+        if constexpr (W::kColumnsAtOnce < INT64_MAX)
+            if (end - begin == W::kColumnsAtOnce) each<W::kColumnsAtOnce / W::kChains>(add_chains);
+        while (d + W::kChains <= end) add_chains(0);
         if (d < end) add_column(std::integral_constant<int, 0>{});
         QUIRE_UNROLL
         for (int j = 0; j < N * C; ++j) {
@@ -168,19 +177,8 @@ void convert_keys(const AttentionTile& t, const State& s, int64_t first, int64_t
     }
 }
 
-// The weights of N queries, as `accumulate` reads them.
-template <int N, class Weight>
-void gather(const State& s, const Span& span, Weight* p) {
-    F8 rows[kQueriesAtOnce];
-    for (int i = N; i < kQueriesAtOnce; ++i) rows[i] = splat(0.0f);
-    for (int64_t c = 0; c < span.num_blocks * span.padded; c += kLanes) {
-        for (int i = 0; i < N; ++i) rows[i] = load(s.scores + i * s.score_stride + c);
-        store_columns(p + c * kQueriesAtOnce, rows);
-    }
-}
-
 // C vectors of columns from d on: acc = acc * factor + p . values, for up to 64 slots of each block from `begin` on.
-// `Whole`: the columns lie within the head.
+// `Whole`: the columns lie within the value.
 // While values are read, the keys of the next span are fetched.
 template <int N, int C, bool Whole, class T>
 void accumulate_columns(const AttentionTile& t, const State& s, int first, const Span& span, int64_t begin, int64_t d) {
@@ -192,18 +190,30 @@ void accumulate_columns(const AttentionTile& t, const State& s, int first, const
     for (int j = 0; j < N * C; ++j) sums[j] = W::zero();
     for (int64_t b = 0; b < span.num_blocks; ++b) {
         const T* values = (const T*)s.values_at(span.first_block + b);
-        const auto* p = (const typename W::Weight*)s.p + (b * span.padded + begin) * kQueriesAtOnce;
+        const auto* p = (const typename W::Weight*)s.p + b * span.padded + begin;
         const int64_t end = span.num_slots(b) < begin + kSlotsAtOnce ? span.num_slots(b) : begin + kSlotsAtOnce;
         const int64_t later = span.first_block + b + attention_span(span.size);
         const T* ahead = (const T*)s.keys_at(later < s.last_block ? later : s.last_block) + d * span.size;
         values += begin * head_dim + d;
-        for (int64_t slot = begin; slot < end; ++slot, values += head_dim, p += kQueriesAtOnce) {
+        int64_t slot = begin;
+        const auto add_slot = [&](auto lane, const auto& weights) {
             __builtin_prefetch(ahead + slot * C * kLanes);
             decltype(W::load_values(values)) v[C];
             for (int c = 0; c < C; ++c)
-                v[c] = Whole ? W::load_values(values + c * kLanes) : W::load_values(values, head_dim - d);
-            const auto weights = W::load_weights(p);
-            each<N * C>([&](auto j) { sums[j] = W::template add<j / C>(weights, v[j % C], sums[j]); });
+                v[c] = Whole ? W::load_values(values + c * kLanes) : W::load_values(values, t.pages->value_dim() - d);
+            each<N * C>([&](auto j) { sums[j] = W::template add<lane>(weights[j / C], v[j % C], sums[j]); });
+            ++slot, values += head_dim;
+        };
+        while (slot < end) {
+            typename W::Weights weights[N];
+            for (int i = 0; i < N; ++i) weights[i] = W::load_weights(p + i * s.score_stride);
+            if (end - slot >= kLanes) {
+                each<kLanes>([&](auto lane) { add_slot(lane, weights); });
+                p += kLanes;
+            } else {
+                add_slot(std::integral_constant<int, 0>{}, weights);
+                ++p;
+            }
         }
     }
     QUIRE_UNROLL
@@ -218,45 +228,54 @@ template <int N, class T>
 void accumulate(const AttentionTile& t, const State& s, int first, const Span& span) {
     constexpr int kAtOnce = sizeof(typename Weighing<T>::Weight) == 2 ? 2 * kVectors<N> : kVectors<N>;
     constexpr int64_t kWide = kAtOnce * kLanes;
-    const int64_t head_dim = t.pages->head_dim;
+    const int64_t width = t.pages->value_dim();
     for (int64_t begin = 0; begin < span.num_slots(0); begin += kSlotsAtOnce) {
         int64_t d = 0;
-        for (; d + kWide <= head_dim; d += kWide) accumulate_columns<N, kAtOnce, true, T>(t, s, first, span, begin, d);
-        for (; d + kLanes <= head_dim; d += kLanes) accumulate_columns<N, 1, true, T>(t, s, first, span, begin, d);
-        if (d < head_dim) accumulate_columns<N, 1, false, T>(t, s, first, span, begin, d);
+        for (; d + kWide <= width; d += kWide) accumulate_columns<N, kAtOnce, true, T>(t, s, first, span, begin, d);
+        for (; d + kLanes <= width; d += kLanes) accumulate_columns<N, 1, true, T>(t, s, first, span, begin, d);
+        if (d < width) accumulate_columns<N, 1, false, T>(t, s, first, span, begin, d);
     }
 }
 
+// Row i of the scores, which is the query's, becomes row i of `s.p`.
 template <class T>
-void soften_one(const AttentionTile& t, State& s, int query, int i, const Span& span) {
-    soften(t, s, query, i, span, Weighing<T>::weigh, [](int64_t, F8, F8 p) { return p; });
+void weigh(State& s, int query, int i, const Span& span) {
+    auto* p = (typename Weighing<T>::Weight*)s.p + i * s.score_stride;
+    soften(s, query, i, span, Weighing<T>::weigh, [&](int64_t column, F8, F8 weight) { store(p + column, weight); });
 }
 
 // Queries [first, first + N), which lie in one vector, meet one span.
 template <int N, class T>
 void meet(const AttentionTile& t, State& s, int first, const Span& span, bool shared) {
     score<N, T>(t, s, first, span, shared);
-    for (int i = 0; i < N; ++i) soften_one<T>(t, s, first + i, i, span);
-    gather<N>(s, span, (typename Weighing<T>::Weight*)s.p);
+    raise<N>(t, s, first, 0, span);
+    for (int i = 0; i < N; ++i) weigh<T>(s, first + i, i, span);
     accumulate<N, T>(t, s, first, span);
+}
+
+// `count` columns of 8 queries from `first` on into `s.q`, from column `to` on; up to 7 columns behind them are lost.
+template <class T>
+void load_query_columns(const AttentionTile& t, State& s, int first, const float* const* queries, int64_t count,
+                        int64_t to) {
+    auto* q = (typename Scoring<T>::Query*)s.q + first * t.pages->head_dim + to * kQueriesAtOnce;
+    for (int64_t d = 0; d < count; d += kLanes) {
+        const int64_t n = count - d < kLanes ? count - d : kLanes;
+        F8 rows[kQueriesAtOnce] = {};
+        for (int i = 0; i < kQueriesAtOnce && first + i < t.num_queries; ++i) {
+            const float* from = queries[first + i] + d;
+            rows[i] = (n == kLanes ? load(from) : load_part(from, n)) * splat(t.scale * kLog2e);
+        }
+        store_columns(q + d * kQueriesAtOnce, rows);
+    }
 }
 
 template <class T>
 struct FloatPages {
+    static constexpr bool kMustShare = false;
+
     static void load_queries(const AttentionTile& t, State& s) {
-        const int64_t head_dim = t.pages->head_dim;
-        for (int first = 0; first < t.num_queries; first += kQueriesAtOnce) {
-            auto* q = (typename Scoring<T>::Query*)s.q + first * head_dim;
-            for (int64_t d = 0; d < head_dim; d += kLanes) {
-                const int64_t n = head_dim - d < kLanes ? head_dim - d : kLanes;
-                F8 rows[kQueriesAtOnce] = {};
-                for (int i = 0; i < kQueriesAtOnce && first + i < t.num_queries; ++i) {
-                    const float* from = t.q[first + i] + d;
-                    rows[i] = (n == kLanes ? load(from) : load_part(from, n)) * splat(t.scale * kLog2e);
-                }
-                store_columns(q + d * kQueriesAtOnce, rows);
-            }
-        }
+        for (int first = 0; first < t.num_queries; first += kQueriesAtOnce)
+            load_query_columns<T>(t, s, first, t.q, t.pages->head_dim, 0);
     }
 
     static void share_keys(const AttentionTile& t, const State& s, int64_t first_block, int64_t end_block) {

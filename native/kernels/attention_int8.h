@@ -29,6 +29,8 @@ QUIRE_INLINE void add_products(const int8_t* codes, int64_t row_bytes, const int
 }
 
 struct Int8Pages {
+    static constexpr bool kMustShare = false;
+
     // Few queries alone do not keep the vector unit busy.
     template <int N>
     static constexpr int kWidth = N <= 3 ? 2 : 1;
@@ -65,10 +67,12 @@ struct Int8Pages {
 
     template <int N>
     static void visit_four(const AttentionTile& t, State& s, int four, int first, const Span& span) {
+        const int begin = first > four ? first - four : 0;
         score<N>(t, s, four, span);
         gather_units(t, s, span);
+        raise<N>(t, s, four, begin, span);
         float units[N] = {};
-        for (int i = first > four ? first - four : 0; i < N; ++i) units[i] = weigh(t, s, four + i, i, span);
+        for (int i = begin; i < N; ++i) units[i] = weigh(s, four + i, i, span);
         accumulate<N>(t, s, four, first, span, units);
     }
 
@@ -124,14 +128,14 @@ struct Int8Pages {
 
     // Scores become weights times the units of values, as codes [slots of a span / 4][4][2][4] into `s.p`. Returns
     // their unit. Where the query sees nothing, nothing may have been written: the unit found there may be anything.
-    static float weigh(const AttentionTile& t, State& s, int query, int i, const Span& span) {
+    static float weigh(State& s, int query, int i, const Span& span) {
         F8 most = splat(0.0f);
-        soften(t, s, query, i, span, coarse_exp2, [&](int64_t column, F8 score, F8 p) {
+        float* weights = s.scores + i * s.score_stride;
+        soften(s, query, i, span, coarse_exp2, [&](int64_t column, F8 score, F8 p) {
             const F8 weight = zero_at(p * load(s.keys + column), score, splat(-INFINITY));
             most = max_magnitude(most, weight);
-            return weight;
+            store(weights + column, weight);
         });
-        const float* weights = s.scores + i * s.score_stride;
         const int64_t n = span.num_blocks * span.size;
         return quantize(weights, n, largest_magnitude(most), (int8_t*)s.p + i * kPlaneBytes);
     }

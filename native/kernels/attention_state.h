@@ -3,8 +3,7 @@
 
 #include <math.h>
 
-#include <utility>
-
+#include "activation.h"
 #include "inline.h"
 #include "ops.h"
 #include "vec.h"
@@ -12,22 +11,10 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
-constexpr float kLog2e = 1.44269504f;
-
-// f(0), f(1), .. f(N - 1), each with a constant.
-template <class F, int... I>
-QUIRE_INLINE void each(const F& f, std::integer_sequence<int, I...>) {
-    (f(std::integral_constant<int, I>{}), ...);
-}
-template <int N, class F>
-QUIRE_INLINE void each(const F& f) {
-    each(f, std::make_integer_sequence<int, N>{});
-}
-
 int64_t round_up(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// What is kept of each query between spans, and what belongs to one span. The entries of `q` and `p` that belong to one
-// head column or slot lie together, so that a turn of the inner loops reads them from one place.
+// What is kept of each query between spans, and what belongs to one span. The entries of `q` that belong to one
+// head column lie together, so that a turn of the inner loop reads them from one place.
 struct State {
     const uint8_t* head;   // the keys of block 0; its values lie `to_values` behind
     const int32_t* table;  // of the sequence
@@ -36,7 +23,7 @@ struct State {
     float* acc;     // [32, round_up(head_dim)], rows acc_stride apart
     float* keys;    // [blocks of a span, head_dim, block_size]: those of the span, as floats; int8: units of its values
     float* scores;  // [8, slots of a span, each block's rounded up]
-    void* p;        // [slots of a span, 8] of Weighing<T>::Weight; int8: codes
+    void* p;        // the weights, as Weighing<T> wants them; int8: codes
     int64_t acc_stride, score_stride;
     int64_t last_block;              // of the part under way
     float most[kTileQueries];        // m
@@ -52,12 +39,12 @@ struct State {
 // What the queries of a tile found in one part, or in all so far.
 struct Findings {
     float* data;
-    int64_t head_dim;
+    int64_t value_dim;
 
-    int64_t stride() const { return query_findings(head_dim); }
+    int64_t stride() const { return query_findings(value_dim); }
     float* acc(int i) const { return data + i * stride(); }
-    float& most(int i) const { return acc(i)[round_up(head_dim)]; }        // m; -inf: it sees nothing there
-    float& weight(int i) const { return acc(i)[round_up(head_dim) + 1]; }  // l
+    float& most(int i) const { return acc(i)[round_up(value_dim)]; }        // m; -inf: it sees nothing there
+    float& weight(int i) const { return acc(i)[round_up(value_dim) + 1]; }  // l
 };
 
 // The part of a span that some queries see.
@@ -84,26 +71,60 @@ void hide(const AttentionTile& t, int query, const Span& span, float* row, float
     }
 }
 
-// Row i of the scores, which is the query's, becomes weights p = weigh(score - m'), of which keep(column, score, p) is
-// stored.
+// A row of scores is capped, and gains what the distance to each key is worth.
+void bend(const AttentionTile& t, int query, const Span& span, float* row) {
+    if (t.softcap != 0) {
+        const F8 most = splat(t.softcap * kLog2e), inverse = splat(1.0f / (t.softcap * kLog2e));
+        for (int64_t c = 0; c < span.num_blocks * span.padded; c += kLanes)
+            store(row + c, tanh(load(row + c) * inverse) * most);
+    }
+    if (!t.has_slopes) return;
+    static constexpr float kPlaces[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7};
+    const F8 slope = splat(t.slope[query] * kLog2e);
+    for (int64_t b = 0; b < span.num_blocks; ++b) {
+        const int64_t distance = span.base(b) - t.position[query];
+        for (int64_t slot = 0; slot < span.padded; slot += kLanes) {
+            float* scores = row + b * span.padded + slot;
+            store(scores, multiply_add(slope, load(kPlaces) + splat(float(distance + slot)), load(scores)));
+        }
+    }
+}
+
+// Rows [begin, N) of the scores belong to the queries from `first` + begin on: m', and the correction of what was found
+// so far.
+template <int N>
+QUIRE_INLINE void raise(const AttentionTile& t, State& s, int first, int begin, const Span& span) {
+    F8 most[N];
+    for (int i = 0; i < N; ++i) most[i] = splat(s.most[first + i]);
+    for (int i = begin; i < N; ++i) {
+        float* row = s.scores + i * s.score_stride;
+        if (t.softcap != 0 || t.has_slopes) bend(t, first + i, span, row);
+        hide(t, first + i, span, row, -INFINITY);
+    }
+    for (int64_t c = 0; c < span.num_blocks * span.padded; c += kLanes) {
+        QUIRE_UNROLL
+        for (int i = 0; i < N; ++i) most[i] = max(most[i], load(s.scores + i * s.score_stride + c));
+    }
+    float before[kLanes] = {}, now[kLanes] = {}, correction[kLanes];
+    for (int i = begin; i < N; ++i) {
+        before[i] = s.most[first + i];
+        now[i] = s.most[first + i] = largest(most[i]);
+    }
+    store(correction, exp2(load(before) - load(now)));
+    for (int i = begin; i < N; ++i) s.correction[first + i] = correction[i];
+}
+
+// Row i of the scores, which is the query's, becomes weights p = weigh(score - m'), which keep(column, score, p) is
+// told of.
 template <class Weigh, class Keep>
-QUIRE_INLINE void soften(const AttentionTile& t, State& s, int query, int i, const Span& span, const Weigh& weigh,
-                         const Keep& keep) {
-    float* scores = s.scores + i * s.score_stride;
-    const int64_t num_columns = span.num_blocks * span.padded;
-    hide(t, query, span, scores, -INFINITY);
-    F8 most = splat(s.most[query]);
-    for (int64_t c = 0; c < num_columns; c += kLanes) most = max(most, load(scores + c));
-    const float now = largest(most);
-    float correction[kLanes];
-    store(correction, exp2(splat(s.most[query] - now)));
-    s.most[query] = now;
-    s.correction[query] = correction[0];
-    F8 weight = s.weight[query] * splat(correction[0]);
-    for (int64_t c = 0; c < num_columns; c += kLanes) {
-        const F8 score = load(scores + c), p = weigh(score - splat(now));
+QUIRE_INLINE void soften(State& s, int query, int i, const Span& span, const Weigh& weigh, const Keep& keep) {
+    const float* scores = s.scores + i * s.score_stride;
+    const F8 most = splat(s.most[query]);
+    F8 weight = s.weight[query] * splat(s.correction[query]);
+    for (int64_t c = 0; c < span.num_blocks * span.padded; c += kLanes) {
+        const F8 score = load(scores + c), p = weigh(score - most);
         weight = weight + p;
-        store(scores + c, keep(c, score, p));
+        keep(c, score, p);
     }
     s.weight[query] = weight;
 }

@@ -25,75 +25,76 @@ struct Strip {
     static constexpr int group_bytes = Offset ? offsets_at + 16 : offsets_at;
     static constexpr int parts = kGroupInputs / Group;  // groups of weights in a group of activations
 
-    // acc[r] += group . x[r] for rows [First, First + Count).
-    template <int First, int Count, int Rows>
+    // acc[r] += group . x[r]: the dot products of all rows, then all multiply-adds, as every change between the two costs
+    // the pipes some turns.
+    template <int Rows>
     QUIRE_INLINE static void add_group(const uint8_t* group, const QuantizedGroup* x, int part,
                                        float32x4_t (&acc)[Rows]) {
-        int32x4_t dots[Count];
-        int8x16_t codes[Count];
+        int32x4_t dots[Rows];
         QUIRE_UNROLL
-        for (int i = 0; i < Count; ++i) {
-            dots[i] = Unit::start();
-            codes[i] = vld1q_s8(x[First + i].codes + part * Group);
-        }
-        add_quads(group, codes, dots);
-        if constexpr (Group == 32) {
+        for (int half = 0; half < Group / 16; ++half) {
+            int8x16_t weights[4];
             QUIRE_UNROLL
-            for (int i = 0; i < Count; ++i) codes[i] = vld1q_s8(x[First + i].codes + 16);
-            add_quads(group + 64, codes, dots);
-        }
-        float32x4_t factors[Count], terms[Count];  // factors: scale, sum and the two half sums of a row
-        QUIRE_UNROLL
-        for (int i = 0; i < Count; ++i) {
-            terms[i] = load_here<float32x4_t>(group + counters_at);
-            factors[i] = vld1q_f32(&x[First + i].scale);
-            if constexpr (Offset) {
-                const float32x4_t offsets = vld1q_f32((const float*)(group + offsets_at));
-                if constexpr (parts == 1)
-                    acc[First + i] = vfmaq_laneq_f32(acc[First + i], offsets, factors[i], 1);
-                else
-                    acc[First + i] = part == 0 ? vfmaq_laneq_f32(acc[First + i], offsets, factors[i], 2)
-                                               : vfmaq_laneq_f32(acc[First + i], offsets, factors[i], 3);
+            for (int q = 0; q < 4; ++q) weights[q] = load_here<int8x16_t>(group + 64 * half + 16 * q);
+            QUIRE_UNROLL
+            for (int r = 0; r < Rows; ++r) {
+                if (half == 0) dots[r] = Unit::start();
+                add_quads(dots[r], weights, load_here<int8x16_t>(x[r].codes + part * Group + 16 * half));
             }
         }
-        const float32x4_t scales = vld1q_f32((const float*)(group + scales_at));
+        constexpr int kLater = 3;  // rows between a term and its addition: as long as it takes to compute
+        const auto scales = load_here<float32x4_t>(group + scales_at);
+        const auto offsets = load_here<float32x4_t>(group + (Offset ? offsets_at : scales_at));
+        float32x4_t factors[Rows], terms[Rows];  // factors: scale, sum and the two half sums of a row
         QUIRE_UNROLL
-        for (int i = 0; i < Count; ++i) terms[i] = vfmaq_f32(terms[i], vreinterpretq_f32_s32(dots[i]), scales);
-        QUIRE_UNROLL
-        for (int i = 0; i < Count; ++i) acc[First + i] = vfmaq_laneq_f32(acc[First + i], terms[i], factors[i], 0);
+        for (int r = 0; r < Rows + kLater; ++r) {
+            if (r < Rows) {
+                terms[r] = load_here<float32x4_t>(group + counters_at);
+                add_product(terms[r], vreinterpretq_f32_s32(dots[r]), scales);
+                factors[r] = load_here<float32x4_t>(&x[r].scale);
+                if constexpr (Offset && parts == 1) add_product<1>(acc[r], offsets, factors[r]);
+                if constexpr (Offset && parts == 2) {
+                    if (part == 0)
+                        add_product<2>(acc[r], offsets, factors[r]);
+                    else
+                        add_product<3>(acc[r], offsets, factors[r]);
+                }
+            }
+            if (r >= kLater) add_product<0>(acc[r - kLater], terms[r - kLater], factors[r - kLater]);
+        }
     }
 
-    // dots[i] += the next 16 inputs.
-    template <int Count>
-    QUIRE_INLINE static void add_quads(const uint8_t* group, const int8x16_t (&codes)[Count],
-                                       int32x4_t (&dots)[Count]) {
-        add_quad<0>(group, codes, dots);
-        add_quad<1>(group, codes, dots);
-        add_quad<2>(group, codes, dots);
-        add_quad<3>(group, codes, dots);
+    // The order of these instructions is what makes the loop fast, so they stay where they are written.
+    // dot += 16 inputs: w[q] has input quad q of 4 outputs, x the codes of 4 quads, picked from by lane.
+    QUIRE_INLINE static void add_quads(int32x4_t& dot, const int8x16_t (&w)[4], int8x16_t x) {
+        __asm__ volatile(
+            "sdot %0.4s, %1.16b, %5.4b[0]\n\t"
+            "sdot %0.4s, %2.16b, %5.4b[1]\n\t"
+            "sdot %0.4s, %3.16b, %5.4b[2]\n\t"
+            "sdot %0.4s, %4.16b, %5.4b[3]"
+            : "+&w"(dot)
+            : "w"(w[0]), "w"(w[1]), "w"(w[2]), "w"(w[3]), "w"(x));
     }
-    template <int Quad, int Count>
-    QUIRE_INLINE static void add_quad(const uint8_t* group, const int8x16_t (&codes)[Count], int32x4_t (&dots)[Count]) {
-        const int8x16_t weights = load_here<int8x16_t>(group + 16 * Quad);
-        QUIRE_UNROLL
-        for (int i = 0; i < Count; ++i) dots[i] = vdotq_laneq_s32(dots[i], weights, codes[i], Quad);
+    template <int Lane>
+    QUIRE_INLINE static void add_product(float32x4_t& sum, float32x4_t w, float32x4_t x) {  // += w * x[Lane]
+        __asm__ volatile("fmla %0.4s, %1.4s, %2.s[%3]" : "+w"(sum) : "w"(w), "w"(x), "i"(Lane));
+    }
+    QUIRE_INLINE static void add_product(float32x4_t& sum, float32x4_t x, float32x4_t y) {  // += x * y
+        __asm__ volatile("fmla %0.4s, %1.4s, %2.4s" : "+w"(sum) : "w"(x), "w"(y));
     }
 
-    // out[r, o] for Rows rows and the 4 outputs of a strip. More than 6 rows take two turns at each group: 12 sums, 6
-    // dot products and 6 vectors of codes are what the registers hold.
+    // out[r, o] for Rows rows and the 4 outputs of a strip. Sums and dot products of 12 rows, 4 vectors of weights
+    // and the codes of a row are what the registers hold.
     template <int Rows>
     QUIRE_INLINE static void multiply(const uint8_t* group, const Block& block, int64_t num_groups, float* out,
                                       int64_t out_stride) {
         const QuantizedGroup* x = block.groups;
-        constexpr int kFirst = Rows <= 6 ? Rows : (Rows + 1) / 2, kSecond = Rows - kFirst;
         float32x4_t acc[Rows];
         QUIRE_UNROLL
         for (int r = 0; r < Rows; ++r) acc[r] = vdupq_n_f32(0);
         for (const QuantizedGroup* end = x + num_groups * block.group_stride; x != end; x += block.group_stride) {
-            for (int part = 0; part < parts; ++part, group += group_bytes) {
-                add_group<0, kFirst>(group, x, part, acc);
-                if constexpr (kSecond > 0) add_group<kFirst, kSecond>(group, x, part, acc);
-            }
+            QUIRE_UNROLL
+            for (int part = 0; part < parts; ++part, group += group_bytes) add_group(group, x, part, acc);
         }
         QUIRE_UNROLL
         for (int r = 0; r < Rows; ++r) vst1q_f32(out + r * out_stride, acc[r]);

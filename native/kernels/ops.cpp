@@ -110,6 +110,10 @@ void scale(const float* x, float factor, int64_t n, float* out) {
     for (int64_t i = 0; i < n; ++i) out[i] = x[i] * factor;
 }
 
+void clamp(const float* x, float most, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = x[i] > most ? most : x[i] < -most ? -most : x[i];  // a NaN stays
+}
+
 void add_scaled(const float* x, float factor, int64_t n, float* out) {
     for (int64_t i = 0; i < n; ++i) out[i] += x[i] * factor;
 }
@@ -172,10 +176,35 @@ void write_kv(const Pages& pages, int64_t layer, int32_t slot, const float* k, c
     }
 }
 
+template <class T>
+void write_columns(const float* x, int64_t n, T* to) {
+    for (int64_t d = 0; d < n; d += kLanes) {
+        const int64_t count = n - d < kLanes ? n - d : kLanes;
+        store_part(to + d, load_part(x + d, count), count);
+    }
+}
+
+void write_latent(const Pages& pages, int64_t layer, int32_t slot, const float* latent, const float* turned) {
+    uint8_t* block = pages.keys(slot / pages.block_size, layer, 0);
+    const auto as = [&](auto* type) {
+        auto* row = decltype(type)(block) + slot % pages.block_size * pages.head_dim;
+        write_columns(latent, pages.latent, row);
+        write_columns(turned, pages.head_dim - pages.latent, row + pages.latent);
+    };
+    switch (pages.type) {
+        case PageType::Float16: as((Half*)nullptr); break;
+        case PageType::Bfloat16: as((Bfloat*)nullptr); break;
+        case PageType::Float32: as((float*)nullptr); break;
+        case PageType::Int8: break;  // there are no such pages
+    }
+}
+
 }  // namespace
 
 extern const OpKernels op_kernels;
-const OpKernels op_kernels = {rms_norm, layer_norm, rope_angles, rope,     activate, activate_and_mul, add,
-                              scale,    add_scaled, soft_cap,    write_kv, attend,   attend_part,      fold_parts};
+const OpKernels op_kernels = {
+    rms_norm, layer_norm, rope_angles, rope,     activate,     activate_and_mul, add,         scale,
+    clamp,    add_scaled, soft_cap,    write_kv, write_latent, attend,           attend_part, fold_parts,
+};
 
 }  // namespace quire::QUIRE_ISA

@@ -66,11 +66,6 @@ inline F8 multiply_add(F8 x, F8 y, F8 sum) { return {vfmaq_f32(sum.a, x.a, y.a),
 inline F8 max(F8 x, F8 y) { return {vmaxq_f32(x.a, y.a), vmaxq_f32(x.b, y.b)}; }
 inline F8 min(F8 x, F8 y) { return {vminq_f32(x.a, y.a), vminq_f32(x.b, y.b)}; }
 inline float largest(F8 x) { return vmaxnmvq_f32(vmaxnmq_f32(x.a, x.b)); }
-// x where the bound is reached, else 0.
-inline F8 zero_below(F8 x, F8 key, F8 bound) {
-    return {vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x.a), vcgeq_f32(key.a, bound.a))),
-            vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x.b), vcgeq_f32(key.b, bound.b)))};
-}
 // x, but 0 where the key is the bound.
 inline F8 zero_at(F8 x, F8 key, F8 bound) {
     return {vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x.a), vceqq_f32(key.a, bound.a))),
@@ -101,10 +96,11 @@ inline F8 to_floats(H8 x) { return {vcvt_f32_f16(vget_low_f16(x.v)), vcvt_high_f
 inline H8 load_halves(const Half* p) { return {vreinterpretq_f16_u16(vld1q_u16(&p->bits))}; }
 inline H8 operator+(H8 x, H8 y) { return {vaddq_f16(x.v, y.v)}; }
 inline H8 zero_halves() { return {vreinterpretq_f16_u16(vdupq_n_u16(0))}; }
-// x[Lane] * y + sum. Compilers copy the lane to a vector first, which takes as long as the multiplication.
+// x[Lane] * y + sum. Compilers copy the lane to a vector first, which takes as long as the multiplication, and put
+// additions to one sum behind each other.
 template <int Lane>
 inline H8 multiply_add(H8 x, H8 y, H8 sum) {
-    __asm__("fmla %0.8h, %1.8h, %2.h[%3]" : "+w"(sum.v) : "w"(y.v), "x"(x.v), "i"(Lane));
+    __asm__ volatile("fmla %0.8h, %1.8h, %2.h[%3]" : "+w"(sum.v) : "w"(y.v), "x"(x.v), "i"(Lane));
     return sum;
 }
 
@@ -171,7 +167,6 @@ inline F8 operator/(F8 x, F8 y) { return {_mm256_div_ps(x.a, y.a)}; }
 inline F8 multiply_add(F8 x, F8 y, F8 sum) { return {_mm256_fmadd_ps(x.a, y.a, sum.a)}; }
 inline F8 max(F8 x, F8 y) { return {_mm256_max_ps(x.a, y.a)}; }
 inline F8 min(F8 x, F8 y) { return {_mm256_min_ps(x.a, y.a)}; }
-inline F8 zero_below(F8 x, F8 key, F8 bound) { return {_mm256_and_ps(x.a, _mm256_cmp_ps(key.a, bound.a, _CMP_GE_OQ))}; }
 inline F8 zero_at(F8 x, F8 key, F8 bound) { return {_mm256_andnot_ps(_mm256_cmp_ps(key.a, bound.a, _CMP_EQ_OQ), x.a)}; }
 inline F8 max_magnitude(F8 most, F8 x) {
     const __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x.a);
@@ -226,7 +221,6 @@ inline F8 operator/(F8 x, F8 y) { QUIRE_LANES(x.v[i] / y.v[i]); }
 inline F8 multiply_add(F8 x, F8 y, F8 sum) { QUIRE_LANES(sum.v[i] + x.v[i] * y.v[i]); }
 inline F8 max(F8 x, F8 y) { QUIRE_LANES(x.v[i] > y.v[i] ? x.v[i] : y.v[i]); }
 inline F8 min(F8 x, F8 y) { QUIRE_LANES(x.v[i] < y.v[i] ? x.v[i] : y.v[i]); }
-inline F8 zero_below(F8 x, F8 key, F8 bound) { QUIRE_LANES(key.v[i] >= bound.v[i] ? x.v[i] : 0.0f); }
 inline F8 zero_at(F8 x, F8 key, F8 bound) { QUIRE_LANES(key.v[i] == bound.v[i] ? 0.0f : x.v[i]); }
 inline float max_magnitude(float most, float x) {
     const uint32_t bits = to_bits(x) & 0x7fffffff;
@@ -310,29 +304,29 @@ inline F8 fresh(const Constant& c) { return {load_here(c), load_here(c)}; }
 inline F8 fresh(const Constant& c) { return splat(c.lanes[0]); }
 #endif
 
-// 2^x for x up to 127 (more gives 2^127); 0 below -126. `factors`: of f, f^2, .. in a polynomial for 2^f.
+// 2^x for x in -127 .. 127, the integer -127 giving 0; between it and -126 something below 2^-126. `factors`: of f, f^2,
+// .. in a polynomial for 2^f.
 template <int Degree>
-inline F8 exp2(F8 x, const Constant (&factors)[Degree]) {
+inline F8 exp2_within(F8 x, const Constant (&factors)[Degree]) {
     static constexpr Constant kOne = 1.0f;
     const F8 magic = splat(0x1.8p23f);  // adding it leaves the nearest integer in the low bits
-    const F8 clamped = min(max(x, splat(-126.0f)), splat(127.0f));
-    const F8 shifted = clamped + magic;
-    const F8 f = clamped - (shifted - magic);  // -1/2 .. 1/2
+    const F8 shifted = x + magic;
+    const F8 f = x - (shifted - magic);  // -1/2 .. 1/2
     F8 p = splat(factors[Degree - 1].lanes[0]);
 #pragma GCC unroll 8
     for (int i = Degree - 2; i >= 0; --i) p = multiply_add(p, f, fresh(factors[i]));
     p = multiply_add(p, f, fresh(kOne));
-    return zero_below(scale_by_power(p, shifted), x, splat(-126.0f));
+    return scale_by_power(p, shifted);  // 1 * 2^-127: all bits are 0
 }
-// Relative error of the polynomial below 1e-7.
+// 2^x for any x: more than 127 gives 2^127, and -127 or less gives 0. Relative error of the polynomial below 1e-7.
 inline F8 exp2(F8 x) {
     static constexpr Constant kFactors[] = {0.69314698f, 0.24022242f, 0.05550734f, 0.00967151f, 0.00132647f};
-    return exp2(x, kFactors);
+    return exp2_within(min(max(x, splat(-127.0f)), splat(127.0f)), kFactors);
 }
-// Below 3e-6: for what becomes a half.
+// The same for x up to 127, and 3e-6: for weights that become halves.
 inline F8 coarse_exp2(F8 x) {
     static constexpr Constant kFactors[] = {0.69312419f, 0.24024099f, 0.05590643f, 0.00958285f};
-    return exp2(x, kFactors);
+    return exp2_within(max(x, splat(-127.0f)), kFactors);
 }
 
 }  // namespace

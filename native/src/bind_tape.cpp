@@ -117,9 +117,11 @@ void bind_tape(nb::module_& m) {
             "__init__",
             [](Tape* self, nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> pages, int64_t num_blocks,
                int64_t num_layers, int64_t num_kv_heads, int64_t head_dim, int64_t block_size, const std::string& dtype,
-               int64_t max_tokens, int64_t arena_size, int num_threads) {
-                const quire::Pages p{pages.data(), num_blocks, num_layers,      num_kv_heads,
-                                     head_dim,     block_size, page_type(dtype)};
+               int64_t latent, int64_t max_tokens, int64_t arena_size, int num_threads) {
+                const quire::Pages p{pages.data(), num_blocks, num_layers,       num_kv_heads,
+                                     head_dim,     block_size, page_type(dtype), latent};
+                if (latent && (num_kv_heads != 1 || latent >= head_dim || p.type == quire::PageType::Int8))
+                    throw std::invalid_argument("latent pages cannot have that shape or type");
                 if (p.type == quire::PageType::Int8 &&
                     (block_size % 8 || block_size > quire::kMostInt8 || head_dim > quire::kMostInt8))
                     throw std::invalid_argument("pages of int8 cannot have that shape");
@@ -128,7 +130,7 @@ void bind_tape(nb::module_& m) {
                 new (self) Tape(p, max_tokens, arena_size, num_threads);
             },
             "pages"_a.noconvert(), nb::kw_only(), "num_blocks"_a, "num_layers"_a, "num_kv_heads"_a, "head_dim"_a,
-            "block_size"_a, "dtype"_a, "max_tokens"_a, "arena_size"_a, "num_threads"_a)
+            "block_size"_a, "dtype"_a, "latent"_a, "max_tokens"_a, "arena_size"_a, "num_threads"_a)
         .def(
             "embedding",
             [](Tape& t, bool of_positions, const std::string& storage, Bytes data, std::optional<Ints> row_order,
@@ -160,6 +162,12 @@ void bind_tape(nb::module_& m) {
             },
             "x"_a, "matrices"_a, "bias"_a.none().noconvert(), "out"_a)
         .def(
+            "linear_heads",
+            [](Tape& t, View x, const Matrices& heads, View out) {
+                t.add(quire::LinearHeads{x, segments(heads), out, 0});
+            },
+            "x"_a, "heads"_a, "out"_a)
+        .def(
             "rope_angles",
             [](Tape& t, Floats inv_freq, float scale, View out) {
                 t.add(quire::RopeAngles{inv_freq.data(), scale, out});
@@ -173,10 +181,21 @@ void bind_tape(nb::module_& m) {
             "v"_a, "layer"_a)
         .def(
             "attention",
-            [](Tape& t, View q, int64_t layer, float scale, int64_t window, View out) {
-                t.add(quire::Attention{q, layer, scale, window, out, 0});
+            [](Tape& t, View q, int64_t layer, float scale, int64_t window, float softcap, std::optional<Floats> slopes,
+               View out) {
+                t.add(quire::Attention{q, View{}, layer, scale, window, softcap, data_of(slopes), out, 0});
             },
-            "q"_a, "layer"_a, "scale"_a, "window"_a, "out"_a)
+            "q"_a, "layer"_a, "scale"_a, "window"_a, "softcap"_a, "slopes"_a.none().noconvert(), "out"_a)
+        .def(
+            "write_latent",
+            [](Tape& t, View latent, View turned, int64_t layer) { t.add(quire::WriteLatent{latent, turned, layer}); },
+            "latent"_a, "turned"_a, "layer"_a)
+        .def(
+            "mla_attention",
+            [](Tape& t, View q, View turned, int64_t layer, float scale, View out) {
+                t.add(quire::Attention{q, turned, layer, scale, 0, 0.0f, nullptr, out, 0});
+            },
+            "q"_a, "turned"_a, "layer"_a, "scale"_a, "out"_a)
         .def(
             "keep_kv",
             [](Tape& t, View k, View v, int64_t head_dim) {
@@ -215,6 +234,9 @@ void bind_tape(nb::module_& m) {
         .def(
             "scale", [](Tape& t, View x, float factor, View out) { t.add(quire::Scale{x, factor, out}); }, "x"_a,
             "factor"_a, "out"_a)
+        .def(
+            "clamp", [](Tape& t, View x, float most, View out) { t.add(quire::Clamp{x, most, out}); }, "x"_a, "most"_a,
+            "out"_a)
         .def(
             "add", [](Tape& t, View x, View y, View out) { t.add(quire::Add{x, y, out}); }, "x"_a, "y"_a, "out"_a)
         .def(

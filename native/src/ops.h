@@ -17,11 +17,15 @@ enum class PageType : uint8_t { Float16, Bfloat16, Float32, Int8 };
 // Int8: the key of one token and head is `columns` codes of -127 .. 127 times an fp32 unit, and so is the value.
 //   keys   [columns / 4, block_size, 4], units [block_size]   columns: head_dim and zeros up to a multiple of 8
 //   values [block_size / 4, columns, 4], units [block_size]   block_size: a multiple of 8
+// Latent: no values, and [block_size, head_dim] instead of keys, whose first `latent` columns are the value. Only
+// floats.
 struct Pages {
     uint8_t* data;
     int64_t num_blocks, num_layers, num_kv_heads, head_dim, block_size;
     PageType type;
+    int64_t latent;  // 0: keys and values
 
+    int64_t value_dim() const { return latent ? latent : head_dim; }
     int64_t stored_columns() const { return type == PageType::Int8 ? (head_dim + 7) / 8 * 8 : head_dim; }
     size_t head_bytes() const {
         const size_t numbers = size_t(stored_columns()) * block_size;
@@ -31,12 +35,13 @@ struct Pages {
             default: return 2 * numbers;
         }
     }
-    size_t block_bytes() const { return 2 * head_bytes() * num_kv_heads * num_layers; }
+    size_t layer_bytes() const { return (latent ? 1 : 2) * head_bytes() * num_kv_heads; }
+    size_t block_bytes() const { return layer_bytes() * num_layers; }
     uint8_t* keys(int64_t block, int64_t layer, int64_t kv_head) const {
-        return data + block * block_bytes() + head_bytes() * (2 * layer * num_kv_heads + kv_head);
+        return data + block * block_bytes() + layer * layer_bytes() + kv_head * head_bytes();
     }
     uint8_t* values(int64_t block, int64_t layer, int64_t kv_head) const {
-        return keys(block, layer, kv_head) + head_bytes() * num_kv_heads;
+        return keys(block, layer, kv_head) + (latent ? 0 : head_bytes() * num_kv_heads);
     }
     // Int8: of `keys` or `values` of a head.
     float* units(uint8_t* head) const { return reinterpret_cast<float*>(head + stored_columns() * block_size); }
@@ -61,11 +66,16 @@ struct AttentionTile {
     int64_t layer, kv_head;
     const int32_t* block_table;
     int num_queries;
-    const float* q[kTileQueries];  // [head_dim] each
-    float* out[kTileQueries];      // [head_dim] each
+    const float* q[kTileQueries];       // [value_dim] each
+    const float* turned[kTileQueries];  // [head_dim - value_dim] each: the rest of q, where the pages are latent
+    float* out[kTileQueries];           // [value_dim] each
     int32_t first[kTileQueries], last[kTileQueries];
     float scale;
-    float* scratch;  // attention_scratch floats of this thread
+    float softcap;                   // scores become softcap * tanh(scores / softcap); 0: they stay
+    bool has_slopes;                 // then scores gain slope * (position of the key - position of the query)
+    float slope[kTileQueries];       // where there are slopes, and likewise
+    int32_t position[kTileQueries];  // of the query
+    float* scratch;                  // attention_scratch floats of this thread
 };
 
 // Blocks whose scores are softened together: about 64 slots, always counted from the sequence's start.
@@ -79,8 +89,8 @@ constexpr int64_t attention_part(int64_t block_size) {
 }
 
 // Floats: what a query finds in one part, or in all of them (its columns rounded up, and 8 more); and what a tile does.
-constexpr int64_t query_findings(int64_t head_dim) { return (head_dim + 7) / 8 * 8 + 8; }
-constexpr int64_t attention_findings(int64_t head_dim) { return kTileQueries * query_findings(head_dim); }
+constexpr int64_t query_findings(int64_t value_dim) { return (value_dim + 7) / 8 * 8 + 8; }
+constexpr int64_t attention_findings(int64_t value_dim) { return kTileQueries * query_findings(value_dim); }
 
 // Floats: queries, findings of a part and of all; the keys, scores and weights of one span.
 constexpr int64_t attention_scratch(int64_t head_dim, int64_t block_size) {
@@ -112,14 +122,18 @@ struct OpKernels {
     void (*add)(const float* x, const float* y, int64_t n, float* out);
     // out = x * factor, [n] each; out may be x.
     void (*scale)(const float* x, float factor, int64_t n, float* out);
+    // out = x, kept in -most .. most, [n] each; out may be x.
+    void (*clamp)(const float* x, float most, int64_t n, float* out);
     // out += x * factor, [n] each.
     void (*add_scaled)(const float* x, float factor, int64_t n, float* out);
     // x = cap * tanh(x / cap) [n], in place.
     void (*soft_cap)(float* x, float cap, int64_t n);
     // One token's k and v [num_kv_heads, head_dim] into the layer's pages.
     void (*write_kv)(const Pages& pages, int64_t layer, int32_t slot, const float* k, const float* v);
-    // softmax(q . keys * scale) . values for every query of the tile. A query's sums run over the blocks of its
-    // sequence in order, whatever the other queries of the tile are.
+    // One token's vector into the layer's latent pages: latent [pages.latent], and behind it turned.
+    void (*write_latent)(const Pages& pages, int64_t layer, int32_t slot, const float* latent, const float* turned);
+    // softmax(q . keys * scale, capped and sloped) . values for every query of the tile. A query's sums run over the
+    // blocks of its sequence in order, whatever the other queries of the tile are.
     void (*attend)(const AttentionTile& tile);
     // The same in two steps, to the same bits: every part alone, then all of them together.
     void (*attend_part)(const AttentionTile& tile, int64_t part, float* findings);

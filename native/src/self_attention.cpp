@@ -50,7 +50,7 @@ void SelfAttentionRunner::begin(const int32_t* seq_starts, int64_t num_seqs, con
 }
 
 Pages SelfAttentionRunner::pages(int64_t num_kv_heads, int64_t head_dim) const {
-    return {data_.get(), int64_t(blocks_.size()), 1, num_kv_heads, head_dim, kBlockSize, type_};
+    return {data_.get(), int64_t(blocks_.size()), 1, num_kv_heads, head_dim, kBlockSize, type_, 0};
 }
 
 void SelfAttentionRunner::keep(int64_t num_kv_heads, int64_t head_dim, Rows k, Rows v, Range tokens) {
@@ -84,6 +84,8 @@ void SelfAttentionRunner::attend(const SelfAttentionShape& shape, Rows q, Rows o
                 tile.block_table = blocks_.data() + first_[run.seq];
                 tile.num_queries = int(std::min<int64_t>(kTileQueries, num_queries - first));
                 tile.scale = shape.scale;
+                tile.softcap = 0.0f;
+                tile.has_slopes = false;
                 tile.scratch = scratch;
                 for (int i = 0; i < tile.num_queries; ++i) {
                     const int64_t row = run.first + (first + i) / group, head = kv_head * group + (first + i) % group;

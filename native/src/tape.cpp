@@ -17,7 +17,7 @@ template <class T>
 constexpr bool kReadsOwnRows =
     !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !std::is_same_v<T, Logits>;
 template <class T>
-constexpr bool kWritesOwnRows = kReadsOwnRows<T> && !std::is_same_v<T, Linear>;
+constexpr bool kWritesOwnRows = kReadsOwnRows<T> && !std::is_same_v<T, Linear> && !std::is_same_v<T, LinearHeads>;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -77,8 +77,10 @@ class Walk {
     static bool gathers(const Mixture& op) { return op.out.few && !(op.x.few && op.logits.few); }
     static bool gathers(const MulSigmoid& op) { return op.out.few && !(op.x.few && op.gate.few); }
     static bool gathers(const Scale& op) { return op.out.few && !op.x.few; }
+    static bool gathers(const Clamp& op) { return op.out.few && !op.x.few; }
     static bool gathers(const Add& op) { return op.out.few && !(op.x.few && op.y.few); }
     static bool gathers(const Linear& op) { return op.out.few && !op.x.few; }
+    static bool gathers(const LinearHeads& op) { return op.out.few && !op.x.few; }
     static bool gathers(const Take& op) { return !op.x.few; }
 
     void run(const Embedding& op) {
@@ -127,6 +129,12 @@ class Walk {
             kernels_.ops.write_kv(tape_.pages_, op.layer, step_.slots[r], row(op.k, r), row(op.v, r));
     }
 
+    void run(const WriteLatent& op) {
+        const auto [first, last] = mine(op.latent);
+        for (int64_t r = first; r < last; ++r)
+            kernels_.ops.write_latent(tape_.pages_, op.layer, step_.slots[r], row(op.latent, r), row(op.turned, r));
+    }
+
     void run(const Activate& op) {
         const auto [first, last] = mine(op.out);
         for (int64_t r = first; r < last; ++r)
@@ -173,6 +181,12 @@ class Walk {
             kernels_.ops.scale(input(op.x, op.out, r), op.factor, op.out.columns, row(op.out, r));
     }
 
+    void run(const Clamp& op) {
+        const auto [first, last] = mine(op.out);
+        for (int64_t r = first; r < last; ++r)
+            kernels_.ops.clamp(input(op.x, op.out, r), op.most, op.out.columns, row(op.out, r));
+    }
+
     void run(const Add& op) {
         const auto [first, last] = mine(op.out);
         for (int64_t r = first; r < last; ++r)
@@ -195,19 +209,50 @@ class Walk {
             std::copy_n(row(op.x, op.x.few ? r : step_.logit_rows[r]), op.x.columns, step_.logits + r * op.x.columns);
     }
 
+    // Columns of a value as a product reads them: where it is of few rows and the value of all, this thread's are
+    // gathered.
+    struct Input {
+        const float* x;
+        int64_t stride;
+    };
+    Input gathered(const View& from, bool few, const Range& rows) {
+        if (!few || from.few) return {row(from, 0), from.stride};
+        float* to = tape_.gathered_.get();
+        for (int64_t r = rows.first; r < rows.last; ++r)
+            std::copy_n(row(from, step_.logit_rows[r]), from.columns, to + r * from.columns);
+        return {to, from.columns};
+    }
+
+    // Every head's columns times its matrix. Threads share each product, and go on to the next one without waiting.
+    void run(const LinearHeads& op) {
+        const int64_t num_rows = this->num_rows(op.out);
+        if (num_rows == 0) return;
+        const Range rows = team_.share(num_rows);
+        const auto [x, stride] = gathered(op.x, op.out.few, rows);
+        const MatrixKernels& matrix = kernels_.matrix;
+        const int64_t num_inputs = op.heads[0].num_inputs, num_outputs = op.heads[0].num_outputs;
+        const GroupOrder order(num_rows, matrix.row_block, num_inputs);
+        const auto halves = [&](size_t head) { return tape_.halves_.get() + head * order.size(num_rows); };
+        for (size_t h = 0; h < op.heads.size(); ++h)
+            if (matrix.reads_halves(op.heads[h]))
+                for (int64_t r = rows.first; r < rows.last; ++r)
+                    matrix.to_halves(x + r * stride + h * num_inputs, num_inputs, halves(h) + order.start(r),
+                                     order.block_rows);
+        team_.barrier();
+        for (size_t h = 0; h < op.heads.size(); ++h) {
+            const Activations a{x + h * num_inputs, stride, nullptr, halves(h)};
+            const Worker worker{team_.thread, team_.num_threads, tape_.panels_.get() + team_.thread * kPanelBytes,
+                                &tape_.counters_[op.counters + h * team_.num_threads]};
+            matrix.multiply(op.heads[h], a, num_rows, row(op.out, 0) + h * num_outputs, op.out.stride, worker);
+        }
+    }
+
     // out = x . w^T + bias: rows are prepared by rows, outputs multiplied by outputs, the bias added by rows.
     void multiply(const Weight& w, const View& from, bool few, float* out, int64_t out_stride) {
         const int64_t num_rows = few ? step_.num_logits : step_.num_tokens;
         if (num_rows == 0) return;
         const Range rows = team_.share(num_rows);
-        const float* x = row(from, 0);
-        int64_t stride = from.stride;
-        if (few && !from.few) {
-            for (int64_t r = rows.first; r < rows.last; ++r)
-                std::copy_n(row(from, step_.logit_rows[r]), w.num_inputs, tape_.gathered_.get() + r * w.num_inputs);
-            x = tape_.gathered_.get();
-            stride = w.num_inputs;
-        }
+        const auto [x, stride] = gathered(from, few, rows);
         QuantizedGroup* groups = tape_.groups_.get();
         HalfGroup* halves = tape_.halves_.get();
         const MatrixKernels& matrix = kernels_.matrix;
@@ -256,7 +301,7 @@ class Walk {
     // their contexts are cut into parts as well. Beginnings that several runs share are attended to first, together.
     void run(const Attention& op) {
         const Pages& pages = tape_.pages_;
-        const int64_t group = op.q.columns / pages.head_dim / pages.num_kv_heads;
+        const int64_t group = op.q.columns / pages.value_dim() / pages.num_kv_heads;
         const bool cascades = op.window == 0 && !tape_.cascade_.groups().empty();
         int64_t num_tiles = 0;
         each_tile(op, group, [&](const Run& run, int64_t, int64_t, int64_t) {
@@ -274,7 +319,7 @@ class Walk {
                 attend_together(op, group, shared, kv_head, part);
                 take_next();
             });
-        const Places own{findings, attention_findings(pages.head_dim)};
+        const Places own{findings, attention_findings(pages.value_dim())};
         int64_t taken = 0;  // parts of `own`
         each_tile(op, group, [&](const Run& run, int64_t kv_head, int64_t first, int64_t num_parts) {
             const bool shares = cascades && tape_.cascade_.member(run.seq) >= 0;
@@ -315,7 +360,7 @@ class Walk {
         Places from(int64_t part) const { return {at(part), stride}; }
     };
     Places places_of(int64_t seq, int64_t kv_head, int64_t group) const {
-        const int64_t stride = group * query_findings(tape_.pages_.head_dim);
+        const int64_t stride = group * query_findings(tape_.pages_.value_dim());
         const int64_t tile = tape_.cascade_.member(seq) * tape_.pages_.num_kv_heads + kv_head;
         return {tape_.shared_findings_.get() + tile * tape_.max_parts_ * stride, stride};
     }
@@ -343,12 +388,15 @@ class Walk {
             }
             for (int i = 0; i < one.num_queries; ++i, ++all.num_queries) {
                 all.q[all.num_queries] = one.q[i];
+                all.turned[all.num_queries] = one.turned[i];
                 all.first[all.num_queries] = one.first[i];
+                all.slope[all.num_queries] = one.slope[i];
+                all.position[all.num_queries] = one.position[i];
                 all.last[all.num_queries] = int32_t((part + 1) * attention_part(tape_.pages_.block_size) - 1);
             }
         }
         if (all.num_queries == 0) return;
-        float* found = tape_.tile_findings_.get() + team_.thread * attention_findings(tape_.pages_.head_dim);
+        float* found = tape_.tile_findings_.get() + team_.thread * attention_findings(tape_.pages_.value_dim());
         kernels_.ops.attend_part(all, part, found);
         for (const int32_t seq : shared.seqs) {
             if (op.out.few && tape_.seq_logits_[seq] < 0) continue;
@@ -384,14 +432,20 @@ class Walk {
         tile.block_table = run.block_table;
         tile.num_queries = int(std::min<int64_t>(kTileQueries, run.count * group - first));
         tile.scale = op.scale;
+        tile.softcap = op.softcap;
+        tile.has_slopes = op.slopes != nullptr;
         tile.scratch =
             tape_.attention_scratch_.get() + team_.thread * attention_scratch(pages.head_dim, pages.block_size);
         for (int i = 0; i < tile.num_queries; ++i) {
             const int64_t token = (first + i) / group, head = kv_head * group + (first + i) % group;
             const int64_t position = run.context - run.count + token;
-            tile.q[i] = input(op.q, op.out, run.start + token) + head * pages.head_dim;
-            tile.out[i] = row(op.out, run.start + token) + head * pages.head_dim;
-            tile.last[i] = int32_t(position);
+            tile.q[i] = input(op.q, op.out, run.start + token) + head * pages.value_dim();
+            tile.turned[i] = pages.latent
+                                 ? input(op.turned, op.out, run.start + token) + head * (pages.head_dim - pages.latent)
+                                 : nullptr;
+            tile.out[i] = row(op.out, run.start + token) + head * pages.value_dim();
+            tile.last[i] = tile.position[i] = int32_t(position);
+            tile.slope[i] = op.slopes ? op.slopes[head] : 0.0f;
             tile.first[i] = int32_t(op.window ? std::max<int64_t>(0, position - op.window + 1) : 0);
         }
         return tile;
@@ -423,9 +477,15 @@ void Tape::add(Op op) {
         limit = std::min(limit, embedding->num_rows);
     }
     if (auto* linear = std::get_if<Linear>(&op)) reserve(linear->weight, linear->x, linear->out.few);
+    if (auto* heads = std::get_if<LinearHeads>(&op)) {
+        heads->counters = add_counters(heads->heads.size() * size_t(num_threads_));
+        const GroupOrder order(max_tokens_, kernels().matrix.row_block, heads->heads[0].num_inputs);
+        halves_.reserve(int64_t(heads->heads.size()) * order.size(max_tokens_));
+        if (heads->out.few && !heads->x.few) gathered_.reserve(max_tokens_ * heads->x.columns);
+    }
     if (auto* attention = std::get_if<Attention>(&op)) {
         attention->counter = add_counters(1);
-        group_ = std::max(group_, attention->q.columns / pages_.head_dim / pages_.num_kv_heads);
+        group_ = std::max(group_, attention->q.columns / pages_.value_dim() / pages_.num_kv_heads);
     }
     if (auto* keep = std::get_if<KeepKV>(&op))
         self_attention_.reserve(keep->num_kv_heads, keep->head_dim, num_threads_);
@@ -453,7 +513,7 @@ void Tape::run(const Step& step) {
         logit_seqs_[i] = int32_t(end - step.seq_starts) - 1;
     }
     max_parts_ = ceil_div(longest, attention_part(pages_.block_size));
-    findings_.reserve(kTilesAThread * num_threads_ * max_parts_ * attention_findings(pages_.head_dim));
+    findings_.reserve(kTilesAThread * num_threads_ * max_parts_ * attention_findings(pages_.value_dim()));
     find_shared(step);
     self_attention_.begin(step.seq_starts, step.num_seqs, step.logit_rows, step.num_logits);
     run_team(num_threads_, [&](const Team& team) { Walk(*this, step, team).run(); });
@@ -464,8 +524,8 @@ void Tape::find_shared(const Step& step) {
     cascade_.find(step, part / pages_.block_size, pages_.block_size, kTileQueries / group_);
     if (cascade_.groups().empty()) return;
     shared_findings_.reserve(cascade_.num_members() * pages_.num_kv_heads * max_parts_ * group_ *
-                             query_findings(pages_.head_dim));
-    tile_findings_.reserve(num_threads_ * attention_findings(pages_.head_dim));
+                             query_findings(pages_.value_dim()));
+    tile_findings_.reserve(num_threads_ * attention_findings(pages_.value_dim()));
     seq_logits_.assign(step.num_seqs, -1);
     for (int64_t i = 0; i < step.num_logits; ++i) seq_logits_[logit_seqs_[i]] = int32_t(i);
 }

@@ -77,6 +77,12 @@ struct Linear {
     Weight weight;
     View out;
 };
+struct LinearHeads {
+    View x;
+    Segments heads;  // a matrix each, all of one shape; floats
+    View out;
+    int64_t counters;  // where those of its heads begin among the tape's: Worker::taken of each
+};
 struct RopeAngles {
     const float* inv_freq;
     float scale;
@@ -90,11 +96,17 @@ struct WriteKV {
     View k, v;
     int64_t layer;
 };
+struct WriteLatent {
+    View latent, turned;
+    int64_t layer;
+};
 struct Attention {
-    View q;
+    View q, turned;  // turned: the rest of every query where the pages are latent, else nothing
     int64_t layer;
     float scale;
-    int64_t window;  // 0: everything before
+    int64_t window;       // 0: everything before
+    float softcap;        // 0: none
+    const float* slopes;  // [heads], or null
     View out;
     int64_t counter;  // which of the tape's counters hands out its tiles
 };
@@ -134,6 +146,11 @@ struct Scale {
     float factor;
     View out;
 };
+struct Clamp {
+    View x;
+    float most;
+    View out;
+};
 struct Add {
     View x, y, out;
 };
@@ -146,8 +163,9 @@ struct Take {
     View x;  // as it is, in the place of logits
 };
 
-using Op = std::variant<Embedding, RmsNorm, LayerNorm, Linear, RopeAngles, Rope, WriteKV, Attention, KeepKV,
-                        SelfAttention, Activate, ActivateAndMul, Mixture, MulSigmoid, Scale, Add, Logits, Take>;
+using Op = std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, RopeAngles, Rope, WriteKV, WriteLatent,
+                        Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Mixture, MulSigmoid, Scale, Clamp,
+                        Add, Logits, Take>;
 
 class Tape {
  public:

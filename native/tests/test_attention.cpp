@@ -27,10 +27,11 @@ struct Found {
     std::vector<float> out;  // [queries, head_dim]
 };
 
-// The last queries of a sequence of random keys and values, by the table in use.
-Found attend(const Shape& shape, PageType type) {
+// The last queries of a sequence of random keys and values, by the table in use; scores as they are, or bent: capped
+// and sloped.
+Found attend(const Shape& shape, PageType type, bool bent) {
     const int64_t num_blocks = (shape.context + shape.block_size - 1) / shape.block_size;
-    Pages pages{nullptr, num_blocks, 1, kHeads, shape.head_dim, shape.block_size, type};
+    Pages pages{nullptr, num_blocks, 1, kHeads, shape.head_dim, shape.block_size, type, 0};
     Found found{std::vector<uint8_t>(pages.block_bytes() * size_t(num_blocks) + kPagesSlack, 0xff),
                 std::vector<float>(size_t(shape.queries * shape.head_dim))};
     pages.data = found.pages.data();
@@ -53,11 +54,14 @@ Found attend(const Shape& shape, PageType type) {
     tile.num_queries = shape.queries;
     tile.scale = 1.0f / std::sqrt(float(shape.head_dim));
     tile.scratch = scratch.data();
+    tile.softcap = bent ? 6.0f : 0.0f;
+    tile.has_slopes = bent;
     for (int i = 0; i < shape.queries; ++i) {
         tile.q[i] = q.data() + i * shape.head_dim;
         tile.out[i] = found.out.data() + i * shape.head_dim;
         tile.first[i] = i % 2 ? int32_t(shape.context / 3) : 0;
-        tile.last[i] = int32_t(shape.context - shape.queries + i);
+        tile.last[i] = tile.position[i] = int32_t(shape.context - shape.queries + i);
+        tile.slope[i] = 1.0f / float(i + 2);
     }
     kernels().ops.attend(tile);
     return found;
@@ -76,19 +80,22 @@ double apart(const std::vector<float>& x, const std::vector<float>& y) {
 
 void test_attention(int& passed, int& failed) {
     for (const Shape& shape : kShapes) {
-        for (int type = 0; type < 4; ++type) {
+        for (int kind = 0; kind < 8; ++kind) {
+            const int type = kind / 2;
+            const bool bent = kind % 2;
             use_isa("plain");
-            const Found plain = attend(shape, PageType(type));
+            const Found plain = attend(shape, PageType(type), bent);
             for (const char* const* isa = available_isas(); *isa; ++isa) {
                 use_isa(*isa);
-                const Found found = attend(shape, PageType(type));
+                const Found found = attend(shape, PageType(type), bent);
                 const bool same = found.pages == plain.pages;
                 const double difference = apart(found.out, plain.out);
                 const bool near = difference < (PageType(type) == PageType::Float16 ? 4e-3 : 3e-5);
                 same&& near ? ++passed : ++failed;
                 if (!same || !near)
-                    std::printf("failed: attention to %s, table %s, head_dim %lld: %s, apart by %.2g\n", kTypes[type],
-                                *isa, (long long)shape.head_dim, same ? "same pages" : "other pages", difference);
+                    std::printf("failed: %sattention to %s, table %s, head_dim %lld: %s, apart by %.2g\n",
+                                bent ? "bent " : "", kTypes[type], *isa, (long long)shape.head_dim,
+                                same ? "same pages" : "other pages", difference);
             }
         }
     }

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from models.test_llama import PROMPT, compute, make_ops
+from models.checking import PROMPT, compute, make_ops
 from quire.ops.tensors import STORAGE_TYPES
 from weights.gguf_files import finish
 

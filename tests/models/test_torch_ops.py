@@ -104,10 +104,11 @@ def test_activations() -> None:
         close(ops.activate_and_mul(torch.tensor(x), kind), formula[:, :4] * x[:, 4:])
 
 
-def test_add_scale_and_mul_sigmoid() -> None:
+def test_add_scale_clamp_and_mul_sigmoid() -> None:
     x, gate = random(3, 8), random(3, 1)
     close(ops.add(torch.tensor(x), torch.tensor(x)), 2 * x)
     close(ops.scale(torch.tensor(x), 0.25), 0.25 * x)
+    close(ops.clamp(torch.tensor(x), 0.5), np.minimum(np.maximum(x, -0.5), 0.5))
     close(ops.mul_sigmoid(torch.tensor(x), torch.tensor(gate)), x / (1 + np.exp(-gate)))
 
 
@@ -237,3 +238,44 @@ def test_cache_copies_and_swaps_blocks() -> None:
     assert (cache.k[:, 2] == 7).all() and (cache.v[:, 2] == 8).all()
     assert not cache.host_k[:, 0].any()
     assert cache.k.nbytes + cache.v.nbytes == 3 * SPEC.block_bytes
+
+
+def test_linear_of_heads() -> None:
+    x, weights = random(3, 2 * 4), random(2, 5, 4)
+    w = ops.pack_heads([stored(head) for head in weights])
+    assert (w.num_heads, w.num_outputs, w.num_inputs) == (2, 5, 4)
+    formula = [np.concatenate([weights[0] @ row[:4], weights[1] @ row[4:]]) for row in x]
+    close(ops.linear_heads(torch.tensor(x), w), np.array(formula))
+
+
+def test_mla_attention_is_that_of_expanded_keys_and_values() -> None:
+    """Three heads over latents of 4 and 2 turned columns: a head's key is (up_k . latent, turned), its value up_v .
+    latent. In two chunks over scattered pages."""
+    length, tables = 7, np.array([[2, 0]])
+    q, q_turned = random(length, 3, 5), random(length, 3, 2)
+    latent, turned, up_k, up_v = random(length, 4), random(length, 2), random(3, 5, 4), random(3, 6, 4)
+    cache = ops.new_cache(KVSpec(2, 1, 6, 4, "float32", latent=4), 3, num_host_blocks=1)
+    assert sum(page.nbytes for page in cache.pages) == 3 * cache.spec.block_bytes
+    absorb = ops.pack_heads([stored(np.ascontiguousarray(head.T)) for head in up_k])
+    expand = ops.pack_heads([stored(head) for head in up_v])
+    found = []
+    for span in ((0, 5), (5, 7)):
+        now = [torch.tensor(x[slice(*span)]).flatten(1) for x in (q, q_turned, latent, turned)]
+
+        def forward(o, b, now=now):  # type: ignore[no-untyped-def]
+            o.write_latent(now[2], now[3], b, 1)
+            return o.linear_heads(o.mla_attention(o.linear_heads(now[0], absorb), now[1], b, 1, 0.3), expand)
+
+        found.append(ops.compile(forward, cache, 8).run(step_batch([span], tables, 4)))
+        cache.swap_out([(2, 0)])  # to the host and back, as preempted sequences go
+        cache.k[:, 2] = 0.0
+        cache.swap_in([(0, 2)])
+    formula = np.zeros((length, 3, 6), np.float32)
+    for i in range(length):
+        for head in range(3):
+            keys = np.concatenate([latent @ up_k[head].T, turned], axis=1)[: i + 1]
+            scores = keys @ np.concatenate([q[i, head], q_turned[i, head]]) * 0.3
+            weights = np.exp(scores - scores.max())
+            formula[i, head] = weights @ (latent[: i + 1] @ up_v[head].T) / weights.sum()
+    np.testing.assert_allclose(torch.cat(found).numpy(), formula.reshape(length, -1), rtol=1e-4, atol=1e-5)
+    assert not cache.k[0].any(), "layer 0 was never written"

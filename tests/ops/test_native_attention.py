@@ -17,8 +17,22 @@ def restore_isa():
 class Case:
     """Sequences of random q, k and v. Token t of sequence s has the id s * length + t, its embedding is (q, k, v)."""
 
-    def __init__(self, heads, kv_heads, head_dim, block_size, dtype="float16", *, window=0, seqs=3, length=80, seed=0):
-        rng = np.random.default_rng(seed)
+    def __init__(
+        self,
+        heads,
+        kv_heads,
+        head_dim,
+        block_size,
+        dtype="float16",
+        *,
+        window=0,
+        softcap=0.0,
+        slopes=None,
+        seqs=3,
+        length=80,
+    ):
+        rng = np.random.default_rng(0)
+        self.softcap, self.slopes = softcap, None if slopes is None else np.asarray(slopes, np.float32)
         self.heads, self.kv_heads, self.head_dim, self.window, self.length = heads, kv_heads, head_dim, window, length
         self.spec = KVSpec(2, kv_heads, head_dim, block_size, dtype)
         self.scale = head_dim**-0.5
@@ -34,7 +48,7 @@ class Case:
         def forward(ops, batch):
             q, k, v = ops.split(ops.embedding(batch.ids, table), self.columns)
             ops.write_kv(k, v, batch, 1)
-            out = ops.paged_attention(q, batch, 1, self.head_dim, self.scale, self.window)
+            out = ops.paged_attention(q, batch, 1, self.head_dim, self.scale, self.window, self.softcap, self.slopes)
             return ops.logits(out, eye, batch)
 
         cache = ops.new_cache(self.spec, self.num_blocks)
@@ -65,6 +79,10 @@ class Case:
         k, v = (np.repeat(x, group, axis=0) for x in (k, v))
         scores = q @ k.transpose(0, 2, 1) * dtype(self.scale)
         distance = np.arange(num_tokens)[:, None] - np.arange(num_tokens)
+        if self.softcap:
+            scores = dtype(self.softcap) * np.tanh(scores / dtype(self.softcap))
+        if self.slopes is not None:
+            scores = scores - self.slopes.astype(dtype)[:, None, None] * distance.astype(dtype)
         seen = (distance >= 0) & (distance < (self.window or num_tokens))
         scores = np.where(seen, scores, -np.inf)
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -137,12 +155,40 @@ def test_attention_equals_softmax(name, window, heads, kv_heads, head_dim, block
         assert_right(name, case, out, seq)
 
 
+SLOPES = 2.0 ** -np.arange(1, 10)  # of nine heads
+BENT = [{"softcap": 5.0}, {"slopes": SLOPES}, {"softcap": 5.0, "slopes": SLOPES}]
+
+
+@pytest.mark.parametrize("name", available_isas())
+@pytest.mark.parametrize("window", [0, 19])
+@pytest.mark.parametrize("bent", BENT, ids=["softcap", "slopes", "both"])
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "dtype"),
+    [(64, 16, "float16"), (20, 5, "float16"), (64, 32, "float32"), (20, 5, "bfloat16"), (21, 24, "int8")],
+)
+def test_scores_are_capped_and_sloped(name, window, bent, head_dim, block_size, dtype, restore_isa):
+    use_isa(name)
+    case = Case(9, 3, head_dim, block_size, dtype, window=window, **bent)
+    straight = Case(9, 3, head_dim, block_size, dtype, window=window)
+    for seq, out in case.run(STEPS).items():
+        assert_right(name, case, out, seq)
+        assert max_error(out, straight.plain(seq, len(out), np.float64)) > 0.1
+
+
 @pytest.mark.parametrize("name", available_isas())
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "window"), [(9, 3, 0), (14, 2, 0), (4, 1, 10), (9, 3, 1)])
 def test_neither_batch_nor_chunks_nor_threads_change_a_bit(name, dtype, heads, kv_heads, window, restore_isa):
     use_isa(name)
-    case = Case(heads, kv_heads, 64, 16, dtype, window=window)
+    check_company(Case(heads, kv_heads, 64, 16, dtype, window=window))
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_nor_do_they_where_scores_are_capped_and_sloped(dtype):
+    check_company(Case(9, 3, 64, 16, dtype, softcap=5.0, slopes=SLOPES))
+
+
+def check_company(case):
     mixed = case.run(STEPS)
     for seq, out in mixed.items():
         alone = case.run([[(seq, 1)]] * len(out), threads=1)[seq]
@@ -172,14 +218,22 @@ def test_a_long_context_is_the_same_whole_and_shared_among_threads(name, window,
         np.testing.assert_array_equal(one_by_one[0], whole)
 
 
+def test_so_it_is_where_scores_are_capped_and_sloped():
+    case = Case(6, 2, 24, 16, softcap=5.0, slopes=SLOPES[:6] / 64, seqs=1, length=805)
+    whole = case.run([[(0, 805)]])[0]
+    assert_right(available_isas()[0], case, whole)
+    one_by_one = case.run([[(0, 796)], *([[(0, 1)]] * 9)])
+    np.testing.assert_array_equal(one_by_one[0], whole)
+
+
 @pytest.mark.parametrize("name", available_isas())
 @pytest.mark.parametrize("dtype", ["float16", "int8", "float32"])
-@pytest.mark.parametrize("window", [0, 100])
-def test_sequences_that_share_pages_find_what_they_find_alone(name, dtype, window, restore_isa):
+@pytest.mark.parametrize("bent", [{}, {"window": 100}, {"softcap": 5.0, "slopes": SLOPES / 64}])
+def test_sequences_that_share_pages_find_what_they_find_alone(name, dtype, bent, restore_isa):
     """Twelve sequences begin with the pages of others: more than one tile of queries, in groups that part early (after
     one part of 256) or late (after two), beside one that shares nothing and a chunk of a prompt."""
     use_isa(name)
-    case = Case(9, 3, 16, 16, dtype, window=window, seqs=16, length=640)
+    case = Case(9, 3, 16, 16, dtype, **bent, seqs=16, length=640)
     shared = dict.fromkeys(range(2, 14), (0, 592)) | {14: (0, 272), 15: (1, 512)}  # whose pages, and how many tokens
     lone, pool = Pool(case.spec, 2000), Pool(case.spec, 2000)
     case.num_blocks = 2000

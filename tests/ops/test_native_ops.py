@@ -77,9 +77,10 @@ def test_activations(kind, num_rows, columns):
 
 
 @pytest.mark.parametrize(("num_rows", "columns"), [(1, 3), (7, 100)])
-def test_scale_and_mul_sigmoid(num_rows, columns):
+def test_scale_clamp_and_mul_sigmoid(num_rows, columns):
     x = rows(num_rows, columns + 1)
     assert np.array_equal(apply(lambda ops, x, batch: ops.scale(x, 0.3), x), x * np.float32(0.3))
+    assert np.array_equal(apply(lambda ops, x, batch: ops.clamp(x, 0.5), x), np.clip(x, -0.5, 0.5))
     out = apply(lambda ops, x, batch: ops.mul_sigmoid(*ops.split(x, [columns, 1])), x)
     wide = x.astype(np.float64)
     assert_close(out, x[:, :-1] / (1 + np.exp(-x[:, -1:])), wide[:, :-1] / (1 + np.exp(-wide[:, -1:])))

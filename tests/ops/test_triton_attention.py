@@ -13,7 +13,7 @@ from quire.ops.torch.kernels.attention_dense import dense_prefill
 from quire.ops.torch.kernels.attention_mla import MLALaunch, mla_decode
 from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
 from quire.ops.torch.kernels.attention_plan import plan_decode, plan_prefill, split_size
-from quire.ops.torch.kernels.attention_prefill import PrefillLaunch, prefill
+from quire.ops.torch.kernels.attention_prefill import PrefillLaunch, invariant_launch, prefill
 from quire.ops.torch.kernels.kv_write import kv_write
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -228,6 +228,31 @@ def test_chunks_give_the_bits_of_the_whole(window):
         starts = torch.tensor([0, chunk], device=DEVICE).int()
         case.runs = Runs(starts, torch.tensor([done], device=DEVICE).int(), tables)
         assert torch.equal(case.prefill(), whole[done - chunk : done])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case([(3, 3), (150, 150)], kv_heads=1, dtype=torch.bfloat16, kept=torch.bfloat16),
+        Case([(3, 3), (50, 50)], kv_heads=1, scoring=Scoring(0.2, window=24)),
+        Case([(3, 3), (70, 70)], kv_heads=1, dtype=torch.float16, kept=torch.int8),
+    ],
+    ids=str,
+)
+def test_a_uniform_launch_gives_a_token_the_same_bits_alone_and_in_a_prompt(case):
+    launch = invariant_launch(case.head_dim, case.heads, case.kv_heads, case.dtype)
+    tile = launch.tile(case.heads, case.kv_heads)
+    whole = prefill(
+        case.q, case.pages, case.runs, plan_prefill(case.runs, len(case.q), tile), case.scoring, launch=launch
+    )
+    assert case.error(whole) < BOUNDS[case.dtype]
+    length = case.lengths[1][0]
+    for position in (0, 15, 16, 31, 40, length - 1):
+        starts, contexts = torch.tensor([0, 1]).int().to(DEVICE), torch.tensor([position + 1]).int().to(DEVICE)
+        runs = Runs(starts, contexts, case.runs.block_tables[1:])
+        q = case.q[3 + position :][:1]
+        alone = prefill(q, case.pages, runs, plan_prefill(runs, 1, tile), case.scoring, launch=launch)
+        assert torch.equal(alone[0], whole[3 + position])
 
 
 def test_whole_prompts_may_go_without_pages():

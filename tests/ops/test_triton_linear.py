@@ -73,8 +73,11 @@ def test_rows_of_x_and_w_may_be_strided() -> None:
 
 
 def test_fp32_is_computed_as_such() -> None:
-    x, w = randn(3, 64), randn(16, 64, seed=1)
-    assert_close(linear(x, w), x, w)
+    x, w, bias = randn(19, 72), randn(70, 72, seed=1), randn(70, seed=2)
+    assert_close(linear(x, w, bias), x, w, bias)
+    invariant = linear(x, w, bias, batch_invariant=True)
+    assert_close(invariant, x, w, bias)
+    assert torch.equal(linear(x[:1], w, bias, batch_invariant=True), invariant[:1])
 
 
 def test_batch_invariant_rows_do_not_see_how_many_they_are() -> None:

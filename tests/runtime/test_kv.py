@@ -8,8 +8,9 @@ import pytest
 
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.models.config import ModelConfig
+from quire.ops.opset import KVSpec
 from quire.runtime import memory
-from quire.runtime.kv import KVSize, kv_spec, size_cache
+from quire.runtime.kv import KVSize, check_gpu_spec, kv_spec, size_cache
 
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -80,6 +81,17 @@ def test_the_model_limits_the_length() -> None:
 
 def test_swap_space_is_counted_in_whole_blocks() -> None:
     assert size(swap_bytes=5 * BLOCK + 1).num_host_blocks == 5
+
+
+def test_what_a_gpu_takes() -> None:
+    check_gpu_spec(KVSpec(1, 1, 80, 32, "fp8"))
+    with pytest.raises(BadRequest, match="block_size is 24") as error:
+        check_gpu_spec(KVSpec(1, 1, 64, 24, "bfloat16"))
+    assert error.value.param == "block_size"
+    with pytest.raises(Unsupported, match="heads have 576 columns, and a GPU takes 512"):
+        check_gpu_spec(KVSpec(1, 1, 576, 16, "bfloat16"))
+    with pytest.raises(Unsupported, match="heads have 65 columns, and a GPU keeps an even number"):
+        check_gpu_spec(KVSpec(1, 1, 65, 16, "int8"))
 
 
 def test_available_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,11 @@ def test_limits_are_told_before_the_weights_are_read(checkpoint: Path) -> None:
     assert small.start().max_model_len == 7 * 16
 
 
+def test_more_swap_space_than_memory(checkpoint: Path) -> None:
+    with pytest.raises(DoesNotFit, match=r"swap_space is 1048576\.0 GiB, and .* GiB of memory are free"):
+        LocalExecutor(checkpoint, backend="torch", swap_space_bytes=2**50).start()
+
+
 def test_an_unknown_backend(checkpoint: Path) -> None:
     with pytest.raises(Unsupported, match="`abacus`"):
         LocalExecutor(checkpoint, backend="abacus")

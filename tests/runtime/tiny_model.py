@@ -1,12 +1,15 @@
-"""A tiny random model, and a runner for it."""
+"""Tiny random models, and runners for them."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from quire.models import llama
+from quire.models import deepseek, llama
+from quire.models.config import ModelConfig
+from quire.models.loading import Wanted
 from quire.models.rope import RopeSpec
-from quire.ops.opset import OpSet
+from quire.ops.opset import OpSet, Routing
 from quire.ops.tensors import F32, StoredTensor
 from quire.runtime.kv import KVSize, kv_spec
 from quire.runtime.runner import Runner
@@ -28,6 +31,37 @@ CONFIG = llama.LlamaConfig(
     windows=(0, 9),
     rotated=(True, True),
 )
+LATENT_CONFIG = deepseek.DeepseekConfig(
+    architecture="DeepseekV3ForCausalLM",
+    hidden=48,
+    layers=2,
+    heads=6,
+    kv_heads=1,
+    head_dim=24,
+    latent=16,
+    still=12,
+    turning=8,
+    interleaved=True,
+    apart=False,
+    value=12,
+    q_rank=20,
+    intermediate=80,
+    vocab=97,
+    max_position=64,
+    longest=64,
+    eps=1e-5,
+    rope=RopeSpec("default", 10000.0, 8, 64, {}),
+    scale=0.2,
+    windows=(0, 0),
+    attention_bias=False,
+    tied=False,
+    num_dense=1,
+    experts=4,
+    expert_size=24,
+    shared_size=24,
+    routing=Routing(2, "sigmoid", True, 1.5),
+    num_predicting=0,
+)
 BLOCK_SIZE = 4
 MAX_LEN = 64
 NATIVE = "native"
@@ -35,11 +69,9 @@ BACKENDS = ["torch", NATIVE]
 
 
 class RandomCheckpoint:
-    """The tensors of CONFIG, in memory."""
+    """Tensors in memory."""
 
-    def __init__(self) -> None:
-        groups = [("", llama.top_names(CONFIG))]
-        groups += [(f"model.layers.{layer}.", llama.layer_names(CONFIG)) for layer in range(CONFIG.layers)]
+    def __init__(self, config: ModelConfig, groups: list[tuple[str, Wanted]]) -> None:
         rng = np.random.default_rng(7)
         self.arrays = {
             prefix + name: rng.normal(0.0 if len(shape) > 1 else 0.7, 0.3, shape).astype(np.float32)
@@ -48,7 +80,7 @@ class RandomCheckpoint:
             for name, shape in want.shapes()
         }
         self.path = Path("random")
-        self.config = CheckpointConfig(self.path, {"architectures": [CONFIG.architecture]})
+        self.config = CheckpointConfig(self.path, {"architectures": [config.architecture]})
         self.nbytes = sum(array.nbytes for array in self.arrays.values())
 
     def names(self) -> list[str]:
@@ -69,8 +101,26 @@ def make_ops(backend: str) -> OpSet:
     return TorchOps()
 
 
-def make_runner(backend: str, num_blocks: int, num_host_blocks: int, max_rows: int) -> Runner:
+def random_llama(ops: OpSet) -> Any:
+    groups = [("", llama.top_names(CONFIG))]
+    groups += [(f"model.layers.{layer}.", llama.layer_names(CONFIG)) for layer in range(CONFIG.layers)]
+    return llama.load(ops, RandomCheckpoint(CONFIG, groups), CONFIG, MAX_LEN)
+
+
+def random_deepseek(ops: OpSet) -> Any:
+    config = LATENT_CONFIG
+    groups = [("", deepseek.top_names(config))]
+    groups += [(f"model.layers.{layer}.", deepseek.layer_names(config, layer)) for layer in range(config.layers)]
+    return deepseek.load(ops, RandomCheckpoint(config, groups), config, MAX_LEN)
+
+
+MODELS = {"llama": random_llama, "deepseek": random_deepseek}
+
+
+def make_runner(
+    backend: str, num_blocks: int, num_host_blocks: int, max_rows: int, model_name: str = "llama"
+) -> Runner:
     ops = make_ops(backend)
-    model = llama.load(ops, RandomCheckpoint(), CONFIG, MAX_LEN)
-    size = KVSize(kv_spec(CONFIG, BLOCK_SIZE, "float32"), num_blocks, num_host_blocks, MAX_LEN)
+    model = MODELS[model_name](ops)
+    size = KVSize(kv_spec(model.config, BLOCK_SIZE, "float32"), num_blocks, num_host_blocks, MAX_LEN)
     return Runner(ops, model, size, max_rows=max_rows, max_tokens=MAX_LEN)

@@ -94,6 +94,17 @@ def test_byte_level_gguf_gives_the_ids_of_its_source(tmp_path: Path, style: str)
         ("smollm", "in 123 a", ["in", " ", "1", "2", "3", " a"]),
         ("llama-bpe", "I'LL pay 12345!!\n\n x", ["I", "'LL", " pay", " ", "123", "45", "!!\n\n", " x"]),
         ("qwen2", "I'LL pay 12345!!\n\n x", ["I", "'LL", " pay", " ", "1", "2", "3", "4", "5", "!!\n\n", " x"]),
+        ("falcon", "I'LL pay 12345!!\n\n x", ["I", "'", "LL", " pay", " ", "123", "45", "!!", "\n\n", " x"]),
+        ("bloom", "I'LL pay 12345!!\n\n x", ["I'LL", " pay", " 12345", "!!", "\n\n", " x"]),
+        ("dbrx", "I'LL pay 12345!!\n\n x", ["I", "'LL", " pay", " ", "123", "45", "!!\n\n", " x"]),
+        ("stablelm2", "I'LL pay 12!!\n\n x", ["I", "'LL", " pay", " ", "1", "2", "!!\n\n", " x"]),
+        ("tekken", "I'LL payMe 12!/\n\n x", ["I", "'LL", " pay", "Me", " ", "1", "2", "!/\n\n", " x"]),
+        ("gpt-4o", "I'LL payMe 12345!/\n\n x", ["I'LL", " pay", "Me", " ", "123", "45", "!/\n\n", " x"]),
+        (
+            "deepseek-v3",
+            "a.LL caféか漢字x 12345!\n\n x",
+            ["a", ".LL", " café", "か漢字", "x", " ", "123", "45", "!\n\n", " x"],
+        ),
     ],
 )
 def test_words_are_split_as_the_family_does(tmp_path: Path, style: str, text: str, words: list[str]) -> None:
@@ -175,6 +186,14 @@ def test_a_gguf_tokenizer_that_is_wrong_is_named(tmp_path: Path) -> None:
         Tokenizer.load(write_gguf(path, "t5", ["a"], [1]))
 
 
+def test_tokens_that_only_fill_up_a_vocabulary_are_no_text(tmp_path: Path) -> None:
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "[PAD257]"]
+    tokenizer = Tokenizer.load(write_gguf(tmp_path / "t.gguf", "gpt2", tokens, [1] * 257 + [5], token_merges=["a b"]))
+    assert tokenizer.vocab_size == 258
+    assert (tokenizer.token_bytes(257), tokenizer.decode([tokens.index("a"), 257])) == (b"", "a")
+    assert 257 not in tokenizer.encode("[PAD257]")
+
+
 # -- SentencePiece --------------------------------------------------------------------------------------------------
 
 
@@ -190,12 +209,17 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> sentencepiece.SentencePi
     return sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
 
 
-def sentencepiece_gguf(path: Path, pieces: sentencepiece.SentencePieceProcessor, **extra: object) -> Path:
+def sentencepiece_gguf(
+    path: Path, pieces: sentencepiece.SentencePieceProcessor, added: dict[str, int] | None = None, **extra: object
+) -> Path:
+    """`added`: more tokens, with their kinds"""
+    added = added or {}
     ids = range(pieces.vocab_size())
     tests = ((pieces.is_unknown, 2), (pieces.is_control, 3), (pieces.is_byte, 6), (lambda index: True, 1))
     kinds = [next(kind for test, kind in tests if test(index)) for index in ids]
-    scores = [pieces.get_score(index) for index in ids]
-    return write_gguf(path, "llama", [pieces.id_to_piece(index) for index in ids], kinds, token_scores=scores, **extra)
+    scores = [pieces.get_score(index) for index in ids] + [-1000.0] * len(added)
+    tokens = [*(pieces.id_to_piece(index) for index in ids), *added]
+    return write_gguf(path, "llama", tokens, [*kinds, *added.values()], token_scores=scores, **extra)
 
 
 def test_sentencepiece_gguf_gives_sentencepieces_ids(tmp_path: Path, pieces) -> None:  # type: ignore[no-untyped-def]
@@ -221,6 +245,17 @@ def test_special_tokens_in_a_sentencepiece_text(tmp_path: Path, pieces) -> None:
     ids = tokenizer.encode("page</s>page", add_special_tokens=False)
     assert ids == [*pieces.encode("page"), 2, *pieces.encode("page")]
     assert tokenizer.decode(ids, skip_special_tokens=False) == "page</s> page"
+
+
+def test_gemmas_tags_and_runs_of_spaces_are_tokens(tmp_path: Path, pieces) -> None:  # type: ignore[no-untyped-def]
+    added = {"<start_of_turn>": 3, "<h1>": 4, "\n\n": 4, "   ": 4}
+    path = sentencepiece_gguf(tmp_path / "t.gguf", pieces, added, add_space_prefix=False)
+    tokenizer, first = Tokenizer.load(path), pieces.vocab_size()
+    text = "<start_of_turn>page\n\n<h1>   page</h1>"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert [index - first for index in ids if index >= first] == [0, 2, 1, 3]
+    assert tokenizer.decode(ids) == text.removeprefix("<start_of_turn>")
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
 # -- a directory in Hugging Face's layout ---------------------------------------------------------------------------

@@ -18,6 +18,7 @@ COMMANDS = {  # name: (module, what it does)
     "embed": ("quire.cli.embed", "make vectors of texts, or score them against a query"),
     "pull": ("quire.cli.pull", "download a model"),
     "models": ("quire.cli.models", "list the models that are here"),
+    "bench": ("quire.cli.bench", "measure how fast a model runs here"),
     "doctor": ("quire.cli.doctor", "say what this machine has and what fits on it"),
 }
 

@@ -33,11 +33,11 @@ class UsageError(QuireError):
 
 
 class Parser(argparse.ArgumentParser):
-    """The arguments of a command such as "pull [MODEL]". `examples` end its help text."""
+    """The arguments of a command such as "pull [MODEL]" or "bench latency". `examples` end its help text."""
 
     def __init__(self, command: str, description: str, examples: str) -> None:
         super().__init__(
-            prog=f"quire {command.partition(' ')[0]}",
+            prog=f"quire {command.partition(' [')[0]}",
             usage=f"quire {command} [flags]",
             description=description,
             epilog=f"examples:\n{examples}",

@@ -1,5 +1,6 @@
 """The loop: schedule, run, update. While a step runs, the next one is planned if the executor takes plans ahead."""
 
+import gc
 import sys
 import time
 from collections import deque
@@ -27,6 +28,8 @@ class Engine:
     def __init__(self, executor: Executor, options: EngineOptions) -> None:
         self.executor = executor
         self.capacity = executor.start()
+        gc.collect()
+        gc.freeze()  # what is here stays: looking through it again and again would stop all streams for a while
         self.record: StepRecord | None = None  # of the step that ended in the last call of step(), if one did
         self._launched: deque[_Launched] = deque()
         self._collected = 0.0  # when the last step ended

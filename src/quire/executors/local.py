@@ -4,13 +4,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from quire.core.errors import Unsupported
+from quire.core.errors import DoesNotFit, Unsupported
 from quire.core.plan import StepOutput, StepPlan
 from quire.executors.protocol import Capacity
 from quire.models.config import ModelConfig
+from quire.models.loading import Model
 from quire.models.registry import family
 from quire.ops.opset import KVSpec
-from quire.runtime.kv import KVSize, kv_spec, longest, size_cache
+from quire.runtime.kv import KVSize, check_gpu_spec, kv_spec, longest, size_cache
 from quire.runtime.memory import available_memory
 from quire.runtime.runner import Runner
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
@@ -73,10 +74,13 @@ class LocalExecutor:
         model_family = family(checkpoint.config.architecture)
         config = model_family.config(checkpoint.config)
         spec = kv_spec(config, self.block_size, self._kv_dtype())
+        if self.backend == "cuda":
+            check_gpu_spec(spec)
+        self._check_swap_space()
         ops = self._ops()
         if self.backend == "cuda":  # how much is free is known when the weights are there
             model = model_family.load(ops, checkpoint, config, longest(config, self.max_model_len))
-            size = self._size(config, spec, ops.room(model.forward, spec, self.max_num_batched_tokens))
+            size = self._size(config, spec, self._room(ops, model, spec))
         else:
             free = max(available_memory() - checkpoint.nbytes, 0)
             size = self._size(config, spec, min(free // 2, MOST_CACHE_BYTES))
@@ -94,6 +98,21 @@ class LocalExecutor:
 
     def _open(self) -> Checkpoint:
         return DummyCheckpoint(Path(self.path)) if self.load_format == "dummy" else open_checkpoint(self.path)
+
+    def _check_swap_space(self) -> None:
+        """It is taken at once on a GPU, and can never be given to others meanwhile: it is pinned."""
+        free = available_memory()
+        if self.swap_space_bytes > free:
+            raise DoesNotFit(
+                f"swap_space is {self.swap_space_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are free",
+                "ask for less; without it, preempted sequences are computed again",
+            )
+
+    def _room(self, ops: Any, model: Model, spec: KVSpec) -> int:
+        """Bytes for pages at most, found out by running a step; no need to where their size is given."""
+        if self.kv_cache_memory_bytes is not None:
+            return self.kv_cache_memory_bytes
+        return int(ops.room(model.forward, spec, self.max_num_batched_tokens))
 
     def _size(self, config: ModelConfig, spec: KVSpec, most_bytes: int) -> KVSize:
         return size_cache(

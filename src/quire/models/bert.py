@@ -124,7 +124,7 @@ def config(hf: CheckpointConfig) -> BertConfig:
         longest=max_position,
         windows=(0,) * layers,
         segments=1 if names is DISTIL else hf.int("type_vocab_size", 2),
-        labels=_labels(hf) if hf.architecture.endswith("ForSequenceClassification") else 0,
+        labels=label_count(hf) if hf.architecture.endswith("ForSequenceClassification") else 0,
         names=names,
         intermediate=hf.int(key["intermediate"]),
         eps=1e-12 if names is DISTIL else hf.float("layer_norm_eps", 1e-12),
@@ -133,7 +133,7 @@ def config(hf: CheckpointConfig) -> BertConfig:
     )
 
 
-def _labels(hf: CheckpointConfig) -> int:
+def label_count(hf: CheckpointConfig) -> int:
     """transformers writes their names, and a number only where there are no names."""
     return len(hf.dict("id2label", {})) or hf.int("num_labels", 2)
 

@@ -20,6 +20,7 @@ class ModelConfig:
     max_position: int  # tokens it is served with unless told otherwise
     longest: int  # tokens it may be asked to serve; above max_position where the rotary scaling stretches
     windows: tuple[int, ...]  # for each layer: positions a token sees, itself included; 0 sees all
+    latent: int = 0  # of the head_dim columns of one key for all heads, those that are the value as well: see KVSpec
 
     def __post_init__(self) -> None:
         for name in ("hidden", "layers", "heads", "kv_heads", "head_dim", "vocab", "max_position"):

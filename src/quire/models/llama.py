@@ -1,14 +1,15 @@
 """Llama, and the families that differ from it in a few numbers.
 
 Mistral has a window, Qwen2 biases and windows in some layers, Qwen3 norms of every query and key head, SmolLM3 layers
-that do not rotate."""
+that do not rotate. Other families take its parts: granite.py, mixture.py, olmo2.py, gemma.py."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
-from typing import Any
+from typing import Any, Literal
 
-from quire.core.errors import BadCheckpoint
+from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.config import ModelConfig
 from quire.models.loading import Matrix, Model, Table, Vector, Wanted, load_weights, packed_bytes
 from quire.models.rope import RopeSpec, frequencies, read_rope
@@ -28,45 +29,60 @@ class LlamaConfig(ModelConfig):
     eps: float  # of the norms
     rope: RopeSpec
     rotated: tuple[bool, ...]  # for each layer: whether queries and keys turn with their position
+    score_scale: float | None = None  # of queries times keys; None: 1 / sqrt(head_dim)
+    score_cap: float = 0.0  # see `softcap` of OpSet.paged_attention
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and feed-forward add
+    logit_scale: float = 1.0
+    activation: Activation = Activation.SILU
     tied: bool = False  # the head is the embedding table
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    head_norms: bool = False  # of every query and key head, before it turns
+    qk_norms: Literal["none", "heads", "rows"] = "none"  # of what, before queries and keys turn
+    norms_plus: float = 0.0  # added to stored norm weights
 
 
 def config(hf: CheckpointConfig) -> LlamaConfig:
     hf.expect("hidden_act", "silu")
+    return LlamaConfig(**numbers(hf))
+
+
+def numbers(hf: CheckpointConfig) -> dict[str, Any]:
+    """The fields of LlamaConfig, for families that add their own."""
     hidden, layers, heads = hf.int("hidden_size"), hf.int("num_hidden_layers"), hf.int("num_attention_heads")
     head_dim = hf.int("head_dim", hidden // max(heads, 1))
     attention_bias = hf.bool("attention_bias", False)
     max_position = hf.int("max_position_embeddings")
     rope = read_rope(hf, head_dim, max_position)
-    return LlamaConfig(
-        architecture=hf.architecture,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=hf.int("num_key_value_heads", heads),
-        head_dim=head_dim,
-        intermediate=hf.int("intermediate_size"),
-        vocab=hf.int("vocab_size"),
-        max_position=rope.default_length,
-        longest=rope.longest,
-        eps=hf.float("rms_norm_eps", 1e-6),
-        rope=rope,
-        windows=_windows(hf, layers),
-        rotated=_rotated(hf, layers),
-        tied=hf.bool("tie_word_embeddings", False),
-        qkv_bias=attention_bias or hf.architecture == "Qwen2ForCausalLM",
-        out_bias=attention_bias,
-        mlp_bias=hf.bool("mlp_bias", False),
-        head_norms=hf.architecture == "Qwen3ForCausalLM",
-    )
+    return {
+        "architecture": hf.architecture,
+        "hidden": hidden,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": hf.int("num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "intermediate": hf.int("intermediate_size"),
+        "vocab": hf.int("vocab_size"),
+        "max_position": rope.default_length,
+        "longest": rope.longest,
+        "eps": hf.float("rms_norm_eps", 1e-6),
+        "rope": rope,
+        "windows": _windows(hf, layers),
+        "rotated": _rotated(hf, layers),
+        "tied": hf.bool("tie_word_embeddings", False),
+        "qkv_bias": attention_bias or hf.architecture == "Qwen2ForCausalLM",
+        "out_bias": attention_bias,
+        "mlp_bias": hf.bool("mlp_bias", False),
+        "qk_norms": "heads" if hf.architecture == "Qwen3ForCausalLM" else "none",
+    }
 
 
 def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
-    """Mistral and Phi-3 have one for all layers, Qwen2 and 3 (if they say so) one from layer max_window_layers on."""
+    """Layers may be listed by kind. If not, Mistral and Phi-3 have a window in all layers, Qwen2 and 3 (if they say so)
+    from layer max_window_layers on."""
+    if "layer_types" in hf:
+        return listed_windows(hf, layers)
     first = layers
     if hf.architecture in ("MistralForCausalLM", "Phi3ForCausalLM"):
         first = 0
@@ -76,6 +92,16 @@ def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
         hf.expect("use_sliding_window", False, None)
     window = hf.int("sliding_window", 0)
     return tuple(window if layer >= first else 0 for layer in range(layers))
+
+
+def listed_windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
+    kinds = hf.list("layer_types")
+    if len(kinds) != layers:
+        raise BadCheckpoint(f"layer_types lists {len(kinds)} layers, and there are {layers}")
+    known = {"full_attention": 0, "sliding_attention": hf.int("sliding_window", 0)}
+    if unknown := sorted({str(kind) for kind in kinds} - known.keys()):
+        raise Unsupported(f"layer_types lists {', '.join(unknown)}", f"supported: {', '.join(known)}")
+    return tuple(known[kind] for kind in kinds)
 
 
 def _rotated(hf: CheckpointConfig, layers: int) -> tuple[bool, ...]:
@@ -92,7 +118,7 @@ def _rotated(hf: CheckpointConfig, layers: int) -> tuple[bool, ...]:
 def top_names(c: LlamaConfig) -> Wanted:
     return {
         "embed": Table("model.embed_tokens", c.vocab, c.hidden),
-        "norm": Vector("model.norm", c.hidden),
+        "norm": Vector("model.norm", c.hidden, plus=c.norms_plus),
         "head": Matrix({"model.embed_tokens" if c.tied else "lm_head": c.vocab}, c.hidden, keep=True),
     }
 
@@ -100,13 +126,15 @@ def top_names(c: LlamaConfig) -> Wanted:
 def layer_names(c: LlamaConfig) -> Wanted:
     qkv = {"self_attn.q_proj": c.q_size, "self_attn.k_proj": c.kv_size, "self_attn.v_proj": c.kv_size}
     gate_up = {"mlp.gate_proj": c.intermediate, "mlp.up_proj": c.intermediate}
-    head_norms = {f"{x}_norm": Vector(f"self_attn.{x}_norm", c.head_dim) for x in ("q", "k") if c.head_norms}
+    normed = {"none": {}, "heads": {"q": c.head_dim, "k": c.head_dim}, "rows": {"q": c.q_size, "k": c.kv_size}}
+    sized = normed[c.qk_norms].items()
+    qk_norms = {f"{x}_norm": Vector(f"self_attn.{x}_norm", size, plus=c.norms_plus) for x, size in sized}
     return {
-        "norm1": Vector("input_layernorm", c.hidden),
+        "norm1": Vector("input_layernorm", c.hidden, plus=c.norms_plus),
         "qkv": Matrix(qkv, c.hidden, bias=c.qkv_bias),
-        **head_norms,
+        **qk_norms,
         "out": Matrix({"self_attn.o_proj": c.hidden}, c.q_size, bias=c.out_bias),
-        "norm2": Vector("post_attention_layernorm", c.hidden),
+        "norm2": Vector("post_attention_layernorm", c.hidden, plus=c.norms_plus),
         "gate_up": Matrix(gate_up, c.hidden, bias=c.mlp_bias),
         "down": Matrix({"mlp.down_proj": c.hidden}, c.intermediate, bias=c.mlp_bias),
     }
@@ -127,7 +155,7 @@ class Layer:
 @dataclass(frozen=True, slots=True)
 class Weights:
     embed: Any
-    layers: list[Layer]
+    layers: list[Any]  # of Layer, or a family's own
     norm: Any
     head: PackedWeight
     rope: Any  # rotary frequencies
@@ -139,37 +167,63 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len:
 
 def load_as(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int, layer_names: Wanted) -> Model:
     """For families with the same layers under other names."""
+    return load_with(ops, checkpoint, config, max_model_len, forward, [layer_names] * config.layers)
+
+
+def load_with(
+    ops: OpSet,
+    checkpoint: Checkpoint,
+    config: LlamaConfig,
+    max_model_len: int,
+    forward: Callable[[Any, "Weights", OpSet, Any], Value],
+    layer_names: Sequence[Wanted],  # for each layer
+    layer_type: type["Layer"] | None = None,
+) -> Model:
+    """For families with another forward pass."""
     unused = "|".join([UNUSED, ROPE_FACTORS, *(["lm_head.weight"] if config.tied else [])])
-    named = {f"model.layers.{layer}.": layer_names for layer in range(config.layers)}
+    named = {f"model.layers.{index}.": names for index, names in enumerate(layer_names)}
     top, layers = load_weights(ops, checkpoint, top_names(config), named, unused)
     factors = dequantize(checkpoint.tensor(ROPE_FACTORS)).ravel() if ROPE_FACTORS in checkpoint.names() else None
     weights = Weights(
         **top,
-        layers=[Layer(**layer) for layer in layers],
+        layers=[(layer_type or Layer)(**layer) for layer in layers],
         rope=ops.frequencies(*frequencies(config.rope, max_model_len, factors)),
     )
     return Model(config, partial(forward, config, weights), packed_bytes([top, *layers]))
 
 
-def forward(c: LlamaConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
+def forward(
+    c: LlamaConfig,
+    w: Weights,
+    ops: OpSet,
+    batch: Any,
+    feed_forward: "Callable[[Any, Any, OpSet, Value], Value] | None" = None,  # in place of `mlp`
+) -> Value:
     angles = ops.rope_angles(batch.positions, w.rope)
-    x = ops.embedding(batch.ids, w.embed)
+    x = scaled(ops, ops.embedding(batch.ids, w.embed), c.embed_scale)
     for index, layer in enumerate(w.layers):
-        x = ops.add(x, attention(c, layer, index, ops, ops.rms_norm(x, layer.norm1, c.eps), angles, batch))
-        x = ops.add(x, mlp(layer, ops, ops.rms_norm(x, layer.norm2, c.eps)))
-    return ops.logits(ops.rms_norm(x, w.norm, c.eps), w.head, batch)
+        found = attention(c, layer, index, ops, ops.rms_norm(x, layer.norm1, c.eps), angles, batch)
+        x = ops.add(x, scaled(ops, found, c.residual_scale))
+        found = (feed_forward or mlp)(c, layer, ops, ops.rms_norm(x, layer.norm2, c.eps))
+        x = ops.add(x, scaled(ops, found, c.residual_scale))
+    return ops.logits(scaled(ops, ops.rms_norm(x, w.norm, c.eps), c.logit_scale), w.head, batch)
+
+
+def scaled(ops: OpSet, x: Value, factor: float) -> Value:
+    return x if factor == 1 else ops.scale(x, factor)
 
 
 def attention(c: LlamaConfig, layer: Layer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
     q, k, v = ops.split(ops.linear(x, layer.qkv), (c.q_size, c.kv_size, c.kv_size))
-    if c.head_norms:
+    if c.qk_norms != "none":
         q, k = ops.rms_norm(q, layer.q_norm, c.eps), ops.rms_norm(k, layer.k_norm, c.eps)
     if c.rotated[index]:
         q, k = ops.rope(q, angles, c.head_dim), ops.rope(k, angles, c.head_dim)
     ops.write_kv(k, v, batch, index)
-    scale = 1 / sqrt(c.head_dim)
-    return ops.linear(ops.paged_attention(q, batch, index, c.head_dim, scale, c.windows[index]), layer.out)
+    scale = 1 / sqrt(c.head_dim) if c.score_scale is None else c.score_scale
+    found = ops.paged_attention(q, batch, index, c.head_dim, scale, c.windows[index], c.score_cap)
+    return ops.linear(found, layer.out)
 
 
-def mlp(layer: Layer, ops: OpSet, x: Value) -> Value:
-    return ops.linear(ops.activate_and_mul(ops.linear(x, layer.gate_up), Activation.SILU), layer.down)
+def mlp(c: LlamaConfig, layer: Layer, ops: OpSet, x: Value) -> Value:
+    return ops.linear(ops.activate_and_mul(ops.linear(x, layer.gate_up), c.activation), layer.down)

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint
 from quire.models.config import ModelConfig
-from quire.ops.dequantize import dequantize
+from quire.ops.dequantize import as_floats, dequantize
 from quire.ops.opset import OpSet, Value
-from quire.ops.tensors import PackedExperts, PackedWeight, StoredTensor, stored_floats
+from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor, stored_floats
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.dummy_checkpoint import DummyCheckpoint
 
@@ -116,6 +116,45 @@ def _unstacked(tensor: StoredTensor) -> list[StoredTensor]:
 
 
 @dataclass(frozen=True, slots=True)
+class Heads:
+    """A matrix for each head, cut out of a linear layer that is stored as `name.weight`: of every `num_rows` of its
+    outputs, which belong to one head, those from `first` on; with its axes exchanged where `transposed`."""
+
+    name: str
+    num_heads: int
+    num_rows: int
+    num_inputs: int
+    first: int
+    count: int
+    transposed: bool = False
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{self.name}.weight", (self.num_heads * self.num_rows, self.num_inputs)
+
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedHeads:
+        (tensor,) = tensors
+        cuts = [as_floats(tensor.part(head * self.num_rows + self.first, self.count)) for head in range(self.num_heads)]
+        return ops.pack_heads([cut.transposed() if self.transposed else cut for cut in cuts])
+
+
+@dataclass(frozen=True, slots=True)
+class StackedHeads:
+    """A matrix for each head, all in one tensor: `name.weight` [heads, outputs, inputs]."""
+
+    name: str
+    num_heads: int
+    num_outputs: int
+    num_inputs: int
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{self.name}.weight", (self.num_heads, self.num_outputs, self.num_inputs)
+
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedHeads:
+        (tensor,) = tensors
+        return ops.pack_heads([as_floats(head) for head in _unstacked(tensor)])
+
+
+@dataclass(frozen=True, slots=True)
 class Vector:
     """The weight of a norm, or another tensor of one axis: `name.weight`, or what `of` says."""
 
@@ -158,6 +197,28 @@ class LayerNorm:
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Affine:
         vectors = iter([ops.vector(tensor) for tensor in tensors])
         return Affine(next(vectors) if self.weight else None, next(vectors) if self.bias else None)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorms:
+    """A norm for each of several groups of columns, without biases, one after the other.
+
+    A name with `{}` in it, for the number of the group, is the norm of one group. A name without is one tensor of all,
+    [groups, columns of a group]."""
+
+    name: str
+    num_groups: int
+    size: int
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        if "{}" in self.name:
+            yield from ((f"{self.name.format(group)}.weight", (self.size,)) for group in range(self.num_groups))
+        else:
+            yield f"{self.name}.weight", (self.num_groups, self.size)
+
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Affine:
+        numbers = np.concatenate([dequantize(tensor).ravel() for tensor in tensors])
+        return Affine(ops.vector(stored_floats(tensors[0].name, numbers)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +270,8 @@ def load_weights(
 
 
 def packed_bytes(groups: Iterable[Mapping[str, Any]]) -> int:
-    return sum(w.nbytes for group in groups for w in group.values() if isinstance(w, PackedWeight | PackedExperts))
+    packed = PackedWeight | PackedExperts | PackedHeads
+    return sum(w.nbytes for group in groups for w in group.values() if isinstance(w, packed))
 
 
 def _check(checkpoint: Checkpoint, groups: Iterable[tuple[str, Wanted]], unused: str) -> None:

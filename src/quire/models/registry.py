@@ -18,6 +18,32 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "quire.models.llama",
     "SmolLM3ForCausalLM": "quire.models.llama",
     "Phi3ForCausalLM": "quire.models.phi3",
+    "DeepseekV2ForCausalLM": "quire.models.deepseek",
+    "DeepseekV3ForCausalLM": "quire.models.deepseek",
+    "MixtralForCausalLM": "quire.models.mixture",
+    "Qwen2MoeForCausalLM": "quire.models.mixture",
+    "Qwen3MoeForCausalLM": "quire.models.mixture",
+    "OlmoeForCausalLM": "quire.models.mixture",
+    "GraniteForCausalLM": "quire.models.granite",
+    "GraniteMoeForCausalLM": "quire.models.granite",
+    "Olmo2ForCausalLM": "quire.models.olmo2",
+    "GemmaForCausalLM": "quire.models.gemma",
+    "Gemma2ForCausalLM": "quire.models.gemma",
+    "Gemma3ForCausalLM": "quire.models.gemma",
+    "Gemma3ForConditionalGeneration": "quire.models.gemma",
+    "GPT2LMHeadModel": "quire.models.gpt2",
+    "GPTBigCodeForCausalLM": "quire.models.gpt2",
+    "GPTJForCausalLM": "quire.models.gptj",
+    "GPTNeoXForCausalLM": "quire.models.gpt_neox",
+    "OPTForCausalLM": "quire.models.opt",
+    "MptForCausalLM": "quire.models.mpt",
+    "MPTForCausalLM": "quire.models.mpt",  # as its authors spell it
+    "BloomForCausalLM": "quire.models.bloom",
+    "FalconForCausalLM": "quire.models.falcon",
+    "Starcoder2ForCausalLM": "quire.models.starcoder2",
+    "PhiForCausalLM": "quire.models.phi",
+    "StableLmForCausalLM": "quire.models.stablelm",
+    "OlmoForCausalLM": "quire.models.olmo",
 }
 
 EMBEDDERS = {  # vectors of texts come out. Decoders can give them too: see runtime/headless.py
@@ -30,6 +56,8 @@ EMBEDDERS = {  # vectors of texts come out. Decoders can give them too: see runt
     "CamembertModel": "quire.models.bert",
     "DistilBertModel": "quire.models.bert",
     "DistilBertForMaskedLM": "quire.models.bert",
+    "ModernBertModel": "quire.models.modernbert",
+    "ModernBertForMaskedLM": "quire.models.modernbert",
 }
 
 SCORERS = {  # a number for a pair of texts comes out
@@ -38,6 +66,7 @@ SCORERS = {  # a number for a pair of texts comes out
     "XLMRobertaForSequenceClassification": "quire.models.bert",
     "CamembertForSequenceClassification": "quire.models.bert",
     "DistilBertForSequenceClassification": "quire.models.bert",
+    "ModernBertForSequenceClassification": "quire.models.modernbert",
 }
 
 Purpose = Literal["generate", "embed", "score"]

@@ -81,8 +81,9 @@ def read_rope(config: Keys, head_dim: int, max_position: int, default_theta: flo
     kind = {"su": "longrope"}.get(kind, kind)  # Phi-3 was first published under that name
     if kind not in SCALINGS:
         raise Unsupported(f"rope scaling `{kind}` is not supported", f"supported are {', '.join(SCALINGS)}")
-    rotary_dim = int(head_dim * float(numbers.get("partial_rotary_factor") or 1.0))
-    if rotary_dim < 2 or rotary_dim % 2:
+    part = float(numbers.get("partial_rotary_factor") or 1.0)
+    rotary_dim = int(config.get("rotary_dim") or head_dim * part)
+    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
         raise BadCheckpoint(f"{rotary_dim} of {head_dim} columns of a head turn, and columns turn in pairs")
     return RopeSpec(kind, float(numbers.get("rope_theta") or default_theta), rotary_dim, max_position, numbers)
 
@@ -139,15 +140,17 @@ def _yarn(spec: RopeSpec, max_model_len: int) -> tuple[Float64, float]:
     return inv_freq / factor * ramp + inv_freq * (1 - ramp), _yarn_scale(spec, factor)
 
 
-def _yarn_scale(spec: RopeSpec, factor: float) -> float:
-    def temperature(mscale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
+    """What queries and keys are multiplied by where a context has become `factor` times as long."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
+
+def _yarn_scale(spec: RopeSpec, factor: float) -> float:
     if spec.numbers.get("attention_factor") is not None:
         return spec.number("attention_factor")
     if spec.numbers.get("mscale") and spec.numbers.get("mscale_all_dim"):
-        return temperature(spec.number("mscale")) / temperature(spec.number("mscale_all_dim"))
-    return temperature(1.0)
+        return yarn_temperature(factor, spec.number("mscale")) / yarn_temperature(factor, spec.number("mscale_all_dim"))
+    return yarn_temperature(factor)
 
 
 def _llama3(spec: RopeSpec, max_model_len: int) -> tuple[Float64, float]:

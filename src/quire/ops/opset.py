@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint
-from quire.ops.tensors import PackedExperts, PackedWeight, StoredTensor
+from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 Value = Any  # a torch tensor [tokens, columns], or a recorded one
 Int32 = NDArray[np.int32]
@@ -49,6 +49,9 @@ GPU_KV_DTYPES = (*KV_DTYPES, "fp8")
 class KVSpec:
     """The shape of the paged cache. A block holds `block_size` tokens of every layer.
 
+    A token has a key and a value of `head_dim` numbers for each KV head. With `latent` it has one vector instead, which
+    all query heads share: `latent` numbers that serve as key and as value, and the rest, which serve as key alone.
+
     In int8 the key of one token and head is `head_dim` codes of -127 .. 127 times a unit in fp32, max|k| / 127; so is
     the value. Where one of the two is not finite, both units are NaN. fp8 is e4m3 without a unit: 448 stands for all
     that is greater."""
@@ -57,11 +60,21 @@ class KVSpec:
     num_kv_heads: int
     head_dim: int
     block_size: int
-    dtype: str  # of GPU_KV_DTYPES
+    dtype: str  # of GPU_KV_DTYPES; a latent cache is not kept in int8
+    latent: int = 0
+
+    def __post_init__(self) -> None:
+        assert not self.latent or (self.num_kv_heads == 1 and self.latent < self.head_dim and self.dtype != "int8")
+
+    @property
+    def value_dim(self) -> int:
+        """Columns of a value."""
+        return self.latent or self.head_dim
 
     @property
     def block_bytes(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.block_size * self._head_bytes
+        vectors = 1 if self.latent else 2
+        return vectors * self.num_layers * self.num_kv_heads * self.block_size * self._head_bytes
 
     @property
     def _head_bytes(self) -> int:
@@ -213,6 +226,9 @@ class OpSet(Protocol):
     def pack_experts(self, experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
         """One matrix an expert, each stacked of parts as in `pack`; all have one shape."""
 
+    def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
+        """One matrix a head, of floats; all have one shape."""
+
     def vector(self, tensor: StoredTensor) -> Any:
         """A norm weight or the like, in fp32."""
 
@@ -255,6 +271,9 @@ class OpSet(Protocol):
 
     def linear(self, x: Value, w: PackedWeight) -> Value:
         """x [T, inputs] -> x @ w.T + bias [T, outputs]"""
+
+    def linear_heads(self, x: Value, w: PackedHeads) -> Value:
+        """x [T, heads * inputs] -> [T, heads * outputs]: the columns of every head times its own matrix."""
 
     def split(self, x: Value, sizes: Sequence[int]) -> tuple[Value, ...]:
         """Views of neighbouring columns."""
@@ -300,6 +319,14 @@ class OpSet(Protocol):
         attend to those of the same sequence in this step, and no cache is read or written. With `causal`, to those up
         to themselves; with `window`, to those less than `window` positions away. Heads and scores as above."""
 
+    def write_latent(self, latent: Value, turned: Value, batch: Any, layer: int) -> None:
+        """Store latent [T, spec.latent], and turned behind it, in the layer's pages at batch.slots."""
+
+    def mla_attention(self, q_latent: Value, q_turned: Value, batch: Any, layer: int, scale: float) -> Value:
+        """q_latent [T, heads * latent], q_turned [T, heads * (head_dim - latent)] -> [T, heads * latent]. Causal. A
+        head's query is its part of the one and then its part of the other; it meets the whole vectors of a latent
+        cache, and what it takes from them is their first `latent` columns."""
+
     def activate(self, x: Value, kind: Activation) -> Value:
         """Of every number."""
 
@@ -323,6 +350,9 @@ class OpSet(Protocol):
         """x [T, n] * sigmoid(gate [T, 1])"""
 
     def scale(self, x: Value, factor: float) -> Value: ...
+
+    def clamp(self, x: Value, most: float) -> Value:
+        """Numbers below -most become -most, those above most become most."""
 
     def add(self, x: Value, y: Value) -> Value: ...
 

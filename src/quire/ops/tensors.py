@@ -138,3 +138,14 @@ class PackedExperts:
     num_inputs: int
     nbytes: int
     packed: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedHeads:
+    """A matrix [num_outputs, num_inputs] for each head, in floats, ready for one backend's kernels."""
+
+    num_heads: int
+    num_outputs: int
+    num_inputs: int
+    nbytes: int
+    packed: Any

@@ -8,6 +8,7 @@ from quire.ops.opset import GPU_KV_DTYPES, KVSpec
 
 INT8_BLOCK = 8  # kernels take so many tokens of an int8 cache at a time
 INT8_MOST = 1024  # slots of a block, columns of a head: sums of more would not fit 32 bits
+GPU_HEAD_DIM = 512  # columns of a head at most: tiles of more do not fit a GPU's shared memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,12 @@ def kv_spec(config: ModelConfig, block_size: int, dtype: str) -> KVSpec:
         raise Unsupported(f"kv_cache_dtype is `{dtype}`", f"use one of auto, {', '.join(GPU_KV_DTYPES)}")
     if dtype == "int8":
         _check_int8(config, block_size)
-    return KVSpec(config.layers, config.kv_heads, config.head_dim, block_size, dtype)
+    return KVSpec(config.layers, config.kv_heads, config.head_dim, block_size, dtype, config.latent)
 
 
 def _check_int8(config: ModelConfig, block_size: int) -> None:
+    if config.latent:
+        raise Unsupported("an int8 KV cache of latent vectors", "use kv_cache_dtype float16, or fp8 on a GPU")
     if block_size % INT8_BLOCK or block_size > INT8_MOST:
         raise BadRequest(
             f"block_size is {block_size}, and a block of an int8 KV cache holds a multiple of {INT8_BLOCK} tokens",
@@ -45,6 +48,23 @@ def _check_int8(config: ModelConfig, block_size: int) -> None:
         raise Unsupported(
             f"the model's heads have {config.head_dim} columns, and an int8 KV cache takes {INT8_MOST}",
             "use kv_cache_dtype float16",
+        )
+
+
+def check_gpu_spec(spec: KVSpec) -> None:
+    """What kernels on a GPU take."""
+    if spec.block_size & (spec.block_size - 1):
+        raise BadRequest(
+            f"block_size is {spec.block_size}, and on a GPU it is a power of two", "use 16 or 32", param="block_size"
+        )
+    if spec.head_dim > GPU_HEAD_DIM:
+        raise Unsupported(
+            f"the model's heads have {spec.head_dim} columns, and a GPU takes {GPU_HEAD_DIM}", "use device cpu"
+        )
+    if spec.dtype in ("int8", "fp8") and spec.head_dim % 2:
+        raise Unsupported(
+            f"the model's heads have {spec.head_dim} columns, and a GPU keeps an even number of 8 bits",
+            "use kv_cache_dtype auto",
         )
 
 

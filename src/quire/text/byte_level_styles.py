@@ -6,6 +6,10 @@ from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
 
+ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+
 
 def _gpt2_words() -> Any:
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -15,18 +19,34 @@ def _single_digits() -> Any:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2_words()])
 
 
-def _tiktoken_words(digits: str) -> Callable[[], Any]:
-    """The pattern of OpenAI's later vocabularies, which families vary in how many digits stay together."""
-    pattern = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
-        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
+def _falcon_words() -> Any:
+    punctuation = pre_tokenizers.Punctuation("contiguous")
+    return pre_tokenizers.Sequence([punctuation, _gpt2_words(), _split("[0-9][0-9][0-9]")])
+
+
+def _split(pattern: str) -> Any:
+    return pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+
+
+def _matches(*patterns: str) -> Callable[[], Any]:
+    """What the patterns match, one after the other, and what lies between."""
 
     def words() -> Any:
-        split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-        return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        splits = [_split(pattern) for pattern in patterns]
+        return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
     return words
+
+
+def _tiktoken_words(digits: str) -> Callable[[], Any]:
+    """The pattern of OpenAI's later vocabularies, which families vary in how many digits stay together."""
+    return _matches(rf"{ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}")
+
+
+def _cased_words(digits: str, endings: str) -> Callable[[], Any]:
+    """The one after it: words end before a capital letter, marks belong to letters, and slashes to signs."""
+    letters = rf"[{UPPER}]*[{LOWER}]+{endings}|[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]+[{LOWER}]*{endings}"
+    return _matches(rf"[^\r\n\p{{L}}\p{{N}}]?{letters}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +59,46 @@ class ByteLevelStyle:
 
 GPT2 = ByteLevelStyle(_gpt2_words)
 STARCODER = ByteLevelStyle(_single_digits)
+FALCON = ByteLevelStyle(_falcon_words)
+BLOOM = ByteLevelStyle(_matches(r" ?[^(\s|.,!?…。，、।۔،)]+"))
+DBRX = ByteLevelStyle(_tiktoken_words(r"\p{N}{1,3}"))
 LLAMA3 = ByteLevelStyle(_tiktoken_words(r"\p{N}{1,3}"), ignore_merges=True, add_bos=True)
+STABLELM2 = ByteLevelStyle(_tiktoken_words(r"\p{N}"))
 QWEN2 = ByteLevelStyle(_tiktoken_words(r"\p{N}"), composes=True)
+TEKKEN = ByteLevelStyle(_cased_words(r"\p{N}", ""), ignore_merges=True, add_bos=True)
+GPT4O = ByteLevelStyle(_cased_words(r"\p{N}{1,3}", ENDINGS + "?"))
+DEEPSEEK_V3 = ByteLevelStyle(
+    _matches(
+        r"\p{N}{1,3}",
+        r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + SPACES,
+    )
+)
 
 BYTE_LEVEL_STYLES: Mapping[str, ByteLevelStyle] = {
     "default": GPT2,
     "gpt-2": GPT2,
+    "phi-2": GPT2,
+    "mpt": GPT2,
+    "olmo": GPT2,
     "starcoder": STARCODER,
     "refact": STARCODER,
+    "command-r": STARCODER,
     "smollm": STARCODER,
+    "falcon": FALCON,
+    "bloom": BLOOM,
+    "dbrx": DBRX,
+    "smaug-bpe": DBRX,
     "llama-bpe": LLAMA3,
     "llama-v3": LLAMA3,
     "llama3": LLAMA3,
+    "falcon3": LLAMA3,
+    "pixtral": LLAMA3,
+    "stablelm2": STABLELM2,
     "qwen2": QWEN2,
     "deepseek-r1-qwen": QWEN2,
+    "tekken": TEKKEN,
+    "gpt-4o": GPT4O,
+    "llama4": GPT4O,
+    "deepseek-v3": DEEPSEEK_V3,
 }

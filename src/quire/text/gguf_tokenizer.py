@@ -20,8 +20,8 @@ from quire.weights.gguf_names import end_ids
 KEY = "tokenizer.ggml."
 CHAT_TEMPLATE = "tokenizer.chat_template"
 
-# tokenizer.ggml.token_type. 5 is a token that is not used, 6 one that stands for a byte.
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+# tokenizer.ggml.token_type. 6 is a token that stands for a byte.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 
 # Control tokens that end a turn or a text in some family, whichever of them the file calls eos.
 END_TOKENS = frozenset(
@@ -113,15 +113,17 @@ def _finish(
     uncommon = [(index, kind) for index, kind in enumerate(pieces.kinds) if kind != NORMAL]
     control = [index for index, kind in uncommon if kind in (CONTROL, UNKNOWN)]
     defined = [index for index, kind in uncommon if kind == USER_DEFINED]
+    no_text = {index: "" for index, kind in uncommon if kind == UNUSED}  # they only fill up the vocabulary
     backend.add_special_tokens([AddedToken(tokens[index], normalized=False, special=True) for index in control])
     backend.add_tokens([AddedToken(tokens[index], normalized=False) for index in defined])
-    ends = [*end_ids(metadata), eos, *(index for index in (*control, *defined) if tokens[index] in END_TOKENS)]
+    named = [*control, *(index for index in defined if tokens[index] != "</s>")]  # Gemma has HTML's tag, too
+    ends = [*end_ids(metadata), eos, *(index for index in named if tokens[index] in END_TOKENS)]
     roles = {"bos": bos, "eos": eos, "unk": pieces.id("unknown"), "pad": pieces.id("padding")}
     return Vocabulary(
         backend=backend,
         token_bytes=token_bytes,
         strips_space=strips_space,
-        added={index: tokens[index] for index in (*control, *defined)},
+        added={index: tokens[index] for index in (*control, *defined)} | no_text,
         special_ids=frozenset(control),
         prefix=_if_added(metadata, "bos", bos, add_bos),
         suffix=_if_added(metadata, "eos", eos, False),

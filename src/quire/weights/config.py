@@ -68,6 +68,9 @@ class CheckpointConfig:
         """A nested object. `section` reads one with the same typed getters."""
         return self._typed(key, builtins.dict, default)
 
+    def list(self, key: builtins.str, default: builtins.list[Any] | Required = REQUIRED) -> builtins.list[Any]:
+        return self._typed(key, builtins.list, default)
+
     def section(self, key: builtins.str) -> "CheckpointConfig":
         """The nested object at `key`, empty where it is missing; errors name its keys `key.inner`."""
         return CheckpointConfig(self.source, self.dict(key, default={}), prefix=f"{self._prefix}{key}.")
@@ -83,7 +86,8 @@ class CheckpointConfig:
             raise self._bad(key, "is missing")
         if value not in allowed:
             choices = ", ".join(repr(choice) for choice in allowed if choice is not None)
-            raise Unsupported(f"{self.source}: {self._prefix}{key} is {value!r}", f"supported: {choices}")
+            hint = f"supported: {choices}" if choices else "it is supported only where that is left out"
+            raise Unsupported(f"{self.source}: {self._prefix}{key} is {value!r}", hint)
         return value
 
     @property
@@ -95,12 +99,12 @@ class CheckpointConfig:
         return names[0]
 
     @property
-    def eos_ids(self) -> list[builtins.int]:
+    def eos_ids(self) -> builtins.list[builtins.int]:
         """Tokens that end a text, those of the generation config first."""
-        ids: list[builtins.int] = []
+        ids: builtins.list[builtins.int] = []
         for values in (self._generation, self._values):
             given = values.get("eos_token_id")
-            for token in given if isinstance(given, list) else [given]:
+            for token in given if isinstance(given, builtins.list) else [given]:
                 if token is None or token in ids:
                     continue
                 if type(token) is not builtins.int or token < 0:
@@ -128,6 +132,7 @@ _ARTICLED: Mapping[type, str] = {
     str: "a string",
     bool: "true or false",
     dict: "an object",
+    list: "a list",
 }
 
 

@@ -7,10 +7,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint, Unsupported
-from quire.ops.tensors import StoredTensor
+from quire.ops.dequantize import dequantize
+from quire.ops.tensors import StoredTensor, stored_floats
 from quire.weights.config import CheckpointConfig
 from quire.weights.gguf import GGUFFile
-from quire.weights.gguf_names import TensorName, find_architecture, translate_config, translate_name
+from quire.weights.gguf_names import (
+    LONGROPE_TENSORS,
+    TensorName,
+    find_architecture,
+    longrope,
+    translate_config,
+    translate_name,
+)
 from quire.weights.gguf_tensors import TensorEntry, read_directory, stored_tensor
 
 EMBEDDING = "token_embd.weight"
@@ -23,30 +31,42 @@ class GGUFCheckpoint:
         metadata = CheckpointConfig(path, self._gguf.metadata)
         row = find_architecture(metadata)
         entries = read_directory(self._gguf)
+        row = row.of_file(entries)
         if EMBEDDING not in entries:
             raise BadCheckpoint(f"{path} has no tensor {EMBEDDING!r}")
         values = translate_config(row, metadata, entries)
         values["vocab_size"] = entries[EMBEDDING].num_rows  # the metadata's own count is often missing
+        self.nbytes = sum(entry.nbytes for entry in entries.values())
+        factors = {key: entries.pop(name) for key, name in LONGROPE_TENSORS.items() if name in entries}
+        if factors:
+            lists = {key: dequantize(stored_tensor(self._gguf, entry)).ravel() for key, entry in factors.items()}
+            values["rope_scaling"] = longrope(metadata, {key: numbers.tolist() for key, numbers in lists.items()})
         self.config = CheckpointConfig(path, values)
         self._entries: dict[str, tuple[TensorEntry, TensorName]] = {}
         for entry in entries.values():
             name = translate_name(row, entry.name)
             if name is None:
                 raise Unsupported(f"{path}: tensor {entry.name!r} is not one that {row.name} has")
-            self._entries[name.name] = (entry, name)
+            if "{}" not in name.name:
+                self._entries[name.name] = (entry, name)
+                continue
+            for expert in range(entry.shape[0]):
+                self._entries[name.name.format(expert)] = (entry, replace(name, expert=expert))
 
     def names(self) -> list[str]:
         return list(self._entries)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(entry.nbytes for entry, _ in self._entries.values())
 
     def tensor(self, name: str) -> StoredTensor:
         if name not in self._entries:
             raise BadCheckpoint(f"{self.path} has no tensor {name!r}")
         entry, translated = self._entries[name]
         stored = replace(stored_tensor(self._gguf, entry), name=name)
+        if translated.expert is not None:
+            return stored.part(translated.expert, 1).squeezed()
+        if translated.plus:
+            return stored_floats(name, dequantize(stored).reshape(entry.shape) - np.float32(translated.plus))
+        if translated.one_row:
+            return replace(stored, shape=(1, entry.shape[-1]))
         if translated.heads_key is None:
             return stored
         order = self._half_split_order(entry, translated.heads_key)

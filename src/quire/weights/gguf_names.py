@@ -1,30 +1,20 @@
 """What GGUF calls things, in Hugging Face's words: one row an architecture, so that a model file sees one view.
 
 A row names the Hugging Face architecture, the config keys with their GGUF twins, and the tensors. To read another GGUF
-architecture, add its row to ARCHITECTURES."""
+architecture, add its row to ARCHITECTURES; a dot in a config key leads into an object."""
 
 import re
+from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import log
 from typing import Any
 
 from quire.core.errors import Unsupported
 from quire.weights.config import CheckpointConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    name: str  # Hugging Face's
-    keys: Mapping[str, str]  # config key -> GGUF key, which the file prefixes with its own architecture
-    constants: Mapping[str, Any]  # config keys that GGUF leaves unsaid
-    tensors: Mapping[str, str]  # GGUF name -> Hugging Face name
-    layer_tensors: Mapping[str, str]  # GGUF name in "blk.3.NAME.weight" -> the one in "model.layers.3.NAME.weight"
-    # Layer tensors whose rows the converter interleaved within each head, so that rotary pairs lie side by side:
-    # GGUF name -> the config key that counts the heads.
-    interleaved: Mapping[str, str] = field(default_factory=dict)
-    biases: Mapping[str, str] = field(default_factory=dict)  # config key -> layer tensor whose bias makes it true
-
+from quire.weights.gguf_architecture import Architecture
+from quire.weights.gguf_deepseek_names import DEEPSEEK_ARCHITECTURES
+from quire.weights.gguf_gpt_names import GPT_ARCHITECTURES
 
 DECODER_KEYS = {
     "num_hidden_layers": "block_count",
@@ -47,6 +37,9 @@ OUTER_TENSORS = {
     "rope_freqs.weight": "rope_freqs",
 }
 
+# Tensors that are lists in `rope_scaling`: for contexts as first trained, and for longer ones.
+LONGROPE_TENSORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+
 GATED_LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -59,6 +52,77 @@ GATED_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 
+HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+
+NORMS_AROUND = {  # before and after attention and feed-forward
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+EXPERT_KEYS = {
+    "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}
+
+EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+
+SHARED_EXPERT = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+
+MIXTRAL_EXPERTS = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
+
+GEMMA_KEYS = {
+    **DECODER_KEYS,
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope_local_base_freq": "rope.freq_base_swa",
+    "sliding_window_pattern": "attention.sliding_window_pattern",
+}
+
+GRANITE_KEYS = {
+    **DECODER_KEYS,
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+
+ROTATED_PAIRWISE = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+
+
+def _gemma(config: CheckpointConfig) -> dict[str, Any]:
+    """What Gemma 2 and 3 files leave to the reader: the largest of each scales scores by the width of a head as it
+    would be without its own width; without a window, all layers see everything."""
+    largest = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}[config.architecture]  # layers
+    heads, width = config.int("num_attention_heads"), config.int("head_dim")
+    if config.int("num_hidden_layers") == largest:
+        width = config.int("hidden_size") // max(heads, 1)
+    derived: dict[str, Any] = {"query_pre_attn_scalar": width}
+    pattern = config.get("sliding_window_pattern")  # a number, or one for each layer
+    if not config.int("sliding_window", 0):
+        derived["sliding_window_pattern"] = 1
+    elif isinstance(pattern, array):
+        derived["layer_types"] = ["sliding_attention" if local else "full_attention" for local in pattern]
+    return derived
+
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(  # Mistral and SmolLM, too
         name="LlamaForCausalLM",
@@ -66,8 +130,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         constants={"model_type": "llama", "hidden_act": "silu"},
         tensors=OUTER_TENSORS,
         layer_tensors=GATED_LAYER,
-        interleaved={"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"},
+        interleaved=ROTATED_PAIRWISE,
         biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
+    ),
+    "llama with experts": Architecture(
+        name="MixtralForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "mixtral", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **MIXTRAL_EXPERTS},
+        interleaved=ROTATED_PAIRWISE,
     ),
     "qwen2": Architecture(
         name="Qwen2ForCausalLM",
@@ -76,6 +148,109 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         tensors=OUTER_TENSORS,
         layer_tensors=GATED_LAYER,
     ),
+    "qwen3": Architecture(
+        name="Qwen3ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "qwen3", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS},
+        biases={"attention_bias": "attn_q"},
+    ),
+    "qwen2moe": Architecture(
+        name="Qwen2MoeForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "qwen2_moe", "hidden_act": "silu", "norm_topk_prob": False},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **EXPERTS, **SHARED_EXPERT},
+    ),
+    "qwen3moe": Architecture(
+        name="Qwen3MoeForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "qwen3_moe", "hidden_act": "silu", "norm_topk_prob": True},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
+        biases={"attention_bias": "attn_q"},
+    ),
+    "olmo2": Architecture(
+        name="Olmo2ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "olmo2", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **NORMS_AROUND},
+        biases={"attention_bias": "attn_q"},
+        expects={"attention.sliding_window": None},  # with one, it is OLMo 3
+    ),
+    "olmoe": Architecture(
+        name="OlmoeForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "olmoe", "hidden_act": "silu", "norm_topk_prob": False},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
+        expects={"attention.clamp_kqv": None},
+    ),
+    "granite": Architecture(
+        name="GraniteForCausalLM",
+        keys=GRANITE_KEYS,
+        constants={"model_type": "granite", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        interleaved=ROTATED_PAIRWISE,
+        biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
+        expects={"rope.scaling.finetuned": True},  # false stands for layers that do not rotate
+    ),
+    "granitemoe": Architecture(
+        name="GraniteMoeForCausalLM",
+        keys={**GRANITE_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "granitemoe", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **MIXTRAL_EXPERTS, "ffn_gate_inp": "block_sparse_moe.router.layer"},
+        interleaved=ROTATED_PAIRWISE,
+        biases={"attention_bias": "attn_q"},
+        expects={"rope.scaling.finetuned": True, "expert_shared_feed_forward_length": None},
+    ),
+    "smollm3": Architecture(
+        name="SmolLM3ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "smollm3", "hidden_act": "silu", "no_rope_layer_interval": 4},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        interleaved=ROTATED_PAIRWISE,
+    ),
+    "phi3": Architecture(
+        name="Phi3ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "phi3", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    ),
+    "gemma": Architecture(
+        name="GemmaForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        norms_plus=1.0,
+    ),
+    "gemma2": Architecture(
+        name="Gemma2ForCausalLM",
+        keys=GEMMA_KEYS,
+        constants={"model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 4096},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **NORMS_AROUND},
+        norms_plus=1.0,
+        derive=_gemma,
+    ),
+    "gemma3": Architecture(
+        name="Gemma3ForCausalLM",
+        keys=GEMMA_KEYS,
+        constants={"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **NORMS_AROUND},
+        norms_plus=1.0,
+        derive=_gemma,
+    ),
+    **GPT_ARCHITECTURES,
+    **DEEPSEEK_ARCHITECTURES,
 }
 
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
@@ -83,45 +258,58 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 @dataclass(frozen=True, slots=True)
 class TensorName:
-    name: str  # Hugging Face's
+    name: str  # Hugging Face's, with {} for the number of an expert
     heads_key: str | None = None  # where rows are interleaved: the config key that counts the heads
+    plus: float = 0.0  # what was added to the numbers
+    one_row: bool = False  # a matrix, which some writers store without the axis of length 1
+    expert: int | None = None  # which of a stack it is
 
 
 def find_architecture(metadata: CheckpointConfig) -> Architecture:
     name = metadata.str("general.architecture")
-    if name not in ARCHITECTURES:
+    experts = metadata.int(f"{name}.expert_count", default=0)
+    row = (ARCHITECTURES.get(f"{name} with experts") if experts else None) or ARCHITECTURES.get(name)
+    if row is None:
         raise Unsupported(
             f"{metadata.source} is of the architecture {name!r}", f"supported in GGUF: {', '.join(ARCHITECTURES)}"
         )
-    if experts := metadata.int(f"{name}.expert_count", default=0):
-        raise Unsupported(
-            f"{metadata.source}: {name}.expert_count is {experts}", "mixtures of experts are not read yet"
-        )
+    if experts and "num_local_experts" not in row.keys:
+        raise Unsupported(f"{metadata.source}: {name}.expert_count is {experts}", f"{name} is read without experts")
+    for key, value in row.expects.items():
+        metadata.expect(f"{name}.{key}", value, None)
     if (parts := metadata.int("split.count", default=1)) > 1:
         raise Unsupported(
             f"{metadata.source} is one of {parts} parts of a split file", "join them with `gguf-split --merge`"
         )
-    return ARCHITECTURES[name]
+    return row
 
 
 def translate_name(row: Architecture, name: str) -> TensorName | None:
     """None for a name that the row does not have."""
     if name in row.tensors:
-        return TensorName(row.tensors[name])
+        return TensorName(row.tensors[name], plus=row.norms_plus if name == "output_norm.weight" else 0.0)
     match = _LAYER_TENSOR.fullmatch(name)
     if match is None or match[2] not in row.layer_tensors:
         return None
     layer, part, kind = match.groups()
-    return TensorName(f"model.layers.{layer}.{row.layer_tensors[part]}.{kind}", row.interleaved.get(part))
+    translated = row.layer_tensors[part]
+    return TensorName(
+        f"{row.layers}.{layer}.{translated}" + ("" if translated.endswith("_bias") else f".{kind}"),
+        row.interleaved.get(part),
+        row.norms_plus if part.endswith("_norm") else 0.0,
+        part == "ffn_gate_inp_shexp",
+    )
 
 
 def translate_config(row: Architecture, metadata: CheckpointConfig, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json that the file's metadata amounts to. `tensors` are asked only whether they have a name."""
     prefix = metadata.str("general.architecture")
-    values: dict[str, Any] = {"architectures": [row.name], **row.constants}
-    for key, twin in row.keys.items():
-        if (value := metadata.get(f"{prefix}.{twin}")) is not None:
-            values[key] = value
+    values: dict[str, Any] = {"architectures": [row.name]}
+    given = {key: metadata.get(f"{prefix}.{twin}") for key, twin in row.keys.items()}
+    for key, value in (*row.constants.items(), *given.items()):
+        if value is not None:
+            outer, _, inner = key.rpartition(".")
+            (values.setdefault(outer, {}) if outer else values)[inner] = value
     values.setdefault("num_key_value_heads", values.get("num_attention_heads"))
     _add_head_dims(values, metadata, prefix)
     if scaling := _rope_scaling(metadata, prefix):
@@ -131,7 +319,7 @@ def translate_config(row: Architecture, metadata: CheckpointConfig, tensors: Map
     values["tie_word_embeddings"] = "output.weight" not in tensors
     values["bos_token_id"] = metadata.get("tokenizer.ggml.bos_token_id")
     values["eos_token_id"] = end_ids(metadata)
-    return values
+    return values | dict(row.derive(CheckpointConfig(metadata.source, values)) if row.derive else {})
 
 
 def end_ids(metadata: CheckpointConfig) -> list[int]:
@@ -142,6 +330,8 @@ def end_ids(metadata: CheckpointConfig) -> list[int]:
 
 def _add_head_dims(values: dict[str, Any], metadata: CheckpointConfig, prefix: str) -> None:
     """Heads may differ from hidden_size / heads, and the rotation may cover a part of them."""
+    if f"{prefix}.attention.kv_lora_rank" in metadata:
+        return  # keys and values are made of latents, and such a family reads their lengths itself
     heads = metadata.int(f"{prefix}.attention.head_count")
     head_dim = metadata.int(
         f"{prefix}.attention.key_length", metadata.int(f"{prefix}.embedding_length") // max(heads, 1)
@@ -150,9 +340,7 @@ def _add_head_dims(values: dict[str, Any], metadata: CheckpointConfig, prefix: s
     value_dim = metadata.int(f"{prefix}.attention.value_length", default=head_dim)
     if value_dim != head_dim:
         raise Unsupported(f"{metadata.source}: the heads have keys of {head_dim} and values of {value_dim} numbers")
-    rotary_dim = metadata.int(f"{prefix}.rope.dimension_count", default=head_dim)
-    if rotary_dim != head_dim:
-        values["partial_rotary_factor"] = rotary_dim / max(head_dim, 1)
+    values["rotary_dim"] = metadata.int(f"{prefix}.rope.dimension_count", default=head_dim)
 
 
 def _rope_scaling(metadata: CheckpointConfig, prefix: str) -> dict[str, Any] | None:
@@ -172,4 +360,16 @@ def _rope_scaling(metadata: CheckpointConfig, prefix: str) -> dict[str, Any] | N
         if magnitude is not None and scaling["factor"] is not None:
             # GGUF's multiplies the magnitude that follows from the factor; Hugging Face's replaces it.
             scaling["attention_factor"] = magnitude * (1.0 + 0.1 * log(max(scaling["factor"], 1.0)))
+    return {key: value for key, value in scaling.items() if value is not None}
+
+
+def longrope(metadata: CheckpointConfig, factors: Mapping[str, list[float]]) -> dict[str, Any]:
+    """The `rope_scaling` of a file that carries factors for each frequency as tensors."""
+    prefix = f"{metadata.str('general.architecture')}.rope.scaling."
+    scaling = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": metadata.int(f"{prefix}original_context_length"),
+        "attention_factor": metadata.get(f"{prefix}attn_factor"),
+        **factors,
+    }
     return {key: value for key, value in scaling.items() if value is not None}

@@ -41,12 +41,20 @@ def read_config(directory: Path) -> CheckpointConfig:
 
 
 def _older_rope_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """transformers 5 writes `rope_parameters`; before it was `rope_theta` and `rope_scaling`, which is our view."""
+    """transformers 5 writes `rope_parameters`; before it was `rope_theta` and `rope_scaling`, which is our view. Where
+    kinds of layers differ, those with a window had a theta of their own: `rope_local_base_freq`."""
+    if isinstance(text := values.get("text_config"), dict):
+        values = {**values, "text_config": _older_rope_keys(text)}
     given = values.get("rope_parameters")
     if not isinstance(given, dict):
         return values
     scaling = dict(given)
     translated = {key: value for key, value in values.items() if key != "rope_parameters"}
+    if isinstance(full := given.get("full_attention"), dict) and isinstance(given.get("sliding_attention"), dict):
+        local = dict(given["sliding_attention"])
+        scaling, translated["rope_local_base_freq"] = dict(full), local.pop("rope_theta", None)
+        if local.get("rope_type", "default") != "default":
+            translated["rope_local_scaling"] = local
     for key in ("rope_theta", "partial_rotary_factor"):
         if (value := scaling.pop(key, None)) is not None:
             translated[key] = value

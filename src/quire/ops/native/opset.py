@@ -13,7 +13,7 @@ from quire.ops.native.library import native
 from quire.ops.native.program import NativeProgram
 from quire.ops.native.recorder import Frequencies, Table
 from quire.ops.opset import Float32, KVCache, KVSpec, Sampler
-from quire.ops.tensors import F16, F32, PackedExperts, PackedWeight, StoredTensor
+from quire.ops.tensors import F16, F32, PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 
 class NativeOps:
@@ -46,6 +46,12 @@ class NativeOps:
         assert all((w.num_outputs, w.num_inputs) == (first.num_outputs, first.num_inputs) for w in packed)
         matrices = [w.packed for w in packed]
         return PackedExperts(len(packed), first.num_outputs, first.num_inputs, sum(w.nbytes for w in packed), matrices)
+
+    def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
+        matrices = [_pack([head]) for head in heads]
+        num_outputs, num_inputs = heads[0].shape
+        assert all(head.shape == heads[0].shape and head.type.block == 1 for head in heads)
+        return PackedHeads(len(heads), num_outputs, num_inputs, sum(matrix.nbytes for matrix in matrices), matrices)
 
     def vector(self, tensor: StoredTensor) -> Float32:
         values: Float32 = native.dequantize(tensor.type.name, np.ascontiguousarray(tensor.data), tensor.num_columns)

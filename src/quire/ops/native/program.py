@@ -34,6 +34,7 @@ class NativeProgram:
             head_dim=spec.head_dim,
             block_size=spec.block_size,
             dtype=spec.dtype,
+            latent=spec.latent,
             max_tokens=max_tokens,
             arena_size=arena_size,
             num_threads=num_threads,

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.core.errors import Unsupported
 from quire.ops.native.liveness import Storage, Use
 from quire.ops.opset import Activation, Float32, KVSpec, Routing
-from quire.ops.tensors import PackedExperts, PackedWeight
+from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 
 Place = Callable[["Columns"], Any]  # where a value lies: a native View
 Emit = Callable[[Any, Place], None]  # put one op on a native Tape
@@ -104,6 +103,13 @@ class Recorder:
             (x,), out, lambda tape, at: tape.linear(at(x), w.packed, w.bias, at(out)), barrier=True, any_rows=True
         )
 
+    def linear_heads(self, x: Columns, w: PackedHeads) -> Columns:
+        assert x.columns == w.num_heads * w.num_inputs, f"{x.columns} columns and heads of {w.num_inputs} inputs"
+        out = _fresh(w.num_heads * w.num_outputs)
+        return self._note(
+            (x,), out, lambda tape, at: tape.linear_heads(at(x), w.packed, at(out)), barrier=True, any_rows=True
+        )
+
     def split(self, x: Columns, sizes: Sequence[int]) -> tuple[Columns, ...]:
         assert sum(sizes) == x.columns, f"{x.columns} columns split into {sizes}"
         firsts = np.cumsum([x.first, *sizes]).tolist()
@@ -121,6 +127,7 @@ class Recorder:
 
     def write_kv(self, k: Columns, v: Columns, batch: Any, layer: int) -> None:
         width = self._spec.num_kv_heads * self._spec.head_dim
+        assert not self._spec.latent, "pages of latents have no keys and values"
         assert k.columns == v.columns == width, f"{k.columns} columns of k and {v.columns} of v in pages of {width}"
         assert 0 <= layer < self._spec.num_layers, f"layer {layer} of {self._spec.num_layers}"
         self._append(
@@ -138,16 +145,40 @@ class Recorder:
         softcap: float = 0.0,
         slopes: Float32 | None = None,
     ) -> Columns:
-        if softcap or slopes is not None:
-            raise Unsupported("attention with capped scores or slopes on a CPU", "use the torch backend")
+        assert not self._spec.latent, "pages of latents have no keys and values"
         assert head_dim == self._spec.head_dim, f"heads of {head_dim} columns and pages of {self._spec.head_dim}"
         assert q.columns % (head_dim * self._spec.num_kv_heads) == 0, f"{q.columns} columns of q"
-        assert 0 <= layer < self._spec.num_layers and window >= 0
+        assert 0 <= layer < self._spec.num_layers and window >= 0 and softcap >= 0
+        assert slopes is None or slopes.shape == (q.columns // head_dim,), f"{q.columns} columns of q, other slopes"
         out = _fresh(q.columns)
         return self._note(
             (q,),
             out,
-            lambda tape, at: tape.attention(at(q), layer, scale, window, at(out)),
+            lambda tape, at: tape.attention(at(q), layer, scale, window, softcap, slopes, at(out)),
+            barrier=True,
+            any_rows=True,
+        )
+
+    def write_latent(self, latent: Columns, turned: Columns, batch: Any, layer: int) -> None:
+        spec = self._spec
+        sizes = latent.columns, turned.columns
+        assert spec.latent and sizes == (spec.latent, spec.head_dim - spec.latent), f"{sizes} columns in pages {spec}"
+        assert 0 <= layer < spec.num_layers, f"layer {layer} of {spec.num_layers}"
+        self._append(
+            Use([latent.storage, turned.storage], None, barrier=False),
+            lambda tape, at: tape.write_latent(at(latent), at(turned), layer),
+        )
+
+    def mla_attention(self, q_latent: Columns, q_turned: Columns, batch: Any, layer: int, scale: float) -> Columns:
+        spec, heads = self._spec, q_latent.columns // max(self._spec.latent, 1)
+        assert spec.latent and q_latent.columns == heads * spec.latent, f"{q_latent.columns} columns in pages {spec}"
+        assert q_turned.columns == heads * (spec.head_dim - spec.latent), f"{q_turned.columns} columns of {heads} heads"
+        assert 0 <= layer < spec.num_layers, f"layer {layer} of {spec.num_layers}"
+        out = _fresh(q_latent.columns)
+        return self._note(
+            (q_latent, q_turned),
+            out,
+            lambda tape, at: tape.mla_attention(at(q_latent), at(q_turned), layer, scale, at(out)),
             barrier=True,
             any_rows=True,
         )
@@ -235,6 +266,10 @@ class Recorder:
     def scale(self, x: Columns, factor: float) -> Columns:
         out = _fresh(x.columns)
         return self._note((x,), out, lambda tape, at: tape.scale(at(x), factor, at(out)), in_place=(x,), any_rows=True)
+
+    def clamp(self, x: Columns, most: float) -> Columns:
+        out = _fresh(x.columns)
+        return self._note((x,), out, lambda tape, at: tape.clamp(at(x), most, at(out)), in_place=(x,), any_rows=True)
 
     def add(self, x: Columns, y: Columns) -> Columns:
         assert x.columns == y.columns, f"{x.columns} columns and {y.columns}"

@@ -21,8 +21,9 @@ def paged_attention(
     softcap: float = 0.0,
     slopes: Tensor | None = None,
 ) -> Tensor:
-    """q [T, heads, head_dim] -> the same shape. A sequence's pages are gathered; its queries are its last positions."""
-    out = torch.empty_like(q)
+    """q [T, heads, head_dim] -> [T, heads, value_dim]. A sequence's pages are gathered; its queries are its last
+    positions."""
+    out = q.new_empty(*q.shape[:2], cache.spec.value_dim)
     for seq, context_len in enumerate(context_lens):
         tokens = slice(seq_starts[seq], seq_starts[seq + 1])
         num_pages = -(-context_len // cache.spec.block_size)
@@ -52,7 +53,8 @@ def attention(
     slopes: Tensor | None = None,
     causal: bool = True,
 ) -> Tensor:
-    """q [n, heads, head_dim], k and v [m, kv_heads, head_dim], slopes [heads] -> [n, heads, head_dim].
+    """q [n, heads, head_dim], k [m, kv_heads, head_dim], v [m, kv_heads, value_dim], slopes [heads] -> [n, heads,
+    value_dim].
 
     The queries stand at the last n of the m positions."""
     group = q.shape[1] // k.shape[1]

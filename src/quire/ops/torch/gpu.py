@@ -14,18 +14,19 @@ from torch import Tensor
 
 from quire.core.errors import Unsupported
 from quire.ops.opset import Activation, Float32, KVCache, KVSpec, Routing, Sampler
-from quire.ops.tensors import PackedExperts, PackedWeight, StoredTensor
+from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 from quire.ops.torch.cache import TorchCache
 from quire.ops.torch.device_sampler import DeviceSampler
 from quire.ops.torch.gpu_batch import GpuBatch, Ids
 from quire.ops.torch.gpu_program import GpuProgram, one_long_run
-from quire.ops.torch.gpu_values import Columns, HeadNorm, Rows, Sum, columns_of, tensor_of
+from quire.ops.torch.gpu_values import Columns, HeadNorm, HeadProducts, Rows, Sum, columns_of, tensor_of
 from quire.ops.torch.gpu_weights import QUANTIZERS, Segment, load_experts, load_floats, load_segments
 from quire.ops.torch.kernels.activation import activate_and_mul, activate_and_mul_quantized
 from quire.ops.torch.kernels.attention_pages import Scoring
 from quire.ops.torch.kernels.attention_self import self_attention, turned
 from quire.ops.torch.kernels.embedding import embedding
 from quire.ops.torch.kernels.kv_write import kv_write
+from quire.ops.torch.kernels.latent_write import latent_write
 from quire.ops.torch.kernels.linear import linear
 from quire.ops.torch.kernels.linear_splits import new_tickets
 from quire.ops.torch.kernels.moe import mixture
@@ -97,6 +98,13 @@ class GpuOps:
         num_outputs, num_inputs = sum(part.num_rows for part in experts[0]), experts[0][0].num_columns
         return PackedExperts(len(experts), num_outputs, num_inputs, packed.nbytes, packed)
 
+    def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
+        num_outputs, num_inputs = heads[0].shape
+        stacked = torch.empty(len(heads), num_outputs, num_inputs, dtype=self.dtype, device=self.device)
+        for matrix, head in zip(stacked, heads, strict=True):
+            matrix.copy_(load_floats(head, self.dtype, self.device))
+        return PackedHeads(len(heads), num_outputs, num_inputs, stacked.nbytes, stacked)
+
     def vector(self, tensor: StoredTensor) -> Tensor:
         return load_floats(tensor, torch.float32, self.device)
 
@@ -107,6 +115,8 @@ class GpuOps:
         return Frequencies(torch.tensor(inv_freq, device=self.device), scale)
 
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> TorchCache:
+        if spec.latent & (spec.latent - 1):
+            raise Unsupported(f"latent vectors of {spec.latent} columns", "a GPU takes powers of two; use device cpu")
         return TorchCache(spec, num_blocks, num_host_blocks, str(self.device))
 
     def new_sampler(self, num_rows: int, vocab_size: int) -> DeviceSampler:
@@ -216,6 +226,9 @@ class GpuOps:
             return grouped_linear(tensor_of(x), w, bias, **self._products)
         return linear(tensor_of(x), w, bias, **self._products)
 
+    def linear_heads(self, x: Tensor | Columns, w: PackedHeads) -> HeadProducts:
+        return HeadProducts(tensor_of(x), w.packed, self.batch_invariant)
+
     def split(self, x: Tensor, sizes: Sequence[int]) -> tuple[Columns, ...]:
         firsts = [sum(sizes[:i]) for i in range(len(sizes))]
         return tuple(Columns(x, first, size) for first, size in zip(firsts, sizes, strict=True))
@@ -287,6 +300,38 @@ class GpuOps:
             heads = F.rms_norm(heads.float(), (head_dim,), columns.norm.weight, columns.norm.eps).to(heads.dtype)
         return heads if columns.angles is None else turned(heads, columns.angles)
 
+    def write_latent(self, latent: Tensor | Rows, turned: Columns, batch: GpuBatch, layer: int) -> None:
+        """In one kernel with what is to be done to q, so when that is known."""
+        assert batch.unwritten is None, "a latent is attended to before others are written"
+        batch.unwritten = layer, columns_of(latent), columns_of(turned)
+
+    def mla_attention(
+        self, q_latent: Tensor | HeadProducts, q_turned: Columns, batch: GpuBatch, layer: int, scale: float
+    ) -> Tensor:
+        assert batch.unwritten is not None and batch.unwritten[0] == layer, "a layer's latents are written before"
+        _, latent, turned = batch.unwritten
+        batch.unwritten = None
+        spec, angles = batch.cache.spec, q_turned.angles
+        assert angles is not None and turned.angles is angles, "q and k are turned alike"
+        num_heads = q_turned.size // (spec.head_dim - spec.latent)
+        q = q_turned.whole.new_empty(len(batch.slots), num_heads, spec.head_dim)
+        if isinstance(q_latent, HeadProducts):
+            q_latent.write(q[..., : spec.latent])
+        else:
+            q[..., : spec.latent] = q_latent.unflatten(1, (num_heads, -1))
+        page = batch.latent_page(layer)
+        latent_write(
+            latent.tensor(),
+            turned.stored(),
+            q_turned.stored(),
+            angles,
+            batch.slots,
+            page,
+            q,
+            overlap=self._overlap,
+        )
+        return batch.attend_latent(q, layer, scale).flatten(1)
+
     def activate(self, x: Tensor, kind: Activation) -> Rows:
         return _rows(partial(activated, x, kind), self._overlap)
 
@@ -314,6 +359,9 @@ class GpuOps:
 
     def scale(self, x: Tensor | Rows | Sum | Columns, factor: float) -> Tensor:
         return tensor_of(x) * factor
+
+    def clamp(self, x: Tensor | Rows | Sum | Columns, most: float) -> Tensor:
+        return tensor_of(x).clamp(-most, most)
 
     def add(self, x: Tensor | Sum | Rows | Columns, y: Tensor | Sum | Rows | Columns) -> Sum:
         return Sum(x if isinstance(x, Sum) else tensor_of(x), tensor_of(y))

@@ -5,12 +5,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from quire.ops.opset import Int32
 from quire.ops.torch.cache import TorchCache
+from quire.ops.torch.gpu_latent import LatentPlan, plan_latent
 from quire.ops.torch.gpu_values import Columns
 from quire.ops.torch.kernels.attention_decode import decode
+from quire.ops.torch.kernels.attention_mla import mla_decode
 from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
 from quire.ops.torch.kernels.attention_plan import DecodePlan, PrefillPlan, plan_decode, plan_prefill
-from quire.ops.torch.kernels.attention_prefill import prefill, prefill_launch
+from quire.ops.torch.kernels.attention_prefill import PrefillLaunch, invariant_launch, prefill, prefill_launch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,9 +39,11 @@ class GpuBatch:
     prefills: bool  # whether some sequence has more
     batch_invariant: bool = False
     all_logits: bool = False  # whether logits are wanted of all tokens
-    unwritten: tuple[int, Columns, Columns] | None = None  # a layer's k and v, until its q comes
+    host_starts: Int32 | None = None  # the runs' seq_starts, where some sequence has more than one token
+    unwritten: tuple[int, Columns, Columns] | None = None  # a layer's k and v, or latent and turned, until its q comes
     _decode_plans: dict[int, DecodePlan] = field(default_factory=dict)  # by window
     _prefill_plan: PrefillPlan | None = None
+    _latent_plan: LatentPlan | None = None
 
     def pages(self, layer: int) -> Pages:
         k, v, *units = (page[layer] for page in self.cache.pages)
@@ -46,17 +51,47 @@ class GpuBatch:
 
     def attend(self, q: Tensor, layer: int, scoring: Scoring, overlap: bool = False) -> Tensor:
         """q [T, heads, head_dim] -> the same."""
-        out, pages = torch.empty_like(q), self.pages(layer)
+        pages = self.pages(layer)
+        shape = pages.head_dim, q.shape[1], pages.num_kv_heads, q.dtype
+        if self.batch_invariant:  # one kernel for every token: rows of padding are left as they are, so they are zeros
+            return self._prefill(q, pages, scoring, invariant_launch(*shape), torch.zeros_like(q), above=0)
+        out = torch.empty_like(q)
         if self.decodes:
             if scoring.window not in self._decode_plans:
                 self._decode_plans[scoring.window] = plan_decode(
-                    self.runs, self.max_model_len, window=scoring.window, batch_invariant=self.batch_invariant
+                    self.runs, self.max_model_len, window=scoring.window, batch_invariant=False
                 )
             decode(q, pages, self.runs, self._decode_plans[scoring.window], scoring, out=out, overlap=overlap)
         if self.prefills:
-            launch = prefill_launch(pages.head_dim, q.shape[1], pages.num_kv_heads, q.dtype)
-            if self._prefill_plan is None:
-                tile = launch.tile(q.shape[1], pages.num_kv_heads)
-                self._prefill_plan = plan_prefill(self.runs, len(q), tile, above=1 if self.decodes else 0)
-            prefill(q, pages, self.runs, self._prefill_plan, scoring, out=out, launch=launch)
+            self._prefill(q, pages, scoring, prefill_launch(*shape), out, above=1 if self.decodes else 0)
         return out
+
+    def _prefill(
+        self, q: Tensor, pages: Pages, scoring: Scoring, launch: PrefillLaunch, out: Tensor, above: int
+    ) -> Tensor:
+        if self._prefill_plan is None:
+            tile = launch.tile(q.shape[1], pages.num_kv_heads)
+            self._prefill_plan = plan_prefill(self.runs, len(q), tile, above=above)
+        return prefill(q, pages, self.runs, self._prefill_plan, scoring, out=out, launch=launch)
+
+    def latent_page(self, layer: int) -> Tensor:
+        """[blocks, block_size, head_dim]"""
+        return self.cache.k[layer, :, :, 0]
+
+    def attend_latent(self, q: Tensor, layer: int, scale: float) -> Tensor:
+        """q [T, heads, head_dim] -> [T, heads, latent]"""
+        latent = self.cache.spec.latent
+        if self._latent_plan is None:
+            self._latent_plan = plan_latent(
+                self.runs,
+                self.positions,
+                self.host_starts,
+                num_heads=q.shape[1],
+                latent=latent,
+                dtype=q.dtype,
+                max_model_len=self.max_model_len,
+                batch_invariant=self.batch_invariant,
+            )
+        plan = self._latent_plan
+        page = self.latent_page(layer)
+        return mla_decode(q, page, plan.runs, plan.splits, scale, latent=latent, launch=plan.launch)

@@ -172,5 +172,6 @@ class GpuProgram:
             self._max_model_len,
             decodes=bool((counts == 1).any()),
             prefills=bool((counts > 1).any()),
+            host_starts=batch.seq_starts if (counts > 1).any() else None,
             batch_invariant=self._batch_invariant,
         )

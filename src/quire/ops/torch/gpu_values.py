@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from quire.ops.torch.kernels.linear_heads import linear_heads
 from quire.ops.torch.kernels.quant_rows import Quantized
 
 
@@ -74,7 +75,27 @@ class Columns:
         return self.whole[:, self.first : self.first + self.size]
 
 
-def tensor_of(x: "Tensor | Sum | Rows | Columns") -> Tensor:
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadProducts:
+    """Every head of x [T, heads * inputs] times its matrix of w [heads, outputs, inputs], to be written where it is
+    wanted."""
+
+    x: Tensor
+    w: Tensor
+    batch_invariant: bool
+
+    def tensor(self) -> Tensor:
+        out = self.x.new_empty(len(self.x), *self.w.shape[:2])
+        self.write(out)
+        return out.flatten(1)
+
+    def write(self, out: Tensor) -> None:
+        """out [T, heads, outputs]"""
+        heads = self.x.unflatten(1, (len(self.w), -1))
+        linear_heads(heads, self.w, out, batch_invariant=self.batch_invariant)
+
+
+def tensor_of(x: "Tensor | Sum | Rows | Columns | HeadProducts") -> Tensor:
     return x if isinstance(x, Tensor) else x.tensor()
 
 

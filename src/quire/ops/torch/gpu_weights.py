@@ -49,7 +49,7 @@ def load_segments(
         floats = torch.cat([load_floats(part, dtype, device) for part in parts])
         return [QUANTIZERS[quantization](floats) if floats.shape[1] % LEAST_GROUP == 0 else floats]
     segments: list[Segment] = []
-    kinds = [part.type.name if part.type.name in KEPT and not part.dummy else "floats" for part in parts]
+    kinds = [_kind(part, dtype) for part in parts]
     for index, (part, kind) in enumerate(zip(parts, kinds, strict=True)):
         if kind != "floats":
             segments.append(KEPT[kind](part, device))
@@ -67,7 +67,7 @@ def load_experts(
     all become floats [experts, outputs, inputs]."""
     if quantization == "fp8":
         raise Unsupported("experts cannot be quantized to fp8 while they are loaded", "use int8 or int4")
-    kinds = {part.type.name if not part.dummy else "floats" for parts in experts for part in parts}
+    kinds = {_kind(part, dtype) for parts in experts for part in parts}
     if quantization is not None or (len(kinds) == 1 and kinds <= KEPT.keys()):
         segments = [load_segments([part], dtype, device, quantization)[0] for parts in experts for part in parts]
         grouped = [segment for segment in segments if isinstance(segment, GroupedWeight)]
@@ -78,6 +78,12 @@ def load_experts(
     for matrix, parts in zip(stacked, experts, strict=True):
         torch.cat([load_floats(part, dtype, device) for part in parts], out=matrix)
     return stacked
+
+
+def _kind(part: StoredTensor, dtype: torch.dtype) -> str:
+    """Matrix units round fp32: who computes in it, to compare, gets weights of it as well."""
+    kept = part.type.name in KEPT and not part.dummy and dtype != torch.float32
+    return part.type.name if kept else "floats"
 
 
 # -- codes that are kept -----------------------------------------------------------------------------------------------

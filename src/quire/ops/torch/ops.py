@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Float32, Int32, KVCache, KVSpec, Routing, Sampler, StepBatch, Value
-from quire.ops.tensors import PackedExperts, PackedWeight, StoredTensor
+from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 from quire.ops.torch.attention import paged_attention, self_attention
 from quire.ops.torch.cache import TorchCache
 from quire.ops.torch.routing import choose_experts
@@ -59,6 +59,11 @@ class TorchOps:
         stacked = torch.stack([torch.cat([self._tensor(part) for part in parts]) for parts in experts])
         num_experts, num_outputs, num_inputs = stacked.shape
         return PackedExperts(num_experts, num_outputs, num_inputs, stacked.nbytes, stacked)
+
+    def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
+        stacked = torch.stack([self._tensor(head) for head in heads])
+        num_heads, num_outputs, num_inputs = stacked.shape
+        return PackedHeads(num_heads, num_outputs, num_inputs, stacked.nbytes, stacked)
 
     def vector(self, tensor: StoredTensor) -> Tensor:
         return self._tensor(tensor)
@@ -112,6 +117,10 @@ class TorchOps:
     def linear(self, x: Tensor, w: PackedWeight) -> Tensor:
         return F.linear(x, w.packed, w.bias)
 
+    def linear_heads(self, x: Tensor, w: PackedHeads) -> Tensor:
+        heads = x.unflatten(-1, (w.num_heads, -1))  # [T, heads, inputs]
+        return (heads.transpose(0, 1) @ w.packed.transpose(1, 2)).transpose(0, 1).flatten(1)
+
     def split(self, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
         return tuple(x.split(list(sizes), dim=-1))
 
@@ -160,6 +169,16 @@ class TorchOps:
         q, k, v = (x.unflatten(-1, (-1, head_dim)) for x in (q, k, v))
         return self_attention(q, k, v, batch.seq_starts, scale, causal, window).flatten(1)
 
+    def write_latent(self, latent: Tensor, turned: Tensor, batch: TorchBatch, layer: int) -> None:
+        batch.cache.write(layer, batch.slots, torch.cat([latent, turned], dim=-1)[:, None])
+
+    def mla_attention(self, q_latent: Tensor, q_turned: Tensor, batch: TorchBatch, layer: int, scale: float) -> Tensor:
+        spec = batch.cache.spec
+        parts = (q_latent, spec.latent), (q_turned, spec.head_dim - spec.latent)
+        heads = torch.cat([x.unflatten(-1, (-1, size)) for x, size in parts], dim=-1)
+        runs = batch.seq_starts, batch.context_lens, batch.block_tables
+        return paged_attention(heads, batch.cache, layer, *runs, scale, window=0).flatten(1)
+
     def activate(self, x: Tensor, kind: Activation) -> Tensor:
         return ACTIVATIONS[kind](x)
 
@@ -190,6 +209,9 @@ class TorchOps:
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         return x * factor
+
+    def clamp(self, x: Tensor, most: float) -> Tensor:
+        return x.clamp(-most, most)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y

@@ -3,9 +3,12 @@
 
 A program takes a tile of neighbouring query tokens of one sequence, all the query heads of one KV head, and walks over
 the pages they see. Only the tiles that a row's own position or window cuts through are masked. Which tile of keys comes
-after which depends on positions alone, so a prompt in chunks gives the same bits as a whole one."""
+after which depends on positions alone, so a prompt in chunks gives the same bits as a whole one.
 
-from dataclasses import dataclass
+Decoding tokens can go through it as well, as tiles with one token in them. Where rows are to be batch invariant all of
+them do, in one loop that masks every tile: the same instructions whatever is in the tile beside a row."""
+
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -27,6 +30,7 @@ class PrefillLaunch:
     num_warps: int
     num_stages: int
     max_registers: int | None = None  # of a thread: 128 let two programs of 8 warps share a multiprocessor
+    uniform: bool = False  # every row's positions go through the same loop, also those that all rows of a tile see
 
     def tile(self, num_heads: int, num_kv_heads: int) -> int:
         """Tokens: as many as fill the rows."""
@@ -43,6 +47,15 @@ def prefill_launch(head_dim: int, num_heads: int, num_kv_heads: int, dtype: torc
     else:
         rows, block_n, num_warps, num_stages = 64, 32, 4 if wide == 256 else 8, 3 if wide == 256 else 2
     return PrefillLaunch(max(rows, power_of_two(num_heads // num_kv_heads)), block_n, num_warps, num_stages)
+
+
+def invariant_launch(head_dim: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype) -> PrefillLaunch:
+    """For prompts and decoding alike. Tiles of 64 rows: a decoding token fills 4 or 8 of them, and no fewer can be
+    multiplied at once; two programs share a multiprocessor."""
+    launch = prefill_launch(head_dim, num_heads, num_kv_heads, dtype)
+    if launch.rows == 128 and num_heads // num_kv_heads <= 64:
+        launch = replace(launch, rows=64, num_warps=4)
+    return replace(launch, uniform=True)
 
 
 def prefill(
@@ -101,6 +114,7 @@ def prefill(
         CAPPED=scoring.soft_cap > 0.0,
         CODES=codes,
         OFFSETS=offset_type(k),
+        UNIFORM=launch.uniform,
         BLOCK_SIZE=pages.block_size,
         BLOCK_N=launch.block_n,
         D=head_dim,
@@ -148,6 +162,7 @@ def _prefill(
     CAPPED: tl.constexpr,
     CODES: tl.constexpr,
     OFFSETS: tl.constexpr,
+    UNIFORM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     D: tl.constexpr,
@@ -185,11 +200,13 @@ def _prefill(
     if WINDOW > 0:
         begin = tl.maximum(first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         full_begin = tl.minimum(tl.cdiv(tl.maximum(last - WINDOW + 1, 0), BLOCK_N) * BLOCK_N, full_end)
+    if UNIFORM:
+        full_end = begin
 
     acc = tl.zeros([ROWS, D_PAD], tl.float32)
     peak = tl.full([ROWS], FINITE_MIN, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    for phase in tl.static_range(0 if WINDOW > 0 else 1, 3):
+    for phase in tl.static_range(2 if UNIFORM else (0 if WINDOW > 0 else 1), 3):
         acc, peak, total = attend(
             acc,
             peak,

@@ -7,7 +7,7 @@
 
 A row's sums depend on the way, so they depend on the number of rows. `batch_invariant` takes `stream` for all of them:
 which inputs are added in which order is then a function of (N, K) alone. It costs what gemv is ahead at one row, and
-beyond 64 rows what cuBLAS has over a plain tiled product."""
+beyond 64 rows what cuBLAS has over a plain tiled product. fp32 is for comparisons: cuBLAS, or tiles of one size."""
 
 from enum import StrEnum
 
@@ -27,6 +27,7 @@ GEMV = GemvConfig(block_n=4, block_k=2048, warps=8, stages=1)
 STREAM_BLOCK_K = 128  # for any number of rows: splits begin at multiples of it
 # block_m: (block_n, warps, stages)
 STREAM = {16: (64, 4, 5), 32: (64, 4, 4), 64: (64, 4, 3), 128: (128, 8, 3)}
+STREAM_FP32 = StreamConfig(block_m=16, block_n=64, block_k=32, splits=1, serial=False, warps=4, stages=2)
 
 
 class Way(StrEnum):
@@ -53,11 +54,12 @@ def linear(
     overlap: bool = False,
 ) -> Tensor:
     """x [M, K], w [N, K], bias [N] -> [M, N]; bf16 or fp16 with fp32 sums. `tickets` as of `new_tickets`: without
-    them, each call that needs some clears its own. With `overlap` it may start before x is there: see `overlap`. fp32
-    goes to cuBLAS: it is for tests, not for speed."""
+    them, each call that needs some clears its own. With `overlap` it may start before x is there: see `overlap`."""
     (M, K), N = x.shape, w.shape[0]
-    if M == 0 or x.dtype == torch.float32:
+    if M == 0 or (x.dtype == torch.float32 and not batch_invariant):
         return F.linear(x, w, bias)
+    if x.dtype == torch.float32:
+        return linear_stream(x, w, bias, STREAM_FP32, tickets, overlap)
     way = choose(M, N, K, batch_invariant)
     if way == Way.GEMV:
         return linear_gemv(x, w, bias, GEMV, overlap)

@@ -116,6 +116,6 @@ def _stream_kernel(
             else:
                 w = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
                 x = tl.load(x_rows + k[:, None], mask=present & (k < K)[:, None], other=0.0)
-            sums = tl.dot(w, x, sums)
+            sums = tl.dot(w, x, sums, input_precision="ieee")  # fp32 stays fp32
         total += sums
     finish(total, out_ptr, bias_ptr, partial_ptr, ticket_ptr, outputs, tokens, N, M, HAS_BIAS, SHARES)

@@ -144,6 +144,7 @@ def _launch(
     N, K = out.shape[1], x.shape[1]
     assert x.stride(1) == 1 and w.is_contiguous() and expert_weights.is_contiguous()
     block_n, block_k, warps, stages = CONFIGS[routing.block]
+    stages = stages if w.element_size() == 2 else 2  # numbers of 4 bytes, for comparisons, fill shared memory
     if activation >= 0:
         block_n = 64  # twice: gate and up
     num_tiles = len(routing.tile_experts)

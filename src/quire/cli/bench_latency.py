@@ -1,0 +1,107 @@
+"""`quire bench latency`: one batch at a time, nobody else there; how long it takes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from quire.cli.bench_engine import EngineBench, Run
+from quire.cli.bench_load import add_engine_flags, progress, read_engine_options, start
+from quire.cli.bench_prompts import random_prompts
+from quire.cli.bench_report import check_target, percentile, phase, spreads, surroundings, tell
+from quire.cli.flags import add_flags, read_flags
+from quire.cli.interrupts import first_interrupt_noted
+from quire.cli.main import INTERRUPTED
+from quire.cli.parser import Parser, UsageError
+
+EXAMPLES = """\
+  quire bench latency                                       8 prompts of 32 tokens, 128 tokens each
+  quire bench latency --batch-size 1 --input-len 512 --output-len 64 --num-iters 5
+  quire bench latency -m ./Llama-3.1-8B --load-format dummy --quantization fp8 --output-json result.json
+"""
+
+PERCENTILES = (10, 25, 50, 75, 90, 99)
+
+
+def _flag(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyFlags:
+    input_len: int = _flag(32, "tokens of each prompt: random ids")
+    output_len: int = _flag(128, "tokens drawn for each; nothing ends earlier")
+    batch_size: int = _flag(8, "prompts at a time")
+    num_iters: int = _flag(30, "batches, one after the other")
+    num_iters_warmup: int = _flag(10, "batches before it counts")
+    temperature: float = _flag(1.0, "how tokens are drawn; 0 takes the most likely")
+    output_json: str | None = _flag(None, "keep the figures there; - prints them instead of text", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        least = {"input_len": 1, "output_len": 1, "batch_size": 1, "num_iters": 1, "num_iters_warmup": 0}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", f"give at least {low}")
+
+
+def run(argv: Sequence[str]) -> int:
+    parser = Parser(
+        "bench latency",
+        "Complete one batch of prompts after the other. Ctrl-C ends it with the batches that are done.",
+        EXAMPLES,
+    )
+    add_flags(parser, LatencyFlags, "benchmark")
+    add_engine_flags(parser)
+    arguments = parser.parse(argv)
+    flags, options = read_flags(LatencyFlags, arguments), read_engine_options(arguments)
+    check_target(flags.output_json)
+    engine, start_seconds = start(options)
+    bench = EngineBench(engine, flags.temperature, options.seed or 0)
+    runs: list[Run] = []
+    total = flags.num_iters_warmup + flags.num_iters
+    with first_interrupt_noted() as noted, progress(total, "batch") as one_more:
+        for number in range(total):
+            vocab_size, seed = engine.capacity.vocab_size, (options.seed or 0) + number
+            wanted = random_prompts(flags.batch_size, flags.input_len, flags.output_len, vocab_size, seed)
+            found = bench.run(wanted, stopped=noted.is_set)
+            if found.interrupted:
+                break
+            one_more()
+            if number >= flags.num_iters_warmup:
+                runs.append(found)
+    interrupted = len(runs) < flags.num_iters
+    if not runs:
+        print("interrupted before the first batch that counts was done")
+        return INTERRUPTED
+    figures = surroundings(options, engine, start_seconds) | measured(runs, flags, interrupted)
+    tell(headline(figures), figures, flags.output_json)
+    return INTERRUPTED if interrupted else 0
+
+
+def measured(runs: Sequence[Run], flags: LatencyFlags, interrupted: bool) -> dict[str, Any]:
+    """The first names are those of vLLM's file; seconds, where no other unit is said."""
+    latencies = [run.seconds for run in runs]
+    return {
+        "avg_latency": fmean(latencies),
+        "latencies": latencies,
+        "percentiles": {str(share): percentile(latencies, share) for share in PERCENTILES},
+        "input_len": flags.input_len,
+        "output_len": flags.output_len,
+        "batch_size": flags.batch_size,
+        "output_tokens_per_second": sum(run.num_output for run in runs) / sum(latencies),
+        "prefill": phase(runs, "prefill"),
+        "decode": phase(runs, "decode"),
+        **spreads(runs),
+        "interrupted": interrupted,
+    }
+
+
+def headline(found: dict[str, Any]) -> list[str]:
+    so_far = "interrupted: " if found["interrupted"] else ""
+    middle, slow = found["percentiles"]["50"], found["percentiles"]["99"]
+    return [
+        f"latency     {found['avg_latency']:.4f} s a batch, p50 {middle:.4f}, p99 {slow:.4f}; "
+        f"{found['output_tokens_per_second']:,.1f} output tok/s",
+        f"load        {so_far}{len(found['latencies'])} batches of {found['batch_size']} prompts, "
+        f"{found['input_len']:,} tokens in, {found['output_len']:,} out",
+    ]

@@ -1,0 +1,132 @@
+"""What a benchmark tells: a few lines to read, and one JSON object to keep."""
+
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from math import ceil
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from quire import __version__
+from quire.cli import machine
+from quire.cli.bench_engine import Phase, Run
+from quire.cli.parser import UsageError
+from quire.engine.engine import Engine
+from quire.engine.options import EngineOptions
+from quire.engine.start import uses_gpu
+
+PERCENTILES = (50, 90, 99)
+STDOUT = "-"
+_GIB = 1 << 30
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` percent of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(ceil(len(ordered) * share / 100), 1) - 1]
+
+
+def spread(values: Sequence[float]) -> dict[str, float] | None:
+    """Milliseconds, of seconds; None where nothing was measured."""
+    if not values:
+        return None
+    found = {"mean": fmean(values), **{f"p{share}": percentile(values, share) for share in PERCENTILES}}
+    return {name: 1e3 * value for name, value in {**found, "max": max(values)}.items()}
+
+
+def spreads(runs: Sequence[Run]) -> dict[str, Any]:
+    """Of all requests. A request that has not finished counts with what it has."""
+    timings = [timing for run in runs for timing in run.requests]
+    return {
+        "ttft_ms": spread([timing.ttft for timing in timings if timing.ttft is not None]),
+        "tpot_ms": spread([timing.tpot for timing in timings if timing.tpot is not None]),
+        "e2el_ms": spread([timing.last - timing.asked for timing in timings if timing.finished]),
+    }
+
+
+def phase(runs: Sequence[Run], name: str) -> dict[str, Any]:
+    total = Phase()
+    for run in runs:
+        part: Phase = getattr(run, name)
+        total = Phase(total.steps + part.steps, total.tokens + part.tokens, total.seconds + part.seconds)
+    return {
+        "steps": total.steps,
+        "tokens": total.tokens,
+        "seconds": total.seconds,
+        "tokens_per_second": total.rate,
+    }
+
+
+def surroundings(options: EngineOptions, engine: Engine, start_seconds: float) -> dict[str, Any]:
+    """What was measured, and on what machine."""
+    cores, capacity = machine.cores(), engine.capacity
+    found: dict[str, Any] = {
+        "quire": __version__,
+        "model": options.model,
+        "options": {
+            field.name: getattr(options, field.name)
+            for field in fields(options)
+            if getattr(options, field.name) != field.default
+        },
+        "weight_bytes": capacity.weight_bytes,
+        "cache_bytes": capacity.cache_bytes,
+        "max_model_len": capacity.max_model_len,
+        "start_seconds": start_seconds,
+        "machine": {
+            "cpu": machine.cpu_model(machine.read(Path("/proc/cpuinfo"))),
+            "cores": cores.usable,
+            "python": platform.python_version(),
+        },
+    }
+    if uses_gpu(options.device):
+        from quire.ops.torch.device import describe
+
+        found["machine"]["gpu"] = describe()
+    return found
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """For reading."""
+    where = found["machine"]
+    if gpu := where.get("gpu"):
+        place = f"{gpu['name']}, {gpu['memory'] / _GIB:.0f} GiB, torch {gpu['torch']}, triton {gpu['triton']}"
+    else:
+        place = f"{where['cpu']}, {found['options'].get('threads') or where['cores']} threads"
+    told = [
+        f"model       {found['model']}, weights {found['weight_bytes'] / _GIB:.2f} GiB, "
+        f"cache {found['cache_bytes'] / _GIB:.2f} GiB, started in {found['start_seconds']:.1f} s",
+        f"machine     {place}",
+    ]
+    for name in ("prefill", "decode"):
+        part = found[name]
+        what = "with prompts in them" if name == "prefill" else "without"
+        told.append(
+            f"{name:<11} {part['tokens_per_second']:,.1f} tok/s: {part['tokens']:,} tokens in {part['steps']:,} steps "
+            f"{what}, {part['seconds']:.2f} s"
+        )
+    names = {"ttft_ms": "first token", "tpot_ms": "each later", "e2el_ms": "whole"}
+    told += ["", f"{'ms':<11}" + "".join(f"{name:>12}" for name in ("mean", "p50", "p90", "p99", "max"))]
+    for key, name in names.items():
+        if found[key] is not None:
+            told.append(f"{name:<11}" + "".join(f"{value:12.2f}" for value in found[key].values()))
+    return told
+
+
+def check_target(output_json: str | None) -> None:
+    """Before anything is measured: whether it could be kept."""
+    if output_json not in (None, STDOUT) and not Path(str(output_json)).absolute().parent.is_dir():
+        raise UsageError(f"there is no folder to put {output_json} into", "make it first")
+
+
+def tell(headline: Sequence[str], found: dict[str, Any], output_json: str | None) -> None:
+    """The lines to stdout and the object to the file; or, where the file is `-`, to stdout instead."""
+    if output_json == STDOUT:
+        print(json.dumps(found))
+        return
+    print("\n".join([*headline, *lines(found)]))
+    if output_json is not None:
+        Path(output_json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        print(f"kept in {output_json}", file=sys.stderr)

@@ -1,0 +1,47 @@
+"""BLOOM: slopes instead of positions, a norm behind the embedding; q, k and v are stored head by head."""
+
+from dataclasses import replace
+
+from quire.models import alibi, gpt
+from quire.models.loading import LayerNorm, Matrix, Model, Part, Table, Wanted
+from quire.models.row_orders import groups_apart
+from quire.ops.opset import Activation, OpSet
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+TRAINED_LENGTH = 2048  # of all of them, and not all say so
+
+
+def config(hf: CheckpointConfig) -> gpt.GPTConfig:
+    hf.expect("apply_residual_connection_post_layernorm", False, None)
+    hf.expect("slow_but_exact", False, None)
+    c = gpt.read_config(
+        hf,
+        default_length=TRAINED_LENGTH,
+        activation=Activation.GELU_TANH,
+        eps=hf.float("layer_norm_epsilon", 1e-5),
+        tied=hf.bool("tie_word_embeddings", True),
+    )
+    return replace(c, slopes=alibi.slopes(c.heads))
+
+
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+    top: Wanted = {
+        "embed": Table("word_embeddings", config.vocab, config.hidden),
+        "embed_norm": LayerNorm("word_embeddings_layernorm", config.hidden),
+        "norm": LayerNorm("ln_f", config.hidden),
+    }
+    layer = layer_names(config, by_head=not checkpoint.config.bool(gpt.QKV_APART, False))
+    return gpt.load_as(ops, checkpoint, config, max_model_len, gpt.Names("transformer.", "h", top, layer))
+
+
+def layer_names(c: gpt.GPTConfig, by_head: bool) -> Wanted:
+    qkv = Part(3 * c.q_size, groups_apart(c.heads, c.heads, c.head_dim) if by_head else None)
+    return {
+        "norm1": LayerNorm("input_layernorm", c.hidden),
+        "qkv": Matrix({"self_attention.query_key_value": qkv}, c.hidden, bias=True),
+        "out": Matrix({"self_attention.dense": c.hidden}, c.q_size, bias=True),
+        "norm2": LayerNorm("post_attention_layernorm", c.hidden),
+        "up": Matrix({"mlp.dense_h_to_4h": c.intermediate}, c.hidden, bias=True),
+        "down": Matrix({"mlp.dense_4h_to_h": c.hidden}, c.intermediate, bias=True),
+    }

@@ -1,0 +1,302 @@
+"""DeepSeek V2 and V3: attention to a latent cache, and mixtures of experts chosen by groups.
+
+A token leaves one vector in the cache for all heads: a normed latent of `latent` columns, and `turning` columns that
+are rotated. A head's keys are W_k . latent and its values W_v . latent. Neither is ever computed: a query meets the
+latent as W_k^T . q, and what it finds there, a mean of latents, is multiplied by W_v. (In a prompt that is more
+arithmetic than expanding keys and values would be; see docs/models.md.)"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.models.config import ModelConfig
+from quire.models.llama import UNUSED
+from quire.models.loading import (
+    Experts,
+    Heads,
+    Matrix,
+    Model,
+    Part,
+    StackedHeads,
+    Table,
+    Vector,
+    Wanted,
+    load_weights,
+    packed_bytes,
+)
+from quire.models.rope import RopeSpec, frequencies, read_rope, yarn_temperature
+from quire.ops.opset import Activation, OpSet, Routing, Value
+from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+LATENT_EPS = 1e-6  # of the norms of latents: no configuration says it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepseekConfig(ModelConfig):
+    """`head_dim` is the width of a token's vector in the cache: latent + turning."""
+
+    still: int  # columns of a query that are not rotated
+    turning: int  # those that are, and those of the key
+    interleaved: bool  # whether those that turn together lie side by side in the checkpoint
+    apart: bool  # whether W_k (turned) and W_v are tensors of their own: in GGUF files
+    value: int  # columns of a head's value
+    q_rank: int  # of the latent that queries are made of; 0: they are made of the hidden state
+    intermediate: int
+    eps: float
+    rope: RopeSpec
+    scale: float  # of attention scores
+    attention_bias: bool
+    tied: bool
+    num_dense: int  # layers before the first mixture
+    experts: int
+    expert_size: int
+    shared_size: int  # of the experts that all tokens go to, side by side; 0: none
+    routing: Routing
+    num_predicting: int  # layers behind the last that guess further tokens: not read
+
+    @property
+    def corrected(self) -> bool:
+        """Whether experts are chosen by corrected scores."""
+        return self.routing.scoring == "sigmoid"
+
+
+def config(hf: CheckpointConfig) -> DeepseekConfig:
+    hf.expect("hidden_act", "silu")
+    hf.expect("mlp_bias", False, None)
+    hf.expect("moe_layer_freq", 1, None)
+    latent, still, turning = hf.int("kv_lora_rank"), hf.int("qk_nope_head_dim"), hf.int("qk_rope_head_dim")
+    layers, expert_size = hf.int("num_hidden_layers"), hf.int("moe_intermediate_size")
+    rope = read_rope(hf, turning, hf.int("max_position_embeddings"))
+    return DeepseekConfig(
+        architecture=hf.architecture,
+        hidden=hf.int("hidden_size"),
+        layers=layers,
+        heads=hf.int("num_attention_heads"),
+        kv_heads=1,
+        head_dim=latent + turning,
+        latent=latent,
+        still=still,
+        turning=turning,
+        interleaved=hf.bool("rope_interleave", True),
+        apart=hf.bool("kv_b_apart", False),
+        value=hf.int("v_head_dim"),
+        q_rank=hf.int("q_lora_rank", 0),
+        intermediate=hf.int("intermediate_size"),
+        vocab=hf.int("vocab_size"),
+        max_position=rope.default_length,
+        longest=rope.longest,
+        eps=hf.float("rms_norm_eps", 1e-6),
+        rope=rope,
+        scale=_scale(rope, still + turning),
+        windows=(0,) * layers,
+        attention_bias=hf.bool("attention_bias", False),
+        tied=hf.bool("tie_word_embeddings", False),
+        num_dense=min(hf.int("first_k_dense_replace", 0), layers),
+        experts=hf.int("n_routed_experts"),
+        expert_size=expert_size,
+        shared_size=hf.int("n_shared_experts", 0) * expert_size,
+        routing=_routing(hf),
+        num_predicting=hf.int("num_nextn_predict_layers", 0),
+    )
+
+
+def _scale(rope: RopeSpec, head_dim: int) -> float:
+    """YaRN makes long contexts sharper: on queries and keys here, not (or not only) in their rotation."""
+    sharper = rope.number("mscale_all_dim", 0.0) if rope.type == "yarn" else 0.0
+    return (yarn_temperature(rope.stretch, sharper) if sharper else 1.0) ** 2 / sqrt(head_dim)
+
+
+def _routing(hf: CheckpointConfig) -> Routing:
+    top_k, scale = hf.int("num_experts_per_tok"), hf.float("routed_scaling_factor", 1.0)
+    groups, top_groups = hf.int("n_group", 1), hf.int("topk_group", 1)
+    if hf.architecture == "DeepseekV2ForCausalLM":
+        hf.expect("scoring_func", "softmax", None)
+        hf.expect("norm_topk_prob", False, None)
+        if hf.expect("topk_method", "greedy", "group_limited_greedy", None) != "group_limited_greedy":
+            groups = top_groups = 1
+        routing = Routing(top_k, scale=scale, num_groups=groups, top_groups=top_groups)
+    else:
+        hf.expect("scoring_func", "sigmoid", None)
+        hf.expect("topk_method", "noaux_tc", None)
+        renormalize = hf.bool("norm_topk_prob", True)
+        routing = Routing(top_k, "sigmoid", renormalize, scale, groups, top_groups, "best two")
+    routing.check(hf.int("n_routed_experts"))
+    return routing
+
+
+def top_names(c: DeepseekConfig) -> Wanted:
+    return {
+        "embed": Table("model.embed_tokens", c.vocab, c.hidden),
+        "norm": Vector("model.norm", c.hidden),
+        "head": Matrix({"model.embed_tokens" if c.tied else "lm_head": c.vocab}, c.hidden, keep=True),
+    }
+
+
+def layer_names(c: DeepseekConfig, layer: int) -> Wanted:
+    return {
+        "norm1": Vector("input_layernorm", c.hidden),
+        **_query_names(c),
+        "latent_norm": Vector("self_attn.kv_a_layernorm", c.latent),
+        **_up_names(c),
+        "out": Matrix({"self_attn.o_proj": c.hidden}, c.heads * c.value, bias=c.attention_bias),
+        "norm2": Vector("post_attention_layernorm", c.hidden),
+        **(_mlp_names("mlp", c.hidden, c.intermediate) if layer < c.num_dense else _mixture_names(c)),
+    }
+
+
+def _query_names(c: DeepseekConfig) -> Wanted:
+    """What is made of the hidden state: queries, or the latent that they are made of, and behind it what is cached."""
+    cached = Part(c.head_dim, np.concatenate([np.arange(c.latent), c.latent + _turning_order(c)]).astype(np.int32))
+    queries = Part(c.heads * (c.still + c.turning), _query_order(c), bias=False)
+    parts: Mapping[str, int | Part] = {"self_attn.q_proj": queries}
+    if c.q_rank:
+        parts = {"self_attn.q_a_proj": c.q_rank}
+    attn_in = Matrix({**parts, "self_attn.kv_a_proj_with_mqa": cached}, c.hidden, bias=c.attention_bias)
+    if not c.q_rank:
+        return {"attn_in": attn_in}
+    norm = Vector("self_attn.q_a_layernorm", c.q_rank)
+    return {"attn_in": attn_in, "query_norm": norm, "query_up": Matrix({"self_attn.q_b_proj": queries}, c.q_rank)}
+
+
+def _up_names(c: DeepseekConfig) -> Wanted:
+    if c.apart:
+        return {
+            "key_up": StackedHeads("self_attn.k_b_proj", c.heads, c.latent, c.still),
+            "value_up": StackedHeads("self_attn.v_b_proj", c.heads, c.value, c.latent),
+        }
+    stored = ("self_attn.kv_b_proj", c.heads, c.still + c.value, c.latent)
+    return {
+        "key_up": Heads(*stored, first=0, count=c.still, transposed=True),
+        "value_up": Heads(*stored, first=c.still, count=c.value),
+    }
+
+
+def _turning_order(c: DeepseekConfig) -> NDArray[np.int32]:
+    """We turn column i with column i + turning / 2; the checkpoint may turn 2i with 2i + 1."""
+    columns = np.arange(c.turning, dtype=np.int32)
+    return np.concatenate([columns[::2], columns[1::2]]) if c.interleaved else columns
+
+
+def _query_order(c: DeepseekConfig) -> NDArray[np.int32]:
+    """First what does not turn of all heads, then what does."""
+    first = np.arange(c.heads, dtype=np.int32)[:, None] * (c.still + c.turning)
+    still, turning = first + np.arange(c.still, dtype=np.int32), first + c.still + _turning_order(c)
+    return np.concatenate([still.ravel(), turning.ravel()])
+
+
+def _mlp_names(name: str, hidden: int, size: int) -> Wanted:
+    gate_up = Matrix({f"{name}.gate_proj": size, f"{name}.up_proj": size}, hidden)
+    return {"gate_up": gate_up, "down": Matrix({f"{name}.down_proj": hidden}, size)}
+
+
+def _mixture_names(c: DeepseekConfig) -> Wanted:
+    size = c.expert_size
+    correction = Vector("mlp.gate", c.experts, of="e_score_correction_bias")
+    return {
+        "router": Matrix({"mlp.gate": c.experts}, c.hidden, keep=True),
+        "experts_up": Experts({"mlp.experts.{}.gate_proj": size, "mlp.experts.{}.up_proj": size}, c.hidden, c.experts),
+        "experts_down": Experts({"mlp.experts.{}.down_proj": c.hidden}, size, c.experts),
+        **({"correction": correction} if c.corrected else {}),
+        **(_mlp_names("mlp.shared_experts", c.hidden, c.shared_size) if c.shared_size else {}),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    gate_up: PackedWeight
+    down: PackedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    router: PackedWeight
+    experts_up: PackedExperts
+    experts_down: PackedExperts
+    correction: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    norm1: Any
+    attn_in: PackedWeight  # hidden -> queries or their latent, the latent, and the key's columns that turn
+    latent_norm: Any
+    key_up: PackedHeads  # still -> latent
+    value_up: PackedHeads  # latent -> value
+    out: PackedWeight
+    norm2: Any
+    query_norm: Any = None
+    query_up: PackedWeight | None = None
+    mlp: Mlp | None = None  # of all tokens: in a mixture, the experts that they share
+    mixture: Mixture | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    embed: Any
+    layers: list[Layer]
+    norm: Any
+    head: PackedWeight
+    rope: Any  # rotary frequencies
+
+
+def load(ops: OpSet, checkpoint: Checkpoint, config: DeepseekConfig, max_model_len: int) -> Model:
+    predicting = [rf"model\.layers\.{config.layers + i}\..*" for i in range(config.num_predicting)]
+    unused = "|".join([UNUSED, *predicting, *(["lm_head.weight"] if config.tied else [])])
+    named = {f"model.layers.{layer}.": layer_names(config, layer) for layer in range(config.layers)}
+    top, layers = load_weights(ops, checkpoint, top_names(config), named, unused)
+    rope = ops.frequencies(*frequencies(config.rope, max_model_len))
+    weights = Weights(**top, layers=[_layer(layer) for layer in layers], rope=rope)
+    return Model(config, partial(forward, config, weights), packed_bytes([top, *layers]))
+
+
+def _layer(loaded: Mapping[str, Any]) -> Layer:
+    def of(kind: type[Any]) -> dict[str, Any]:
+        return {field.name: loaded[field.name] for field in fields(kind) if field.name in loaded}
+
+    mlp, mixture = of(Mlp), of(Mixture)
+    return Layer(**of(Layer), mlp=Mlp(**mlp) if mlp else None, mixture=Mixture(**mixture) if mixture else None)
+
+
+def forward(c: DeepseekConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
+    angles = ops.rope_angles(batch.positions, w.rope)
+    x = ops.embedding(batch.ids, w.embed)
+    for index, layer in enumerate(w.layers):
+        x = ops.add(x, attention(c, layer, index, ops, ops.rms_norm(x, layer.norm1, c.eps), angles, batch))
+        x = ops.add(x, feed_forward(c, layer, ops, ops.rms_norm(x, layer.norm2, c.eps)))
+    return ops.logits(ops.rms_norm(x, w.norm, c.eps), w.head, batch)
+
+
+def attention(c: DeepseekConfig, layer: Layer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
+    still, turning = c.heads * c.still, c.heads * c.turning
+    if layer.query_up is None:
+        q, q_turned, latent, turned = ops.split(ops.linear(x, layer.attn_in), (still, turning, c.latent, c.turning))
+    else:
+        q_latent, latent, turned = ops.split(ops.linear(x, layer.attn_in), (c.q_rank, c.latent, c.turning))
+        queries = ops.linear(ops.rms_norm(q_latent, layer.query_norm, LATENT_EPS), layer.query_up)
+        q, q_turned = ops.split(queries, (still, turning))
+    latent = ops.rms_norm(latent, layer.latent_norm, LATENT_EPS)
+    ops.write_latent(latent, ops.rope(turned, angles, c.turning), batch, index)
+    q = ops.linear_heads(q, layer.key_up)
+    found = ops.mla_attention(q, ops.rope(q_turned, angles, c.turning), batch, index, c.scale)
+    return ops.linear(ops.linear_heads(found, layer.value_up), layer.out)
+
+
+def feed_forward(c: DeepseekConfig, layer: Layer, ops: OpSet, x: Value) -> Value:
+    dense = None if layer.mlp is None else mlp(layer.mlp, ops, x)
+    if layer.mixture is None:
+        return dense
+    m = layer.mixture
+    logits = ops.linear(x, m.router)
+    found = ops.moe(x, logits, m.experts_up, m.experts_down, c.routing, Activation.SILU, m.correction)
+    return found if dense is None else ops.add(found, dense)
+
+
+def mlp(w: Mlp, ops: OpSet, x: Value) -> Value:
+    return ops.linear(ops.activate_and_mul(ops.linear(x, w.gate_up), Activation.SILU), w.down)

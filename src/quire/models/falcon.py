@@ -1,0 +1,68 @@
+"""Falcon. 7B has one key head for all queries, and attention and MLP side by side behind one norm; 40B has groups of
+heads and two norms (`new_decoder_architecture`); 11B has groups and one norm. Those called RW have slopes instead of
+positions, biases, a key head for each query head, and the MLP after attention."""
+
+from dataclasses import replace
+
+from quire.models import alibi, gpt
+from quire.models.activations import read_activation
+from quire.models.loading import LayerNorm, Matrix, Model, Part, Table, Wanted
+from quire.models.row_orders import groups_apart
+from quire.ops.opset import OpSet
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+TRAINED_LENGTH = 2048  # of those that do not say
+
+
+def config(hf: CheckpointConfig) -> gpt.GPTConfig:
+    grouped, has_slopes = hf.bool("new_decoder_architecture", False), hf.bool("alibi", False)
+    hf.expect("num_ln_in_parallel_attn", 1, None, *([2] if grouped else []))
+    if grouped:
+        hf.expect("parallel_attn", True, None)
+    c = gpt.read_config(
+        hf,
+        rotary=None if has_slopes else hf,
+        default_length=TRAINED_LENGTH,
+        activation=read_activation(hf, "activation", "gelu"),
+        eps=hf.float("layer_norm_epsilon", 1e-5),
+        tied=hf.bool("tie_word_embeddings", True),
+        bias=hf.bool("bias", False),
+        parallel=hf.bool("parallel_attn", True),
+    )
+    one_key_head = not grouped and hf.bool("multi_query", True)
+    return replace(
+        c,
+        kv_heads=1 if one_key_head else hf.int("num_kv_heads", c.heads),
+        intermediate=hf.int("ffn_hidden_size", c.intermediate),
+        # Rounded as in transformers, and scaled together with q . k.
+        slopes=tuple(alibi.to_bfloat16(x) * c.scale for x in alibi.slopes(c.heads)) if has_slopes else (),
+    )
+
+
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+    top: Wanted = {
+        "embed": Table("word_embeddings", config.vocab, config.hidden),
+        "norm": LayerNorm("ln_f", config.hidden),
+    }
+    names = gpt.Names("transformer.", "h", top, layer_names(config, checkpoint.config))
+    return gpt.load_as(ops, checkpoint, config, max_model_len, names)
+
+
+def layer_names(c: gpt.GPTConfig, hf: CheckpointConfig) -> Wanted:
+    order = None if hf.bool(gpt.QKV_APART, False) else groups_apart(c.kv_heads, c.heads, c.head_dim)
+    return {
+        **_norms(c, hf),
+        "qkv": Matrix({"self_attention.query_key_value": Part(c.q_size + 2 * c.kv_size, order)}, c.hidden, c.bias),
+        "out": Matrix({"self_attention.dense": c.hidden}, c.q_size, c.bias),
+        "up": Matrix({"mlp.dense_h_to_4h": c.intermediate}, c.hidden, c.bias),
+        "down": Matrix({"mlp.dense_4h_to_h": c.hidden}, c.intermediate, c.bias),
+    }
+
+
+def _norms(c: gpt.GPTConfig, hf: CheckpointConfig) -> Wanted:
+    default = 2 if hf.bool("new_decoder_architecture", False) else 1
+    if c.parallel and hf.int("num_ln_in_parallel_attn", default) == 2:
+        return {"norm1": LayerNorm("ln_attn", c.hidden), "norm2": LayerNorm("ln_mlp", c.hidden)}
+    first = {"norm1": LayerNorm("input_layernorm", c.hidden)}
+    return first if c.parallel else first | {"norm2": LayerNorm("post_attention_layernorm", c.hidden)}

@@ -1,0 +1,48 @@
+"""GPT-NeoX and Pythia: attention and MLP side by side, each behind its own norm, or one after the other; a part of each
+head rotates; q, k and v are stored head by head."""
+
+from quire.models import gpt
+from quire.models.activations import read_activation
+from quire.models.loading import LayerNorm, Matrix, Model, Part, Table, Wanted
+from quire.models.row_orders import groups_apart
+from quire.ops.opset import OpSet
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+
+def config(hf: CheckpointConfig) -> gpt.GPTConfig:
+    rotary = {
+        "rope_theta": hf.get("rope_theta", hf.float("rotary_emb_base", 10_000.0)),
+        "partial_rotary_factor": hf.get("partial_rotary_factor", hf.float("rotary_pct", 0.25)),
+    }
+    return gpt.read_config(
+        hf,
+        rotary=hf.with_values(rotary),
+        intermediate=hf.int("intermediate_size"),
+        activation=read_activation(hf, "hidden_act", "gelu"),
+        eps=hf.float("layer_norm_eps", 1e-5),
+        bias=hf.bool("attention_bias", True),
+        parallel=hf.bool("use_parallel_residual", True),
+    )
+
+
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+    top: Wanted = {
+        "embed": Table("embed_in", config.vocab, config.hidden),
+        "norm": LayerNorm("final_layer_norm", config.hidden),
+    }
+    layer = layer_names(config, by_head=not checkpoint.config.bool(gpt.QKV_APART, False))
+    head = "embed_out" if "embed_out.weight" in checkpoint.names() else "lm_head"  # before and since transformers 5
+    return gpt.load_as(ops, checkpoint, config, max_model_len, gpt.Names("gpt_neox.", "layers", top, layer, head))
+
+
+def layer_names(c: gpt.GPTConfig, by_head: bool) -> Wanted:
+    qkv = Part(3 * c.q_size, groups_apart(c.heads, c.heads, c.head_dim) if by_head else None)
+    return {
+        "norm1": LayerNorm("input_layernorm", c.hidden),
+        "qkv": Matrix({"attention.query_key_value": qkv}, c.hidden, bias=c.bias),
+        "out": Matrix({"attention.dense": c.hidden}, c.q_size, bias=c.bias),
+        "norm2": LayerNorm("post_attention_layernorm", c.hidden),
+        "up": Matrix({"mlp.dense_h_to_4h": c.intermediate}, c.hidden, bias=True),
+        "down": Matrix({"mlp.dense_4h_to_h": c.hidden}, c.intermediate, bias=True),
+    }

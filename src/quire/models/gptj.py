@@ -1,0 +1,46 @@
+"""GPT-J: attention and MLP side by side behind one norm; rotary pairs are neighbouring columns; a head with a bias."""
+
+from dataclasses import replace
+
+from quire.models import gpt
+from quire.models.activations import read_activation
+from quire.models.loading import LayerNorm, Matrix, Model, Part, Table, Wanted
+from quire.models.row_orders import pairs_apart
+from quire.ops.opset import OpSet
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+
+def config(hf: CheckpointConfig) -> gpt.GPTConfig:
+    hf.expect("tie_word_embeddings", False, None)
+    hf.int("rotary_dim")  # is never missing
+    c = gpt.read_config(
+        hf,
+        rotary=hf,
+        activation=read_activation(hf, "activation_function", "gelu_new"),
+        eps=hf.float("layer_norm_epsilon", 1e-5),
+        parallel=True,
+    )
+    return replace(c, intermediate=hf.int("n_inner", c.intermediate))
+
+
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+    top: Wanted = {
+        "embed": Table("wte", config.vocab, config.hidden),
+        "norm": LayerNorm("ln_f", config.hidden),
+    }
+    names = gpt.Names("transformer.", "h", top, layer_names(config), head_bias=True)
+    return gpt.load_as(ops, checkpoint, config, max_model_len, names)
+
+
+def layer_names(c: gpt.GPTConfig) -> Wanted:
+    assert c.rope is not None
+    turned = Part(c.q_size, pairs_apart(c.heads, c.head_dim, c.rope.rotary_dim))
+    qkv = {"attn.q_proj": turned, "attn.k_proj": turned, "attn.v_proj": Part(c.q_size)}
+    return {
+        "norm1": LayerNorm("ln_1", c.hidden),
+        "qkv": Matrix(qkv, c.hidden),
+        "out": Matrix({"attn.out_proj": c.hidden}, c.q_size),
+        "up": Matrix({"mlp.fc_in": c.intermediate}, c.hidden, bias=True),
+        "down": Matrix({"mlp.fc_out": c.hidden}, c.intermediate, bias=True),
+    }

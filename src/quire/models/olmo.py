@@ -1,0 +1,43 @@
+"""OLMo (the first): Llama with layer norms that have no weights; some keep q, k and v in a range."""
+
+from quire.models import gpt
+from quire.models.activations import read_activation
+from quire.models.loading import LayerNorm, Matrix, Model, Table, Wanted
+from quire.ops.opset import OpSet
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+
+def config(hf: CheckpointConfig) -> gpt.GPTConfig:
+    return gpt.read_config(
+        hf,
+        rotary=hf,
+        kv_heads=hf.int("num_key_value_heads", hf.int("num_attention_heads")),
+        intermediate=hf.int("intermediate_size"),
+        activation=read_activation(hf, "hidden_act", "silu"),
+        bias=hf.bool("attention_bias", False),
+        gated=True,
+        clip=hf.float("clip_qkv", 0.0),
+    )
+
+
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+    top: Wanted = {"embed": Table("embed_tokens", config.vocab, config.hidden), "norm": plain_norm("norm", config)}
+    names = gpt.Names("model.", "layers", top, layer_names(config))
+    return gpt.load_as(ops, checkpoint, config, max_model_len, names)
+
+
+def layer_names(c: gpt.GPTConfig) -> Wanted:
+    qkv = {"self_attn.q_proj": c.q_size, "self_attn.k_proj": c.kv_size, "self_attn.v_proj": c.kv_size}
+    return {
+        "norm1": plain_norm("input_layernorm", c),
+        "qkv": Matrix(qkv, c.hidden, c.bias),
+        "out": Matrix({"self_attn.o_proj": c.hidden}, c.q_size, c.bias),
+        "norm2": plain_norm("post_attention_layernorm", c),
+        "up": Matrix({"mlp.gate_proj": c.intermediate, "mlp.up_proj": c.intermediate}, c.hidden),
+        "down": Matrix({"mlp.down_proj": c.hidden}, c.intermediate),
+    }
+
+
+def plain_norm(name: str, c: gpt.GPTConfig) -> LayerNorm:
+    return LayerNorm(name, c.hidden, weight=False, bias=False)

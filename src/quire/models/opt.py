@@ -1,0 +1,55 @@
+"""OPT: learned positions, of which the first two rows are not used. OPT-350m has its norms after the sums, and an
+embedding with fewer columns than its layers."""
+
+from quire.models import gpt
+from quire.models.activations import read_activation
+from quire.models.loading import LayerNorm, Matrix, Model, Table, Want, Wanted
+from quire.ops.opset import OpSet
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+
+def config(hf: CheckpointConfig) -> gpt.GPTConfig:
+    return gpt.read_config(
+        hf,
+        intermediate=hf.int("ffn_dim"),
+        activation=read_activation(hf, "activation_function", "relu"),
+        tied=hf.bool("tie_word_embeddings", True),
+        bias=hf.bool("enable_bias", True),
+        norms_after=not hf.bool("do_layer_norm_before", True),
+    )
+
+
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+    hf = checkpoint.config
+    affine = hf.bool("layer_norm_elementwise_affine", True)
+    names = gpt.Names("model.", "decoder.layers", top_names(config, hf, affine), layer_names(config, affine))
+    return gpt.load_as(ops, checkpoint, config, max_model_len, names)
+
+
+def top_names(c: gpt.GPTConfig, hf: CheckpointConfig, affine: bool) -> Wanted:
+    width = hf.int("word_embed_proj_dim", c.hidden)
+    names: dict[str, Want] = {
+        "embed": Table("decoder.embed_tokens", c.vocab, width),
+        "positions": Table("decoder.embed_positions", c.max_position, c.hidden, skipped=2),
+    }
+    if width != c.hidden:
+        names |= {
+            "embed_in": Matrix({"decoder.project_in": c.hidden}, width),
+            "embed_out": Matrix({"decoder.project_out": width}, c.hidden),
+        }
+    if not c.norms_after and not hf.bool("_remove_final_layer_norm", False):
+        names |= {"norm": LayerNorm("decoder.final_layer_norm", c.hidden, affine, affine)}
+    return names
+
+
+def layer_names(c: gpt.GPTConfig, affine: bool) -> Wanted:
+    qkv = {f"self_attn.{x}_proj": c.q_size for x in ("q", "k", "v")}
+    return {
+        "norm1": LayerNorm("self_attn_layer_norm", c.hidden, affine, affine),
+        "qkv": Matrix(qkv, c.hidden, c.bias),
+        "out": Matrix({"self_attn.out_proj": c.hidden}, c.q_size, c.bias),
+        "norm2": LayerNorm("final_layer_norm", c.hidden, affine, affine),
+        "up": Matrix({"fc1": c.intermediate}, c.hidden, c.bias),
+        "down": Matrix({"fc2": c.hidden}, c.intermediate, c.bias),
+    }

@@ -1,0 +1,55 @@
+"""StableLM: Llama's MLP with layer norms; a part of each head rotates. 2-12B has attention and MLP side by side behind
+one norm, and a norm for each query and key head."""
+
+from quire.models import gpt
+from quire.models.activations import read_activation
+from quire.models.loading import LayerNorm, LayerNorms, Matrix, Model, Table, Want, Wanted
+from quire.ops.opset import OpSet
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+STACKED_NORMS = "stacked_head_norms"  # true in GGUF files: the norms of all heads are one tensor
+
+
+def config(hf: CheckpointConfig) -> gpt.GPTConfig:
+    return gpt.read_config(
+        hf,
+        rotary=hf.with_values({"partial_rotary_factor": hf.get("partial_rotary_factor", 0.25)}),
+        kv_heads=hf.int("num_key_value_heads", hf.int("num_attention_heads")),
+        intermediate=hf.int("intermediate_size"),
+        activation=read_activation(hf, "hidden_act", "silu"),
+        eps=hf.float("layer_norm_eps", 1e-5),
+        bias=hf.bool("use_qkv_bias", False),
+        gated=True,
+        parallel=hf.bool("use_parallel_residual", False),
+        head_norms=hf.bool("qk_layernorm", False),
+    )
+
+
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+    top: Wanted = {
+        "embed": Table("embed_tokens", config.vocab, config.hidden),
+        "norm": LayerNorm("norm", config.hidden),
+    }
+    layer = layer_names(config, stacked=checkpoint.config.bool(STACKED_NORMS, False))
+    return gpt.load_as(ops, checkpoint, config, max_model_len, gpt.Names("model.", "layers", top, layer))
+
+
+def layer_names(c: gpt.GPTConfig, stacked: bool) -> Wanted:
+    qkv = {"self_attn.q_proj": c.q_size, "self_attn.k_proj": c.kv_size, "self_attn.v_proj": c.kv_size}
+    names: dict[str, Want] = {
+        "norm1": LayerNorm("input_layernorm", c.hidden),
+        "qkv": Matrix(qkv, c.hidden, c.bias),
+        "out": Matrix({"self_attn.o_proj": c.hidden}, c.q_size),
+        "up": Matrix({"mlp.gate_proj": c.intermediate, "mlp.up_proj": c.intermediate}, c.hidden),
+        "down": Matrix({"mlp.down_proj": c.hidden}, c.intermediate),
+    }
+    if not c.parallel:
+        names |= {"norm2": LayerNorm("post_attention_layernorm", c.hidden)}
+    if c.head_norms:
+        norm = "self_attn.{}_layernorm" if stacked else "self_attn.{}_layernorm.norms.{{}}"
+        names |= {
+            "q_norm": LayerNorms(norm.format("q"), c.heads, c.head_dim),
+            "k_norm": LayerNorms(norm.format("k"), c.kv_heads, c.head_dim),
+        }
+    return names

@@ -1,0 +1,46 @@
+"""The language model inside a checkpoint that sees images, too."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from quire.ops.tensors import StoredTensor
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+PREFIXES = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
+
+
+class TextPart:
+    """Tensors under the names they have in a checkpoint of the language model alone."""
+
+    def __init__(self, whole: Checkpoint, names: Mapping[str, str]) -> None:
+        self._whole, self._names = whole, names  # ours -> the checkpoint's
+
+    @property
+    def path(self) -> Path:
+        return self._whole.path
+
+    @property
+    def config(self) -> CheckpointConfig:
+        return self._whole.config
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.tensor(name).data.nbytes for name in self._names)
+
+    def names(self) -> list[str]:
+        return list(self._names)
+
+    def tensor(self, name: str) -> StoredTensor:
+        return self._whole.tensor(self._names[name])
+
+
+def text_part(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint itself, where it has nothing else."""
+    names = {
+        ours + name.removeprefix(prefix): name
+        for name in checkpoint.names()
+        for prefix, ours in PREFIXES.items()
+        if name.startswith(prefix)
+    }
+    return TextPart(checkpoint, names) if names else checkpoint

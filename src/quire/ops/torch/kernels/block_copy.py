@@ -1,0 +1,98 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+"""Whole blocks of pages [layers, blocks, ...] from one place to another, many in one launch.
+
+A block is one stretch of memory in every layer. Either side may be pinned memory of the host: its pages are mapped, so
+a kernel reads and writes them over the bus as it does the device's own, and nothing is staged. The host never waits:
+what it wants copied is ordered by the stream, before the step that needs it and after the step that wrote it."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+Pairs = Sequence[tuple[int, int]]  # (source, target) block each
+
+WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
+WORDS_AT_ONCE = 1024
+PART_BYTES = 32768  # of a block, for one program: more of them keep more of a slow bus's reads under way
+
+
+def copy_blocks(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> None:
+    """As if pair by pair: a later one may read what an earlier one wrote, and write what an earlier one read.
+
+    `sources` and `targets` are the same pages, or lie apart."""
+    for wave in waves(pairs, same_pages=sources[0] is targets[0]):
+        numbers = _on_device(wave, _device(sources[0], targets[0]))
+        for source, target in zip(sources, targets, strict=True):
+            _launch(source, target, numbers)
+
+
+def waves(pairs: Pairs, same_pages: bool) -> Iterator[list[tuple[int, int]]]:
+    """Neighbouring pairs that may be copied in any order, or all at once. Usually that is all of them."""
+    wave: list[tuple[int, int]] = []
+    read: set[int] = set()
+    written: set[int] = set()
+    for source, target in pairs:
+        if target in written or (same_pages and (source in written or target in read)):
+            yield wave
+            wave, read, written = [], set(), set()
+        wave.append((source, target))
+        read.add(source)
+        written.add(target)
+    if wave:
+        yield wave
+
+
+def _device(source: Tensor, target: Tensor) -> torch.device:
+    return source.device if source.device.type == "cuda" else target.device
+
+
+def _on_device(pairs: Pairs, device: torch.device) -> Tensor:
+    """[n, 2] int32, sent without waiting."""
+    numbers = torch.tensor(pairs, dtype=torch.int32)
+    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
+
+
+def _launch(source: Tensor, target: Tensor, pairs: Tensor) -> None:
+    block_bytes = source[0, 0].nbytes
+    assert target[0, 0].nbytes == block_bytes and source.is_contiguous() and target.is_contiguous()
+    word = next(word for word in WORDS if block_bytes % word.itemsize == 0)
+    num_words = block_bytes // word.itemsize
+    part = PART_BYTES // word.itemsize
+    _copy_blocks[(len(pairs), len(source), triton.cdiv(num_words, part))](
+        source.flatten().view(word),
+        target.flatten().view(word),
+        pairs,
+        source.shape[1],
+        target.shape[1],
+        BLOCK_WORDS=num_words,
+        PART=part,
+        AT_ONCE=min(WORDS_AT_ONCE, int(triton.next_power_of_2(num_words))),
+        num_warps=4,
+    )
+
+
+@triton.jit(do_not_specialize=["source_blocks", "target_blocks"])
+def _copy_blocks(
+    source,
+    target,
+    pairs,
+    source_blocks,
+    target_blocks,
+    BLOCK_WORDS: tl.constexpr,
+    PART: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    pair = tl.program_id(0)
+    layer = tl.program_id(1).to(tl.int64)
+    from_block = tl.load(pairs + 2 * pair)
+    to_block = tl.load(pairs + 2 * pair + 1)
+    read = source + (layer * source_blocks + from_block) * BLOCK_WORDS
+    write = target + (layer * target_blocks + to_block) * BLOCK_WORDS
+    first = tl.program_id(2) * PART
+    for begin in range(first, tl.minimum(first + PART, BLOCK_WORDS), AT_ONCE):
+        word = begin + tl.arange(0, AT_ONCE)
+        inside = word < BLOCK_WORDS
+        tl.store(write + word, tl.load(read + word, mask=inside), mask=inside)

@@ -1,0 +1,152 @@
+"""How a family is checked: tiny random checkpoints made by transformers, and what transformers makes of them.
+
+A test file lists its cases and takes both from here:
+
+    CASES: Cases = {"mha": (LlamaConfig, {"num_key_value_heads": 4}), ...}      # on top of TINY
+    checkpoints = checkpoints_of(CASES)                                          # a fixture
+
+    @pytest.mark.parametrize("name", CASES)
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_...(checkpoints, backend, name):
+        check_against_transformers(backend, checkpoints(name))
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import AutoModelForCausalLM
+
+from quire.models.registry import family
+from quire.ops.opset import OpSet, StepBatch
+from quire.runtime.kv import kv_spec
+from quire.weights.checkpoint import open_checkpoint
+
+BACKENDS = ["torch", "native"]
+BLOCK_SIZE = 4
+MAX_LEN = 64
+NUM_GREEDY = 32
+PROMPT = [3, 17, 17, 80, 5, 41, 9, 22, 64, 1, 33, 90, 2, 2, 50, 71, 6, 8, 95, 13]
+TINY = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_LEN,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "initializer_range": 0.4,  # wide enough that every part of the model moves the logits
+}
+
+Cases = Mapping[str, tuple[type[PreTrainedConfig], dict[str, Any]]]  # name -> config class, and what differs from TINY
+Logits = Callable[[list[int], int], np.ndarray]  # (ids, start) -> [len(ids) - start, vocab]
+
+
+@dataclass
+class Theirs:
+    """A checkpoint, and what transformers makes of it."""
+
+    path: Path
+    prefill: np.ndarray  # [len(PROMPT), vocab]
+    generated: list[int]  # PROMPT and NUM_GREEDY tokens
+
+
+def checkpoints_of(cases: Cases, tiny: Mapping[str, Any] = TINY) -> Any:
+    """A fixture: case name -> Theirs, each made once."""
+
+    @pytest.fixture(scope="module")
+    def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Theirs]:
+        @cache
+        def make(name: str) -> Theirs:
+            config, options = cases[name]
+            model = random_model(config(**{**tiny, **options}), seed=sum(map(ord, name)))
+            return ask_transformers(model, tmp_path_factory.mktemp(name))
+
+        return make
+
+    return checkpoints
+
+
+def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms start as ones and biases as zeros: a test of them needs other values
+            torch.nn.init.normal_(parameter, mean=0.5, std=0.5)
+    return model
+
+
+@torch.inference_mode()
+def ask_transformers(model: PreTrainedModel, path: Path) -> Theirs:
+    model.save_pretrained(path)
+    prompt = torch.tensor([PROMPT])
+    ids = model.generate(prompt, max_new_tokens=NUM_GREEDY, do_sample=False, pad_token_id=0)
+    logits = model(ids, use_cache=False).logits[0].numpy()
+    generated = ids[0].tolist()
+    assert logits[len(PROMPT) - 1 : -1].argmax(-1).tolist() == generated[len(PROMPT) :], "their cache is wrong"
+    return Theirs(path, logits[: len(PROMPT)], generated)
+
+
+def make_ops(backend: str) -> OpSet:
+    if backend == "native":
+        from quire.ops.native import NativeOps
+
+        return NativeOps()
+    from quire.ops.torch import TorchOps
+
+    return TorchOps(threads=1)  # more are slower on tiny matrices
+
+
+def compute(ops: OpSet, path: Path) -> Logits:
+    """-> a function of (ids, start): the logits of all ids from `start` on, those before being in the cache."""
+    checkpoint = open_checkpoint(path)
+    module = family(checkpoint.config.architecture)
+    config = module.config(checkpoint.config)
+    model = module.load(ops, checkpoint, config, MAX_LEN)
+    cache = ops.new_cache(kv_spec(config, BLOCK_SIZE, "float32"), 20)
+    program = ops.compile(model.forward, cache, MAX_LEN, 1, MAX_LEN)
+    table = np.random.default_rng(0).permutation(20).astype(np.int32)[: MAX_LEN // BLOCK_SIZE]
+
+    def run(ids: list[int], start: int) -> np.ndarray:
+        positions = np.arange(start, len(ids), dtype=np.int32)
+        batch = StepBatch(
+            ids=np.array(ids[start:], np.int32),
+            positions=positions,
+            slots=table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE,
+            seq_starts=np.array([0, len(positions)], np.int32),
+            context_lens=np.array([len(ids)], np.int32),
+            block_tables=table[None],
+            logit_rows=np.arange(len(positions), dtype=np.int32),
+        )
+        return np.asarray(program.run(batch)).copy()
+
+    return run
+
+
+def check_against_transformers(backend: str, theirs: Theirs) -> None:
+    """The logits of a prefill at once and in chunks, then greedy tokens."""
+    ours = compute(make_ops(backend), theirs.path)
+    chunks = [ours(PROMPT[:end], start) for start, end in ((0, 7), (7, 8), (8, len(PROMPT)))]
+    assert_close(np.concatenate(chunks), theirs.prefill)
+    logits = ours(PROMPT, 0)
+    assert_close(logits, theirs.prefill)
+
+    ids = list(PROMPT)
+    for _ in range(NUM_GREEDY):
+        ids.append(int(logits[-1].argmax()))
+        logits = ours(ids, len(ids) - 1)
+    assert ids == theirs.generated
+
+
+def assert_close(logits: np.ndarray, expected: np.ndarray) -> None:
+    """Closer than GELU is to its approximation."""
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=2e-5 * np.abs(expected).max())

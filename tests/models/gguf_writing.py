@@ -1,0 +1,126 @@
+"""A checkpoint of transformers as llama.cpp's converter would write it, in F32.
+
+Names of tensors are those of the `gguf` package; what the converter does to the numbers is written down here."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import gguf.quants
+import numpy as np
+from safetensors.numpy import load_file
+
+from weights.gguf_files import finish, interleave
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
+    "GraniteMoeForCausalLM": gguf.MODEL_ARCH.GRANITE_MOE,
+    "SmolLM3ForCausalLM": gguf.MODEL_ARCH.SMOLLM3,
+    "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
+    "Qwen2MoeForCausalLM": gguf.MODEL_ARCH.QWEN2MOE,
+    "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
+    "Olmo2ForCausalLM": gguf.MODEL_ARCH.OLMO2,
+    "OlmoeForCausalLM": gguf.MODEL_ARCH.OLMOE,
+    "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
+    "GemmaForCausalLM": gguf.MODEL_ARCH.GEMMA,
+    "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
+    "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
+}
+PAIRWISE = ("Llama", "Mixtral", "Granite", "SmolLM3")  # families
+EXPERT = re.compile(r"model\.layers\.(\d+)\.(.*)\.experts\.(\d+)\.(\w+)\.weight")
+
+
+def write_gguf(source: Path, path: Path, experts: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32) -> Path:
+    """`experts`: how stacks of them are stored"""
+    config = json.loads((source / "config.json").read_text())
+    architecture = config["architectures"][0]
+    arch = ARCHITECTURES[architecture]
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    add_metadata(writer, config)
+    rope = config["rope_parameters"]
+    if "long_factor" in rope:
+        writer.add_rope_scaling_attn_factors(
+            np.sqrt(1 + np.log(config["max_position_embeddings"] / rope["original_max_position_embeddings"])
+                    / np.log(rope["original_max_position_embeddings"]))
+        )  # fmt: skip
+        for kind in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
+    for name, data in stacked(load_file(source / "model.safetensors")):
+        if architecture.startswith(PAIRWISE) and ".q_proj." in name:
+            data = interleave(data, config["num_attention_heads"])
+        if architecture.startswith(PAIRWISE) and ".k_proj." in name:
+            data = interleave(data, config["num_key_value_heads"])
+        if architecture.startswith("Gemma") and name.endswith("norm.weight"):
+            data = data + 1
+        if name.endswith("shared_expert_gate.weight"):
+            data = data.reshape(-1)  # as a quantized file has it
+        kind = experts if data.ndim == 3 else gguf.GGMLQuantizationType.F32
+        translated = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert translated is not None, name
+        writer.add_tensor(translated, gguf.quants.quantize(np.ascontiguousarray(data), kind), raw_dtype=kind)
+    return finish(writer, path)
+
+
+def stacked(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors, those of experts one above the other."""
+    experts: dict[str, dict[int, np.ndarray]] = {}
+    for name, data in tensors.items():
+        if match := EXPERT.fullmatch(name):
+            layer, block, expert, part = match.groups()
+            whole = f"layers.{layer}.feed_forward.experts.{part}.weight"
+            whole = whole if block == "block_sparse_moe" else f"model.layers.{layer}.{block}.experts.{part}.weight"
+            experts.setdefault(whole, {})[int(expert)] = data
+        elif name.endswith("block_sparse_moe.input_linear.weight"):
+            stem = name.removeprefix("model.").replace("block_sparse_moe.input_linear", "feed_forward.experts.{}")
+            for part, half in zip(("w1", "w3"), np.split(data, 2, axis=1), strict=True):
+                yield stem.format(part), half
+        else:
+            yield name, data
+    for name, by_expert in experts.items():
+        yield name, np.stack([by_expert[expert] for expert in sorted(by_expert)])
+
+
+def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    rope = config["rope_parameters"]
+    full = rope.get("full_attention", rope)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(full["rope_theta"])
+    if full["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(full["factor"])
+    optional = {
+        "head_dim": (writer.add_key_length, writer.add_value_length),
+        "sliding_window": (writer.add_sliding_window,),
+        "num_local_experts": (writer.add_expert_count,),
+        "num_experts": (writer.add_expert_count,),
+        "num_experts_per_tok": (writer.add_expert_used_count,),
+        "moe_intermediate_size": (writer.add_expert_feed_forward_length,),
+        "shared_expert_intermediate_size": (writer.add_expert_shared_feed_forward_length,),
+        "attn_logit_softcapping": (writer.add_attn_logit_softcapping,),
+        "final_logit_softcapping": (writer.add_final_logit_softcapping,),
+        "attention_multiplier": (writer.add_attention_scale,),
+        "embedding_multiplier": (writer.add_embedding_scale,),
+        "residual_multiplier": (writer.add_residual_scale,),
+        "logits_scaling": (writer.add_logit_scale,),
+    }
+    for key, adders in optional.items():
+        for add in adders:
+            if config.get(key) is not None:
+                add(config[key])
+    if "original_max_position_embeddings" in rope:
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        head_dim = config["hidden_size"] // config["num_attention_heads"]
+        writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))

@@ -1,0 +1,99 @@
+"""GGUF files of every architecture that is read, against transformers on the same numbers."""
+
+from pathlib import Path
+
+import gguf
+import gguf.quants
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GraniteConfig,
+    GraniteMoeConfig,
+    MixtralConfig,
+    Olmo2Config,
+    OlmoeConfig,
+    Phi3Config,
+    PreTrainedModel,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
+)
+
+from models.checking import PROMPT, TINY, Cases, assert_close, compute, make_ops, random_model
+from models.gguf_writing import write_gguf
+from quire.core.errors import Unsupported
+from quire.weights.checkpoint import open_checkpoint
+from weights.gguf_files import llama_tensors, write_llama
+
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+GEMMA = {"head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 6}
+FACTORS = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 4.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 8,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0 + i / 8 for i in range(6)],
+    "long_factor": [2.0 + i / 4 for i in range(6)],
+}
+LINEAR = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+CASES: Cases = {
+    "llama-with-experts": (MixtralConfig, {"num_local_experts": 5}),
+    "granite": (GraniteConfig, FACTORS),
+    "granitemoe": (GraniteMoeConfig, FACTORS | {"num_local_experts": 5}),
+    "smollm3": (SmolLM3Config, {"num_hidden_layers": 4}),
+    "qwen3": (Qwen3Config, {"head_dim": 24}),
+    "qwen2moe": (Qwen2MoeConfig, EXPERTS | {"shared_expert_intermediate_size": 80}),
+    "qwen3moe": (Qwen3MoeConfig, EXPERTS | {"norm_topk_prob": True, "head_dim": 24}),
+    "olmo2": (Olmo2Config, {}),
+    "olmoe": (OlmoeConfig, {"num_experts": 6, "num_experts_per_tok": 3}),
+    "phi3": (Phi3Config, {"sliding_window": 7}),
+    "phi3-longrope": (Phi3Config, {"rope_parameters": LONGROPE, "original_max_position_embeddings": 8}),
+    "gemma": (GemmaConfig, {"head_dim": 24}),
+    "gemma2": (Gemma2Config, GEMMA | {"attn_implementation": "eager", "attn_logit_softcapping": 5.0}),
+    "gemma3": (Gemma3TextConfig, GEMMA | {"num_hidden_layers": 7, "rope_parameters": LINEAR}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> None:
+    config, options = CASES[name]
+    model = random_model(config(**TINY | options), seed=sum(map(ord, name)))
+    model.save_pretrained(tmp_path)
+    path = write_gguf(tmp_path, tmp_path / "model.gguf")
+    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model))
+
+
+@torch.inference_mode()
+def logits_of(model: PreTrainedModel) -> np.ndarray:
+    return model(torch.tensor([PROMPT])).logits[0].numpy()
+
+
+def test_quantized_experts_are_cut_out_of_their_stack(tmp_path: Path) -> None:
+    model = random_model(MixtralConfig(**TINY | {"num_local_experts": 5, "intermediate_size": 96}), seed=1)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 3:  # to numbers that Q8_0 can store
+            stored = gguf.quants.quantize(parameter.detach().numpy(), Q8_0)
+            parameter.data = torch.tensor(gguf.quants.dequantize(stored, Q8_0))
+            assert "experts" in name
+    model.save_pretrained(tmp_path)
+    path, logits = write_gguf(tmp_path, tmp_path / "model.gguf", experts=Q8_0), logits_of(model)
+    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits)
+    rounded = compute(make_ops("native"), path)(PROMPT, 0)  # which multiplies with 8-bit activations
+    assert np.abs(rounded - logits).max() < 0.05 * np.abs(logits).max()
+
+
+def test_olmo3_is_not_taken_for_olmo2(tmp_path: Path) -> None:
+    tensors = llama_tensors(np.random.default_rng(3))
+    path = write_llama(tmp_path / "a.gguf", tensors, "olmo2", {"olmo2.attention.sliding_window": 4096})
+    with pytest.raises(Unsupported, match=r"olmo2\.attention\.sliding_window is 4096"):
+        open_checkpoint(path)

@@ -1,0 +1,144 @@
+"""Families with layer norms, as transformers and as llama.cpp's converter write them, against transformers."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import (
+    BloomConfig,
+    FalconConfig,
+    GPT2Config,
+    GPTBigCodeConfig,
+    GPTJConfig,
+    GPTNeoXConfig,
+    MptConfig,
+    OlmoConfig,
+    OPTConfig,
+    PhiConfig,
+    StableLmConfig,
+    Starcoder2Config,
+)
+
+from models.checking import (
+    BACKENDS,
+    MAX_LEN,
+    PROMPT,
+    Cases,
+    Theirs,
+    assert_close,
+    check_against_transformers,
+    checkpoints_of,
+    compute,
+    make_ops,
+)
+from models.gguf_gpt_writing import write_gguf
+from quire.core.errors import Unsupported
+
+HEADS_9 = {"hidden_size": 72, "num_attention_heads": 9}
+ROTARY_HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+ALIBI = {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
+CASES: Cases = {
+    "gpt2": (GPT2Config, {}),
+    "gpt2-untied": (GPT2Config, {**HEADS_9, "tie_word_embeddings": False}),
+    "gptj": (GPTJConfig, {"rotary_dim": 8}),
+    "gptj-heads-3": (GPTJConfig, {"rotary_dim": 12, "num_attention_heads": 3, "hidden_size": 72, "n_inner": 80}),
+    "gpt-neox": (GPTNeoXConfig, {}),
+    "gpt-neox-in-turn": (GPTNeoXConfig, {**HEADS_9, **ROTARY_HALF, "use_parallel_residual": False}),
+    "gpt-neox-no-bias": (GPTNeoXConfig, {"attention_bias": False, "tie_word_embeddings": True}),
+    "opt": (OPTConfig, {"ffn_dim": 80, "init_std": 0.4}),
+    "opt-350m": (OPTConfig, {"ffn_dim": 80, "init_std": 0.4, "do_layer_norm_before": False, "word_embed_proj_dim": 40}),
+    "opt-plain": (
+        OPTConfig,
+        {
+            "ffn_dim": 80,
+            "init_std": 0.4,
+            "enable_bias": False,
+            "layer_norm_elementwise_affine": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "mpt": (MptConfig, {"max_seq_len": MAX_LEN, "attn_config": {"softmax_scale": 0.3}}),
+    "mpt-heads-6": (MptConfig, {"max_seq_len": MAX_LEN, "hidden_size": 48, "num_attention_heads": 6}),
+    "mpt-clipped": (MptConfig, {"max_seq_len": MAX_LEN, "attn_config": {"clip_qkv": 2.0}}),
+    "bloom": (BloomConfig, {}),
+    "bloom-heads-9": (BloomConfig, HEADS_9),
+    "falcon-7b": (FalconConfig, {**HEADS_9}),
+    "falcon-40b": (FalconConfig, {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon-11b": (
+        FalconConfig,
+        {
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+            "ffn_hidden_size": 96,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "falcon-rw": (FalconConfig, {**ALIBI, "num_attention_heads": 6, "hidden_size": 48}),
+    "falcon-in-turn": (FalconConfig, {"multi_query": False, "parallel_attn": False}),
+    "starcoder": (GPTBigCodeConfig, {"num_attention_heads": 5, "hidden_size": 80}),
+    "starcoder-mha": (
+        GPTBigCodeConfig,
+        {"multi_query": False, "tie_word_embeddings": False, "activation_function": "relu"},
+    ),
+    "starcoder2": (Starcoder2Config, {"num_attention_heads": 6, "hidden_size": 96}),
+    "starcoder2-window": (Starcoder2Config, {"sliding_window": 5, "use_bias": False, "tie_word_embeddings": False}),
+    "phi": (PhiConfig, {}),
+    "phi-norms": (PhiConfig, {"qk_layernorm": True, "tie_word_embeddings": False, "hidden_act": "gelu"}),
+    "stablelm": (StableLmConfig, {}),
+    "stablelm-2-12b": (
+        StableLmConfig,
+        {"qk_layernorm": True, "use_parallel_residual": True, "use_qkv_bias": True, **ROTARY_HALF},
+    ),
+    "olmo": (OlmoConfig, {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "olmo-clipped": (OlmoConfig, {"clip_qkv": 2.0}),
+}
+checkpoints = checkpoints_of(CASES)
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # in GPTBigCode
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_logits_and_greedy_tokens_are_those_of_transformers(
+    checkpoints: Callable[[str], Theirs], backend: str, name: str
+) -> None:
+    check_against_transformers(backend, checkpoints(name))
+
+
+# -- GGUF --------------------------------------------------------------------------------------------------------------
+
+IN_GGUF = [
+    "gpt2", "gpt2-untied", "gptj-heads-3", "gpt-neox", "gpt-neox-in-turn", "mpt-clipped", "bloom-heads-9", "falcon-7b",
+    "falcon-40b", "falcon-11b", "starcoder", "starcoder2", "phi", "stablelm", "stablelm-2-12b", "olmo-clipped",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_GGUF)
+def test_a_gguf_file_computes_what_its_checkpoint_does(
+    checkpoints: Callable[[str], Theirs], name: str, tmp_path: Path
+) -> None:
+    theirs = checkpoints(name)
+    path = write_gguf(theirs.path, tmp_path / "model.gguf")
+    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), theirs.prefill)
+
+
+def test_phi_2_with_one_tensor_for_q_k_and_v(checkpoints: Callable[[str], Theirs], tmp_path: Path) -> None:
+    theirs = checkpoints("phi")
+    path = write_gguf(theirs.path, tmp_path / "model.gguf", fuse_qkv=True)
+    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), theirs.prefill)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"),
+    [
+        ("starcoder", "starcoder.attention.head_count_kv", 5, r"starcoder\.attention\.head_count_kv is 5"),
+        ("mpt-clipped", "mpt.attention.max_alibi_bias", 0.0, r"attn_config\.alibi_bias_max is 0\.0"),
+        ("mpt-clipped", "mpt.attention.head_count_kv", 2, r"attn_config\.kv_n_heads is 2"),
+    ],
+)
+def test_metadata_without_code_is_refused_by_name(
+    checkpoints: Callable[[str], Theirs], name: str, key: str, value: float, message: str, tmp_path: Path
+) -> None:
+    path = write_gguf(checkpoints(name).path, tmp_path / "model.gguf", instead={key: value})
+    with pytest.raises(Unsupported, match=message):
+        compute(make_ops("torch"), path)

@@ -1,0 +1,97 @@
+"""DeepSeek on the GPU's op set beside the plain one, on a GPU or in Triton's interpreter: prefilled and decoded."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+from quire.core.errors import Unsupported
+from quire.models.registry import family
+from quire.ops.opset import KVSpec, StepBatch
+from quire.ops.torch import TorchOps
+from quire.ops.torch.gpu import GpuOps
+from quire.runtime.kv import kv_spec
+from quire.weights.checkpoint import open_checkpoint
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LENGTH, BLOCK = 64, 8
+CASES = [("float32", "float32", 1e-5)]
+if DEVICE == "cuda":  # the interpreter takes its time
+    CASES += [("bfloat16", "bfloat16", 6e-2), ("float16", "float16", 1e-2), ("bfloat16", "fp8", 0.2)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers, one of them a mixture."""
+    torch.manual_seed(1)
+    shape = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_attention_heads": 4}
+    latents = {"kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
+    config = DeepseekV3Config(
+        **shape,
+        **latents,
+        **experts,
+        num_key_value_heads=4,
+        num_hidden_layers=2,
+        first_k_dense_replace=1,
+        vocab_size=128,
+        max_position_embeddings=128,
+        initializer_range=0.1,
+    )
+    folder = tmp_path_factory.mktemp("deepseek")
+    DeepseekV3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def some_steps():
+    ids = np.random.default_rng(3).integers(0, 128, 32)
+    return [
+        [(ids[:5], 0), (ids[5:6], 0), (ids[6:15], 0)],  # prompts, one of a single token
+        [(ids[15:16], 5), (ids[16:19], 1), (ids[19:20], 9)],  # a chunk between decoding sequences
+        [(ids[20:21], 6), (ids[21:22], 4), (ids[22:23], 10)],  # only decoding
+    ]
+
+
+def logits_of(ops, path, dtype, steps):
+    """The logits of every step of [(ids, start)], one entry a sequence."""
+    stored = open_checkpoint(path)
+    kind = family(stored.config.architecture)
+    config = kind.config(stored.config)
+    model = kind.load(ops, stored, config, LENGTH)
+    num_seqs, width = len(steps[0]), LENGTH // BLOCK
+    cache = ops.new_cache(kv_spec(config, BLOCK, dtype), num_seqs * width)
+    program = ops.compile(model.forward, cache, 64, num_seqs, LENGTH)
+    tables = np.arange(num_seqs * width, dtype=np.int32).reshape(num_seqs, width)[:, ::-1].copy()
+    found = []
+    for step in steps:
+        counts = [len(ids) for ids, _ in step]
+        positions = np.concatenate([np.arange(start, start + len(ids)) for ids, start in step]).astype(np.int32)
+        owner = np.repeat(np.arange(num_seqs), counts)
+        starts = np.cumsum([0, *counts]).astype(np.int32)
+        batch = StepBatch(
+            ids=np.concatenate([ids for ids, _ in step]).astype(np.int32),
+            positions=positions,
+            slots=(tables[owner, positions // BLOCK] * BLOCK + positions % BLOCK).astype(np.int32),
+            seq_starts=starts,
+            context_lens=np.array([start + len(ids) for ids, start in step], np.int32),
+            block_tables=tables,
+            logit_rows=(starts[1:] - 1).astype(np.int32),
+        )
+        found.append(program.run(batch).float().cpu().numpy().copy())
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize(("dtype", "kept", "bound"), CASES)
+@pytest.mark.parametrize("batch_invariant", [False, True] if DEVICE == "cuda" else [False])
+def test_logits_are_those_of_plain_torch(checkpoint, dtype, kept, bound, batch_invariant):
+    plain = logits_of(TorchOps(), checkpoint, "float32", some_steps())
+    ops = GpuOps(DEVICE, dtype=dtype, batch_invariant=batch_invariant)
+    found = logits_of(ops, checkpoint, kept, some_steps())
+    assert np.sqrt(np.mean((found - plain) ** 2) / np.mean(plain**2)) < bound
+
+
+def test_a_latent_that_is_no_power_of_two_is_refused():
+    with pytest.raises(Unsupported, match="latent vectors of 24 columns"):
+        GpuOps(DEVICE).new_cache(KVSpec(1, 1, 32, 16, "bfloat16", 24), 1)
