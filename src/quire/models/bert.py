@@ -162,7 +162,7 @@ class Places:
 
 def top_names(c: BertConfig, prefix: str) -> Wanted:
     embeddings = f"{prefix}embeddings."
-    head = {
+    head: Wanted = {
         "pooler": Matrix({c.names.pooler: c.hidden}, c.hidden, bias=True, keep=True),
         "head": Matrix({c.names.classifier: c.labels}, c.hidden, bias=True, keep=True),
     }

@@ -85,7 +85,7 @@ def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
 
 
 def top_names(c: ModernBertConfig, prefix: str) -> Wanted:
-    head = {
+    head: Wanted = {
         "pooler": Matrix({"head.dense": c.hidden}, c.hidden, bias=c.head_bias, keep=True),
         "pooler_norm": LayerNorm("head.norm", c.hidden, bias=c.norm_bias),
         "head": Matrix({"classifier": c.labels}, c.hidden, bias=True, keep=True),

@@ -7,7 +7,7 @@ from quire.ops.tensors import StoredTensor
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-BODY = "model."  # what the names of a decoder begin with where it has a head
+BODY, EMBEDDING = "model.", "embed_tokens.weight"  # names begin with BODY where there is a head
 
 
 def as_decoder(checkpoint: Checkpoint, architecture: str) -> Checkpoint:
@@ -18,7 +18,7 @@ def as_decoder(checkpoint: Checkpoint, architecture: str) -> Checkpoint:
     if not names or (architecture == config.architecture and not headless):
         return checkpoint  # one without names has whatever is asked for
     values = {"architectures": [architecture]} | ({"tie_word_embeddings": True} if headless else {})
-    prefix = "" if any(name.startswith(BODY) for name in names) else BODY
+    prefix = BODY if EMBEDDING in names else ""
     return DecoderBody(checkpoint, config.with_values(values), prefix)
 
 
