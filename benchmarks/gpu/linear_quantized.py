@@ -12,10 +12,12 @@ from benchmarks.gpu.measuring import Calls, Ceilings, check, copies, print_faste
 from benchmarks.gpu.shapes import SHAPES, splits_to_try
 from quire.ops.torch.kernels.linear_splits import new_tickets
 from quire.ops.torch.kernels.quant_dequantize import dequantize
+from quire.ops.torch.kernels.quant_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
 from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
 from quire.ops.torch.kernels.quant_linear import GroupedConfig, grouped_kernel, grouped_linear
 from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
 from quire.ops.torch.kernels.quant_scaled import ScaledConfig, ScaledWeight, scaled_kernel, scaled_linear
+from quire.ops.torch.kernels.quant_scaled_gemv import ScaledGemvConfig, scaled_gemv
 
 FP8 = torch.float8_e4m3fn
 
@@ -37,7 +39,9 @@ def random_grouped(bits: int, N: int, K: int, group: int, offset: bool, table: b
 GROUPED = {  # bits, group (0: the row), offsets, codebook
     "int4 g128": (4, 128, False, False),
     "int4 g128 offsets": (4, 128, True, False),
+    "int4 g64": (4, 64, False, False),
     "int4 g32": (4, 32, False, False),
+    "int4 g32 offsets": (4, 32, True, False),
     "nf4 g64": (4, 64, False, True),
     "int8 g32": (8, 32, False, False),
     "int8 rows": (8, 0, False, False),
@@ -96,11 +100,31 @@ def run_grouped(ceilings: Ceilings) -> None:
 
 
 def clone(weight: GroupedWeight) -> GroupedWeight:
-    offsets = None if weight.offsets is None else weight.offsets.clone()
-    return replace(weight, words=weight.words.clone(), scales=weight.scales.clone(), offsets=offsets)
+    """Its tensors anew, so that they are not in the cache."""
+    names = ("words", "scales", "offsets", "by_output")
+    tensors = {name: getattr(weight, name) for name in names}
+    return replace(weight, **{name: None if t is None else t.clone() for name, t in tensors.items()})
+
+
+def sweep_grouped_row() -> None:
+    for name, (N, K) in SHAPES.items():
+        first = random_grouped(4, N, K, 128, True, False)
+        assert can_gemv(first)
+        weights = [first] + [clone(first) for _ in range(copies(first.nbytes) - 1)]
+        x = quantize_rows(rows(1, K), torch.int16, x_group(first))
+        configs = [
+            GroupedGemvConfig(block_n, warps, depth)
+            for warps, outputs, depth in product((8, 16), (2, 4, 8), (1, 2, 4))
+            if (block_n := outputs * warps) and outputs * depth <= 16
+        ]
+        calls: dict[str, Calls] = {
+            str(c): [partial(grouped_gemv, x, w, None, c, torch.bfloat16, True) for w in weights] for c in configs
+        }
+        print_fastest(f"int4 g128 {name} one row", first.nbytes, calls)
 
 
 def sweep_grouped() -> None:
+    sweep_grouped_row()
     tickets = new_tickets("cuda")
     cases = [("int4 g128", shape) for shape in SHAPES] + [("nf4 g64", "gate_up"), ("int8 rows", "gate_up")]
     for kind, name in cases:
@@ -216,7 +240,24 @@ def run_scaled(ceilings: Ceilings) -> None:
                     print(f"    failed: {kind} M={M} {way}: {str(error).splitlines()[0][:150]}")
 
 
+def sweep_scaled_row() -> None:
+    for name, (N, K) in SHAPES.items():
+        weights = [random_scaled(N, K, FP8, False) for _ in range(copies(N * K))]
+        x = quantize_rows(rows(1, K), FP8)
+        configs = [
+            ScaledGemvConfig(block_n, block_k, warps)
+            for block_n, block_k, warps in product((2, 4, 8), (1024, 2048, 4096), (2, 4, 8))
+            if 512 <= block_n * block_k // warps <= 4096
+        ]
+        calls: dict[str, Calls] = {
+            str(c): [partial(scaled_gemv, x, w.codes, w.scales, None, torch.bfloat16, c, True) for w in weights]
+            for c in configs
+        }
+        print_fastest(f"fp8 {name} one row", N * K, calls)
+
+
 def sweep_scaled() -> None:
+    sweep_scaled_row()
     tickets = new_tickets("cuda")
     for kind, name in [("fp8", shape) for shape in SHAPES] + [("fp8 blocks", "gate_up"), ("int8", "gate_up")]:
         (dtype, by_blocks), (N, K) = SCALED[kind], SHAPES[name]

@@ -14,7 +14,7 @@ from quire.ops.torch.kernels.activation import activate_and_mul_quantized, silu_
 from quire.ops.torch.kernels.linear import linear
 from quire.ops.torch.kernels.linear_splits import new_tickets
 from quire.ops.torch.kernels.norm import add_rms_norm, add_rms_norm_quantized
-from quire.ops.torch.kernels.quant_linear import grouped_linear
+from quire.ops.torch.kernels.quant_linear import grouped_linear, takes_codes
 from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
 from quire.ops.torch.kernels.quant_scaled import scaled_linear
 
@@ -25,7 +25,7 @@ FORMATS = ("bf16", "fp8", "int4 g128")
 def random_weight(kind: str, N: int, K: int) -> Any:
     if kind == "bf16":
         return rows(N, K) / 64
-    return random_scaled(N, K, FP8, False) if kind == "fp8" else random_grouped(4, N, K, 128, False, False)
+    return random_scaled(N, K, FP8, False) if kind == "fp8" else random_grouped(4, N, K, 128, True, False)
 
 
 def token_calls(kind: str, M: int, overlap: bool, tickets: Tensor) -> tuple[Calls, int]:
@@ -34,23 +34,29 @@ def token_calls(kind: str, M: int, overlap: bool, tickets: Tensor) -> tuple[Call
         {name: random_weight(kind, *SHAPES[name]) for name in ("qkv", "o", "gate_up", "down")} for _ in range(LAYERS)
     ]
     head, norm_weight = rows(*SHAPES["head"]) / 64, torch.ones(4096, device="cuda")
+    codes: tuple[torch.dtype, int] | None = None  # what products want of x, and in which groups
+    if kind == "fp8":
+        codes = (FP8, 0)
+    elif kind != "bf16" and takes_codes(M, layers[0]["qkv"]):
+        codes = (torch.int16, 128)
 
     def times(x: Any, w: Any) -> Tensor:
         if kind == "bf16":
             return linear(x, w, tickets=tickets, overlap=overlap)
+        if codes and not isinstance(x, Quantized):
+            x = quantize_rows(x, *codes, overlap)
         if kind == "fp8":
-            x = x if isinstance(x, Quantized) else quantize_rows(x, FP8, overlap=overlap)
             return scaled_linear(x, w, tickets=tickets, overlap=overlap)
         return grouped_linear(x, w, tickets=tickets, overlap=overlap)
 
     def norm(x: Tensor, residual: Tensor) -> tuple[Any, Tensor]:
-        if kind == "fp8":
-            return add_rms_norm_quantized(x, residual, norm_weight, 1e-5, FP8, overlap=overlap)
+        if codes:
+            return add_rms_norm_quantized(x, residual, norm_weight, 1e-5, *codes, overlap)
         return add_rms_norm(x, residual, norm_weight, 1e-5, overlap)
 
     def active(x: Tensor) -> Any:
-        if kind == "fp8":
-            return activate_and_mul_quantized(x, Activation.SILU, FP8, overlap=overlap)
+        if codes:
+            return activate_and_mul_quantized(x, Activation.SILU, *codes, overlap)
         return silu_and_mul(x, overlap)
 
     x, residual = rows(M, 4096), rows(M, 4096)

@@ -244,13 +244,18 @@ void weigh(State& s, int query, int i, const Span& span) {
     soften(s, query, i, span, Weighing<T>::weigh, [&](int64_t column, F8, F8 weight) { store(p + column, weight); });
 }
 
-// Queries [first, first + N), which lie in one vector, meet one span.
+// What is left to do of a span once queries [first, first + N), which lie in one vector, have scores.
 template <int N, class T>
-void meet(const AttentionTile& t, State& s, int first, const Span& span, bool shared) {
-    score<N, T>(t, s, first, span, shared);
+void take_values(const AttentionTile& t, State& s, int first, const Span& span) {
     raise<N>(t, s, first, 0, span);
     for (int i = 0; i < N; ++i) weigh<T>(s, first + i, i, span);
     accumulate<N, T>(t, s, first, span);
+}
+
+template <int N, class T>
+void meet(const AttentionTile& t, State& s, int first, const Span& span, bool shared) {
+    score<N, T>(t, s, first, span, shared);
+    take_values<N, T>(t, s, first, span);
 }
 
 // `count` columns of 8 queries from `first` on into `s.q`, from column `to` on; up to 7 columns behind them are lost.

@@ -1,7 +1,8 @@
 // Attention to latent pages (see Pages in ops.h): one vector a token, read as key and as value.
 //
-// Values are read from the pages. Keys want their slots side by side, so those of a span are turned once for all queries
-// of a tile: many heads share them, and turning costs a fiftieth of what a tile of 32 queries then does with them.
+// Values are read from the pages. Keys want their slots side by side, so those of a span are turned once for all
+// queries of a tile: many heads share them, and turning costs a fiftieth of what a tile of 32 queries then does with
+// them.
 #pragma once
 
 #include "attention_float.h"
@@ -65,9 +66,7 @@ struct LatentPages {
         for (int64_t b = 0; b < span.num_blocks; ++b)
             score_block<N>(s, q, (const Key*)keys_of(t, s, span.first_block + b), round_up(span.num_slots(b)),
                            span.size, head_dim, b * span.padded, (const Key*)nullptr);
-        raise<N>(t, s, first, 0, span);
-        for (int i = 0; i < N; ++i) weigh<T>(s, first + i, i, span);
-        accumulate<N, T>(t, s, first, span);
+        take_values<N, T>(t, s, first, span);
     }
 
     static void visit(const AttentionTile& t, State& s, int first, int stop, const Span& span, bool) {

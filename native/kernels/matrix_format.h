@@ -46,17 +46,32 @@ void visit_format(const PackedMatrix& w, const Visitor& visitor) {
         case Layout::Int4:
             if (!w.has_offset) return visitor.template visit<IntFormat<4, 32, ScaleType::Float16, false, 8>>();
             if (wide) return visitor.template visit<IntFormat<4, 32, ScaleType::Float32, true>>();
+            if (w.scale_type == ScaleType::ZeroPoint)
+                return visitor.template visit<IntFormat<4, 32, ScaleType::ZeroPoint, true>>();
             return visitor.template visit<IntFormat<4, 32, ScaleType::Float16, true>>();
         case Layout::Int8:
             if (w.group == 16 && w.has_offset)
                 return visitor.template visit<IntFormat<8, 16, ScaleType::Float32, true>>();
             if (w.group == 16) return visitor.template visit<IntFormat<8, 16, ScaleType::Float32, false>>();
-            if (wide) return visitor.template visit<IntFormat<8, 32, ScaleType::Float32, true>>();
+            if (wide && w.has_offset) return visitor.template visit<IntFormat<8, 32, ScaleType::Float32, true>>();
+            if (wide) return visitor.template visit<IntFormat<8, 32, ScaleType::Float32, false>>();
             if (w.has_offset) return visitor.template visit<IntFormat<8, 32, ScaleType::Float16, true>>();
             return visitor.template visit<IntFormat<8, 32, ScaleType::Float16, false>>();
         case Layout::Codebook4:
-            if (w.codebook == Codebook::E2M1)
-                return visitor.template visit<CodebookFormat<ScaleType::BFloat16, Codebook::E2M1>>();
+            switch (w.codebook) {
+                case Codebook::E2M1:
+                    return visitor.template visit<CodebookFormat<ScaleType::BFloat16, Codebook::E2M1>>();
+                case Codebook::IQ12:
+                    return visitor.template visit<CodebookFormat<ScaleType::Float32, Codebook::IQ12>>();
+                case Codebook::IQ3_XXS:
+                    return visitor.template visit<CodebookFormat<ScaleType::Float32, Codebook::IQ3_XXS>>();
+                case Codebook::IQ3_S:
+                    return visitor.template visit<CodebookFormat<ScaleType::Float32, Codebook::IQ3_S>>();
+                case Codebook::NF4: return visitor.template visit<CodebookFormat<ScaleType::Float32, Codebook::NF4>>();
+                case Codebook::FP4: return visitor.template visit<CodebookFormat<ScaleType::Float32, Codebook::FP4>>();
+                case Codebook::IQ4:
+                case Codebook::None: break;
+            }
             if (wide) return visitor.template visit<CodebookFormat<ScaleType::Float32, Codebook::IQ4>>();
             return visitor.template visit<CodebookFormat<ScaleType::Float16, Codebook::IQ4>>();
     }

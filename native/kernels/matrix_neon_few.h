@@ -48,7 +48,7 @@ struct FewRows {
             for (int v = 0; v < kVectors; ++v) {
                 const int output = first + v * Unit::lanes;
                 if constexpr (Format::has_offset) {
-                    const float32x4_t offsets = load_scales<Format::scale_type>(group + Format::offsets_at, output);
+                    const float32x4_t offsets = load_offsets<Format>(group, output);
                     for (int r = 0; r < Rows; ++r) acc[r][v] = Unit::fma_scalar(offsets, &x[r].sum, acc[r][v]);
                 }
                 const float32x4_t scales = load_scales<Format::scale_type>(group, output);
@@ -112,8 +112,7 @@ struct SeveralRows {
             const float32x4_t counter = vmulq_n_f32(scales, -Unit::kCounter);
             __asm__ volatile("str %q1, %0" : "=m"(counters) : "w"(counter));
             float32x4_t offsets = Unit::zero();
-            if constexpr (Format::has_offset)
-                offsets = load_scales<Format::scale_type>(group + Format::offsets_at, first);
+            if constexpr (Format::has_offset) offsets = load_offsets<Format>(group, first);
             add_rows<0, Rows / kTurns + (Rows % kTurns > 0)>(weights, scales, offsets, counters, x, acc);
             constexpr int kFirst = Rows / kTurns + (Rows % kTurns > 0), kSecond = Rows / kTurns + (Rows % kTurns > 1);
             add_rows<kFirst, kSecond>(weights, scales, offsets, counters, x, acc);

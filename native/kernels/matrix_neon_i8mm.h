@@ -140,8 +140,7 @@ struct Unpacked {
             store_factors(to + Strips::scales_at, scales);
             store_factors(to + Strips::counters_at, vmulq_n_f32(scales, -Unit::kCounter));
             if constexpr (Format::has_offset)
-                store_factors(to + Strips::offsets_at,
-                              load_scales<Format::scale_type>(group + Format::offsets_at, output));
+                store_factors(to + Strips::offsets_at, load_offsets<Format>(group, output));
         }
     }
 

@@ -25,8 +25,8 @@ struct Strip {
     static constexpr int group_bytes = Offset ? offsets_at + 16 : offsets_at;
     static constexpr int parts = kGroupInputs / Group;  // groups of weights in a group of activations
 
-    // acc[r] += group . x[r]: the dot products of all rows, then all multiply-adds, as every change between the two costs
-    // the pipes some turns.
+    // acc[r] += group . x[r]: the dot products of all rows, then all multiply-adds, as every change between the two
+    // costs the pipes some turns.
     template <int Rows>
     QUIRE_INLINE static void add_group(const uint8_t* group, const QuantizedGroup* x, int part,
                                        float32x4_t (&acc)[Rows]) {
@@ -130,8 +130,7 @@ struct Unpacked {
         vst1q_f32((float*)(to + Strips::scales_at), scales);
         vst1q_f32((float*)(to + Strips::counters_at), vmulq_n_f32(scales, -Unit::kCounter));
         if constexpr (Format::has_offset)
-            vst1q_f32((float*)(to + Strips::offsets_at),
-                      load_scales<Format::scale_type>(group + Format::offsets_at, output));
+            vst1q_f32((float*)(to + Strips::offsets_at), load_offsets<Format>(group, output));
     }
 
     template <int Rows>

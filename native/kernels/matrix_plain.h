@@ -20,7 +20,13 @@ inline float scale_at(const uint8_t* scales, int output) {
     }
     uint16_t bits;
     __builtin_memcpy(&bits, scales + 2 * output, 2);
-    return Scale == ScaleType::Float16 ? half_to_float(bits) : bfloat_to_float(bits);
+    return Scale == ScaleType::BFloat16 ? bfloat_to_float(bits) : half_to_float(bits);
+}
+
+template <class Format>
+inline float offset_at(const uint8_t* group, int output) {
+    const float stored = scale_at<Format::scale_type>(group + Format::offsets_at, output);
+    return Format::scale_type == ScaleType::ZeroPoint ? stored * scale_at<Format::scale_type>(group, output) : stored;
 }
 
 // What a stored byte, or half of it, says (zero not yet taken off).
@@ -56,8 +62,7 @@ struct TileProduct {
                 dot_codes<Format>(tile + Format::codes_at, x.codes + part * Format::group, dots);
                 for (int o = 0; o < kTileOutputs; ++o) {
                     if (Format::has_offset)
-                        acc[o] = __builtin_fmaf(scale_at<Format::scale_type>(tile + Format::offsets_at, o),
-                                                *sum_of<Format>(x, part), acc[o]);
+                        acc[o] = __builtin_fmaf(offset_at<Format>(tile, o), *sum_of<Format>(x, part), acc[o]);
                     const int32_t dot = dots[o] - Format::zero * code_sum_of<Format>(x, part);
                     acc[o] = __builtin_fmaf(float(dot) * scale_at<Format::scale_type>(tile, o), x.scale, acc[o]);
                 }

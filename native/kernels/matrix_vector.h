@@ -24,6 +24,16 @@ QUIRE_INLINE Unit::Float load_scales(const uint8_t* scales, int output) {
     if constexpr (Scale == ScaleType::Float32) return Unit::load_floats(scales + 4 * output);
     if constexpr (Scale == ScaleType::Float16) return Unit::load_halves(scales + 2 * output);
     if constexpr (Scale == ScaleType::BFloat16) return Unit::load_bfloats(scales + 2 * output);
+    if constexpr (Scale == ScaleType::ZeroPoint) return Unit::load_halves(scales + 2 * output);
+}
+
+template <class Format>
+QUIRE_INLINE Unit::Float load_offsets(const uint8_t* group, int output) {
+    const auto stored = load_scales<Format::scale_type>(group + Format::offsets_at, output);
+    if constexpr (Format::scale_type == ScaleType::ZeroPoint)
+        return stored * load_scales<Format::scale_type>(group, output);  // exact: 11 bits times 9
+    else
+        return stored;
 }
 
 // out[r, o] = x[r] . w[o] for `Rows` rows of activations and the 16 outputs of a tile.
@@ -53,7 +63,7 @@ struct TileProduct {
                     typename Unit::Int dots[Rows];
                     Unit::template dot<Format, Rows>(group + Format::codes_at + 4 * output, rows, part, dots);
                     if constexpr (Format::has_offset) {
-                        const auto offsets = load_scales<Format::scale_type>(group + Format::offsets_at, output);
+                        const auto offsets = load_offsets<Format>(group, output);
                         for (int r = 0; r < Rows; ++r)
                             acc[r][v] = Unit::fma_scalar(offsets, sum_of<Format>(*rows[r], part), acc[r][v]);
                     }

@@ -72,9 +72,7 @@ struct Unpacked {
         float* floats = (float*)(to + scales_at) + to_output;  // scales, counters, offsets
         Unit::store(floats, scales);
         Unit::store(floats + kStripOutputs, Unit::counters(scales));
-        if constexpr (Format::has_offset)
-            Unit::store(floats + 2 * kStripOutputs,
-                        load_scales<Format::scale_type>(group + Format::offsets_at, output));
+        if constexpr (Format::has_offset) Unit::store(floats + 2 * kStripOutputs, load_offsets<Format>(group, output));
     }
 
     template <int Rows>

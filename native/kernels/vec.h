@@ -304,7 +304,8 @@ inline F8 fresh(const Constant& c) { return {load_here(c), load_here(c)}; }
 inline F8 fresh(const Constant& c) { return splat(c.lanes[0]); }
 #endif
 
-// 2^x for x in -127 .. 127, the integer -127 giving 0; between it and -126 something below 2^-126. `factors`: of f, f^2,
+// 2^x for x in -127 .. 127, the integer -127 giving 0; between it and -126 something below 2^-126. `factors`: of f,
+// f^2,
 // .. in a polynomial for 2^f.
 template <int Degree>
 inline F8 exp2_within(F8 x, const Constant (&factors)[Degree]) {

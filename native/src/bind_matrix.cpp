@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
@@ -16,6 +17,7 @@
 #include "buffer.h"
 #include "kernels.h"
 #include "pack.h"
+#include "quantize.h"
 
 namespace nb = nanobind;
 
@@ -26,6 +28,8 @@ using namespace quire;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Order = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FloatRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using CodeMatrix = nb::ndarray<nb::numpy, int8_t, nb::ndim<2>>;
+using ByteMatrix = nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>;
 using FloatMatrix = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 
 [[noreturn]] void refuse(const char* format, ...) {
@@ -69,26 +73,31 @@ FloatMatrix new_floats(int64_t rows, int64_t columns) {
     return FloatMatrix(values, {size_t(rows), size_t(columns)}, owner);
 }
 
+// Its entries, once they are known to be a permutation; null where there is none.
+const int32_t* checked_order(const std::optional<Order>& order, const char* name, const char* things, int64_t count) {
+    if (!order) return nullptr;
+    if (int64_t(order->shape(0)) != count)
+        refuse("%s has %lld entries for %lld %s", name, (long long)order->shape(0), (long long)count, things);
+    std::vector<bool> taken(size_t(count), false);
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t entry = order->data()[i];
+        if (entry < 0 || entry >= count || taken[size_t(entry)])
+            refuse("%s is not a permutation of %lld %s: entry %lld is %lld", name, (long long)count, things,
+                   (long long)i, (long long)entry);
+        taken[size_t(entry)] = true;
+    }
+    return order->data();
+}
+
 void construct(Matrix* matrix, const std::string& storage, const Bytes& data, int64_t num_columns,
-               const std::optional<Order>& row_order) {
+               const std::optional<Order>& row_order, const std::optional<Order>& column_order) {
     const StorageInfo& info = checked_storage(storage, data, num_columns);
     const int64_t num_rows = int64_t(data.shape(0));
     if (num_rows == 0) refuse("a matrix of 0 rows");
-    if (row_order) {
-        if (int64_t(row_order->shape(0)) != num_rows)
-            refuse("row_order has %lld entries for %lld rows", (long long)row_order->shape(0), (long long)num_rows);
-        std::vector<bool> taken(size_t(num_rows), false);
-        for (int64_t i = 0; i < num_rows; ++i) {
-            const int64_t row = row_order->data()[i];
-            if (row < 0 || row >= num_rows || taken[size_t(row)])
-                refuse("row_order is not a permutation of %lld rows: entry %lld is %lld", (long long)num_rows,
-                       (long long)i, (long long)row);
-            taken[size_t(row)] = true;
-        }
-    }
-    const int32_t* order = row_order ? row_order->data() : nullptr;
+    const int32_t* rows = checked_order(row_order, "row_order", "rows", num_rows);
+    const int32_t* columns = checked_order(column_order, "column_order", "columns", num_columns);
     nb::gil_scoped_release unlocked;
-    new (matrix) Matrix(info.storage, data.data(), int64_t(data.shape(1)), num_rows, num_columns, order);
+    new (matrix) Matrix(info.storage, data.data(), int64_t(data.shape(1)), num_rows, num_columns, rows, columns);
 }
 
 FloatMatrix dequantize(const std::string& storage, const Bytes& data, int64_t num_columns) {
@@ -106,6 +115,68 @@ FloatMatrix dequantize(const std::string& storage, const Bytes& data, int64_t nu
     return out;
 }
 
+// -> (codes int8 [rows, columns], scales, offsets or None [rows, groups], the codebook or None)
+nb::tuple decode(const std::string& storage, const Bytes& data, int64_t num_columns) {
+    const StorageInfo& info = checked_storage(storage, data, num_columns);
+    if (info.group == 0) refuse("%s has no codes", info.name);
+    const int64_t num_rows = int64_t(data.shape(0)), row_bytes = int64_t(data.shape(1));
+    const int64_t num_groups = num_columns / info.group, groups_per_block = info.block / info.group;
+    int8_t* codes = new int8_t[size_t(num_rows * num_columns)];
+    nb::capsule owner(codes, [](void* p) noexcept { delete[] static_cast<int8_t*>(p); });
+    FloatMatrix scales = new_floats(num_rows, num_groups);
+    FloatMatrix offsets = new_floats(info.has_offset ? num_rows : 0, num_groups);
+    const uint8_t* from = data.data();
+    float *to_scales = scales.data(), *to_offsets = offsets.data();
+    {
+        nb::gil_scoped_release unlocked;
+        const DecodeBlock decode_block = block_decoder(info.storage);
+#pragma omp parallel for schedule(static)
+        for (int64_t r = 0; r < num_rows; ++r) {
+            DecodedBlock block;
+            for (int64_t b = 0; b < num_columns / info.block; ++b) {
+                decode_block(from + r * row_bytes + b * info.block_bytes, block);
+                std::copy_n(block.codes, info.block, codes + r * num_columns + b * info.block);
+                const int64_t group = r * num_groups + b * groups_per_block;
+                std::copy_n(block.scales, groups_per_block, to_scales + group);
+                if (info.has_offset) std::copy_n(block.offsets, groups_per_block, to_offsets + group);
+            }
+        }
+    }
+    nb::object book = nb::none();
+    if (info.codebook != Codebook::None) {
+        nb::list values;
+        for (const int8_t value : kCodebooks[int(info.codebook)]) values.append(int(value));
+        book = values;
+    }
+    const CodeMatrix all(codes, {size_t(num_rows), size_t(num_columns)}, owner);
+    return nb::make_tuple(all, scales, info.has_offset ? nb::cast(offsets) : nb::none(), book);
+}
+
+ByteMatrix quantize(const std::string& storage, const Bytes& data, int64_t num_columns, const std::string& target) {
+    const StorageInfo& info = checked_storage(storage, data, num_columns);
+    const StorageInfo* to = find_storage(target.c_str());
+    if (!to || !can_quantize_to(to->storage)) refuse("nothing is quantized to '%s'", target.c_str());
+    if (num_columns % to->block) refuse("%lld columns are not a multiple of %d", (long long)num_columns, to->block);
+    const int64_t num_rows = int64_t(data.shape(0)), row_bytes = int64_t(data.shape(1));
+    const int64_t out_bytes = num_columns / to->block * to->block_bytes;
+    uint8_t* out = new uint8_t[size_t(num_rows * out_bytes)];
+    nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<uint8_t*>(p); });
+    const uint8_t* from = data.data();
+    {
+        nb::gil_scoped_release unlocked;
+#pragma omp parallel
+        {
+            std::vector<float> row(static_cast<size_t>(num_columns));
+#pragma omp for schedule(static)
+            for (int64_t r = 0; r < num_rows; ++r) {
+                dequantize_row(info.storage, from + r * row_bytes, row.data(), num_columns);
+                quantize_row(to->storage, row.data(), num_columns, out + r * out_bytes);
+            }
+        }
+    }
+    return ByteMatrix(out, {size_t(num_rows), size_t(out_bytes)}, owner);
+}
+
 FloatMatrix dequantized(const Matrix& matrix) {
     const PackedMatrix& w = matrix.packed();
     FloatMatrix out = new_floats(w.num_outputs, w.num_inputs);
@@ -119,6 +190,7 @@ FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) 
     if (int64_t(x.shape(1)) != num_inputs)
         refuse("x has %lld columns for %lld inputs", (long long)x.shape(1), (long long)num_inputs);
     if (num_threads < 1) refuse("%d threads", num_threads);
+    if (w.input_order) refuse("the inputs of the matrix are in an order that only a tape undoes");
     FloatMatrix out = new_floats(rows, w.num_outputs);
     if (rows == 0) return out;
     const MatrixKernels& matrix_kernels = kernels().matrix;
@@ -158,9 +230,11 @@ FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) 
 
 void bind_matrix(nb::module_& m) {
     nb::class_<Matrix>(m, "Matrix", "Weights [num_outputs, num_inputs] in the layout the kernels read")
-        .def("__init__", &construct, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"),
-             nb::arg("row_order") = nb::none(),
-             "Pack stored rows, uint8 [rows, row_bytes]. Output o is taken from row row_order[o].")
+        .def(
+            "__init__", &construct, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"),
+            nb::arg("row_order") = nb::none(), nb::arg("column_order") = nb::none(),
+            "Pack stored rows, uint8 [rows, row_bytes]. Output o is taken from row row_order[o], and column k is input "
+            "column_order[k].")
         .def_prop_ro("num_outputs", [](const Matrix& matrix) { return matrix.packed().num_outputs; })
         .def_prop_ro("num_inputs", [](const Matrix& matrix) { return matrix.packed().num_inputs; })
         .def_prop_ro("layout", [](const Matrix& matrix) { return layout_name(matrix.packed().layout); })
@@ -171,6 +245,11 @@ void bind_matrix(nb::module_& m) {
         .def("dequantized", &dequantized, "The values the kernels multiply with, float32 [num_outputs, num_inputs]");
     m.def("dequantize", &dequantize, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"),
           "The values of stored rows, uint8 [rows, row_bytes] -> float32 [rows, num_columns]");
+    m.def("decode", &decode, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"),
+          "The codes of stored rows, int8 [rows, num_columns], their scales and offsets (or None) [rows, groups], and "
+          "what codes stand for where that is not themselves");
+    m.def("quantize", &quantize, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"), nb::arg("target"),
+          "Stored rows, uint8 [rows, row_bytes] -> rows of Q8_0, Q4_1 or NF4 whose codes are the nearest");
     m.def("multiply", &multiply, nb::arg("matrix"), nb::arg("x"), nb::arg("num_threads") = 1,
           "x [rows, num_inputs] -> x @ matrix.T [rows, num_outputs], as a tape would compute it");
 }

@@ -5,12 +5,19 @@
 
 namespace quire {
 
-enum class Codebook : int { None, IQ4, E2M1 };
+enum class Codebook : int { None, IQ4, E2M1, IQ12, IQ3_XXS, IQ3_S, NF4, FP4 };
 
-constexpr int8_t kCodebooks[3][16] = {
+constexpr int8_t kCodebooks[8][16] = {
     {},                                                                          // codes are numbers themselves
     {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},  // IQ4_NL, IQ4_XS
     {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},                   // MXFP4: doubled floats of 4 bits
+    {8, 25, 43, 0, 1, 7, 9, 0, -8, -25, -43, 0, -1, -7, -9, 0},                  // IQ2_XXS; IQ1_S: eighths
+    {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62},      // as the type is called
+    {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15},              // as the type is called
+    {-112, -78, -59, -44, -32, -21, -10, 0, 9, 18, 28, 38, 49, 63, 81, 112},     // NF4: 112ths, rounded
+    {0, 1, 80, 120, 40, 60, 20, 30, 0, -1, -80, -120, -40, -60, -20, -30},       // FP4: 120ths; 1/192 becomes 1/120
 };
+
+constexpr float kNF4Steps = 112, kFP4Steps = 120;  // what 1 is, in the tables
 
 }  // namespace quire

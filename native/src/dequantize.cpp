@@ -2,7 +2,9 @@
 
 #include <cassert>
 #include <cstring>
+#include <initializer_list>
 
+#include "grids.h"
 #include "half.h"
 
 namespace quire {
@@ -27,6 +29,25 @@ constexpr StorageInfo kStorages[] = {
     {"IQ4_NL", Storage::IQ4_NL, 32, 18, 32, 0, 15, ScaleType::Float16, false, Codebook::IQ4},
     {"IQ4_XS", Storage::IQ4_XS, 256, 136, 32, 0, 15, ScaleType::Float32, false, Codebook::IQ4},
     {"MXFP4", Storage::MXFP4, 32, 17, 32, 0, 15, ScaleType::BFloat16, false, Codebook::E2M1},
+    {"IQ1_S", Storage::IQ1_S, 256, 50, 32, 0, 15, ScaleType::Float32, false, Codebook::IQ12},
+    {"IQ1_M", Storage::IQ1_M, 256, 56, 16, -9, 9, ScaleType::Float32, false, Codebook::None},
+    {"IQ2_XXS", Storage::IQ2_XXS, 256, 66, 32, 0, 15, ScaleType::Float32, false, Codebook::IQ12},
+    {"IQ2_XS", Storage::IQ2_XS, 256, 74, 16, -43, 43, ScaleType::Float32, false, Codebook::None},
+    {"IQ2_S", Storage::IQ2_S, 256, 82, 16, -43, 43, ScaleType::Float32, false, Codebook::None},
+    {"IQ3_XXS", Storage::IQ3_XXS, 256, 98, 32, 0, 15, ScaleType::Float32, false, Codebook::IQ3_XXS},
+    {"IQ3_S", Storage::IQ3_S, 256, 110, 32, 0, 15, ScaleType::Float32, false, Codebook::IQ3_S},
+    {"TQ1_0", Storage::TQ1_0, 256, 54, 32, -8, 7, ScaleType::Float16, false, Codebook::None},
+    {"TQ2_0", Storage::TQ2_0, 256, 66, 32, -8, 7, ScaleType::Float16, false, Codebook::None},
+    {"NVFP4", Storage::NVFP4, 64, 36, 16, -12, 12, ScaleType::Float32, false, Codebook::None},
+    {"Q4_Z", Storage::Q4_Z, 32, 20, 32, 0, 15, ScaleType::ZeroPoint, true, Codebook::None},
+    {"Q4_F", Storage::Q4_F, 32, 24, 32, 0, 15, ScaleType::Float32, true, Codebook::None},
+    {"Q8_F", Storage::Q8_F, 32, 36, 32, -128, 127, ScaleType::Float32, false, Codebook::None},
+    {"Q8_M", Storage::Q8_M, 32, 40, 32, -128, 127, ScaleType::Float32, true, Codebook::None},
+    {"NF4", Storage::NF4, 32, 20, 32, 0, 15, ScaleType::Float32, false, Codebook::NF4},
+    {"FP4", Storage::FP4, 32, 20, 32, 0, 15, ScaleType::Float32, false, Codebook::FP4},
+    {"F8_E4M3", Storage::F8_E4M3, 1, 1, 0, 0, 0, ScaleType::Float32, false, Codebook::None},
+    {"F8_E5M2", Storage::F8_E5M2, 1, 1, 0, 0, 0, ScaleType::Float32, false, Codebook::None},
+    {"FP8", Storage::FP8, 32, 36, 0, 0, 0, ScaleType::Float32, false, Codebook::None},
 };
 static_assert(sizeof kStorages / sizeof kStorages[0] == kNumStorages, "a row for each type");
 
@@ -47,6 +68,28 @@ uint32_t bits32_at(const uint8_t* bytes) {
     std::memcpy(&bits, bytes, 4);
     return bits;
 }
+
+float rounded_scale(float value) {
+    const uint32_t bits = bits_of_float(value);
+    if ((bits & 0x7f800000) == 0x7f800000) return value;
+    return float_of_bits((bits + 1 + (bits >> 2 & 1)) & ~3u);
+}
+
+float float_at(const uint8_t* bytes) { return float_of_bits(bits32_at(bytes)); }
+
+// Rounded to 22 bits, ties to even: kernels multiply scales by 3 * 2^22, and that has to be exact.
+float wide_scale_at(const uint8_t* bytes) { return rounded_scale(float_at(bytes)); }
+
+// A sign, four bits of exponent, three of mantissa. All ones are NaN; there is no Inf.
+float e4m3_to_float(uint8_t bits) {
+    const uint32_t magnitude = bits & 0x7f, sign = uint32_t(bits & 0x80) << 24;
+    if (magnitude == 0x7f) return float_of_bits(sign | 0x7fc00000);
+    if (magnitude < 8) return float_of_bits(bits_of_float(float(magnitude) * 0x1p-9f) | sign);  // subnormal or zero
+    return float_of_bits(sign | ((magnitude << 20) + (120u << 23)));
+}
+
+// The upper half of an fp16.
+float e5m2_to_float(uint8_t bits) { return half_to_float(uint16_t(bits << 8)); }
 
 // 16 bytes -> 32 codes: the low nibbles, then the high ones.
 void decode_nibbles(const uint8_t* bytes, int bias, int8_t* codes) {
@@ -182,6 +225,73 @@ void decode_mxfp4(const uint8_t* block, DecodedBlock& out) {  // an exponent, 16
     decode_nibbles(block + 1, 0, out.codes);
 }
 
+void decode_tq1_0(const uint8_t* block, DecodedBlock& out) {
+    // 32 and 16 bytes of 5 digits each, 4 bytes of 4, the scale. A byte is a fraction in base 3: times a power of 3,
+    // its next digit stands above the point.
+    const uint8_t* bytes = block;
+    int8_t* codes = out.codes;
+    for (const int run : {32, 16, 4}) {
+        uint8_t power = 1;
+        for (int digit = 0; digit < (run == 4 ? 4 : 5); ++digit, power = uint8_t(3 * power))
+            for (int i = 0; i < run; ++i) *codes++ = int8_t((uint8_t(bytes[i] * power) * 3 >> 8) - 1);
+        bytes += run;
+    }
+    for (int g = 0; g < 8; ++g) out.scales[g] = half_at(block + 52);
+}
+
+void decode_tq2_0(const uint8_t* block, DecodedBlock& out) {  // 64 bytes of 4 codes each, the scale
+    for (int run = 0; run < 8; ++run) {
+        out.scales[run] = half_at(block + 64);
+        for (int i = 0; i < 32; ++i)
+            out.codes[run * 32 + i] = int8_t((block[run / 4 * 32 + i] >> (run % 4 * 2) & 3) - 1);
+    }
+}
+
+void decode_nvfp4(const uint8_t* block, DecodedBlock& out) {  // 4 scales of 8 bits, 8 bytes of nibbles for each
+    const int8_t* values = kCodebooks[int(Codebook::E2M1)];
+    for (int g = 0; g < 4; ++g) {
+        const uint8_t scale = block[g] & 0x7f;  // the sign bit counts for nothing; all ones are 0
+        out.scales[g] = block[g] == 0x7f ? 0.0f : scale == 0x7f ? 240.0f : 0.5f * e4m3_to_float(scale);
+        for (int i = 0; i < 8; ++i) {
+            out.codes[16 * g + i] = values[block[4 + 8 * g + i] & 15];
+            out.codes[16 * g + i + 8] = values[block[4 + 8 * g + i] >> 4];
+        }
+    }
+}
+
+void decode_q4_z(const uint8_t* block, DecodedBlock& out) {  // scale, zero point, 16 bytes of nibbles
+    out.scales[0] = half_at(block);
+    out.offsets[0] = -half_at(block + 2);
+    decode_nibbles(block + 4, 0, out.codes);
+}
+
+void decode_q4_f(const uint8_t* block, DecodedBlock& out) {  // scale, offset, 16 bytes of nibbles
+    out.scales[0] = wide_scale_at(block);
+    out.offsets[0] = float_at(block + 4);
+    decode_nibbles(block + 8, 0, out.codes);
+}
+
+void decode_q8_f(const uint8_t* block, DecodedBlock& out) {  // scale, 32 codes
+    out.scales[0] = wide_scale_at(block);
+    std::memcpy(out.codes, block + 4, 32);
+}
+
+void decode_q8_m(const uint8_t* block, DecodedBlock& out) {  // scale, offset, 32 codes
+    out.scales[0] = wide_scale_at(block);
+    out.offsets[0] = float_at(block + 4);
+    std::memcpy(out.codes, block + 8, 32);
+}
+
+void decode_nf4(const uint8_t* block, DecodedBlock& out) {  // the largest magnitude, 16 bytes of nibbles
+    out.scales[0] = rounded_scale(float_at(block) / kNF4Steps);
+    decode_nibbles(block + 4, 0, out.codes);
+}
+
+void decode_fp4(const uint8_t* block, DecodedBlock& out) {  // as NF4
+    out.scales[0] = rounded_scale(float_at(block) / kFP4Steps);
+    decode_nibbles(block + 4, 0, out.codes);
+}
+
 }  // namespace
 
 const StorageInfo& storage_info(Storage storage) {
@@ -211,11 +321,30 @@ DecodeBlock block_decoder(Storage storage) {
         case Storage::IQ4_NL: return decode_iq4_nl;
         case Storage::IQ4_XS: return decode_iq4_xs;
         case Storage::MXFP4: return decode_mxfp4;
+        case Storage::IQ1_S: return decode_iq1_s;
+        case Storage::IQ1_M: return decode_iq1_m;
+        case Storage::IQ2_XXS: return decode_iq2_xxs;
+        case Storage::IQ2_XS: return decode_iq2_xs;
+        case Storage::IQ2_S: return decode_iq2_s;
+        case Storage::IQ3_XXS: return decode_iq3_xxs;
+        case Storage::IQ3_S: return decode_iq3_s;
+        case Storage::TQ1_0: return decode_tq1_0;
+        case Storage::TQ2_0: return decode_tq2_0;
+        case Storage::NVFP4: return decode_nvfp4;
+        case Storage::Q4_Z: return decode_q4_z;
+        case Storage::Q4_F: return decode_q4_f;
+        case Storage::Q8_F: return decode_q8_f;
+        case Storage::Q8_M: return decode_q8_m;
+        case Storage::NF4: return decode_nf4;
+        case Storage::FP4: return decode_fp4;
         case Storage::F32:
         case Storage::F16:
-        case Storage::BF16: break;
+        case Storage::BF16:
+        case Storage::F8_E4M3:
+        case Storage::F8_E5M2:
+        case Storage::FP8: break;
     }
-    assert(!"floats have no blocks");
+    assert(!"floats have no codes");
     return nullptr;
 }
 
@@ -228,6 +357,15 @@ void dequantize_row(Storage storage, const uint8_t* row, float* out, int64_t n) 
         for (int64_t i = 0; i < n; ++i) out[i] = half_at(row + 2 * i);
     } else if (storage == Storage::BF16) {
         for (int64_t i = 0; i < n; ++i) out[i] = bfloat_to_float(bits16_at(row + 2 * i));
+    } else if (storage == Storage::F8_E4M3) {
+        for (int64_t i = 0; i < n; ++i) out[i] = e4m3_to_float(row[i]);
+    } else if (storage == Storage::F8_E5M2) {
+        for (int64_t i = 0; i < n; ++i) out[i] = e5m2_to_float(row[i]);
+    } else if (storage == Storage::FP8) {
+        for (int64_t i = 0; i < n; ++i) {
+            const uint8_t* block = row + i / info.block * info.block_bytes;
+            out[i] = float_at(block) * e4m3_to_float(block[4 + i % info.block]);
+        }
     } else {
         const DecodeBlock decode = block_decoder(storage);
         const bool has_codebook = info.codebook != Codebook::None;
@@ -239,7 +377,8 @@ void dequantize_row(Storage storage, const uint8_t* row, float* out, int64_t n) 
                 const int g = i / info.group;
                 const int8_t code = has_codebook ? codebook[block.codes[i]] : block.codes[i];
                 const float value = block.scales[g] * float(code);
-                out[first + i] = info.has_offset ? value + block.offsets[g] : value;
+                const float unit = info.scale_type == ScaleType::ZeroPoint ? block.scales[g] : 1.0f;
+                out[first + i] = info.has_offset ? value + unit * block.offsets[g] : value;
             }
         }
     }

@@ -23,16 +23,35 @@ enum class Storage : int {
     Q6_K,
     IQ4_NL,
     IQ4_XS,
-    MXFP4
+    MXFP4,
+    IQ1_S,
+    IQ1_M,
+    IQ2_XXS,
+    IQ2_XS,
+    IQ2_S,
+    IQ3_XXS,
+    IQ3_S,
+    TQ1_0,
+    TQ2_0,
+    NVFP4,
+    Q4_Z,
+    Q4_F,
+    Q8_F,
+    Q8_M,
+    NF4,
+    FP4,
+    F8_E4M3,
+    F8_E5M2,
+    FP8
 };
-constexpr int kNumStorages = int(Storage::MXFP4) + 1;
+constexpr int kNumStorages = int(Storage::FP8) + 1;
 
 // A row of a storage type is a run of blocks. Quantized weights come in groups: w = scale * code + offset, or, where
-// there is a codebook, w = scale * codebook[code].
+// there is a codebook, w = scale * codebook[code]. With zero points (ScaleType), the offset is a count of scales.
 struct StorageInfo {
     const char* name;
     Storage storage;
-    int block;  // weights in a block; 1 for floats
+    int block;  // weights in a block; 1 for floats, unless they have a scale
     int block_bytes;
     int group;               // weights that share a scale; 0 for floats
     int min_code, max_code;  // of w above

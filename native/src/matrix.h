@@ -24,7 +24,9 @@ namespace quire {
 // One 16, 32 or 64 byte load thus feeds the 4-way dot product of 4, 8 or 16 outputs without a shuffle.
 enum class Layout : int { Int4, Int8, Codebook4, Float16, BFloat16, Float32 };
 
-enum class ScaleType : int { Float16, BFloat16, Float32 };  // each holds exactly what some files say
+// Each holds exactly what some files say. ZeroPoint: scales are halves, and what stands for the offset is an fp16 count
+// of scales, offset = scale * count: a zero point, with its sign changed. A Float32 scale has 22 bits at most.
+enum class ScaleType : int { Float16, BFloat16, Float32, ZeroPoint };
 
 constexpr int kTileOutputs = 16;
 constexpr int kGroupInputs = 32;  // activations that share a scale
@@ -39,6 +41,8 @@ struct PackedMatrix {
     bool has_offset;      // offsets are stored; else they are 0
     bool half_sums;       // Float16, and no weight reaches kHalfSumLimit: products of a HalfGroup add up in halves
     const uint8_t* data;  // 64-byte aligned, owned by whoever packed it
+    // Where the matrix was packed with its inputs in another order: x[input_order[k]] meets column k. Null: their own.
+    const int32_t* input_order;
     size_t nbytes;
 
     bool is_integer() const { return group != 0; }

@@ -3,6 +3,7 @@
 #include <cassert>
 #include <cstring>
 #include <new>
+#include <vector>
 
 #include "half.h"
 
@@ -24,6 +25,10 @@ struct GroupShape {
 
 int64_t element_bytes(Layout layout) { return layout == Layout::Float32 ? 4 : 2; }
 
+bool is_float8(Storage storage) {
+    return storage == Storage::F8_E4M3 || storage == Storage::F8_E5M2 || storage == Storage::FP8;
+}
+
 PackedMatrix shape_of(Storage storage, int64_t num_outputs, int64_t num_inputs) {
     const StorageInfo& info = storage_info(storage);
     PackedMatrix m{};
@@ -33,7 +38,7 @@ PackedMatrix shape_of(Storage storage, int64_t num_outputs, int64_t num_inputs) 
     if (info.group == 0) {
         m.layout = Layout::Float32;
         if (storage == Storage::F16) m.layout = Layout::Float16;
-        if (storage == Storage::BF16) m.layout = Layout::BFloat16;
+        if (storage == Storage::BF16 || is_float8(storage)) m.layout = Layout::BFloat16;
         tile_bytes = num_inputs * kTileOutputs * element_bytes(m.layout);
     } else {
         m.layout = info.max_code - info.min_code < 16 && info.group == kGroupInputs ? Layout::Int4 : Layout::Int8;
@@ -53,7 +58,7 @@ void store_scale(uint8_t* to, int output, ScaleType type, float value) {
     if (type == ScaleType::Float32) {
         std::memcpy(to + 4 * output, &value, 4);
     } else {
-        const uint16_t bits = type == ScaleType::Float16 ? exact_half(value) : uint16_t(bits_of_float(value) >> 16);
+        const uint16_t bits = type == ScaleType::BFloat16 ? uint16_t(bits_of_float(value) >> 16) : exact_half(value);
         std::memcpy(to + 2 * output, &bits, 2);
     }
 }
@@ -66,7 +71,7 @@ float load_scale(const uint8_t* from, int output, ScaleType type) {
     }
     uint16_t bits;
     std::memcpy(&bits, from + 2 * output, 2);
-    return type == ScaleType::Float16 ? half_to_float(bits) : bfloat_to_float(bits);
+    return type == ScaleType::BFloat16 ? bfloat_to_float(bits) : half_to_float(bits);
 }
 
 // 4 codes, one in each byte.
@@ -126,6 +131,24 @@ void pack_float_tile(const PackedMatrix& m, const uint8_t* const* rows, uint8_t*
     }
 }
 
+// Rounded to the nearest, ties to even.
+uint16_t rounded_bfloat(float value) {
+    const uint32_t bits = bits_of_float(value);
+    if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 0x40);  // NaN
+    return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+void pack_float8_tile(Storage storage, const PackedMatrix& m, const uint8_t* const* rows, uint8_t* tile) {
+    std::vector<float> values(size_t(m.num_inputs));
+    for (int o = 0; o < kTileOutputs && rows[o]; ++o) {
+        dequantize_row(storage, rows[o], values.data(), m.num_inputs);
+        for (int64_t k = 0; k < m.num_inputs; ++k) {
+            const uint16_t bits = rounded_bfloat(values[size_t(k)]);
+            std::memcpy(tile + (k * kTileOutputs + o) * 2, &bits, 2);
+        }
+    }
+}
+
 // The largest magnitude of n halves, as bits.
 uint16_t largest_half(const uint8_t* halves, int64_t n) {
     uint16_t largest = 0;
@@ -141,9 +164,13 @@ uint16_t largest_half(const uint8_t* halves, int64_t n) {
 }  // namespace
 
 Matrix::Matrix(Storage storage, const uint8_t* rows, int64_t row_bytes, int64_t num_outputs, int64_t num_inputs,
-               const int32_t* row_order)
+               const int32_t* row_order, const int32_t* input_order)
     : packed_(shape_of(storage, num_outputs, num_inputs)) {
     assert(num_outputs > 0 && num_inputs > 0 && num_inputs % storage_info(storage).block == 0);
+    if (input_order) {
+        input_order_.assign(input_order, input_order + num_inputs);
+        packed_.input_order = input_order_.data();
+    }
     memory_ = std::aligned_alloc(64, (packed_.nbytes + 63) / 64 * 64);
     if (!memory_) throw std::bad_alloc();
     uint8_t* data = static_cast<uint8_t*>(memory_);
@@ -159,6 +186,8 @@ Matrix::Matrix(Storage storage, const uint8_t* rows, int64_t row_bytes, int64_t 
         if (!tile_rows[kTileOutputs - 1]) std::memset(tile, 0, size_t(tile_bytes));
         if (packed_.is_integer())
             pack_integer_tile(storage, packed_, tile_rows, tile);
+        else if (is_float8(storage))
+            pack_float8_tile(storage, packed_, tile_rows, tile);
         else if (packed_.layout == Layout::Float32)
             pack_float_tile<uint32_t>(packed_, tile_rows, tile);
         else
@@ -173,15 +202,16 @@ void unpack_row(const PackedMatrix& m, int64_t output, float* out) {
     assert(output >= 0 && output < m.num_outputs);
     const uint8_t* tile = m.data + output / kTileOutputs * m.tile_bytes();
     const int o = int(output % kTileOutputs);
+    const auto input = [&](int64_t column) { return m.input_order ? int64_t(m.input_order[column]) : column; };
     if (!m.is_integer()) {
         for (int64_t k = 0; k < m.num_inputs; ++k) {
             const uint8_t* element = tile + (k * kTileOutputs + o) * element_bytes(m.layout);
             if (m.layout == Layout::Float32) {
-                std::memcpy(out + k, element, 4);
+                std::memcpy(out + input(k), element, 4);
             } else {
                 uint16_t bits;
                 std::memcpy(&bits, element, 2);
-                out[k] = m.layout == Layout::Float16 ? half_to_float(bits) : bfloat_to_float(bits);
+                out[input(k)] = m.layout == Layout::Float16 ? half_to_float(bits) : bfloat_to_float(bits);
             }
         }
         return;
@@ -200,7 +230,9 @@ void unpack_row(const PackedMatrix& m, int64_t output, float* out) {
                 code = m.layout == Layout::Int4 ? stored - m.zero : kCodebooks[int(m.codebook)][stored];
             }
             const float value = scale * float(code);
-            out[first + i] = m.has_offset ? value + load_scale(tile + at.offsets, o, m.scale_type) : value;
+            const float unit = m.scale_type == ScaleType::ZeroPoint ? scale : 1.0f;
+            out[input(first + i)] =
+                m.has_offset ? value + unit * load_scale(tile + at.offsets, o, m.scale_type) : value;
         }
     }
 }

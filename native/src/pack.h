@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <vector>
 
 #include "dequantize.h"
 #include "matrix.h"
@@ -22,16 +23,29 @@ namespace quire {
 //   Q5_K                    Int8       32     fp32, fp32      10              exact
 //   Q6_K, Q3_K              Int8       16     fp32            10              exact
 //   Q2_K                    Int8       16     fp32, fp32      12              exact
+//   TQ1_0, TQ2_0            Int4       32     fp16            4.5             exact
+//   IQ1_S, IQ2_XXS          Codebook4  32     fp32            5               exact
+//   IQ3_XXS, IQ3_S          Codebook4  32     fp32            5               exact
+//   IQ1_M, IQ2_XS, IQ2_S    Int8       16     fp32            10              exact
+//   NVFP4                   Int8       16     fp32            10              exact
+//   Q4_Z                    Int4       32     fp16, zero      5               exact
+//   Q4_F                    Int4       32     fp32, fp32      6               scales of 22 bits
+//   Q8_F                    Int8       32     fp32            9               scales of 22 bits
+//   Q8_M                    Int8       32     fp32, fp32      10              scales of 22 bits
+//   NF4, FP4                Codebook4  32     fp32            5               the table in 112ths or 120ths
 //   F32, F16, BF16          as stored                         32, 16, 16      exact
+//   F8_E4M3, F8_E5M2        BFloat16                          16              exact
+//   FP8                     BFloat16                          16              products rounded to bf16
 //
-// Exact: unpack_row gives the bits that dequantize_row gives for the stored row.
+// Exact: unpack_row gives the bits that dequantize_row gives for the stored row. The blocks of Q4_Z to FP8 are not in
+// files: readers of checkpoints make them of what they find (weights/blocks.py).
 class Matrix {
  public:
     // Packs rows [num_outputs] of `row_bytes` bytes, each num_inputs weights (a multiple of the type's block). Output o
-    // is stored row row_order[o], or row o where row_order is null. Runs on the OpenMP threads of the caller. Throws
-    // std::bad_alloc.
+    // is stored row row_order[o], or row o where row_order is null. Column k is input input_order[k], likewise. Runs on
+    // the OpenMP threads of the caller. Throws std::bad_alloc.
     Matrix(Storage storage, const uint8_t* rows, int64_t row_bytes, int64_t num_outputs, int64_t num_inputs,
-           const int32_t* row_order);
+           const int32_t* row_order, const int32_t* input_order = nullptr);
     ~Matrix() { std::free(memory_); }
     Matrix(const Matrix&) = delete;
     Matrix& operator=(const Matrix&) = delete;
@@ -41,9 +55,10 @@ class Matrix {
  private:
     PackedMatrix packed_;
     void* memory_;
+    std::vector<int32_t> input_order_;
 };
 
-// The weights of one output as the kernels take them, fp32 [num_inputs]: an embedding looked up in a packed matrix.
+// The weights of one output as the kernels take them, fp32 [num_inputs], inputs in their own order.
 void unpack_row(const PackedMatrix& matrix, int64_t output, float* out);
 
 }  // namespace quire

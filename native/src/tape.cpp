@@ -215,11 +215,15 @@ class Walk {
         const float* x;
         int64_t stride;
     };
-    Input gathered(const View& from, bool few, const Range& rows) {
-        if (!few || from.few) return {row(from, 0), from.stride};
+    Input gathered(const View& from, bool few, const Range& rows, const int32_t* order = nullptr) {
+        const bool takes_few = few && !from.few;
+        if (!order && !takes_few) return {row(from, 0), from.stride};
         float* to = tape_.gathered_.get();
-        for (int64_t r = rows.first; r < rows.last; ++r)
-            std::copy_n(row(from, step_.logit_rows[r]), from.columns, to + r * from.columns);
+        for (int64_t r = rows.first; r < rows.last; ++r) {
+            const float* x = row(from, takes_few ? step_.logit_rows[r] : r);
+            if (!order) std::copy_n(x, from.columns, to + r * from.columns);
+            for (int64_t k = 0; order && k < from.columns; ++k) to[r * from.columns + k] = x[order[k]];
+        }
         return {to, from.columns};
     }
 
@@ -252,25 +256,18 @@ class Walk {
         const int64_t num_rows = few ? step_.num_logits : step_.num_tokens;
         if (num_rows == 0) return;
         const Range rows = team_.share(num_rows);
-        const auto [x, stride] = gathered(from, few, rows);
-        QuantizedGroup* groups = tape_.groups_.get();
-        HalfGroup* halves = tape_.halves_.get();
-        const MatrixKernels& matrix = kernels_.matrix;
-        const GroupOrder order(num_rows, matrix.row_block, w.num_inputs);
-        if (std::any_of(w.segments.begin(), w.segments.end(), [](const PackedMatrix& m) { return m.is_integer(); }))
-            for (int64_t r = rows.first; r < rows.last; ++r)
-                matrix.quantize(x + r * stride, w.num_inputs, groups + order.start(r), order.block_rows);
-        if (std::any_of(w.segments.begin(), w.segments.end(),
-                        [&](const PackedMatrix& m) { return matrix.reads_halves(m); }))
-            for (int64_t r = rows.first; r < rows.last; ++r)
-                matrix.to_halves(x + r * stride, w.num_inputs, halves + order.start(r), order.block_rows);
-        team_.barrier();
-        const Activations a{x, stride, groups, halves};
         int64_t column = 0, taken = w.counters;
+        Activations a{};
         for (const PackedMatrix& segment : w.segments) {
+            const bool is_first = &segment == w.segments.data();
+            if (is_first || segment.input_order != (&segment)[-1].input_order) {
+                if (!is_first) team_.barrier();
+                a = prepared(w, segment.input_order, from, few, num_rows);
+                team_.barrier();
+            }
             const Worker worker{team_.thread, team_.num_threads, tape_.panels_.get() + team_.thread * kPanelBytes,
                                 &tape_.counters_[taken]};
-            matrix.multiply(segment, a, num_rows, out + column, out_stride, worker);
+            kernels_.matrix.multiply(segment, a, num_rows, out + column, out_stride, worker);
             column += segment.num_outputs;
             taken += tape_.num_threads_;
         }
@@ -278,6 +275,24 @@ class Walk {
         team_.barrier();
         for (int64_t r = rows.first; r < rows.last; ++r)
             kernels_.ops.add(out + r * out_stride, w.bias, w.num_outputs, out + r * out_stride);
+    }
+
+    // The rows of a product as its segments read them, with their inputs in `order`; this thread does its share.
+    Activations prepared(const Weight& w, const int32_t* order, const View& from, bool few, int64_t num_rows) {
+        const Range rows = team_.share(num_rows);
+        const auto [x, stride] = gathered(from, few, rows, order);
+        QuantizedGroup* groups = tape_.groups_.get();
+        HalfGroup* halves = tape_.halves_.get();
+        const MatrixKernels& matrix = kernels_.matrix;
+        const GroupOrder places(num_rows, matrix.row_block, w.num_inputs);
+        if (std::any_of(w.segments.begin(), w.segments.end(), [](const PackedMatrix& m) { return m.is_integer(); }))
+            for (int64_t r = rows.first; r < rows.last; ++r)
+                matrix.quantize(x + r * stride, w.num_inputs, groups + places.start(r), places.block_rows);
+        if (std::any_of(w.segments.begin(), w.segments.end(),
+                        [&](const PackedMatrix& m) { return matrix.reads_halves(m); }))
+            for (int64_t r = rows.first; r < rows.last; ++r)
+                matrix.to_halves(x + r * stride, w.num_inputs, halves + places.start(r), places.block_rows);
+        return {x, stride, groups, halves};
     }
 
     // Neighbouring rows of queries of one sequence: its tokens of this step, or one of few.
@@ -470,7 +485,9 @@ void Tape::add(Op op) {
         const int64_t num_groups = GroupOrder(max_tokens_, kernels().matrix.row_block, w.num_inputs).size(max_tokens_);
         groups_.reserve(num_groups);
         halves_.reserve(num_groups);
-        if (few && !x.few) gathered_.reserve(max_tokens_ * w.num_inputs);
+        const bool reorders = std::any_of(w.segments.begin(), w.segments.end(),
+                                          [](const PackedMatrix& m) { return m.input_order != nullptr; });
+        if (reorders || (few && !x.few)) gathered_.reserve(max_tokens_ * w.num_inputs);
     };
     if (auto* embedding = std::get_if<Embedding>(&op)) {
         int64_t& limit = embedding->of_positions ? num_positions_ : num_ids_;

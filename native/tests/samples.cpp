@@ -8,6 +8,10 @@ namespace quire::tests {
 
 namespace {
 
+// Types whose blocks begin with an fp32 scale, some with an offset behind it.
+bool has_float_scale(Storage storage) { return storage >= Storage::Q4_F && storage <= Storage::FP4; }
+bool has_float_offset(Storage storage) { return storage == Storage::Q4_F || storage == Storage::Q8_M; }
+
 // Where a block keeps its 16-bit scales (and offsets), -1 for none.
 void scale_places(Storage storage, int places[2]) {
     places[0] = 0;
@@ -20,8 +24,14 @@ void scale_places(Storage storage, int places[2]) {
         case Storage::Q2_K: places[0] = 80, places[1] = 82; break;
         case Storage::Q3_K: places[0] = 108; break;
         case Storage::Q6_K: places[0] = 208; break;
-        case Storage::MXFP4: places[0] = -1; break;  // it has exponents
-        default: break;
+        case Storage::TQ1_0: places[0] = 52; break;
+        case Storage::TQ2_0: places[0] = 64; break;
+        case Storage::MXFP4:
+        case Storage::NVFP4:
+        case Storage::IQ1_M: places[0] = -1; break;  // exponents, 8-bit scales, and one that is spread over words
+        default:
+            if (has_float_scale(storage)) places[0] = -1;
+            break;
     }
 }
 
@@ -36,6 +46,9 @@ void fill_floats(Storage storage, uint8_t* row, int64_t n, Random& random) {
         if (storage == Storage::F32) std::memcpy(row + 4 * i, &bits, 4);
         if (storage == Storage::BF16) std::memcpy(row + 2 * i, &bfloat, 2);
         if (storage == Storage::F16) std::memcpy(row + 2 * i, &half, 2);
+        if (storage == Storage::F8_E4M3 || storage == Storage::F8_E5M2) row[i] = uint8_t(half >> 8);
+        if (storage == Storage::FP8 && i % 32 == 0) std::memcpy(row + i / 32 * 36, &bits, 4);
+        if (storage == Storage::FP8) row[i / 32 * 36 + 4 + i % 32] = uint8_t(half >> 8);
     }
 }
 
@@ -57,6 +70,14 @@ std::vector<uint8_t> sample_rows(Storage storage, int64_t rows, int64_t n, Rando
         for (int64_t i = 0; i < bytes; ++i) row[i] = r % 5 == 4 ? extremes[r / 5 % 4] : uint8_t(random.bits());
         for (int64_t block = 0; block < bytes; block += info.block_bytes) {
             if (storage == Storage::MXFP4) row[block] = uint8_t(118 + random.bits() % 8);
+            if (storage == Storage::NVFP4)
+                for (int g = 0; g < 4; ++g) row[block + g] &= 0x3f;
+            if (storage == Storage::IQ1_M)
+                for (int w = 0; w < 4; ++w) row[block + 49 + 2 * w] = uint8_t((row[block + 49 + 2 * w] & 15) | 0x20);
+            const uint16_t zero_point = uint16_t(0x4800 + 0x80 * (random.bits() % 8));  // 8 .. 15
+            if (storage == Storage::Q4_Z) std::memcpy(row + block + 2, &zero_point, 2);
+            const float scales[2] = {random.uniform(), random.uniform()};
+            if (has_float_scale(storage)) std::memcpy(row + block, scales, has_float_offset(storage) ? 8 : 4);
             for (int place : places) {
                 const uint16_t half = some_half(random);
                 if (place >= 0) std::memcpy(row + block + place, &half, 2);

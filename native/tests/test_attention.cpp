@@ -17,21 +17,24 @@ using namespace quire::tests;
 struct Shape {
     int64_t head_dim, block_size, context;
     int queries;
+    int64_t latent;
 };
-constexpr Shape kShapes[] = {{64, 16, 500, 3}, {64, 16, 333, 32}, {128, 32, 70, 4}, {80, 8, 41, 1}, {20, 24, 100, 7}};
+constexpr Shape kShapes[] = {{64, 16, 500, 3, 0}, {64, 16, 333, 32, 0},  {128, 32, 70, 4, 0},  {80, 8, 41, 1, 0},
+                             {20, 24, 100, 7, 0}, {72, 16, 300, 32, 64}, {26, 12, 50, 20, 20}, {40, 4, 31, 5, 32}};
 constexpr const char* kTypes[] = {"fp16", "bf16", "fp32", "int8"};
 constexpr int64_t kHeads = 2;
 
 struct Found {
     std::vector<uint8_t> pages;
-    std::vector<float> out;  // [queries, head_dim]
+    std::vector<float> out;  // [queries, head_dim]; of a latent, the rest of a row stays 0
 };
 
 // The last queries of a sequence of random keys and values, by the table in use; scores as they are, or bent: capped
 // and sloped.
 Found attend(const Shape& shape, PageType type, bool bent) {
     const int64_t num_blocks = (shape.context + shape.block_size - 1) / shape.block_size;
-    Pages pages{nullptr, num_blocks, 1, kHeads, shape.head_dim, shape.block_size, type, 0};
+    const int64_t num_heads = shape.latent ? 1 : kHeads;
+    Pages pages{nullptr, num_blocks, 1, num_heads, shape.head_dim, shape.block_size, type, shape.latent};
     Found found{std::vector<uint8_t>(pages.block_bytes() * size_t(num_blocks) + kPagesSlack, 0xff),
                 std::vector<float>(size_t(shape.queries * shape.head_dim))};
     pages.data = found.pages.data();
@@ -43,13 +46,16 @@ Found attend(const Shape& shape, PageType type, bool bent) {
         for (float& x : k) x = 2 * random.uniform();
         for (float& x : v) x = random.uniform() * (at % 7 ? 1.0f : 0x1p-9f);
         const int64_t slot = table[size_t(at / shape.block_size)] * shape.block_size + at % shape.block_size;
-        kernels().ops.write_kv(pages, 0, int32_t(slot), k.data(), v.data());
+        if (shape.latent)
+            kernels().ops.write_latent(pages, 0, int32_t(slot), k.data(), k.data() + shape.latent);
+        else
+            kernels().ops.write_kv(pages, 0, int32_t(slot), k.data(), v.data());
     }
     for (float& x : q) x = 4 * random.uniform();
     std::vector<float> scratch(size_t(attention_scratch(shape.head_dim, shape.block_size)));
     AttentionTile tile{};
     tile.pages = &pages;
-    tile.kv_head = 1;
+    tile.kv_head = num_heads - 1;
     tile.block_table = table.data();
     tile.num_queries = shape.queries;
     tile.scale = 1.0f / std::sqrt(float(shape.head_dim));
@@ -58,6 +64,7 @@ Found attend(const Shape& shape, PageType type, bool bent) {
     tile.has_slopes = bent;
     for (int i = 0; i < shape.queries; ++i) {
         tile.q[i] = q.data() + i * shape.head_dim;
+        tile.turned[i] = tile.q[i] + shape.latent;
         tile.out[i] = found.out.data() + i * shape.head_dim;
         tile.first[i] = i % 2 ? int32_t(shape.context / 3) : 0;
         tile.last[i] = tile.position[i] = int32_t(shape.context - shape.queries + i);
@@ -80,7 +87,7 @@ double apart(const std::vector<float>& x, const std::vector<float>& y) {
 
 void test_attention(int& passed, int& failed) {
     for (const Shape& shape : kShapes) {
-        for (int kind = 0; kind < 8; ++kind) {
+        for (int kind = 0; kind < (shape.latent ? 6 : 8); ++kind) {
             const int type = kind / 2;
             const bool bent = kind % 2;
             use_isa("plain");

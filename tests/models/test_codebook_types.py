@@ -1,4 +1,4 @@
-"""A file whose matrices are codes of a table, from bytes to logits: kernels beside plain torch on the same weights."""
+"""Files whose matrices are codes of tables or grids, from bytes to logits: kernels beside plain torch."""
 
 from pathlib import Path
 
@@ -12,6 +12,13 @@ from weights.gguf_files import finish
 
 HIDDEN, HEADS, KV_HEADS, INNER, VOCAB, LAYERS = 256, 8, 4, 512, 100, 2
 
+# Where a block's scale is, and about which size makes weights of 0.05.
+SCALES = {
+    "IQ4_NL": (0, 7e-4), "IQ4_XS": (0, 4e-5), "TQ1_0": (52, 0.06), "TQ2_0": (64, 0.06), "IQ1_S": (0, 0.007),
+    "IQ1_M": (48, 0.007), "IQ2_XXS": (0, 1e-3), "IQ2_XS": (0, 1e-3), "IQ2_S": (0, 1e-3), "IQ3_XXS": (0, 4e-4),
+    "IQ3_S": (0, 4e-4),
+}  # fmt: skip
+
 
 def random_rows(name: str, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
     """uint8 [rows, row_bytes] with any codes, and scales that make weights of about 0.05."""
@@ -19,10 +26,16 @@ def random_rows(name: str, rows: int, columns: int, rng: np.random.Generator) ->
     blocks = rng.integers(0, 256, (rows, columns // kind.block, kind.block_bytes), dtype=np.uint8)
     if name == "MXFP4":
         blocks[:, :, 0] = rng.integers(119, 122, blocks.shape[:2])  # 2^-9 to 2^-7
+    elif name == "NVFP4":
+        blocks[:, :, :4] = rng.integers(0, 12, (*blocks.shape[:2], 4))  # up to 2^-6
     else:
-        size = {"IQ4_NL": 0.0007, "IQ4_XS": 0.00004}[name]
-        scales = rng.normal(0, size, blocks.shape[:2]).astype(np.float16)
-        blocks[:, :, :2] = scales[:, :, None].view(np.uint8)
+        at, size = SCALES[name]
+        scales = rng.normal(0, size, (*blocks.shape[:2], 1)).astype(np.float16)
+        if name == "IQ1_M":  # in the top bits of four words
+            bits = (scales.view(np.uint16) >> np.array([0, 4, 8, 12]) & 15).astype(np.uint8)
+            blocks[:, :, 49::2] = blocks[:, :, 49::2] & 15 | bits << 4
+        else:
+            blocks[:, :, at : at + 2] = scales.view(np.uint8)
     return blocks.reshape(rows, -1)
 
 
@@ -58,7 +71,7 @@ def write_model(path: Path, name: str) -> Path:
     return finish(writer, path)
 
 
-@pytest.mark.parametrize("name", ["IQ4_NL", "IQ4_XS", "MXFP4"])
+@pytest.mark.parametrize("name", ["MXFP4", "NVFP4", *SCALES])
 def test_a_model_of_codes(tmp_path: Path, name: str) -> None:
     path = write_model(tmp_path / "tiny.gguf", name)
     truth = compute(make_ops("torch"), path)(PROMPT, 0)

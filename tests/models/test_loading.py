@@ -45,6 +45,9 @@ class Tensors:
     def names(self) -> list[str]:
         return list(self.shapes)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.shapes[name]
+
     def tensor(self, name: str) -> StoredTensor:
         shape = self.shapes[name]
         rows = np.ones((int(np.prod(shape[:-1])), shape[-1]), np.float32)

@@ -8,9 +8,10 @@ from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
 from quire import _native
-from quire.ops.tensors import STORAGE_TYPES, StorageType
+from quire.ops.dequantize import dequantize
+from quire.ops.tensors import GGUF_TYPES, STORAGE_TYPES, StorageType, StoredTensor
 
-FLOATS = ("F32", "F16", "BF16")
+FLOATS = ("F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "FP8")
 QUANTIZED = [name for name in STORAGE_TYPES if name not in FLOATS]
 HALF_SUMS = {"dotprod", "i8mm"}  # tables that add up short runs of F16 products in halves
 LAYOUTS = {  # layout, group, bits a weight
@@ -30,7 +31,29 @@ LAYOUTS = {  # layout, group, bits a weight
     "Q6_K": ("int8", 16, 10),
     "Q3_K": ("int8", 16, 10),
     "Q2_K": ("int8", 16, 12),
+    "TQ1_0": ("int4", 32, 4.5),
+    "TQ2_0": ("int4", 32, 4.5),
+    "IQ1_S": ("codebook4", 32, 5),
+    "IQ2_XXS": ("codebook4", 32, 5),
+    "IQ3_XXS": ("codebook4", 32, 5),
+    "IQ3_S": ("codebook4", 32, 5),
+    "IQ1_M": ("int8", 16, 10),
+    "IQ2_XS": ("int8", 16, 10),
+    "IQ2_S": ("int8", 16, 10),
+    "NVFP4": ("int8", 16, 10),
+    "Q4_Z": ("int4", 32, 5),
+    "Q4_F": ("int4", 32, 6),
+    "Q8_F": ("int8", 32, 9),
+    "Q8_M": ("int8", 32, 10),
+    "NF4": ("codebook4", 32, 5),
+    "FP4": ("codebook4", 32, 5),
+    "F8_E4M3": ("bfloat16", 0, 16),
+    "F8_E5M2": ("bfloat16", 0, 16),
+    "FP8": ("bfloat16", 0, 16),
 }
+# Of a weight where scales are at most LARGEST: fp32 ones are kept to 22 bits, tables in 112ths and 120ths.
+LARGEST = 0.02
+ROUNDED = {"Q4_F": 2**-17, "Q8_F": 2**-15, "Q8_M": 2**-14, "NF4": 0.004, "FP4": 0.0032, "FP8": 0, "Q4_Z": 0}
 # Where a block keeps its fp16 scale and offset. All other bytes of a block may be anything.
 SCALE_PLACES = {
     "Q4_1": (0, 2),
@@ -41,12 +64,24 @@ SCALE_PLACES = {
     "Q3_K": (108,),
     "Q6_K": (208,),
     "MXFP4": (),  # an exponent, in one byte
+    "NVFP4": (),  # four scales of a byte
+    "IQ1_M": (),  # a scale in the top bits of four words
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
 }
+WIDE_SCALES = {"Q4_F": 2, "Q8_F": 1, "Q8_M": 2, "NF4": 1, "FP4": 1, "FP8": 1}  # fp32 numbers that blocks begin with
 
 
 def stored_rows(type: StorageType, rows: int, columns: int, seed: int = 0) -> NDArray[np.uint8]:
     """uint8 [rows, row_bytes] with every code that the type has, and scales of both signs."""
     rng = np.random.default_rng(seed)
+    if type.name in WIDE_SCALES:
+        blocks = rng.integers(0, 120, (rows, columns // type.block, type.block_bytes), dtype=np.uint8)
+        scales = rng.uniform(-LARGEST, LARGEST, (*blocks.shape[:2], WIDE_SCALES[type.name])).astype(np.float32)
+        blocks[:, :, : scales.shape[2] * 4] = scales.view(np.uint8)
+        return blocks.reshape(rows, -1)
+    if type.name.startswith("F8_"):
+        return rng.integers(0, 120, (rows, columns), dtype=np.uint8)
     if type.name in FLOATS:
         values = rng.standard_normal((rows, columns)).astype(np.float32)
         if type.name == "BF16":
@@ -58,11 +93,25 @@ def stored_rows(type: StorageType, rows: int, columns: int, seed: int = 0) -> ND
         blocks[:, :, place : place + 2] = scales.view(np.uint8)
     if type.name == "MXFP4":
         blocks[:, :, 0] = rng.integers(118, 126, blocks.shape[:2])
+    if type.name == "Q4_Z":
+        blocks[:, :, 2:4] = rng.integers(0, 17, (*blocks.shape[:2], 1)).astype(np.float16).view(np.uint8)
+    if type.name == "NVFP4":
+        blocks[:, :, :4] &= 0x3F
+    if type.name == "IQ1_M":
+        blocks[:, :, 49::2] = blocks[:, :, 49::2] & 0x0F | 0x20
     return blocks.reshape(rows, -1)
 
 
 def oracle(type: StorageType, data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    if type.name not in GGUF_TYPES:
+        columns = data.shape[1] // type.block_bytes * type.block
+        return dequantize(StoredTensor("", (len(data), columns), type, data))
     return np.asarray(quants.dequantize(data, GGMLQuantizationType[type.name]), dtype=np.float32)
+
+
+def assert_near(values: NDArray[np.float32], truth: NDArray[np.float32], name: str) -> None:
+    """Of types that no layout holds to the bit. The zeros of Q4_Z may differ in their sign."""
+    np.testing.assert_allclose(values, truth, rtol=2**-8 if name == "FP8" else 0, atol=LARGEST * ROUNDED[name])
 
 
 def quantized_activations(x: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -87,6 +136,9 @@ def test_dequantize_has_the_bits_of_the_gguf_library(name: str) -> None:
     type = STORAGE_TYPES[name]
     data = stored_rows(type, 20, 512)
     values = _native.dequantize(name, data, 512)
+    if name in ROUNDED:
+        assert_near(values, oracle(type, data), name)
+        return
     np.testing.assert_array_equal(values.view(np.uint32), oracle(type, data).view(np.uint32))
 
 
@@ -120,6 +172,9 @@ def test_packing_keeps_every_value_exactly(name: str, rows: int) -> None:
     layout, group, bits = LAYOUTS[name]
     assert (matrix.num_outputs, matrix.num_inputs, matrix.layout, matrix.group) == (rows, 512, layout, group)
     assert matrix.nbytes == -(-rows // 16) * 16 * 512 * bits / 8
+    if name in ROUNDED:
+        assert_near(matrix.dequantized(), oracle(type, data), name)
+        return
     np.testing.assert_array_equal(matrix.dequantized().view(np.uint32), oracle(type, data).view(np.uint32))
 
 
@@ -131,10 +186,33 @@ def test_row_order_permutes_outputs(name: str) -> None:
     np.testing.assert_array_equal(permuted, _native.Matrix(name, data, 256).dequantized()[order])
 
 
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_codes_scales_and_offsets_make_the_values(name: str) -> None:
+    data = stored_rows(STORAGE_TYPES[name], 20, 512)
+    codes, scales, offsets, table = _native.decode(name, data, 512)
+    values = codes.astype(np.float32) if table is None else np.array(table, np.float32)[codes]
+    group = 512 // scales.shape[1]
+    found = np.repeat(scales, group, axis=1) * values
+    if offsets is not None:
+        unit = np.repeat(scales, group, axis=1) if name == "Q4_Z" else np.float32(1)
+        found += np.repeat(offsets, group, axis=1) * unit
+    np.testing.assert_array_equal(found, _native.dequantize(name, data, 512))
+
+
+@pytest.mark.parametrize("name", ["F16", "Q4_1", "Q6_K"])
+def test_columns_are_unpacked_in_the_order_of_inputs(name: str) -> None:
+    data = stored_rows(STORAGE_TYPES[name], 40, 256)
+    order = np.random.default_rng(1).permutation(256).astype(np.int32)
+    permuted = _native.Matrix(name, data, 256, None, order)
+    np.testing.assert_array_equal(permuted.dequantized()[:, order], _native.Matrix(name, data, 256).dequantized())
+    with pytest.raises(ValueError, match="only a tape undoes"):
+        _native.multiply(permuted, np.zeros((1, 256), np.float32))
+
+
 @pytest.mark.parametrize(("rows", "outputs"), [(1, 33), (7, 100), (65, 48)])
 @pytest.mark.parametrize("name", STORAGE_TYPES)
 def test_multiply_is_near_double_precision(isa: str, name: str, rows: int, outputs: int) -> None:
-    columns = 250 if name in FLOATS else 512
+    columns = 250 if STORAGE_TYPES[name].block == 1 else 512
     matrix = _native.Matrix(name, stored_rows(STORAGE_TYPES[name], outputs, columns), columns)
     x = np.random.default_rng(3).standard_normal((rows, columns)).astype(np.float32)
     weights = matrix.dequantized().astype(np.float64)

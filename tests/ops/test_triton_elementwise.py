@@ -107,6 +107,33 @@ def test_quantized_output(dtype: torch.dtype, group: int) -> None:
     assert_quantized(activate_and_mul_quantized(gated, Activation.SILU, dtype, group), F.silu(gate) * up, group)
 
 
+def unpaired(out: Quantized, n: int) -> Tensor:
+    """int16 codes, times their scales, in the order of columns."""
+    kinds = out.codes.unflatten(1, (-1, 2, 2, 32, 2))  # chunk, lower or upper nibble, half of the word, word, byte
+    planes = kinds.permute(0, 1, 3, 5, 2, 4)  # a plane is a half, a byte of it, and a nibble
+    group = out.codes.shape[1] // out.scales.shape[2]
+    return (planes.flatten(1).float() * out.scales[:, 0].repeat_interleave(group, 1))[:, :n]
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_rows_as_pairs_of_16_bits(group: int) -> None:
+    x, weight = randn(2, 384, dtype=torch.bfloat16), randn(384, seed=1)
+    gated = randn(2, 2 * 1152, dtype=torch.bfloat16, seed=2)
+    gate, up = gated.float().chunk(2, dim=-1)
+    for out, y in (
+        (quantize_rows(x, torch.int16, group), x.float()),
+        (rms_norm_quantized(x, weight, EPS, torch.int16, group), plain_rms_norm(x, weight)),
+        (activate_and_mul_quantized(gated, Activation.SILU, torch.int16, group), F.silu(gate) * up),
+    ):
+        n = y.shape[1]
+        groups = y.unflatten(1, (-1, group))
+        step = groups.abs().amax(-1) / 32767
+        assert ((unpaired(out, n) - y).abs() <= 0.51 * step.repeat_interleave(group, 1)).all()
+        assert ((out.scales[:, 1, : n // group] - groups.sum(-1)).abs() <= group * step).all()
+        assert out.codes.shape[1] % 256 == 0
+        assert not out.scales[:, :, n // group :].any()
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
 def test_what_is_not_a_number_stays_so_and_zeros_stay_zeros(dtype: torch.dtype) -> None:
     x = randn(4, 200)

@@ -15,6 +15,7 @@ from quire.ops.torch.kernels.linear_stream import StreamConfig, linear_stream
 from quire.ops.torch.kernels.moe import mixture, sort_by_expert
 from quire.ops.torch.kernels.moe_codes import stack_experts
 from quire.ops.torch.kernels.quant_dequantize import dequantize
+from quire.ops.torch.kernels.quant_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
 from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
 from quire.ops.torch.kernels.quant_linear import MAX_KERNEL_ROWS, grouped_linear
 from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
@@ -161,6 +162,19 @@ def test_products_with_groups_of_codes(number: int, name: str) -> None:
     M = (1, 17)[number % 2]
     x, bias = randn(M, weight.num_inputs, seed=3).to(HALF), randn(N, seed=4)
     assert_close(grouped_linear(x, weight, bias), x, plain, bias)
+
+
+@pytest.mark.parametrize("group,has_offsets", [(32, True), (64, False), (128, True), (128, False), (256, True)])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_one_row_of_codes(group: int, has_offsets: bool, depth: int) -> None:
+    K = 5 * 256  # one step, and a quarter of another
+    weight, plain = int4_case(group, 0 if has_offsets else 8, torch.float16, torch.float16 if has_offsets else None, K)
+    assert can_gemv(weight)
+    x, bias = randn(1, K, seed=3), randn(N, seed=4)
+    x[0, :300] *= 50
+    codes = quantize_rows(x, torch.int16, x_group(weight))
+    y = grouped_gemv(codes, weight, bias, GroupedGemvConfig(32, 8, depth), torch.float32)
+    assert_close(y, x, plain, bias, tolerance=2e-5)
 
 
 def test_many_rows_are_left_to_cublas_unless_they_must_not_see_their_number() -> None:

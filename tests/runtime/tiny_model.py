@@ -86,6 +86,9 @@ class RandomCheckpoint:
     def names(self) -> list[str]:
         return list(self.arrays)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.arrays[name].shape
+
     def tensor(self, name: str) -> StoredTensor:
         array = self.arrays[name]
         return StoredTensor(name, array.shape, F32, array.reshape(-1, array.shape[-1]).view(np.uint8))

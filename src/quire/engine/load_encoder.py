@@ -58,7 +58,9 @@ def _ops(options: EngineOptions) -> OpSet:
     refuse_gpu_options(replace(options, dtype="auto") if halves else options)
     from quire.ops.native import NativeOps
 
-    return cast(OpSet, NativeOps(options.threads, halves))  # what is missing is in the recorder of a forward pass
+    return cast(
+        OpSet, NativeOps(options.threads, options.quantization, halves)
+    )  # what is missing is in the recorder of a forward pass
 
 
 def _kv_dtype(options: EngineOptions) -> str:

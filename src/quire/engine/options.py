@@ -52,7 +52,9 @@ class EngineOptions:
     )
     load_format: str = option("auto", "dummy: random weights, for measuring", choices=("auto", "dummy"))
     quantization: str | None = option(
-        None, "quantize the weights while they are loaded (on a GPU)", choices=("fp8", "int8", "int4")
+        None,
+        "quantize the weights of a plain checkpoint while they are loaded; fp8 on a GPU only",
+        choices=("fp8", "int8", "int4", "nf4"),
     )
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory that may be taken")
     enforce_eager: bool = option(False, "launch every op by itself instead of replaying CUDA graphs")

@@ -46,7 +46,7 @@ def uses_gpu(device: str) -> bool:
 
 
 def refuse_gpu_options(options: EngineOptions) -> None:
-    if options.quantization is not None:
-        raise Unsupported("quantizing while loading is for GPUs", "on a CPU, load a quantized .gguf file")
+    if options.quantization == "fp8":
+        raise Unsupported("quantization fp8 is for GPUs", "on a CPU, use int8, int4 or nf4")
     if options.dtype in ("bfloat16", "float16"):
         raise Unsupported(f"dtype {options.dtype} is for GPUs", "on a CPU, activations are float32")

@@ -147,10 +147,11 @@ class LocalExecutor:
     def _ops(self) -> Any:
         module, name = BACKENDS[self.backend]
         options: dict[str, Any] = {"threads": self.threads}
+        if self.backend != "torch":
+            options["quantization"] = self.quantization
         if self.backend == "cuda":
             options |= {
                 "dtype": "bfloat16" if self.dtype == "auto" else self.dtype,
-                "quantization": self.quantization,
                 "batch_invariant": self.batch_invariant,
                 "graphs": not self.enforce_eager,
                 "utilization": self.gpu_memory_utilization,

@@ -286,7 +286,7 @@ def _check(checkpoint: Checkpoint, groups: Iterable[tuple[str, Wanted]], unused:
         problems.append(f"{_count(missing)} missing: {_listed(missing)}")
     if left_over := sorted(name for name in stored - wanted.keys() if not re.fullmatch(unused, name)):
         problems.append(f"{_count(left_over)} unknown: {_listed(left_over)}")
-    shapes = ((name, checkpoint.tensor(name).shape, shape) for name, shape in wanted.items() if name in stored)
+    shapes = ((name, checkpoint.shape(name), shape) for name, shape in wanted.items() if name in stored)
     if misshapen := [f"{name} is {[*found]} and not {[*shape]}" for name, found, shape in shapes if found != shape]:
         problems.append(f"{_count(misshapen)} of another shape: {_listed(misshapen)}")
     if problems:

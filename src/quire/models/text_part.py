@@ -31,6 +31,9 @@ class TextPart:
     def names(self) -> list[str]:
         return list(self._names)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._whole.shape(self._names[name])
+
     def tensor(self, name: str) -> StoredTensor:
         return self._whole.tensor(self._names[name])
 

@@ -2,14 +2,15 @@
 
 Each function takes blocks uint8 [n, block_bytes] and gives their weights fp32 [n, block]. The fast versions, in C++ and
 torch, are tested against these. A block of 32 has one fp16 scale d (and an offset m); a block of 256 has 8 or 16 groups
-whose scales are themselves quantized, in units of the block's d (and of dmin for the groups' offsets). The codes of IQ4
-and MXFP4 are places in a table."""
+whose scales are themselves quantized, in units of the block's d (and of dmin for the groups' offsets). The codes of
+IQ4, NF4 and floats of 4 bits are places in a table; those of IQ1 to IQ3 are in dequantize_grids.py."""
 
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.ops.dequantize_grids import DEQUANTIZE_GRIDS
 from quire.ops.tensors import BF16, F16, F32, StoredTensor
 
 Bytes = NDArray[np.uint8]
@@ -18,6 +19,14 @@ Floats = NDArray[np.float32]
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 # Floats of 4 bits: a sign, two bits of exponent, one of mantissa. The smallest is 0.5, so these are doubled.
 E2M1_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+# bitsandbytes' tables. NF4: quantiles of a normal distribution, zero among them.
+NF4_VALUES = np.array(
+    [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0], np.float32,
+)  # fmt: skip
+FP4_VALUES = np.array([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4], np.float32)
+FP4_VALUES = np.concatenate((FP4_VALUES, -FP4_VALUES))
 
 
 def dequantize(tensor: StoredTensor) -> Floats:
@@ -26,7 +35,12 @@ def dequantize(tensor: StoredTensor) -> Floats:
     blocks = np.ascontiguousarray(data).reshape(-1, tensor.type.block_bytes)
     with np.errstate(invalid="ignore", over="ignore"):  # what is not a number in the file stays so, without a warning
         weights = _BY_TYPE[tensor.type.name](blocks)
-    return weights.reshape(tensor.num_rows, tensor.num_columns)
+    weights = weights.reshape(tensor.num_rows, tensor.num_columns)
+    if tensor.column_order is None:
+        return weights
+    in_order = np.empty_like(weights)
+    in_order[:, tensor.column_order] = weights
+    return in_order
 
 
 def as_floats(tensor: StoredTensor) -> StoredTensor:
@@ -131,6 +145,85 @@ def _mxfp4(blocks: Bytes) -> Floats:
     return np.ldexp(np.float32(1), exponent.astype(np.int32) - 128) * _looked_up(E2M1_VALUES, codes)
 
 
+def _nvfp4(blocks: Bytes) -> Floats:
+    scales, codes = _split(blocks, 4)
+    halved = np.where(scales == 0x7F, np.float32(0), _e4m3((scales & 0x7F).astype(np.uint8)) * np.float32(0.5))
+    halved[scales == 0xFF] = 240  # only with a sign that counts for nothing are all ones a number
+    values = E2M1_VALUES[_nibbles(codes, run=8).astype(np.intp)]
+    return _grouped(halved, values)
+
+
+def _tq1_0(blocks: Bytes) -> Floats:
+    # A byte is a fraction in base 3: times a power of 3, its next digit stands above the point.
+    long, short, last, d = _split(blocks, 32, 16, 4)
+    powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
+    parts = [long[:, None] * powers, short[:, None] * powers, last[:, None] * powers[:4]]
+    fractions = np.concatenate([part.reshape(len(blocks), -1) for part in parts], axis=1)
+    digits: Floats = (fractions.astype(np.uint16) * 3 >> 8).astype(np.float32)
+    return _scale(d) * (digits - np.float32(1))
+
+
+def _tq2_0(blocks: Bytes) -> Floats:
+    codes, d = _split(blocks, 64)
+    return _scale(d) * (_crumbs(codes) - np.float32(1))
+
+
+def _q4_z(blocks: Bytes) -> Floats:
+    d, zero, codes = _split(blocks, 2, 2)
+    return _scale(d) * (_nibbles(codes) - _scale(zero))
+
+
+def _q4_f(blocks: Bytes) -> Floats:
+    d, m, codes = _split(blocks, 4, 4)
+    return d.view(np.float32) * _nibbles(codes) + m.view(np.float32)
+
+
+def _q8_f(blocks: Bytes) -> Floats:
+    d, codes = _split(blocks, 4)
+    return d.view(np.float32) * codes.view(np.int8).astype(np.float32)
+
+
+def _q8_m(blocks: Bytes) -> Floats:
+    d, m, codes = _split(blocks, 4, 4)
+    return d.view(np.float32) * codes.view(np.int8).astype(np.float32) + m.view(np.float32)
+
+
+def _nf4(blocks: Bytes) -> Floats:
+    d, codes = _split(blocks, 4)
+    return d.view(np.float32) * _looked_up(NF4_VALUES, codes)
+
+
+def _fp4(blocks: Bytes) -> Floats:
+    d, codes = _split(blocks, 4)
+    return d.view(np.float32) * _looked_up(FP4_VALUES, codes)
+
+
+def _fp8(blocks: Bytes) -> Floats:
+    d, codes = _split(blocks, 4)
+    return d.view(np.float32) * _e4m3(codes)
+
+
+def _e4m3(codes: Bytes) -> Floats:
+    """A sign, four bits of exponent, three of mantissa. All ones are NaN; there is no Inf."""
+    return _E4M3_VALUES[codes]
+
+
+def _e5m2(codes: Bytes) -> Floats:
+    """The upper half of an fp16."""
+    return (codes.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
+
+
+def _every_e4m3() -> Floats:
+    magnitude = np.arange(128)
+    exponent, mantissa = magnitude >> 3, magnitude & 7
+    values = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8 + mantissa, exponent - 10)).astype(np.float32)
+    values[127] = np.nan
+    return np.concatenate((values, -values))
+
+
+_E4M3_VALUES = _every_e4m3()
+
+
 def _split(blocks: Bytes, *sizes: int) -> list[Bytes]:
     """The fields of each block, by their bytes; the last takes the rest."""
     return [np.ascontiguousarray(part) for part in np.split(blocks, np.cumsum(sizes), axis=1)]
@@ -210,4 +303,17 @@ _BY_TYPE: dict[str, Callable[[Bytes], Floats]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
+    "Q4_Z": _q4_z,
+    "Q4_F": _q4_f,
+    "Q8_F": _q8_f,
+    "Q8_M": _q8_m,
+    "NF4": _nf4,
+    "FP4": _fp4,
+    "F8_E4M3": _e4m3,
+    "F8_E5M2": _e5m2,
+    "FP8": _fp8,
+    **DEQUANTIZE_GRIDS,
 }

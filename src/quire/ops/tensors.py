@@ -34,11 +34,34 @@ Q6_K = StorageType("Q6_K", 256, 210)
 IQ4_NL = StorageType("IQ4_NL", 32, 18)
 IQ4_XS = StorageType("IQ4_XS", 256, 136)
 MXFP4 = StorageType("MXFP4", 32, 17)
+IQ1_S = StorageType("IQ1_S", 256, 50)
+IQ1_M = StorageType("IQ1_M", 256, 56)
+IQ2_XXS = StorageType("IQ2_XXS", 256, 66)
+IQ2_XS = StorageType("IQ2_XS", 256, 74)
+IQ2_S = StorageType("IQ2_S", 256, 82)
+IQ3_XXS = StorageType("IQ3_XXS", 256, 98)
+IQ3_S = StorageType("IQ3_S", 256, 110)
+TQ1_0 = StorageType("TQ1_0", 256, 54)
+TQ2_0 = StorageType("TQ2_0", 256, 66)
+NVFP4 = StorageType("NVFP4", 64, 36)
+
+# Blocks that no file has: what readers of other formats make of theirs (weights/blocks.py).
+Q4_Z = StorageType("Q4_Z", 32, 20)  # fp16 scale, fp16 zero point, nibbles: scale * (code - zero)
+Q4_F = StorageType("Q4_F", 32, 24)  # fp32 scale and offset, nibbles: scale * code + offset
+Q8_F = StorageType("Q8_F", 32, 36)  # fp32 scale, int8 codes
+Q8_M = StorageType("Q8_M", 32, 40)  # fp32 scale and offset, int8 codes
+NF4 = StorageType("NF4", 32, 20)  # fp32 scale, nibbles that are places in bitsandbytes' tables
+FP4 = StorageType("FP4", 32, 20)
+F8_E4M3 = StorageType("F8_E4M3", 1, 1)
+F8_E5M2 = StorageType("F8_E5M2", 1, 1)
+FP8 = StorageType("FP8", 32, 36)  # fp32 scale, e4m3 floats
 
 _FLOATS = (F32, F16, BF16)
-_INTEGERS = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K)
-_CODEBOOKS = (IQ4_NL, IQ4_XS, MXFP4)
-STORAGE_TYPES = {t.name: t for t in (*_FLOATS, *_INTEGERS, *_CODEBOOKS)}
+_INTEGERS = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0)
+_CODEBOOKS = (IQ4_NL, IQ4_XS, MXFP4, NVFP4)
+_GRIDS = (IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S)
+GGUF_TYPES = {t.name: t for t in (*_FLOATS, *_INTEGERS, *_CODEBOOKS, *_GRIDS)}
+STORAGE_TYPES = GGUF_TYPES | {t.name: t for t in (Q4_Z, Q4_F, Q8_F, Q8_M, NF4, FP4, F8_E4M3, F8_E5M2, FP8)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +69,9 @@ class StoredTensor:
     """One tensor of a checkpoint, still in the file's bytes and usually still in the file's pages.
 
     `data` is uint8 [rows, row_bytes], the rows being all axes but the last, flattened. `row_order`, where given,
-    lists the stored row that each row of the tensor is to be taken from: a permutation that a reader undoes."""
+    lists the stored row that each row of the tensor is to be taken from: a permutation that a reader undoes.
+    `column_order` lists the column of the tensor that each stored one is: the permutation is of a matrix's inputs, and
+    a product undoes it by taking its inputs in that order."""
 
     name: str
     shape: tuple[int, ...]
@@ -54,6 +79,7 @@ class StoredTensor:
     data: NDArray[np.uint8]
     row_order: NDArray[np.int32] | None = None
     dummy: bool = False  # nobody's weights, for measuring: `data` is one row over and over
+    column_order: NDArray[np.int32] | None = None
 
     @property
     def num_rows(self) -> int:

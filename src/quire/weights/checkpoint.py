@@ -24,8 +24,12 @@ class Checkpoint(Protocol):
     def names(self) -> list[str]:
         """Hugging Face's names, such as "model.layers.0.self_attn.q_proj.weight"."""
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Known without reading the tensor."""
+
     def tensor(self, name: str) -> "StoredTensor":
-        """A view of the file; nothing is read until it is looked at."""
+        """A view of the file, of which nothing is read until it is looked at; or, where a format keeps codes and scales
+        apart, blocks that are made of them now."""
 
 
 def find_checkpoint(path: Path) -> Path:

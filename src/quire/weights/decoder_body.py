@@ -37,7 +37,7 @@ class DecoderBody:
         return [self.prefix + name for name in self.checkpoint.names()]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.tensor(name).shape
+        return self.checkpoint.shape(name.removeprefix(self.prefix))
 
     def tensor(self, name: str) -> StoredTensor:
         return self.checkpoint.tensor(name.removeprefix(self.prefix))

@@ -32,6 +32,9 @@ class DummyCheckpoint:
     def names(self) -> list[str]:
         return list(self.shapes)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.shapes[name]
+
     def tensor(self, name: str) -> StoredTensor:
         shape = self.shapes[name]
         noise = np.random.default_rng(len(name)).standard_normal(shape[-1], np.float32) * np.float32(SPREAD)

@@ -56,10 +56,14 @@ class GGUFCheckpoint:
     def names(self) -> list[str]:
         return list(self._entries)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        entry, translated = self._find(name)
+        if translated.expert is not None:
+            return entry.shape[1:]
+        return (1, entry.shape[-1]) if translated.one_row else entry.shape
+
     def tensor(self, name: str) -> StoredTensor:
-        if name not in self._entries:
-            raise BadCheckpoint(f"{self.path} has no tensor {name!r}")
-        entry, translated = self._entries[name]
+        entry, translated = self._find(name)
         stored = replace(stored_tensor(self._gguf, entry), name=name)
         if translated.expert is not None:
             return stored.part(translated.expert, 1).squeezed()
@@ -74,6 +78,11 @@ class GGUFCheckpoint:
             itemsize = entry.row_bytes // entry.shape[0]
             return replace(stored, data=stored.data.reshape(-1, itemsize)[order].reshape(1, -1))
         return replace(stored, row_order=order)
+
+    def _find(self, name: str) -> tuple[TensorEntry, TensorName]:
+        if name not in self._entries:
+            raise BadCheckpoint(f"{self.path} has no tensor {name!r}")
+        return self._entries[name]
 
     def _half_split_order(self, entry: TensorEntry, heads_key: str) -> NDArray[np.int32]:
         """Rows of a head are stored as 0, n/2, 1, n/2 + 1, ...; this takes them back to 0, 1, 2, ..."""

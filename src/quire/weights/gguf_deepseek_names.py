@@ -7,6 +7,7 @@ of the heads stand under keys of their own."""
 from collections.abc import Mapping
 from typing import Any
 
+from quire.weights.config import CheckpointConfig
 from quire.weights.gguf_architecture import Architecture, Variant
 
 SIGMOID = 2  # of expert_gating_func
@@ -66,18 +67,18 @@ DEEPSEEK_LAYER = {
 }
 
 
-def _deepseek(config: Mapping[str, Any]) -> dict[str, Any]:
+def _deepseek(config: CheckpointConfig) -> dict[str, Any]:
     """Which of the two it is, how wide its heads are, and what YaRN does to scores."""
     if config.get("gating") == SIGMOID:
         derived: dict[str, Any] = {"architectures": ["DeepseekV3ForCausalLM"]}
     else:
-        derived = {"topk_method": "group_limited_greedy" if config.get("n_group", 1) > 1 else "greedy"}
-    key_length = config.get("key_length_mla", config.get("key_length"))
-    derived["qk_nope_head_dim"] = key_length - config["qk_rope_head_dim"]
-    derived["v_head_dim"] = config.get("value_length_mla", config.get("value_length"))
+        derived = {"topk_method": "group_limited_greedy" if config.int("n_group", 1) > 1 else "greedy"}
+    key_length = config.int("key_length_mla" if "key_length_mla" in config else "key_length")
+    derived["qk_nope_head_dim"] = key_length - config.int("qk_rope_head_dim")
+    derived["v_head_dim"] = config.int("value_length_mla" if "value_length_mla" in config else "value_length")
     if (scaling := config.get("rope_scaling")) and scaling["rope_type"] == "yarn":
         # Ten times what the file says is what both of DeepSeek's factors are; between them they leave rotations alone.
-        sharper = {"mscale_all_dim": 10 * config.get("yarn_log_multiplier", 0.0)}
+        sharper = {"mscale_all_dim": 10 * config.float("yarn_log_multiplier", 0.0)}
         derived["rope_scaling"] = scaling | sharper | {"attention_factor": 1.0}
     return derived
 

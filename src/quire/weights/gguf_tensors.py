@@ -5,12 +5,12 @@ from itertools import pairwise
 from math import prod
 
 from quire.core.errors import BadCheckpoint, Unsupported
-from quire.ops.tensors import STORAGE_TYPES, StorageType, StoredTensor
+from quire.ops.tensors import GGUF_TYPES, StorageType, StoredTensor
 from quire.weights.gguf import MAX_NAME_BYTES, Cursor, GGUFFile
 
 MAX_DIMENSIONS = 4
 
-# The numbers GGUF gives to storage types. Those not in STORAGE_TYPES are known by name only.
+# The numbers GGUF gives to storage types. Those not in GGUF_TYPES are known by name only.
 TYPE_NAMES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1",
     10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K",
@@ -74,11 +74,11 @@ def _read_entry(cursor: Cursor, alignment: int) -> TensorEntry:
     number = cursor.scalar("I")
     if number not in TYPE_NAMES:
         raise cursor.bad(f"is of type {number}, which GGUF does not have")
-    kind = STORAGE_TYPES.get(TYPE_NAMES[number])
+    kind = GGUF_TYPES.get(TYPE_NAMES[number])
     if kind is None:
         raise Unsupported(
             f"{cursor.file.path}: {cursor.what} is stored as {TYPE_NAMES[number]}",
-            f"get a file that uses {', '.join(STORAGE_TYPES)}",
+            f"get a file that uses {', '.join(GGUF_TYPES)}",
         )
     if shape[-1] % kind.block:
         raise cursor.bad(f"has rows of {shape[-1]} weights, and {kind.name} stores blocks of {kind.block}")

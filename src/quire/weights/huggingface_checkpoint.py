@@ -1,65 +1,83 @@
-"""A directory in Hugging Face's layout: config.json, and model.safetensors or shards that an index lists."""
+"""A directory in Hugging Face's layout: config.json, and weights in one file or in shards that an index lists."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from quire.core.errors import BadCheckpoint, Unsupported
+from quire.core.errors import BadCheckpoint
 from quire.ops.tensors import StoredTensor
+from quire.weights.formats import NOT_WEIGHTS, read_quantized
 from quire.weights.huggingface import read_config, read_json
+from quire.weights.raw import RawTensors, TensorFile
 from quire.weights.safetensors import SafetensorsFile
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+def _pytorch(path: Path) -> TensorFile:
+    from quire.weights.pytorch import PytorchFile
+
+    return PytorchFile(path)
+
+
+# A single file, and how it is read. Its shards are listed in a file of its name and ".index.json". The first that is
+# there.
+CONTAINERS: dict[str, Callable[[Path], TensorFile]] = {
+    "model.safetensors": SafetensorsFile,
+    "pytorch_model.bin": _pytorch,
+}
 
 
 class HuggingFaceCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         config = read_config(path)
-        self._files: dict[str, SafetensorsFile] = _from_index(path) if (path / INDEX).exists() else _from_single(path)
+        self._raw = RawTensors(path, _find_files(path))
+        self._made = read_quantized(config, self._raw)
+        parts = {part for made in self._made.values() for part in made.parts}
+        if self._made:
+            parts |= {name for name in self._raw.names() if name.endswith(NOT_WEIGHTS)}
+        self._names = [*(name for name in self._raw.names() if name not in parts), *self._made]
         # The key is often left out, and its default differs between families. The tensors know.
-        tied = {"tie_word_embeddings": "lm_head.weight" not in self._files}
+        tied = {"tie_word_embeddings": "lm_head.weight" not in self._names}
         self.config = config if "tie_word_embeddings" in config else config.with_values(tied)
 
     def names(self) -> list[str]:
-        return list(self._files)
+        return self._names
 
     @property
     def nbytes(self) -> int:
-        return sum(file.entries[name].nbytes for name, file in self._files.items())
+        return sum(self._raw.nbytes(name) for name in self._raw.names())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._made[name].shape if name in self._made else self._raw.shape(name)
 
     def tensor(self, name: str) -> StoredTensor:
-        if name not in self._files:
-            raise BadCheckpoint(f"{self.path} has no tensor {name!r}")
-        return self._files[name].tensor(name)
+        return self._made[name].make() if name in self._made else self._raw.tensor(name)
 
 
-def _from_single(directory: Path) -> dict[str, SafetensorsFile]:
-    path = directory / SINGLE
-    if not path.exists():
-        if list(directory.glob("*.bin")) + list(directory.glob("*.pt")) + list(directory.glob("*.pth")):
-            raise Unsupported(
-                f"{directory} has pickled weights only, which are never loaded",
-                "convert them to safetensors where you trust them",
-            )
-        raise BadCheckpoint(f"{directory} has neither {SINGLE} nor {INDEX}")
-    file = SafetensorsFile(path)
-    return dict.fromkeys(file.entries, file)
+def _find_files(directory: Path) -> dict[str, TensorFile]:
+    for single, read in CONTAINERS.items():
+        if (index := directory / f"{single}.index.json").exists():
+            return _from_index(index, read)
+        if (path := directory / single).exists():
+            file = read(path)
+            return dict.fromkeys(file.entries, file)
+    raise BadCheckpoint(f"{directory} has neither {' nor '.join(CONTAINERS)}, nor an index of shards of them")
 
 
-def _from_index(directory: Path) -> dict[str, SafetensorsFile]:
-    index = directory / INDEX
+def _from_index(index: Path, read: Callable[[Path], TensorFile]) -> dict[str, TensorFile]:
+    directory = index.parent
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadCheckpoint(f"{index} has no weight_map")
-    shards: dict[str, SafetensorsFile] = {}
-    files: dict[str, SafetensorsFile] = {}
+    shards: dict[str, TensorFile] = {}
+    files: dict[str, TensorFile] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or Path(shard).name != shard:
             raise BadCheckpoint(f"{index}: tensor {name!r} is said to be in {shard!r}, which is not a file beside it")
         if shard not in shards:
             if not (directory / shard).exists():
                 raise BadCheckpoint(f"{index}: the shard {shard!r} with tensor {name!r} is missing", "download it")
-            shards[shard] = SafetensorsFile(directory / shard)
+            shards[shard] = read(directory / shard)
         if name not in shards[shard].entries:
-            raise BadCheckpoint(f"{directory / shard} has no tensor {name!r}, which {INDEX} says it has")
+            raise BadCheckpoint(f"{directory / shard} has no tensor {name!r}, which {index.name} says it has")
         files[name] = shards[shard]
     return files

@@ -1,19 +1,17 @@
 """One safetensors file: u64 header length · JSON header · tensor data. Mapped, and checked before it is trusted."""
 
 import json
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from quire.core.errors import BadCheckpoint, Unsupported
-from quire.ops.tensors import BF16, F16, F32, StoredTensor
+from quire.core.errors import BadCheckpoint
 from quire.weights.mapped_file import MappedFile
+from quire.weights.raw import Entry
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
-READABLE = {"F32": F32, "F16": F16, "BF16": BF16}
 ITEM_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32, "C64": 64, "U64": 64, "I64": 64,
@@ -21,18 +19,10 @@ ITEM_BITS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int  # from the beginning of the file
-    nbytes: int
-
-
 class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = MappedFile(path)
+        self.file = MappedFile(path)
         header, self._data_at = self._read_header()
         self.entries: dict[str, Entry] = {}
         for name, fields in header.items():
@@ -40,20 +30,9 @@ class SafetensorsFile:
                 self.entries[name] = self._entry(name, fields)
         self._check_overlap()
 
-    def tensor(self, name: str) -> StoredTensor:
-        entry = self.entries[name]
-        kind = READABLE.get(entry.dtype)
-        if kind is None:
-            raise Unsupported(
-                f"{self.path}: tensor {name!r} is stored as {entry.dtype}", f"readable are {', '.join(READABLE)}"
-            )
-        shape = entry.shape or (1,)  # a scalar is a vector of one
-        rows = self._file.rows(entry.offset, prod(shape[:-1]), shape[-1] * kind.block_bytes)
-        return StoredTensor(name, shape, kind, rows)
-
     def _read_header(self) -> tuple[dict[str, Any], int]:
         """-> the header, and where the data begins."""
-        file = self._file
+        file = self.file
         if file.size < 8:
             raise BadCheckpoint(f"{self.path} is not a safetensors file: it has {file.size} bytes")
         length = int.from_bytes(file.buffer[:8], "little")
@@ -84,8 +63,8 @@ class SafetensorsFile:
         if not _are_counts(offsets) or len(offsets) != 2:
             raise bad(f"has the offsets {offsets!r}")
         begin, end = (self._data_at + offset for offset in offsets)
-        if not begin <= end <= self._file.size:
-            raise bad(f"is at offset {begin} to {end}, and the file ends at {self._file.size}")
+        if not begin <= end <= self.file.size:
+            raise bad(f"is at offset {begin} to {end}, and the file ends at {self.file.size}")
         if (bits := ITEM_BITS.get(dtype)) is not None and prod(shape) * bits != 8 * (end - begin):
             raise bad(
                 f"at offset {begin} has {end - begin} bytes, and {dtype} {shape} needs {prod(shape) * bits / 8:g}"

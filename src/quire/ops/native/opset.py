@@ -1,5 +1,6 @@
 """NativeOps: packs weights, holds pages, and turns a forward pass into a program."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -7,30 +8,71 @@ from typing import Any
 
 import numpy as np
 
+from quire.core.errors import Unsupported
 from quire.ops.native.cache import NativeCache
 from quire.ops.native.cpus import available_cpus
 from quire.ops.native.library import native
 from quire.ops.native.program import NativeProgram
 from quire.ops.native.recorder import Frequencies, Table
 from quire.ops.opset import Float32, KVCache, KVSpec, Sampler
-from quire.ops.tensors import F16, F32, PackedExperts, PackedHeads, PackedWeight, StoredTensor
+from quire.ops.tensors import (
+    BF16,
+    F8_E4M3,
+    F8_E5M2,
+    F16,
+    F32,
+    FP8,
+    NF4,
+    Q4_1,
+    Q8_0,
+    PackedExperts,
+    PackedHeads,
+    PackedWeight,
+    StorageType,
+    StoredTensor,
+)
+
+# By the names users know: groups of 32, 8.5 and 5 bits a weight.
+QUANTIZED = {"int8": Q8_0, "int4": Q4_1, "nf4": NF4}
+FLOATS = (F32, F16, BF16, F8_E4M3, F8_E5M2, FP8)
+
+
+# What no layout of the CPU holds exactly, or in as few bits, and what is said of it when it is met.
+NOTES = {
+    "NF4": "NF4's table is kept in 112ths: a weight is off by up to 0.4 % of its block's largest",
+    "FP4": "FP4's smallest number is kept as 1/120 instead of 1/192 of a block's largest",
+    "FP8": "fp8 weights are kept as bfloat16, which takes twice the memory; `--quantization int8` takes half of that",
+    "F8_E4M3": "fp8 weights are kept as bfloat16, which takes twice the memory",
+    "F8_E5M2": "fp8 weights are kept as bfloat16, which takes twice the memory",
+}
+log = logging.getLogger("quire.weights")
 
 
 class NativeOps:
     """The op set on a CPU. The ops of a forward pass are those of the `Recorder` that `compile` hands to it."""
 
-    def __init__(self, threads: int | None = None, halves: bool = False) -> None:
-        """`threads`: how many work on a step; by default, as many as there are CPUs for this process. `halves`:
-        matrices of fp32 become fp16 when they are loaded. Products are faster where the CPU multiplies halves."""
+    def __init__(self, threads: int | None = None, quantization: str | None = None, halves: bool = False) -> None:
+        """`threads`: how many work on a step; by default, as many as there are CPUs for this process.
+        `quantization`: what matrices of floats become when they are packed, one of QUANTIZED. `halves`: matrices
+        of fp32 become fp16, which are multiplied faster where the CPU computes in halves."""
+        if quantization is not None and quantization not in QUANTIZED:
+            raise Unsupported(
+                f"quantization `{quantization}` is not there on a CPU", f"use one of {', '.join(QUANTIZED)}"
+            )
         self.threads = threads if threads is not None else available_cpus()
+        self.quantization = quantization
         self.halves = halves
+        self._noted: set[str] = set()
 
     def pack(
         self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: bool = False
     ) -> PackedWeight:
-        if self.halves and not keep:
+        if self.quantization is not None and not keep:
+            parts = [_quantized(part, QUANTIZED[self.quantization]) for part in parts]
+        elif self.halves and not keep:
             parts = [_halved(part) for part in parts]
-        segments = [_pack(list(alike)) for _, alike in groupby(parts, key=lambda part: part.type)]
+        self._note(parts)
+        segments = [_pack(list(alike)) for _, alike in groupby(parts, key=_kind)]
         vector = np.concatenate([self.vector(part) for part in bias]) if bias else None
         return PackedWeight(
             num_outputs=sum(part.num_rows for part in parts),
@@ -40,7 +82,19 @@ class NativeOps:
             bias=vector,
         )
 
+    def _note(self, parts: Sequence[StoredTensor]) -> None:
+        """Once for each type that is not kept as it is."""
+        for note in (NOTES[part.type.name] for part in parts if part.type.name in NOTES):
+            if note not in self._noted:
+                self._noted.add(note)
+                log.warning("%s", note)
+
     def pack_experts(self, experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
+        if any(part.column_order is not None for parts in experts for part in parts):
+            raise Unsupported(
+                f"{experts[0][0].name} has its inputs in the order of their groups (act-order)",
+                "experts on a CPU take them in their own order: quantize it without `desc_act`",
+            )
         packed = [self.pack(parts) for parts in experts]
         first = packed[0]
         assert all((w.num_outputs, w.num_inputs) == (first.num_outputs, first.num_inputs) for w in packed)
@@ -96,8 +150,22 @@ def _halved(part: StoredTensor) -> StoredTensor:
     return replace(part, type=F16, data=floats.astype(np.float16).view(np.uint8))
 
 
+def _quantized(part: StoredTensor, kind: StorageType) -> StoredTensor:
+    if part.type not in FLOATS:
+        raise Unsupported(f"{part.name} is quantized already, as {part.type.name}", "leave out `quantization`")
+    if part.num_columns % kind.block:
+        return part  # rows of odd lengths stay floats
+    data = native.quantize(part.type.name, np.ascontiguousarray(part.data), part.num_columns, kind.name)
+    return replace(part, type=kind, data=data)
+
+
+def _kind(part: StoredTensor) -> tuple[str, bytes]:
+    """What parts of one matrix have in common."""
+    return part.type.name, b"" if part.column_order is None else part.column_order.tobytes()
+
+
 def _pack(parts: list[StoredTensor]) -> Any:
-    """Parts stored in one type become one matrix, so that its outputs are shared evenly among the threads."""
+    """Parts of one kind become one matrix, so that its outputs are shared evenly among the threads."""
     data, row_order = parts[0].data, parts[0].row_order
     if len(parts) > 1:
         data = np.concatenate([part.data for part in parts])
@@ -106,4 +174,5 @@ def _pack(parts: list[StoredTensor]) -> Any:
             orders = [np.arange(p.num_rows) if p.row_order is None else p.row_order for p in parts]
             row_order = np.concatenate([order + first for order, first in zip(orders, firsts, strict=False)])
     order = None if row_order is None else np.ascontiguousarray(row_order, dtype=np.int32)
-    return native.Matrix(parts[0].type.name, np.ascontiguousarray(data), parts[0].num_columns, order)
+    columns = parts[0].column_order
+    return native.Matrix(parts[0].type.name, np.ascontiguousarray(data), parts[0].num_columns, order, columns)

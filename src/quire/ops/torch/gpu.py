@@ -18,8 +18,9 @@ from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTe
 from quire.ops.torch.cache import TorchCache
 from quire.ops.torch.device_sampler import DeviceSampler
 from quire.ops.torch.gpu_batch import GpuBatch, Ids
+from quire.ops.torch.gpu_codes import Reordered
 from quire.ops.torch.gpu_program import GpuProgram, one_long_run
-from quire.ops.torch.gpu_values import Columns, HeadNorm, HeadProducts, Rows, Sum, columns_of, tensor_of
+from quire.ops.torch.gpu_values import Columns, HeadNorm, HeadProducts, Rows, Sum, columns_of, num_rows_of, tensor_of
 from quire.ops.torch.gpu_weights import QUANTIZERS, Segment, load_experts, load_floats, load_segments
 from quire.ops.torch.kernels.activation import activate_and_mul, activate_and_mul_quantized
 from quire.ops.torch.kernels.attention_pages import Scoring
@@ -39,8 +40,9 @@ from quire.ops.torch.kernels.norm import (
     rms_norm_quantized,
 )
 from quire.ops.torch.kernels.pointwise import activated, soft_capped
+from quire.ops.torch.kernels.quant_gemv import x_group
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
-from quire.ops.torch.kernels.quant_linear import grouped_linear
+from quire.ops.torch.kernels.quant_linear import grouped_linear, takes_codes
 from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
 from quire.ops.torch.kernels.quant_scaled import ScaledWeight, scaled_linear
 from quire.ops.torch.kernels.routing import route
@@ -168,10 +170,12 @@ class GpuOps:
         if isinstance(x, Tensor) or x.total is not None:
             row = tensor_of(x)
             return Rows(
+                len(row),
                 partial(rms_norm, row, weight, eps, self._overlap),
                 lambda dtype, group: rms_norm_quantized(row, weight, eps, dtype, group, self._overlap),
             )
-        return Rows(partial(self._add_norm, x, weight, eps), partial(self._add_norm_quantized, x, weight, eps))
+        add_norm, quantized = partial(self._add_norm, x, weight, eps), partial(self._add_norm_quantized, x, weight, eps)
+        return Rows(len(x.y), add_norm, quantized)
 
     def _add_norm(self, x: Sum, weight: Tensor, eps: float) -> Tensor:
         if x.total is not None:
@@ -189,7 +193,8 @@ class GpuOps:
         self, x: Tensor | Sum | Rows | Columns, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int = 1
     ) -> Rows:
         plain = partial(self._layer_norm, x, weight, bias, eps) if groups == 1 else None
-        return _rows(plain or partial(_layer_norm_of_groups, x, weight, bias, eps, groups), self._overlap)
+        norm = plain or partial(_layer_norm_of_groups, x, weight, bias, eps, groups)
+        return _rows(num_rows_of(x), norm, self._overlap)
 
     def _layer_norm(
         self, x: Tensor | Sum | Rows | Columns, weight: Tensor | None, bias: Tensor | None, eps: float
@@ -217,14 +222,20 @@ class GpuOps:
         return products[0] if len(products) == 1 else torch.cat(products, dim=1)
 
     def _multiply(self, x: Tensor | Rows, w: Segment, bias: Tensor | None) -> Tensor:
+        if isinstance(w, Reordered):
+            return self._multiply(tensor_of(x).index_select(1, w.order), w.weight, bias)
         if isinstance(w, ScaledWeight):
-            group = 128 if w.by_blocks else 0
-            dtype = w.codes.dtype
-            codes = x.codes(dtype, group) if isinstance(x, Rows) else quantize_rows(x, dtype, group, self._overlap)
+            codes = self._codes(x, w.codes.dtype, 128 if w.by_blocks else 0)
             return scaled_linear(codes, w, bias, self.dtype, **self._products)
         if isinstance(w, GroupedWeight):
-            return grouped_linear(tensor_of(x), w, bias, **self._products)
+            num_rows = x.num_rows if isinstance(x, Rows) else len(x)
+            by_codes = takes_codes(num_rows, w, self.batch_invariant)
+            rows = self._codes(x, torch.int16, x_group(w)) if by_codes else tensor_of(x)
+            return grouped_linear(rows, w, bias, self.dtype, **self._products)
         return linear(tensor_of(x), w, bias, **self._products)
+
+    def _codes(self, x: Tensor | Rows, dtype: torch.dtype, group: int) -> Quantized:
+        return x.codes(dtype, group) if isinstance(x, Rows) else quantize_rows(x, dtype, group, self._overlap)
 
     def linear_heads(self, x: Tensor | Columns, w: PackedHeads) -> HeadProducts:
         return HeadProducts(tensor_of(x), w.packed, self.batch_invariant)
@@ -333,10 +344,11 @@ class GpuOps:
         return batch.attend_latent(q, layer, scale).flatten(1)
 
     def activate(self, x: Tensor, kind: Activation) -> Rows:
-        return _rows(partial(activated, x, kind), self._overlap)
+        return _rows(len(x), partial(activated, x, kind), self._overlap)
 
     def activate_and_mul(self, x: Tensor, kind: Activation) -> Rows:
         return Rows(
+            len(x),
             partial(activate_and_mul, x, kind, self._overlap),
             lambda dtype, group: activate_and_mul_quantized(x, kind, dtype, group, self._overlap),
         )
@@ -376,9 +388,9 @@ class GpuOps:
         return rows if batch.all_logits else rows[batch.logit_rows]
 
 
-def _rows(plain: Callable[[], Tensor], overlap: bool) -> Rows:
+def _rows(num_rows: int, plain: Callable[[], Tensor], overlap: bool) -> Rows:
     """Where no kernel gives codes at once: they are made of the rows."""
-    rows = Rows(plain, lambda dtype, group: quantize_rows(rows.tensor(), dtype, group, overlap))
+    rows = Rows(num_rows, plain, lambda dtype, group: quantize_rows(rows.tensor(), dtype, group, overlap))
     return rows
 
 
@@ -396,4 +408,4 @@ def _layer_norm_of_groups(
 def _num_outputs(segment: Segment) -> int:
     if isinstance(segment, ScaledWeight):
         return len(segment.codes)
-    return segment.num_outputs if isinstance(segment, GroupedWeight) else len(segment)
+    return segment.num_outputs if isinstance(segment, GroupedWeight | Reordered) else len(segment)

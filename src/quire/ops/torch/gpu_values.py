@@ -29,8 +29,9 @@ class Sum:
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """The input of products: as rows, or as 8-bit codes with scales, whichever they take."""
+    """The input of products: as rows, or as codes with scales, whichever they take."""
 
+    num_rows: int
     plain: Callable[[], Tensor]
     quantized: Callable[[torch.dtype, int], Quantized]
     _plain: Tensor | None = None
@@ -104,3 +105,14 @@ def columns_of(x: "Tensor | Rows | Columns") -> Columns:
         return x
     whole = tensor_of(x)
     return Columns(whole, 0, whole.shape[1])
+
+
+def num_rows_of(x: "Tensor | Sum | Rows | Columns") -> int:
+    match x:
+        case Rows():
+            return x.num_rows
+        case Sum():
+            return len(x.y)
+        case Columns():
+            return len(x.whole)
+    return len(x)

@@ -1,8 +1,8 @@
 """From stored tensors to weights on the GPU: 16-bit floats, codes in groups, or 8-bit codes with scales.
 
-GGUF's Q4_0, Q4_1 and Q8_0 keep their codes; other quantized types become floats of the activations' type. A checkpoint
-of floats can be quantized on its way: fp8 (one scale an output), int8 and int4 (groups of 128 inputs). Experts are kept
-or quantized likewise, fp8 apart."""
+The types of `gpu_codes` keep their codes; other quantized types become floats of the activations' type. A checkpoint
+of floats can be quantized on its way: fp8 (one scale an output), int8 and int4 (groups of 128 inputs), nf4 (of 64).
+Experts are kept or quantized likewise, where they are integers in groups."""
 
 from collections.abc import Callable, Sequence
 from math import gcd
@@ -13,16 +13,25 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import Unsupported
-from quire.ops.dequantize import dequantize
-from quire.ops.tensors import BF16, F16, F32, Q4_0, Q4_1, Q8_0, StoredTensor
+from quire.ops.dequantize import NF4_VALUES, dequantize
+from quire.ops.tensors import BF16, F8_E4M3, F8_E5M2, F16, F32, StoredTensor
+from quire.ops.torch.gpu_codes import Reordered, belong_together, can_keep, load_codes
 from quire.ops.torch.kernels.moe_codes import CodedExperts, stack_experts
-from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_int4, pack_int8
+from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
 from quire.ops.torch.kernels.quant_scaled import ScaledWeight
 
-Segment: TypeAlias = Tensor | GroupedWeight | ScaledWeight
+Segment: TypeAlias = Tensor | GroupedWeight | ScaledWeight | Reordered
 
-FLOATS = {F32.name: torch.float32, F16.name: torch.float16, BF16.name: torch.bfloat16}
+FLOATS = {
+    F32.name: torch.float32,
+    F16.name: torch.float16,
+    BF16.name: torch.bfloat16,
+    F8_E4M3.name: torch.float8_e4m3fn,
+    F8_E5M2.name: torch.float8_e5m2,
+}
 GROUP, LEAST_GROUP = 128, 16  # inputs that share a scale, where we choose; rows of odd lengths stay floats
+NF4_GROUP = 64
+EXPERTS_KEPT = ("Q4_0", "Q4_1", "Q8_0")
 FP8_MOST = 448.0
 DUMMY_SPREAD = 0.02  # of random weights: about what training begins with
 
@@ -49,15 +58,25 @@ def load_segments(
         floats = torch.cat([load_floats(part, dtype, device) for part in parts])
         return [QUANTIZERS[quantization](floats) if floats.shape[1] % LEAST_GROUP == 0 else floats]
     segments: list[Segment] = []
-    kinds = [_kind(part, dtype) for part in parts]
-    for index, (part, kind) in enumerate(zip(parts, kinds, strict=True)):
-        if kind != "floats":
-            segments.append(KEPT[kind](part, device))
-        elif index and kinds[index - 1] == "floats":
-            segments[-1] = torch.cat([segments[-1], load_floats(part, dtype, device)])
+    for alike in _runs(parts, dtype):
+        if can_keep(alike[0], dtype):
+            segments.append(load_codes(alike, device))
         else:
-            segments.append(load_floats(part, dtype, device))
+            segments.append(torch.cat([load_floats(part, dtype, device) for part in alike]))
     return segments
+
+
+def _runs(parts: Sequence[StoredTensor], dtype: torch.dtype) -> list[list[StoredTensor]]:
+    """Neighbours that become one segment: floats, whatever they were, or codes of one kind."""
+    runs: list[list[StoredTensor]] = []
+    for part in parts:
+        kept = can_keep(part, dtype)
+        before = runs[-1][-1] if runs else None
+        if before is not None and kept == can_keep(before, dtype) and (not kept or belong_together(before, part)):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs
 
 
 def load_experts(
@@ -65,64 +84,20 @@ def load_experts(
 ) -> Tensor | CodedExperts:
     """Each expert's parts one below the other. Codes are kept, or made, where all experts have them of one kind; else
     all become floats [experts, outputs, inputs]."""
-    if quantization == "fp8":
-        raise Unsupported("experts cannot be quantized to fp8 while they are loaded", "use int8 or int4")
-    kinds = {_kind(part, dtype) for parts in experts for part in parts}
-    if quantization is not None or (len(kinds) == 1 and kinds <= KEPT.keys()):
-        segments = [load_segments([part], dtype, device, quantization)[0] for parts in experts for part in parts]
+    if quantization in ("fp8", "nf4"):
+        raise Unsupported(f"experts cannot be quantized to {quantization} while they are loaded", "use int8 or int4")
+    all_parts = [part for parts in experts for part in parts]
+    kept = all(can_keep(part, dtype) and part.type.name in EXPERTS_KEPT for part in all_parts)
+    if quantization is not None or kept:
+        segments = [load_segments([part], dtype, device, quantization)[0] for part in all_parts]
         grouped = [segment for segment in segments if isinstance(segment, GroupedWeight)]
-        if len(grouped) == len(segments):
+        if len(grouped) == len(segments) and len({(w.bits, w.group, w.width, w.zero) for w in grouped}) == 1:
             return stack_experts(grouped, len(experts))
     num_outputs, num_inputs = sum(part.num_rows for part in experts[0]), experts[0][0].num_columns
     stacked = torch.empty(len(experts), num_outputs, num_inputs, dtype=dtype, device=device)
     for matrix, parts in zip(stacked, experts, strict=True):
         torch.cat([load_floats(part, dtype, device) for part in parts], out=matrix)
     return stacked
-
-
-def _kind(part: StoredTensor, dtype: torch.dtype) -> str:
-    """Matrix units round fp32: who computes in it, to compare, gets weights of it as well."""
-    kept = part.type.name in KEPT and not part.dummy and dtype != torch.float32
-    return part.type.name if kept else "floats"
-
-
-# -- codes that are kept -----------------------------------------------------------------------------------------------
-
-
-def _blocks(tensor: StoredTensor) -> np.ndarray:
-    """uint8 [rows, groups, block_bytes]"""
-    data = tensor.data if tensor.row_order is None else tensor.data[tensor.row_order]
-    return np.ascontiguousarray(data).reshape(tensor.num_rows, -1, tensor.type.block_bytes)
-
-
-def _halves(blocks: np.ndarray, at: int, device: torch.device) -> Tensor:
-    """The fp16 number `at` bytes into every block: [rows, groups]"""
-    return torch.from_numpy(np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0]).to(device)
-
-
-def _nibbles(blocks: np.ndarray, at: int, device: torch.device) -> Tensor:
-    """16 bytes: the first 16 codes in their low halves, the others in the high ones -> [rows, inputs]"""
-    words = torch.from_numpy(np.ascontiguousarray(blocks[..., at : at + 16])).to(device)
-    return torch.cat([words & 15, words >> 4], dim=-1).flatten(1)
-
-
-def _q4_0(tensor: StoredTensor, device: torch.device) -> GroupedWeight:
-    blocks = _blocks(tensor)
-    return pack_int4(_nibbles(blocks, 2, device), _halves(blocks, 0, device), zero=8)
-
-
-def _q4_1(tensor: StoredTensor, device: torch.device) -> GroupedWeight:
-    blocks = _blocks(tensor)
-    return pack_int4(_nibbles(blocks, 4, device), _halves(blocks, 0, device), _halves(blocks, 2, device))
-
-
-def _q8_0(tensor: StoredTensor, device: torch.device) -> GroupedWeight:
-    blocks = _blocks(tensor)
-    codes = torch.from_numpy(np.ascontiguousarray(blocks[..., 2:]).view(np.int8)).to(device).flatten(1)
-    return pack_int8(codes, _halves(blocks, 0, device))
-
-
-KEPT = {Q4_0.name: _q4_0, Q4_1.name: _q4_1, Q8_0.name: _q8_0}
 
 
 # -- codes that we make ------------------------------------------------------------------------------------------------
@@ -154,4 +129,18 @@ def _to_int4(w: Tensor) -> GroupedWeight:
     return pack_int4(codes.to(torch.uint8).flatten(1), scales, offsets)
 
 
-QUANTIZERS: dict[str, Callable[[Tensor], Segment]] = {"fp8": _to_fp8, "int8": _to_int8, "int4": _to_int4}
+def _to_nf4(w: Tensor) -> GroupedWeight:
+    """In blocks of 64, as bitsandbytes has them."""
+    groups = w.float().unflatten(1, (-1, gcd(w.shape[1], NF4_GROUP)))
+    scales = groups.abs().amax(2)
+    table = torch.from_numpy(NF4_VALUES).to(w.device)
+    places = torch.bucketize(groups / scales.clamp(min=1e-12)[..., None], (table[1:] + table[:-1]) / 2)
+    return pack_codebook4(places.to(torch.uint8).flatten(1), scales, NF4_VALUES.tolist())
+
+
+QUANTIZERS: dict[str, Callable[[Tensor], Segment]] = {
+    "fp8": _to_fp8,
+    "int8": _to_int8,
+    "int4": _to_int4,
+    "nf4": _to_nf4,
+}

@@ -42,7 +42,7 @@ def activate_and_mul_quantized(
 
 
 def _launch(x: Tensor, activation: Activation, target: Target, overlap: bool) -> None:
-    rows, n = target.out.shape
+    rows, n = len(x), x.shape[1] // 2
     assert x.shape == (rows, 2 * n) and x.stride(1) == 1, f"x {x.shape} {x.stride()}"
     whole_row = target.most > 0 and target.group == 0
     block = row_block(n) if whole_row else max(BLOCK, target.group)
@@ -53,7 +53,6 @@ def _launch(x: Tensor, activation: Activation, target: Target, overlap: bool) ->
             target.scales,
             n,
             x.stride(0),
-            target.num_scales,
             ACTIVATION=int(activation),
             GROUP=target.group or block,
             MOST=target.most,
@@ -71,7 +70,6 @@ def _activation_kernel(
     scale_ptr,
     n,
     x_stride,
-    num_scales,
     ACTIVATION: tl.constexpr,
     GROUP: tl.constexpr,
     MOST: tl.constexpr,
@@ -86,7 +84,7 @@ def _activation_kernel(
     gate = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * x_stride + n + columns, mask=inside, other=0.0).to(tl.float32)
     y = activate(gate, ACTIVATION) * up
-    store_columns(out_ptr + row * n, scale_ptr + row * num_scales, y, first, n, GROUP, MOST, BLOCK)
+    store_columns(out_ptr, scale_ptr, y, row, first, n, GROUP, MOST, BLOCK)
 
 
 @triton.jit

@@ -6,7 +6,6 @@ before this one ends."""
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -21,31 +20,14 @@ class GemvConfig(NamedTuple):
     stages: int  # steps whose weights are under way together
 
 
-class Scales(NamedTuple):
-    """Of 8-bit codes: y = sum(w * x) * w_scales * x_scale"""
-
-    x: Tensor  # [1, 1] fp32
-    w: Tensor  # [N] fp32
-    dtype: torch.dtype  # of y
-
-
-def linear_gemv(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    config: GemvConfig,
-    overlap: bool = False,
-    scales: Scales | None = None,
-) -> Tensor:
-    """x [1, K], w [N, K] -> [1, N] in x's dtype, or that of `scales`."""
+def linear_gemv(x: Tensor, w: Tensor, bias: Tensor | None, config: GemvConfig, overlap: bool = False) -> Tensor:
+    """x [1, K], w [N, K] -> [1, N] in x's dtype. Rows of w may be strided."""
     (M, K), N = x.shape, w.shape[0]
     assert M == 1 and w.shape[1] == K and x.stride(1) == 1 and w.stride(1) == 1
-    out = x.new_empty(1, N) if scales is None else x.new_empty(1, N, dtype=scales.dtype)
+    out = x.new_empty(1, N)
     _gemv_kernel[(triton.cdiv(N, config.block_n),)](
         x,
         w,
-        None if scales is None else scales.x,
-        None if scales is None else scales.w,
         bias,
         out,
         N,
@@ -65,8 +47,6 @@ def linear_gemv(
 def _gemv_kernel(
     x_ptr,
     w_ptr,
-    x_scale_ptr,
-    w_scale_ptr,
     bias_ptr,
     out_ptr,
     N,
@@ -97,8 +77,6 @@ def _gemv_kernel(
         x = tl.load(x_ptr + k, mask=k < K, other=0.0)
         sums += w.to(tl.float32) * x.to(tl.float32)[None, :]
     y = tl.sum(sums, axis=1)
-    if w_scale_ptr is not None:
-        y *= tl.load(w_scale_ptr + outputs, mask=inside, other=0.0) * tl.load(x_scale_ptr)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + outputs, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + outputs, y.to(out_ptr.dtype.element_ty), mask=inside)

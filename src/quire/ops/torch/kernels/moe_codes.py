@@ -11,8 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.torch.kernels.activation import activate
+from quire.ops.torch.kernels.quant_gemv import appended
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
-from quire.ops.torch.kernels.quant_linear import _with, group_sums
+from quire.ops.torch.kernels.quant_linear import group_sums
 from quire.ops.torch.kernels.quant_unpack import asm_for, table_of, take_plane, unpack
 
 MOST_ROUTES = 64  # of a tile
@@ -191,10 +192,10 @@ def _product(
         scales, offsets, x_sums = (), (), ()
         for number in tl.static_range(GROUPS):
             group = chunk * PLANES * WIDTH // GROUP + number
-            scales = _with(scales, tl.load(scale_ptr + group * all_outputs + outputs))
+            scales = appended(scales, tl.load(scale_ptr + group * all_outputs + outputs))
             if offset_ptr is not None:
-                offsets = _with(offsets, tl.load(offset_ptr + group * all_outputs + outputs))
-                x_sums = _with(x_sums, tl.load(x_sum_ptr + group * num_rows + rows))
+                offsets = appended(offsets, tl.load(offset_ptr + group * all_outputs + outputs))
+                x_sums = appended(x_sums, tl.load(x_sum_ptr + group * num_rows + rows))
         places = (chunk * all_outputs + outputs)[:, None] * WIDTH + columns[None, :]
         planes = unpack(tl.load(words_ptr + places), like, BITS, ASM)
         part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)  # of the group

@@ -97,7 +97,6 @@ def _launch(
             eps,
             x.stride(0),
             0 if residual is None else residual.stride(0),
-            target.num_scales,
             HAS_RESIDUAL=residual is not None,
             HAS_BIAS=bias is not None,
             CENTERED=centered,
@@ -124,7 +123,6 @@ def _norm_kernel(
     eps,
     x_stride,
     residual_stride,
-    num_scales,
     HAS_RESIDUAL: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     CENTERED: tl.constexpr,
@@ -149,4 +147,4 @@ def _norm_kernel(
     y = x * tl.rsqrt(tl.sum(x * x, axis=0) / n + eps) * weight
     if HAS_BIAS:
         y += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    store_columns(out_ptr + row * n, scale_ptr + row * num_scales, y, 0, n, GROUP, MOST, BLOCK)
+    store_columns(out_ptr, scale_ptr, y, row, 0, n, GROUP, MOST, BLOCK)

@@ -5,7 +5,11 @@ Between two kernels of a graph the memory stands still for about a microsecond, 
 and the second one's begin. With `overlap`, programs start as soon as there is room. Until `wait_for_inputs` returns,
 they may touch only what no kernel writes, which is weights: they load the first of them into registers, or `prefetch`
 brings them into the second-level cache. It returns when everything before this kernel is done and visible, so that
-kernels with and without overlap can follow each other."""
+kernels with and without overlap can follow each other.
+
+A kernel lets the next one start before it waits itself, so weights two or three kernels ahead are on their way while
+small kernels follow each other. That is safe because every program of every kernel waits: when a kernel is done, so are
+all before it."""
 
 import triton
 import triton.language as tl
@@ -20,8 +24,8 @@ def overlap_options(overlap: bool) -> dict[str, bool]:
 @triton.jit
 def wait_for_inputs(OVERLAP: tl.constexpr):
     if OVERLAP:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit

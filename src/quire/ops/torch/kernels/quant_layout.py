@@ -18,7 +18,8 @@ formats mean. Nothing is rounded on the way in, so these are exact:
 Codes lie in words of 32 bits, one a plane: 8 planes of 4 bits, the lowest first, or 4 of 8. `width` words make a chunk
 of planes * width inputs: plane p of word i is input p * width + i of the chunk. So a row of words, whose planes are
 taken one after the other, meets runs of `width` neighbouring inputs, and no lane needs what another has loaded. A chunk
-of all outputs is contiguous, so a tile of outputs is one run of memory."""
+of all outputs is contiguous, so a tile of outputs is one run of memory. So are the scales of a group; where a single
+row is multiplied, all of an output's are wanted at once, and they are kept in that order as well."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ class GroupedWeight:
     words: Tensor  # [chunks, N, width] int32
     scales: Tensor  # [G, N] fp16, bf16 or fp32
     offsets: Tensor | None  # [G, N] the same, or another of them
+    by_output: Tensor | None  # int4: the same, [N, G] fp16, or [N, G, 2] with offsets, where all are fp16
     zero: int = 0
     table: tuple[float, ...] = ()  # of 16 values; else empty
 
@@ -55,7 +57,8 @@ class GroupedWeight:
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self.words, self.scales, self.offsets) if t is not None)
+        tensors = (self.words, self.scales, self.offsets, self.by_output)
+        return sum(t.nbytes for t in tensors if t is not None)
 
 
 def pack_int4(
@@ -93,17 +96,10 @@ def _pack(
     assert width in WIDTHS and width <= group
     words = _words(codes, bits, width)
     num_groups = -(-len(words) * 32 // bits * width // group)
-    return GroupedWeight(
-        bits,
-        N,
-        K,
-        group,
-        words,
-        _by_group(scales, num_groups),
-        None if offsets is None else _by_group(offsets, num_groups),
-        zero,
-        table,
-    )
+    scales = _by_group(scales, num_groups)
+    offsets = None if offsets is None else _by_group(offsets, num_groups)
+    by_output = None if bits == 8 or table else _by_output(scales, offsets)
+    return GroupedWeight(bits, N, K, group, words, scales, offsets, by_output, zero, table)
 
 
 def _group(K: int, num_groups: int) -> int:
@@ -138,3 +134,10 @@ def _by_group(values: Tensor, num_groups: int) -> Tensor:
     out = values.new_zeros(num_groups, len(values))
     out[: values.shape[1]] = values.T
     return out
+
+
+def _by_output(scales: Tensor, offsets: Tensor | None) -> Tensor | None:
+    """[G, N] -> [N, G], or with offsets [N, G, 2]"""
+    if any(t.dtype != torch.float16 for t in (scales, offsets) if t is not None):
+        return None
+    return scales.T.contiguous() if offsets is None else torch.stack([scales.T, offsets.T], dim=2)

@@ -3,8 +3,8 @@
 
 Codes go into the tensor cores as they are, being small integers that bf16 holds exactly, and a group's scale is
 applied to its sums: nothing is rounded but the result. Offsets meet the sum of the group's activations, which a small
-kernel computes before. One row goes without tensor cores (`quant_gemv`). From some hundred rows on it is cheaper to
-write the whole matrix out in 16 bits and let cuBLAS have it."""
+kernel computes before. One row goes without tensor cores, as 16-bit integers (`quant_gemv`). From some hundred rows on
+it is cheaper to write the whole matrix out in 16 bits and let cuBLAS have it."""
 
 from typing import NamedTuple
 
@@ -14,16 +14,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.torch.kernels.linear import MAX_SPLITS, SPLIT_INPUTS, num_splits
+from quire.ops.torch.kernels.linear import PROGRAMS, num_splits
 from quire.ops.torch.kernels.linear_splits import finish, split_space
 from quire.ops.torch.kernels.overlap import overlap_options, prefetch, wait_for_inputs
 from quire.ops.torch.kernels.quant_dequantize import dequantize
-from quire.ops.torch.kernels.quant_gemv import GroupedGemvConfig, can_gemv, grouped_gemv
+from quire.ops.torch.kernels.quant_gemv import GroupedGemvConfig, appended, can_gemv, grouped_gemv, x_group
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
+from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
 from quire.ops.torch.kernels.quant_unpack import asm_for, table_of, take_plane, unpack
 
 MAX_KERNEL_ROWS = 96  # beyond it, dequantize and cuBLAS
-GEMV_BLOCK_N, GEMV_WARPS, GEMV_PROGRAMS = 64, 4, 380
 MAX_PARALLEL_ROWS = 64  # beyond it, one program takes all splits of its tile
 
 
@@ -40,30 +40,40 @@ class GroupedConfig(NamedTuple):
 CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3)}
 
 
+def takes_codes(num_rows: int, weight: GroupedWeight, batch_invariant: bool = False) -> bool:
+    """Whether x is wanted as int16 codes, in groups of `x_group(weight)`."""
+    return num_rows == 1 and can_gemv(weight) and not batch_invariant
+
+
 def grouped_linear(
-    x: Tensor,
+    x: Tensor | Quantized,
     weight: GroupedWeight,
     bias: Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
     *,
     batch_invariant: bool = False,
     tickets: Tensor | None = None,
     overlap: bool = False,
 ) -> Tensor:
-    """x [M, K] bf16 or fp16 -> [M, N]. Batch invariant rows never see cuBLAS: their sums are a function of (N, K)."""
+    """x [M, K] bf16 or fp16 -> [M, N] in its dtype, or x as codes where it `takes_codes` -> [1, N] in `dtype`.
+    Batch invariant rows never see cuBLAS: their sums are a function of (N, K)."""
+    if isinstance(x, Quantized):
+        return grouped_gemv(x, weight, bias, gemv_config(weight), dtype, overlap)
     if len(x) == 0:
         return x.new_empty(0, weight.num_outputs)
     if len(x) > MAX_KERNEL_ROWS and not batch_invariant:
         return F.linear(x, dequantize(weight, x.dtype), None if bias is None else bias.to(x.dtype))
-    if len(x) == 1 and can_gemv(weight) and not batch_invariant:
-        return grouped_gemv(x, weight, bias, gemv_config(weight), tickets, overlap)
+    if takes_codes(len(x), weight, batch_invariant):
+        codes = quantize_rows(x, torch.int16, x_group(weight), overlap)
+        return grouped_gemv(codes, weight, bias, gemv_config(weight), x.dtype, overlap)
     return grouped_kernel(x, weight, bias, grouped_config(len(x), weight), tickets, overlap)
 
 
 def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:
-    """At least two splits, and as many as make about three programs for every multiprocessor."""
-    wanted = max(2, -(-GEMV_PROGRAMS // -(-weight.num_outputs // GEMV_BLOCK_N)))
-    splits = min(1 << (wanted - 1).bit_length(), max(weight.num_inputs // SPLIT_INPUTS, 1), MAX_SPLITS)
-    return GroupedGemvConfig(GEMV_BLOCK_N, splits, GEMV_WARPS)
+    """Few outputs make few programs, each of which must have more on its way. Small groups have many scales: they take
+    the registers of half of it."""
+    block_n, depth = (16, 4) if weight.num_outputs <= 32 * PROGRAMS else (32, 2)
+    return GroupedGemvConfig(block_n, 8, depth if weight.group >= 64 else depth // 2)
 
 
 def grouped_config(M: int, weight: GroupedWeight) -> GroupedConfig:
@@ -182,10 +192,10 @@ def _grouped_kernel(
             scales, offsets, x_sums = (), (), ()
             for number in tl.static_range(GROUPS):
                 group = chunk * PLANES * WIDTH // GROUP + number
-                scales = _with(scales, tl.load(scale_ptr + group * N + rows))
+                scales = appended(scales, tl.load(scale_ptr + group * N + rows))
                 if offset_ptr is not None:
-                    offsets = _with(offsets, tl.load(offset_ptr + group * N + rows))
-                    x_sums = _with(x_sums, tl.load(x_sum_ptr + group * M + tokens, mask=tokens < M, other=0.0))
+                    offsets = appended(offsets, tl.load(offset_ptr + group * N + rows))
+                    x_sums = appended(x_sums, tl.load(x_sum_ptr + group * M + tokens, mask=tokens < M, other=0.0))
             places = (chunk * N + rows)[:, None] * WIDTH + columns[None, :]
             words = tl.load(words_ptr + places, eviction_policy="evict_first")
             planes = unpack(words, like, BITS, ASM)
@@ -206,11 +216,6 @@ def _grouped_kernel(
                         sums += offset[:, None] * x_sums[plane * GROUPS // PLANES][None, :]
         total += sums
     finish(total, out_ptr, bias_ptr, partial_ptr, ticket_ptr, outputs, tokens, N, M, HAS_BIAS, SHARES)
-
-
-@triton.jit
-def _with(values, value):
-    return values + (value,)  # noqa: RUF005 (the compiler knows no other way)
 
 
 def group_sums(x: Tensor, weight: GroupedWeight, overlap: bool = False) -> Tensor:

@@ -1,9 +1,14 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""Rows of activations as 8-bit codes and scales, made on the way by whatever computes the rows.
+"""Rows of activations as 8- or 16-bit codes and scales, made on the way by whatever computes the rows.
 
-x is about scale * code, scale = max|x| / most, where `most` is 448 for fp8 (e4m3) and 127 for int8. One scale a row, or
-one for every `group` neighbouring columns. A group with nothing above 2**-100 is stored as zeros; the scale of one that
-holds NaN is NaN, and with an infinity it is infinite: what is not a number stays so."""
+x is about scale * code, scale = max|x| / most, where `most` is 448 for fp8 (e4m3), 127 for int8 and 32767 for int16.
+One scale a row, or one for every `group` neighbouring columns. A group with nothing above 2**-100 is stored as zeros;
+the scale of one that holds NaN is NaN, and with an infinity it is infinite: what is not a number stays so.
+
+int16 is for `quant_gemv`: half a step is 2**-16 of the greatest of its group, which bf16 itself rounds by up to 2**-9.
+Beside the scales lie the sums of the groups. Of every 256 columns, column 32 p + i belongs to plane p of word i of a
+chunk of weights (`quant_layout`); the codes of planes p and p + 2, whose weights are neighbouring bytes, lie side by
+side: planes 0 and 2 for all i, then 4 and 6, 1 and 3, 5 and 7."""
 
 from typing import NamedTuple
 
@@ -14,13 +19,15 @@ from torch import Tensor
 
 from quire.ops.torch.kernels.overlap import overlap_options, wait_for_inputs
 
-MOST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+MOST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0, torch.int16: 32767.0}
+PAIRED = 256  # columns that int16 codes are paired among; rows of them are padded with zeros
+PAIRS = tl.constexpr(PAIRED)
 MAX_BLOCK = 32768  # columns that one program holds in registers
 
 
 class Quantized(NamedTuple):
-    codes: Tensor  # [rows, n] float8_e4m3fn or int8
-    scales: Tensor  # [rows, n / group] fp32
+    codes: Tensor  # [rows, n] float8_e4m3fn, int8 or int16
+    scales: Tensor  # [rows, n / group] fp32; of int16 [rows, 2, n / group]: scales, and sums of columns
 
 
 class Target(NamedTuple):
@@ -28,7 +35,6 @@ class Target(NamedTuple):
 
     out: Tensor  # [rows, n]
     scales: Tensor  # [rows, n / group]; `out` where nothing is quantized
-    num_scales: int  # a row
     group: int  # columns that share a scale, a power of two; 0: the whole row
     most: float  # 0: not quantized
 
@@ -36,14 +42,19 @@ class Target(NamedTuple):
     def plain(cls, x: Tensor, n: int) -> "Target":
         """As many rows as x has, in its dtype."""
         out = x.new_empty(len(x), n)
-        return cls(out, out, 0, 0, 0.0)
+        return cls(out, out, 0, 0.0)
 
     @classmethod
     def quantized(cls, x: Tensor, n: int, dtype: torch.dtype, group: int) -> "Target":
         assert group & (group - 1) == 0 and (group == 0 or n % group == 0), f"groups of {group} in rows of {n}"
-        num_scales = n // group if group else 1
-        scales = x.new_empty(len(x), num_scales, dtype=torch.float32)
-        return cls(x.new_empty(len(x), n, dtype=dtype), scales, num_scales, group, MOST[dtype])
+        if dtype == torch.int16:
+            padded = -(-n // PAIRED) * PAIRED
+            codes = x.new_empty(len(x), padded, dtype=dtype)
+            scales = x.new_empty(len(x), 2, padded // group, dtype=torch.float32)
+        else:
+            codes = x.new_empty(len(x), n, dtype=dtype)
+            scales = x.new_empty(len(x), n // group if group else 1, dtype=torch.float32)
+        return cls(codes, scales, group, MOST[dtype])
 
     @property
     def result(self) -> Quantized:
@@ -61,7 +72,6 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group: int = 0, overlap: bool =
         target.scales,
         n,
         x.stride(0),
-        target.num_scales,
         GROUP=group or block,
         MOST=target.most,
         BLOCK=block,
@@ -74,7 +84,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group: int = 0, overlap: bool =
 
 def row_block(n: int) -> int:
     """The power of two that holds a row of n."""
-    block = max(int(triton.next_power_of_2(n)), 128)
+    block = max(int(triton.next_power_of_2(n)), PAIRED)
     assert block <= MAX_BLOCK, f"a row of {n} columns does not fit one program"
     return block
 
@@ -91,7 +101,6 @@ def _quantize_kernel(
     scale_ptr,
     n,
     x_stride,
-    num_scales,
     GROUP: tl.constexpr,
     MOST: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -101,26 +110,40 @@ def _quantize_kernel(
     columns = tl.arange(0, BLOCK)
     wait_for_inputs(OVERLAP)
     x = tl.load(x_ptr + row * x_stride + columns, mask=columns < n, other=0.0).to(tl.float32)
-    store_columns(out_ptr + row * n, scale_ptr + row * num_scales, x, 0, n, GROUP, MOST, BLOCK)
+    store_columns(out_ptr, scale_ptr, x, row, 0, n, GROUP, MOST, BLOCK)
 
 
 @triton.jit
-def store_columns(out_ptr, scale_ptr, y, first, n, GROUP: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr):
-    """Columns first .. first + BLOCK of a row of n; the pointers are the row's. Columns past n must be 0 in y."""
+def store_columns(out_ptr, scale_ptr, y, row, first, n, GROUP: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr):
+    """Columns first .. first + BLOCK of a row of n. Columns past n must be 0 in y."""
     columns = first + tl.arange(0, BLOCK)
     if MOST == 0.0:
-        tl.store(out_ptr + columns, y, mask=columns < n)
+        tl.store(out_ptr + row * n + columns, y, mask=columns < n)
     else:
         groups = tl.reshape(y, (BLOCK // GROUP, GROUP))
         most = tl.reduce(tl.abs(groups), 1, _greater_or_nan)
         some = ~(most < 7.888609052210118e-31)  # 2**-100; NaN is something
         factor = tl.where(some, MOST / tl.where(some, most, 1.0), 0.0)
+        scales = tl.where(some, most / MOST, 0.0)
         codes = groups * factor[:, None]
-        if out_ptr.dtype.element_ty == tl.int8:
-            codes = (codes + 12582912.0) - 12582912.0  # 1.5 * 2**23 leaves no bits below one: round half to even
-        tl.store(out_ptr + columns, tl.reshape(codes, (BLOCK,)).to(out_ptr.dtype.element_ty), mask=columns < n)
         group = first // GROUP + tl.arange(0, BLOCK // GROUP)
-        tl.store(scale_ptr + group, tl.where(some, most / MOST, 0.0), mask=group * GROUP < n)
+        if out_ptr.dtype.element_ty != tl.float8e4nv:
+            codes = (codes + 12582912.0) - 12582912.0  # 1.5 * 2**23 leaves no bits below one: round half to even
+        if out_ptr.dtype.element_ty == tl.int16:
+            padded = tl.cdiv(n, PAIRS) * PAIRS
+            num_groups = padded // GROUP
+            plane = columns // 32 % 8
+            kind = plane % 2 * 2 + plane // 4
+            places = columns // PAIRS * PAIRS + (kind * 32 + columns % 32) * 2 + plane // 2 % 2
+            tl.store(out_ptr + row * padded + places, tl.reshape(codes, (BLOCK,)).to(tl.int16), mask=columns < padded)
+            tl.store(scale_ptr + row * 2 * num_groups + group, scales, mask=group < num_groups)
+            sums = tl.sum(codes, axis=1) * scales
+            tl.store(scale_ptr + (row * 2 + 1) * num_groups + group, sums, mask=group < num_groups)
+        else:
+            codes = tl.reshape(codes, (BLOCK,)).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + row * n + columns, codes, mask=columns < n)
+            num_groups = tl.cdiv(n, GROUP)
+            tl.store(scale_ptr + row * num_groups + group, scales, mask=group < num_groups)
 
 
 @triton.jit

@@ -7,8 +7,8 @@
 
 Activations are quantized for any number of rows, one included: it is what the checkpoint's author measured, and fp8
 goes into the tensor cores without an instruction spent on it. Hopper adds fp8 products up with some 14 bits; so every
-128 inputs the sums are added in fp32. int8 sums are exact. One row of fp8 goes without tensor cores, summed in fp32,
-unless rows are to be batch invariant."""
+128 inputs the sums are added in fp32. int8 sums are exact. One row of fp8 goes without tensor cores
+(`quant_scaled_gemv`), unless rows are to be batch invariant."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,10 +19,10 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.torch.kernels.linear import num_splits
-from quire.ops.torch.kernels.linear_gemv import GemvConfig, Scales, linear_gemv
 from quire.ops.torch.kernels.linear_splits import finish, split_space
 from quire.ops.torch.kernels.overlap import overlap_options, prefetch, wait_for_inputs
 from quire.ops.torch.kernels.quant_rows import Quantized
+from quire.ops.torch.kernels.quant_scaled_gemv import ScaledGemvConfig, scaled_gemv
 
 BLOCK_K = 128  # inputs a step, and the side of a block of scales
 MAX_STREAM_ROWS = 64  # beyond it, cuBLAS where there are scales of rows
@@ -36,6 +36,10 @@ class ScaledWeight:
     @property
     def by_blocks(self) -> bool:
         return len(self.scales.shape) == 2
+
+    @property
+    def can_gemv(self) -> bool:
+        return not self.by_blocks and self.codes.dtype == torch.float8_e4m3fn and self.codes.shape[1] % 4 == 0
 
     @property
     def nbytes(self) -> int:
@@ -54,7 +58,7 @@ class ScaledConfig(NamedTuple):
 # block_m: (block_n, warps, stages); for more rows, MANY
 CONFIGS = {16: (64, 4, 6), 32: (64, 4, 6), 64: (64, 4, 5)}
 MANY = (128, 8, 4)
-GEMV = GemvConfig(block_n=4, block_k=1024, warps=2, stages=3)
+GEMV = ScaledGemvConfig(block_n=4, block_k=2048, warps=4)
 
 
 def scaled_linear(
@@ -73,8 +77,8 @@ def scaled_linear(
         return x.codes.new_empty(0, len(weight.codes), dtype=dtype)
     if M > MAX_STREAM_ROWS and not batch_invariant and not weight.by_blocks:
         return _by_cublas(x, weight, bias, dtype)
-    if M == 1 and x.codes.dtype == torch.float8_e4m3fn and not batch_invariant and not weight.by_blocks:
-        return linear_gemv(x.codes, weight.codes, bias, GEMV, overlap, Scales(x.scales, weight.scales, dtype))
+    if M == 1 and weight.can_gemv and not batch_invariant:
+        return scaled_gemv(x, weight.codes, weight.scales, bias, dtype, GEMV, overlap)
     return scaled_kernel(x, weight, bias, dtype, scaled_config(M, weight, batch_invariant), tickets, overlap)
 
 

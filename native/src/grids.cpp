@@ -1,0 +1,167 @@
+#include "grids.h"
+
+#include <cstring>
+#include <vector>
+
+#include "half.h"
+
+namespace quire {
+
+namespace {
+
+// A grid is a set of vectors of digits, in ascending order when their first digit counts least. It is stored as one bit
+// for every vector there could be: 8 digits of base 3 or 4 of base 8.
+const uint8_t kStoredGrids[] = {
+#include "grids.inc"
+};
+constexpr int kBase3Bytes = (6561 + 7) / 8, kBase8Bytes = 4096 / 8;
+static_assert(sizeof kStoredGrids == 4 * kBase3Bytes + 2 * kBase8Bytes, "four grids of base 3, two of base 8");
+
+struct Grid {
+    int digits;
+    std::vector<uint8_t> entries;
+
+    Grid(const uint8_t* bits, int base, int digits) : digits(digits) {
+        const int count = base == 3 ? 6561 : 4096;
+        for (int vector = 0; vector < count; ++vector) {
+            if (!(bits[vector / 8] >> vector % 8 & 1)) continue;
+            for (int i = 0, rest = vector; i < digits; ++i, rest /= base) entries.push_back(uint8_t(rest % base));
+        }
+    }
+    const uint8_t* at(int entry) const { return entries.data() + entry * digits; }
+};
+
+struct Grids {
+    Grid iq2_xxs{kStoredGrids, 3, 8}, iq2_xs{kStoredGrids + kBase3Bytes, 3, 8},
+        iq2_s{kStoredGrids + 2 * kBase3Bytes, 3, 8}, iq1{kStoredGrids + 3 * kBase3Bytes, 3, 8},
+        iq3_xxs{kStoredGrids + 4 * kBase3Bytes, 8, 4}, iq3_s{kStoredGrids + 4 * kBase3Bytes + kBase8Bytes, 8, 4};
+};
+
+const Grids& grids() {
+    static const Grids all;
+    return all;
+}
+
+template <class T>
+T read(const uint8_t* bytes) {
+    T value;
+    std::memcpy(&value, bytes, sizeof value);
+    return value;
+}
+
+float half_at(const uint8_t* bytes) { return half_to_float(read<uint16_t>(bytes)); }
+
+constexpr int kNegative = 8;  // behind its table's positive numbers lie the same, negative
+
+// Seven signs are stored, and the eighth makes the number of negative ones even.
+int with_eighth_sign(int seven) { return seven | (__builtin_popcount(unsigned(seven)) & 1) << 7; }
+
+// Digits and signs -> places in a table of 16.
+void place_signed(const uint8_t* digits, int count, int signs, int8_t* codes) {
+    for (int i = 0; i < count; ++i) codes[i] = int8_t(digits[i] | (signs >> i & 1) * kNegative);
+}
+
+// Digits and signs -> the numbers themselves, of the table that IQ2 has.
+void number_signed(const uint8_t* digits, int signs, int8_t* codes) {
+    place_signed(digits, 8, signs, codes);
+    for (int i = 0; i < 8; ++i) codes[i] = kCodebooks[int(Codebook::IQ12)][codes[i]];
+}
+
+// Digits 0, 1, 2 mean -1, 0, 1; an eighth is added or subtracted. In eighths: -9, -7, -1, 1, 7 or 9.
+int eighths(int digit, bool subtracts) { return 8 * (digit - 1) + (subtracts ? -1 : 1); }
+
+// Where the table of IQ1 and IQ2 has them.
+int8_t place_of_eighths(int value) {
+    const int magnitude = value < 0 ? -value : value;
+    return int8_t((magnitude == 1 ? 4 : magnitude == 7 ? 5 : 6) | (value < 0) * kNegative);
+}
+
+}  // namespace
+
+void decode_iq1_s(const uint8_t* block, DecodedBlock& out) {
+    // scale, 32 bytes of entries, 8 words: 4 times 3 more bits of an entry, 3 of a scale, whether to subtract
+    const uint8_t* low = block + 2;
+    for (int g = 0; g < 8; ++g) {
+        const int word = read<uint16_t>(block + 34 + 2 * g);
+        out.scales[g] = half_at(block) * float(2 * (word >> 12 & 7) + 1) * 0.125f;
+        for (int v = 0; v < 4; ++v) {
+            const uint8_t* digits = grids().iq1.at(low[4 * g + v] | (word >> 3 * v & 7) << 8);
+            for (int i = 0; i < 8; ++i)
+                out.codes[32 * g + 8 * v + i] = place_of_eighths(eighths(digits[i], word >> 15));
+        }
+    }
+}
+
+void decode_iq1_m(const uint8_t* block, DecodedBlock& out) {
+    // 32 bytes of entries, 16 of nibbles (3 more bits, whether to subtract), 4 words of 4 scales of 3 bits each, whose
+    // top four bits together are the scale of all
+    const uint8_t *low = block, *high = block + 32, *words = block + 48;
+    int all = 0;
+    for (int w = 0; w < 4; ++w) all |= read<uint16_t>(words + 2 * w) >> 12 << 4 * w;
+    for (int g = 0; g < 16; ++g) {
+        const int scale = read<uint16_t>(words + g / 4 * 2) >> (g % 4 * 3) & 7;
+        out.scales[g] = half_to_float(uint16_t(all)) * float(2 * scale + 1) * 0.125f;
+        for (int v = 0; v < 2; ++v) {
+            const int nibble = high[g] >> 4 * v & 15;
+            const uint8_t* digits = grids().iq1.at(low[2 * g + v] | (nibble & 7) << 8);
+            for (int i = 0; i < 8; ++i) out.codes[16 * g + 8 * v + i] = int8_t(eighths(digits[i], nibble >> 3));
+        }
+    }
+}
+
+void decode_iq2_xxs(const uint8_t* block, DecodedBlock& out) {
+    // scale, then for each group 4 bytes of entries and a word: 4 times 7 signs, a scale
+    for (int g = 0; g < 8; ++g) {
+        const uint8_t* entries = block + 2 + 8 * g;
+        const uint32_t word = read<uint32_t>(entries + 4);
+        out.scales[g] = half_at(block) * (0.5f + float(word >> 28)) * 0.25f;
+        for (int v = 0; v < 4; ++v)
+            place_signed(grids().iq2_xxs.at(entries[v]), 8, with_eighth_sign(word >> 7 * v & 127),
+                         out.codes + 32 * g + 8 * v);
+    }
+}
+
+void decode_iq2_xs(const uint8_t* block, DecodedBlock& out) {
+    // scale, 32 words: an entry of 9 bits and 7 signs; 8 bytes of scales
+    for (int g = 0; g < 16; ++g) {
+        out.scales[g] = half_at(block) * (0.5f + float(block[66 + g / 2] >> g % 2 * 4 & 15)) * 0.25f;
+        for (int v = 2 * g; v < 2 * g + 2; ++v) {
+            const int word = read<uint16_t>(block + 2 + 2 * v);
+            number_signed(grids().iq2_xs.at(word & 511), with_eighth_sign(word >> 9), out.codes + 8 * v);
+        }
+    }
+}
+
+void decode_iq2_s(const uint8_t* block, DecodedBlock& out) {
+    // scale, 32 bytes of entries, 32 of signs, 8 of 2 more bits for each entry, 8 of scales
+    const uint8_t *low = block + 2, *signs = block + 34, *high = block + 66, *scales = block + 74;
+    for (int g = 0; g < 16; ++g) {
+        out.scales[g] = half_at(block) * (0.5f + float(scales[g / 2] >> g % 2 * 4 & 15)) * 0.25f;
+        for (int v = 2 * g; v < 2 * g + 2; ++v)
+            number_signed(grids().iq2_s.at(low[v] | (high[v / 4] >> v % 4 * 2 & 3) << 8), signs[v], out.codes + 8 * v);
+    }
+}
+
+void decode_iq3_xxs(const uint8_t* block, DecodedBlock& out) {
+    // scale, 64 bytes of entries, for each group a word: 4 times 7 signs, a scale
+    for (int g = 0; g < 8; ++g) {
+        const uint32_t word = read<uint32_t>(block + 66 + 4 * g);
+        out.scales[g] = half_at(block) * (0.5f + float(word >> 28)) * 0.5f;
+        for (int v = 0; v < 8; ++v)
+            place_signed(grids().iq3_xxs.at(block[2 + 8 * g + v]), 4,
+                         with_eighth_sign(word >> v / 2 * 7 & 127) >> v % 2 * 4, out.codes + 32 * g + 4 * v);
+    }
+}
+
+void decode_iq3_s(const uint8_t* block, DecodedBlock& out) {
+    // scale, 64 bytes of entries, 8 of a ninth bit for each, 32 of signs, 4 of scales
+    const uint8_t *low = block + 2, *high = block + 66, *signs = block + 74, *scales = block + 106;
+    for (int g = 0; g < 8; ++g) {
+        out.scales[g] = half_at(block) * float(1 + 2 * (scales[g / 2] >> g % 2 * 4 & 15));
+        for (int v = 8 * g; v < 8 * g + 8; ++v)
+            place_signed(grids().iq3_s.at(low[v] | (high[g] >> v % 8 & 1) << 8), 4, signs[v / 2] >> v % 2 * 4,
+                         out.codes + 4 * v);
+    }
+}
+
+}  // namespace quire

@@ -1,0 +1,62 @@
+"""Quantized checkpoints in Hugging Face's layout: which reader understands which `quant_method`.
+
+A reader is a module with
+
+    read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, MadeTensor]
+
+which finds the tensors that belong together, checks their shapes, and says how each weight is made of them. Nothing is
+read until a weight is asked for. What a reader does not claim is a tensor as it stands."""
+
+from importlib import import_module
+
+from quire.core.errors import Unsupported
+from quire.weights.config import CheckpointConfig
+from quire.weights.formats.made import MadeTensor
+from quire.weights.huggingface import read_json
+from quire.weights.raw import RawTensors
+
+FORMATS = {
+    "gptq": "quire.weights.formats.gptq",
+    "awq": "quire.weights.formats.awq",
+    "bitsandbytes": "quire.weights.formats.bitsandbytes",
+    "compressed-tensors": "quire.weights.formats.compressed_tensors",
+    "fp8": "quire.weights.formats.fp8",
+    "fbgemm_fp8": "quire.weights.formats.fp8",
+}
+
+# Of activations, keys and values: they are scaled as they come, and these are not needed.
+NOT_WEIGHTS = (".k_scale", ".v_scale", ".q_scale", ".output_scale", ".kv_scale")
+
+# Files beside config.json that said it before config.json did.
+OLDER_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+
+
+def read_quantized(config: CheckpointConfig, raw: RawTensors) -> dict[str, MadeTensor]:
+    """By name, the weights that are made of several tensors; none where the checkpoint is not quantized."""
+    quantization = _quantization(config, raw)
+    if quantization is None:
+        return {}
+    method = quantization.str("quant_method")
+    if method not in FORMATS:
+        raise Unsupported(
+            f"{quantization.source}: quantization_config.quant_method is {method!r}",
+            f"{', '.join(FORMATS)} are read; a plain checkpoint can be quantized with `--quantization`",
+        )
+    made: dict[str, MadeTensor] = import_module(FORMATS[method]).read(quantization, raw)
+    return made
+
+
+def _quantization(config: CheckpointConfig, raw: RawTensors) -> CheckpointConfig | None:
+    for key in ("quantization_config", "compression_config"):
+        if key in config:
+            section = config.section(key)
+            if "quant_method" in section:
+                return section
+            # bitsandbytes' first checkpoints, and compressed-tensors' own key, do not say.
+            return section.with_values(
+                {"quant_method": "bitsandbytes" if "load_in_8bit" in section else "compressed-tensors"}
+            )
+    for file, method in OLDER_FILES.items():
+        if values := read_json(raw.path / file):
+            return CheckpointConfig(raw.path / file, {"quant_method": method, **values})
+    return None

@@ -1,0 +1,134 @@
+"""bitsandbytes: LLM.int8(), NF4 and FP4.
+
+    X.weight int8 [N, K], X.SCB fp32 [N]            w = code * SCB / 127
+
+    X.weight uint8 [N * K / 2, 1]                   two places in a table, the first in the high half
+    X.weight.quant_state.bitsandbytes__nf4          JSON in bytes: quant_type, blocksize, shape, nested_blocksize, ...
+    X.weight.quant_map fp32 [16]                    the table
+    X.weight.absmax fp32 [N * K / blocksize]        the largest magnitude of a block, over rows' ends
+      or uint8, with X.weight.nested_absmax and X.weight.nested_quant_map [256]:
+                                                    nested_quant_map[code] * nested_absmax + nested_offset
+
+LLM.int8() multiplies columns of activations with outliers in 16 bits; that concerns activations, the weights are plain
+8-bit codes. Here activations are rounded in groups of 32 (on a CPU), which confines an outlier, or stay 16-bit."""
+
+import json
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.core.errors import Unsupported
+from quire.ops.dequantize import FP4_VALUES, NF4_VALUES
+from quire.ops.tensors import FP4, NF4, StorageType, StoredTensor
+from quire.weights.blocks import BLOCK, eight_bits, fits_blocks, table_places
+from quire.weights.config import CheckpointConfig
+from quire.weights.formats.made import MadeTensor, modules_with, parts_of, plain_floats
+from quire.weights.raw import RawTensors
+
+STATE = ".weight.quant_state.bitsandbytes__"
+TABLES: dict[str, tuple[StorageType, NDArray[np.float32]]] = {"nf4": (NF4, NF4_VALUES), "fp4": (FP4, FP4_VALUES)}
+BESIDES = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
+MAX_STATE_BYTES = 1 << 16
+
+
+def read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, MadeTensor]:
+    made = {}
+    for kind in TABLES:
+        for module in modules_with(raw, STATE + kind):
+            made[f"{module}.weight"] = _four_bits(raw, module, kind)
+    for module in modules_with(raw, ".SCB"):
+        made[f"{module}.weight"] = _eight_bits(raw, module)
+    return made
+
+
+# -- LLM.int8() --------------------------------------------------------------------------------------------------------
+
+
+def _eight_bits(raw: RawTensors, module: str) -> MadeTensor:
+    name = f"{module}.weight"
+    if len(shape := raw.shape(name)) != 2:
+        raise raw.bad(name, f"is {[*shape]}, and a matrix is expected")
+    raw.expect_shape(f"{module}.SCB", shape[0])
+    if (order := f"{module}.weight_format") in raw and (found := raw.integers(order).flat[0]) != 0:
+        raise Unsupported(f"{raw.path}: {order} is {found}", "only rows in their order (0) are read")
+    parts = parts_of(raw, module, (".weight", ".SCB", ".weight_format"))
+    outputs, inputs = shape
+    return MadeTensor(shape, parts, partial(_make_eight_bits, raw, module, (outputs, inputs)))
+
+
+def _make_eight_bits(raw: RawTensors, module: str, shape: tuple[int, int]) -> StoredTensor:
+    codes = raw.integers(f"{module}.weight")
+    scales = (raw.floats(f"{module}.SCB") / np.float32(127))[:, None]
+    if not fits_blocks(shape[1], shape[1]):
+        return plain_floats(f"{module}.weight", codes * scales)
+    return eight_bits(f"{module}.weight", shape, lambda first, last: codes[first:last], scales)
+
+
+# -- NF4 and FP4 -------------------------------------------------------------------------------------------------------
+
+
+def _four_bits(raw: RawTensors, module: str, kind: str) -> MadeTensor:
+    name, stored = f"{module}.weight", f"{module}{STATE}{kind}"
+    state = _state(raw, stored)
+    shape = state.get("shape")
+    if not (isinstance(shape, list) and len(shape) == 2 and all(type(size) is int and size > 0 for size in shape)):
+        raise raw.bad(stored, f"gives the shape {shape!r}, and a matrix is expected")
+    outputs, inputs = shape
+    count, blocksize = outputs * inputs, state.get("blocksize")
+    if type(blocksize) is not int or blocksize <= 0 or raw.nbytes(name) * 2 != count + count % 2:
+        raise raw.bad(name, f"has {raw.nbytes(name)} bytes, for {shape} in blocks of {blocksize}")
+    raw.expect_shape(f"{name}.absmax", -(-count // blocksize))
+    raw.expect_shape(f"{name}.quant_map", 16)
+    if not np.array_equal(raw.floats(f"{name}.quant_map"), TABLES[kind][1]):
+        raise Unsupported(
+            f"{raw.path}: {name}.quant_map is not the table of {kind}", "only those of the library are read"
+        )
+    parts = (name, stored, *parts_of(raw, name, BESIDES))
+    return MadeTensor((outputs, inputs), parts, partial(_make_four_bits, raw, name, kind, state))
+
+
+def _state(raw: RawTensors, name: str) -> dict[str, Any]:
+    if raw.nbytes(name) > MAX_STATE_BYTES:
+        raise raw.bad(name, f"has {raw.nbytes(name)} bytes, too many for a few settings")
+    try:
+        state = json.loads(raw.integers(name).tobytes())
+    except (ValueError, RecursionError) as error:
+        raise raw.bad(name, f"is not JSON: {error}") from error
+    if not isinstance(state, dict):
+        raise raw.bad(name, "is not a JSON object")
+    return state
+
+
+def _make_four_bits(raw: RawTensors, name: str, kind: str, state: dict[str, Any]) -> StoredTensor:
+    (outputs, inputs), blocksize = state["shape"], state["blocksize"]
+    packed = raw.integers(name).reshape(-1)
+    absmax = _absmax(raw, name, state)
+    storage, table = TABLES[kind]
+    if blocksize % BLOCK or inputs % BLOCK:
+        places = np.stack((packed >> 4, packed & 15), axis=1).reshape(-1)[: outputs * inputs]
+        values = table[places] * np.repeat(absmax, blocksize)[: len(places)]
+        return plain_floats(name, values.reshape(outputs, inputs))
+    scales = np.repeat(absmax, blocksize // BLOCK)[: outputs * inputs // BLOCK].reshape(outputs, -1)
+    rows = packed.reshape(outputs, -1)
+
+    def codes(first: int, last: int) -> NDArray[np.uint8]:
+        two = rows[first:last]
+        return np.stack((two >> 4, two & 15), axis=2).reshape(last - first, inputs)
+
+    return table_places(name, (outputs, inputs), storage, codes, scales)
+
+
+def _absmax(raw: RawTensors, name: str, state: dict[str, Any]) -> NDArray[np.float32]:
+    if f"{name}.nested_absmax" not in raw:
+        return raw.floats(f"{name}.absmax")
+    codes, blocksize = raw.integers(f"{name}.absmax"), state.get("nested_blocksize")
+    if type(blocksize) is not int or blocksize <= 0:
+        raise raw.bad(f"{name}.absmax", f"has a nested_blocksize of {blocksize!r}")
+    raw.expect_shape(f"{name}.nested_absmax", -(-len(codes) // blocksize))
+    raw.expect_shape(f"{name}.nested_quant_map", 256)
+    largest = np.repeat(raw.floats(f"{name}.nested_absmax"), blocksize)[: len(codes)]
+    table = raw.floats(f"{name}.nested_quant_map")
+    found: NDArray[np.float32] = table[codes] * largest + np.float32(state.get("nested_offset", 0))
+    return found

@@ -1,0 +1,80 @@
+"""fp8 as DeepSeek, FBGEMM and AutoFP8 write it: e4m3 codes with scales that they are multiplied with.
+
+    X.weight_scale_inv  fp32 [N / 128, K / 128], rounded up   blocks of weight_block_size
+    X.weight_scale      [N, 1] or [N]                          one an output
+    X.weight_scale      []                                     one for all
+
+Scales of activations (input_scale, input_scale_ub) are not needed: they are found for each token."""
+
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.core.errors import BadCheckpoint
+from quire.ops.tensors import StoredTensor
+from quire.weights.blocks import BLOCK, fits_blocks, float_eights
+from quire.weights.config import CheckpointConfig
+from quire.weights.formats.made import MadeTensor, modules_with, parts_of, plain_floats
+from quire.weights.raw import RawTensors
+
+NOT_NEEDED = (".input_scale", ".input_scale_ub")
+DEFAULT_BLOCK = (128, 128)
+
+
+def read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, MadeTensor]:
+    size = block_size(quantization, "weight_block_size")
+    return {
+        f"{module}.weight": float8(raw, module, suffix, size)
+        for suffix in (".weight_scale_inv", ".weight_scale")
+        for module in modules_with(raw, suffix)
+    }
+
+
+def block_size(config: CheckpointConfig, key: str) -> tuple[int, int]:
+    """Outputs and inputs that share a scale: [128, 128], or "128x128"."""
+    value = config.get(key, list(DEFAULT_BLOCK))
+    sizes = value.split("x") if isinstance(value, str) else value
+    try:
+        outputs, inputs = (int(size) for size in sizes)
+    except (TypeError, ValueError):
+        outputs = inputs = 0
+    if outputs < 1 or inputs < 1:
+        raise BadCheckpoint(f"{config.source}: {key} is {value!r}, not two sizes")
+    return outputs, inputs
+
+
+def float8(raw: RawTensors, module: str, suffix: str, block: tuple[int, int]) -> MadeTensor:
+    name = f"{module}.weight"
+    if raw.dtype(name) != "F8_E4M3" or len(raw.shape(name)) != 2:
+        raise raw.bad(name, f"is {raw.dtype(name)} {[*raw.shape(name)]}, and a matrix of F8_E4M3 is expected")
+    outputs, inputs = raw.shape(name)
+    scales = raw.shape(module + suffix)
+    by_blocks = (-(-outputs // block[0]), -(-inputs // block[1]))
+    if scales not in ((1,), (1, 1), (outputs,), (outputs, 1), by_blocks):
+        raise raw.bad(
+            module + suffix, f"is {[*scales]}, which is neither one scale, one an output, nor one for each {[*block]}"
+        )
+    parts = parts_of(raw, module, (".weight", suffix, *NOT_NEEDED))
+    return MadeTensor((outputs, inputs), parts, partial(_make, raw, name, module + suffix, block))
+
+
+def _make(raw: RawTensors, name: str, scale_name: str, block: tuple[int, int]) -> StoredTensor:
+    outputs, inputs = raw.shape(name)
+    scales = raw.floats(scale_name)
+    by_blocks = scales.ndim == 2 and scales.shape not in ((1, 1), (outputs, 1))
+    if by_blocks:
+        scales = np.repeat(scales, block[0], axis=0)[:outputs]
+    else:
+        scales = np.broadcast_to(scales.reshape(-1, 1), (outputs, 1))
+    if not fits_blocks(inputs, block[1] if by_blocks else inputs):
+        by_input = np.repeat(scales, block[1], axis=1)[:, :inputs] if by_blocks else scales
+        return plain_floats(name, raw.floats(name) * by_input)
+    if by_blocks:  # the last block of a row may be shorter
+        scales = np.repeat(scales, block[1] // BLOCK, axis=1)[:, : inputs // BLOCK]
+    stored = raw.tensor(name).data
+
+    def codes(first: int, last: int) -> NDArray[np.uint8]:
+        return stored[first:last]
+
+    return float_eights(name, (outputs, inputs), codes, np.ascontiguousarray(scales))

@@ -1,0 +1,108 @@
+"""Checkpoints in every quantized format, from files to logits: each backend beside plain torch on the plain values."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from models.checking import PROMPT, compute, make_ops
+from ops.test_matrix import stored_rows
+from quire.ops.dequantize import dequantize
+from quire.ops.tensors import GGUF_TYPES, STORAGE_TYPES, StoredTensor
+from quire.ops.torch.gpu import GpuOps
+from quire.ops.torch.gpu_codes import Reordered
+from quire.ops.torch.kernels.quant_layout import GroupedWeight
+from quire.ops.torch.kernels.quant_scaled import ScaledWeight
+from quire.weights.checkpoint import open_checkpoint
+from weights.quantized_files import CONFIG, FORMATS, write_model
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+MATRIX = "model.layers.0.mlp.down_proj.weight"
+
+
+@cache
+def truth(name: str, path: Path) -> np.ndarray:
+    """Logits of a plain fp32 checkpoint with the values that the quantized one stands for."""
+    save_file(write_model(path, name), path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    return compute(make_ops("torch"), path)(PROMPT, 0)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_logits_on_every_backend(tmp_path: Path, name: str) -> None:
+    expected = truth(name, tmp_path / "plain")
+    write_model(tmp_path / "quantized", name)
+    plain = compute(make_ops("torch"), tmp_path / "quantized")(PROMPT, 0)
+    np.testing.assert_allclose(plain, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    native = compute(make_ops("native"), tmp_path / "quantized")
+    logits = native(PROMPT, 0)
+    # 8-bit activations cost about 1.5 %; tables of whole numbers as much again; floats of 16 bits less than either.
+    assert np.linalg.norm(logits - expected) < 0.04 * np.linalg.norm(expected)
+    np.testing.assert_array_equal(native(PROMPT, len(PROMPT) - 1)[0], logits[-1])
+
+
+def test_what_is_not_kept_exactly_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, note in (("bitsandbytes-nf4", "112ths"), ("fp8-outputs", "bfloat16"), ("gptq-4", "")):
+        write_model(tmp_path, name)
+        caplog.clear()
+        compute(make_ops("native"), tmp_path)
+        assert [note in record.message for record in caplog.records] == ([True] if note else [])
+
+
+GPU = {  # what two matrices become together, and how far a product may be off: 16-bit activations, or those of fp8
+    "gptq-4": ("int4, 64", 0.003),
+    "gptq-4-rows": ("int4, 128", 0.003),
+    "gptq-4-act-order": ("int4, 64, reordered", 0.003),
+    "gptq-3": ("int4, 32, reordered", 0.003),
+    "gptq-8-asymmetric": ("int8, 64", 0.003),
+    "awq-gemm": ("int4, 128", 0.003),
+    "bitsandbytes-nf4-nested": ("codes, 64", 0.003),
+    "bitsandbytes-fp4": ("codes, 64", 0.003),
+    "bitsandbytes-int8": ("int8, 128", 0.003),
+    "fp8-outputs": ("fp8 by outputs", 0.08),  # of three bits, which the interpreter does not round to nearest
+    "fp8-blocks": ("fp8 by blocks", 0.08),
+}
+
+
+@pytest.mark.parametrize("name", GPU)
+def test_codes_stay_codes_on_a_gpu(tmp_path: Path, name: str) -> None:
+    kind, bound = GPU[name]
+    expected = write_model(tmp_path, name)[MATRIX]
+    tensor = open_checkpoint(tmp_path).tensor(MATRIX)
+    ops = GpuOps(DEVICE, dtype="float16")
+    two = ops.pack([tensor, tensor])
+    (segment,) = two.packed
+    assert described(segment) == kind
+    assert two.nbytes < 0.8 * 2 * expected.size * 2
+    x = np.random.default_rng(2).normal(0, 1, (3, expected.shape[1])).astype(np.float16)
+    found = ops.linear(torch.from_numpy(x).to(DEVICE), two).float().cpu().numpy()
+    truth = x.astype(np.float32) @ np.concatenate([expected, expected]).T
+    assert np.linalg.norm(found - truth) < bound * np.linalg.norm(truth)
+
+
+@pytest.mark.parametrize("name", [name for name in GGUF_TYPES if STORAGE_TYPES[name].block > 1])
+def test_codes_of_gguf_stay_codes_on_a_gpu(name: str) -> None:
+    data = stored_rows(STORAGE_TYPES[name], 32, 512)
+    tensor = StoredTensor("w", (32, 512), STORAGE_TYPES[name], data)
+    expected = dequantize(tensor)
+    ops = GpuOps(DEVICE, dtype="float16")
+    packed = ops.pack([tensor])
+    assert isinstance(packed.packed[0], GroupedWeight)
+    x = np.random.default_rng(2).normal(0, 1, (2, 512)).astype(np.float16)
+    found = ops.linear(torch.from_numpy(x).to(DEVICE), packed).float().cpu().numpy()
+    truth = x.astype(np.float32) @ expected.T
+    assert np.linalg.norm(found - truth) < 0.003 * np.linalg.norm(truth)
+
+
+def described(segment: Any) -> str:
+    if isinstance(segment, Reordered):
+        return f"{described(segment.weight)}, reordered"
+    if isinstance(segment, ScaledWeight):
+        return "fp8 by blocks" if segment.by_blocks else "fp8 by outputs"
+    assert isinstance(segment, GroupedWeight)
+    return f"{'codes' if segment.table else f'int{segment.bits}'}, {segment.group}"

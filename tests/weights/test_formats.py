@@ -1,0 +1,172 @@
+"""Quantized checkpoints: every value is the one that the format means, and what does not fit together is named."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire import _native
+from quire.core.errors import BadCheckpoint, QuireError
+from quire.ops.dequantize import dequantize
+from quire.weights.bits import num_words, unpack
+from quire.weights.checkpoint import open_checkpoint
+from weights.quantized_files import CONFIG, FORMATS, HIDDEN, awq, gptq, packed, words_of, write_model
+
+MATRIX = "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_are_those_that_the_format_means(tmp_path: Path, name: str) -> None:
+    values = write_model(tmp_path / name, name)
+    checkpoint = open_checkpoint(tmp_path / name)
+    assert sorted(checkpoint.names()) == sorted(values)
+    for weight, expected in values.items():
+        tensor = checkpoint.tensor(weight)
+        assert checkpoint.shape(weight) == tensor.shape == expected.shape
+        found = dequantize(tensor).reshape(expected.shape)
+        # Of two products and a sum, or a quotient, that are in another order here.
+        last_bits = 1e-7 if name in ("gptq-8-asymmetric", "bitsandbytes-int8") else 0
+        np.testing.assert_allclose(found, expected, rtol=0, atol=last_bits)
+        if "proj" in weight:
+            assert tensor.type.name == FORMATS[name].stored_as
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_packing_for_a_cpu(tmp_path: Path, name: str) -> None:
+    """Exact where the table says so, and as small as the format promises, with a scale for 32 weights."""
+    expected = write_model(tmp_path / name, name)[MATRIX]
+    tensor = open_checkpoint(tmp_path / name).tensor(MATRIX)
+    matrix = _native.Matrix(tensor.type.name, tensor.data, tensor.num_columns, None, tensor.column_order)
+    if FORMATS[name].exact:
+        np.testing.assert_allclose(matrix.dequantized(), expected, rtol=0, atol=1e-7 if "8-asym" in name else 0)
+    else:
+        np.testing.assert_allclose(matrix.dequantized(), expected, rtol=2**-8, atol=0.004 * np.abs(expected).max())
+    bits = {"Q4_0": 4.5, "Q4_Z": 5, "Q8_0": 8.5, "Q8_M": 10, "Q8_F": 9, "NF4": 5, "FP4": 5, "FP8": 16}[tensor.type.name]
+    assert matrix.nbytes == expected.size * bits / 8
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_codes_of_any_number_of_bits(bits: int) -> None:
+    codes = np.random.default_rng(bits).integers(0, 2**bits, (3, 37))
+    assert words_of(codes, bits).shape[1] == num_words(37, bits)
+    np.testing.assert_array_equal(unpack(words_of(codes, bits), bits, 37), codes)
+
+
+ODD = ["gptq-4-act-order", "awq-gemm", "bitsandbytes-nf4", "fp8-outputs", "packed-4", "w8a8"]
+
+
+@pytest.mark.parametrize("columns", [48, 80])
+@pytest.mark.parametrize("name", ODD)
+def test_rows_of_any_length_keep_their_values(tmp_path: Path, name: str, columns: int) -> None:
+    """They fit no packed layout, and become plain floats."""
+    group = columns // 2
+    packers = {
+        "gptq-4-act-order": gptq(4, group, symmetric=False, act_order=True),
+        "awq-gemm": awq("gemm", group),
+        "packed-4": packed(4, group, symmetric=False),
+    }
+    w = np.random.default_rng(1).normal(0, 0.1, (64, columns)).astype(np.float32)
+    tensors, expected = packers.get(name, FORMATS[name].pack)(w)
+    settings = dict(FORMATS[name].config)
+    if "group_size" in settings:
+        settings["group_size"] = group
+    save_file({f"x.{part}": tensor.contiguous() for part, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": settings}))
+    tensor = open_checkpoint(tmp_path).tensor("x.weight")
+    assert tensor.type.name == "F32"
+    np.testing.assert_allclose(dequantize(tensor), expected, rtol=1e-6, atol=1e-7)
+
+
+def damaged(path: Path, name: str, part: str, tensor: torch.Tensor | None) -> Path:
+    """A model whose tensors called `part` are replaced, or missing."""
+    write_model(path, name)
+    tensors = load_file(path / "model.safetensors")
+    for key in [key for key in tensors if key.endswith(f"down_proj.{part}")]:
+        del tensors[key]
+        if tensor is not None:
+            tensors[key] = tensor.clone()
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+WRONG = {
+    "gptq scales of another shape": ("gptq-4", "scales", torch.zeros(4, HIDDEN + 8).half(), "down_proj.*is"),
+    "gptq without scales": ("gptq-4", "scales", None, r"no tensor.*down_proj\.scales"),
+    "gptq groups that do not exist": ("gptq-4", "g_idx", torch.full((256,), 9, dtype=torch.int32), "groups 9 to 9"),
+    "gptq codes of no known size": ("gptq-4", "g_idx", torch.zeros(100, dtype=torch.int32), "qweight.*100 inputs"),
+    "awq zeros of another shape": ("awq-gemm", "qzeros", torch.zeros(3, 16, dtype=torch.int32), r"qzeros.*\[3, 16\]"),
+    "a quant_state that is not JSON": (
+        "bitsandbytes-nf4", "weight.quant_state.bitsandbytes__nf4", torch.zeros(9, dtype=torch.uint8), "is not JSON",
+    ),
+    "too few codes": ("bitsandbytes-nf4", "weight", torch.zeros(5, 1, dtype=torch.uint8), r"5 bytes.*\[128, 256\]"),
+    "too few SCB": ("bitsandbytes-int8", "SCB", torch.zeros(5), r"SCB.*\[5\].*\[128\]"),
+    "a packed weight of another size": (
+        "packed-4", "weight_shape", torch.tensor([128, 512]), r"weight_packed.*\[128, 32\].*\[128, 512\]",
+    ),
+    "fp8 scales of no shape": ("fp8-blocks", "weight_scale_inv", torch.zeros(7, 3), r"weight_scale_inv.*\[7, 3\]"),
+    "int8 scales of no shape": ("w8a8", "weight_scale", torch.zeros(7), r"weight_scale.*\[7\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_fit_together_is_named(tmp_path: Path, case: str) -> None:
+    name, part, tensor, message = WRONG[case]
+    with pytest.raises(BadCheckpoint, match=message):
+        open_checkpoint(damaged(tmp_path, name, part, tensor)).tensor(MATRIX)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quant_method": "hqq"}, "quant_method is 'hqq'"),
+        ({"quant_method": "gptq", "bits": 5}, "quantization_config.bits is 5"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv_fast"}, "version is 'gemv_fast'"),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "format is 'marlin-24'"),
+        ({"quant_method": "fp8", "weight_block_size": [128, "wide"]}, r"weight_block_size is \[128, 'wide'\]"),
+    ],
+)
+def test_what_nobody_wrote_code_for_is_named(tmp_path: Path, settings: dict, message: str) -> None:
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": settings}))
+    with pytest.raises(QuireError, match=message):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(("file", "name"), [("quantize_config.json", "gptq-4"), ("quant_config.json", "awq-gemm")])
+def test_older_checkpoints_have_a_file_of_their_own(tmp_path: Path, file: str, name: str) -> None:
+    expected = write_model(tmp_path, name)
+    settings = dict(FORMATS[name].config)
+    del settings["quant_method"]
+    if name == "awq-gemm":
+        settings = {"w_bit": 4, "q_group_size": settings["group_size"], "version": "GEMM"}
+    (tmp_path / file).write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    np.testing.assert_array_equal(dequantize(open_checkpoint(tmp_path).tensor(MATRIX)), expected[MATRIX])
+
+
+def test_scales_of_activations_and_of_the_cache_are_not_weights(tmp_path: Path) -> None:
+    names = sorted(write_model(tmp_path, "fp8-outputs"))
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in ("mlp.up_proj.input_scale", "self_attn.k_scale", "self_attn.v_proj.output_scale"):
+        tensors[f"model.layers.0.{name}"] = torch.ones(1)
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert sorted(open_checkpoint(tmp_path).names()) == names
+
+
+def test_errors_are_ours(tmp_path: Path) -> None:
+    """Whatever is missing of a quantized module, it is said in our words."""
+    for name in FORMATS:
+        write_model(tmp_path, name)
+        tensors = load_file(tmp_path / "model.safetensors")
+        for part in [part for part in tensors if "layers.1.mlp.down_proj" in part]:
+            save_file({key: value for key, value in tensors.items() if key != part}, tmp_path / "model.safetensors")
+            try:
+                checkpoint = open_checkpoint(tmp_path)
+                if MATRIX in checkpoint.names():
+                    checkpoint.tensor(MATRIX)
+            except QuireError as error:
+                assert "down_proj" in error.message, (name, part)
