@@ -49,16 +49,16 @@ class SelfAttentionRunner {
     Pages pages(int64_t num_kv_heads, int64_t head_dim) const;
 
     PageType type_;
-    size_t block_bytes_ = 0;         // of the widest keys and values; 0: no op of this kind is on the tape
-    Buffer<uint8_t> data_;           // pages of one layer
-    Buffer<float> scratch_;          // of each thread
-    std::vector<int32_t> blocks_;    // 0, 1, 2, ...: a block table that serves every sequence, from its first block on
-    std::vector<int32_t> first_;     // [num_seqs] the sequence's first block
-    std::vector<int32_t> lengths_;   // [num_seqs]
-    std::vector<int32_t> seqs_;      // [num_tokens] whose the token is
-    std::vector<int32_t> places_;    // [num_tokens] its position
-    std::vector<int32_t> wanted_;    // [num_logits] logit_rows
-    std::vector<Run> all_, few_;     // of all tokens, and of those whose outputs are wanted
+    size_t block_bytes_ = 0;        // of the widest keys and values; 0: no op of this kind is on the tape
+    Buffer<uint8_t> data_;          // pages of one layer
+    Buffer<float> scratch_;         // of each thread
+    std::vector<int32_t> blocks_;   // 0, 1, 2, ...: a block table that serves every sequence, from its first block on
+    std::vector<int32_t> first_;    // [num_seqs] the sequence's first block
+    std::vector<int32_t> lengths_;  // [num_seqs]
+    std::vector<int32_t> seqs_;     // [num_tokens] whose the token is
+    std::vector<int32_t> places_;   // [num_tokens] its position
+    std::vector<int32_t> wanted_;   // [num_logits] logit_rows
+    std::vector<Run> all_, few_;    // of all tokens, and of those whose outputs are wanted
 };
 
 }  // namespace quire

@@ -163,9 +163,9 @@ struct Take {
     View x;  // as it is, in the place of logits
 };
 
-using Op = std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, RopeAngles, Rope, WriteKV, WriteLatent,
-                        Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Mixture, MulSigmoid, Scale, Clamp,
-                        Add, Logits, Take>;
+using Op =
+    std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, RopeAngles, Rope, WriteKV, WriteLatent, Attention,
+                 KeepKV, SelfAttention, Activate, ActivateAndMul, Mixture, MulSigmoid, Scale, Clamp, Add, Logits, Take>;
 
 class Tape {
  public:

@@ -7,11 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from quire.core.errors import BadCheckpoint
-from quire.ops.dequantize import dequantize
 from quire.ops.opset import Float32
-from quire.weights.safetensors import SafetensorsFile
-from quire.weights.sentence_modules import DenseFile, SentenceModules
+from quire.weights.huggingface_checkpoint import read_tensors
+from quire.weights.sentence_modules import DenseLayer, SentenceModules
 
 PoolingMode = Literal["cls", "mean", "last"]
 
@@ -46,21 +44,17 @@ def unit_length(vector: Float32) -> Float32:
     return vector / max(length, np.float32(1e-12))
 
 
-def dense(file: DenseFile) -> Step:
-    tensors = SafetensorsFile(file.path)
-    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (file.num_outputs, file.num_inputs)}
-    if file.bias:
-        shapes["linear.bias"] = (file.num_outputs,)
-    loaded = {}
-    for name, shape in shapes.items():
-        if name not in tensors.entries or tensors.entries[name].shape != shape:
-            raise BadCheckpoint(f"{file.path} has no tensor {name} of shape {[*shape]}")
-        loaded[name] = dequantize(tensors.tensor(name)).reshape(shape)
-    weight, bias = loaded["linear.weight"], loaded.get("linear.bias")
+def dense(layer: DenseLayer) -> Step:
+    tensors = read_tensors(layer.folder)
+    tensors.expect_shape("linear.weight", layer.num_outputs, layer.num_inputs)
+    weight, bias = tensors.floats("linear.weight"), None
+    if layer.bias:
+        tensors.expect_shape("linear.bias", layer.num_outputs)
+        bias = tensors.floats("linear.bias")
 
     def step(vector: Float32) -> Float32:
         out: Float32 = weight @ vector
         out = out if bias is None else out + bias
-        return np.tanh(out) if file.activation == "tanh" else out
+        return np.tanh(out) if layer.activation == "tanh" else out
 
     return step

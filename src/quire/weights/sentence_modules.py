@@ -23,10 +23,10 @@ ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh"}
 
 
 @dataclass(frozen=True, slots=True)
-class DenseFile:
-    """A linear layer that a vector goes through: `linear.weight` and `linear.bias` in `path`."""
+class DenseLayer:
+    """A linear layer that a vector goes through: `linear.weight` and `linear.bias` in a folder of their own."""
 
-    path: Path
+    folder: Path
     num_inputs: int
     num_outputs: int
     bias: bool
@@ -36,7 +36,7 @@ class DenseFile:
 @dataclass(frozen=True, slots=True)
 class SentenceModules:
     pooling: str | None = None  # cls, mean or last; None: nothing is said
-    steps: tuple[DenseFile | None, ...] = ()  # after pooling, in order: a linear layer, or None: divide by the length
+    steps: tuple[DenseLayer | None, ...] = ()  # after pooling, in order: a linear layer, or None: divide by the length
     max_tokens: int | None = None  # of a text, special tokens included
     lower: bool = False  # letters of a text become small before it is cut into tokens
     prompts: Mapping[str, str] = field(default_factory=dict)  # what to put before a text, by what the text is
@@ -66,7 +66,7 @@ def _text_settings(directory: Path) -> CheckpointConfig:
     return CheckpointConfig(files[0], read_json(files[0])) if files else CheckpointConfig(directory, {})
 
 
-def _modules(directory: Path) -> tuple[str | None, tuple[DenseFile | None, ...]]:
+def _modules(directory: Path) -> tuple[str | None, tuple[DenseLayer | None, ...]]:
     path = directory / "modules.json"
     if not path.exists():
         return None, ()
@@ -76,7 +76,7 @@ def _modules(directory: Path) -> tuple[str | None, tuple[DenseFile | None, ...]]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BadCheckpoint(f"{path} is not a list of modules, each with a type and a path") from error
     pooling: str | None = None
-    steps: list[DenseFile | None] = []
+    steps: list[DenseLayer | None] = []
     for kind, folder in modules:
         config = CheckpointConfig(folder / "config.json", read_json(folder / "config.json"))
         match kind:
@@ -108,12 +108,12 @@ def _pooling(config: CheckpointConfig) -> str:
     return POOLINGS[chosen[0]]
 
 
-def _dense(config: CheckpointConfig, folder: Path) -> DenseFile:
+def _dense(config: CheckpointConfig, folder: Path) -> DenseLayer:
     function: Any = config.str("activation_function", "torch.nn.modules.activation.Tanh").rpartition(".")[2]
     if function not in ACTIVATIONS:
         raise Unsupported(f"{config.source}: activation_function is {function}", "supported: Identity, Tanh")
-    return DenseFile(
-        path=folder / "model.safetensors",
+    return DenseLayer(
+        folder=folder,
         num_inputs=config.int("in_features"),
         num_outputs=config.int("out_features"),
         bias=config.bool("bias", True),
