@@ -83,9 +83,10 @@ void activate_and_mul_with(const float* x, int64_t n, float* out) {
         store_part(out + whole, activated<Kind>(load_part(gate + whole, rest)) * load_part(up + whole, rest), rest);
 }
 
-#define QUIRE_EACH_ACTIVATION(function)                                                             \
-    {function<Activation::Silu>, function<Activation::Gelu>,        function<Activation::GeluTanh>, \
-     function<Activation::Relu>, function<Activation::ReluSquared>, function<Activation::QuickGelu>}
+#define QUIRE_EACH_ACTIVATION(function)                                                              \
+    {function<Activation::Silu>, function<Activation::Gelu>,        function<Activation::GeluTanh>,  \
+     function<Activation::Relu>, function<Activation::ReluSquared>, function<Activation::QuickGelu>, \
+     function<Activation::Tanh>}
 
 void activate(Activation kind, const float* x, int64_t n, float* out) {
     static constexpr void (*kBy[kNumActivations])(const float*, int64_t, float*) = QUIRE_EACH_ACTIVATION(activate_with);

@@ -197,6 +197,20 @@ void bind_tape(nb::module_& m) {
             },
             "q"_a, "turned"_a, "layer"_a, "scale"_a, "out"_a)
         .def(
+            "keep_kv",
+            [](Tape& t, View k, View v, int64_t head_dim) {
+                t.add(quire::KeepKV{k, v, k.columns / head_dim, head_dim});
+            },
+            "k"_a, "v"_a, "head_dim"_a)
+        .def(
+            "self_attention",
+            [](Tape& t, View q, int64_t kv_heads, int64_t head_dim, float scale, bool causal, int64_t window,
+               View out) {
+                const int64_t group = q.columns / head_dim / kv_heads;
+                t.add(quire::SelfAttention{q, {kv_heads, group, head_dim, scale, causal, window}, out, 0});
+            },
+            "q"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "causal"_a, "window"_a, "out"_a)
+        .def(
             "activate", [](Tape& t, View x, int kind, View out) { t.add(quire::Activate{x, activation(kind), out}); },
             "x"_a, "kind"_a, "out"_a)
         .def(
@@ -231,6 +245,8 @@ void bind_tape(nb::module_& m) {
                 t.add(quire::Logits{x, weight(matrices, bias), softcap});
             },
             "x"_a, "matrices"_a, "bias"_a.none().noconvert(), "softcap"_a)
+        .def(
+            "rows", [](Tape& t, View x) { t.add(quire::Take{x}); }, "x"_a)
         .def("run", run, "ids"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(),
              "seq_starts"_a.noconvert(), "context_lens"_a.noconvert(), "block_tables"_a.noconvert(),
              "logit_rows"_a.noconvert(), "logits"_a.noconvert(),

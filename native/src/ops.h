@@ -100,8 +100,8 @@ constexpr int64_t attention_scratch(int64_t head_dim, int64_t block_size) {
 }
 
 // As in ops/opset.py.
-enum class Activation : int { Silu, Gelu, GeluTanh, Relu, ReluSquared, QuickGelu };
-constexpr int kNumActivations = int(Activation::QuickGelu) + 1;
+enum class Activation : int { Silu, Gelu, GeluTanh, Relu, ReluSquared, QuickGelu, Tanh };
+constexpr int kNumActivations = int(Activation::Tanh) + 1;
 
 struct OpKernels {
     // out = x / sqrt(mean(x * x) + eps) * weight. The squares are summed in 8 lanes (column mod 8), then the lanes. [n]

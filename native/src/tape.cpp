@@ -14,7 +14,8 @@ namespace {
 // An op is split by rows on a side where every thread touches its share of the rows and no others. (Pages are written
 // by rows too: only attention reads them, and it waits for everybody.)
 template <class T>
-constexpr bool kReadsOwnRows = !std::is_same_v<T, Attention> && !std::is_same_v<T, Logits>;
+constexpr bool kReadsOwnRows =
+    !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !std::is_same_v<T, Logits>;
 template <class T>
 constexpr bool kWritesOwnRows = kReadsOwnRows<T> && !std::is_same_v<T, Linear> && !std::is_same_v<T, LinearHeads>;
 
@@ -80,6 +81,7 @@ class Walk {
     static bool gathers(const Add& op) { return op.out.few && !(op.x.few && op.y.few); }
     static bool gathers(const Linear& op) { return op.out.few && !op.x.few; }
     static bool gathers(const LinearHeads& op) { return op.out.few && !op.x.few; }
+    static bool gathers(const Take& op) { return !op.x.few; }
 
     void run(const Embedding& op) {
         const auto [first, last] = mine(op.out);
@@ -145,12 +147,24 @@ class Walk {
             kernels_.ops.activate_and_mul(op.kind, input(op.x, op.out, r), op.out.columns, row(op.out, r));
     }
 
+    // The rows of a value, for an op with this output.
+    Rows rows(const View& v, const View& out) const {
+        return {row(v, 0), v.stride, out.few && !v.few ? step_.logit_rows : nullptr};
+    }
+
     void run(const Mixture& op) {
-        const auto rows = [&](const View& v) {
-            return Rows{row(v, 0), v.stride, op.out.few && !v.few ? step_.logit_rows : nullptr};
-        };
-        tape_.mixtures_.run(op.routing, op.gate_up, op.down, op.kind, rows(op.x), rows(op.logits), rows(op.out),
-                            num_rows(op.out), team_, tape_.panels_.get() + team_.thread * kPanelBytes);
+        tape_.mixtures_.run(op.routing, op.gate_up, op.down, op.kind, rows(op.x, op.out), rows(op.logits, op.out),
+                            rows(op.out, op.out), num_rows(op.out), team_,
+                            tape_.panels_.get() + team_.thread * kPanelBytes);
+    }
+
+    void run(const KeepKV& op) {
+        tape_.self_attention_.keep(op.num_kv_heads, op.head_dim, rows(op.k, op.k), rows(op.v, op.v), mine(op.k));
+    }
+
+    void run(const SelfAttention& op) {
+        tape_.self_attention_.attend(op.shape, rows(op.q, op.out), rows(op.out, op.out), op.out.few, team_,
+                                     tape_.counters_[op.counter]);
     }
 
     void run(const MulSigmoid& op) {
@@ -187,6 +201,12 @@ class Walk {
         team_.barrier();
         const Range all = team_.share(step_.num_logits * op.weight.num_outputs);
         kernels_.ops.soft_cap(step_.logits + all.first, op.softcap, all.last - all.first);
+    }
+
+    void run(const Take& op) {
+        const auto [first, last] = team_.share(step_.num_logits);
+        for (int64_t r = first; r < last; ++r)
+            std::copy_n(row(op.x, op.x.few ? r : step_.logit_rows[r]), op.x.columns, step_.logits + r * op.x.columns);
     }
 
     // Columns of a value as a product reads them: where it is of few rows and the value of all, this thread's are
@@ -453,7 +473,7 @@ class Walk {
 };
 
 Tape::Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_threads)
-    : pages_(pages), max_tokens_(max_tokens), num_threads_(num_threads) {
+    : pages_(pages), max_tokens_(max_tokens), num_threads_(num_threads), self_attention_(pages.type) {
     arena_.reserve(arena_size);
     panels_.reserve(num_threads * kPanelBytes);
     attention_scratch_.reserve(num_threads * attention_scratch(pages.head_dim, pages.block_size));
@@ -484,6 +504,9 @@ void Tape::add(Op op) {
         attention->counter = add_counters(1);
         group_ = std::max(group_, attention->q.columns / pages_.value_dim() / pages_.num_kv_heads);
     }
+    if (auto* keep = std::get_if<KeepKV>(&op))
+        self_attention_.reserve(keep->num_kv_heads, keep->head_dim, num_threads_);
+    if (auto* attention = std::get_if<SelfAttention>(&op)) attention->counter = add_counters(1);
     if (auto* mixture = std::get_if<Mixture>(&op))
         mixtures_.reserve(mixture->routing, mixture->gate_up, mixture->down, max_tokens_, num_threads_);
     if (auto* logits = std::get_if<Logits>(&op)) reserve(logits->weight, logits->x, true);
@@ -509,6 +532,7 @@ void Tape::run(const Step& step) {
     max_parts_ = ceil_div(longest, attention_part(pages_.block_size));
     findings_.reserve(kTilesAThread * num_threads_ * max_parts_ * attention_findings(pages_.value_dim()));
     find_shared(step);
+    self_attention_.begin(step.seq_starts, step.num_seqs, step.logit_rows, step.num_logits);
     run_team(num_threads_, [&](const Team& team) { Walk(*this, step, team).run(); });
 }
 

@@ -15,6 +15,7 @@
 #include "dequantize.h"
 #include "kernels.h"
 #include "mixture.h"
+#include "self_attention.h"
 #include "team.h"
 
 namespace quire {
@@ -109,6 +110,17 @@ struct Attention {
     View out;
     int64_t counter;  // which of the tape's counters hands out its tiles
 };
+// Attention of a step's sequences to themselves, in two ops: keys and values are kept, then queries meet them.
+struct KeepKV {
+    View k, v;
+    int64_t num_kv_heads, head_dim;
+};
+struct SelfAttention {
+    View q;
+    SelfAttentionShape shape;
+    View out;
+    int64_t counter;  // as above
+};
 struct Activate {
     View x;
     Activation kind;
@@ -147,9 +159,13 @@ struct Logits {
     Weight weight;
     float softcap;  // 0: none
 };
+struct Take {
+    View x;  // as it is, in the place of logits
+};
 
-using Op = std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, RopeAngles, Rope, WriteKV, WriteLatent,
-                        Attention, Activate, ActivateAndMul, Mixture, MulSigmoid, Scale, Clamp, Add, Logits>;
+using Op =
+    std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, RopeAngles, Rope, WriteKV, WriteLatent, Attention,
+                 KeepKV, SelfAttention, Activate, ActivateAndMul, Mixture, MulSigmoid, Scale, Clamp, Add, Logits, Take>;
 
 class Tape {
  public:
@@ -180,6 +196,7 @@ class Tape {
     Buffer<float> gathered_;
     Buffer<uint8_t> panels_;  // kPanelBytes for each thread
     MixtureRunner mixtures_;
+    SelfAttentionRunner self_attention_;
     Buffer<float> attention_scratch_;
     Buffer<float> findings_;                      // of the parts of contexts, where these are shared among threads
     int64_t max_parts_ = 0;                       // of the step under way

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quire.core.params import SamplingParams as SamplingParams
     from quire.engine.async_engine import AsyncEngine as AsyncEngine
+    from quire.engine.embed import Embedder as Embedder
     from quire.engine.llm import LLM as LLM
     from quire.engine.llm import BeamSearchParams as BeamSearchParams
     from quire.engine.options import EngineOptions as EngineOptions
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": ("quire.engine.llm", "LLM"),
+    "Embedder": ("quire.engine.embed", "Embedder"),
     "BeamSearchParams": ("quire.engine.llm", "BeamSearchParams"),
     "SamplingParams": ("quire.core.params", "SamplingParams"),
     "AsyncEngine": ("quire.engine.async_engine", "AsyncEngine"),

@@ -9,7 +9,7 @@ import pytest
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models import llama
 from quire.models.loading import Experts, LayerNorm, Matrix, Part, Table, Vector
-from quire.models.registry import ARCHITECTURES, family
+from quire.models.registry import PURPOSES, family
 from quire.models.rope import RopeSpec
 from quire.ops.tensors import F32, Q8_0, StoredTensor, stored_floats
 from quire.ops.torch import TorchOps
@@ -107,9 +107,10 @@ def test_long_lists_are_cut() -> None:
 
 
 def test_every_architecture_has_its_file() -> None:
-    for architecture in ARCHITECTURES:
-        module = family(architecture)
-        assert callable(module.config) and callable(module.load)
+    for purpose, architectures in PURPOSES.items():
+        for architecture in architectures:
+            module = family(architecture, purpose)
+            assert callable(module.config) and callable(module.load)
 
 
 def test_an_unknown_architecture_names_the_nearest() -> None:

@@ -96,6 +96,7 @@ def test_activations() -> None:
         Activation.RELU: np.maximum(x, 0),
         Activation.RELU_SQUARED: np.maximum(x, 0) ** 2,
         Activation.QUICK_GELU: x * sigmoid(1.702 * x),
+        Activation.TANH: np.tanh(x),
     }
     assert formulas.keys() == set(Activation)
     for kind, formula in formulas.items():

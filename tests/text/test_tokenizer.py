@@ -337,11 +337,19 @@ def test_a_directory_with_nothing_but_a_tokenizer(tmp_path: Path) -> None:
     assert Tokenizer.load(path).eos_ids == [2]
 
 
+def test_word_pieces_are_words_again(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "page": 1, "##s": 2, "of": 3}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    tokenizer = Tokenizer.load(write_directory(tmp_path / "m", backend, {}))
+    assert tokenizer.encode("pages of") == [1, 2, 3] and tokenizer.decode([1, 2, 3]) == "pages of"
+
+
 def test_a_directory_without_a_tokenizer_or_with_a_strange_one(tmp_path: Path) -> None:
     backend = trained_byte_level("gpt-2")
-    backend.decoder = decoders.WordPiece()
+    backend.decoder = decoders.CTC()
     path = write_directory(tmp_path / "m", backend, {})
-    with pytest.raises(Unsupported, match="the decoder is WordPiece"):
+    with pytest.raises(Unsupported, match="the decoder is CTC"):
         Tokenizer.load(path)
     (path / "tokenizer.json").write_text("{}")
     with pytest.raises(BadCheckpoint, match=r"tokenizer\.json is damaged"):

@@ -15,6 +15,7 @@ COMMANDS = {  # name: (module, what it does)
     "serve": ("quire.cli.serve", "serve a model over HTTP, with the OpenAI API"),
     "run": ("quire.cli.run", "answer one prompt"),
     "chat": ("quire.cli.chat", "talk to a model in the terminal"),
+    "embed": ("quire.cli.embed", "make vectors of texts, or score them against a query"),
     "pull": ("quire.cli.pull", "download a model"),
     "models": ("quire.cli.models", "list the models that are here"),
     "bench": ("quire.cli.bench", "measure how fast a model runs here"),

@@ -13,7 +13,7 @@ def local_executor(path: Path, options: EngineOptions) -> Executor:
 
     backend = "cuda" if uses_gpu(options.device) else "native"
     if backend == "native":
-        _refuse_gpu_options(options)
+        refuse_gpu_options(options)
     return LocalExecutor(
         path,
         backend=backend,
@@ -45,7 +45,7 @@ def uses_gpu(device: str) -> bool:
     return device != "cpu" and driver and torch
 
 
-def _refuse_gpu_options(options: EngineOptions) -> None:
+def refuse_gpu_options(options: EngineOptions) -> None:
     if options.quantization == "fp8":
         raise Unsupported("quantization fp8 is for GPUs", "on a CPU, use int8, int4 or nf4")
     if options.dtype in ("bfloat16", "float16"):

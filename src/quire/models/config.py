@@ -37,3 +37,11 @@ class ModelConfig:
     @property
     def kv_size(self) -> int:
         return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig(ModelConfig):
+    """Of a model that reads whole texts and makes vectors or scores of them: it keeps no cache."""
+
+    segments: int = 1  # texts of a pair are told apart by so many kinds: token p of kind s is at p + s * max_position
+    labels: int = 0  # logits of a text's first token; 0: the vectors of tokens are what it is for

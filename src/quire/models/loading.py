@@ -7,7 +7,7 @@ more than one matrix is held twice."""
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -238,7 +238,15 @@ class Table:
         return ops.table(tensor.part(self.skipped, self.num_rows) if self.skipped else tensor)
 
 
-Want = Matrix | Experts | Heads | StackedHeads | Vector | LayerNorm | LayerNorms | Table
+class Want(Protocol):
+    """All of the above, and what a family makes of its own."""
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The names and shapes of the tensors it is made of."""
+
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any: ...
+
+
 Wanted = Mapping[str, Want]  # our name -> what it is made of
 
 

@@ -2,7 +2,7 @@
 
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 from quire.core.errors import Unsupported
 from quire.models.config import ModelConfig
@@ -46,6 +46,39 @@ ARCHITECTURES = {
     "OlmoForCausalLM": "quire.models.olmo",
 }
 
+EMBEDDERS = {  # vectors of texts come out. Decoders can give them too: see runtime/headless.py
+    "BertModel": "quire.models.bert",
+    "BertForMaskedLM": "quire.models.bert",
+    "RobertaModel": "quire.models.bert",
+    "RobertaForMaskedLM": "quire.models.bert",
+    "XLMRobertaModel": "quire.models.bert",
+    "XLMRobertaForMaskedLM": "quire.models.bert",
+    "CamembertModel": "quire.models.bert",
+    "DistilBertModel": "quire.models.bert",
+    "DistilBertForMaskedLM": "quire.models.bert",
+    "ModernBertModel": "quire.models.modernbert",
+    "ModernBertForMaskedLM": "quire.models.modernbert",
+}
+
+SCORERS = {  # a number for a pair of texts comes out
+    "BertForSequenceClassification": "quire.models.bert",
+    "RobertaForSequenceClassification": "quire.models.bert",
+    "XLMRobertaForSequenceClassification": "quire.models.bert",
+    "CamembertForSequenceClassification": "quire.models.bert",
+    "DistilBertForSequenceClassification": "quire.models.bert",
+    "ModernBertForSequenceClassification": "quire.models.modernbert",
+}
+
+Purpose = Literal["generate", "embed", "score"]
+
+PURPOSES: dict[Purpose, dict[str, str]] = {"generate": ARCHITECTURES, "embed": EMBEDDERS, "score": SCORERS}
+
+_WHAT_FOR = {
+    "generate": ("continues texts", "use `quire run`, `chat` or `serve`, or LLM"),
+    "embed": ("makes vectors of texts", "use `quire embed`, or Embedder"),
+    "score": ("scores pairs of texts", "use `quire embed --score`, or Embedder.score"),
+}
+
 
 class Family(Protocol):
     """What a model file gives."""
@@ -57,9 +90,30 @@ class Family(Protocol):
         """Pack the weights, and bind them to the forward pass."""
 
 
-def family(architecture: str) -> Family:
-    if module := ARCHITECTURES.get(architecture):
-        return cast(Family, import_module(module))
-    near = get_close_matches(architecture, ARCHITECTURES, n=3, cutoff=0.5)
-    hint = f"the nearest supported ones are {', '.join(near)}" if near else f"supported are {', '.join(ARCHITECTURES)}"
+def family(architecture: str, *purposes: Purpose) -> Family:
+    """The model file, for one of `purposes` (nothing said: to generate)."""
+    purposes = purposes or ("generate",)
+    found = purpose(architecture)
+    if found not in purposes:
+        does, hint = _WHAT_FOR[found]
+        raise Unsupported(f"a `{architecture}` {does}, and does not {' or '.join(purposes)}", hint)
+    return cast(Family, import_module(PURPOSES[found][architecture]))
+
+
+def decoder_of(architecture: str) -> str | None:
+    """The decoder that an architecture is, or that it is without the head: `MistralModel` is a `MistralForCausalLM`."""
+    names = (architecture, architecture.removesuffix("Model") + "ForCausalLM")
+    return next((name for name in names if name in ARCHITECTURES), None)
+
+
+def purpose(architecture: str) -> Purpose:
+    """What an architecture was made for."""
+    for found, architectures in PURPOSES.items():
+        if architecture in architectures:
+            return found
+    if decoder_of(architecture):
+        return "embed"
+    known = [name for architectures in PURPOSES.values() for name in architectures]
+    near = get_close_matches(architecture, known, n=3, cutoff=0.5)
+    hint = f"the nearest supported ones are {', '.join(near)}" if near else f"supported are {', '.join(known)}"
     raise Unsupported(f"the architecture `{architecture}` is not supported", hint)

@@ -4,8 +4,8 @@ Two backends implement it. `ops/torch` computes eagerly in plain torch and is th
 what a forward pass asks for, once, and replays the recording in C++. A model cannot tell them apart.
 
 Activations are fp32 matrices of one row a token (`Value`): [tokens, columns]. Weights are `PackedWeight`, never
-looked into here. No op mixes rows except `paged_attention` and `mla_attention`, and none of them sums in an order that
-depends on the other rows: a token's result is bitwise the same whatever else is in the batch.
+looked into here. No op mixes rows except attention, and none of them sums in an order that depends on rows of
+other sequences: a token's result is bitwise the same whatever else is in the batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -172,6 +172,7 @@ class Activation(IntEnum):
     RELU = 3
     RELU_SQUARED = 4
     QUICK_GELU = 5  # x * sigmoid(1.702 x)
+    TANH = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +304,21 @@ class OpSet(Protocol):
         with `softcap`, softcap * tanh(scores / softcap); with `slopes`, a vector [heads], plus slope * (position of
         the key - position of the query)."""
 
+    def attention(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        batch: Any,
+        head_dim: int,
+        scale: float,
+        causal: bool = False,
+        window: int = 0,
+    ) -> Value:
+        """q [T, heads * head_dim], k and v [T, kv_heads * head_dim] -> [T, heads * head_dim]: the tokens of a sequence
+        attend to those of the same sequence in this step, and no cache is read or written. With `causal`, to those up
+        to themselves; with `window`, to those less than `window` positions away. Heads and scores as above."""
+
     def write_latent(self, latent: Value, turned: Value, batch: Any, layer: int) -> None:
         """Store latent [T, spec.latent], and turned behind it, in the layer's pages at batch.slots."""
 
@@ -342,3 +358,6 @@ class OpSet(Protocol):
 
     def logits(self, x: Value, head: PackedWeight, batch: Any, softcap: float = 0.0) -> Value:
         """Rows batch.logit_rows of x -> [R, vocab]; with `softcap`, softcap * tanh(logits / softcap)."""
+
+    def rows(self, x: Value, batch: Any) -> Value:
+        """Rows batch.logit_rows of x, as they are: what a forward pass returns that ends in vectors, not in logits."""

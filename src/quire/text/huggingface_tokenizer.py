@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 
 from quire.core.errors import BadCheckpoint, Unsupported
-from quire.text.token_bytes import TokenBytes, byte_level, sentencepiece
+from quire.text.token_bytes import TokenBytes, byte_level, sentencepiece, wordpiece
 from quire.text.tokenizer import Vocabulary, refusing
 from quire.weights.config import CheckpointConfig
 from quire.weights.huggingface import read_config, read_json
@@ -56,8 +56,10 @@ def _decoder(backend: tokenizers.Tokenizer, path: Path) -> tuple[TokenBytes, boo
         return sentencepiece, parts["Metaspace"].get("prepend_scheme", "always") != "never"
     if "ByteFallback" in parts or parts.get("Replace", {}).get("content") == " ":
         return sentencepiece, parts.get("Strip", {}).get("start", 0) > 0
+    if "WordPiece" in parts:
+        return wordpiece, True
     name = " + ".join(parts) or "none"
-    raise Unsupported(f"{path}: the decoder is {name}", "supported: ByteLevel, Metaspace, and SentencePiece's")
+    raise Unsupported(f"{path}: the decoder is {name}", "supported: ByteLevel, Metaspace, SentencePiece's, WordPiece")
 
 
 def _named_tokens(settings: CheckpointConfig, older: Mapping[str, Any]) -> dict[str, str]:

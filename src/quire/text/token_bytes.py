@@ -1,4 +1,4 @@
-"""Which bytes a token stands for. A vocabulary is text, and there are two ways of writing bytes in it."""
+"""Which bytes a token stands for. A vocabulary is text, and there are three ways of writing bytes in it."""
 
 import re
 from collections.abc import Callable
@@ -31,3 +31,9 @@ def sentencepiece(token: str) -> bytes:
     if match := _BYTE_PIECE.fullmatch(token):
         return bytes([int(match[1], 16)])
     return token.replace("\u2581", " ").encode()
+
+
+def wordpiece(token: str) -> bytes:
+    """BERT's way: words stand apart, and a piece that goes on with one begins with ##. Where the spaces of a text were
+    is not kept: around punctuation there are more of them than before."""
+    return token[2:].encode() if token.startswith("##") else b" " + token.encode()

@@ -76,15 +76,34 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Special tokens that are written out in the text are always recognised; `add_special_tokens` puts those around
         it that the model expects, such as a first <s>."""
-        try:
+        with _refusing_surrogates(text):
             ids = self._backend.encode(text, add_special_tokens=False).ids
-        except (UnicodeEncodeError, TypeError) as error:
-            if (at := _lone_surrogate(text)) is None:
-                raise
-            raise BadRequest(f"the text has half of a surrogate pair at position {at}") from error
         if add_special_tokens:
             return [*self._vocabulary.prefix, *ids, *self._vocabulary.suffix]
         return list(ids)
+
+    def cut(self, ids: list[int], limit: int) -> list[int]:
+        """An encoded text, special tokens around it, to at most `limit` tokens: the text loses its end."""
+        suffix = self._vocabulary.suffix
+        return ids if len(ids) <= limit else [*ids[: max(limit - len(suffix), 0)], *suffix]
+
+    def encode_pair(self, first: str, second: str, limit: int | None = None) -> tuple[list[int], list[int]]:
+        """-> ids, and what kind of token each is: 0 or 1, as the model was taught. With `limit`, to at most so many
+        tokens: whichever text is longer loses its end."""
+        with _refusing_surrogates(first), _refusing_surrogates(second):
+            pair = self._backend.encode(first, second, add_special_tokens=True)
+        kept = list(range(len(pair.ids)))
+        if limit is not None and len(kept) > limit:
+            owners = pair.sequence_ids
+            texts = [[at for at in kept if owners[at] == text] for text in (0, 1)]
+            room = max(limit - sum(owner is None for owner in owners), 0)
+            shorter, longer = sorted(map(len, texts))
+            shorter = min(shorter, room // 2)
+            sizes = (shorter, min(longer, room - shorter))
+            small = 0 if len(texts[0]) <= len(texts[1]) else 1
+            gone = {at for text in (0, 1) for at in texts[text][sizes[text != small] :]}
+            kept = [at for at in kept if at not in gone]
+        return [pair.ids[at] for at in kept], [pair.type_ids[at] for at in kept]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         skipped = self.special_ids if skip_special_tokens else ()
@@ -117,6 +136,16 @@ def refusing(problem: str) -> Iterator[None]:
         raise
     except BaseException as error:
         raise BadCheckpoint(f"{problem}: {error}") from error
+
+
+@contextmanager
+def _refusing_surrogates(text: str) -> Iterator[None]:
+    try:
+        yield
+    except (UnicodeEncodeError, TypeError) as error:
+        if (at := _lone_surrogate(text)) is None:
+            raise
+        raise BadRequest(f"the text has half of a surrogate pair at position {at}") from error
 
 
 def _lone_surrogate(text: str) -> int | None:

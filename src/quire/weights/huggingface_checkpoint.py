@@ -29,7 +29,7 @@ class HuggingFaceCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         config = read_config(path)
-        self._raw = RawTensors(path, _find_files(path))
+        self._raw = read_tensors(path)
         self._made = read_quantized(config, self._raw)
         parts = {part for made in self._made.values() for part in made.parts}
         if self._made:
@@ -51,6 +51,11 @@ class HuggingFaceCheckpoint:
 
     def tensor(self, name: str) -> StoredTensor:
         return self._made[name].make() if name in self._made else self._raw.tensor(name)
+
+
+def read_tensors(directory: Path) -> RawTensors:
+    """Of a checkpoint, or of one of the modules that sentence-transformers puts behind it."""
+    return RawTensors(directory, _find_files(directory))
 
 
 def _find_files(directory: Path) -> dict[str, TensorFile]:

@@ -183,6 +183,30 @@ class Recorder:
             any_rows=True,
         )
 
+    def attention(
+        self,
+        q: Columns,
+        k: Columns,
+        v: Columns,
+        batch: Any,
+        head_dim: int,
+        scale: float,
+        causal: bool = False,
+        window: int = 0,
+    ) -> Columns:
+        assert k.columns == v.columns and k.columns % head_dim == 0 == q.columns % k.columns and window >= 0
+        kv_heads, out = k.columns // head_dim, _fresh(q.columns)
+        self._append(
+            Use([k.storage, v.storage], None, barrier=False), lambda tape, at: tape.keep_kv(at(k), at(v), head_dim)
+        )
+        return self._note(
+            (q,),
+            out,
+            lambda tape, at: tape.self_attention(at(q), kv_heads, head_dim, scale, causal, window, at(out)),
+            barrier=True,
+            any_rows=True,
+        )
+
     def activate(self, x: Columns, kind: Activation) -> Columns:
         out = _fresh(x.columns)
         return self._note(
@@ -254,11 +278,15 @@ class Recorder:
 
     def logits(self, x: Columns, head: PackedWeight, batch: Any, softcap: float = 0.0) -> Logits:
         assert x.columns == head.num_inputs, f"{x.columns} columns and a head of {head.num_inputs} inputs"
+        return self._take(x, lambda tape, at: tape.logits(at(x), head.packed, head.bias, softcap), head.num_outputs)
+
+    def rows(self, x: Columns, batch: Any) -> Logits:
+        return self._take(x, lambda tape, at: tape.rows(at(x)), x.columns)
+
+    def _take(self, x: Columns, emit: Emit, columns: int) -> Logits:
         assert self.logits_taken is None, "a forward pass takes logits once"
-        self._append(
-            Use([x.storage], None, barrier=True), lambda tape, at: tape.logits(at(x), head.packed, head.bias, softcap)
-        )
-        self.logits_taken = Logits(head.num_outputs)
+        self._append(Use([x.storage], None, barrier=True), emit)
+        self.logits_taken = Logits(columns)
         return self.logits_taken
 
     def _note(

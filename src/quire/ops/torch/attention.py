@@ -1,6 +1,7 @@
-"""Attention over pages, one sequence after the other."""
+"""Attention, one sequence after the other: over pages, and without them."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -31,8 +32,26 @@ def paged_attention(
     return out
 
 
+def self_attention(
+    q: Tensor, k: Tensor, v: Tensor, seq_starts: Sequence[int], scale: float, causal: bool, window: int
+) -> Tensor:
+    """q [T, heads, head_dim], k and v [T, kv_heads, head_dim] -> [T, heads, head_dim]"""
+    out = torch.empty_like(q)
+    for start, end in pairwise(seq_starts):
+        tokens = slice(start, end)
+        out[tokens] = attention(q[tokens], k[tokens], v[tokens], scale, window, causal=causal)
+    return out
+
+
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float = 0.0, slopes: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int,
+    softcap: float = 0.0,
+    slopes: Tensor | None = None,
+    causal: bool = True,
 ) -> Tensor:
     """q [n, heads, head_dim], k [m, kv_heads, head_dim], v [m, kv_heads, value_dim], slopes [heads] -> [n, heads,
     value_dim].
@@ -46,6 +65,8 @@ def attention(
     distance = distances(q.shape[0], k.shape[1], q.device)
     if slopes is not None:
         scores = scores - slopes[:, None, None] * distance
+    if not causal:
+        distance = distance.abs()
     visible = (distance >= 0) & (distance < window) if window else distance >= 0
     return (scores.masked_fill(~visible, float("-inf")).softmax(dim=-1) @ v).transpose(0, 1)
 

@@ -24,6 +24,7 @@ from quire.ops.torch.gpu_values import Columns, HeadNorm, HeadProducts, Rows, Su
 from quire.ops.torch.gpu_weights import QUANTIZERS, Segment, load_experts, load_floats, load_segments
 from quire.ops.torch.kernels.activation import activate_and_mul, activate_and_mul_quantized
 from quire.ops.torch.kernels.attention_pages import Scoring
+from quire.ops.torch.kernels.attention_self import self_attention, turned
 from quire.ops.torch.kernels.embedding import embedding
 from quire.ops.torch.kernels.kv_write import kv_write
 from quire.ops.torch.kernels.latent_write import latent_write
@@ -288,6 +289,28 @@ class GpuOps:
             overlap=self._overlap,
         )
 
+    def attention(
+        self,
+        q: Tensor | Rows | Columns,
+        k: Tensor | Rows | Columns,
+        v: Tensor | Rows | Columns,
+        batch: GpuBatch,
+        head_dim: int,
+        scale: float,
+        causal: bool = False,
+        window: int = 0,
+    ) -> Tensor:
+        queries, keys, values = (self._heads(x, head_dim) for x in (q, k, v))
+        return self_attention(queries, keys, values, batch.runs, scale, causal, window).flatten(1)
+
+    def _heads(self, x: Tensor | Rows | Columns, head_dim: int) -> Tensor:
+        """[T, heads, head_dim], with all done to it."""
+        columns = columns_of(x)
+        heads = columns.stored().unflatten(1, (-1, head_dim))
+        if columns.norm is not None:
+            heads = F.rms_norm(heads.float(), (head_dim,), columns.norm.weight, columns.norm.eps).to(heads.dtype)
+        return heads if columns.angles is None else turned(heads, columns.angles)
+
     def write_latent(self, latent: Tensor | Rows, turned: Columns, batch: GpuBatch, layer: int) -> None:
         """In one kernel with what is to be done to q, so when that is known."""
         assert batch.unwritten is None, "a latent is attended to before others are written"
@@ -359,6 +382,10 @@ class GpuOps:
         rows = tensor_of(x)
         logits = self.linear(rows if batch.all_logits else rows[batch.logit_rows], head)
         return soft_capped(logits, softcap) if softcap else logits
+
+    def rows(self, x: Tensor | Rows | Sum, batch: GpuBatch) -> Tensor:
+        rows = tensor_of(x)
+        return rows if batch.all_logits else rows[batch.logit_rows]
 
 
 def _rows(num_rows: int, plain: Callable[[], Tensor], overlap: bool) -> Rows:

@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Float32, Int32, KVCache, KVSpec, Routing, Sampler, StepBatch, Value
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
-from quire.ops.torch.attention import paged_attention
+from quire.ops.torch.attention import paged_attention, self_attention
 from quire.ops.torch.cache import TorchCache
 from quire.ops.torch.routing import choose_experts
 from quire.ops.torch.sampler import TorchSampler
@@ -155,6 +155,20 @@ class TorchOps:
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
         return paged_attention(heads, batch.cache, layer, *runs, scale, window, softcap, slopes).flatten(1)
 
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        batch: TorchBatch,
+        head_dim: int,
+        scale: float,
+        causal: bool = False,
+        window: int = 0,
+    ) -> Tensor:
+        q, k, v = (x.unflatten(-1, (-1, head_dim)) for x in (q, k, v))
+        return self_attention(q, k, v, batch.seq_starts, scale, causal, window).flatten(1)
+
     def write_latent(self, latent: Tensor, turned: Tensor, batch: TorchBatch, layer: int) -> None:
         batch.cache.write(layer, batch.slots, torch.cat([latent, turned], dim=-1)[:, None])
 
@@ -206,6 +220,9 @@ class TorchOps:
         logits = self.linear(x[batch.logit_rows], head)
         return softcap * torch.tanh(logits / softcap) if softcap else logits
 
+    def rows(self, x: Tensor, batch: TorchBatch) -> Tensor:
+        return x[batch.logit_rows]
+
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SILU: F.silu,
@@ -214,6 +231,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.RELU: F.relu,
     Activation.RELU_SQUARED: lambda x: F.relu(x).square(),
     Activation.QUICK_GELU: lambda x: x * torch.sigmoid(1.702 * x),
+    Activation.TANH: torch.tanh,
 }
 
 

@@ -100,6 +100,8 @@ def activate(x, ACTIVATION: tl.constexpr):
         y = tl.maximum(x, 0.0)
     elif ACTIVATION == 4:
         y = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
-    else:
+    elif ACTIVATION == 5:
         y = x * tl.sigmoid(1.702 * x)
+    else:
+        y = 2.0 * tl.sigmoid(2.0 * x) - 1.0
     return y

@@ -1,0 +1,105 @@
+#include "self_attention.h"
+
+#include <algorithm>
+
+namespace quire {
+
+namespace {
+
+constexpr int64_t kBlockSize = 16;  // tokens: a sequence wastes half a block
+
+}  // namespace
+
+void SelfAttentionRunner::reserve(int64_t num_kv_heads, int64_t head_dim, int num_threads) {
+    block_bytes_ = std::max(block_bytes_, pages(num_kv_heads, head_dim).block_bytes());
+    scratch_.reserve(num_threads * attention_scratch(head_dim, kBlockSize));
+}
+
+void SelfAttentionRunner::begin(const int32_t* seq_starts, int64_t num_seqs, const int32_t* logit_rows,
+                                int64_t num_logits) {
+    if (block_bytes_ == 0) return;
+    first_.resize(num_seqs);
+    lengths_.resize(num_seqs);
+    seqs_.resize(seq_starts[num_seqs]);
+    places_.resize(seq_starts[num_seqs]);
+    int32_t num_blocks = 0;
+    for (int64_t seq = 0; seq < num_seqs; ++seq) {
+        lengths_[seq] = seq_starts[seq + 1] - seq_starts[seq];
+        first_[seq] = num_blocks;
+        num_blocks += int32_t((lengths_[seq] + kBlockSize - 1) / kBlockSize);
+        for (int32_t place = 0; place < lengths_[seq]; ++place) {
+            seqs_[seq_starts[seq] + place] = int32_t(seq);
+            places_[seq_starts[seq] + place] = place;
+        }
+    }
+    for (int32_t block = int32_t(blocks_.size()); block < num_blocks; ++block) blocks_.push_back(block);
+    data_.reserve(num_blocks * block_bytes_ + kPagesSlack);
+    wanted_.assign(logit_rows, logit_rows + num_logits);
+    all_.clear();
+    for (int64_t seq = 0; seq < num_seqs; ++seq) all_.push_back({seq, seq_starts[seq], lengths_[seq]});
+    few_.clear();
+    for (int64_t r = 0; r < num_logits; ++r) {
+        const int64_t seq = seqs_[logit_rows[r]];
+        // Rows in the order of their tokens: the kernels take queries so.
+        const bool follows = r > 0 && few_.back().seq == seq && logit_rows[r] > logit_rows[r - 1];
+        if (follows)
+            ++few_.back().count;
+        else
+            few_.push_back({seq, r, 1});
+    }
+}
+
+Pages SelfAttentionRunner::pages(int64_t num_kv_heads, int64_t head_dim) const {
+    return {data_.get(), int64_t(blocks_.size()), 1, num_kv_heads, head_dim, kBlockSize, type_, 0};
+}
+
+void SelfAttentionRunner::keep(int64_t num_kv_heads, int64_t head_dim, Rows k, Rows v, Range tokens) {
+    const Pages to = pages(num_kv_heads, head_dim);
+    for (int64_t t = tokens.first; t < tokens.last; ++t) {
+        const int32_t slot = int32_t(first_[seqs_[t]] * kBlockSize) + places_[t];
+        kernels().ops.write_kv(to, 0, slot, k.at(t), v.at(t));
+    }
+}
+
+void SelfAttentionRunner::attend(const SelfAttentionShape& shape, Rows q, Rows out, bool few, const Team& team,
+                                 std::atomic<int64_t>& counter) {
+    const int64_t group = shape.group, head_dim = shape.head_dim;
+    const Pages from = pages(shape.num_kv_heads, head_dim);
+    float* scratch = scratch_.get() + team.thread * attention_scratch(head_dim, kBlockSize);
+    int64_t mine = counter.fetch_add(1, std::memory_order_relaxed), item = 0;
+    for (const Run& run : few ? few_ : all_) {
+        const int64_t num_queries = run.count * group, length = lengths_[run.seq];
+        const int64_t num_tiles = (num_queries + kTileQueries - 1) / kTileQueries;
+        if (mine >= item + num_tiles * shape.num_kv_heads) {
+            item += num_tiles * shape.num_kv_heads;
+            continue;
+        }
+        for (int64_t first = 0; first < num_queries; first += kTileQueries)
+            for (int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+                if (item++ != mine) continue;
+                AttentionTile tile;
+                tile.pages = &from;
+                tile.layer = 0;
+                tile.kv_head = kv_head;
+                tile.block_table = blocks_.data() + first_[run.seq];
+                tile.num_queries = int(std::min<int64_t>(kTileQueries, num_queries - first));
+                tile.scale = shape.scale;
+                tile.softcap = 0.0f;
+                tile.has_slopes = false;
+                tile.scratch = scratch;
+                for (int i = 0; i < tile.num_queries; ++i) {
+                    const int64_t row = run.first + (first + i) / group, head = kv_head * group + (first + i) % group;
+                    const int64_t place = places_[few ? wanted_[row] : row];
+                    const int64_t reach = shape.window ? shape.window - 1 : length;
+                    tile.q[i] = q.at(row) + head * head_dim;
+                    tile.out[i] = out.at(row) + head * head_dim;
+                    tile.first[i] = int32_t(std::max<int64_t>(0, place - reach));
+                    tile.last[i] = int32_t(std::min(length - 1, place + (shape.causal ? 0 : reach)));
+                }
+                kernels().ops.attend(tile);
+                mine = counter.fetch_add(1, std::memory_order_relaxed);
+            }
+    }
+}
+
+}  // namespace quire

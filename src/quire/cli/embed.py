@@ -1,0 +1,78 @@
+"""`quire embed`: texts in, a line of JSON for each of them out."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+
+from quire.cli.flags import add_flags, read_flags
+from quire.cli.parser import Parser, UsageError
+from quire.engine.options import EngineOptions
+
+EXAMPLES = """\
+  quire embed -m ./all-MiniLM-L6-v2 "A quire is a gathering of pages"
+  quire embed -m ./all-MiniLM-L6-v2 < lines.txt > vectors.jsonl
+  quire embed -m ./ms-marco-MiniLM-L6-v2 --score "What is a quire?" "A gathering of pages" "A group of singers"
+"""
+
+# Nobody waits in a queue here, nothing is drawn, and nothing is kept from one step to the next.
+_NOT_HERE = (
+    *("model", "seed", "served_model_name", "max_queued_requests", "scheduling_policy", "enable_prefix_caching"),
+    *("long_prefill_token_threshold", "block_size", "kv_cache_memory_bytes", "swap_space", "load_format"),
+    *("gpu_memory_utilization", "enforce_eager"),
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    parser = Parser(
+        "embed [TEXT ...]",
+        "Print a JSON object for each text: its vector, or with --score, how well it answers the query.",
+        EXAMPLES,
+    )
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="texts; without any, the lines of stdin")
+    parser.add_argument("-m", "--model", default=argparse.SUPPRESS, help="a directory or a hub repository")
+    parser.add_argument("--score", metavar="QUERY", help="score the texts against this one")
+    parser.add_argument("--pooling", choices=("cls", "mean", "last"), help="how tokens become one vector")
+    parser.add_argument("--normalize", action=argparse.BooleanOptionalAction, help="make vectors of length 1")
+    parser.add_argument("--prompt-name", metavar="NAME", help="put this prompt of the checkpoint before every text")
+    parser.add_argument("--dimensions", metavar="N", type=int, help="keep the first so many numbers of each vector")
+    parser.add_argument("--truncate", action="store_true", help="cut texts that are too long, instead of refusing them")
+    add_flags(parser, EngineOptions, "engine", skip=_NOT_HERE)
+    arguments = parser.parse(argv)
+    options = read_flags(EngineOptions, arguments)
+    if not hasattr(arguments, "model") and "QUIRE_MODEL" not in os.environ:
+        raise UsageError("there is no model to embed with", "name one: `quire embed -m ./all-MiniLM-L6-v2`")
+    texts = arguments.texts or read_lines()
+
+    from quire.engine.embed import Embedder
+
+    given = {field.name: getattr(options, field.name) for field in fields(options)}
+    embedder = Embedder(pooling=arguments.pooling, normalize=arguments.normalize, **given)
+    if arguments.score is not None:
+        scores = embedder.score(arguments.score, texts, truncate=arguments.truncate)
+        write([{"index": index, "score": score} for index, score in enumerate(scores)])
+        return 0
+    vectors = embedder.embed(
+        texts, prompt_name=arguments.prompt_name, truncate=arguments.truncate, dimensions=arguments.dimensions
+    )
+    write([{"index": index, "embedding": vector} for index, vector in enumerate(vectors.tolist())])
+    return 0
+
+
+def read_lines() -> list[str]:
+    if sys.stdin.isatty():
+        raise UsageError("there is no text", 'give texts in quotes, `quire embed -m MODEL "some text"`, or on stdin')
+    try:
+        lines = [line for line in sys.stdin.read().splitlines() if line.strip()]
+    except UnicodeError as failure:
+        raise UsageError(f"the texts are not UTF-8: {failure}", "convert them, with iconv say") from failure
+    if not lines:
+        raise UsageError("there is no text on stdin", "write one a line")
+    return lines
+
+
+def write(objects: Sequence[dict[str, object]]) -> None:
+    for entry in objects:
+        print(json.dumps(entry))

@@ -1,0 +1,231 @@
+"""BERT and the encoders that differ from it in names and numbers: RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT.
+
+The norm stands behind each sum; every token sees all others of its text. Positions are learned, and so are the kinds of
+tokens by which the two texts of a pair are told apart: both are looked up together, in one table of their sums."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import sqrt
+from typing import Any
+
+from quire.core.errors import BadCheckpoint
+from quire.models.config import EncoderConfig
+from quire.models.loading import Affine, LayerNorm, Matrix, Model, Table, Wanted, load_weights, packed_bytes
+from quire.ops.dequantize import dequantize
+from quire.ops.opset import Activation, OpSet, Value
+from quire.ops.tensors import PackedWeight, StoredTensor, stored_floats
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+ACTIVATIONS = {
+    "gelu": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
+    "silu": Activation.SILU,
+}
+# Buffers that older exports stored, and heads that nobody reads here.
+UNUSED = r".*\.position_ids|.*\.token_type_ids|position_ids|(.*\.)?pooler\..*|cls\..*|lm_head\..*|vocab_\w+\..*"
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a family calls things: config keys, tensors."""
+
+    body: str  # names begin with it where the checkpoint has a head
+    layers: str
+    layer: Mapping[str, str]
+    pooler: str  # the head that classifies: a linear layer, its activation, and another
+    pooler_activation: Activation
+    classifier: str
+    config: Mapping[str, str]
+
+
+BERT_LAYER = {
+    "q": "attention.self.query",
+    "k": "attention.self.key",
+    "v": "attention.self.value",
+    "out": "attention.output.dense",
+    "norm1": "attention.output.LayerNorm",
+    "up": "intermediate.dense",
+    "down": "output.dense",
+    "norm2": "output.LayerNorm",
+}
+DISTIL_LAYER = {
+    "q": "attention.q_lin",
+    "k": "attention.k_lin",
+    "v": "attention.v_lin",
+    "out": "attention.out_lin",
+    "norm1": "sa_layer_norm",
+    "up": "ffn.lin1",
+    "down": "ffn.lin2",
+    "norm2": "output_layer_norm",
+}
+BERT_CONFIG = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "activation": "hidden_act",
+}
+DISTIL_CONFIG = {
+    "hidden": "dim",
+    "layers": "n_layers",
+    "heads": "n_heads",
+    "intermediate": "hidden_dim",
+    "activation": "activation",
+}
+BERT = Names("bert.", "encoder.layer.", BERT_LAYER, "bert.pooler.dense", Activation.TANH, "classifier", BERT_CONFIG)
+ROBERTA = Names(
+    "roberta.", "encoder.layer.", BERT_LAYER, "classifier.dense", Activation.TANH, "classifier.out_proj", BERT_CONFIG
+)
+DISTIL = Names(
+    "distilbert.",
+    "transformer.layer.",
+    DISTIL_LAYER,
+    "pre_classifier",
+    Activation.RELU,
+    "classifier",
+    DISTIL_CONFIG,
+)
+FAMILIES = {"Bert": BERT, "Roberta": ROBERTA, "XLMRoberta": ROBERTA, "Camembert": ROBERTA, "DistilBert": DISTIL}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BertConfig(EncoderConfig):
+    names: Names
+    intermediate: int
+    eps: float  # of the norms
+    activation: Activation
+    skipped: int  # rows before position 0 in the table of positions: RoBERTa counts from behind its padding token
+
+
+def config(hf: CheckpointConfig) -> BertConfig:
+    kind = hf.architecture.removesuffix("Model").partition("For")[0]
+    names = FAMILIES[kind]
+    hf.expect("position_embedding_type", "absolute", None)
+    hf.expect("is_decoder", False, None)
+    key = names.config
+    hidden, layers, heads = hf.int(key["hidden"]), hf.int(key["layers"]), hf.int(key["heads"])
+    if heads < 1 or hidden % heads:
+        raise BadCheckpoint(f"{hidden} columns cannot be divided among {heads} heads")
+    skipped = hf.int("pad_token_id", 1) + 1 if names is ROBERTA else 0
+    max_position = hf.int("max_position_embeddings") - skipped
+    return BertConfig(
+        architecture=hf.architecture,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        vocab=hf.int("vocab_size"),
+        max_position=max_position,
+        longest=max_position,
+        windows=(0,) * layers,
+        segments=1 if names is DISTIL else hf.int("type_vocab_size", 2),
+        labels=label_count(hf) if hf.architecture.endswith("ForSequenceClassification") else 0,
+        names=names,
+        intermediate=hf.int(key["intermediate"]),
+        eps=1e-12 if names is DISTIL else hf.float("layer_norm_eps", 1e-12),
+        activation=ACTIVATIONS[hf.expect(key["activation"], *ACTIVATIONS)],
+        skipped=skipped,
+    )
+
+
+def label_count(hf: CheckpointConfig) -> int:
+    """transformers writes their names, and a number only where there are no names."""
+    return len(hf.dict("id2label", {})) or hf.int("num_labels", 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """A row for every position of every kind of token: the sum of both."""
+
+    config: BertConfig
+    prefix: str
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        c = self.config
+        yield f"{self.prefix}position_embeddings.weight", (c.skipped + c.max_position, c.hidden)
+        if c.names is not DISTIL:
+            yield f"{self.prefix}token_type_embeddings.weight", (c.segments, c.hidden)
+
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
+        c = self.config
+        positions = dequantize(tensors[0]).reshape(-1, c.hidden)[c.skipped :]
+        if len(tensors) > 1:
+            kinds = dequantize(tensors[1]).reshape(-1, 1, c.hidden)
+            positions = (kinds + positions).reshape(-1, c.hidden)  # [kinds * positions, hidden]
+        return ops.table(stored_floats(tensors[0].name, positions))
+
+
+def top_names(c: BertConfig, prefix: str) -> Wanted:
+    embeddings = f"{prefix}embeddings."
+    head: Wanted = {
+        "pooler": Matrix({c.names.pooler: c.hidden}, c.hidden, bias=True, keep=True),
+        "head": Matrix({c.names.classifier: c.labels}, c.hidden, bias=True, keep=True),
+    }
+    return {
+        "words": Table(f"{embeddings}word_embeddings", c.vocab, c.hidden),
+        "places": Places(c, embeddings),
+        "norm": LayerNorm(f"{embeddings}LayerNorm", c.hidden),
+        **(head if c.labels else {}),
+    }
+
+
+def layer_names(c: BertConfig) -> Wanted:
+    name = c.names.layer
+    return {
+        "qkv": Matrix({name[part]: c.hidden for part in "qkv"}, c.hidden, bias=True),
+        "out": Matrix({name["out"]: c.hidden}, c.hidden, bias=True),
+        "norm1": LayerNorm(name["norm1"], c.hidden),
+        "up": Matrix({name["up"]: c.intermediate}, c.hidden, bias=True),
+        "down": Matrix({name["down"]: c.hidden}, c.intermediate, bias=True),
+        "norm2": LayerNorm(name["norm2"], c.hidden),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    qkv: PackedWeight
+    out: PackedWeight
+    norm1: Affine
+    up: PackedWeight
+    down: PackedWeight
+    norm2: Affine
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    words: Any
+    places: Any
+    norm: Affine
+    layers: list[Layer]
+    pooler: PackedWeight | None = None
+    head: PackedWeight | None = None
+
+
+def load(ops: OpSet, checkpoint: Checkpoint, config: BertConfig, max_model_len: int) -> Model:
+    body = config.names.body
+    prefix = body if any(name.startswith(body) for name in checkpoint.names()) else ""
+    named = {f"{prefix}{config.names.layers}{layer}.": layer_names(config) for layer in range(config.layers)}
+    top, layers = load_weights(ops, checkpoint, top_names(config, prefix), named, UNUSED)
+    weights = Weights(**top, layers=[Layer(**layer) for layer in layers])
+    return Model(config, partial(forward, config, weights), packed_bytes([top, *layers]))
+
+
+def forward(c: BertConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
+    """-> the vectors of tokens, or the logits of labels, of rows batch.logit_rows."""
+    x = ops.add(ops.embedding(batch.ids, w.words), ops.embedding(batch.positions, w.places))
+    x = ops.layer_norm(x, *w.norm, c.eps)
+    for layer in w.layers:
+        q, k, v = ops.split(ops.linear(x, layer.qkv), (c.hidden, c.hidden, c.hidden))
+        attended = ops.attention(q, k, v, batch, c.head_dim, 1 / sqrt(c.head_dim))
+        x = ops.layer_norm(ops.add(x, ops.linear(attended, layer.out)), *layer.norm1, c.eps)
+        inner = ops.activate(ops.linear(x, layer.up), c.activation)
+        x = ops.layer_norm(ops.add(x, ops.linear(inner, layer.down)), *layer.norm2, c.eps)
+    if w.pooler is None or w.head is None:
+        return ops.rows(x, batch)
+    pooled = ops.activate(ops.linear(x, w.pooler), c.names.pooler_activation)
+    return ops.logits(pooled, w.head, batch)

@@ -1,0 +1,164 @@
+"""ModernBERT: an encoder with rotary positions, gated feed-forward layers, and windows in two layers of three.
+
+The norm stands before each part, but before the first attention there is none."""
+
+from dataclasses import dataclass
+from functools import partial
+from math import sqrt
+from typing import Any
+
+from quire.core.errors import BadCheckpoint
+from quire.models.bert import ACTIVATIONS, label_count
+from quire.models.config import EncoderConfig
+from quire.models.loading import Affine, LayerNorm, Matrix, Model, Table, Wanted, load_weights, packed_bytes
+from quire.models.rope import RopeSpec, frequencies, read_rope
+from quire.ops.opset import Activation, OpSet, Value
+from quire.ops.tensors import PackedWeight
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+BODY = "model."  # names begin with it where the checkpoint has a head
+UNUSED = r"(head|decoder)\..*"  # of a head that nobody reads here
+SCORER = "ModernBertForSequenceClassification"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModernBertConfig(EncoderConfig):
+    intermediate: int
+    eps: float  # of the norms
+    activation: Activation
+    head_activation: Activation
+    rope: RopeSpec  # in layers that see everything
+    local_rope: RopeSpec  # in layers with a window
+    attention_bias: bool
+    mlp_bias: bool
+    norm_bias: bool
+    head_bias: bool
+
+
+def config(hf: CheckpointConfig) -> ModernBertConfig:
+    labels = 0
+    if hf.architecture == SCORER:
+        hf.expect("classifier_pooling", "cls")  # the mean of all tokens is not one row's affair
+        labels = label_count(hf)
+    hf.expect("rope_scaling", None)
+    hf.expect("rope_local_scaling", None)
+    hidden, layers, heads = hf.int("hidden_size"), hf.int("num_hidden_layers"), hf.int("num_attention_heads")
+    if heads < 1 or hidden % heads:
+        raise BadCheckpoint(f"{hidden} columns cannot be divided among {heads} heads")
+    head_dim, max_position = hidden // heads, hf.int("max_position_embeddings")
+    theta = hf.float("rope_theta", hf.float("global_rope_theta", 160_000.0))
+    local_theta = hf.float("rope_local_base_freq", hf.float("local_rope_theta", 10_000.0))
+    return ModernBertConfig(
+        architecture=hf.architecture,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        vocab=hf.int("vocab_size"),
+        max_position=max_position,
+        longest=max_position,
+        windows=_windows(hf, layers),
+        labels=labels,
+        intermediate=hf.int("intermediate_size"),
+        eps=hf.float("norm_eps", 1e-5),
+        activation=ACTIVATIONS[hf.expect("hidden_activation", *ACTIVATIONS)],
+        head_activation=ACTIVATIONS[hf.get("classifier_activation", "gelu")] if labels else Activation.GELU,
+        rope=read_rope({"rope_theta": theta}, head_dim, max_position),
+        local_rope=read_rope({"rope_theta": local_theta}, head_dim, max_position),
+        attention_bias=hf.bool("attention_bias", False),
+        mlp_bias=hf.bool("mlp_bias", False),
+        norm_bias=hf.bool("norm_bias", False),
+        head_bias=hf.bool("classifier_bias", False),
+    )
+
+
+def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
+    """Layers are listed by kind, or every n-th one sees everything. `local_attention` counts both sides together."""
+    interval = hf.int("global_attn_every_n_layers", 3)
+    listed = hf.get("layer_types", ["sliding_attention" if at % interval else "full_attention" for at in range(layers)])
+    if len(listed) != layers:
+        raise BadCheckpoint(f"layer_types lists {len(listed)} layers, and there are {layers}")
+    reach = hf.int("local_attention", 128) // 2
+    return tuple(reach + 1 if kind == "sliding_attention" else 0 for kind in listed)
+
+
+def top_names(c: ModernBertConfig, prefix: str) -> Wanted:
+    head: Wanted = {
+        "pooler": Matrix({"head.dense": c.hidden}, c.hidden, bias=c.head_bias, keep=True),
+        "pooler_norm": LayerNorm("head.norm", c.hidden, bias=c.norm_bias),
+        "head": Matrix({"classifier": c.labels}, c.hidden, bias=True, keep=True),
+    }
+    return {
+        "words": Table(f"{prefix}embeddings.tok_embeddings", c.vocab, c.hidden),
+        "norm": LayerNorm(f"{prefix}embeddings.norm", c.hidden, bias=c.norm_bias),
+        "last_norm": LayerNorm(f"{prefix}final_norm", c.hidden, bias=c.norm_bias),
+        **(head if c.labels else {}),
+    }
+
+
+def layer_names(c: ModernBertConfig, layer: int) -> Wanted:
+    return {
+        **({"norm1": LayerNorm("attn_norm", c.hidden, bias=c.norm_bias)} if layer else {}),
+        "qkv": Matrix({"attn.Wqkv": 3 * c.hidden}, c.hidden, bias=c.attention_bias),
+        "out": Matrix({"attn.Wo": c.hidden}, c.hidden, bias=c.attention_bias),
+        "norm2": LayerNorm("mlp_norm", c.hidden, bias=c.norm_bias),
+        "gate_up": Matrix({"mlp.Wi": 2 * c.intermediate}, c.hidden, bias=c.mlp_bias),
+        "down": Matrix({"mlp.Wo": c.hidden}, c.intermediate, bias=c.mlp_bias),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    qkv: PackedWeight
+    out: PackedWeight
+    norm2: Affine
+    gate_up: PackedWeight
+    down: PackedWeight
+    norm1: Affine | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    words: Any
+    norm: Affine
+    layers: list[Layer]
+    last_norm: Affine
+    rope: Any  # rotary frequencies
+    local_rope: Any
+    pooler: PackedWeight | None = None
+    pooler_norm: Affine | None = None
+    head: PackedWeight | None = None
+
+
+def load(ops: OpSet, checkpoint: Checkpoint, config: ModernBertConfig, max_model_len: int) -> Model:
+    prefix = BODY if any(name.startswith(BODY) for name in checkpoint.names()) else ""
+    named = {f"{prefix}layers.{layer}.": layer_names(config, layer) for layer in range(config.layers)}
+    top, layers = load_weights(ops, checkpoint, top_names(config, prefix), named, UNUSED)
+    weights = Weights(
+        **top,
+        layers=[Layer(**layer) for layer in layers],
+        rope=ops.frequencies(*frequencies(config.rope, max_model_len)),
+        local_rope=ops.frequencies(*frequencies(config.local_rope, max_model_len)),
+    )
+    return Model(config, partial(forward, config, weights), packed_bytes([top, *layers]))
+
+
+def forward(c: ModernBertConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
+    """-> the vectors of tokens, or the logits of labels, of rows batch.logit_rows."""
+    angles = {local: ops.rope_angles(batch.positions, w.local_rope if local else w.rope) for local in (False, True)}
+    x = ops.layer_norm(ops.embedding(batch.ids, w.words), *w.norm, c.eps)
+    for layer, window in zip(w.layers, c.windows, strict=True):
+        h = x if layer.norm1 is None else ops.layer_norm(x, *layer.norm1, c.eps)
+        q, k, v = ops.split(ops.linear(h, layer.qkv), (c.hidden, c.hidden, c.hidden))
+        q, k = (ops.rope(part, angles[window > 0], c.head_dim) for part in (q, k))
+        attended = ops.attention(q, k, v, batch, c.head_dim, 1 / sqrt(c.head_dim), window=window)
+        x = ops.add(x, ops.linear(attended, layer.out))
+        gated = ops.activate_and_mul(ops.linear(ops.layer_norm(x, *layer.norm2, c.eps), layer.gate_up), c.activation)
+        x = ops.add(x, ops.linear(gated, layer.down))
+    x = ops.layer_norm(x, *w.last_norm, c.eps)
+    if w.pooler is None or w.pooler_norm is None or w.head is None:
+        return ops.rows(x, batch)
+    pooled = ops.activate(ops.linear(x, w.pooler), c.head_activation)
+    return ops.logits(ops.layer_norm(pooled, *w.pooler_norm, c.eps), w.head, batch)

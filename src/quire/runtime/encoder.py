@@ -1,0 +1,101 @@
+"""Runs texts through a model, as many at a time as a step takes. Nothing is remembered between steps."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from quire.models.config import EncoderConfig
+from quire.models.loading import Model
+from quire.ops.opset import Float32, OpSet, StepBatch
+from quire.runtime.kv import kv_spec
+
+BLOCK_SIZE = 16
+
+Wanted = Literal["first", "last", "all"]  # tokens of a text
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A text, or a pair of texts."""
+
+    ids: Sequence[int]
+    segments: Sequence[int] | None = None  # which of the two a token belongs to; None: there is one
+
+
+class EncoderRunner:
+    """One model on one device: an encoder, or a decoder on pages that each step writes anew."""
+
+    def __init__(
+        self,
+        ops: OpSet,
+        model: Model,
+        *,
+        max_tokens: int,  # of a step; a longer text has one of its own
+        max_rows: int,  # texts of a step
+        max_model_len: int,  # tokens of a text
+        kv_dtype: str = "auto",
+    ) -> None:
+        config = model.config
+        self._step_tokens, self._max_rows, self._max_model_len = max_tokens, max_rows, max_model_len
+        self._kinds = config.segments if isinstance(config, EncoderConfig) else 1
+        self._max_position = config.max_position
+        layers = 0 if isinstance(config, EncoderConfig) else config.layers
+        most = max(max_tokens, max_model_len)
+        cache = ops.new_cache(
+            replace(kv_spec(config, BLOCK_SIZE, kv_dtype), num_layers=layers), -(-most // BLOCK_SIZE) + max_rows
+        )
+        self._program = ops.compile(model.forward, cache, most, max_rows, max_model_len)
+
+    def run(self, texts: Sequence[Tokens], wanted: Wanted, take: Callable[[Float32], Any]) -> list[Any]:
+        """take(rows) of every text: rows [n, columns] of the tokens that are wanted."""
+        return [taken for step in self._steps(texts) for taken in self._run(step, wanted, take)]
+
+    def _steps(self, texts: Sequence[Tokens]) -> Iterator[Sequence[Tokens]]:
+        """In the order they come: without padding, nothing is gained by sorting them."""
+        first, num_tokens = 0, 0
+        for index, text in enumerate(texts):
+            assert 0 < len(text.ids) <= self._max_model_len, f"{len(text.ids)} tokens"
+            if index - first == self._max_rows or (index > first and num_tokens + len(text.ids) > self._step_tokens):
+                yield texts[first:index]
+                first, num_tokens = index, 0
+            num_tokens += len(text.ids)
+        if first < len(texts):
+            yield texts[first:]
+
+    def _run(self, texts: Sequence[Tokens], wanted: Wanted, take: Callable[[Float32], Any]) -> list[Any]:
+        batch = self._batch(texts, wanted)
+        rows = _on_host(self._program.run(batch))
+        if wanted != "all":
+            return [take(rows[i : i + 1]) for i in range(len(texts))]
+        return [take(rows[a:b]) for a, b in zip(batch.seq_starts, batch.seq_starts[1:], strict=False)]
+
+    def _batch(self, texts: Sequence[Tokens], wanted: Wanted) -> StepBatch:
+        lengths = np.array([len(text.ids) for text in texts], np.int32)
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        places = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
+        blocks = -(-lengths // BLOCK_SIZE)
+        first_blocks = np.concatenate([[0], np.cumsum(blocks)[:-1]]).astype(np.int32)
+        rows = {"first": starts[:-1], "last": starts[1:] - 1, "all": np.arange(starts[-1], dtype=np.int32)}
+        return StepBatch(
+            ids=np.concatenate([np.asarray(text.ids, np.int32) for text in texts]),
+            positions=places + self._segment_offsets(texts),
+            slots=np.repeat(first_blocks * BLOCK_SIZE, lengths) + places,
+            seq_starts=starts,
+            context_lens=lengths,
+            block_tables=first_blocks[:, None] + np.arange(blocks.max(), dtype=np.int32),
+            logit_rows=np.ascontiguousarray(rows[wanted]),
+        )
+
+    def _segment_offsets(self, texts: Sequence[Tokens]) -> Any:
+        """Of positions: see EncoderConfig."""
+        if self._kinds == 1 or all(text.segments is None for text in texts):
+            return np.int32(0)
+        segments = [np.zeros(len(t.ids), np.int32) if t.segments is None else np.asarray(t.segments) for t in texts]
+        return np.concatenate(segments).astype(np.int32) * np.int32(self._max_position)
+
+
+def _on_host(rows: Any) -> Float32:
+    """Arrays are there already; tensors may be on a device, in 16 bits."""
+    return np.asarray(rows.float().cpu() if hasattr(rows, "cpu") else rows)

@@ -1,0 +1,44 @@
+"""A decoder whose vectors are wanted, and not its logits: every family's forward pass serves for both."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from quire.models.loading import Model
+from quire.models.registry import Family
+from quire.ops.opset import OpSet, Value
+from quire.ops.tensors import PackedWeight, StoredTensor
+from quire.weights.checkpoint import Checkpoint
+
+
+class Headless:
+    """An op set, except that the head is not loaded, and its rows are what a forward pass ends in."""
+
+    def __init__(self, ops: Any, vocab: int) -> None:
+        self._ops, self._vocab = ops, vocab
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+    def pack(
+        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: bool = False
+    ) -> PackedWeight:
+        rows = sum(part.num_rows for part in parts)
+        if keep and rows == self._vocab:  # the head: kept as it is stored, an output for every token
+            return PackedWeight(rows, parts[0].num_columns, 0, None)
+        packed: PackedWeight = self._ops.pack(parts, bias, keep)
+        return packed
+
+    def logits(self, x: Value, head: PackedWeight, batch: Any, softcap: float = 0.0) -> Value:
+        return self._ops.rows(x, batch)
+
+
+def load_headless(ops: OpSet, family: Family, checkpoint: Checkpoint, max_model_len: int) -> Model:
+    """The decoder of a checkpoint, whose forward pass gives the vectors of rows after the last norm."""
+    config = family.config(checkpoint.config)
+    model = family.load(Headless(ops, config.vocab), checkpoint, config, max_model_len)
+
+    def forward(ops: OpSet, batch: Any) -> Value:
+        return model.forward(Headless(ops, config.vocab), batch)
+
+    return replace(model, forward=forward)

@@ -1,0 +1,121 @@
+"""What sentence-transformers writes beside a model: how its tokens become one vector.
+
+modules.json lists steps, each with a folder for its own config.json: the transformer, pooling, linear layers, norms."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire.core.errors import BadCheckpoint, Unsupported
+from quire.weights.config import CheckpointConfig
+from quire.weights.huggingface import read_json
+
+POOLINGS = {  # in their words, older and newer -> in ours
+    "cls": "cls",
+    "cls_token": "cls",
+    "mean": "mean",
+    "mean_tokens": "mean",
+    "lasttoken": "last",
+}
+ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh"}
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLayer:
+    """A linear layer that a vector goes through: `linear.weight` and `linear.bias` in a folder of their own."""
+
+    folder: Path
+    num_inputs: int
+    num_outputs: int
+    bias: bool
+    activation: str  # identity or tanh
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceModules:
+    pooling: str | None = None  # cls, mean or last; None: nothing is said
+    steps: tuple[DenseLayer | None, ...] = ()  # after pooling, in order: a linear layer, or None: divide by the length
+    max_tokens: int | None = None  # of a text, special tokens included
+    lower: bool = False  # letters of a text become small before it is cut into tokens
+    prompts: Mapping[str, str] = field(default_factory=dict)  # what to put before a text, by what the text is
+    default_prompt: str | None = None  # the name of the one that is put where none is named
+
+
+def read_sentence_modules(directory: Path) -> SentenceModules:
+    """Of a checkpoint in Hugging Face's layout; nothing is said where there is no modules.json."""
+    texts = _text_settings(directory)
+    prompts = CheckpointConfig(
+        directory / "config_sentence_transformers.json", read_json(directory / "config_sentence_transformers.json")
+    )
+    pooling, steps = _modules(directory)
+    return SentenceModules(
+        pooling=pooling,
+        steps=steps,
+        max_tokens=texts.int("max_seq_length") if "max_seq_length" in texts else None,
+        lower=texts.bool("do_lower_case", False),
+        prompts={name: text for name, text in prompts.dict("prompts", {}).items() if isinstance(text, str)},
+        default_prompt=prompts.get("default_prompt_name"),
+    )
+
+
+def _text_settings(directory: Path) -> CheckpointConfig:
+    """sentence_bert_config.json, in whose name some models put another family."""
+    files = sorted(directory.glob("sentence_*_config.json"))
+    return CheckpointConfig(files[0], read_json(files[0])) if files else CheckpointConfig(directory, {})
+
+
+def _modules(directory: Path) -> tuple[str | None, tuple[DenseLayer | None, ...]]:
+    path = directory / "modules.json"
+    if not path.exists():
+        return None, ()
+    try:
+        listed = json.loads(path.read_bytes())
+        modules = [(str(entry["type"]).rpartition(".")[2], directory / str(entry["path"])) for entry in listed]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise BadCheckpoint(f"{path} is not a list of modules, each with a type and a path") from error
+    pooling: str | None = None
+    steps: list[DenseLayer | None] = []
+    for kind, folder in modules:
+        config = CheckpointConfig(folder / "config.json", read_json(folder / "config.json"))
+        match kind:
+            case "Transformer":
+                continue
+            case "Pooling":
+                pooling = _pooling(config)
+            case "Dense":
+                steps.append(_dense(config, folder))
+            case "Normalize":
+                steps.append(None)
+            case _:
+                supported = "Transformer, Pooling, Dense, Normalize"
+                raise Unsupported(f"{path} has a module {kind}", f"supported: {supported}")
+    return pooling, tuple(steps)
+
+
+def _pooling(config: CheckpointConfig) -> str:
+    config.expect("include_prompt", True, None)
+    if "pooling_mode" in config:
+        return POOLINGS[config.expect("pooling_mode", *POOLINGS)]
+    modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    chosen = [mode for mode in modes if config.bool(f"pooling_mode_{mode}", False)]
+    if len(chosen) != 1 or chosen[0] not in POOLINGS:
+        raise Unsupported(
+            f"{config.source} pools by {' and '.join(chosen) or 'nothing'}",
+            "one of cls_token, mean_tokens and lasttoken is supported; say pooling= to choose another",
+        )
+    return POOLINGS[chosen[0]]
+
+
+def _dense(config: CheckpointConfig, folder: Path) -> DenseLayer:
+    function: Any = config.str("activation_function", "torch.nn.modules.activation.Tanh").rpartition(".")[2]
+    if function not in ACTIVATIONS:
+        raise Unsupported(f"{config.source}: activation_function is {function}", "supported: Identity, Tanh")
+    return DenseLayer(
+        folder=folder,
+        num_inputs=config.int("in_features"),
+        num_outputs=config.int("out_features"),
+        bias=config.bool("bias", True),
+        activation=ACTIVATIONS[function],
+    )
