@@ -74,7 +74,7 @@ std::vector<uint8_t> sample_rows(Storage storage, int64_t rows, int64_t n, Rando
                 for (int g = 0; g < 4; ++g) row[block + g] &= 0x3f;
             if (storage == Storage::IQ1_M)
                 for (int w = 0; w < 4; ++w) row[block + 49 + 2 * w] = uint8_t((row[block + 49 + 2 * w] & 15) | 0x20);
-            const uint16_t zero_point = uint16_t(0x4800 + 0x80 * (random.bits() % 8));  // 8 .. 15
+            const uint16_t zero_point = uint16_t(0x4880 + 0x80 * (random.bits() % 6));  // 9 .. 14: no row is all zero
             if (storage == Storage::Q4_Z) std::memcpy(row + block + 2, &zero_point, 2);
             const float scales[2] = {random.uniform(), random.uniform()};
             if (has_float_scale(storage)) std::memcpy(row + block, scales, has_float_offset(storage) ? 8 : 4);

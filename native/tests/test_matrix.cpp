@@ -209,7 +209,7 @@ int main(int argc, char** argv) {
         const StorageInfo& info = storage_info(Storage(s));
         for (int64_t outputs : kOutputs) {
             Random random(uint64_t(s) * 1000 + uint64_t(outputs));
-            if (info.group == 0) {
+            if (info.block == 1) {
                 for (int64_t inputs : kFloatInputs) {
                     Case c(info, outputs, inputs, random);
                     test_case(c);

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from quire import _native
+from quire.ops.native.library import native
 from quire.ops.opset import Draw, Float32, RowParams
 
 
@@ -10,7 +10,7 @@ class NativeSampler:
     """Rows are spread over `num_threads` threads (0: as OpenMP decides); the tokens do not depend on how many."""
 
     def __init__(self, num_rows: int, vocab_size: int, num_threads: int = 0) -> None:
-        self._sampler = _native.Sampler(num_rows, vocab_size, num_threads)
+        self._sampler = native.Sampler(num_rows, vocab_size, num_threads)
 
     def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
         self._sampler.admit(row, params, tokens, num_prompt)
