@@ -167,6 +167,11 @@ using Op =
     std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, RopeAngles, Rope, WriteKV, WriteLatent, Attention,
                  KeepKV, SelfAttention, Activate, ActivateAndMul, Mixture, MulSigmoid, Scale, Clamp, Add, Logits, Take>;
 
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// With fewer tiles of attention than that for each thread, the end of the op is a long wait for the last ones.
+constexpr int64_t kTilesAThread = 4;
+
 class Tape {
  public:
     // Weights, tables and pages must outlive the tape. The arena has `arena_size` floats.
@@ -182,7 +187,8 @@ class Tape {
 
     void check(const Step& step) const;
     void find_shared(const Step& step);
-    int64_t add_counters(size_t count);  // returns the first one's index
+    void walk(const Step& step, const Team& team);  // what one thread does: walk.cpp
+    int64_t add_counters(size_t count);             // returns the first one's index
 
     Pages pages_;
     int64_t max_tokens_;

@@ -7,16 +7,13 @@ import pytest
 import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
+from models.gpu_steps import logits_of
 from quire.core.errors import Unsupported
-from quire.models.registry import family
-from quire.ops.opset import KVSpec, StepBatch
+from quire.ops.opset import KVSpec
 from quire.ops.torch import TorchOps
 from quire.ops.torch.gpu import GpuOps
-from quire.runtime.kv import kv_spec
-from quire.weights.checkpoint import open_checkpoint
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-LENGTH, BLOCK = 64, 8
 CASES = [("float32", "float32", 1e-5)]
 if DEVICE == "cuda":  # the interpreter takes its time
     CASES += [("bfloat16", "bfloat16", 6e-2), ("float16", "float16", 1e-2), ("bfloat16", "fp8", 0.2)]
@@ -52,35 +49,6 @@ def some_steps():
         [(ids[15:16], 5), (ids[16:19], 1), (ids[19:20], 9)],  # a chunk between decoding sequences
         [(ids[20:21], 6), (ids[21:22], 4), (ids[22:23], 10)],  # only decoding
     ]
-
-
-def logits_of(ops, path, dtype, steps):
-    """The logits of every step of [(ids, start)], one entry a sequence."""
-    stored = open_checkpoint(path)
-    kind = family(stored.config.architecture)
-    config = kind.config(stored.config)
-    model = kind.load(ops, stored, config, LENGTH)
-    num_seqs, width = len(steps[0]), LENGTH // BLOCK
-    cache = ops.new_cache(kv_spec(config, BLOCK, dtype), num_seqs * width)
-    program = ops.compile(model.forward, cache, 64, num_seqs, LENGTH)
-    tables = np.arange(num_seqs * width, dtype=np.int32).reshape(num_seqs, width)[:, ::-1].copy()
-    found = []
-    for step in steps:
-        counts = [len(ids) for ids, _ in step]
-        positions = np.concatenate([np.arange(start, start + len(ids)) for ids, start in step]).astype(np.int32)
-        owner = np.repeat(np.arange(num_seqs), counts)
-        starts = np.cumsum([0, *counts]).astype(np.int32)
-        batch = StepBatch(
-            ids=np.concatenate([ids for ids, _ in step]).astype(np.int32),
-            positions=positions,
-            slots=(tables[owner, positions // BLOCK] * BLOCK + positions % BLOCK).astype(np.int32),
-            seq_starts=starts,
-            context_lens=np.array([start + len(ids) for ids, start in step], np.int32),
-            block_tables=tables,
-            logit_rows=(starts[1:] - 1).astype(np.int32),
-        )
-        found.append(program.run(batch).float().cpu().numpy().copy())
-    return np.concatenate(found)
 
 
 @pytest.mark.parametrize(("dtype", "kept", "bound"), CASES)
