@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import httpx
 import uvicorn
 
+from quire.engine.models import OneModel
 from quire.server.app import create_app
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
@@ -41,7 +42,7 @@ def running(options: ServerOptions | None = None) -> Iterator[Running]:
     port = listener.getsockname()[1]
     options = options or ServerOptions()
     config = uvicorn.Config(
-        create_app(service, options, metrics),
+        create_app(OneModel(service), options, metrics),
         root_path=options.root_path,
         lifespan="off",
         ws="none",

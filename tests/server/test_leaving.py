@@ -70,10 +70,11 @@ def test_all_prompts_or_none() -> None:
 PROGRAM = """
 import sys, uvloop
 from server.fake_service import FakeService
+from quire.engine.models import OneModel
 from quire.server.options import ServerOptions
 from quire.server.serve import serve
 options = ServerOptions(port=0, drain_timeout=float(sys.argv[1]))
-uvloop.run(serve(FakeService(), options, on_ready=lambda address: print(address, flush=True)))
+uvloop.run(serve(OneModel(FakeService()), options, on_ready=lambda address: print(address, flush=True)))
 """
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from quire.core.errors import BadRequest
+from quire.core.structured import Structured
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
@@ -36,6 +37,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    structured: Structured | None = None  # the language of the answer; None: any text
     logprobs: int | None = None  # alternatives reported beside each token; 0 reports the token alone
     prompt_logprobs: int | None = None
     beam_width: int | None = None  # beam search instead of drawing

@@ -25,6 +25,7 @@ class GenerateRequest:
     tenant: str = ""
     salt: str = ""
     priority: int = 0
+    adapter: str = ""  # the name of a LoRA adapter; none: the model as it is
     timeout: float | None = None  # seconds until the request is given up
 
 

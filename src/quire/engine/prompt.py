@@ -37,6 +37,7 @@ class Prompter:
             eos_ids=sorted(self.tokenizer.eos_ids),
             tenant=request.tenant,
             salt=request.salt,
+            adapter=request.adapter,
             priority=request.priority,
             arrival=now,
             deadline=None if request.timeout is None else now + request.timeout,

@@ -49,12 +49,46 @@ class TextStream(Protocol):
 
 
 class Service(Protocol):
+    """One model."""
+
     info: ModelInfo
     tokenizer: Tokenizer
     state: State
 
     async def submit(self, request: GenerateRequest) -> TextStream:
         """Tokenize and queue. Raises BadRequest, QueueFull or Unavailable before anything is streamed."""
+
+    async def drain(self) -> None:
+        """Take no more requests, and return when those under way have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A name that clients can ask for."""
+
+    name: str
+    info: ModelInfo | None  # None while the model is not loaded
+    adapter_of: str = ""  # the model that it is an adapter of
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a name leads to."""
+
+    service: Service
+    adapter: str = ""  # the adapter's name, where the name is that of one
+
+
+class Models(Protocol):
+    """The models behind one address, by name."""
+
+    @property
+    def state(self) -> State: ...
+
+    def offers(self) -> list[Offer]: ...
+
+    async def find(self, name: str | None) -> Found:
+        """The model of that name, loaded if it was not; None is the first one. Raises UnknownModel."""
 
     async def drain(self) -> None:
         """Take no more requests, and return when those under way have ended."""

@@ -12,7 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire import __version__
-from quire.core.errors import QuireError, UnknownModel
+from quire.core.errors import QuireError
+from quire.engine.models import unknown_model
 from quire.server.dialects import DIALECTS, load
 from quire.server.edge import Edge
 from quire.server.errors import MethodNotAllowed, UnknownPath
@@ -20,18 +21,20 @@ from quire.server.generate import generation_route
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
 from quire.server.replies import error_response, json_response
+from quire.server.site import Site
 from quire.server.tokens import Tokens
 
 if TYPE_CHECKING:
-    from quire.engine.service import Service
+    from quire.engine.service import Models, Offer
 
 
-def create_app(service: "Service", options: ServerOptions, metrics: Metrics | None = None) -> Starlette:
-    """`metrics` is the observer the service was given, if it was given one."""
+def create_app(models: "Models", options: ServerOptions, metrics: Metrics | None = None) -> Starlette:
+    """`metrics` is the observer the models were given, if they were given one."""
     metrics = metrics or Metrics()
+    site = Site(models, options, metrics)
     shape = load("openai").error  # for the paths that belong to no dialect
-    tokens = Tokens(service, options.max_body_bytes)
-    pages = Pages(service, metrics)
+    tokens = Tokens(models, options.max_body_bytes)
+    pages = Pages(site)
     routes = [
         Route("/v1/models", pages.models),
         Route("/v1/models/{name:path}", pages.model),
@@ -43,8 +46,9 @@ def create_app(service: "Service", options: ServerOptions, metrics: Metrics | No
         Route("/version", pages.version),
     ]
     for dialect in map(load, DIALECTS):
+        routes += dialect.pages(site)
         for path, parse in dialect.routes.items():
-            handle = generation_route(service, dialect, parse, options.max_body_bytes)
+            handle = generation_route(models, dialect, parse, options.max_body_bytes)
             routes.append(Route(path, handle, methods=["POST"]))
 
     async def refused(http: Request, error: Exception) -> Response:
@@ -81,36 +85,37 @@ def _as_ours(http: Request, error: HTTPException) -> QuireError:
 class Pages:
     """What can be asked about the server."""
 
-    def __init__(self, service: "Service", metrics: Metrics) -> None:
-        self._service = service
-        self._metrics = metrics
+    def __init__(self, site: Site) -> None:
+        self._models = site.models
+        self._metrics = site.metrics
         self._created = int(time.time())
 
     async def models(self, http: Request) -> Response:
-        return json_response({"object": "list", "data": [self._model()]})
+        return json_response({"object": "list", "data": list(map(self._model, self._models.offers()))})
 
     async def model(self, http: Request) -> Response:
-        name, served = http.path_params["name"], self._service.info.name
-        if name != served:
-            raise UnknownModel(f"no model `{name}`", f"`{served}` is served here", param="model")
-        return json_response(self._model())
+        name, offers = http.path_params["name"], {offer.name: offer for offer in self._models.offers()}
+        if name not in offers:
+            raise unknown_model(name, list(offers))
+        return json_response(self._model(offers[name]))
 
-    def _model(self) -> dict[str, object]:
-        info = self._service.info
+    def _model(self, offer: "Offer") -> dict[str, object]:
         return {
-            "id": info.name,
+            "id": offer.name,
             "object": "model",
             "created": self._created,
             "owned_by": "quire",
-            "max_model_len": info.max_model_len,
+            "root": offer.adapter_of or offer.name,
+            "parent": offer.adapter_of or None,
+            "max_model_len": offer.info.max_model_len if offer.info else None,
         }
 
     async def health(self, http: Request) -> Response:
-        state = self._service.state
+        state = self._models.state
         return json_response({"status": state}, 503 if state == "stopped" else 200)
 
     async def ready(self, http: Request) -> Response:
-        state = self._service.state
+        state = self._models.state
         return json_response({"status": state}, 200 if state == "ready" else 503)
 
     async def metrics_text(self, http: Request) -> Response:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.core.errors import BadRequest, QuireError, Unavailable
-from quire.server.body import read_body
+from quire.server.body import decode, read_body
 from quire.server.dialects.dialect import Call, Context, Dialect
 from quire.server.errors import ClientGone
 from quire.server.fold import Completion, Sample, failure
@@ -20,7 +20,7 @@ from quire.server.replies import error_response
 from quire.text.event import TextEvent
 
 if TYPE_CHECKING:
-    from quire.engine.service import Service, TextStream
+    from quire.engine.service import Models, Service, TextStream
 
 T = TypeVar("T")
 log = logging.getLogger("quire.server")
@@ -28,15 +28,29 @@ log = logging.getLogger("quire.server")
 PARSE_INLINE_BYTES = 1 << 16  # larger bodies are parsed in a thread: other streams go on meanwhile
 
 
+class _Named(msgspec.Struct):
+    """The one field that says who is to read the others."""
+
+    model: str | None = None
+
+
+_named = msgspec.json.Decoder(_Named)
+
+
 def generation_route(
-    service: "Service", dialect: Dialect, parse: Callable[[bytes, Context], Call], max_body_bytes: int
+    models: "Models", dialect: Dialect, parse: Callable[[bytes, Context], Call], max_body_bytes: int
 ) -> Callable[[Request], Awaitable[Response]]:
     async def handle(http: Request) -> Response:
         try:
             body = await read_body(http, max_body_bytes)
-            context = Context(service.info, service.tokenizer, http.scope.get("tenant", ""))
+            found = await models.find(decode(body, _named).model)
+            service = found.service
+            model = found.adapter or service.info.name
+            context = Context(service.info, service.tokenizer, http.scope.get("tenant", ""), model)
             large = len(body) > PARSE_INLINE_BYTES
             call = await asyncio.to_thread(parse, body, context) if large else parse(body, context)
+            for request in call.requests:
+                request.adapter = found.adapter
             if call.stream:
                 # Submitted here, so that a refusal has its status; from then on the response owns the streams.
                 return _Streamed(dialect, call, await _submit(service, call))

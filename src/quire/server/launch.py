@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from quire.engine.client import EngineClient
+from quire.engine.models import OneModel
 from quire.engine.options import EngineOptions
 from quire.server.options import ServerOptions
 
@@ -26,7 +27,7 @@ async def _main(engine: EngineOptions, server: ServerOptions, on_ready: Callable
     client.observer = metrics = Metrics()
     try:
         await starting
-        await serve(client, server, metrics=metrics, on_ready=on_ready)
+        await serve(OneModel(client), server, metrics=metrics, on_ready=on_ready)
     finally:
         await client.stop()
 

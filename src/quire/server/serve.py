@@ -15,7 +15,7 @@ from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
 
 if TYPE_CHECKING:
-    from quire.engine.service import Service
+    from quire.engine.service import Models
 
 
 BACKLOG = 2048  # connections that may wait to be accepted
@@ -27,7 +27,7 @@ class CannotListen(QuireError):
 
 
 async def serve(
-    service: "Service",
+    models: "Models",
     options: ServerOptions,
     *,
     metrics: Metrics | None = None,
@@ -38,7 +38,7 @@ async def serve(
     `on_ready` is told the address as soon as connections are taken. Run it with `uvloop.run` where there is one."""
     listener = None if options.uds else listen(options.host, options.port)
     config = uvicorn.Config(
-        create_app(service, options, metrics),
+        create_app(models, options, metrics),
         uds=options.uds,
         http="httptools",
         ws="none",
@@ -53,19 +53,19 @@ async def serve(
         timeout_keep_alive=options.keep_alive,
     )
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its good news are told by `on_ready`
-    await _Server(config, service, options.drain_timeout, on_ready).serve([listener] if listener else None)
+    await _Server(config, models, options.drain_timeout, on_ready).serve([listener] if listener else None)
 
 
 class _Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        service: "Service",
+        models: "Models",
         drain_timeout: float,
         on_ready: Callable[[str], None] | None,
     ) -> None:
         super().__init__(config)
-        self._service = service
+        self._models = models
         self._drain_timeout = drain_timeout
         self._on_ready = on_ready
         self._loop = asyncio.get_running_loop()
@@ -78,7 +78,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """No new connections; the engine and the connections finish side by side, within the same time."""
-        draining = asyncio.create_task(self._service.drain())
+        draining = asyncio.create_task(self._models.drain())
         closing = asyncio.create_task(super().shutdown(sockets))
         forced = asyncio.create_task(self._forced.wait())
         await asyncio.wait({closing, forced}, timeout=self._drain_timeout, return_when=asyncio.FIRST_COMPLETED)

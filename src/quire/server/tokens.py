@@ -10,14 +10,13 @@ from starlette.responses import Response
 
 from quire.core.errors import BadRequest
 from quire.server.body import decode, read_body
-from quire.server.dialects.dialect import Context
-from quire.server.dialects.openai.fields import check_model
 from quire.server.dialects.openai.messages import Message, plain_messages
 from quire.server.replies import json_response
 from quire.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
-    from quire.engine.service import Service
+    from quire.engine.service import Models
+    from quire.text.tokenizer import Tokenizer
 
 
 class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -41,22 +40,22 @@ _detokenize = msgspec.json.Decoder(DetokenizeBody)
 
 
 class Tokens:
-    """The two routes over one service."""
+    """The two routes."""
 
-    def __init__(self, service: "Service", max_body_bytes: int) -> None:
-        self._service = service
+    def __init__(self, models: "Models", max_body_bytes: int) -> None:
+        self._models = models
         self._limit = max_body_bytes
 
     async def tokenize(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit), _tokenize)
-        check_model(body.model, self._context())
-        tokenizer = self._service.tokenizer
-        ids = await asyncio.to_thread(self._encode, body)
+        service = (await self._models.find(body.model)).service
+        tokenizer = service.tokenizer
+        ids = await asyncio.to_thread(_encode, tokenizer, body)
         strs = [tokenizer.token_bytes(token).decode("utf-8", errors="replace") for token in ids]
         return json_response(
             {
                 "count": len(ids),
-                "max_model_len": self._service.info.max_model_len,
+                "max_model_len": service.info.max_model_len,
                 "tokens": ids,
                 "token_strs": strs if body.return_token_strs else None,
             }
@@ -64,33 +63,29 @@ class Tokens:
 
     async def detokenize(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit), _detokenize)
-        context = self._context()
-        check_model(body.model, context)
-        size = context.info.vocab_size
+        service = (await self._models.find(body.model)).service
+        size = service.info.vocab_size
         if wrong := [token for token in body.tokens if not 0 <= token < size]:
             raise BadRequest(f"token id {wrong[0]} is not in the vocabulary, which has {size}", param="tokens")
-        text = await asyncio.to_thread(context.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        text = await asyncio.to_thread(service.tokenizer.decode, body.tokens, skip_special_tokens=False)
         return json_response({"prompt": text})
 
-    def _context(self) -> Context:
-        return Context(self._service.info, self._service.tokenizer)
 
-    def _encode(self, body: TokenizeBody) -> list[int]:
-        tokenizer = self._service.tokenizer
-        if (body.prompt is None) == (body.messages is None):
-            raise BadRequest("give either `prompt` or `messages`", param="prompt")
-        if body.prompt is not None:
-            return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-        if body.add_special_tokens:
-            raise BadRequest("a rendered chat has its special tokens", "leave it out", param="add_special_tokens")
-        if tokenizer.chat_template is None:
-            raise BadRequest("this model has no chat template", "give `prompt`", param="messages")
-        continues = bool(body.continue_final_message)
-        template = ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
-        text = template.render(
-            plain_messages(body.messages or []),
-            add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
-            continue_final_message=continues,
-            **(body.chat_template_kwargs or {}),
-        )
-        return tokenizer.encode(text, add_special_tokens=False)
+def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise BadRequest("give either `prompt` or `messages`", param="prompt")
+    if body.prompt is not None:
+        return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    if body.add_special_tokens:
+        raise BadRequest("a rendered chat has its special tokens", "leave it out", param="add_special_tokens")
+    if tokenizer.chat_template is None:
+        raise BadRequest("this model has no chat template", "give `prompt`", param="messages")
+    continues = bool(body.continue_final_message)
+    template = ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
+    text = template.render(
+        plain_messages(body.messages or []),
+        add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
+        continue_final_message=continues,
+        **(body.chat_template_kwargs or {}),
+    )
+    return tokenizer.encode(text, add_special_tokens=False)

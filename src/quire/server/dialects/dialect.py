@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from starlette.routing import Route
+
 from quire.core.errors import QuireError
 from quire.engine.generate import GenerateRequest
 from quire.server.fold import Completion
@@ -11,6 +13,7 @@ from quire.text.event import TextEvent
 
 if TYPE_CHECKING:
     from quire.engine.service import ModelInfo
+    from quire.server.site import Site
     from quire.text.tokenizer import Tokenizer
 
 
@@ -21,6 +24,7 @@ class Context:
     info: "ModelInfo"
     tokenizer: "Tokenizer"
     tenant: str = ""
+    model: str = ""  # as the client called it: the model's name, or that of an adapter of it
 
 
 class Call(Protocol):
@@ -50,3 +54,4 @@ class Dialect:
     frame: Callable[[object], bytes]  # one streamed object, as bytes on the wire
     media_type: str = "text/event-stream"
     last: bytes = b""  # sent after a stream that went well
+    pages: Callable[["Site"], list[Route]] = lambda site: []  # what is answered without generating

@@ -98,7 +98,7 @@ class ChatChoice(Struct, kw_only=True):
 def parse_chat(body: bytes, context: Context) -> "ChatCall":
     chat = decode(body, _decoder)
     refuse(chat, _NOT_SUPPORTED)
-    check(chat, context)
+    check(chat)
     if chat.add_special_tokens:
         raise BadRequest("a rendered chat has its special tokens", "leave it out", param="add_special_tokens")
     continues = bool(chat.continue_final_message)
@@ -144,7 +144,7 @@ class ChatCall:
         self.stream = bool(body.stream)
         self._id = request.id
         self._created = int(time.time())
-        self._model = context.info.name
+        self._model = context.model
         self._top = body.top_logprobs or 0
         self._ids_too = bool(body.return_token_ids)
         self._tally = Tally(body)

@@ -56,7 +56,7 @@ class CompletionChoice(Struct, kw_only=True):
 def parse_completion(body: bytes, context: Context) -> "CompletionCall":
     completion = decode(body, _decoder)
     refuse(completion, _NOT_SUPPORTED)
-    check(completion, context)
+    check(completion)
     name = new_id("cmpl")
     prompts = _prompts(completion.prompt)
     max_tokens = DEFAULT_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
@@ -102,7 +102,7 @@ class CompletionCall:
         self.stream = bool(body.stream)
         self._id = name
         self._created = int(time.time())
-        self._model = context.info.name
+        self._model = context.model
         self._tokenizer = context.tokenizer
         self._echo = bool(body.echo)
         self._only_echo = self._echo and body.max_tokens == 0  # the one token drawn is not shown

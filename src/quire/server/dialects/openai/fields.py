@@ -1,14 +1,12 @@
 """The fields that chat and completions share, and how they become `SamplingParams`."""
 
-from difflib import get_close_matches
 from typing import Annotated, Any
 from uuid import uuid4
 
 from msgspec import Meta, Struct
 
-from quire.core.errors import BadRequest, UnknownModel
+from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
-from quire.server.dialects.dialect import Context
 
 Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # what the engine's arrays hold
 
@@ -107,10 +105,9 @@ def refuse(body: Struct, table: dict[str, tuple[Any, ...]]) -> None:
             raise BadRequest(f"`{name}` is not supported", "leave it out", param=name)
 
 
-def check(body: Fields, context: Context) -> None:
+def check(body: Fields) -> None:
     """What both routes refuse before anything else is looked at."""
     refuse(body, _NOT_SUPPORTED)
-    check_model(body.model, context)
     if body.stream_options is not None:
         if not body.stream:
             raise BadRequest("stream_options is given and stream is not true", param="stream_options")
@@ -124,14 +121,6 @@ def check(body: Fields, context: Context) -> None:
         )
     if body.stream and body.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs cannot be streamed", "leave out stream", param="prompt_logprobs")
-
-
-def check_model(name: str | None, context: Context) -> None:
-    served = context.info.name
-    if name is not None and name != served:
-        near = get_close_matches(name, [served], cutoff=0.3)
-        hint = f"did you mean `{served}`?" if near else f"`{served}` is served here"
-        raise UnknownModel(f"no model `{name}`", hint, param="model")
 
 
 def sampling_params(body: Fields, **given: Any) -> SamplingParams:
