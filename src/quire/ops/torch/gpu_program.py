@@ -3,7 +3,7 @@
 A graph is captured for each of a ladder of batch sizes; a step takes the next larger one and pads. The arrays of a step
 travel in one copy from pinned memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
