@@ -44,6 +44,7 @@ def model(tmp_path_factory):
     return folder
 
 
+@pytest.mark.verifies("safetensors", backend="gpu", architecture="LlamaForCausalLM")
 @pytest.mark.parametrize(
     ("dtype", "quantization", "bound"),
     [("float32", None, 1e-5), ("float16", None, 5e-3), ("float16", "int8", 2e-2), ("float16", "int4", 0.3)],
@@ -63,6 +64,7 @@ def test_keys_and_values_may_be_codes(model, kept, bound):
     assert np.sqrt(np.mean((found - plain) ** 2) / np.mean(plain**2)) < bound
 
 
+@pytest.mark.verifies("safetensors", backend="gpu", architecture="Qwen3ForCausalLM")
 def test_heads_are_normed(tmp_path):
     torch.manual_seed(2)
     qwen = Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=24))
