@@ -48,6 +48,7 @@ def model(tmp_path_factory):
     return folder
 
 
+@pytest.mark.verifies("safetensors", backend="gpu", architecture="LlamaForCausalLM")
 @pytest.mark.parametrize(
     ("dtype", "quantization", "bound"),
     [("float32", None, 1e-5), ("float16", None, 5e-3), ("float16", "int8", 2e-2), ("float16", "int4", 0.3)],
@@ -79,6 +80,7 @@ def test_a_step_may_be_tried_out_and_written_nowhere(model):
     assert not cache.k.any() and not cache.v.any()
 
 
+@pytest.mark.verifies("safetensors", backend="gpu", architecture="Qwen3ForCausalLM")
 def test_heads_are_normed(tmp_path):
     torch.manual_seed(2)
     qwen = Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=24))
