@@ -31,12 +31,25 @@ def read(parser: ToolParser, pieces: list[str]) -> Read:
 
 CASES = {
     "hermes": [
-        ('<tool_call>\n{"name": "f", "arguments": {"a": [1, {"b": "}"}]}}\n</tool_call>', "", [("f", {"a": [1, {"b": "}"}]})]),
-        ('Let me see.\n\n<tool_call>{"arguments": {"x": "\\"q\\""}, "name": "g"}</tool_call>\n', "Let me see.", [("g", {"x": '"q"'})]),
+        (
+            '<tool_call>\n{"name": "f", "arguments": {"a": [1, {"b": "}"}]}}\n</tool_call>',
+            "",
+            [("f", {"a": [1, {"b": "}"}]})],
+        ),
+        (
+            'Let me see.\n\n<tool_call>{"arguments": {"x": "\\"q\\""}, "name": "g"}</tool_call>\n',
+            "Let me see.",
+            [("g", {"x": '"q"'})],
+        ),
         ('<tool_call>[{"name": "f", "arguments": {}}, {"name": "g"}]</tool_call>', "", [("f", {}), ("g", {})]),
         ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", {"a": 1})]),
         ('<tool_call>{"name": "f", "arguments": {"a": 1}}}</tool_call> ok', " ok", [("f", {"a": 1})]),
-        ('<tool_call>{"name": "f", "id": 7, "arguments": null}</tool_call><tool_call>{"name": "g", "arguments": {"b": 2}}', "", [("f", {}), ("g", {"b": 2})]),
+        (
+            '<tool_call>{"name": "f", "id": 7, "arguments": null}</tool_call>'
+            '<tool_call>{"name": "g", "arguments": {"b": 2}}',
+            "",
+            [("f", {}), ("g", {"b": 2})],
+        ),
         ("a < b and <tool_calls> are text", "a < b and <tool_calls> are text", []),
         ("<tool_call>none</tool_call> here", "<tool_call>none</tool_call> here", []),
         ('<tool_call>{"city": "Paris"}</tool_call>', '<tool_call>{"city": "Paris"}</tool_call>', []),
@@ -45,12 +58,20 @@ CASES = {
     ],
     "llama3_json": [
         ('{"name": "f", "parameters": {"a": 1}}', "", [("f", {"a": 1})]),
-        ('<|python_tag|>{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}', "", [("f", {"a": 1}), ("g", {})]),
+        (
+            '<|python_tag|>{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}',
+            "",
+            [("f", {"a": 1}), ("g", {})],
+        ),
         ("The name is {}", "The name is {}", []),
         ('{"answer": 4} is JSON', '{"answer": 4} is JSON', []),
     ],
     "mistral": [
-        ('[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', "", [("f", {"a": 1}), ("g", {})]),
+        (
+            '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
+            "",
+            [("f", {"a": 1}), ("g", {})],
+        ),
         ('Yes. [TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g{"b": [2]}', "Yes.", [("f", {"a": 1}), ("g", {"b": [2]})]),
         ("[TOOL] no", "[TOOL] no", []),
     ],
@@ -64,10 +85,15 @@ CASES = {
         ("Hello [f()]", "Hello [f()]", []),
     ],
     "qwen3_coder": [
-        ("<tool_call>\n<function=f>\n<parameter=a>\n3\n</parameter>\n<parameter=b>\ntwo\nlines\n</parameter>\n</function>\n</tool_call>", "", [("f", {"a": 3, "b": "two\nlines"})]),
+        (
+            "<tool_call>\n<function=f>\n<parameter=a>\n3\n</parameter>\n"
+            "<parameter=b>\ntwo\nlines\n</parameter>\n</function>\n</tool_call>",
+            "",
+            [("f", {"a": 3, "b": "two\nlines"})],
+        ),
         ("Hm <tool_call><function=g></function></tool_call> done", "Hm done", [("g", {})]),
     ],
-}  # fmt: skip
+}
 
 
 def test_every_format_has_a_case() -> None:
@@ -87,9 +113,12 @@ def test_calls_are_found_however_the_text_is_cut(name: str) -> None:
 
 
 PIECES = st.sampled_from(
-    ["<tool_call>", "</tool_call>", "{", "}", '"name"', ":", '"f"', ",", '"arguments"', "[", "]", " ", "x", "\\", '"', ";"]
-    + ["[TOOL_CALLS]", "<function=a>", "<parameter=b>", "</parameter>", "<|tool_call|>", "functools", "1", "null", "\n"]
-)  # fmt: skip
+    [
+        *'<tool_call> </tool_call> { } "name" : "f" , "arguments" [ ] x \\ " ; 1 null'.split(),
+        *"[TOOL_CALLS] <function=a> <parameter=b> </parameter> <|tool_call|> functools".split(),
+        *" \n",
+    ]
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -112,9 +141,12 @@ def test_a_call_is_told_before_it_is_complete() -> None:
 
 
 TOOLS = [
-    {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "$defs": {"X": {"type": "integer"}}}}},
+    {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "$defs": {"X": {"type": "integer"}}}},
+    },
     {"type": "function", "function": {"name": "g"}},
-]  # fmt: skip
+]
 
 
 def test_forced_calls_are_a_language() -> None:
