@@ -114,8 +114,26 @@ def test_calls_are_found_however_the_text_is_cut(name: str) -> None:
 
 PIECES = st.sampled_from(
     [
-        *'<tool_call> </tool_call> { } "name" : "f" , "arguments" [ ] x \\ " ; 1 null'.split(),
-        *"[TOOL_CALLS] <function=a> <parameter=b> </parameter> <|tool_call|> functools".split(),
+        *[
+            "<tool_call>",
+            "</tool_call>",
+            "{",
+            "}",
+            '"name"',
+            ":",
+            '"f"',
+            ",",
+            '"arguments"',
+            "[",
+            "]",
+            "x",
+            "\\",
+            '"',
+            ";",
+            "1",
+            "null",
+        ],
+        *["[TOOL_CALLS]", "<function=a>", "<parameter=b>", "</parameter>", "<|tool_call|>", "functools"],
         *" \n",
     ]
 )
