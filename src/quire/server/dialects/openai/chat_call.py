@@ -193,13 +193,14 @@ class ChatCall:
     def _logprobs(self, positions: list[list[TokenLogprob]] | None) -> ChatLogprobs | None:
         if positions is None:
             return None
-        return ChatLogprobs([self._logprob(position) for position in positions])
+        return ChatLogprobs([chat_logprob(position, self._top) for position in positions])
 
-    def _logprob(self, position: list[TokenLogprob]) -> ChatLogprob:
-        chosen = position[0]
-        by_rank = sorted({token.token_id: token for token in position}.values(), key=lambda token: token.rank)
-        top = [TopLogprob(token.text, logprob_of(token), token.bytes) for token in by_rank[: self._top]]
-        return ChatLogprob(chosen.text, logprob_of(chosen), chosen.bytes, top)
+
+def chat_logprob(position: list[TokenLogprob], num_top: int) -> ChatLogprob:
+    chosen = position[0]
+    by_rank = sorted({token.token_id: token for token in position}.values(), key=lambda token: token.rank)
+    top = [TopLogprob(token.text, logprob_of(token), token.bytes) for token in by_rank[:num_top]]
+    return ChatLogprob(chosen.text, logprob_of(chosen), chosen.bytes, top)
 
 
 class _Told:

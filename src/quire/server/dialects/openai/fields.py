@@ -160,5 +160,5 @@ def sampling_params(body: Fields, **given: Any) -> SamplingParams:
     return params
 
 
-def new_id(prefix: str) -> str:
-    return f"{prefix}-{uuid4().hex}"
+def new_id(prefix: str, between: str = "-") -> str:
+    return f"{prefix}{between}{uuid4().hex}"
