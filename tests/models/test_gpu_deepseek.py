@@ -54,7 +54,7 @@ def some_steps():
 @pytest.mark.parametrize(("dtype", "kept", "bound"), CASES)
 @pytest.mark.parametrize("batch_invariant", [False, True] if DEVICE == "cuda" else [False])
 def test_logits_are_those_of_plain_torch(checkpoint, dtype, kept, bound, batch_invariant):
-    plain = logits_of(TorchOps(), checkpoint, "float32", some_steps())
+    plain = logits_of(TorchOps(), checkpoint, kept, some_steps())
     ops = GpuOps(DEVICE, dtype=dtype, batch_invariant=batch_invariant)
     found = logits_of(ops, checkpoint, kept, some_steps())
     assert np.sqrt(np.mean((found - plain) ** 2) / np.mean(plain**2)) < bound

@@ -13,7 +13,7 @@ from quire.core.errors import BadCheckpoint
 from quire.models.config import EncoderConfig
 from quire.models.loading import Affine, LayerNorm, Matrix, Model, Table, Wanted, load_weights, packed_bytes
 from quire.ops.dequantize import dequantize
-from quire.ops.opset import Activation, OpSet, Value
+from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, StoredTensor, stored_floats
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -163,8 +163,8 @@ class Places:
 def top_names(c: BertConfig, prefix: str) -> Wanted:
     embeddings = f"{prefix}embeddings."
     head: Wanted = {
-        "pooler": Matrix({c.names.pooler: c.hidden}, c.hidden, bias=True, keep=True),
-        "head": Matrix({c.names.classifier: c.labels}, c.hidden, bias=True, keep=True),
+        "pooler": Matrix({c.names.pooler: c.hidden}, c.hidden, bias=True, keep=Keep.ALL),
+        "head": Matrix({c.names.classifier: c.labels}, c.hidden, bias=True, keep=Keep.ALL),
     }
     return {
         "words": Table(f"{embeddings}word_embeddings", c.vocab, c.hidden),

@@ -30,7 +30,7 @@ from quire.models.loading import (
     packed_bytes,
 )
 from quire.models.rope import RopeSpec, frequencies, read_rope, yarn_temperature
-from quire.ops.opset import Activation, OpSet, Routing, Value
+from quire.ops.opset import Activation, Keep, OpSet, Routing, Value
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -135,7 +135,7 @@ def top_names(c: DeepseekConfig) -> Wanted:
     return {
         "embed": Table("model.embed_tokens", c.vocab, c.hidden),
         "norm": Vector("model.norm", c.hidden),
-        "head": Matrix({"model.embed_tokens" if c.tied else "lm_head": c.vocab}, c.hidden, keep=True),
+        "head": Matrix({"model.embed_tokens" if c.tied else "lm_head": c.vocab}, c.hidden, keep=Keep.EIGHT_BITS),
     }
 
 
@@ -200,7 +200,7 @@ def _mixture_names(c: DeepseekConfig) -> Wanted:
     size = c.expert_size
     correction = Vector("mlp.gate", c.experts, of="e_score_correction_bias")
     return {
-        "router": Matrix({"mlp.gate": c.experts}, c.hidden, keep=True),
+        "router": Matrix({"mlp.gate": c.experts}, c.hidden, keep=Keep.ALL),
         "experts_up": Experts({"mlp.experts.{}.gate_proj": size, "mlp.experts.{}.up_proj": size}, c.hidden, c.experts),
         "experts_down": Experts({"mlp.experts.{}.down_proj": c.hidden}, size, c.experts),
         **({"correction": correction} if c.corrected else {}),

@@ -14,7 +14,7 @@ import numpy as np
 from quire.models.config import ModelConfig
 from quire.models.loading import Affine, Matrix, Model, Table, Wanted, load_weights, packed_bytes
 from quire.models.rope import RopeSpec, frequencies, read_rope
-from quire.ops.opset import Activation, OpSet, Value
+from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, stored_floats
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import REQUIRED, CheckpointConfig, Required
@@ -131,7 +131,7 @@ def load_as(ops: OpSet, checkpoint: Checkpoint, config: GPTConfig, max_model_len
         {base + embed.name if config.tied else names.head: config.vocab},
         embed.num_columns,
         bias=names.head_bias,
-        keep=True,
+        keep=Keep.EIGHT_BITS,
     )
     inside = {base: names.top} | {f"{base}{names.layers}.{i}.": names.layer for i in range(config.layers)}
     unused = "|".join([UNUSED, *([f"{names.head}.weight"] if config.tied else [])])

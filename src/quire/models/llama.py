@@ -14,7 +14,7 @@ from quire.models.config import ModelConfig
 from quire.models.loading import Matrix, Model, Table, Vector, Wanted, load_weights, packed_bytes
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.dequantize import dequantize
-from quire.ops.opset import Activation, OpSet, Value
+from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -119,7 +119,7 @@ def top_names(c: LlamaConfig) -> Wanted:
     return {
         "embed": Table("model.embed_tokens", c.vocab, c.hidden),
         "norm": Vector("model.norm", c.hidden, plus=c.norms_plus),
-        "head": Matrix({"model.embed_tokens" if c.tied else "lm_head": c.vocab}, c.hidden, keep=True),
+        "head": Matrix({"model.embed_tokens" if c.tied else "lm_head": c.vocab}, c.hidden, keep=Keep.EIGHT_BITS),
     }
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from quire.core.errors import BadCheckpoint
 from quire.models.config import ModelConfig
 from quire.ops.dequantize import as_floats, dequantize
-from quire.ops.opset import OpSet, Value
+from quire.ops.opset import Keep, OpSet, Value
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor, stored_floats
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.dummy_checkpoint import DummyCheckpoint
@@ -52,7 +52,7 @@ class Matrix:
     num_inputs: int
     bias: bool = False
     transposed: bool = False
-    keep: bool = False  # as it is stored, even where others are quantized on the way: a head, a router
+    keep: Keep = Keep.NOTHING
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         for name, part in self._parts():

@@ -12,7 +12,7 @@ from quire.core.errors import BadCheckpoint
 from quire.models import llama
 from quire.models.llama import LlamaConfig
 from quire.models.loading import Experts, Matrix, Model, Wanted
-from quire.ops.opset import OpSet, Routing, Value
+from quire.ops.opset import Keep, OpSet, Routing, Value
 from quire.ops.tensors import PackedExperts, PackedWeight
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -114,7 +114,7 @@ def _names(c: MixtureConfig, stored: Container[str]) -> Names:
 def expert_names(c: MixtureConfig, names: Names) -> Wanted:
     outputs = 2 * c.expert_size // len(names.gate_up)
     wanted: dict[str, Matrix | Experts] = {
-        "router": Matrix({names.router: c.num_experts}, c.hidden, keep=True),
+        "router": Matrix({names.router: c.num_experts}, c.hidden, keep=Keep.ALL),
         "experts_gate_up": Experts(dict.fromkeys(names.gate_up, outputs), c.hidden, c.num_experts),
         "experts_down": Experts({names.down: c.hidden}, c.expert_size, c.num_experts),
     }
@@ -123,7 +123,7 @@ def expert_names(c: MixtureConfig, names: Names) -> Wanted:
         wanted |= {
             "gate_up": Matrix(gate_up, c.hidden),
             "down": Matrix({"mlp.shared_expert.down_proj": c.hidden}, c.shared_size),
-            "shared_gate": Matrix({"mlp.shared_expert_gate": 1}, c.hidden, keep=True),
+            "shared_gate": Matrix({"mlp.shared_expert_gate": 1}, c.hidden, keep=Keep.ALL),
         }
     return wanted
 

@@ -12,7 +12,7 @@ from quire.models.bert import ACTIVATIONS, label_count
 from quire.models.config import EncoderConfig
 from quire.models.loading import Affine, LayerNorm, Matrix, Model, Table, Wanted, load_weights, packed_bytes
 from quire.models.rope import RopeSpec, frequencies, read_rope
-from quire.ops.opset import Activation, OpSet, Value
+from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -86,9 +86,9 @@ def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
 
 def top_names(c: ModernBertConfig, prefix: str) -> Wanted:
     head: Wanted = {
-        "pooler": Matrix({"head.dense": c.hidden}, c.hidden, bias=c.head_bias, keep=True),
+        "pooler": Matrix({"head.dense": c.hidden}, c.hidden, bias=c.head_bias, keep=Keep.ALL),
         "pooler_norm": LayerNorm("head.norm", c.hidden, bias=c.norm_bias),
-        "head": Matrix({"classifier": c.labels}, c.hidden, bias=True, keep=True),
+        "head": Matrix({"classifier": c.labels}, c.hidden, bias=True, keep=Keep.ALL),
     }
     return {
         "words": Table(f"{prefix}embeddings.tok_embeddings", c.vocab, c.hidden),

@@ -10,7 +10,7 @@ other sequences: a token's result is bitwise the same whatever else is in the ba
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -204,6 +204,20 @@ class Routing:
             raise BadCheckpoint(f"groups of {size} expert are judged by their best two")
 
 
+class Keep(Enum):
+    """What of a matrix is to be kept where matrices are quantized while they are loaded."""
+
+    NOTHING = 0  # what the user asked for
+    EIGHT_BITS = 1  # heads: a token's logits come out of them as they are
+    ALL = 2  # routers: who computes at all hangs on them
+
+
+def quantization_of(asked: str | None, keep: Keep) -> str | None:
+    if keep is Keep.NOTHING or asked is None:
+        return asked
+    return "int8" if keep is Keep.EIGHT_BITS and asked in ("int4", "nf4") else None
+
+
 class Program(Protocol):
     """A forward pass bound to its weights and cache."""
 
@@ -218,10 +232,10 @@ class OpSet(Protocol):
         self,
         parts: Sequence[StoredTensor],
         bias: Sequence[StoredTensor] | None = None,
-        keep: bool = False,
+        keep: Keep = Keep.NOTHING,
     ) -> PackedWeight:
-        """Stack the parts' rows into one matrix. The parts may be stored in different types. With `keep` they stay in
-        them where a backend quantizes others on the way: heads and routers."""
+        """Stack the parts' rows into one matrix. The parts may be stored in different types. `keep` is for backends
+        that quantize matrices on the way."""
 
     def pack_experts(self, experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
         """One matrix an expert, each stacked of parts as in `pack`; all have one shape."""

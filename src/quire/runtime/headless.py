@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.models.loading import Model
 from quire.models.registry import Family
-from quire.ops.opset import OpSet, Value
+from quire.ops.opset import Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, StoredTensor
 from quire.weights.checkpoint import Checkpoint
 
@@ -21,7 +21,7 @@ class Headless:
         return getattr(self._ops, name)
 
     def pack(
-        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: bool = False
+        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: Keep = Keep.NOTHING
     ) -> PackedWeight:
         rows = sum(part.num_rows for part in parts)
         if keep and rows == self._vocab:  # the head: kept as it is stored, an output for every token

@@ -57,7 +57,7 @@ def check_gpu_spec(spec: KVSpec) -> None:
         raise BadRequest(
             f"block_size is {spec.block_size}, and on a GPU it is a power of two", "use 16 or 32", param="block_size"
         )
-    if spec.head_dim > GPU_HEAD_DIM:
+    if spec.head_dim > GPU_HEAD_DIM and not spec.latent:
         raise Unsupported(
             f"the model's heads have {spec.head_dim} columns, and a GPU takes {GPU_HEAD_DIM}", "use device cpu"
         )

@@ -14,7 +14,7 @@ from quire.ops.native.cpus import available_cpus
 from quire.ops.native.library import native
 from quire.ops.native.program import NativeProgram
 from quire.ops.native.recorder import Frequencies, Table
-from quire.ops.opset import Float32, KVCache, KVSpec, Sampler
+from quire.ops.opset import Float32, Keep, KVCache, KVSpec, Sampler, quantization_of
 from quire.ops.tensors import (
     BF16,
     F8_E4M3,
@@ -65,11 +65,11 @@ class NativeOps:
         self._noted: set[str] = set()
 
     def pack(
-        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: bool = False
+        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: Keep = Keep.NOTHING
     ) -> PackedWeight:
-        if self.quantization is not None and not keep:
-            parts = [_quantized(part, QUANTIZED[self.quantization]) for part in parts]
-        elif self.halves and not keep:
+        if (quantization := quantization_of(self.quantization, keep)) is not None:
+            parts = [_quantized(part, QUANTIZED[quantization]) for part in parts]
+        elif self.halves and keep is Keep.NOTHING:
             parts = [_halved(part) for part in parts]
         self._note(parts)
         segments = [_pack(list(alike)) for _, alike in groupby(parts, key=_kind)]

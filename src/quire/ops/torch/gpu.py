@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.core.errors import Unsupported
-from quire.ops.opset import Activation, Float32, KVCache, KVSpec, Routing, Sampler
+from quire.ops.opset import Activation, Float32, Keep, KVCache, KVSpec, Routing, Sampler, quantization_of
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 from quire.ops.torch.cache import TorchCache
 from quire.ops.torch.device_sampler import DeviceSampler
@@ -25,6 +25,7 @@ from quire.ops.torch.gpu_weights import QUANTIZERS, Segment, load_experts, load_
 from quire.ops.torch.kernels.activation import activate_and_mul, activate_and_mul_quantized
 from quire.ops.torch.kernels.attention_pages import Scoring
 from quire.ops.torch.kernels.attention_self import self_attention, turned
+from quire.ops.torch.kernels.attention_step import decode_step
 from quire.ops.torch.kernels.embedding import embedding
 from quire.ops.torch.kernels.kv_write import kv_write
 from quire.ops.torch.kernels.latent_write import latent_write
@@ -82,10 +83,9 @@ class GpuOps:
     # -- when a model is loaded ------------------------------------------------------------------------------------
 
     def pack(
-        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: bool = False
+        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: Keep = Keep.NOTHING
     ) -> PackedWeight:
-        quantization = None if keep else self.quantization
-        segments = load_segments(parts, self.dtype, self.device, quantization)
+        segments = load_segments(parts, self.dtype, self.device, quantization_of(self.quantization, keep))
         vector = torch.cat([self.vector(part) for part in bias]).to(self.dtype) if bias else None
         return PackedWeight(
             num_outputs=sum(part.num_rows for part in parts),
@@ -267,27 +267,21 @@ class GpuOps:
         softcap: float = 0.0,
         slopes: Tensor | None = None,
     ) -> Tensor:
-        turned = self._write_kv(columns_of(q), batch, layer)
-        return batch.attend(turned, layer, Scoring(scale, window, softcap, slopes), self._overlap).flatten(1)
-
-    def _write_kv(self, q: Columns, batch: GpuBatch, layer: int) -> Tensor:
-        """-> q [T, heads, head_dim], with all done to it."""
+        scoring = Scoring(scale, window, softcap, slopes)
         assert batch.unwritten is not None and batch.unwritten[0] == layer, "a layer's K and V are written before"
-        _, k, v = batch.unwritten
+        (_, k, v), queries = batch.unwritten, columns_of(q)
         batch.unwritten = None
-        assert k.angles is q.angles and (k.norm is None) == (q.norm is None), "q and k are treated alike"
-        return kv_write(
-            q.stored(),
-            k.stored(),
-            v.tensor(),
-            q.angles,
-            batch.slots,
-            batch.pages(layer),
-            q_norm=q.norm.weight if q.norm else None,
-            k_norm=k.norm.weight if k.norm else None,
-            eps=q.norm.eps if q.norm else 0.0,
-            overlap=self._overlap,
-        )
+        assert k.angles is queries.angles and (k.norm is None) == (queries.norm is None), "q and k are treated alike"
+        heads = queries.stored(), k.stored(), v.tensor(), queries.angles, batch.slots, batch.pages(layer)
+        norms: dict[str, Any] = {}
+        if queries.norm is not None and k.norm is not None:
+            norms = {"q_norm": queries.norm.weight, "k_norm": k.norm.weight, "eps": queries.norm.eps}
+        if batch.only_decodes and not batch.batch_invariant:
+            plan, is_new = batch.decode_plan(window)
+            overlap = self._overlap and not is_new  # what it reads early was written long before
+            return decode_step(*heads, batch.runs, plan, scoring, **norms, overlap=overlap).flatten(1)
+        turned = kv_write(*heads, **norms, overlap=self._overlap)
+        return batch.attend(turned, layer, scoring, self._overlap).flatten(1)
 
     def attention(
         self,

@@ -49,6 +49,18 @@ class GpuBatch:
         k, v, *units = (page[layer] for page in self.cache.pages)
         return Pages(k, v, *units)
 
+    @property
+    def only_decodes(self) -> bool:
+        return self.decodes and not self.prefills
+
+    def decode_plan(self, window: int) -> tuple[DecodePlan, bool]:
+        """-> the step's plan for layers of this window, and whether it was made just now."""
+        if is_new := window not in self._decode_plans:
+            self._decode_plans[window] = plan_decode(
+                self.runs, self.max_model_len, window=window, batch_invariant=False
+            )
+        return self._decode_plans[window], is_new
+
     def attend(self, q: Tensor, layer: int, scoring: Scoring, overlap: bool = False) -> Tensor:
         """q [T, heads, head_dim] -> the same."""
         pages = self.pages(layer)
@@ -57,11 +69,8 @@ class GpuBatch:
             return self._prefill(q, pages, scoring, invariant_launch(*shape), torch.zeros_like(q), above=0)
         out = torch.empty_like(q)
         if self.decodes:
-            if scoring.window not in self._decode_plans:
-                self._decode_plans[scoring.window] = plan_decode(
-                    self.runs, self.max_model_len, window=scoring.window, batch_invariant=False
-                )
-            decode(q, pages, self.runs, self._decode_plans[scoring.window], scoring, out=out, overlap=overlap)
+            plan, _ = self.decode_plan(scoring.window)
+            decode(q, pages, self.runs, plan, scoring, out=out, overlap=overlap)
         if self.prefills:
             self._prefill(q, pages, scoring, prefill_launch(*shape), out, above=1 if self.decodes else 0)
         return out

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.dequantize import dequantize
-from quire.ops.opset import Activation, Float32, Int32, KVCache, KVSpec, Routing, Sampler, StepBatch, Value
+from quire.ops.opset import Activation, Float32, Int32, Keep, KVCache, KVSpec, Routing, Sampler, StepBatch, Value
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 from quire.ops.torch.attention import paged_attention, self_attention
 from quire.ops.torch.cache import TorchCache
@@ -48,7 +48,7 @@ class TorchOps:
     # -- when a model is loaded ------------------------------------------------------------------------------------
 
     def pack(
-        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: bool = False
+        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: Keep = Keep.NOTHING
     ) -> PackedWeight:
         weight = torch.cat([self._tensor(part) for part in parts])
         packed_bias = torch.cat([self._tensor(part) for part in bias]) if bias else None

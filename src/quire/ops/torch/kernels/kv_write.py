@@ -91,8 +91,22 @@ def kv_write(
 
 
 @triton.jit
-def _turned(x, columns, present, cos, sin, norm, eps, ROTARY: tl.constexpr, D: tl.constexpr):
-    """A tile of heads [heads, columns] at x, in fp32. Column i turns with column i + ROTARY / 2."""
+def cos_and_sin(angles, ROTARY: tl.constexpr, D_PAD: tl.constexpr):
+    """Of a token's angles, for every column of a head: [1, D_PAD] each. Past ROTARY, cos is 1 and sin is 0."""
+    columns = tl.arange(0, D_PAD)
+    cos = tl.full([D_PAD], 1.0, tl.float32)
+    sin = tl.zeros([D_PAD], tl.float32)
+    if ROTARY > 0:
+        half: tl.constexpr = ROTARY // 2
+        angle = angles + columns % half
+        cos = tl.load(angle, mask=columns < ROTARY, other=1.0)
+        sin = tl.load(angle + half, mask=columns < ROTARY, other=0.0)
+    return cos[None, :], sin[None, :]
+
+
+@triton.jit
+def turned_heads(x, columns, present, cos, sin, norm, eps, ROTARY: tl.constexpr, D: tl.constexpr):
+    """A tile of heads [heads, columns] at x, normed and turned, in fp32. Column i turns with column i + ROTARY / 2."""
     own = tl.load(x + columns, mask=present, other=0.0).to(tl.float32)
     factor = tl.full([1, 1], 1.0, tl.float32)
     if norm is not None:
@@ -105,7 +119,7 @@ def _turned(x, columns, present, cos, sin, norm, eps, ROTARY: tl.constexpr, D: t
     other = tl.load(x + partner, mask=present & (columns < ROTARY), other=0.0).to(tl.float32)
     if norm is not None:
         other = other * factor * tl.load(norm + partner, mask=columns < ROTARY, other=0.0)
-    return own * cos + tl.where(columns < half, -other, other) * sin  # past ROTARY: cos is 1 and sin is 0
+    return own * cos + tl.where(columns < half, -other, other) * sin
 
 
 @triton.jit
@@ -117,6 +131,52 @@ def _codes(x, finite):
     rounded = (tl.where(finite, x, 0.0) * factor + ROUNDING) - ROUNDING
     unit = tl.where(finite, tl.where(some, tl.div_rn(most, CODES), 0.0), float("nan"))
     return rounded.to(tl.int8), unit
+
+
+@triton.jit
+def store_key_and_value(
+    k,  # at the token's head
+    v,
+    cos,
+    sin,
+    k_norm,
+    eps,
+    k_pages,
+    v_pages,
+    k_units,
+    v_units,
+    k_factor,
+    v_factor,
+    at,  # in the pages, of the head's first column
+    unit_at,
+    ROTARY: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    FP8: tl.constexpr,
+):
+    """-> both [D_PAD] as they are stored, and their units (1 where there are none)."""
+    columns = tl.arange(0, D_PAD)
+    within = columns < D
+    key = turned_heads(k, columns[None, :], within[None, :], cos, sin, k_norm, eps, ROTARY, D)
+    key = tl.reshape(key, [D_PAD])
+    value = tl.load(v + columns, mask=within, other=0.0).to(tl.float32)
+    k_unit = 1.0
+    v_unit = 1.0
+    if k_units is not None:
+        # Where one of the two holds what is no number, both units are NaN, and all who look see it.
+        finite = tl.max(tl.where((tl.abs(key) < float("inf")) & (tl.abs(value) < float("inf")), 0, 1)) == 0
+        key, k_unit = _codes(key, finite)
+        value, v_unit = _codes(value, finite)
+        tl.store(k_units + unit_at, k_unit)
+        tl.store(v_units + unit_at, v_unit)
+    if FP8:
+        key = tl.clamp(key * k_factor, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+        value = tl.clamp(value * v_factor, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+    key = key.to(k_pages.dtype.element_ty)
+    value = value.to(v_pages.dtype.element_ty)
+    tl.store(k_pages + at + columns, key, mask=within)
+    tl.store(v_pages + at + columns, value, mask=within)
+    return key, value, k_unit, v_unit
 
 
 @triton.jit
@@ -165,39 +225,32 @@ def _kv_write(
     if slot < 0:
         return
     columns = tl.arange(0, D_PAD)
-    within = columns < D
-    cos = tl.full([D_PAD], 1.0, tl.float32)
-    sin = tl.zeros([D_PAD], tl.float32)
-    if ROTARY > 0:
-        half: tl.constexpr = ROTARY // 2
-        angle = angles + token * angle_token + columns % half
-        cos = tl.load(angle, mask=columns < ROTARY, other=1.0)
-        sin = tl.load(angle + half, mask=columns < ROTARY, other=0.0)
-    cos, sin = cos[None, :], sin[None, :]
-
+    cos, sin = cos_and_sin(angles + token * angle_token if ROTARY > 0 else None, ROTARY, D_PAD)
     member = tl.arange(0, GROUP_PAD)
     head = (kv * GROUP + member)[:, None]
-    present = (member < GROUP)[:, None] & within[None, :]
+    present = (member < GROUP)[:, None] & (columns < D)[None, :]
     heads = q + token * q_token + head * D
-    turned = _turned(heads, columns[None, :], present, cos, sin, q_norm, eps, ROTARY, D)
+    turned = turned_heads(heads, columns[None, :], present, cos, sin, q_norm, eps, ROTARY, D)
     tl.store(out + token * out_token + head * out_head + columns[None, :], turned, mask=present)
 
-    own_head = k + token * k_token + kv * D
-    key = _turned(own_head, columns[None, :], within[None, :], cos, sin, k_norm, eps, ROTARY, D)
-    key = tl.reshape(key, [D_PAD])
-    value = tl.load(v + token * v_token + kv * D + columns, mask=within, other=0.0).to(tl.float32)
     block = (slot // BLOCK_SIZE).to(tl.int64)
-    at = block * kv_block + (slot % BLOCK_SIZE) * kv_slot + kv * kv_head + columns
-    if k_units is not None:
-        # Where one of the two holds what is no number, both units are NaN, and all who look see it.
-        finite = tl.max(tl.where((tl.abs(key) < float("inf")) & (tl.abs(value) < float("inf")), 0, 1)) == 0
-        key, k_unit = _codes(key, finite)
-        value, v_unit = _codes(value, finite)
-        unit_at = block * unit_block + (slot % BLOCK_SIZE) * unit_slot + kv * unit_head
-        tl.store(k_units + unit_at, k_unit)
-        tl.store(v_units + unit_at, v_unit)
-    if FP8:
-        key = tl.clamp(key * k_factor, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
-        value = tl.clamp(value * v_factor, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(k_pages + at, key.to(k_pages.dtype.element_ty), mask=within)
-    tl.store(v_pages + at, value.to(v_pages.dtype.element_ty), mask=within)
+    store_key_and_value(
+        k + token * k_token + kv * D,
+        v + token * v_token + kv * D,
+        cos,
+        sin,
+        k_norm,
+        eps,
+        k_pages,
+        v_pages,
+        k_units,
+        v_units,
+        k_factor,
+        v_factor,
+        block * kv_block + (slot % BLOCK_SIZE) * kv_slot + kv * kv_head,
+        block * unit_block + (slot % BLOCK_SIZE) * unit_slot + kv * unit_head,
+        ROTARY,
+        D,
+        D_PAD,
+        FP8,
+    )

@@ -215,9 +215,9 @@ def _mixture_kernel(
             k = chunk * BLOCK_K + tl.arange(0, BLOCK_K)
             x_inside = present[None, :] if WHOLE_CHUNKS else present[None, :] & (k < K)[:, None]
             x = tl.load(x_rows + k[:, None], mask=x_inside, other=0.0)
-            sums = tl.dot(_load(w_rows + k[None, :], k, K, WHOLE_CHUNKS), x, sums)
+            sums = tl.dot(_load(w_rows + k[None, :], k, K, WHOLE_CHUNKS), x, sums, input_precision="ieee")
             if ACTIVATION >= 0:
-                up_sums = tl.dot(_load(up_rows + k[None, :], k, K, WHOLE_CHUNKS), x, up_sums)
+                up_sums = tl.dot(_load(up_rows + k[None, :], k, K, WHOLE_CHUNKS), x, up_sums, input_precision="ieee")
         if ACTIVATION >= 0:
             sums = activate(sums, ACTIVATION) * up_sums
         else:

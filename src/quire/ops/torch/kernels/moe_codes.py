@@ -203,7 +203,9 @@ def _product(
             k = (chunk * PLANES + plane) * WIDTH + columns
             inside = present[None, :] if WHOLE_CHUNKS else present[None, :] & (k < K)[:, None]
             x = tl.load(x_rows + k[:, None], mask=inside, other=0.0)
-            part = tl.dot(take_plane(planes, like, table_ptr, plane, BITS, ZERO, TABLE, ASM), x, part)
+            part = tl.dot(
+                take_plane(planes, like, table_ptr, plane, BITS, ZERO, TABLE, ASM), x, part, input_precision="ieee"
+            )
             if (plane + 1) % (PLANES // GROUPS) == 0:
                 sums += part * scales[plane * GROUPS // PLANES].to(tl.float32)[:, None]
                 part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)

@@ -207,7 +207,7 @@ def _grouped_kernel(
                 else:
                     x = tl.load(x_rows + k[:, None], mask=present & (k < K)[:, None], other=0.0)
                 w = take_plane(planes, like, table_ptr, plane, BITS, ZERO, TABLE, ASM)
-                part = tl.dot(w, x, part)
+                part = tl.dot(w, x, part, input_precision="ieee")
                 if (plane + 1) % (PLANES // GROUPS) == 0:
                     sums += part * scales[plane * GROUPS // PLANES].to(tl.float32)[:, None]
                     part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)

@@ -1,0 +1,80 @@
+"""The kernel for steps of one token a sequence beside the two that it stands for: `kv_write`, then `decode`."""
+
+import pytest
+import torch
+
+from ops.test_triton_attention import BOUNDS, DEVICE, SPLIT, Case, some_angles
+from quire.ops.torch.kernels.attention_decode import decode
+from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
+from quire.ops.torch.kernels.attention_plan import plan_decode
+from quire.ops.torch.kernels.attention_step import decode_step
+from quire.ops.torch.kernels.kv_write import kv_write
+
+HALF = torch.float16
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=DEVICE)
+LENGTHS = [(1, 1), (64, 1), (65, 1), (150, 1), (0, 1), (128, 1)]  # the new token alone, last in a split, first in one
+
+
+def copied(pages: Pages) -> Pages:
+    k, v, *units = (None if x is None else x.clone() for x in (pages.k, pages.v, pages.k_units, pages.v_units))
+    return Pages(k, v, *units, k_scale=pages.k_scale, v_scale=pages.v_scale)
+
+
+def slots_of(case: Case) -> torch.Tensor:
+    """Where each sequence's last position lies; -1 for padding."""
+    size, tables = case.block_size, case.runs.block_tables.tolist()
+    places = [
+        tables[seq][(context - 1) // size] * size + (context - 1) % size if context else -1
+        for seq, (context, _) in enumerate(case.lengths)
+    ]
+    return torch.tensor(places, device=DEVICE).int()
+
+
+CASES = [
+    Case(LENGTHS),
+    Case(LENGTHS, dtype=HALF, kept=HALF, heads=3, kv_heads=1, head_dim=80, scoring=Scoring(0.1, window=40)),
+    Case(LENGTHS, dtype=HALF, kept=HALF, scoring=Scoring(0.2, soft_cap=5.0, slopes=SLOPES)),
+    Case(LENGTHS, kept=torch.int8),
+    Case(LENGTHS, dtype=HALF, kept=torch.float8_e4m3fn, k_scale=0.5, v_scale=0.25),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_step_is_writing_and_then_attending(case, normed):
+    noise = torch.Generator().manual_seed(5)
+    sizes = [n * case.head_dim for n in (case.heads, case.kv_heads, case.kv_heads)]
+    qkv = torch.randn(len(LENGTHS), sum(sizes), generator=noise).to(case.dtype).to(DEVICE)
+    norms = {}
+    if normed:
+        q_norm, k_norm = (torch.randn(case.head_dim, generator=noise).to(DEVICE) for _ in range(2))
+        norms = {"q_norm": q_norm, "k_norm": k_norm, "eps": 1e-3}
+    angles = None if normed else some_angles(len(LENGTHS), case.head_dim)
+    heads = *qkv.split(sizes, dim=1), angles, slots_of(case)
+    plan = plan_decode(case.runs, 1024, window=case.scoring.window, split=SPLIT)
+
+    apart, together = copied(case.pages), copied(case.pages)
+    expected = decode(kv_write(*heads, apart, **norms), apart, case.runs, plan, case.scoring)
+    found = decode_step(*heads, together, case.runs, plan, case.scoring, **norms)
+    error = (found - expected).float().square().mean().sqrt() / expected.float().square().mean().sqrt()
+    assert error < BOUNDS[case.dtype]
+    assert not found[LENGTHS.index((0, 1))].any()
+    for ours, theirs in ((together.k, apart.k), (together.v, apart.v)):  # rounded once or twice on the way
+        least = 1.0 if ours.dtype == torch.int8 else 1e-3
+        torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.13, atol=least, equal_nan=True)
+
+
+def test_a_row_does_not_depend_on_the_batch():
+    case = Case([(150, 1), (3, 1), (65, 1)])
+    sizes = [n * case.head_dim for n in (case.heads, case.kv_heads, case.kv_heads)]
+    rows = torch.randn(3, sum(sizes), generator=torch.Generator().manual_seed(6)).to(DEVICE).split(sizes, dim=1)
+    slots = slots_of(case)
+    plan = plan_decode(case.runs, 1024, split=SPLIT)
+    whole = decode_step(*rows, None, slots, copied(case.pages), case.runs, plan, case.scoring)
+    for seq in range(3):
+        own = case.runs.context_lens[seq : seq + 1], case.runs.block_tables[seq : seq + 1]
+        alone = Runs(torch.tensor([0, 1], device=DEVICE).int(), *own)
+        plan = plan_decode(alone, 1024, split=SPLIT)
+        row = [x[seq : seq + 1] for x in rows]
+        found = decode_step(*row, None, slots[seq : seq + 1], copied(case.pages), alone, plan, case.scoring)
+        assert torch.equal(found, whole[seq : seq + 1])
