@@ -8,6 +8,7 @@ if TYPE_CHECKING:
 
 DIALECTS = {
     "openai": "quire.server.dialects.openai",
+    "tgi": "quire.server.dialects.tgi",
 }
 
 

@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 from starlette.routing import Route
 
 from quire.core.errors import QuireError
 from quire.engine.generate import GenerateRequest
+from quire.server.body import decode
 from quire.server.fold import Completion
 from quire.text.event import TextEvent
 
@@ -46,12 +48,27 @@ class Call(Protocol):
         """The answer that is not streamed."""
 
 
+class _Named(msgspec.Struct):
+    """The one field that says who is to read the others."""
+
+    model: str | None = None
+
+
+_named = msgspec.json.Decoder(_Named)
+
+
+def model_field(body: bytes) -> str | None:
+    return decode(body, _named).model
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     name: str
     routes: Mapping[str, Callable[[bytes, Context], Call]]  # path -> how to read a body posted there
     error: Callable[[QuireError], object]
     frame: Callable[[object], bytes]  # one streamed object, as bytes on the wire
+    status: Callable[[QuireError], int] = lambda error: error.status
+    model: Callable[[bytes], str | None] = model_field  # which model a body asks for; None: the first one
     media_type: str = "text/event-stream"
     last: bytes = b""  # sent after a stream that went well
     pages: Callable[["Site"], list[Route]] = lambda site: []  # what is answered without generating
