@@ -32,7 +32,7 @@ def generation_route(
 ) -> Callable[[Request], Awaitable[Response]]:
     async def handle(http: Request) -> Response:
         try:
-            body = await read_body(http, max_body_bytes)
+            body = await read_body(http, max_body_bytes, dialect.json_only)
             found = await models.find(dialect.model(body))
             service = found.service
             model = found.adapter or service.info.name

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 DIALECTS = {
     "openai": "quire.server.dialects.openai",
     "tgi": "quire.server.dialects.tgi",
+    "ollama": "quire.server.dialects.ollama",
 }
 
 

@@ -70,5 +70,6 @@ class Dialect:
     status: Callable[[QuireError], int] = lambda error: error.status
     model: Callable[[bytes], str | None] = model_field  # which model a body asks for; None: the first one
     media_type: str = "text/event-stream"
+    json_only: bool = True  # a body whose Content-Type is not JSON is refused
     last: bytes = b""  # sent after a stream that went well
     pages: Callable[["Site"], list[Route]] = lambda site: []  # what is answered without generating
