@@ -8,7 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from server.fake_service import answer
+from quire.server.dialects.dialect import Context
+from quire.server.dialects.ollama.call import parse_chat
+from quire.server.fold import Completion, Sample
+from quire.text.event import TextEvent
+from server.fake_service import CHATML, ByteTokenizer, FakeService, answer
 from server.running import Running, running
 
 HELLO = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
@@ -150,6 +154,37 @@ def test_mistakes_are_told_in_one_field(server: Running, body: dict[str, Any], s
     reply = generate(server, **body)
     assert reply.status_code == status and list(reply.json()) == ["error"]
     assert said in reply.json()["error"]
+
+
+CALLS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+def test_calls_and_thoughts_are_told_apart_from_the_text() -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.chat_template = CHATML + "{# <think> </think> #}"
+    context = Context(FakeService().info, tokenizer, model="fake")
+    messages = [{"role": "user", "content": "Hello"}]
+    body = json.dumps({"model": "fake", "messages": messages, "tools": [WEATHER], "think": True}).encode()
+    text = "<think>hm</think>Looking." + CALLS
+    whole, streamed = parse_chat(body, context), parse_chat(body, context)
+    whole.begin([[1]])
+    message = whole.full([Completion([1], [Sample(text, [1], None, "stop")])]).message
+    assert (message.thinking, message.content) == ("hm", "Looking.")
+    [call] = message.tool_calls
+    assert call["function"] == {"name": "weather", "arguments": {"city": "Rome"}}
+    streamed.begin([[1]])
+    chunks = [chunk for letter in text for chunk in streamed.chunks(0, TextEvent(0, letter, [1]))]
+    chunks += streamed.chunks(0, TextEvent(0, "", [1], finish_reason="stop"))
+    assert "".join(chunk.message.content for chunk in chunks) == "Looking."
+    assert "".join(chunk.message.thinking or "" for chunk in chunks) == "hm"
+    assert [len(chunk.message.tool_calls or ()) for chunk in chunks if chunk.message.tool_calls] == [1]
+
+
+def test_thinking_and_tools_that_cannot_be(server: Running) -> None:
+    assert "does not support thinking" in chat(server, think=True).json()["error"]
+    assert chat(server, think=False).status_code == 200
+    assert chat(server, tools=[{"type": "function"}]).status_code == 400
 
 
 def test_an_error_in_a_stream_is_its_last_line(server: Running) -> None:

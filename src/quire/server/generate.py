@@ -15,6 +15,7 @@ from quire.server.body import read_body
 from quire.server.dialects.dialect import Call, Context, Dialect
 from quire.server.errors import ClientGone
 from quire.server.fold import Completion, Sample, failure
+from quire.server.options import ServerOptions
 from quire.server.replies import error_response, json_response
 from quire.text.event import TextEvent
 
@@ -28,15 +29,15 @@ PARSE_INLINE_BYTES = 1 << 16  # larger bodies are parsed in a thread: other stre
 
 
 def generation_route(
-    models: "Models", dialect: Dialect, parse: Callable[[bytes, Context], Call], max_body_bytes: int
+    models: "Models", dialect: Dialect, parse: Callable[[bytes, Context], Call], options: ServerOptions
 ) -> Callable[[Request], Awaitable[Response]]:
     async def handle(http: Request) -> Response:
         try:
-            body = await read_body(http, max_body_bytes, dialect.json_only)
+            body = await read_body(http, options.max_body_bytes, dialect.json_only)
             found = await models.find(dialect.model(body))
             service = found.service
             model = found.adapter or service.info.name
-            context = Context(service.info, service.tokenizer, http.scope.get("tenant", ""), model)
+            context = Context(service.info, service.tokenizer, http.scope.get("tenant", ""), model, options)
             large = len(body) > PARSE_INLINE_BYTES
             call = await asyncio.to_thread(parse, body, context) if large else parse(body, context)
             for request in call.requests:

@@ -40,6 +40,11 @@ class ChatFormat:
         """What the template is given as `tools`."""
         return use.tools if use.active and self.knows_tools else None
 
+    @property
+    def short_ids(self) -> bool:
+        """Of calls; see `ToolFormat`."""
+        return self.tools is not None and self.tools.short_ids
+
     def keeps_special(self, use: ToolUse) -> bool:
         """Whether special tokens have to be in the text, for calls to be found in it."""
         return use.active and not use.forced and self.tools is not None and self.tools.keep_special

@@ -10,6 +10,7 @@ DIALECTS = {
     "openai": "quire.server.dialects.openai",
     "tgi": "quire.server.dialects.tgi",
     "ollama": "quire.server.dialects.ollama",
+    "anthropic": "quire.server.dialects.anthropic",
 }
 
 

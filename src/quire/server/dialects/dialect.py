@@ -1,7 +1,7 @@
 """What a dialect of HTTP has to say about itself. Adding one means one file here and one line in the registry."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -11,6 +11,8 @@ from quire.core.errors import QuireError
 from quire.engine.generate import GenerateRequest
 from quire.server.body import decode
 from quire.server.fold import Completion
+from quire.server.options import ServerOptions
+from quire.text.chat_format import ChatFormat, chat_format
 from quire.text.event import TextEvent
 
 if TYPE_CHECKING:
@@ -27,6 +29,12 @@ class Context:
     tokenizer: "Tokenizer"
     tenant: str = ""
     model: str = ""  # as the client called it: the model's name, or that of an adapter of it
+    options: ServerOptions = field(default_factory=ServerOptions)
+
+    def chat_format(self) -> ChatFormat:
+        """How the model thinks and calls tools."""
+        template = self.tokenizer.chat_template or ""
+        return chat_format(template, self.options.tool_call_parser, self.options.reasoning_parser)
 
 
 class Call(Protocol):

@@ -38,3 +38,4 @@ class ToolFormat:
     parser: Callable[[], ToolParser]
     signs: tuple[str, ...]  # any of these in a chat template tells that its model writes so
     keep_special: bool = False  # its markers are special tokens, which would be left out of the text
+    short_ids: bool = False  # its template wants ids of nine letters

@@ -93,4 +93,4 @@ class NamedCalls:
         return rest
 
 
-FORMAT = ToolFormat(MistralCalls, signs=(BEGIN,), keep_special=True)
+FORMAT = ToolFormat(MistralCalls, signs=(BEGIN,), keep_special=True, short_ids=True)
