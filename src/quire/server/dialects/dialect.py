@@ -65,8 +65,13 @@ class _Named(msgspec.Struct):
 _named = msgspec.json.Decoder(_Named)
 
 
+# What Hugging Face's client calls the model when its user has named none.
+_NAMELESS = frozenset({"dummy", "tgi"})
+
+
 def model_field(body: bytes) -> str | None:
-    return decode(body, _named).model
+    name = decode(body, _named).model
+    return None if name in _NAMELESS else name
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,9 @@ class Tool(Strict, kw_only=True):
     strict: bool | None = None
     cache_control: Any = None
     input_examples: Any = None
-    eager_input_streaming: bool | None = None
+    eager_input_streaming: bool | None = None  # arguments are streamed as they are written
+    allowed_callers: Any = None
+    defer_loading: bool | None = None
 
 
 class ToolChoice(Strict, kw_only=True):
@@ -65,6 +67,7 @@ class PromptBody(Strict, kw_only=True):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     cache_control: Any = None  # prefixes are cached without being asked
+    speed: str | None = None
 
 
 class MessagesBody(PromptBody, kw_only=True):
@@ -80,9 +83,10 @@ class MessagesBody(PromptBody, kw_only=True):
     container: Any = None
     mcp_servers: Any = None
     context_management: Any = None
+    diagnostics: Any = None
 
 
-_NOT_SUPPORTED = ("container", "mcp_servers", "context_management")
+_NOT_SUPPORTED = ("container", "mcp_servers", "context_management", "diagnostics")
 _CHOICES: dict[str, Choice] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 _INDEX = re.compile(r"\[(\d+)\]")
 
@@ -149,6 +153,8 @@ def template_options(body: PromptBody, context: Context) -> dict[str, Any]:
         end = last.content if isinstance(last.content, str) else getattr(last.content[-1], "text", "")
         if end != end.rstrip():
             raise BadRequest("messages: final assistant content cannot end with trailing whitespace", param="messages")
+    if body.speed not in (None, "standard"):
+        raise BadRequest(f"speed: `{body.speed}` is not supported", "leave it out", param="speed")
     if context.chat_format().reasoning is not None:
         options["enable_thinking"] = _thinks(body.thinking)
     elif body.thinking is not None and body.thinking.type == "enabled":
@@ -163,4 +169,6 @@ def _thinks(config: ThinkingConfig | None) -> bool:
         return False
     if config.type not in ("enabled", "disabled", "adaptive"):
         raise BadRequest(f"thinking.type: `{config.type}` is not one of enabled, disabled, adaptive", param="thinking")
+    if config.display == "omitted":
+        raise BadRequest("thinking.display: `omitted` is not supported", "leave it out", param="thinking")
     return config.type != "disabled"

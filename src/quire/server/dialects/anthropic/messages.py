@@ -36,6 +36,7 @@ class ToolResultBlock(Block, tag="tool_result"):
     tool_use_id: str
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
+    toolset_name: str | None = None
 
 
 AnyBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock

@@ -177,6 +177,7 @@ class OllamaCall:
         gain, logprobs = Gain(), None
         for completion in completions:
             [sample] = completion.samples
+            self._clock.token(completion.first_token)
             gain, logprobs = self._reading.take(sample.text, ended=True), sample.logprobs
             self._num_output, self._done_reason = len(sample.token_ids), sample.finish_reason or ""
         return self._done(self._answer(gain, logprobs))

@@ -62,8 +62,10 @@ class Clock:
     def begin(self) -> None:
         self._begun = time.monotonic_ns()
 
-    def token(self) -> None:
-        self._first = self._first or time.monotonic_ns()
+    def token(self, seconds: float | None = None) -> None:
+        """The first came now, or at `seconds` of time.monotonic()."""
+        if self._first is None:
+            self._first = time.monotonic_ns() if seconds is None else int(seconds * 1e9)
 
     def write(self, answer: Answer, num_prompt: int, num_output: int) -> None:
         now = time.monotonic_ns()
