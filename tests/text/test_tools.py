@@ -112,31 +112,8 @@ def test_calls_are_found_however_the_text_is_cut(name: str) -> None:
             assert read(form.parser(), [text[:at], text[at:]]) == whole, (text, at)
 
 
-PIECES = st.sampled_from(
-    [
-        *[
-            "<tool_call>",
-            "</tool_call>",
-            "{",
-            "}",
-            '"name"',
-            ":",
-            '"f"',
-            ",",
-            '"arguments"',
-            "[",
-            "]",
-            "x",
-            "\\",
-            '"',
-            ";",
-            "1",
-            "null",
-        ],
-        *["[TOOL_CALLS]", "<function=a>", "<parameter=b>", "</parameter>", "<|tool_call|>", "functools"],
-        *" \n",
-    ]
-)
+MARKERS = "[TOOL_CALLS]", "<function=a>", "<parameter=b>", "</parameter>", "<|tool_call|>", "functools", "</tool_call>"
+PIECES = st.sampled_from([*MARKERS, "<tool_call>", '"name"', '"arguments"', '"f"', "null", *'{}:,[]x1\\"; \n'])
 
 
 @settings(max_examples=150, deadline=None)
