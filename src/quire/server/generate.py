@@ -7,13 +7,12 @@ from contextlib import aclosing, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.core.errors import BadRequest, QuireError, Unavailable
-from quire.server.body import decode, read_body
+from quire.server.body import read_body
 from quire.server.dialects.dialect import Call, Context, Dialect
 from quire.server.errors import ClientGone
 from quire.server.fold import Completion, Sample, failure
@@ -32,20 +31,11 @@ log = logging.getLogger("quire.server")
 PARSE_INLINE_BYTES = 1 << 16  # larger bodies are parsed in a thread: other streams go on meanwhile
 
 
-class _Named(msgspec.Struct):
-    """The one field that says who is to read the others."""
-
-    model: str | None = None
-
-
-_named = msgspec.json.Decoder(_Named)
-
-
 def generation_route(
     models: "Models", dialect: Dialect, parse: Callable[[bytes, Context], Call], options: ServerOptions
 ) -> Endpoint:
     async def handle(http: Request) -> Response:
-        service, call = await understood(http, models, parse, options)
+        service, call = await understood(http, models, dialect, parse, options)
         return await reply(http, dialect, service, call)
 
     return refusing(dialect, handle)
@@ -59,19 +49,23 @@ def refusing(dialect: Dialect, handle: Endpoint) -> Endpoint:
         try:
             return await handle(http)
         except QuireError as error:
-            return error_response(error, dialect.error)
+            return error_response(error, dialect.error, dialect.status)
         except RecursionError:  # deep enough to be decoded, and too deep for the template or the tokenizer
-            return error_response(BadRequest("the body is nested too deeply"), dialect.error)
+            return error_response(BadRequest("the body is nested too deeply"), dialect.error, dialect.status)
 
     return handle_or_refuse
 
 
 async def understood(
-    http: Request, models: "Models", parse: Callable[[bytes, Context], AnyCall], options: ServerOptions
+    http: Request,
+    models: "Models",
+    dialect: Dialect,
+    parse: Callable[[bytes, Context], AnyCall],
+    options: ServerOptions,
 ) -> tuple["Service", AnyCall]:
     """What the body asks for, and of whom."""
-    body = await read_body(http, options.max_body_bytes)
-    found = await models.find(decode(body, _named).model)
+    body = await read_body(http, options.max_body_bytes, dialect.json_only)
+    found = await models.find(dialect.model(body))
     service = found.service
     model = found.adapter or service.info.name
     context = Context(service.info, service.tokenizer, http.scope.get("tenant", ""), model, options)

@@ -44,7 +44,7 @@ class Responses:
         ]
 
     async def create(self, http: Request) -> Response:
-        service, call = await understood(http, self._site.models, self._parse, self._site.options)
+        service, call = await understood(http, self._site.models, SHAPE, self._parse, self._site.options)
         if call.background:
             return json_response(await self._begin(service, call, _tenant(http)))
         if call.response.store:
