@@ -22,7 +22,7 @@ def put_chat(
     if use.active and request.params.structured is not None:
         raise BadRequest(
             "a format of the answer and tools are both given, and an answer cannot be either",
-            "leave one of them out",
+            "leave one of them out, or let no tool be called",
             param="tools",
         )
     request.messages = form.messages(messages, use)

@@ -13,8 +13,7 @@ from quire.server.dialects.openai.fields import Fields, Int, check, new_id, refu
 from quire.server.dialects.openai.messages import Message, plain_messages
 from quire.server.dialects.openai.structured import language_asked
 from quire.server.dialects.openai.tools import NamedTool, Tool, tool_use
-from quire.text.chat_format import ChatFormat
-from quire.text.tools.use import ToolUse
+from quire.server.dialects.reading import put_chat
 
 
 class ChatBody(Fields, kw_only=True, forbid_unknown_fields=True):
@@ -71,28 +70,18 @@ def parse_chat(body: bytes, context: Context) -> ChatCall:
     check(chat)
     if chat.add_special_tokens:
         raise BadRequest("a rendered chat has its special tokens", "leave it out", param="add_special_tokens")
-    form = context.chat_format()
     use = tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
-    language = language_asked(chat)
-    if language is not None and use.active:
-        raise BadRequest(
-            "a format of the answer and tools are both given, and an answer cannot be either",
-            "leave one of them out, or set tool_choice to none",
-            param="tools",
-        )
-    given: dict[str, Any] = {"structured": use.language() or language}
-    if form.keeps_special(use):
-        given["skip_special_tokens"] = False
     request = GenerateRequest(
         id=new_id("chatcmpl"),
-        params=sampling_params(chat, max_tokens=_max_tokens(chat), logprobs=_logprobs(chat), **given),
-        messages=form.messages(plain_messages(chat.messages), use),
-        template_options=_template_options(chat, form, use),
+        params=sampling_params(
+            chat, max_tokens=_max_tokens(chat), logprobs=_logprobs(chat), structured=language_asked(chat)
+        ),
         truncate_prompt_tokens=chat.truncate_prompt_tokens,
         tenant=context.tenant,
         salt=chat.cache_salt or "",
         priority=chat.priority or 0,
     )
+    put_chat(request, context, plain_messages(chat.messages), use, **_template_options(chat))
     return ChatCall(
         request,
         context,
@@ -105,15 +94,14 @@ def parse_chat(body: bytes, context: Context) -> ChatCall:
     )
 
 
-def _template_options(chat: ChatBody, form: ChatFormat, use: ToolUse) -> dict[str, Any]:
+def _template_options(chat: ChatBody) -> dict[str, Any]:
     continues = bool(chat.continue_final_message)
     ours: dict[str, Any] = {
         "add_generation_prompt": not continues if chat.add_generation_prompt is None else chat.add_generation_prompt,
         "continue_final_message": continues,
-        "tools": form.template_tools(use),
     }
     theirs = dict(chat.chat_template_kwargs or {})
-    if taken := ours.keys() & theirs.keys():
+    if taken := {"tools", *ours} & theirs.keys():
         raise BadRequest(
             f"chat_template_kwargs has `{min(taken)}`", "give it as a field of its own", param="chat_template_kwargs"
         )

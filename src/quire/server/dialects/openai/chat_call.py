@@ -10,8 +10,9 @@ from quire.server.dialects.openai.fields import StreamOptions
 from quire.server.dialects.openai.shapes import Answer, logprob_of, prompt_logprobs_of
 from quire.server.dialects.openai.tally import Tally, usage_of
 from quire.server.dialects.openai.tools import ToolCallGain, folded, gain_of
+from quire.server.dialects.reading import Reading
 from quire.server.fold import Completion, Sample
-from quire.text.answer import AnswerReader, Gain
+from quire.text.answer import Gain
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.tools.use import ToolUse
 
@@ -77,7 +78,7 @@ class ChatCall:
         self.requests = [request]
         self.stream = stream
         self._context, self._use = context, use
-        self._form = context.chat_format()
+        self._short_ids = context.chat_format().short_ids
         self._id = request.id
         self._created = int(time.time())
         self._top = top_logprobs
@@ -99,12 +100,9 @@ class ChatCall:
             first = self._chunk([ChatChoice(index=event.index, delta=Delta(role="assistant", content=""))])
             if self._ids_too and not self._samples:
                 first.prompt_token_ids = self._prompt_ids
-            told = self._samples[event.index] = _Told(self._reader())
+            told = self._samples[event.index] = _Told(self._reading())
             sent.append(first)
-        if told.reader is None:
-            delta = Delta(content=event.text) if event.text else None
-        else:
-            delta = self._delta(told, told.reader, event)
+        delta = self._delta(told, told.reading.take(event.text, event.finish_reason is not None))
         if delta or event.finish_reason or event.logprobs or (self._ids_too and event.token_ids):
             choice = ChatChoice(index=event.index, delta=delta or Delta(), logprobs=self._logprobs(event.logprobs))
             if event.finish_reason:
@@ -135,17 +133,13 @@ class ChatCall:
         return answer
 
     def _choice(self, index: int, sample: Sample) -> ChatChoice:
-        message = ChatMessage(content=sample.text)
-        reader = self._reader()
-        if reader is not None:
-            read, last = reader.push(sample.text), reader.end()
-            content, reasoning = read.content + last.content, read.reasoning + last.reasoning
-            message.content = content
-            if reasoning and self._reasoning_too:
-                message.reasoning_content = message.reasoning = reasoning
-            if calls := folded(read.calls + last.calls, self._form.short_ids):
-                message.tool_calls = calls
-                message.content = content or None
+        read = self._reading().take(sample.text, ended=True)
+        message = ChatMessage(content=read.content)
+        if read.reasoning and self._reasoning_too:
+            message.reasoning_content = message.reasoning = read.reasoning
+        if read.calls:
+            message.tool_calls = folded(read.calls, self._short_ids)
+            message.content = read.content or None
         return ChatChoice(
             index=index,
             message=message,
@@ -155,18 +149,10 @@ class ChatCall:
             token_ids=sample.token_ids if self._ids_too else UNSET,
         )
 
-    def _reader(self) -> AnswerReader | None:
-        params = self.requests[0].params
-        tail = ""
-        if self._form.reasoning is not None:  # does the prompt open the thoughts?
-            tail = self._context.tokenizer.decode(self._prompt_ids[-16:], skip_special_tokens=False)
-        return self._form.reader(self._use, tail, thinks=params.structured is None)
+    def _reading(self) -> Reading:
+        return Reading.of(self.requests[0], self._context, self._use, self._prompt_ids)
 
-    def _delta(self, told: "_Told", reader: AnswerReader, event: TextEvent) -> Delta | None:
-        gain = reader.push(event.text) if event.text else Gain()
-        if event.finish_reason:
-            last = reader.end()
-            gain = Gain(gain.reasoning + last.reasoning, gain.content + last.content, gain.calls + last.calls)
+    def _delta(self, told: "_Told", gain: Gain) -> Delta | None:
         if not gain:
             return None
         delta = Delta()
@@ -176,7 +162,7 @@ class ChatCall:
             delta.reasoning_content = delta.reasoning = gain.reasoning
         if gain.calls:
             told.called = True
-            delta.tool_calls = [gain_of(call, self._form.short_ids) for call in gain.calls]
+            delta.tool_calls = [gain_of(call, self._short_ids) for call in gain.calls]
         return delta
 
     def _chunk(self, choices: list[ChatChoice]) -> Answer:
@@ -206,10 +192,10 @@ def chat_logprob(position: list[TokenLogprob], num_top: int) -> ChatLogprob:
 class _Told:
     """What was told of one sample."""
 
-    __slots__ = ("called", "reader")
+    __slots__ = ("called", "reading")
 
-    def __init__(self, reader: AnswerReader | None) -> None:
-        self.reader = reader
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
         self.called = False
 
 

@@ -21,8 +21,8 @@ from quire.server.dialects.openai.responses.shapes import Event, ReasoningTokens
 from quire.server.dialects.openai.responses.store import Stored
 from quire.server.dialects.openai.shapes import CachedTokens
 from quire.server.dialects.openai.tally import Tally
+from quire.server.dialects.reading import Reading, put_chat
 from quire.server.fold import Completion
-from quire.text.answer import AnswerReader, Gain
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.tools.use import ToolUse
 
@@ -32,13 +32,7 @@ Recall = Callable[[str, str], Stored]  # tenant and id of a stored response
 def parse_response(body: bytes, context: Context, recall: Recall) -> "ResponseCall":
     given = decode(body, asked.decoder)
     asked.check(given)
-    use, language = asked.tools_of(given), asked.language_of(given)
-    if language is not None and use.active:
-        raise BadRequest(
-            "a format of the answer and tools are both given, and an answer cannot be either",
-            "leave one of them out, or set tool_choice to none",
-            param="tools",
-        )
+    use = asked.tools_of(given)
     items = input_items(given.input)
     messages = item_messages(items)
     size = len(body)
@@ -48,21 +42,16 @@ def parse_response(body: bytes, context: Context, recall: Recall) -> "ResponseCa
         size += before.size
     if not messages:
         raise BadRequest("input is empty", "give at least one item", param="input")
-    form = context.chat_format()
-    sampling: dict[str, Any] = {"structured": use.language() or language}
-    if form.keeps_special(use):
-        sampling["skip_special_tokens"] = False
     system = [{"role": "system", "content": given.instructions}] if given.instructions is not None else []
     effort = given.reasoning.effort if given.reasoning is not None else None
     request = GenerateRequest(
         id=new_id("resp", "_"),
-        params=asked.params_of(given, **sampling),
-        messages=form.messages([*system, *messages], use),
-        template_options={**effort_options(effort, "reasoning.effort"), "tools": form.template_tools(use)},
+        params=asked.params_of(given, structured=asked.language_of(given)),
         tenant=context.tenant,
         salt=given.cache_salt or "",
         priority=given.priority or 0,
     )
+    put_chat(request, context, [*system, *messages], use, **effort_options(effort, "reasoning.effort"))
     return ResponseCall(given, request, context, use, Stored(_response(given, request, context), items, messages, size))
 
 
@@ -115,10 +104,9 @@ class ResponseCall:
         self.accepted = asyncio.Event()
         self.problem: QuireError | None = None  # why it failed, in the background
         self._context, self._use = context, use
-        self._form = context.chat_format()
-        self._output = Output(self._form.short_ids)
+        self._output = Output(context.chat_format().short_ids)
         self._tally = Tally(None)
-        self._reader: AnswerReader | None = None
+        self._reading = Reading(None)
         self._top = given.top_logprobs or 0
         self._num_events = 0
         self._finish_reason: str | None = None
@@ -129,10 +117,7 @@ class ResponseCall:
 
     def begin(self, prompts: list[list[int]]) -> None:
         self._tally.begin(prompts)
-        tail = ""
-        if self._form.reasoning is not None:
-            tail = self._context.tokenizer.decode(prompts[0][-16:], skip_special_tokens=False)
-        self._reader = self._form.reader(self._use, tail, thinks=self.requests[0].params.structured is None)
+        self._reading = Reading.of(self.requests[0], self._context, self._use, prompts[0])
         self.response.status = "in_progress"
         self.accepted.set()
 
@@ -172,15 +157,10 @@ class ResponseCall:
 
     def _take(self, event: TextEvent) -> list[Event]:
         self._tally.add(0, event)
-        logprobs = self._logprobs(event.logprobs)
-        gain = Gain(content=event.text)
-        if self._reader is not None:
-            gain = self._reader.push(event.text) if event.text else Gain()
-        events = self._output.push(gain, logprobs)
-        if event.finish_reason is not None:
+        ended = event.finish_reason is not None
+        events = self._output.push(self._reading.take(event.text, ended), self._logprobs(event.logprobs))
+        if ended:
             self._finish_reason = event.finish_reason
-            if self._reader is not None:
-                events += self._output.push(self._reader.end())
             if not self._output.items:
                 events += self._output.empty()
             events += self._output.end("incomplete" if event.finish_reason == "length" else "completed")
