@@ -17,6 +17,7 @@ using namespace quire;
 namespace {
 
 using Logits = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
+using Masks = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 template <class T>
 T field(nb::handle params, const char* name) {
@@ -56,6 +57,23 @@ void check_lines(const Logits& logits, size_t num_lines, int64_t vocab) {
                                     std::to_string(logits.shape(1)) + "]");
 }
 
+// A pointer for each of the lines: to its mask, or null.
+std::vector<const uint32_t*> masks_of_lines(size_t num_lines, const std::vector<size_t>& lines, const Masks& bits,
+                                            int64_t vocab) {
+    if (bits.shape(0) != lines.size() || int64_t(bits.shape(1)) != (vocab + 31) / 32)
+        throw std::invalid_argument("masks are [" + std::to_string(bits.shape(0)) + ", " +
+                                    std::to_string(bits.shape(1)) + "], for " + std::to_string(lines.size()) +
+                                    " lines of " + std::to_string(vocab) + " tokens");
+    std::vector<const uint32_t*> masks(num_lines, nullptr);
+    for (size_t i = 0; i < lines.size(); ++i) {
+        if (lines[i] >= num_lines)
+            throw std::invalid_argument("there is a mask for line " + std::to_string(lines[i]) + " of " +
+                                        std::to_string(num_lines));
+        masks[lines[i]] = bits.data() + i * bits.shape(1);
+    }
+    return masks;
+}
+
 nb::list to_python(const std::vector<Logprob>& logprobs) {
     nb::list out;
     for (const Logprob& l : logprobs) out.append(nb::make_tuple(l.id, l.logprob, l.rank));
@@ -74,18 +92,21 @@ void bind_sampler(nb::module_& m) {
         .def("retire", &Sampler::retire)
         .def(
             "draw",
-            [](Sampler& self, const Logits& logits, const std::vector<int64_t>& rows) {
+            [](Sampler& self, const Logits& logits, const std::vector<int64_t>& rows,
+               const std::vector<size_t>& masked_lines, const Masks& bits) {
                 check_lines(logits, rows.size(), self.vocab());
+                const auto masks = masks_of_lines(rows.size(), masked_lines, bits, self.vocab());
                 std::vector<Draw> drawn;
                 {
                     nb::gil_scoped_release release;
-                    drawn = self.draw(logits.data(), logits.stride(0), rows);
+                    drawn = self.draw(logits.data(), logits.stride(0), rows, masks);
                 }
                 nb::list out;
                 for (const Draw& draw : drawn) out.append(nb::make_tuple(draw.token, to_python(draw.logprobs)));
                 return out;
             },
-            nb::arg("logits").noconvert(), nb::arg("rows"), "-> [(token, [(id, logprob, rank)])]")
+            nb::arg("logits").noconvert(), nb::arg("rows"), nb::arg("masked_lines"), nb::arg("bits").noconvert(),
+            "-> [(token, [(id, logprob, rank)])]")
         .def(
             "logprobs",
             [](Sampler& self, const Logits& logits, const std::vector<int32_t>& targets, int64_t num_top) {

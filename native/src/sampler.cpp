@@ -139,18 +139,23 @@ void Sampler::retire(int64_t row) { held(row) = Row(); }
 
 // -- logits, as a row's parameters change them ------------------------------------------------------------------------
 
-void Sampler::restrict_to_allowed(const RowParams& params, const float* raw, std::vector<float>& out) const {
-    if (!params.restricted) {
+void Sampler::restrict_to_allowed(const RowParams& params, const float* raw, const uint32_t* mask,
+                                  std::vector<float>& out) const {
+    if (params.restricted) {
+        out.assign(vocab_, kNothing);
+        for (int32_t id : params.allowed)
+            if (!mask || has_bit(mask, id)) out[id] = raw[id];
+    } else if (mask) {
+        out.resize(vocab_);
+        copy_masked(raw, vocab_, mask, out.data());
+    } else {
         out.assign(raw, raw + vocab_);
-        return;
     }
-    out.assign(vocab_, kNothing);
-    for (int32_t id : params.allowed) out[id] = raw[id];
 }
 
-void Sampler::edit(const Row& row, const float* raw, std::vector<float>& out) const {
+void Sampler::edit(const Row& row, const float* raw, const uint32_t* mask, std::vector<float>& out) const {
     const RowParams& params = row.params;
-    restrict_to_allowed(params, raw, out);
+    restrict_to_allowed(params, raw, mask, out);
     for (const auto& [id, bias] : params.logit_bias) out[id] += bias;
     for (const auto& sequence : params.banned)
         if (sequence.size() - 1 <= row.tail.size() &&
@@ -176,7 +181,8 @@ void Sampler::for_each_line(size_t num_lines, const Work& work) {
     for (int64_t i = 0; i < int64_t(num_lines); ++i) work(i, scratch_[omp_get_thread_num()]);
 }
 
-std::vector<Draw> Sampler::draw(const float* logits, int64_t stride, const std::vector<int64_t>& rows) {
+std::vector<Draw> Sampler::draw(const float* logits, int64_t stride, const std::vector<int64_t>& rows,
+                                const std::vector<const uint32_t*>& masks) {
     std::vector<char> taken(rows_.size());
     for (int64_t row : rows) {
         held(row);
@@ -184,22 +190,22 @@ std::vector<Draw> Sampler::draw(const float* logits, int64_t stride, const std::
     }
     std::vector<Draw> drawn(rows.size());
     for_each_line(rows.size(), [&](int64_t i, Scratch& scratch) {
-        drawn[i] = draw_row(rows_[rows[i]], logits + i * stride, scratch);
+        drawn[i] = draw_row(rows_[rows[i]], logits + i * stride, masks[i], scratch);
     });
     return drawn;
 }
 
-Draw Sampler::draw_row(Row& row, const float* raw, Scratch& scratch) const {
+Draw Sampler::draw_row(Row& row, const float* raw, const uint32_t* mask, Scratch& scratch) const {
     const RowParams& params = row.params;
     bool greedy = params.temperature < kGreedyBelow;
     const float* x = raw;
-    if (row.edited()) {
-        edit(row, raw, scratch.logits);
+    if (mask || row.edited()) {
+        edit(row, raw, mask, scratch.logits);
         x = scratch.logits.data();
     }
     Peak peak = find_peak(x, vocab_);
-    if (peak.id < 0 && x != raw) {  // everything is masked: of the edits only `allowed` holds, and the best is taken
-        restrict_to_allowed(params, raw, scratch.logits);
+    if (peak.id < 0 && x != raw) {  // nothing is left: of the edits only mask and `allowed` hold, the best is taken
+        restrict_to_allowed(params, raw, mask, scratch.logits);
         peak = find_peak(x, vocab_);
         greedy = true;
     }

@@ -54,7 +54,9 @@ class Sampler {
     void retire(int64_t row);
 
     // Line i of logits, [rows.size(), vocab] with `stride` floats from line to line, belongs to rows[i]; rows differ.
-    std::vector<Draw> draw(const float* logits, int64_t stride, const std::vector<int64_t>& rows);
+    // masks[i] is null, or has a bit for every token: those at 0 are not drawn in this step.
+    std::vector<Draw> draw(const float* logits, int64_t stride, const std::vector<int64_t>& rows,
+                           const std::vector<const uint32_t*>& masks);
 
     std::vector<std::vector<Logprob>> logprobs(const float* logits, int64_t stride, const std::vector<int32_t>& targets,
                                                int64_t num_top);
@@ -84,9 +86,10 @@ class Sampler {
     template <class Work>
     void for_each_line(size_t num_lines, const Work& work);  // work(line, scratch)
 
-    Draw draw_row(Row& row, const float* raw, Scratch& scratch) const;
-    void restrict_to_allowed(const RowParams& params, const float* raw, std::vector<float>& out) const;
-    void edit(const Row& row, const float* raw, std::vector<float>& out) const;
+    Draw draw_row(Row& row, const float* raw, const uint32_t* mask, Scratch& scratch) const;
+    void restrict_to_allowed(const RowParams& params, const float* raw, const uint32_t* mask,
+                             std::vector<float>& out) const;
+    void edit(const Row& row, const float* raw, const uint32_t* mask, std::vector<float>& out) const;
     int32_t sample(const Row& row, const float* x, const Softmax& softmax, Scratch& scratch) const;
     std::vector<Logprob> most_likely(const float* x, const Softmax& softmax, double log_total, int64_t count,
                                      Scratch& scratch) const;

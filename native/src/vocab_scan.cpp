@@ -57,6 +57,20 @@ inline Words weigh_pair(const float* x, const Softmax& softmax) {
 
 }  // namespace
 
+void copy_masked(const float* x, int64_t vocab, const uint32_t* mask, float* out) {
+    for (int64_t start = 0; start < vocab; start += 32) {
+        const int64_t end = std::min(start + 32, vocab);
+        const uint32_t word = mask[start / 32];
+        if (word == 0) {  // as most are: a grammar leaves few tokens, or nearly all
+            std::fill(out + start, out + end, kNothing);
+        } else if (word == ~uint32_t{0}) {
+            std::copy(x + start, x + end, out + start);
+        } else {
+            for (int64_t i = start; i < end; ++i) out[i] = word >> (i - start) & 1 ? x[i] : kNothing;
+        }
+    }
+}
+
 Peak find_peak(const float* x, int64_t vocab) {
     float best = kNothing;
     int64_t found = -1;  // the first block that holds it

@@ -61,6 +61,12 @@ struct Softmax {
     }
 };
 
+// A mask has a bit for every token: token t is bit t % 32 of word t / 32.
+inline bool has_bit(const uint32_t* mask, int64_t id) { return mask[id / 32] >> (id % 32) & 1; }
+
+// out[i] = x[i], or -inf where the mask has no bit.
+void copy_masked(const float* x, int64_t vocab, const uint32_t* mask, float* out);
+
 struct Peak {
     float logit;
     int32_t id;  // -1: there is nothing above -inf

@@ -40,6 +40,9 @@ class ByteTokenizer:
             b"" if token >= BOS and skip_special_tokens else self.token_bytes(token) for token in ids
         ).decode("utf-8", errors="replace")
 
+    def id_of(self, token: str) -> int | None:
+        return {"<s>": BOS, "</s>": EOS}.get(token)
+
     def token_bytes(self, token: int) -> bytes:
         return {BOS: b"<s>", EOS: b"</s>"}.get(token) or bytes([token])
 
@@ -64,7 +67,8 @@ class FakeStream:
     async def __aiter__(self) -> AsyncIterator[TextEvent]:
         params = self._request.params
         samples = {i: SampleText(self._service.tokenizer, params, self.prompt_ids) for i in range(params.n)}
-        scripts = [[*answer(i, len(self.prompt_ids)).encode(), EOS] for i in range(params.n)]
+        says = self._service.says
+        scripts = [[*(says or answer(i, len(self.prompt_ids))).encode(), EOS] for i in range(params.n)]
         if params.prompt_logprobs is not None:
             for at in range(1, len(self.prompt_ids), 5):  # as chunked prefill would
                 part = [_choices(token, params.prompt_logprobs) for token in self.prompt_ids[at : at + 5]]
@@ -117,12 +121,13 @@ class FakeService:
         self.state = "ready"
         self.open: dict[str, FakeStream] = {}
         self.seen: list[GenerateRequest] = []
+        self.says: str | None = None  # the answer to everything, where that is easier
 
     async def submit(self, request: GenerateRequest) -> FakeStream:
         self.seen.append(request)
         text, ids = request.prompt, request.prompt_ids
         if request.messages is not None:
-            text = ChatTemplate(CHATML).render(request.messages, **request.template_options)
+            text = ChatTemplate(self.tokenizer.chat_template).render(request.messages, **request.template_options)
         if ids is None:
             special = request.add_special_tokens and request.messages is None
             ids = self.tokenizer.encode(text, add_special_tokens=special)

@@ -27,13 +27,14 @@ def error(response: httpx.Response, status: int) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
         ("functions", [{"name": "f"}]),
-        ("response_format", {"type": "json_object"}),
+        ("function_call", {"name": "f"}),
+        ("chat_template", "{{ messages }}"),
+        ("vllm_xargs", {"a": 1}),
         ("audio", {"voice": "x"}),
         ("modalities", ["text", "audio"]),
-        ("reasoning_effort", "high"),
+        ("verbosity", "low"),
         ("store", True),
         ("service_tier", "flex"),
         ("web_search_options", {}),

@@ -16,6 +16,7 @@ COMMANDS = {  # name: (module, what it does)
     "run": ("quire.cli.run", "answer one prompt"),
     "chat": ("quire.cli.chat", "talk to a model in the terminal"),
     "embed": ("quire.cli.embed", "make vectors of texts, or score them against a query"),
+    "run-batch": ("quire.cli.run_batch", "answer a file of requests, in the OpenAI batch format"),
     "pull": ("quire.cli.pull", "download a model"),
     "models": ("quire.cli.models", "list the models that are here"),
     "bench": ("quire.cli.bench", "measure how fast a model runs here"),
@@ -72,7 +73,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _help() -> str:
-    rows = "\n".join(f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items())
+    rows = "\n".join(f"  {name:<17} {what}" for name, (_, what) in COMMANDS.items())
     return f"usage: quire COMMAND [...]\n\nAn inference engine and server for language models.\n\n{rows}\n\n{EXAMPLES}"
 
 

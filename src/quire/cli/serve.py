@@ -6,11 +6,13 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from quire.cli.flags import add_flags, read_flags
+from quire.cli.flags import About, add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.engine.options import EngineOptions
 from quire.engine.sources import model_name
 from quire.server.options import ServerOptions
+from quire.text.reasoning import FORMATS as REASONING_FORMATS
+from quire.text.tools import FORMATS as TOOL_FORMATS
 
 EXAMPLES = """\
   quire serve                                         the default model on http://127.0.0.1:8000
@@ -22,7 +24,7 @@ EXAMPLES = """\
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
-SERVER_FLAGS = {
+SERVER_FLAGS: About = {
     "host": {
         "metavar": "ADDRESS",
         "help": "address to listen on. 127.0.0.1 is this machine alone: whoever reaches the port can use the model, "
@@ -39,6 +41,14 @@ SERVER_FLAGS = {
     "ssl_keyfile": {"metavar": "FILE", "help": "private key, for HTTPS"},
     "ssl_certfile": {"metavar": "FILE", "help": "certificate, for HTTPS"},
     "access_log": {"help": "log every request"},
+    "tool_call_parser": {
+        "choices": ("auto", *TOOL_FORMATS),
+        "help": "how the model writes tool calls; auto tells it from the chat template",
+    },
+    "reasoning_parser": {
+        "choices": ("auto", "none", *REASONING_FORMATS),
+        "help": "how the model marks its thoughts, which are split from the answer; none leaves them in it",
+    },
 }
 
 

@@ -5,6 +5,7 @@ from math import isfinite
 
 from quire.core.errors import BadRequest
 from quire.core.structured import Structured
+from quire.core.watermark import Watermark
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
@@ -38,6 +39,7 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     structured: Structured | None = None  # the language of the answer; None: any text
+    watermark: Watermark | None = None  # a mark that can be found again in the answer
     logprobs: int | None = None  # alternatives reported beside each token; 0 reports the token alone
     prompt_logprobs: int | None = None
     beam_width: int | None = None  # beam search instead of drawing

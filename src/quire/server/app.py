@@ -48,7 +48,7 @@ def create_app(models: "Models", options: ServerOptions, metrics: Metrics | None
     for dialect in map(load, DIALECTS):
         routes += dialect.pages(site)
         for path, parse in dialect.routes.items():
-            handle = generation_route(models, dialect, parse, options.max_body_bytes)
+            handle = generation_route(models, dialect, parse, options)
             routes.append(Route(path, handle, methods=["POST"]))
 
     async def refused(http: Request, error: Exception) -> Response:

@@ -1,8 +1,9 @@
 """From the bytes a client sends to a typed body, or to an error that names the field."""
 
 import re
+from collections.abc import Callable
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -17,10 +18,11 @@ _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`(?: - a
 _WRONG = re.compile(r"^(?P<what>.*?) - at (?:`key` in )?`\$\.?(?P<at>[^`]*)`$")
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. The limit holds while it is read, whatever Content-Length says or does not say."""
+async def read_body(request: Request, limit: int, json_only: bool = True) -> bytes:
+    """The whole body. The limit holds while it is read, whatever Content-Length says or does not say. Without
+    `json_only` the Content-Type does not matter: `curl -d` sends one that is wrong."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
+    if json_only and kind != "application/json" and not kind.endswith("+json"):
         raise NotJson(f"the body is `{kind}`", "send JSON with `Content-Type: application/json`")
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared) > limit:
@@ -38,11 +40,16 @@ def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"the body is larger than {limit} bytes", "send less, or raise the server's `max_body_bytes`")
 
 
-def decode(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+def decode(
+    body: bytes,
+    decoder: msgspec.json.Decoder[Body],
+    explained: Callable[[str, type[msgspec.Struct]], BadRequest] | None = None,
+) -> Body:
+    """`explained` says in a dialect's own words what is wrong; `explain` says it in ours."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise explain(str(error), decoder.type) from None
+        raise (explained or explain)(str(error), decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
     except RecursionError:
@@ -51,19 +58,25 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
 
 def explain(message: str, body: type[msgspec.Struct]) -> BadRequest:
     """What msgspec says, with the field it is about."""
-    if found := _UNKNOWN.match(message):
-        field, at = found["field"], found["at"]
-        near = [] if at else get_close_matches(field, body.__struct_fields__, n=1)
+    kind, path, what = parts(message)
+    if kind == "unknown":
+        near = get_close_matches(path, body.__struct_fields__, n=1)
         hint = f"did you mean `{near[0]}`?" if near else ""
-        return BadRequest(f"unknown field `{_path(at, field)}`", hint, param=_path(at, field))
+        return BadRequest(f"unknown field `{path}`", hint, param=path)
+    if kind == "missing":
+        return BadRequest(f"field `{path}` is missing", param=path)
+    return BadRequest(f"`{path}`: {what}", param=path) if path else BadRequest(f"the body: {what}")
+
+
+def parts(message: str) -> tuple[Literal["unknown", "missing", "wrong"], str, str]:
+    """Of what msgspec says: what kind of mistake it is, the path of the field ("" for the body), and the rest."""
+    if found := _UNKNOWN.match(message):
+        return "unknown", _path(found["at"], found["field"]), ""
     if found := _MISSING.match(message):
-        return BadRequest(
-            f"field `{_path(found['at'], found['field'])}` is missing", param=_path(found["at"], found["field"])
-        )
-    if found := _WRONG.match(message):
-        what = found["what"][:1].lower() + found["what"][1:]
-        return BadRequest(f"`{found['at']}`: {what}", param=found["at"])
-    return BadRequest(f"the body: {message[:1].lower() + message[1:]}")
+        return "missing", _path(found["at"], found["field"]), ""
+    found = _WRONG.match(message)
+    path, what = (found["at"], found["what"]) if found else ("", message)
+    return "wrong", path, what[:1].lower() + what[1:]
 
 
 def _path(at: str | None, field: str) -> str:

@@ -1,5 +1,6 @@
 """The answer that is not streamed is the streamed one folded up."""
 
+import time
 from dataclasses import dataclass, field
 
 from quire.core.errors import EngineFailed, QuireError, Unavailable
@@ -25,6 +26,7 @@ class Completion:
     prompt_ids: list[int]
     samples: list[Sample]
     num_cached_tokens: int = 0
+    first_token: float | None = None  # time.monotonic()
     prompt_logprobs: list[list[TokenLogprob]] | None = None  # for prompt positions 1, 2, ...
 
     @property
@@ -33,6 +35,8 @@ class Completion:
 
     def add(self, event: TextEvent) -> None:
         sample = self.samples[event.index]
+        if event.token_ids and self.first_token is None:
+            self.first_token = time.monotonic()
         sample.text += event.text
         sample.token_ids += event.token_ids
         if event.logprobs is not None:

@@ -4,63 +4,83 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.core.errors import BadRequest, QuireError, Unavailable
-from quire.server.body import decode, read_body
+from quire.server.body import read_body
 from quire.server.dialects.dialect import Call, Context, Dialect
 from quire.server.errors import ClientGone
 from quire.server.fold import Completion, Sample, failure
-from quire.server.replies import error_response
+from quire.server.options import ServerOptions
+from quire.server.replies import error_response, json_response
 from quire.text.event import TextEvent
 
 if TYPE_CHECKING:
     from quire.engine.service import Models, Service, TextStream
 
 T = TypeVar("T")
+AnyCall = TypeVar("AnyCall", bound=Call)
+Endpoint = Callable[[Request], Awaitable[Response]]
 log = logging.getLogger("quire.server")
 
 PARSE_INLINE_BYTES = 1 << 16  # larger bodies are parsed in a thread: other streams go on meanwhile
 
 
-class _Named(msgspec.Struct):
-    """The one field that says who is to read the others."""
-
-    model: str | None = None
-
-
-_named = msgspec.json.Decoder(_Named)
-
-
 def generation_route(
-    models: "Models", dialect: Dialect, parse: Callable[[bytes, Context], Call], max_body_bytes: int
-) -> Callable[[Request], Awaitable[Response]]:
+    models: "Models", dialect: Dialect, parse: Callable[[bytes, Context], Call], options: ServerOptions
+) -> Endpoint:
     async def handle(http: Request) -> Response:
-        try:
-            body = await read_body(http, max_body_bytes)
-            found = await models.find(decode(body, _named).model)
-            service = found.service
-            model = found.adapter or service.info.name
-            context = Context(service.info, service.tokenizer, http.scope.get("tenant", ""), model)
-            large = len(body) > PARSE_INLINE_BYTES
-            call = await asyncio.to_thread(parse, body, context) if large else parse(body, context)
-            for request in call.requests:
-                request.adapter = found.adapter
-            if call.stream:
-                # Submitted here, so that a refusal has its status; from then on the response owns the streams.
-                return _Streamed(dialect, call, await _submit(service, call))
-            return await unless_gone(http.receive, _full(service, call))
-        except QuireError as error:
-            return error_response(error, dialect.error)
-        except RecursionError:  # deep enough to be decoded, and too deep for the template or the tokenizer
-            return error_response(BadRequest("the body is nested too deeply"), dialect.error)
+        service, call = await understood(http, models, dialect, parse, options)
+        return await reply(http, dialect, service, call)
 
-    return handle
+    return refusing(dialect, handle)
+
+
+def refusing(dialect: Dialect, handle: Endpoint) -> Endpoint:
+    """With the dialect's own errors."""
+
+    @wraps(handle)
+    async def handle_or_refuse(http: Request) -> Response:
+        try:
+            return await handle(http)
+        except QuireError as error:
+            return error_response(error, dialect.error, dialect.status)
+        except RecursionError:  # deep enough to be decoded, and too deep for the template or the tokenizer
+            return error_response(BadRequest("the body is nested too deeply"), dialect.error, dialect.status)
+
+    return handle_or_refuse
+
+
+async def understood(
+    http: Request,
+    models: "Models",
+    dialect: Dialect,
+    parse: Callable[[bytes, Context], AnyCall],
+    options: ServerOptions,
+) -> tuple["Service", AnyCall]:
+    """What the body asks for, and of whom."""
+    body = await read_body(http, options.max_body_bytes, dialect.json_only)
+    found = await models.find(dialect.model(body))
+    service = found.service
+    model = found.adapter or service.info.name
+    context = Context(service.info, service.tokenizer, http.scope.get("tenant", ""), model, options)
+    large = len(body) > PARSE_INLINE_BYTES
+    call = await asyncio.to_thread(parse, body, context) if large else parse(body, context)
+    for request in call.requests:
+        request.adapter = found.adapter
+    return service, call
+
+
+async def reply(http: Request, dialect: Dialect, service: "Service", call: Call) -> Response:
+    if call.stream:
+        # Submitted here, so that a refusal has its status; from then on the response owns the streams.
+        return _Streamed(dialect, call, await _submit(service, call))
+    return json_response(await unless_gone(http.receive, answered(service, call)))
 
 
 async def _submit(service: "Service", call: Call) -> list["TextStream"]:
@@ -80,7 +100,8 @@ async def _close(streams: list["TextStream"]) -> None:
     await asyncio.gather(*(stream.aclose() for stream in streams))
 
 
-async def _full(service: "Service", call: Call) -> Response:
+async def answered(service: "Service", call: Call) -> object:
+    """The whole answer. Being cancelled cancels the requests."""
     streams = await _submit(service, call)
     completions = [
         Completion(stream.prompt_ids, [Sample() for _ in range(request.params.n)])
@@ -94,7 +115,7 @@ async def _full(service: "Service", call: Call) -> Response:
                 completions[prompt].add(event)
     finally:
         await _close(streams)
-    return Response(msgspec.json.encode(call.full(completions)), media_type="application/json")
+    return call.full(completions)
 
 
 class _Streamed(Response):

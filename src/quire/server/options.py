@@ -17,3 +17,5 @@ class ServerOptions:
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     access_log: bool = False
+    tool_call_parser: str = "auto"  # how tool calls are written; auto looks at the chat template
+    reasoning_parser: str = "auto"  # how thoughts are marked; none: they stay in the text

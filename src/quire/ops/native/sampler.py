@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from quire.ops.native.library import native
-from quire.ops.opset import Draw, Float32, RowParams
+from quire.ops.opset import Draw, Float32, Masks, RowParams
 
 
 class NativeSampler:
@@ -11,6 +13,7 @@ class NativeSampler:
 
     def __init__(self, num_rows: int, vocab_size: int, num_threads: int = 0) -> None:
         self._sampler = native.Sampler(num_rows, vocab_size, num_threads)
+        self._no_masks = Masks([], np.empty((0, -(-vocab_size // 32)), np.uint32))
 
     def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
         self._sampler.admit(row, params, tokens, num_prompt)
@@ -18,11 +21,13 @@ class NativeSampler:
     def retire(self, row: int) -> None:
         self._sampler.retire(row)
 
-    def draw(self, logits: Float32, rows: Sequence[int]) -> list[Draw]:
-        return [Draw(token, logprobs) for token, logprobs in self._sampler.draw(logits, rows)]
+    def draw(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> list[Draw]:
+        masks = masks or self._no_masks
+        drawn = self._sampler.draw(logits, rows, masks.lines, masks.bits)
+        return [Draw(token, logprobs) for token, logprobs in drawn]
 
-    def begin(self, logits: Float32, rows: Sequence[int]) -> Callable[[], list[Draw]]:
-        draws = self.draw(logits, rows)
+    def begin(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[Draw]]:
+        draws = self.draw(logits, rows, masks)
         return lambda: draws
 
     def logprobs(self, logits: Float32, targets: Sequence[int], num_top: int) -> list[list[tuple[int, float, int]]]:

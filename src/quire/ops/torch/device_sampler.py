@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from quire.ops.opset import Draw, RowParams
+from quire.ops.opset import Draw, Masks, RowParams
 from quire.ops.torch.kernels.sample_cut import find_cuts
 from quire.ops.torch.kernels.sample_filter import bracket_cuts
 from quire.ops.torch.kernels.sample_job import MAX_TILES, Edits, Filters, Job, Split
 from quire.ops.torch.kernels.sample_peaks import find_peaks
 from quire.ops.torch.kernels.sample_pick import pick, sum_weights
-from quire.ops.torch.sampler import Logprobs, TorchSampler
+from quire.ops.torch.sampler import Logprobs, TorchSampler, masked
 from quire.ops.torch.sampler_logprobs import begin_logprobs, to_host
 from quire.ops.torch.sampler_rows import DeviceRows, Path, path_of
 
@@ -118,15 +118,16 @@ class DeviceSampler:
         pick(job, tokens, self.last, sampled=bool(path & Path.SAMPLED))
         return tokens
 
-    def draw(self, logits: Tensor, rows: Sequence[int]) -> list[Draw]:
-        return self.begin(logits, rows)()
+    def draw(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> list[Draw]:
+        return self.begin(logits, rows, masks)()
 
-    def begin(self, logits: Tensor, rows: Sequence[int]) -> Callable[[], list[Draw]]:
+    def begin(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[Draw]]:
         self._check_lines(logits, rows)
         self.upload()
+        permitted = logits if masks is None else masked(logits, masks)
         quick = [-1 if self._paths[row] & Path.SLOW else row for row in rows]
-        tokens = self.launch(logits, self._rows.send(quick, torch.int32), len(rows), self.needs(rows))
-        slow = self._draw_slowly(logits, {line: row for line, row in enumerate(rows) if quick[line] < 0})
+        tokens = self.launch(permitted, self._rows.send(quick, torch.int32), len(rows), self.needs(rows))
+        slow = self._draw_slowly(logits, {line: row for line, row in enumerate(rows) if quick[line] < 0}, masks)
         wanted = {
             line: self._params[row].num_logprobs
             for line, row in enumerate(quick)
@@ -144,11 +145,15 @@ class DeviceSampler:
 
         return finish
 
-    def _draw_slowly(self, logits: Tensor, rows: dict[int, int]) -> dict[int, Draw]:
+    def _draw_slowly(self, logits: Tensor, rows: dict[int, int], masks: Masks | None) -> dict[int, Draw]:
         """Of the lines that `launch` has left out, by line."""
         if not rows:
             return {}
-        draws = {line: self._spec.draw(logits[line : line + 1].float(), [row])[0] for line, row in rows.items()}
+        bits = {} if masks is None else dict(zip(masks.lines, masks.bits, strict=True))
+        draws = {}
+        for line, row in rows.items():
+            mask = Masks([0], bits[line][None]) if line in bits else None
+            (draws[line],) = self._spec.draw(logits[line : line + 1].float(), [row], mask)
         tokens = [max(draw.token, 0) for draw in draws.values()]
         at = self._rows.send(list(rows.values()), torch.int64)
         self.last.index_copy_(0, at, self._rows.send(tokens, torch.int32))

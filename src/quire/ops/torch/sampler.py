@@ -12,7 +12,7 @@ from math import ceil, factorial, inf, log
 import torch
 from torch import Tensor
 
-from quire.ops.opset import BROKEN, CANDIDATES, GREEDY_BELOW, Draw, RowParams
+from quire.ops.opset import BROKEN, CANDIDATES, GREEDY_BELOW, Draw, Masks, RowParams
 from quire.ops.philox import UNIFORM_BITS, uniform_bits
 
 ONE = 1 << 44  # what the most likely token weighs
@@ -51,27 +51,28 @@ class TorchSampler:
     def retire(self, row: int) -> None:
         del self._rows[row]
 
-    def draw(self, logits: Tensor, rows: Sequence[int]) -> list[Draw]:
-        return [self._draw(self._rows[row], line) for row, line in zip(rows, logits, strict=True)]
+    def draw(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> list[Draw]:
+        permitted = logits if masks is None else masked(logits, masks)
+        return [self._draw(self._rows[row], *lines) for row, *lines in zip(rows, logits, permitted, strict=True)]
 
     def last(self, row: int) -> int:
         """The token drawn last for a row."""
         return self._rows[row].tokens[-1]
 
-    def begin(self, logits: Tensor, rows: Sequence[int]) -> Callable[[], list[Draw]]:
-        draws = self.draw(logits, rows)
+    def begin(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[Draw]]:
+        draws = self.draw(logits, rows, masks)
         return lambda: draws
 
     def logprobs(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[Logprobs]:
         return [_raw_logprobs(_ordered(line), target, num_top) for line, target in zip(logits, targets, strict=True)]
 
-    def _draw(self, row: Row, line: Tensor) -> Draw:
+    def _draw(self, row: Row, line: Tensor, permitted: Tensor) -> Draw:
         params = row.params
-        raw = _ordered(line)
-        logits = edit(raw, row)
+        raw, permitted = _ordered(line), _ordered(permitted)
+        logits = edit(permitted, row)
         greedy = params.temperature < GREEDY_BELOW
-        if logits.max() == -inf:  # everything is masked: of the edits only `allowed` holds, and the best is taken
-            logits, greedy = restrict(raw, params.allowed), True
+        if logits.max() == -inf:  # nothing is left: of the edits only mask and `allowed` hold, and the best is taken
+            logits, greedy = restrict(permitted, params.allowed), True
         if logits.max() == -inf:
             return Draw(BROKEN, [])
         if params.num_candidates:
@@ -92,6 +93,16 @@ class TorchSampler:
 def _ordered(line: Tensor) -> Tensor:
     """NaN compares with nothing; here it counts as -inf."""
     return torch.where(line.isnan(), -inf, line)
+
+
+def masked(logits: Tensor, masks: Masks) -> Tensor:
+    """logits [R, vocab], with -inf for the tokens that lines with a mask may not draw."""
+    words = torch.from_numpy(masks.bits.view("int32")).to(logits.device, non_blocking=True)
+    bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device) & 1
+    permitted = bits.flatten(1)[:, : logits.shape[1]].bool()
+    out, lines = logits.clone(), torch.tensor(masks.lines, dtype=torch.int64).to(logits.device, non_blocking=True)
+    out[lines] = torch.where(permitted, logits[lines], -inf)
+    return out
 
 
 def restrict(logits: Tensor, allowed: Sequence[int] | None) -> Tensor:

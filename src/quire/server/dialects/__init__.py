@@ -8,6 +8,9 @@ if TYPE_CHECKING:
 
 DIALECTS = {
     "openai": "quire.server.dialects.openai",
+    "tgi": "quire.server.dialects.tgi",
+    "ollama": "quire.server.dialects.ollama",
+    "anthropic": "quire.server.dialects.anthropic",
 }
 
 

@@ -3,6 +3,7 @@
 from quire.server.dialects.dialect import Dialect
 from quire.server.dialects.openai.chat import parse_chat
 from quire.server.dialects.openai.completions import parse_completion
+from quire.server.dialects.openai.responses.routes import Responses
 from quire.server.dialects.openai.shapes import error_body, sse
 
 DIALECT = Dialect(
@@ -11,4 +12,5 @@ DIALECT = Dialect(
     error=error_body,
     frame=sse,
     last=b"data: [DONE]\n\n",
+    pages=lambda site: Responses(site).routes(),
 )

@@ -11,11 +11,13 @@ from quire.core.errors import BadRequest
 from quire.engine.generate import GenerateRequest
 from quire.server.body import decode
 from quire.server.dialects.dialect import Context
-from quire.server.dialects.openai.fields import Fields, Int, check, new_id, refuse, sampling_params
+from quire.server.dialects.openai.fields import Fields, Int, check, new_id, sampling_params
 from quire.server.dialects.openai.shapes import Answer, logprob_of, prompt_logprobs_of
+from quire.server.dialects.openai.structured import language_asked
 from quire.server.dialects.openai.tally import Tally, usage_of
 from quire.server.fold import Completion
 from quire.text.event import TextEvent, TokenLogprob
+from quire.text.fill_in import filling_prompt
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -27,8 +29,6 @@ class CompletionBody(Fields, kw_only=True, forbid_unknown_fields=True):
     logprobs: Int | None = None
     suffix: str | None = None
 
-
-_NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {"suffix": ("",)}
 
 _decoder = msgspec.json.Decoder(CompletionBody)
 
@@ -55,10 +55,12 @@ class CompletionChoice(Struct, kw_only=True):
 
 def parse_completion(body: bytes, context: Context) -> "CompletionCall":
     completion = decode(body, _decoder)
-    refuse(completion, _NOT_SUPPORTED)
     check(completion)
     name = new_id("cmpl")
     prompts = _prompts(completion.prompt)
+    if completion.suffix:
+        prompts = [_between(prompt, completion, context) for prompt in prompts]
+    language = language_asked(completion)
     max_tokens = DEFAULT_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
     of_prompt = [completion.logprobs if completion.echo else None, completion.prompt_logprobs]
     requests = [
@@ -68,6 +70,7 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
                 completion,
                 best_of=completion.best_of,
                 max_tokens=1 if max_tokens == 0 and completion.echo else max_tokens,
+                structured=language,
                 logprobs=completion.logprobs,
                 prompt_logprobs=max((count for count in of_prompt if count is not None), default=None),
             ),
@@ -96,6 +99,16 @@ def _prompts(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
     return prompts
 
 
+def _between(prompt: str | list[int], completion: CompletionBody, context: Context) -> list[int]:
+    """A prompt whose continuation is followed by the suffix."""
+    if completion.echo or not isinstance(prompt, str):
+        raise BadRequest("a suffix needs a prompt that is text, and no echo", param="suffix")
+    ids = filling_prompt(context.tokenizer, prompt, completion.suffix or "")
+    if ids is None:
+        raise BadRequest("`suffix` is not supported by this model", "use one made to fill in code", param="suffix")
+    return ids
+
+
 class CompletionCall:
     def __init__(self, name: str, body: CompletionBody, requests: list[GenerateRequest], context: Context) -> None:
         self.requests = requests
@@ -109,7 +122,7 @@ class CompletionCall:
         self._with_logprobs = body.logprobs is not None
         self._with_prompt_logprobs = body.prompt_logprobs is not None
         self._ids_too = bool(body.return_token_ids)
-        self._tally = Tally(body)
+        self._tally = Tally(body.stream_options)
         self._prompts: list[list[int]] = []
         self._prompt_logprobs: dict[int, list[list[TokenLogprob]]] = {}  # by prompt, until its echo is sent
         self._offsets: dict[int, int] = {}  # by choice: characters sent

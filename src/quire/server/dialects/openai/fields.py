@@ -7,6 +7,7 @@ from msgspec import Meta, Struct
 
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
+from quire.server.dialects.openai.structured import ResponseFormat, Schema, StructuredOutputs
 
 Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # what the engine's arrays hold
 
@@ -61,7 +62,23 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: str | None = None
     store: bool | None = None
     service_tier: str | None = None
-    response_format: Any = None
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None  # there is one only; as at vLLM, the name is taken
+
+    request_id: str | None = None  # these are vLLM's: taken where they ask for what is done anyway
+    spaces_between_special_tokens: bool | None = None
+    guided_whitespace_pattern: Any = None
+    logits_processors: Any = None
+    return_tokens_as_token_ids: Any = None
+    kv_transfer_params: Any = None
+    vllm_xargs: Any = None
+    truncation_side: str | None = None
 
 
 # Passed on under the same name when given; the defaults are those of SamplingParams.
@@ -94,7 +111,13 @@ _SAME_NAME = (
 _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
-    "response_format": ({"type": "text"},),
+    "guided_whitespace_pattern": (),
+    "logits_processors": ([],),
+    "return_tokens_as_token_ids": (False,),
+    "kv_transfer_params": ({},),
+    "vllm_xargs": ({},),
+    "spaces_between_special_tokens": (True,),
+    "truncation_side": ("left",),
 }
 
 
@@ -137,5 +160,5 @@ def sampling_params(body: Fields, **given: Any) -> SamplingParams:
     return params
 
 
-def new_id(prefix: str) -> str:
-    return f"{prefix}-{uuid4().hex}"
+def new_id(prefix: str, between: str = "-") -> str:
+    return f"{prefix}{between}{uuid4().hex}"

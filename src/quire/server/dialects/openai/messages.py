@@ -14,6 +14,18 @@ class Part(Struct, kw_only=True):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+
+
+class CalledFunction(Struct, kw_only=True):
+    name: str
+    arguments: str | dict[str, Any] | None = None  # JSON as text, and by some clients as it is
+
+
+class MadeCall(Struct, kw_only=True):
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunction
 
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -22,8 +34,10 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    reasoning: str | None = None  # the same, by its newer name
+    tool_calls: list[MadeCall] | None = None
     tool_call_id: str | None = None
+    annotations: Any = None  # what an answer had; nothing is done with them
     audio: Any = None
     function_call: Any = None
 
@@ -37,22 +51,49 @@ def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
         raise BadRequest("messages is empty", "give at least one message", param="messages")
     plain = []
     for at, message in enumerate(messages):
+        where = f"messages[{at}]"
         refuse(message, _NOT_SUPPORTED)
-        if message.content is None and not message.tool_calls:
-            raise BadRequest(f"messages[{at}] has no content", param=f"messages[{at}].content")
-        given = {name: value for name, value in msgspec.structs.asdict(message).items() if value is not None}
-        plain.append({**given, "content": _text(message.content, f"messages[{at}].content")})
+        if message.content is None and not message.tool_calls and message.refusal is None:
+            raise BadRequest(f"{where} has no content", param=f"{where}.content")
+        given = {name: getattr(message, name) for name in ("role", "name", "refusal", "tool_call_id")}
+        given["reasoning_content"] = message.reasoning_content or message.reasoning
+        if message.tool_calls:
+            given["tool_calls"] = [
+                _plain_call(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(message.tool_calls)
+            ]
+        kept = {name: value for name, value in given.items() if value is not None}
+        plain.append({**kept, "content": _text(message.content, f"{where}.content")})
     return plain
+
+
+def _plain_call(call: MadeCall, where: str) -> dict[str, Any]:
+    """With arguments as an object, as templates want them."""
+    arguments = call.function.arguments
+    if not isinstance(arguments, dict):
+        arguments = read_arguments(arguments, f"{where}.function.arguments")
+    plain = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+    return plain if call.id is None else {"id": call.id, **plain}
+
+
+def read_arguments(text: str | None, where: str) -> dict[str, Any]:
+    try:
+        arguments = msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        raise BadRequest(f"{where} is not a JSON object in a text", param=where) from None
+    return arguments
 
 
 def _text(content: str | list[Part] | None, where: str) -> str | None:
     if not isinstance(content, list):
         return content
+    texts = []
     for at, part in enumerate(content):
-        if part.type != "text":
+        if part.type not in ("text", "refusal"):
             raise BadRequest(
                 f"a content part of type `{part.type}` is not supported", "send text", param=f"{where}[{at}].type"
             )
-        if part.text is None:
-            raise BadRequest(f"{where}[{at}] has no text", param=f"{where}[{at}].text")
-    return "\n".join(part.text or "" for part in content)
+        text = part.text if part.type == "text" else part.refusal
+        if text is None:
+            raise BadRequest(f"{where}[{at}] has no {part.type}", param=f"{where}[{at}].{part.type}")
+        texts.append(text)
+    return "\n".join(texts)

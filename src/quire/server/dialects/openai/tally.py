@@ -1,14 +1,13 @@
 """The tokens of one call, counted as its events pass."""
 
-from quire.server.dialects.openai.fields import Fields
+from quire.server.dialects.openai.fields import StreamOptions
 from quire.server.dialects.openai.shapes import Usage
 from quire.server.fold import Completion
 from quire.text.event import TextEvent
 
 
 class Tally:
-    def __init__(self, body: Fields) -> None:
-        options = body.stream_options
+    def __init__(self, options: StreamOptions | None) -> None:
         self.at_end = bool(options and options.include_usage)  # a last chunk with no choices has the usage
         self.always = bool(options and options.continuous_usage_stats)  # every chunk has the usage so far
         self._prompt = 0

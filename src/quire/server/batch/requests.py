@@ -1,0 +1,66 @@
+"""The file that requests come from: a line of JSON each."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from quire.core.errors import QuireError
+from quire.server.body import explain
+
+
+class BadBatch(QuireError):
+    """A file that cannot be worked on. What is wrong with one request alone is told in its result."""
+
+    status, code = 400, "bad_batch"
+
+
+class Line(Struct, kw_only=True):
+    custom_id: str
+    url: str
+    body: msgspec.Raw
+    method: str = "POST"
+
+
+_decoder = msgspec.json.Decoder(Line)
+
+
+class Requests:
+    """Read from the disk as it is asked for: a batch may be larger than the memory."""
+
+    def __init__(self, path: Path) -> None:
+        """The whole file is looked at once: a mistake in its last line is told before anything is computed."""
+        self._path = path
+        self.ids: set[str] = set()
+        for number, line in self._lines():
+            if line.custom_id in self.ids:
+                raise BadBatch(
+                    f"{path}, line {number}: custom_id `{line.custom_id}` was used before",
+                    "results are told apart by it: give each request its own",
+                )
+            self.ids.add(line.custom_id)
+
+    def __iter__(self) -> Iterator[Line]:
+        return (line for _, line in self._lines())
+
+    def _lines(self) -> Iterator[tuple[int, Line]]:
+        try:
+            with self._path.open("rb") as file:
+                for number, text in enumerate(file, 1):
+                    if text.strip():
+                        yield number, self._line(number, text)
+        except OSError as error:
+            raise BadBatch(f"{self._path} cannot be read: {error.strerror}") from error
+
+    def _line(self, number: int, text: bytes) -> Line:
+        try:
+            return _decoder.decode(text)
+        except msgspec.ValidationError as error:
+            wrong = explain(str(error), Line).message
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            wrong = f"this is not JSON: {error}"
+        raise BadBatch(
+            f"{self._path}, line {number}: {wrong}",
+            'a line is {"custom_id": ..., "method": "POST", "url": "/v1/chat/completions", "body": {...}}',
+        )

@@ -1,0 +1,112 @@
+"""The file that results go to. Only ever appended to, so that a batch that was interrupted can go on."""
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from msgspec import Struct
+
+from quire.server.batch.requests import BadBatch
+
+SYNC_LINES = 64  # results that may be lost when the machine, not the program, goes down
+SYNC_SECONDS = 5.0
+
+
+class Reply(Struct):
+    """What HTTP would have answered."""
+
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class Problem(Struct):
+    code: str
+    message: str
+
+
+class Result(Struct, kw_only=True):
+    """Of `response` and `error`, one is null."""
+
+    id: str
+    custom_id: str
+    response: Reply | None = None
+    error: Problem | None = None
+
+
+class _Done(Struct):
+    custom_id: str
+
+
+_decoder = msgspec.json.Decoder(_Done)
+_encode = msgspec.json.Encoder().encode
+
+
+class Results:
+    """A context manager. `done` are the ids whose results were there when it was opened."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.done: set[str] = set()
+
+    def __enter__(self) -> "Results":
+        try:
+            self._file: BinaryIO = self._path.open("a+b")
+        except OSError as error:
+            raise BadBatch(f"{self._path} cannot be written: {error.strerror}") from error
+        try:
+            self._lock()
+            self._file.truncate(self._read())
+        except BaseException:
+            self._file.close()
+            raise
+        self._unsynced, self._synced = 0, time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sync()
+        self._file.close()
+
+    def add(self, result: Result) -> None:
+        try:
+            self._file.write(_encode(result) + b"\n")
+            self._file.flush()  # so that it is there if this program is killed; `_sync` is for machines that fail
+        except OSError as error:
+            raise BadBatch(f"{self._path} cannot be written: {error.strerror}", "then run it again") from error
+        self._unsynced += 1
+        if self._unsynced >= SYNC_LINES or time.monotonic() > self._synced + SYNC_SECONDS:
+            self._sync()
+
+    def _sync(self) -> None:
+        os.fsync(self._file.fileno())
+        self._unsynced, self._synced = 0, time.monotonic()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise BadBatch(f"another run is writing to {self._path}", "wait for it, or choose another file") from error
+
+    def _read(self) -> int:
+        """Collect what is done -> where the file ends. A last line that is torn does not count."""
+        self._file.seek(0)
+        end = 0
+        for number, line in enumerate(self._file, 1):
+            if not line.endswith(b"\n"):
+                break
+            if line.strip():
+                self.done.add(self._id(number, line))
+            end += len(line)
+        return end
+
+    def _id(self, number: int, line: bytes) -> str:
+        try:
+            return _decoder.decode(line).custom_id
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadBatch(
+                f"{self._path}, line {number} is no result of a batch: {error}",
+                "results are appended to this file: choose another, or remove it",
+            ) from error

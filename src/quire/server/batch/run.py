@@ -1,0 +1,85 @@
+"""Runs a batch: requests through the dialects' own readers, results as they finish."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import msgspec
+
+from quire.core.errors import BadRequest, EngineFailed, QueueFull, QuireError
+from quire.server.batch.requests import Line
+from quire.server.batch.results import Problem, Reply, Result
+from quire.server.dialects import load
+from quire.server.dialects.dialect import Context
+from quire.server.generate import answered
+
+if TYPE_CHECKING:
+    from quire.engine.service import Models
+
+log = logging.getLogger("quire.batch")
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def run_batch(models: "Models", lines: Iterator[Line], concurrency: int, tell: Callable[[Result], None]) -> None:
+    """Every line's result is told as soon as it is there, `concurrency` lines under way at once. Being cancelled
+    cancels those; their results are not told."""
+    batch = Batch(models)
+
+    async def work() -> None:
+        for line in lines:  # all workers take from the same iterator
+            tell(await batch.result(line))
+
+    try:
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(concurrency):
+                workers.create_task(work())
+    except ExceptionGroup as group:  # a result that could not be told: the same for all
+        raise group.exceptions[0] from None
+
+
+class Batch:
+    def __init__(self, models: "Models") -> None:
+        self._models = models
+        self._dialect = load("openai")
+
+    async def result(self, line: Line) -> Result:
+        result = Result(id=f"batch_req_{uuid4().hex}", custom_id=line.custom_id)
+        if line.method != "POST":
+            result.error = Problem("invalid_method", f"the method is {line.method}, and POST is possible")
+        elif line.url not in self._dialect.routes:
+            known = ", ".join(self._dialect.routes)
+            result.error = Problem("invalid_url", f"the url is {line.url}, and {known} are possible")
+        else:
+            result.response = await self._reply(line)
+        return result
+
+    async def _reply(self, line: Line) -> Reply:
+        request_id = uuid4().hex
+        try:
+            return Reply(200, request_id, msgspec.Raw(_encode(await self._answer(line))))
+        except QuireError as error:
+            failed = error
+        except Exception:
+            log.exception("request `%s` failed", line.custom_id)
+            failed = EngineFailed("the server failed on this request")
+        body = msgspec.Raw(_encode(self._dialect.error(failed)))
+        return Reply(self._dialect.status(failed), request_id, body)
+
+    async def _answer(self, line: Line) -> object:
+        body = bytes(line.body)
+        found = await self._models.find(self._dialect.model(body))
+        service = found.service
+        context = Context(service.info, service.tokenizer, model=found.adapter or service.info.name)
+        while True:
+            call = self._dialect.routes[line.url](body, context)
+            if call.stream:
+                raise BadRequest("a batch has nobody to stream to", "leave out stream", param="stream")
+            for request in call.requests:
+                request.adapter = found.adapter
+            try:
+                return await answered(service, call)
+            except QueueFull as full:  # requests with many samples or prompts
+                await asyncio.sleep(full.retry_after)

@@ -1,0 +1,78 @@
+"""An answer as blocks: a list of them when it is whole, events when it is streamed."""
+
+from uuid import uuid4
+
+from quire.server.dialects.anthropic.shapes import (
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    InputDelta,
+    Text,
+    TextDelta,
+    Thinking,
+    ThinkingDelta,
+    ToolCall,
+)
+from quire.server.dialects.reading import WholeCall, whole_calls
+from quire.text.answer import Gain
+
+
+class BlockEvents:
+    """Thoughts, text and each call are blocks; one is open at a time."""
+
+    def __init__(self) -> None:
+        self.called = False
+        self._index = -1
+        self._open: str | None = None  # "thinking", "text", or "call"
+
+    def gained(self, gain: Gain) -> list[object]:
+        events: list[object] = []
+        if gain.reasoning:
+            events += self._enter("thinking", Thinking())
+            events.append(BlockDelta(self._index, ThinkingDelta(gain.reasoning)))
+        if gain.content and (self._open == "text" or gain.content.strip()):  # white space alone is no answer
+            events += self._enter("text", Text())
+            events.append(BlockDelta(self._index, TextDelta(gain.content)))
+        for call in gain.calls:
+            if call.name:
+                self.called = True
+                events += [*self.end(), *self._enter("call", new_call(call.name))]
+            if call.arguments:
+                events.append(BlockDelta(self._index, InputDelta(call.arguments)))
+        return events
+
+    def end(self) -> list[object]:
+        if self._open is None:
+            return []
+        self._open = None
+        return [BlockStop(self._index)]
+
+    def _enter(self, kind: str, block: Text | Thinking | ToolCall) -> list[object]:
+        if self._open == kind:
+            return []
+        closed = self.end()
+        self._index += 1
+        self._open = kind
+        return [*closed, BlockStart(self._index, block)]
+
+
+def whole_blocks(gain: Gain) -> list[Text | Thinking | ToolCall]:
+    blocks: list[Text | Thinking | ToolCall] = []
+    if gain.reasoning:
+        blocks.append(Thinking(gain.reasoning))
+    if gain.content.strip():
+        blocks.append(Text(gain.content))
+    return blocks + [_call(call) for call in whole_calls(gain.calls)]
+
+
+def _call(call: WholeCall) -> Text | ToolCall:
+    """A call that was cut short is text: a tool could not be called so."""
+    if call.arguments is None:
+        return Text(f"{call.name}({call.written}")
+    block = new_call(call.name)
+    block.input = call.arguments
+    return block
+
+
+def new_call(name: str) -> ToolCall:
+    return ToolCall(id=f"toolu_{uuid4().hex[:24]}", name=name, input={})

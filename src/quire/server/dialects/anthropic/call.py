@@ -1,0 +1,100 @@
+"""POST /v1/messages"""
+
+from typing import Any
+
+import msgspec
+
+from quire.engine.generate import GenerateRequest
+from quire.server.dialects.anthropic.blocks import BlockEvents, whole_blocks
+from quire.server.dialects.anthropic.fields import MessagesBody, read, sampling_params, template_options, tool_use
+from quire.server.dialects.anthropic.messages import plain_messages
+from quire.server.dialects.anthropic.shapes import (
+    BlockStart,
+    Ended,
+    Message,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    Ping,
+    ToolCall,
+    Usage,
+)
+from quire.server.dialects.dialect import Context
+from quire.server.dialects.openai.fields import new_id
+from quire.server.dialects.reading import Reading, put_chat
+from quire.server.fold import Completion
+from quire.text.event import TextEvent
+from quire.text.tools.use import ToolUse
+
+_decoder = msgspec.json.Decoder(MessagesBody)
+
+
+def parse_messages(body: bytes, context: Context) -> "MessagesCall":
+    given = read(body, _decoder)
+    use = tool_use(given)
+    request = GenerateRequest(id=new_id("msg").replace("-", "_"), params=sampling_params(given), tenant=context.tenant)
+    messages = plain_messages(given.system, given.messages)
+    put_chat(request, context, messages, use, **template_options(given, context))
+    return MessagesCall(request, context, use, stream=bool(given.stream))
+
+
+class MessagesCall:
+    def __init__(self, request: GenerateRequest, context: Context, use: ToolUse, stream: bool) -> None:
+        self.requests = [request]
+        self.stream = stream
+        self._request, self._context, self._use = request, context, use
+        self._blocks = BlockEvents()
+        self._begun = False
+        self._num_prompt = 0
+        self._num_output = 0
+        self._num_cached = 0
+
+    def begin(self, prompts: list[list[int]]) -> None:
+        self._num_prompt = len(prompts[0])
+        self._reading = Reading.of(self._request, self._context, self._use, prompts[0])
+
+    def chunks(self, prompt: int, event: TextEvent) -> list[object]:
+        self._num_output += len(event.token_ids)
+        self._num_cached = max(self._num_cached, event.num_cached_tokens)
+        sent: list[object] = []
+        if not self._begun:
+            self._begun = True
+            sent.append(MessageStart(self._message([], 1)))
+        events = self._blocks.gained(self._reading.take(event.text, ended=event.finish_reason is not None))
+        if events and isinstance(events[0], BlockStart) and events[0].index == 0:
+            events.insert(1, Ping())
+        sent += events
+        if event.finish_reason:
+            ended = Ended(*_stop(event.finish_reason, event.stop_reason, self._blocks.called))
+            usage = self._usage(self._num_output)
+            sent += [*self._blocks.end(), MessageDelta(ended, usage), MessageStop()]
+        return sent
+
+    def end(self) -> list[object]:
+        return []
+
+    def full(self, completions: list[Completion]) -> object:
+        [completion] = completions
+        [sample] = completion.samples
+        self._num_cached = completion.num_cached_tokens
+        gain = self._reading.take(sample.text, ended=True)
+        message = self._message(whole_blocks(gain), len(sample.token_ids))
+        message.stop_reason, message.stop_sequence = _stop(
+            sample.finish_reason, sample.stop_reason, any(isinstance(block, ToolCall) for block in message.content)
+        )
+        return message
+
+    def _message(self, content: list[Any], num_output: int) -> Message:
+        return Message(id=self._request.id, model=self._context.model, content=content, usage=self._usage(num_output))
+
+    def _usage(self, num_output: int) -> Usage:
+        return Usage.of(self._num_prompt, self._num_cached, num_output)
+
+
+def _stop(reason: str | None, by: str | int | None, called: bool) -> tuple[str, str | None]:
+    """Why it ended, and the stop sequence that ended it."""
+    if reason == "length":
+        return "max_tokens", None
+    if isinstance(by, str):
+        return "stop_sequence", by
+    return "tool_use" if called else "end_turn", None

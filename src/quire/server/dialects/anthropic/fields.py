@@ -1,0 +1,174 @@
+"""The body of /v1/messages. A field that nobody knows is refused in Anthropic's own words."""
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from quire.core.errors import BadRequest
+from quire.core.params import SamplingParams
+from quire.core.structured import Structured
+from quire.server.body import Body, decode, parts
+from quire.server.dialects.anthropic.messages import Message, TextBlock
+from quire.server.dialects.dialect import Context
+from quire.text.tools.use import Choice, ToolUse
+
+Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # what the engine's arrays hold
+
+
+class Strict(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Null is the same as absent."""
+
+
+class Tool(Strict, kw_only=True):
+    name: str
+    input_schema: dict[str, Any] | None = None
+    description: str | None = None
+    type: str | None = None
+    strict: bool | None = None
+    cache_control: Any = None
+    input_examples: Any = None
+    eager_input_streaming: bool | None = None  # arguments are streamed as they are written
+    allowed_callers: Any = None
+    defer_loading: bool | None = None
+
+
+class ToolChoice(Strict, kw_only=True):
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingConfig(Strict, kw_only=True):
+    type: str
+    budget_tokens: Int | None = None
+    display: str | None = None
+
+
+class Format(Strict, kw_only=True):
+    type: str
+    schema: dict[str, Any]
+
+
+class OutputConfig(Strict, kw_only=True):
+    format: Format | None = None
+    effort: str | None = None
+
+
+class PromptBody(Strict, kw_only=True):
+    """What decides the prompt."""
+
+    model: str
+    messages: list[Message]
+    system: str | list[TextBlock] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    cache_control: Any = None  # prefixes are cached without being asked
+    speed: str | None = None
+
+
+class MessagesBody(PromptBody, kw_only=True):
+    max_tokens: Int
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int | None = None
+    metadata: dict[str, Any] | None = None  # these three are taken and change nothing
+    service_tier: str | None = None
+    inference_geo: str | None = None
+    container: Any = None
+    mcp_servers: Any = None
+    context_management: Any = None
+    diagnostics: Any = None
+
+
+_NOT_SUPPORTED = ("container", "mcp_servers", "context_management", "diagnostics")
+_CHOICES: dict[str, Choice] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
+_INDEX = re.compile(r"\[(\d+)\]")
+
+
+def read(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+    return decode(body, decoder, _explain)
+
+
+def _explain(message: str, body: type[Struct]) -> BadRequest:
+    kind, path, what = parts(message)
+    path = _INDEX.sub(r".\1", path)
+    said = {"unknown": "Extra inputs are not permitted", "missing": "Field required"}.get(kind, what)
+    return BadRequest(f"{path}: {said}" if path else said, param=path or None)
+
+
+def tool_use(body: PromptBody) -> ToolUse:
+    tools = []
+    for at, tool in enumerate(body.tools or ()):
+        if tool.type not in (None, "custom"):
+            raise BadRequest(
+                f"tools.{at}.type: `{tool.type}` is not supported", "give tools of your own", param="tools"
+            )
+        schema = tool.input_schema or {"type": "object", "properties": {}}
+        function = {"name": tool.name, "description": tool.description or "", "parameters": schema}
+        tools.append({"type": "function", "function": function})
+    choice = body.tool_choice
+    if choice is None:
+        return ToolUse(tools)
+    if choice.type not in _CHOICES:
+        raise BadRequest(f"tool_choice.type: `{choice.type}` is not one of {', '.join(_CHOICES)}", param="tool_choice")
+    return ToolUse(tools, _CHOICES[choice.type], choice.name or "", not choice.disable_parallel_tool_use)
+
+
+def sampling_params(body: MessagesBody) -> SamplingParams:
+    for name in _NOT_SUPPORTED:
+        if getattr(body, name):
+            raise BadRequest(f"{name}: not supported", "leave it out", param=name)
+    if body.temperature is not None and not 0.0 <= body.temperature <= 1.0:
+        raise BadRequest(f"temperature: {body.temperature} is not in the range 0..1", param="temperature")
+    return SamplingParams(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=body.top_k or 0,
+        max_tokens=body.max_tokens,
+        stop=body.stop_sequences or [],
+        structured=_structured(body.output_config),
+    )
+
+
+def _structured(config: OutputConfig | None) -> Structured | None:
+    if config is None or config.format is None:
+        return None
+    if config.format.type != "json_schema":
+        raise BadRequest(f"output_config.format.type: `{config.format.type}` is not supported", param="output_config")
+    return Structured("json_schema", msgspec.json.encode(config.format.schema).decode())
+
+
+def template_options(body: PromptBody, context: Context) -> dict[str, Any]:
+    """The last message is continued if it is the assistant's. Thoughts come only if they are asked for."""
+    options: dict[str, Any] = {}
+    last = body.messages[-1] if body.messages else None
+    if last is not None and last.role == "assistant" and last.content:
+        options = {"add_generation_prompt": False, "continue_final_message": True}
+        end = last.content if isinstance(last.content, str) else getattr(last.content[-1], "text", "")
+        if end != end.rstrip():
+            raise BadRequest("messages: final assistant content cannot end with trailing whitespace", param="messages")
+    if body.speed not in (None, "standard"):
+        raise BadRequest(f"speed: `{body.speed}` is not supported", "leave it out", param="speed")
+    if context.chat_format().reasoning is not None:
+        options["enable_thinking"] = _thinks(body.thinking)
+    elif body.thinking is not None and body.thinking.type == "enabled":
+        raise BadRequest("thinking: this model does not think", "leave it out", param="thinking")
+    if body.output_config is not None and body.output_config.effort is not None:
+        options["reasoning_effort"] = body.output_config.effort
+    return options
+
+
+def _thinks(config: ThinkingConfig | None) -> bool:
+    if config is None:
+        return False
+    if config.type not in ("enabled", "disabled", "adaptive"):
+        raise BadRequest(f"thinking.type: `{config.type}` is not one of enabled, disabled, adaptive", param="thinking")
+    if config.display == "omitted":
+        raise BadRequest("thinking.display: `omitted` is not supported", "leave it out", param="thinking")
+    return config.type != "disabled"

@@ -1,0 +1,101 @@
+"""Messages made of blocks, as clients send them, and as chat templates read them."""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from quire.core.errors import BadRequest
+
+
+class Block(Struct, kw_only=True, forbid_unknown_fields=True):
+    cache_control: Any = None  # prefixes are cached without being asked
+
+
+class TextBlock(Block, tag="text"):
+    text: str
+    citations: Any = None
+
+
+class ThinkingBlock(Block, tag="thinking"):
+    thinking: str
+    signature: str = ""
+
+
+class RedactedThinkingBlock(Block, tag="redacted_thinking"):
+    data: str
+
+
+class ToolUseBlock(Block, tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: Any = None
+
+
+class ToolResultBlock(Block, tag="tool_result"):
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+    toolset_name: str | None = None
+
+
+AnyBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
+class Message(Struct, kw_only=True, forbid_unknown_fields=True):
+    role: Literal["user", "assistant"]
+    content: str | list[AnyBlock]
+
+
+def joined(content: str | list[TextBlock] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(block.text for block in content)
+
+
+def plain_messages(system: str | list[TextBlock] | None, messages: list[Message]) -> list[dict[str, Any]]:
+    """Results of tools are messages of their own; neighbours of the same role are one message."""
+    if not messages:
+        raise BadRequest("messages: at least one message is required", param="messages")
+    plain: list[dict[str, Any]] = [{"role": "system", "content": joined(system)}] if system else []
+    for at, message in enumerate(messages):
+        for part in _parts(message, f"messages.{at}.content"):
+            last = plain[-1] if plain else {}
+            if part.keys() == last.keys() == {"role", "content"} and part["role"] == last["role"]:
+                last["content"] += "\n" + part["content"]
+            else:
+                plain.append(part)
+    return plain
+
+
+def _parts(message: Message, where: str) -> list[dict[str, Any]]:
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    texts = [block for block in message.content if isinstance(block, TextBlock)]
+    if message.role == "user":
+        _only(message.content, TextBlock | ToolResultBlock, "user", where)
+        results = [_result(block) for block in message.content if isinstance(block, ToolResultBlock)]
+        said = [{"role": "user", "content": joined(texts)}] if texts or not results else []
+        return [*results, *said]
+    _only(message.content, TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, "assistant", where)
+    part: dict[str, Any] = {"role": "assistant", "content": joined(texts)}
+    if thoughts := [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]:
+        part["reasoning_content"] = "\n".join(thoughts)
+    if calls := [_call(block) for block in message.content if isinstance(block, ToolUseBlock)]:
+        part["tool_calls"] = calls
+    return [part]
+
+
+def _result(block: ToolResultBlock) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": joined(block.content)}
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
+
+
+def _only(content: list[AnyBlock], kinds: Any, role: str, where: str) -> None:
+    for at, block in enumerate(content):
+        if not isinstance(block, kinds):
+            kind = block.__struct_config__.tag
+            raise BadRequest(f"{where}.{at}: {role} messages cannot have `{kind}` blocks", param=f"{where}.{at}.type")

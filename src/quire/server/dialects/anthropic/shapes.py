@@ -1,0 +1,121 @@
+"""The objects of Anthropic's Messages API on their way out."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from quire.core.errors import QueueFull, QuireError, Unavailable
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Usage(Struct, kw_only=True):
+    input_tokens: int  # of the prompt, those that were computed
+    output_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0  # of the prompt, those that were cached
+
+    @classmethod
+    def of(cls, num_prompt: int, num_cached: int, num_output: int) -> "Usage":
+        return cls(input_tokens=num_prompt - num_cached, cache_read_input_tokens=num_cached, output_tokens=num_output)
+
+
+class Message(Struct, kw_only=True, tag="message"):
+    id: str
+    model: str
+    content: list[Any]
+    role: str = "assistant"
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    usage: Usage
+
+
+class Text(Struct, tag="text"):
+    text: str = ""
+
+
+class Thinking(Struct, tag="thinking"):
+    thinking: str = ""
+    signature: str = ""
+
+
+class ToolCall(Struct, kw_only=True, tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class TextDelta(Struct, tag="text_delta"):
+    text: str
+
+
+class ThinkingDelta(Struct, tag="thinking_delta"):
+    thinking: str
+
+
+class InputDelta(Struct, tag="input_json_delta"):
+    partial_json: str
+
+
+class MessageStart(Struct, tag="message_start"):
+    message: Message
+
+
+class Ping(Struct, tag="ping"):
+    pass
+
+
+class BlockStart(Struct, tag="content_block_start"):
+    index: int
+    content_block: Text | Thinking | ToolCall
+
+
+class BlockDelta(Struct, tag="content_block_delta"):
+    index: int
+    delta: TextDelta | ThinkingDelta | InputDelta
+
+
+class BlockStop(Struct, tag="content_block_stop"):
+    index: int
+
+
+class Ended(Struct):
+    stop_reason: str
+    stop_sequence: str | None
+
+
+class MessageDelta(Struct, tag="message_delta"):
+    delta: Ended
+    usage: Usage
+
+
+class MessageStop(Struct, tag="message_stop"):
+    pass
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def error_status(error: QuireError) -> int:
+    return 529 if isinstance(error, QueueFull | Unavailable) else error.status
+
+
+def error_body(error: QuireError) -> dict[str, Any]:
+    status = error_status(error)
+    kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    message = f"{error.message} ({error.hint})" if error.hint else error.message
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def sse(value: Any) -> bytes:
+    kind: str = value["type"] if isinstance(value, dict) else value.__struct_config__.tag
+    return b"event: " + kind.encode() + b"\ndata: " + _encode(value) + b"\n\n"

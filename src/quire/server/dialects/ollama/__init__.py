@@ -1,0 +1,19 @@
+"""The API of Ollama: an answer is a line of JSON for each piece of it."""
+
+from quire.server.dialects.dialect import Dialect
+from quire.server.dialects.ollama.call import parse_chat, parse_generate
+from quire.server.dialects.ollama.fields import model_name
+from quire.server.dialects.ollama.pages import pages
+from quire.server.dialects.ollama.shapes import error_body, error_status, line
+
+DIALECT = Dialect(
+    name="ollama",
+    routes={"/api/generate": parse_generate, "/api/chat": parse_chat},
+    error=error_body,
+    status=error_status,
+    model=model_name,
+    frame=line,
+    media_type="application/x-ndjson",
+    json_only=False,
+    pages=pages,
+)

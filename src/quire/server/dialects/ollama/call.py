@@ -1,0 +1,206 @@
+"""POST /api/generate and /api/chat. They differ in where the text of an answer stands."""
+
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from msgspec import UNSET, Struct
+
+from quire.core.errors import BadRequest
+from quire.engine.generate import GenerateRequest
+from quire.server.body import decode
+from quire.server.dialects.dialect import Context
+from quire.server.dialects.ollama.fields import Fields, num_logprobs, refuse, refuse_unloading, structured
+from quire.server.dialects.ollama.options import sampling_params
+from quire.server.dialects.ollama.shapes import Answer, Clock, Message, logprobs_of, timestamp
+from quire.server.dialects.openai.fields import new_id
+from quire.server.dialects.reading import Reading, WholeCall, put_chat, whole_calls
+from quire.server.fold import Completion
+from quire.text.answer import Gain
+from quire.text.chat_format import NO_TOOLS
+from quire.text.event import TextEvent, TokenLogprob
+from quire.text.tools.call import CallDelta
+from quire.text.tools.use import ToolUse
+
+
+class GenerateBody(Fields, kw_only=True):
+    prompt: str = ""
+    system: str | None = None
+    raw: bool | None = None  # the prompt as it is, without the chat template
+    suffix: str | None = None
+    template: str | None = None
+    context: list[int] | None = None
+    images: list[Any] | None = None
+
+
+class GivenCall(Struct, kw_only=True):
+    function: dict[str, Any]
+    id: str = ""
+
+
+class GivenMessage(Struct, kw_only=True):
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    images: list[Any] | None = None
+    tool_calls: list[GivenCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class ChatBody(Fields, kw_only=True):
+    messages: list[GivenMessage] = msgspec.field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None
+
+
+_generate = msgspec.json.Decoder(GenerateBody)
+_chat = msgspec.json.Decoder(ChatBody)
+
+
+def parse_generate(body: bytes, context: Context) -> "OllamaCall":
+    given = decode(body, _generate)
+    for name in ("suffix", "template", "context", "images"):
+        refuse(name, getattr(given, name))
+    if not given.prompt:
+        refuse_unloading(given)
+        return OllamaCall(given, [], chat=False)
+    request = _request(given, context)
+    if given.raw or (context.tokenizer.chat_template is None and not given.system):
+        request.prompt = given.prompt
+        return OllamaCall(given, [request], chat=False)
+    system = [{"role": "system", "content": given.system}] if given.system else []
+    messages = [*system, {"role": "user", "content": given.prompt}]
+    put_chat(request, context, messages, NO_TOOLS, **_thinking(given, context))
+    return OllamaCall(given, [request], chat=False, reads=lambda ids: Reading.of(request, context, NO_TOOLS, ids))
+
+
+def parse_chat(body: bytes, context: Context) -> "OllamaCall":
+    given = decode(body, _chat)
+    if not given.messages:
+        refuse_unloading(given)
+        return OllamaCall(given, [], chat=True)
+    request = _request(given, context)
+    use = ToolUse([_tool(tool, at) for at, tool in enumerate(given.tools or ())])
+    messages = [_plain(message) for message in given.messages]
+    put_chat(request, context, messages, use, **_thinking(given, context))
+    return OllamaCall(given, [request], chat=True, reads=lambda ids: Reading.of(request, context, use, ids))
+
+
+def _request(given: Fields, context: Context) -> GenerateRequest:
+    params = sampling_params(
+        given.options,
+        context.info.max_model_len,
+        logprobs=num_logprobs(given),
+        structured=structured(given.format),
+    )
+    return GenerateRequest(id=new_id("ollama"), params=params, tenant=context.tenant)
+
+
+def _thinking(given: Fields, context: Context) -> dict[str, Any]:
+    """Options of the chat template. Not asked, a model thinks as it likes."""
+    if given.think is None:
+        return {}
+    if context.chat_format().reasoning is None:
+        if given.think is False:
+            return {}
+        raise BadRequest(f'"{given.model}" does not support thinking', param="think")
+    level = {"reasoning_effort": given.think} if isinstance(given.think, str) else {}
+    return {"enable_thinking": bool(given.think), **level}
+
+
+def _tool(tool: dict[str, Any], at: int) -> dict[str, Any]:
+    function = tool.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadRequest(f"tools[{at}] has no function with a name", param=f"tools[{at}].function")
+    return {"type": "function", "function": function}
+
+
+def _plain(message: GivenMessage) -> dict[str, Any]:
+    """As chat templates read it."""
+    refuse("messages.images", message.images)
+    plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    if message.thinking:
+        plain["reasoning_content"] = message.thinking
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {"type": "function", "id": call.id, "function": call.function} for call in message.tool_calls
+        ]
+    if message.tool_name:
+        plain["name"] = message.tool_name
+    if message.tool_call_id:
+        plain["tool_call_id"] = message.tool_call_id
+    return plain
+
+
+class OllamaCall:
+    """Without a request it only makes sure that the model is loaded."""
+
+    def __init__(
+        self,
+        body: Fields,
+        requests: list[GenerateRequest],
+        chat: bool,
+        reads: Callable[[list[int]], Reading] = lambda prompt_ids: Reading(None),
+    ) -> None:
+        self.requests = requests
+        self.stream = body.stream is not False
+        self._chat = chat
+        self._model = body.model
+        self._top = body.top_logprobs or 0
+        self._reads = reads
+        self._clock = Clock()
+        self._calls: list[CallDelta] = []  # told when they are whole
+        self._num_prompt = 0
+        self._num_output = 0
+        self._done_reason = "load"
+
+    def begin(self, prompts: list[list[int]]) -> None:
+        self._clock.begin()
+        self._num_prompt = sum(map(len, prompts))
+        self._reading = self._reads(prompts[0] if prompts else [])
+
+    def chunks(self, prompt: int, event: TextEvent) -> list[object]:
+        self._clock.token()
+        self._num_output += len(event.token_ids)
+        if event.finish_reason:
+            self._done_reason = event.finish_reason
+        gain = self._reading.take(event.text, ended=event.finish_reason is not None)
+        self._calls += gain.calls
+        gain.calls = self._calls if event.finish_reason else []
+        return [self._answer(gain, event.logprobs)] if gain or event.logprobs else []
+
+    def end(self) -> list[object]:
+        return [self._done(self._answer(Gain(), None))]
+
+    def full(self, completions: list[Completion]) -> object:
+        gain, logprobs = Gain(), None
+        for completion in completions:
+            [sample] = completion.samples
+            self._clock.token(completion.first_token)
+            gain, logprobs = self._reading.take(sample.text, ended=True), sample.logprobs
+            self._num_output, self._done_reason = len(sample.token_ids), sample.finish_reason or ""
+        return self._done(self._answer(gain, logprobs))
+
+    def _answer(self, gain: Gain, logprobs: list[list[TokenLogprob]] | None) -> Answer:
+        answer = Answer(model=self._model, created_at=timestamp())
+        calls = whole_calls(gain.calls)
+        broken = "".join(f"{call.name}({call.written}" for call in calls if call.arguments is None)  # cut short
+        if self._chat:
+            answer.message = message = Message(content=gain.content + broken)
+            message.thinking = gain.reasoning or UNSET
+            message.tool_calls = [tool_call(call) for call in calls if call.arguments is not None] or UNSET
+        else:
+            answer.response, answer.thinking = gain.content, gain.reasoning or UNSET
+        answer.logprobs = logprobs_of(logprobs, self._top) if logprobs else UNSET
+        return answer
+
+    def _done(self, answer: Answer) -> Answer:
+        answer.done, answer.done_reason = True, self._done_reason
+        if self.requests:
+            self._clock.write(answer, self._num_prompt, self._num_output)
+        return answer
+
+
+def tool_call(call: WholeCall) -> dict[str, Any]:
+    return {"id": f"call_{uuid4().hex[:8]}", "function": {"name": call.name, "arguments": call.arguments}}

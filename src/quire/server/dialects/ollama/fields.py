@@ -1,0 +1,64 @@
+"""The fields that /api/generate and /api/chat share. Others are passed over, as Ollama does."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from quire.core.errors import BadRequest
+from quire.core.structured import Structured
+from quire.server.dialects.dialect import model_field
+
+
+class Fields(Struct, kw_only=True):
+    """Null is the same as absent."""
+
+    model: str
+    stream: bool | None = None  # it streams, unless this is false
+    format: Any = None
+    options: dict[str, Any] | None = None
+    keep_alive: Any = None  # models stay until another needs their place
+    think: bool | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+def model_name(body: bytes) -> str | None:
+    """`name:latest` is `name`."""
+    name = model_field(body)
+    return name and bare_name(name)
+
+
+def bare_name(name: str) -> str:
+    return name.removesuffix(":latest")
+
+
+def num_logprobs(body: Fields) -> int | None:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise BadRequest("top_logprobs is given and logprobs is not true", param="top_logprobs")
+    return None
+
+
+def structured(format: Any) -> Structured | None:
+    """ "json", or a JSON schema."""
+    if format in (None, ""):
+        return None
+    if format == "json":
+        return Structured("json")
+    if isinstance(format, dict):
+        return Structured("json_schema", msgspec.json.encode(format).decode())
+    raise BadRequest(f"invalid format: {format!r}", 'send "json" or a JSON schema', param="format")
+
+
+def refuse(name: str, value: object) -> None:
+    if value:
+        raise BadRequest(f"`{name}` is not supported", "leave it out", param=name)
+
+
+def refuse_unloading(body: Fields) -> None:
+    if body.keep_alive in (0, "0"):
+        raise BadRequest(
+            "a model cannot be unloaded by request", "it goes when another needs its place", param="keep_alive"
+        )

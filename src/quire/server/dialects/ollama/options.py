@@ -1,0 +1,93 @@
+"""The `options` of a request. Names and defaults are Ollama's; one that nobody knows is passed over with a warning, as
+there."""
+
+import logging
+from typing import Any
+
+from quire.core.errors import BadRequest
+from quire.core.params import SamplingParams
+
+log = logging.getLogger("quire.server")
+
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "integer": ((int, float), "integer"),
+    "number": ((int, float), "float32"),
+    "boolean": ((bool,), "boolean"),
+    "texts": ((list,), "array"),
+}
+
+_OPTIONS = {
+    "seed": "integer",
+    "num_predict": "integer",
+    "top_k": "integer",
+    "top_p": "number",
+    "min_p": "number",
+    "typical_p": "number",
+    "temperature": "number",
+    "repeat_last_n": "integer",
+    "repeat_penalty": "number",
+    "presence_penalty": "number",
+    "frequency_penalty": "number",
+    "stop": "texts",
+}
+
+# How a model is loaded. Here that is decided when the server starts, for all requests.
+_OF_LOADING = {
+    **dict.fromkeys(("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread"), "integer"),
+    **dict.fromkeys(("draft_num_predict",), "integer"),
+    **dict.fromkeys(("use_mmap", "use_mlock", "low_vram", "numa"), "boolean"),
+}
+
+_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+
+
+def sampling_params(options: dict[str, Any] | None, max_model_len: int, **given: Any) -> SamplingParams:
+    """`given` holds what does not stand in the options."""
+    known = _known(options or {})
+    if known.get("num_ctx", 0) > max_model_len:
+        log.warning("num_ctx is %s, and the context holds %s tokens", known["num_ctx"], max_model_len)
+    last_n = known.get("repeat_last_n", -1)
+    if last_n not in (-1, 0):
+        raise BadRequest(
+            f"repeat_last_n is {last_n}",
+            "the penalty looks at all tokens: send -1, or 0 for no penalty",
+            param="options.repeat_last_n",
+        )
+    seed, num_predict = known.get("seed", -1), known.get("num_predict", -1)
+    return SamplingParams(
+        temperature=known.get("temperature", _DEFAULTS["temperature"]),
+        top_k=max(known.get("top_k", _DEFAULTS["top_k"]), 0),
+        top_p=known.get("top_p", _DEFAULTS["top_p"]),
+        min_p=known.get("min_p", 0.0),
+        typical_p=known.get("typical_p", 1.0),
+        repetition_penalty=known.get("repeat_penalty", 1.0) if last_n else 1.0,
+        presence_penalty=known.get("presence_penalty", 0.0),
+        frequency_penalty=known.get("frequency_penalty", 0.0),
+        seed=None if seed == -1 else seed,
+        max_tokens=num_predict if num_predict > 0 else None,
+        stop=known.get("stop", []),
+        **given,
+    )
+
+
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    known = {}
+    for name, value in options.items():
+        kind = _OPTIONS.get(name) or _OF_LOADING.get(name)
+        if kind is None:
+            log.warning("invalid option provided: %s", name)
+        elif value is not None:
+            known[name] = _checked(name, value, kind)
+    return known
+
+
+def _checked(name: str, value: Any, kind: str) -> Any:
+    types, called = _KINDS[kind]
+    right = isinstance(value, types) and (kind == "boolean" or not isinstance(value, bool))
+    if kind == "integer" and isinstance(value, float):
+        right = value.is_integer()
+    if kind == "texts":
+        right = right and all(isinstance(text, str) for text in value)
+    if not right:
+        raise BadRequest(f'option "{name}" must be of type {called}', param=f"options.{name}")
+    return int(value) if kind == "integer" else value

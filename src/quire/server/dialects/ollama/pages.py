@@ -1,0 +1,136 @@
+"""What Ollama tells of its models."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire import __version__
+from quire.core.errors import BadRequest
+from quire.engine.models import unknown_model
+from quire.server.body import decode, read_body
+from quire.server.dialects.ollama.fields import bare_name
+from quire.server.dialects.ollama.shapes import error_body, error_status, line, timestamp
+from quire.server.replies import in_shape, json_response
+
+if TYPE_CHECKING:
+    from quire.engine.service import Offer
+    from quire.server.site import Site
+
+NEVER = "2318-01-01T00:00:00Z"  # when a model that stays is unloaded
+
+
+class ModelBody(Struct):
+    model: str | None = None
+    name: str | None = None  # what `model` was called before
+    stream: bool | None = None
+
+    @property
+    def wanted(self) -> str:
+        if not (name := self.model or self.name):
+            raise BadRequest("model is required", param="model")
+        return bare_name(name)
+
+
+_decoder = msgspec.json.Decoder(ModelBody)
+
+
+def pages(site: "Site") -> list[Route]:
+    routes = Pages(site)
+
+    def route(path: str, endpoint: Any, method: str = "GET") -> Route:
+        return Route(path, in_shape(endpoint, error_body, error_status), methods=[method])
+
+    return [
+        route("/api/version", routes.version),
+        route("/api/tags", routes.tags),
+        route("/api/ps", routes.running),
+        route("/api/show", routes.show, "POST"),
+        route("/api/pull", routes.pull, "POST"),
+    ]
+
+
+class Pages:
+    def __init__(self, site: "Site") -> None:
+        self._models = site.models
+        self._limit = site.options.max_body_bytes
+        self._since = timestamp(time.time())
+
+    async def version(self, http: Request) -> Response:
+        return json_response({"version": __version__})
+
+    async def tags(self, http: Request) -> Response:
+        return json_response({"models": [self._listed(offer) for offer in self._models.offers()]})
+
+    async def running(self, http: Request) -> Response:
+        loaded = [offer for offer in self._models.offers() if offer.info is not None]
+        return json_response({"models": [self._running(offer) for offer in loaded]})
+
+    async def show(self, http: Request) -> Response:
+        wanted = decode(await read_body(http, self._limit, json_only=False), _decoder).wanted
+        service = (await self._models.find(wanted)).service
+        return json_response(
+            {
+                "modelfile": f"FROM {service.info.name}\n",
+                "parameters": "",
+                "template": service.tokenizer.chat_template or "",
+                "details": _details(),
+                "model_info": {
+                    "general.architecture": "quire",
+                    "quire.context_length": service.info.max_model_len,
+                    "quire.vocab_size": service.info.vocab_size,
+                },
+                "capabilities": ["completion"],
+                "modified_at": self._since,
+            }
+        )
+
+    async def pull(self, http: Request) -> Response:
+        """Only what the server was started with: who may ask is not who may download."""
+        body = decode(await read_body(http, self._limit, json_only=False), _decoder)
+        known = [offer.name for offer in self._models.offers()]
+        if body.wanted not in known:
+            raise unknown_model(body.wanted, known)
+        if body.stream is False:
+            return json_response({"status": "success"})
+        told = [{"status": "pulling manifest"}, {"status": "verifying sha256 digest"}, {"status": "success"}]
+        return Response(b"".join(map(line, told)), media_type="application/x-ndjson")
+
+    def _listed(self, offer: "Offer") -> dict[str, Any]:
+        return {
+            "name": offer.name,
+            "model": offer.name,
+            "modified_at": self._since,
+            "size": offer.info.weight_bytes if offer.info else 0,
+            "digest": "",
+            "details": _details(offer.adapter_of),
+        }
+
+    def _running(self, offer: "Offer") -> dict[str, Any]:
+        assert offer.info is not None
+        listed = self._listed(offer)
+        del listed["modified_at"]
+        size = offer.info.weight_bytes + offer.info.cache_bytes
+        return {
+            **listed,
+            "size": size,
+            "expires_at": NEVER,
+            "size_vram": size,
+            "context_length": offer.info.max_model_len,
+        }
+
+
+def _details(parent: str = "") -> dict[str, Any]:
+    """What a checkpoint was made of is not known here."""
+    return {
+        "parent_model": parent,
+        "format": "",
+        "family": "",
+        "families": [],
+        "parameter_size": "",
+        "quantization_level": "",
+    }

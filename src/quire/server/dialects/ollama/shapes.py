@@ -1,0 +1,109 @@
+"""The objects that Ollama sends: one a line. Durations are in nanoseconds."""
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from quire.core.errors import QueueFull, QuireError, UnknownModel
+from quire.text.event import TokenLogprob
+
+_encode = msgspec.json.Encoder().encode
+
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class Logprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class Message(Struct, kw_only=True):
+    role: str = "assistant"
+    content: str = ""
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[Any] | UnsetType = UNSET
+
+
+class Answer(Struct, kw_only=True):
+    """Of /api/generate and /api/chat, streamed or not."""
+
+    model: str
+    created_at: str
+    response: str | UnsetType = UNSET  # generate
+    thinking: str | UnsetType = UNSET  # generate
+    message: Message | UnsetType = UNSET  # chat
+    logprobs: list[Logprob] | UnsetType = UNSET
+    done: bool = False
+    done_reason: str | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+
+
+class Clock:
+    """When the parts of a call were over."""
+
+    def __init__(self) -> None:
+        self._arrived = time.monotonic_ns()
+        self._begun: int | None = None
+        self._first: int | None = None
+
+    def begin(self) -> None:
+        self._begun = time.monotonic_ns()
+
+    def token(self, seconds: float | None = None) -> None:
+        """The first came now, or at `seconds` of time.monotonic()."""
+        if self._first is None:
+            self._first = time.monotonic_ns() if seconds is None else int(seconds * 1e9)
+
+    def write(self, answer: Answer, num_prompt: int, num_output: int) -> None:
+        now = time.monotonic_ns()
+        begun = self._begun or now
+        first = self._first or now
+        answer.total_duration = now - self._arrived
+        answer.load_duration = begun - self._arrived
+        answer.prompt_eval_count, answer.prompt_eval_duration = num_prompt, first - begun
+        answer.eval_count, answer.eval_duration = num_output, now - first
+
+
+def timestamp(seconds: float | None = None) -> str:
+    moment = datetime.fromtimestamp(time.time() if seconds is None else seconds, UTC)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def logprobs_of(positions: list[list[TokenLogprob]], num_top: int) -> list[Logprob]:
+    told = []
+    for position in positions:
+        by_rank = sorted({token.token_id: token for token in position}.values(), key=lambda token: token.rank)
+        top = [TopLogprob(token.text, _finite(token.logprob), token.bytes) for token in by_rank[:num_top]]
+        told.append(Logprob(position[0].text, _finite(position[0].logprob), position[0].bytes, top))
+    return told
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)
+
+
+def error_body(error: QuireError) -> dict[str, str]:
+    if isinstance(error, UnknownModel):  # in the words that clients look for
+        return {"error": f"{error.message.replace('no model', 'model')} not found ({error.hint})"}
+    return {"error": f"{error.message} ({error.hint})" if error.hint else error.message}
+
+
+def error_status(error: QuireError) -> int:
+    return 503 if isinstance(error, QueueFull) else error.status
+
+
+def line(value: object) -> bytes:
+    return _encode(value) + b"\n"

@@ -1,0 +1,203 @@
+"""POST /v1/chat/completions: what is answered."""
+
+import time
+
+from msgspec import UNSET, Struct, UnsetType
+
+from quire.engine.generate import GenerateRequest
+from quire.server.dialects.dialect import Context
+from quire.server.dialects.openai.fields import StreamOptions
+from quire.server.dialects.openai.shapes import Answer, logprob_of, prompt_logprobs_of
+from quire.server.dialects.openai.tally import Tally, usage_of
+from quire.server.dialects.openai.tools import ToolCallGain, folded, gain_of
+from quire.server.dialects.reading import Reading
+from quire.server.fold import Completion, Sample
+from quire.text.answer import Gain
+from quire.text.event import TextEvent, TokenLogprob
+from quire.text.tools.use import ToolUse
+
+
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class ChatMessage(Struct, kw_only=True):
+    role: str = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET  # the same, by its newer name
+    tool_calls: list[ToolCallGain] | UnsetType = UNSET
+
+
+class Delta(Struct):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallGain] | UnsetType = UNSET
+
+
+class ChatChoice(Struct, kw_only=True):
+    index: int
+    message: ChatMessage | UnsetType = UNSET  # in the full answer
+    delta: Delta | UnsetType = UNSET  # in a chunk
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCall:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        context: Context,
+        use: ToolUse,
+        *,
+        stream: bool = False,
+        stream_options: StreamOptions | None = None,
+        top_logprobs: int = 0,
+        token_ids: bool = False,
+        reasoning: bool = True,
+    ) -> None:
+        self.requests = [request]
+        self.stream = stream
+        self._context, self._use = context, use
+        self._short_ids = context.chat_format().short_ids
+        self._id = request.id
+        self._created = int(time.time())
+        self._top = top_logprobs
+        self._ids_too = token_ids
+        self._reasoning_too = reasoning
+        self._tally = Tally(stream_options)
+        self._prompt_ids: list[int] = []
+        self._samples: dict[int, _Told] = {}
+
+    def begin(self, prompts: list[list[int]]) -> None:
+        self._prompt_ids = prompts[0]
+        self._tally.begin(prompts)
+
+    def chunks(self, prompt: int, event: TextEvent) -> list[object]:
+        self._tally.add(prompt, event)
+        sent: list[object] = []
+        told = self._samples.get(event.index)
+        if told is None:
+            first = self._chunk([ChatChoice(index=event.index, delta=Delta(role="assistant", content=""))])
+            if self._ids_too and not self._samples:
+                first.prompt_token_ids = self._prompt_ids
+            told = self._samples[event.index] = _Told(self._reading())
+            sent.append(first)
+        delta = self._delta(told, told.reading.take(event.text, event.finish_reason is not None))
+        if delta or event.finish_reason or event.logprobs or (self._ids_too and event.token_ids):
+            choice = ChatChoice(index=event.index, delta=delta or Delta(), logprobs=self._logprobs(event.logprobs))
+            if event.finish_reason:
+                choice.finish_reason = _finish(event.finish_reason, told.called)
+                choice.stop_reason = event.stop_reason
+            if self._ids_too:
+                choice.token_ids = event.token_ids
+            sent.append(self._chunk([choice]))
+        return sent
+
+    def end(self) -> list[object]:
+        if not self._tally.at_end:
+            return []
+        last = self._chunk([])
+        last.usage = self._tally.usage()
+        return [last]
+
+    def full(self, completions: list[Completion]) -> object:
+        [completion] = completions
+        params = self.requests[0].params
+        choices = [self._choice(index, sample) for index, sample in enumerate(completion.samples)]
+        answer = self._answer("chat.completion", choices)
+        answer.usage = usage_of(completions)
+        if params.prompt_logprobs is not None:
+            answer.prompt_logprobs = prompt_logprobs_of(completion.prompt_logprobs)
+        if self._ids_too:
+            answer.prompt_token_ids = self._prompt_ids
+        return answer
+
+    def _choice(self, index: int, sample: Sample) -> ChatChoice:
+        read = self._reading().take(sample.text, ended=True)
+        message = ChatMessage(content=read.content)
+        if read.reasoning and self._reasoning_too:
+            message.reasoning_content = message.reasoning = read.reasoning
+        if read.calls:
+            message.tool_calls = folded(read.calls, self._short_ids)
+            message.content = read.content or None
+        return ChatChoice(
+            index=index,
+            message=message,
+            logprobs=self._logprobs(sample.logprobs),
+            finish_reason=_finish(sample.finish_reason, message.tool_calls is not UNSET),
+            stop_reason=sample.stop_reason,
+            token_ids=sample.token_ids if self._ids_too else UNSET,
+        )
+
+    def _reading(self) -> Reading:
+        return Reading.of(self.requests[0], self._context, self._use, self._prompt_ids)
+
+    def _delta(self, told: "_Told", gain: Gain) -> Delta | None:
+        if not gain:
+            return None
+        delta = Delta()
+        if gain.content:
+            delta.content = gain.content
+        if gain.reasoning and self._reasoning_too:
+            delta.reasoning_content = delta.reasoning = gain.reasoning
+        if gain.calls:
+            told.called = True
+            delta.tool_calls = [gain_of(call, self._short_ids) for call in gain.calls]
+        return delta
+
+    def _chunk(self, choices: list[ChatChoice]) -> Answer:
+        chunk = self._answer("chat.completion.chunk", choices)
+        if self._tally.always:
+            chunk.usage = self._tally.usage()
+        elif self._tally.at_end:
+            chunk.usage = None
+        return chunk
+
+    def _answer(self, kind: str, choices: list[ChatChoice]) -> Answer:
+        return Answer(id=self._id, object=kind, created=self._created, model=self._context.model, choices=choices)
+
+    def _logprobs(self, positions: list[list[TokenLogprob]] | None) -> ChatLogprobs | None:
+        if positions is None:
+            return None
+        return ChatLogprobs([chat_logprob(position, self._top) for position in positions])
+
+
+def chat_logprob(position: list[TokenLogprob], num_top: int) -> ChatLogprob:
+    chosen = position[0]
+    by_rank = sorted({token.token_id: token for token in position}.values(), key=lambda token: token.rank)
+    top = [TopLogprob(token.text, logprob_of(token), token.bytes) for token in by_rank[:num_top]]
+    return ChatLogprob(chosen.text, logprob_of(chosen), chosen.bytes, top)
+
+
+class _Told:
+    """What was told of one sample."""
+
+    __slots__ = ("called", "reading")
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self.called = False
+
+
+def _finish(reason: str | None, called: bool) -> str | None:
+    return "tool_calls" if called and reason == "stop" else reason

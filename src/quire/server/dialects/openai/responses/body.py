@@ -1,0 +1,193 @@
+"""POST /v1/responses: what is asked."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from quire.core.errors import BadRequest
+from quire.core.params import SamplingParams
+from quire.core.structured import Structured
+from quire.server.dialects.openai.fields import Int, refuse
+from quire.server.dialects.openai.responses.items import InputItem
+from quire.server.dialects.openai.structured import Schema, of_schema
+from quire.server.dialects.openai.tools import as_choice
+from quire.text.tools.use import ToolUse
+
+
+class ResponseTool(Struct, kw_only=True, omit_defaults=True):
+    """A function. Tools that OpenAI itself would run are refused by their type."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedFunction(Struct, kw_only=True):
+    type: str
+    name: str | None = None
+
+
+class TextFormat(Struct, kw_only=True, omit_defaults=True):
+    type: str = "text"
+    name: str | None = None
+    description: str | None = None
+    schema: Schema | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    format: TextFormat | None = None
+    verbosity: Any = None
+
+
+class ReasoningOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    effort: str | None = None
+    summary: Any = None
+    generate_summary: Any = None
+
+
+class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Null is the same as absent, for every field."""
+
+    input: str | list[InputItem]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    stream: bool | None = None
+    background: bool | None = None
+    store: bool | None = None
+    max_output_tokens: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: Int | None = None
+    include: list[str] | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: str | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    truncation: str | None = None
+    metadata: dict[str, str] | None = None
+
+    user: str | None = None  # these four are taken and change nothing
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    top_k: Int | None = None  # vLLM's, here as there
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Int | None = None
+    priority: Int | None = None
+    cache_salt: str | None = None
+
+    conversation: Any = None
+    context_management: Any = None
+    max_tool_calls: Any = None
+    moderation: Any = None
+    prompt: Any = None
+    service_tier: Any = None
+    stream_options: Any = None
+
+
+_NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "conversation": (),
+    "context_management": ([],),
+    "max_tool_calls": (),
+    "moderation": (),
+    "prompt": (),
+    "service_tier": ("auto", "default"),
+    "stream_options": ({}, {"include_obfuscation": False}),
+    "truncation": ("disabled",),
+}
+
+LOGPROBS = "message.output_text.logprobs"
+
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "min_tokens",
+)
+
+decoder = msgspec.json.Decoder(ResponseBody)
+
+
+def check(body: ResponseBody) -> None:
+    refuse(body, _NOT_SUPPORTED)
+    if body.background and body.stream:
+        raise BadRequest("a response in the background cannot be streamed", "ask for it by its id", param="stream")
+    if body.background and body.store is False:
+        raise BadRequest("a response in the background has to be stored", "leave out store", param="store")
+    for at, what in enumerate(body.include or ()):
+        if what != LOGPROBS:
+            raise BadRequest(f"`{what}` is not supported", f"only {LOGPROBS} is", param=f"include[{at}]")
+    if body.top_logprobs and LOGPROBS not in (body.include or ()):
+        raise BadRequest("top_logprobs is given and the logprobs are not included", param="top_logprobs")
+    if body.text is not None and body.text.verbosity not in (None, "medium"):
+        raise BadRequest("`text.verbosity` is not supported", "leave it out", param="text.verbosity")
+    if body.reasoning is not None:
+        for name in ("summary", "generate_summary"):
+            if getattr(body.reasoning, name) is not None:
+                where = f"reasoning.{name}"
+                raise BadRequest(f"`{where}` is not supported", "the thoughts come as they are", param=where)
+
+
+def tools_of(body: ResponseBody) -> ToolUse:
+    plain = []
+    for at, tool in enumerate(body.tools or ()):
+        if tool.type != "function":
+            raise BadRequest(
+                f"a tool of type `{tool.type}` is not supported", "give functions", param=f"tools[{at}].type"
+            )
+        if not tool.name:
+            raise BadRequest(f"tools[{at}] has no name", param=f"tools[{at}].name")
+        function = msgspec.to_builtins(tool)
+        del function["type"]
+        plain.append({"type": "function", "function": function})
+    several = body.parallel_tool_calls is not False
+    choice = body.tool_choice
+    if isinstance(choice, NamedFunction):
+        if choice.type != "function" or not choice.name:
+            what = f"tool_choice of type `{choice.type}` is not supported"
+            raise BadRequest(what, "name a function", param="tool_choice")
+        return ToolUse(plain, "named", choice.name, several)
+    return ToolUse(plain, as_choice(choice), parallel=several)
+
+
+def language_of(body: ResponseBody) -> Structured | None:
+    form = body.text.format if body.text is not None else None
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return Structured("json")
+    if form.type == "json_schema":
+        if form.schema is None:
+            raise BadRequest("text.format has no schema", param="text.format.schema")
+        return of_schema(form.schema, "text.format.schema")
+    raise BadRequest(
+        f"text.format has type `{form.type}`", "give text, json_object or json_schema", param="text.format.type"
+    )
+
+
+def params_of(body: ResponseBody, **given: Any) -> SamplingParams:
+    for name in _SAMPLING:
+        if (value := getattr(body, name)) is not None:
+            given[name] = value
+    logprobs = (body.top_logprobs or 0) if LOGPROBS in (body.include or ()) else None
+    return SamplingParams(max_tokens=body.max_output_tokens, logprobs=logprobs, **given)

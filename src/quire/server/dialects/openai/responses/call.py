@@ -1,0 +1,197 @@
+"""One request for a response: what to generate, and how to tell the client what came of it."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from quire.core.errors import BadRequest, QuireError
+from quire.engine.generate import GenerateRequest
+from quire.server.body import decode
+from quire.server.dialects.dialect import Context
+from quire.server.dialects.openai.chat import effort_options
+from quire.server.dialects.openai.chat_call import ChatLogprob, chat_logprob
+from quire.server.dialects.openai.fields import new_id
+from quire.server.dialects.openai.responses import body as asked
+from quire.server.dialects.openai.responses.items import InputItem, input_items, item_messages
+from quire.server.dialects.openai.responses.output import Output
+from quire.server.dialects.openai.responses.shapes import Event, ReasoningTokens, ResponseObject, ResponseUsage
+from quire.server.dialects.openai.responses.store import Stored
+from quire.server.dialects.openai.shapes import CachedTokens
+from quire.server.dialects.openai.tally import Tally
+from quire.server.dialects.reading import Reading, put_chat
+from quire.server.fold import Completion
+from quire.text.event import TextEvent, TokenLogprob
+from quire.text.tools.use import ToolUse
+
+Recall = Callable[[str, str], Stored]  # tenant and id of a stored response
+
+
+def parse_response(body: bytes, context: Context, recall: Recall) -> "ResponseCall":
+    given = decode(body, asked.decoder)
+    asked.check(given)
+    use = asked.tools_of(given)
+    items = input_items(given.input)
+    messages = item_messages(items)
+    size = len(body)
+    if given.previous_response_id is not None:
+        before = recall(context.tenant, given.previous_response_id)
+        messages = [*before.messages, *output_messages(before.response), *messages]
+        size += before.size
+    if not messages:
+        raise BadRequest("input is empty", "give at least one item", param="input")
+    system = [{"role": "system", "content": given.instructions}] if given.instructions is not None else []
+    effort = given.reasoning.effort if given.reasoning is not None else None
+    request = GenerateRequest(
+        id=new_id("resp", "_"),
+        params=asked.params_of(given, structured=asked.language_of(given)),
+        tenant=context.tenant,
+        salt=given.cache_salt or "",
+        priority=given.priority or 0,
+    )
+    put_chat(request, context, [*system, *messages], use, **effort_options(effort, "reasoning.effort"))
+    return ResponseCall(given, request, context, use, Stored(_response(given, request, context), items, messages, size))
+
+
+def _response(given: asked.ResponseBody, request: GenerateRequest, context: Context) -> ResponseObject:
+    choice = given.tool_choice
+    effort = given.reasoning.effort if given.reasoning is not None else None
+    form = given.text.format if given.text is not None else None
+    return ResponseObject(
+        id=request.id,
+        created_at=int(time.time()),
+        status="queued" if given.background else "in_progress",
+        background=bool(given.background),
+        instructions=given.instructions,
+        max_output_tokens=given.max_output_tokens,
+        metadata=given.metadata or {},
+        model=context.model,
+        output=[],
+        parallel_tool_calls=given.parallel_tool_calls is not False,
+        previous_response_id=given.previous_response_id,
+        prompt_cache_key=given.prompt_cache_key,
+        reasoning={"effort": effort, "summary": None},
+        safety_identifier=given.safety_identifier,
+        store=given.store is not False,
+        temperature=request.params.temperature,
+        text={"format": form or {"type": "text"}},
+        tool_choice=choice or "auto",
+        tools=[{"strict": None, "description": None, **msgspec.to_builtins(tool)} for tool in given.tools or ()],
+        top_logprobs=given.top_logprobs or 0,
+        top_p=request.params.top_p,
+        user=given.user,
+    )
+
+
+def output_messages(response: ResponseObject) -> list[dict[str, Any]]:
+    """What a response said, as the next request's messages."""
+    return item_messages([msgspec.convert(msgspec.to_builtins(item), InputItem) for item in response.output])
+
+
+class ResponseCall:
+    """`keep` is called with it when it has ended well."""
+
+    def __init__(
+        self, given: asked.ResponseBody, request: GenerateRequest, context: Context, use: ToolUse, stored: Stored
+    ) -> None:
+        self.requests = [request]
+        self.stream = bool(given.stream)
+        self.background = bool(given.background)
+        self.stored = stored
+        self.keep: Callable[[Stored], None] | None = None
+        self.accepted = asyncio.Event()
+        self.problem: QuireError | None = None  # why it failed, in the background
+        self._context, self._use = context, use
+        self._output = Output(context.chat_format().short_ids)
+        self._tally = Tally(None)
+        self._reading = Reading(None)
+        self._top = given.top_logprobs or 0
+        self._num_events = 0
+        self._finish_reason: str | None = None
+
+    @property
+    def response(self) -> ResponseObject:
+        return self.stored.response
+
+    def begin(self, prompts: list[list[int]]) -> None:
+        self._tally.begin(prompts)
+        self._reading = Reading.of(self.requests[0], self._context, self._use, prompts[0])
+        self.response.status = "in_progress"
+        self.accepted.set()
+
+    def chunks(self, prompt: int, event: TextEvent) -> list[object]:
+        events: list[Event] = []
+        if self._num_events == 0:
+            for kind in ("response.created", "response.in_progress"):
+                events.append(Event(type=kind, response=msgspec.structs.replace(self.response, output=[])))
+        events += self._take(event)
+        return self._numbered(events)
+
+    def end(self) -> list[object]:
+        kind = f"response.{self._finish()}"
+        return self._numbered([Event(type=kind, response=self.response)])
+
+    def full(self, completions: list[Completion]) -> object:
+        [completion] = completions
+        [sample] = completion.samples
+        self._take(
+            TextEvent(
+                index=0,
+                text=sample.text,
+                token_ids=sample.token_ids,
+                logprobs=sample.logprobs,
+                finish_reason=sample.finish_reason,
+                num_cached_tokens=completion.num_cached_tokens,
+            )
+        )
+        self._finish()
+        return self.response
+
+    def fail(self, problem: QuireError) -> None:
+        """It ended without an answer, in the background."""
+        self.problem = problem
+        self.response.status = "failed"
+        self.response.error = {"code": "server_error", "message": problem.message}
+
+    def _take(self, event: TextEvent) -> list[Event]:
+        self._tally.add(0, event)
+        ended = event.finish_reason is not None
+        events = self._output.push(self._reading.take(event.text, ended), self._logprobs(event.logprobs))
+        if ended:
+            self._finish_reason = event.finish_reason
+            if not self._output.items:
+                events += self._output.empty()
+            events += self._output.end("incomplete" if event.finish_reason == "length" else "completed")
+        return events
+
+    def _finish(self) -> str:
+        """The status it has now."""
+        response, usage = self.response, self._tally.usage()
+        thoughts = self._output.reasoning
+        num_thought = len(self._context.tokenizer.encode(thoughts, add_special_tokens=False)) if thoughts else 0
+        response.output = self._output.items
+        response.status = "incomplete" if self._finish_reason == "length" else "completed"
+        if response.status == "incomplete":
+            response.incomplete_details = {"reason": "max_output_tokens"}
+        response.usage = ResponseUsage(
+            usage.prompt_tokens,
+            CachedTokens(usage.prompt_tokens_details.cached_tokens),
+            usage.completion_tokens,
+            ReasoningTokens(num_thought),
+            usage.total_tokens,
+        )
+        self.stored.size += len(msgspec.json.encode(response))
+        if self.keep is not None:
+            self.keep(self.stored)
+        return response.status
+
+    def _numbered(self, events: list[Event]) -> list[object]:
+        for event in events:
+            event.sequence_number = self._num_events
+            self._num_events += 1
+        return list(events)
+
+    def _logprobs(self, positions: list[list[TokenLogprob]] | None) -> list[ChatLogprob] | None:
+        return None if positions is None else [chat_logprob(position, self._top) for position in positions]

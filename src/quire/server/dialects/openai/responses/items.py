@@ -1,0 +1,106 @@
+"""The items of a response's input: as clients send them, as templates read them, and as they are listed."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from quire.core.errors import BadRequest
+from quire.server.dialects.openai.fields import new_id
+from quire.server.dialects.openai.messages import read_arguments
+
+_TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
+
+
+class InputPart(Struct, kw_only=True, omit_defaults=True):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class InputItem(Struct, kw_only=True, omit_defaults=True):
+    """Any of them; `type` says which. A message may leave it out."""
+
+    type: str = ""
+    id: str | None = None
+    status: str | None = None
+    role: str | None = None  # of a message
+    content: str | list[InputPart] | None = None  # of a message, or thoughts
+    call_id: str | None = None  # of a call and of its output
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+    summary: list[InputPart] | None = None  # of thoughts
+
+
+def input_items(given: str | list[InputItem]) -> list[InputItem]:
+    """Each with a type and an id."""
+    if isinstance(given, str):
+        given = [InputItem(role="user", content=[InputPart(type="input_text", text=given)])]
+    items = []
+    for item in given:
+        kind = item.type or "message"
+        prefix = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}.get(kind)
+        items.append(msgspec.structs.replace(item, type=kind, id=item.id or new_id(prefix or "item", "_")))
+    return items
+
+
+def item_messages(items: list[InputItem]) -> list[dict[str, Any]]:
+    """Messages for the template. What an assistant thought, said and called one after another is one message."""
+    messages: list[dict[str, Any]] = []
+    for at, item in enumerate(items):
+        where = f"input[{at}]"
+        if item.type == "message":
+            if item.role is None:
+                raise BadRequest(f"{where} has no role", param=f"{where}.role")
+            said = {"role": item.role, "content": _text(item.content, f"{where}.content")}
+            thinking = item.role == "assistant" and messages and set(messages[-1]) == {"role", "reasoning_content"}
+            if thinking:
+                messages[-1].update(said)
+            else:
+                messages.append(said)
+        elif item.type == "function_call":
+            if not item.name or not item.call_id:
+                missing = "call_id" if item.name else "name"
+                raise BadRequest(f"{where} has no {missing}", param=f"{where}.{missing}")
+            arguments = read_arguments(item.arguments, f"{where}.arguments")
+            call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant"})
+            messages[-1].setdefault("content", None)
+            messages[-1].setdefault("tool_calls", []).append(call)
+        elif item.type == "function_call_output":
+            if not item.call_id:
+                raise BadRequest(f"{where} has no call_id", param=f"{where}.call_id")
+            output = _text(item.output, f"{where}.output")
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
+        elif item.type == "reasoning":
+            if item.content:
+                messages.append({"role": "assistant", "reasoning_content": _text(item.content, f"{where}.content")})
+        else:
+            raise BadRequest(
+                f"an item of type `{item.type}` is not supported",
+                "send messages, function calls and their outputs",
+                param=f"{where}.type",
+            )
+    for message in messages:
+        message.setdefault("content", "")
+    return messages
+
+
+def _text(content: str | list[InputPart] | None, where: str) -> str:
+    if content is None:
+        raise BadRequest(f"`{where}` is missing", param=where)
+    if isinstance(content, str):
+        return content
+    texts = []
+    for at, part in enumerate(content):
+        if part.type not in _TEXTS and part.type != "refusal":
+            raise BadRequest(
+                f"a content part of type `{part.type}` is not supported", "send text", param=f"{where}[{at}].type"
+            )
+        text = part.refusal if part.type == "refusal" else part.text
+        if text is None:
+            raise BadRequest(f"{where}[{at}] has no text", param=f"{where}[{at}].text")
+        texts.append(text)
+    return "\n".join(texts)

@@ -1,0 +1,133 @@
+"""The routes of /v1/responses."""
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire.core.errors import BadRequest, QuireError
+from quire.server.dialects.dialect import Context, Dialect
+from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
+from quire.server.dialects.openai.responses.shapes import ResponseObject, frame
+from quire.server.dialects.openai.responses.store import ResponseStore, Stored
+from quire.server.dialects.openai.shapes import error_body
+from quire.server.generate import answered, refusing, reply, understood
+from quire.server.replies import json_response
+
+if TYPE_CHECKING:
+    from quire.engine.service import Service
+    from quire.server.site import Site
+
+log = logging.getLogger("quire.server")
+
+SHAPE = Dialect(name="responses", routes={}, error=error_body, frame=frame)
+MAX_LISTED = 100
+
+
+class Responses:
+    def __init__(self, site: "Site") -> None:
+        self._site = site
+        self._store = ResponseStore()
+        self._under_way: set[asyncio.Task[None]] = set()  # in the background: a task that nobody holds may vanish
+
+    def routes(self) -> list[Route]:
+        one = "/v1/responses/{name}"
+        return [
+            Route("/v1/responses", refusing(SHAPE, self.create), methods=["POST"]),
+            Route(one, self.retrieve, methods=["GET"]),
+            Route(one, self.delete, methods=["DELETE"]),
+            Route(f"{one}/cancel", self.cancel, methods=["POST"]),
+            Route(f"{one}/input_items", self.input_items, methods=["GET"]),
+        ]
+
+    async def create(self, http: Request) -> Response:
+        service, call = await understood(http, self._site.models, SHAPE, self._parse, self._site.options)
+        if call.background:
+            return json_response(await self._begin(service, call, _tenant(http)))
+        if call.response.store:
+            call.keep = lambda stored: self._store.put(_tenant(http), stored)
+        return await reply(http, SHAPE, service, call)
+
+    async def retrieve(self, http: Request) -> Response:
+        if http.query_params.get("stream", "false") != "false":
+            raise BadRequest("a stored response cannot be streamed", "leave out stream", param="stream")
+        return json_response(self._found(http).response)
+
+    async def delete(self, http: Request) -> Response:
+        stored = self._store.delete(_tenant(http), http.path_params["name"])
+        if stored.task is not None:
+            stored.task.cancel()
+        return json_response({"id": stored.response.id, "object": "response", "deleted": True})
+
+    async def cancel(self, http: Request) -> Response:
+        stored = self._found(http)
+        if not stored.response.background:
+            raise BadRequest("only a response in the background can be cancelled", "close the connection instead")
+        if stored.task is not None:
+            stored.task.cancel()
+            stored.response.status = "cancelled"
+        return json_response(stored.response)
+
+    async def input_items(self, http: Request) -> Response:
+        """A page of them: the newest first, unless `order` is asc."""
+        items = self._found(http).input
+        asked = http.query_params
+        if asked.get("order", "desc") != "asc":
+            items = items[::-1]
+        if after := asked.get("after"):
+            at = next((at for at, item in enumerate(items) if item.id == after), None)
+            if at is None:
+                raise BadRequest(f"no item `{after}`", param="after")
+            items = items[at + 1 :]
+        limit = asked.get("limit", "20")
+        if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit) <= MAX_LISTED:
+            raise BadRequest(f"limit is {limit}", f"give 1 to {MAX_LISTED}", param="limit")
+        page = items[: int(limit)]
+        first, last = (page[0].id, page[-1].id) if page else (None, None)
+        more = len(items) > len(page)
+        return json_response({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more})
+
+    def _parse(self, body: bytes, context: Context) -> ResponseCall:
+        return parse_response(body, context, self._recall)
+
+    def _recall(self, tenant: str, name: str) -> Stored:
+        """A response that another may follow."""
+        stored = self._store.get(tenant, name, "previous_response_id")
+        if stored.response.status not in ("completed", "incomplete"):
+            raise BadRequest(f"response `{name}` is {stored.response.status}", param="previous_response_id")
+        return stored
+
+    def _found(self, http: Request) -> Stored:
+        return self._store.get(_tenant(http), http.path_params["name"])
+
+    async def _begin(self, service: "Service", call: ResponseCall, tenant: str) -> ResponseObject:
+        """In the background, once it is accepted: a refusal is told here and now."""
+        call.stored.task = task = asyncio.create_task(_run(service, call))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        accepted = asyncio.create_task(call.accepted.wait())
+        await asyncio.wait({task, accepted}, return_when=asyncio.FIRST_COMPLETED)
+        accepted.cancel()
+        if call.problem is not None:
+            raise call.problem
+        self._store.put(tenant, call.stored)
+        return call.response
+
+
+async def _run(service: "Service", call: ResponseCall) -> None:
+    try:
+        await answered(service, call)
+    except QuireError as error:
+        call.fail(error)
+    except Exception:
+        log.exception("response %s failed in the background", call.response.id)
+        call.fail(QuireError("the server failed on this request"))
+    finally:
+        call.stored.task = None
+
+
+def _tenant(http: Request) -> str:
+    return str(http.scope.get("tenant", ""))

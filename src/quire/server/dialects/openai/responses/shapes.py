@@ -1,0 +1,120 @@
+"""POST /v1/responses: the objects of the answer."""
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from quire.server.dialects.openai.chat_call import ChatLogprob
+from quire.server.dialects.openai.shapes import CachedTokens
+
+
+class OutputText(Struct, kw_only=True, tag_field="type", tag="output_text"):
+    text: str = ""
+    annotations: list[Any] = msgspec.field(default_factory=list)
+    logprobs: list[ChatLogprob] = msgspec.field(default_factory=list)
+
+
+class ReasoningText(Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
+    text: str = ""
+
+
+class MessageItem(Struct, kw_only=True, tag_field="type", tag="message"):
+    id: str
+    role: str = "assistant"
+    status: str = "in_progress"
+    content: list[OutputText]
+
+
+class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    id: str
+    status: str = "in_progress"
+    summary: list[Any] = msgspec.field(default_factory=list)
+    content: list[ReasoningText]
+
+
+class CallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
+    id: str
+    status: str = "in_progress"
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+OutputItem = MessageItem | ReasoningItem | CallItem
+
+
+class ReasoningTokens(Struct):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Struct):
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+
+
+class ResponseObject(Struct, kw_only=True):
+    id: str
+    object: str = "response"
+    created_at: int  # seconds since 1970
+    status: str
+    background: bool
+    error: dict[str, Any] | None = None
+    incomplete_details: dict[str, str] | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None = None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: dict[str, str | None]
+    safety_identifier: str | None
+    service_tier: str = "default"
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[Any]
+    top_logprobs: int
+    top_p: float
+    truncation: str = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None
+
+
+class Event(Struct, kw_only=True):
+    """Everything that is streamed; `type` says which of the fields there are."""
+
+    type: str
+    sequence_number: int = 0
+    response: ResponseObject | UnsetType = UNSET
+    output_index: int | UnsetType = UNSET
+    item: OutputItem | UnsetType = UNSET
+    item_id: str | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    part: OutputText | ReasoningText | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    logprobs: list[ChatLogprob] | UnsetType = UNSET
+    code: str | UnsetType = UNSET  # of an error
+    message: str | UnsetType = UNSET
+    param: str | UnsetType | None = UNSET
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def frame(value: object) -> bytes:
+    if isinstance(value, dict):  # an error in the middle of a stream
+        told = value["error"]
+        value = Event(type="error", code=told["code"], message=told["message"], param=told["param"])
+    assert isinstance(value, Event)
+    return b"event: " + value.type.encode() + b"\ndata: " + _encode(value) + b"\n\n"

@@ -1,0 +1,59 @@
+"""Responses that were stored, in memory: so many, so large and for so long, for each tenant."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.core.errors import QuireError
+from quire.server.dialects.openai.responses.items import InputItem
+from quire.server.dialects.openai.responses.shapes import ResponseObject
+
+MAX_RESPONSES = 1000
+MAX_BYTES = 16 << 20
+SECONDS = 24 * 3600.0
+
+
+class UnknownResponse(QuireError):
+    status, code = 404, "not_found"
+
+
+@dataclass(slots=True)
+class Stored:
+    response: ResponseObject
+    input: list[InputItem]  # what was new in its request
+    messages: list[dict[str, Any]]  # the whole conversation up to its output, less the instructions
+    size: int  # bytes of the request that it came from, and of all before it
+    task: asyncio.Task[None] | None = None  # of one in the background, while it is under way
+    expires: float = field(default_factory=lambda: time.monotonic() + SECONDS)
+
+
+class ResponseStore:
+    def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_responses, self._max_bytes = max_responses, max_bytes
+        self._tenants: dict[str, OrderedDict[str, Stored]] = {}
+
+    def put(self, tenant: str, stored: Stored) -> None:
+        """The oldest make room."""
+        kept = self._tenants.setdefault(tenant, OrderedDict())
+        kept.pop(stored.response.id, None)
+        kept[stored.response.id] = stored
+        now, size = time.monotonic(), sum(each.size for each in kept.values())
+        for name, oldest in list(kept.items()):
+            if len(kept) <= self._max_responses and size <= self._max_bytes and oldest.expires > now:
+                break
+            size -= oldest.size
+            del kept[name]
+
+    def get(self, tenant: str, name: str, param: str | None = None) -> Stored:
+        kept = self._tenants.get(tenant)
+        stored = kept.get(name) if kept is not None else None
+        if stored is None or stored.expires < time.monotonic():
+            raise UnknownResponse(f"no response `{name}`", "it was not stored, or is gone", param=param)
+        return stored
+
+    def delete(self, tenant: str, name: str) -> Stored:
+        stored = self.get(tenant, name)
+        del self._tenants[tenant][name]
+        return stored

@@ -1,0 +1,119 @@
+"""The fields that say what language an answer has to be in: OpenAI's `response_format`, and what vLLM has beside it."""
+
+import json
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from quire.core.errors import BadRequest
+from quire.core.structured import Structured
+
+Schema = dict[str, Any] | bool  # JSON schema knows `true` and `false`
+
+
+class JsonSchema(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: str | None = None
+    description: str | None = None
+    schema: Schema | None = None
+    strict: bool | None = None  # either way the answer follows the schema
+
+
+class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's. Exactly one of the first five is given."""
+
+    json: str | Schema | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    disable_fallback: bool | None = None  # there is one way only
+
+
+class Asks(Protocol):
+    """A body with the fields that are read here."""
+
+    response_format: ResponseFormat | None
+    structured_outputs: StructuredOutputs | None
+    guided_json: str | Schema | None
+    guided_regex: str | None
+    guided_choice: list[str] | None
+    guided_grammar: str | None
+
+
+_REFUSED = ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+
+
+def language_asked(body: Asks) -> Structured | None:
+    """The one that the body asks for; None: any text."""
+    asked: dict[str, Structured] = {}
+    if body.response_format is not None and (found := _of_response_format(body.response_format)):
+        asked["response_format"] = found
+    if (outputs := body.structured_outputs) is not None:
+        for name in _REFUSED:
+            if getattr(outputs, name):
+                where = f"structured_outputs.{name}"
+                raise BadRequest(f"`{where}` is not supported", "leave it out", param=where)
+        named = {f"structured_outputs.{name}": getattr(outputs, name) for name in _KINDS}
+        asked |= {name: _of(name, value) for name, value in named.items() if value is not None and value is not False}
+    named = {f"guided_{name}": getattr(body, f"guided_{name}") for name in ("json", "regex", "choice", "grammar")}
+    asked |= {name: _of(name, value) for name, value in named.items() if value is not None}
+    if len(asked) > 1:
+        first, second = sorted(asked)[:2]
+        raise BadRequest(f"{first} and {second} are both given", "give one of them", param=second)
+    return next(iter(asked.values()), None)
+
+
+_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+
+
+def _of(name: str, value: Any) -> Structured:
+    kind = name.rpartition(".")[2].removeprefix("guided_")
+    if kind == "json_object":
+        return Structured("json")
+    if kind == "json":
+        return of_schema(value, name)
+    if kind == "choice":
+        if not value:
+            raise BadRequest(f"{name} is empty", "give at least one choice", param=name)
+        return Structured("choice", json.dumps(value, ensure_ascii=False))
+    if not value:
+        raise BadRequest(f"{name} is empty", param=name)
+    return Structured("regex" if kind == "regex" else "grammar", value)
+
+
+def of_schema(schema: str | Schema, where: str) -> Structured:
+    if isinstance(schema, str):  # as text, which vLLM takes too
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"{where} is not JSON: {error}", param=where) from None
+        if not isinstance(schema, dict | bool):
+            raise BadRequest(f"{where} is not a JSON schema", "give an object", param=where)
+    return Structured("json_schema", json.dumps(schema, ensure_ascii=False))
+
+
+def _of_response_format(given: ResponseFormat) -> Structured | None:
+    if given.type == "json_schema":
+        if given.json_schema is None:
+            raise BadRequest("response_format has no json_schema", param="response_format.json_schema")
+        if given.json_schema.schema is None:
+            return Structured("json")
+        return of_schema(given.json_schema.schema, "response_format.json_schema.schema")
+    if given.type == "json_object":
+        return Structured("json")
+    if given.type == "text":
+        return None
+    raise BadRequest(
+        f"response_format has type `{given.type}`",
+        "give text, json_object or json_schema",
+        param="response_format.type",
+    )

@@ -1,0 +1,153 @@
+"""POST /generate, /generate_stream and /, which is either of them."""
+
+from math import inf
+
+from quire.engine.generate import GenerateRequest
+from quire.server.body import decode
+from quire.server.dialects.dialect import Context
+from quire.server.dialects.openai.fields import new_id
+from quire.server.dialects.tgi.fields import GenerateBody, decoder, sampling_params
+from quire.server.dialects.tgi.shapes import (
+    Answer,
+    Details,
+    PrefillToken,
+    StreamedToken,
+    Token,
+    finish_reason,
+    logprob_of,
+)
+from quire.server.fold import Completion, Sample
+from quire.text.detokenizer import Detokenizer
+from quire.text.event import TextEvent, TokenLogprob
+
+
+def parse_generate(body: bytes, context: Context) -> "GenerateCall":
+    return _call(decode(body, decoder), context, stream=False)
+
+
+def parse_generate_stream(body: bytes, context: Context) -> "GenerateCall":
+    return _call(decode(body, decoder), context, stream=True)
+
+
+def parse_either(body: bytes, context: Context) -> "GenerateCall":
+    given = decode(body, decoder)
+    return _call(given, context, stream=bool(given.stream), listed=True)
+
+
+def _call(body: GenerateBody, context: Context, stream: bool, listed: bool = False) -> "GenerateCall":
+    request = GenerateRequest(
+        id=new_id("tgi"),
+        params=sampling_params(body, stream),
+        prompt=body.inputs,
+        truncate_prompt_tokens=body.wishes.truncate,
+        tenant=context.tenant,
+    )
+    return GenerateCall(body, request, context, stream, listed)
+
+
+class GenerateCall:
+    def __init__(
+        self, body: GenerateBody, request: GenerateRequest, context: Context, stream: bool, listed: bool
+    ) -> None:
+        self.requests = [request]
+        self.stream = stream
+        self._body, self._wishes = body, body.wishes
+        self._listed = listed  # the whole answer is the one element of a list
+        self._tokenizer = context.tokenizer
+        self._seed = request.params.seed
+        self._top = self._wishes.top_n_tokens or 0
+        self._prompt_ids: list[int] = []
+        self._sent = Sample()  # of a stream
+        self._num_sent = 0
+
+    def begin(self, prompts: list[list[int]]) -> None:
+        [self._prompt_ids] = prompts
+        self._pieces = self._detokenizer()
+
+    def chunks(self, prompt: int, event: TextEvent) -> list[object]:
+        """One for each token; the last has the whole text and the details too."""
+        sent: list[object] = []
+        self._sent.text += event.text
+        for position in event.logprobs or ():
+            self._num_sent += 1
+            text = self._pieces.push([position[0].token_id])
+            chunk = StreamedToken(index=self._num_sent, token=self._token(position[0], text))
+            if self._top:
+                chunk.top_tokens = self._top_tokens(position)
+            sent.append(chunk)
+        if event.finish_reason:
+            if not sent:  # it ended without another token
+                sent.append(StreamedToken(index=self._num_sent + 1, token=Token(0, "", 0.0, True)))
+            last = sent[-1]
+            assert isinstance(last, StreamedToken)
+            last.token.text += self._pieces.flush()
+            last.generated_text = self._full_text(self._sent.text)
+            last.details = Details(
+                finish_reason=finish_reason(event.finish_reason, event.stop_reason),
+                generated_tokens=self._num_sent,
+                seed=self._seed,
+                input_length=len(self._prompt_ids),
+            )
+        return sent
+
+    def end(self) -> list[object]:
+        return []
+
+    def full(self, completions: list[Completion]) -> object:
+        [completion] = completions
+        best, *others = sorted(completion.samples, key=_mean_logprob, reverse=True)
+        answer = Answer(generated_text=self._full_text(best.text))
+        if self._wishes.details or self._wishes.decoder_input_details:
+            answer.details = self._details(best, completion)
+            if others:
+                answer.details.best_of_sequences = []
+                for other in others:
+                    details = self._details(other, completion)
+                    details.generated_text = self._full_text(other.text)
+                    answer.details.best_of_sequences.append(details)
+        return [answer] if self._listed else answer
+
+    def _details(self, sample: Sample, completion: Completion) -> Details:
+        pieces = self._detokenizer()
+        details = Details(
+            finish_reason=finish_reason(sample.finish_reason, sample.stop_reason),
+            generated_tokens=len(sample.token_ids),
+            seed=self._seed,
+            prefill=self._prefill(completion),
+            tokens=[
+                self._token(position[0], pieces.push([position[0].token_id])) for position in sample.logprobs or ()
+            ],
+        )
+        if self._top:
+            details.top_tokens = [self._top_tokens(position) for position in sample.logprobs or ()]
+        return details
+
+    def _prefill(self, completion: Completion) -> list[PrefillToken]:
+        if not self._wishes.decoder_input_details:
+            return []
+        first = completion.prompt_ids[0]
+        text = self._tokenizer.token_bytes(first).decode(errors="replace")
+        known = [position[0] for position in completion.prompt_logprobs or ()]
+        return [
+            PrefillToken(first, text, None),
+            *(PrefillToken(token.token_id, token.text, logprob_of(token)) for token in known),
+        ]
+
+    def _token(self, token: TokenLogprob, text: str) -> Token:
+        """`text` is what it adds: joined, the tokens' texts are the answer, however a character is divided."""
+        return Token(token.token_id, text, logprob_of(token), token.token_id in self._tokenizer.special_ids)
+
+    def _top_tokens(self, position: list[TokenLogprob]) -> list[Token]:
+        by_rank = sorted({token.token_id: token for token in position}.values(), key=lambda token: token.rank)
+        return [self._token(token, token.text) for token in by_rank[: self._top]]
+
+    def _full_text(self, text: str) -> str:
+        return self._body.inputs + text if self._wishes.return_full_text else text
+
+    def _detokenizer(self) -> Detokenizer:
+        return Detokenizer(self._tokenizer, False, self._prompt_ids[-8:])
+
+
+def _mean_logprob(sample: Sample) -> float:
+    found = [position[0].logprob for position in sample.logprobs or ()]
+    return sum(found) / len(found) if found else -inf

@@ -1,0 +1,94 @@
+"""The objects that Text Generation Inference sends."""
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from quire.core.errors import BadRequest, EngineFailed, QueueFull, QuireError, UnknownModel
+from quire.core.request import FinishReason
+from quire.text.event import TokenLogprob
+
+_encode = msgspec.json.Encoder().encode
+
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+class PrefillToken(Struct):
+    id: int
+    text: str
+    logprob: float | None  # nothing precedes the first token, so it has none
+
+
+class Token(Struct):
+    id: int
+    text: str
+    logprob: float
+    special: bool
+
+
+class Details(Struct, kw_only=True):
+    """Of one completion. In a stream, of the whole of it."""
+
+    finish_reason: str
+    generated_tokens: int
+    seed: int | None  # null where the most likely token was taken
+    generated_text: str | UnsetType = UNSET  # among `best_of_sequences`
+    prefill: list[PrefillToken] | UnsetType = UNSET
+    tokens: list[Token] | UnsetType = UNSET
+    top_tokens: list[list[Token]] | UnsetType = UNSET
+    best_of_sequences: list[Any] | UnsetType = UNSET
+    input_length: int | UnsetType = UNSET  # in a stream
+
+
+class Answer(Struct, kw_only=True, omit_defaults=True):
+    generated_text: str
+    details: Details | None = None
+
+
+class StreamedToken(Struct, kw_only=True):
+    index: int  # the first is 1
+    token: Token
+    top_tokens: list[Token] | UnsetType = UNSET
+    generated_text: str | None = None  # with the last token
+    details: Details | None = None
+
+
+def finish_reason(reason: FinishReason | None, stop_reason: str | int | None) -> str:
+    if reason == "length":
+        return "length"
+    return "eos_token" if stop_reason is None else "stop_sequence"
+
+
+def logprob_of(token: TokenLogprob) -> float:
+    return max(token.logprob, LOWEST_LOGPROB)
+
+
+_KINDS: list[tuple[type[QuireError], int, str]] = [
+    (BadRequest, 422, "validation"),
+    (UnknownModel, 422, "validation"),  # an adapter that is not there
+    (QueueFull, 429, "overloaded"),
+    (EngineFailed, 424, "generation"),
+]
+
+
+def error_kind(error: QuireError) -> tuple[int, str]:
+    for kind, status, name in _KINDS:
+        if isinstance(error, kind):
+            return status, name
+    return error.status, error.code
+
+
+def error_status(error: QuireError) -> int:
+    return error_kind(error)[0]
+
+
+def error_body(error: QuireError) -> dict[str, str]:
+    told = f"{error.message} ({error.hint})" if error.hint else error.message
+    kind = error_kind(error)[1]
+    prefix = {"validation": "Input validation error: ", "generation": "Request failed during generation: "}
+    return {"error": prefix.get(kind, "") + told, "error_type": kind}
+
+
+def sse(value: object) -> bytes:
+    return b"data:" + _encode(value) + b"\n\n"

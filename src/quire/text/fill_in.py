@@ -1,0 +1,24 @@
+"""Filling the middle between a text and another: how code models were taught to be asked."""
+
+from quire.text.tokenizer import Tokenizer
+
+# The tokens before the prefix, the suffix and the middle, in this order.
+_TOKENS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen Coder, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite Code
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek Coder
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+)
+
+
+def filling_prompt(tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int] | None:
+    """The prompt whose continuation stands between the two; None where the model was not taught any."""
+    for names in _TOKENS:
+        ids = [tokenizer.id_of(name) for name in names]
+        if None not in ids:
+            before, between, after = (token for token in ids if token is not None)
+            begin = [] if tokenizer.bos_id is None else tokenizer.encode("")[:1]
+            parts = [tokenizer.encode(text, add_special_tokens=False) for text in (prefix, suffix)]
+            return [*begin, before, *parts[0], between, *parts[1], after]
+    return None

@@ -1,0 +1,58 @@
+"""Calls that have to come: the answer is nothing but JSON, in a language made of the tools' schemas."""
+
+import json
+from typing import Any
+
+from quire.core.structured import Structured
+from quire.text.tools.call import CallDelta, Found
+
+
+class OneCall:
+    """The answer is the arguments of a function that the client has named."""
+
+    def __init__(self, name: str) -> None:
+        self._name: str = name
+
+    def push(self, text: str) -> Found:
+        if not text:
+            return Found()
+        name, self._name = self._name, ""
+        return Found(calls=[CallDelta(0, name, text)])
+
+    def flush(self) -> Found:
+        return Found()
+
+
+def language_of_one(tool: dict[str, Any]) -> Structured:
+    return Structured("json_schema", json.dumps(_parameters(tool)))
+
+
+def language_of_calls(tools: list[dict[str, Any]], parallel: bool) -> Structured:
+    """A list of at least one call. `parallel`: of several, where the model likes."""
+    definitions: dict[str, Any] = {}
+    calls = []
+    for tool in tools:
+        parameters = _parameters(tool)
+        for key in ("$defs", "definitions"):  # references lead to the root of a schema, which is no more theirs
+            definitions.setdefault(key, {}).update(parameters.pop(key, {}))
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool["function"]["name"]}, "arguments": parameters},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    schema: dict[str, Any] = {
+        "type": "array",
+        "minItems": 1,
+        "items": calls[0] if len(calls) == 1 else {"anyOf": calls},
+    }
+    if not parallel:
+        schema["maxItems"] = 1
+    schema.update({key: found for key, found in definitions.items() if found})
+    return Structured("json_schema", json.dumps(schema))
+
+
+def _parameters(tool: dict[str, Any]) -> dict[str, Any]:
+    return dict(tool["function"].get("parameters") or {"type": "object", "properties": {}})

@@ -1,0 +1,136 @@
+"""`{"name": ..., "arguments": {...}}`, read a piece at a time."""
+
+import json
+
+from quire.text.tools.call import CallDelta
+
+_SPACE = " \t\r\n"
+_ARGUMENTS = frozenset({"arguments", "parameters"})
+
+
+class JsonCall:
+    """One call. `push` until `done`; `told` says whether its name is known, and so whether it is one.
+
+    A small machine over characters: `_state` is what comes next. The arguments pass through as they were written."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.done = False
+        self.broken = False  # no JSON object
+        self.told = False
+        self.raw = ""  # all of it
+        self._state = "open"
+        self._key = ""
+        self._value: list[str] = []
+        self._is_text = False  # the value is a string
+        self._depth = 0  # brackets open within the value
+        self._string = self._escape = False
+        self._held: str | None = None  # arguments that came before the name
+        self._given = False  # whether there are arguments
+
+    def push(self, text: str) -> tuple[list[CallDelta], str]:
+        """What it gained, and the text after its end."""
+        deltas: list[CallDelta] = []
+        for at, char in enumerate(text):
+            if self.done or self.broken:
+                self.raw += text[:at]
+                return deltas, text[at:]
+            self._step(char, deltas)
+        self.raw += text
+        if self._state == "value" and self._streams() and self._value:
+            self._tell_arguments("".join(self._value), deltas)
+            self._value.clear()
+        return deltas, ""
+
+    def _step(self, char: str, deltas: list[CallDelta]) -> None:
+        state = self._state
+        if state == "value":
+            self._step_value(char, deltas)
+        elif state == "key":
+            self._value.append(char)
+            if self._string_ends(char):
+                self._key, self._state = str(_loads("".join(self._value))), "colon"
+        elif char in _SPACE:
+            pass
+        elif state == "open" and char == "{":
+            self._state = "first"
+        elif state in ("first", "next") and char == '"':
+            self._value, self._state, self._string = ['"'], "key", True
+        elif state == "colon" and char == ":":
+            self._value, self._state, self._depth, self._string = [], "value", 0, False
+        elif state == "after" and char == ",":
+            self._state = "next"
+        elif state in ("first", "after") and char == "}":
+            self._end(deltas)
+        else:
+            self.broken = True
+
+    def _step_value(self, char: str, deltas: list[CallDelta]) -> None:
+        if not self._value and not self._depth and char in _SPACE:
+            return
+        if not self._value and not self._depth:
+            self._is_text = char == '"'
+        if self._string:
+            self._value.append(char)
+            if self._string_ends(char) and not self._depth:
+                self._end_value(deltas)
+        elif not self._depth and char in ",}":  # the end of a number, or of true, false, null
+            self._end_value(deltas)
+            self._step(char, deltas)
+        else:
+            self._value.append(char)
+            if char == '"':
+                self._string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    self._end_value(deltas)
+
+    def _string_ends(self, char: str) -> bool:
+        if self._escape:
+            self._escape = False
+        elif char == "\\":
+            self._escape = True
+        elif char == '"':
+            self._string = False
+        return not self._string
+
+    def _streams(self) -> bool:
+        """Arguments are told as they come, if they are an object and not a text of one."""
+        return self._key in _ARGUMENTS and self._depth > 0
+
+    def _end_value(self, deltas: list[CallDelta]) -> None:
+        text, self._value, self._state = "".join(self._value), [], "after"
+        if self._key == "name":
+            name = _loads(text)
+            if not isinstance(name, str) or not name or self.told:
+                self.broken = True
+                return
+            self.told = True
+            deltas.append(CallDelta(self.index, name, self._held or ""))
+        elif self._key in _ARGUMENTS:
+            if self._is_text:
+                text = str(_loads(text))
+            self._tell_arguments("{}" if text.strip() == "null" else text, deltas)
+
+    def _tell_arguments(self, text: str, deltas: list[CallDelta]) -> None:
+        self._given = True
+        if self.told:
+            deltas.append(CallDelta(self.index, "", text))
+        else:
+            self._held = (self._held or "") + text
+
+    def _end(self, deltas: list[CallDelta]) -> None:
+        self.done = self.told
+        self.broken = not self.told
+        if self.told and not self._given:
+            deltas.append(CallDelta(self.index, "", "{}"))
+
+
+def _loads(text: str) -> object:
+    try:
+        return json.loads(text, strict=False)
+    except ValueError:
+        return None
