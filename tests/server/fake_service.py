@@ -4,12 +4,14 @@ Words in the prompt make it misbehave: !full, !down, !crash, !fail (in the middl
 tokens), !slow."""
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 from quire.core.errors import BadRequest, PromptTooLong, QueueFull, Unavailable
 from quire.core.request import Logprob, SequenceEvent
 from quire.engine.generate import GenerateRequest
+from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores
 from quire.text.chat_template import ChatTemplate
 from quire.text.event import TextEvent
 from quire.text.stream import SampleText
@@ -111,7 +113,15 @@ def _choices(token: int, count: int) -> list[Logprob]:
 class FakeService:
     def __init__(self) -> None:
         self.info = SimpleNamespace(
-            name="fake", max_model_len=512, vocab_size=258, weight_bytes=0, cache_bytes=0, num_blocks=8, block_size=16
+            name="fake",
+            max_model_len=512,
+            vocab_size=258,
+            weight_bytes=0,
+            cache_bytes=0,
+            num_blocks=8,
+            block_size=16,
+            task="generate",
+            dimensions=4,
         )
         self.tokenizer = ByteTokenizer()
         self.state = "ready"
@@ -143,6 +153,17 @@ class FakeService:
             raise PromptTooLong(f"the prompt has {len(ids)} tokens, and the context {self.info.max_model_len}")
         self.open[request.id] = stream = FakeStream(self, request, ids, text)
         return stream
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        """[tokens, 1, 0.5, 0.25] of each text."""
+        sizes = [len(self.tokenizer.encode(text) if isinstance(text, str) else text) for text in request.texts]
+        vectors = [array("f", [size, 1.0, 0.5, 0.25][: request.dimensions]) for size in sizes]
+        return Embeddings(vectors, sum(sizes))
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """How many letters the two texts have in common."""
+        scores = [float(len(set(a) & set(b))) for a, b in request.pairs]
+        return Scores(scores, sum(len(a) + len(b) for a, b in request.pairs))
 
     async def drain(self) -> None:
         self.state = "draining"

@@ -19,6 +19,11 @@ class EngineOptions:
     """Names and meanings are vLLM's where vLLM has them."""
 
     model: str = option(DEFAULT_MODEL, "a directory, a .gguf file, a hub repository or an alias")
+    task: str = option(
+        "auto",
+        "what the model is served for: to generate, or to make vectors of texts; auto is what it was made for",
+        choices=("auto", "generate", "embed"),
+    )
     served_model_name: str | None = option(None, "the name clients ask for (default: the model's own)")
     tokenizer: str | None = option(None, "take the tokenizer from there instead of from the model")
     revision: str | None = option(None, "branch, tag or commit of a hub repository")

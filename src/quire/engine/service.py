@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from quire.core.records import RequestRecord, StepRecord
+from quire.core.texts import Task
 from quire.engine.generate import GenerateRequest
+from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores
 from quire.text.event import TextEvent
 from quire.text.tokenizer import Tokenizer
 
@@ -21,6 +23,8 @@ class ModelInfo:
     cache_bytes: int
     num_blocks: int
     block_size: int
+    task: Task = "generate"
+    dimensions: int = 0  # numbers of a vector, where these are what it makes
 
 
 class Observer(Protocol):
@@ -57,6 +61,12 @@ class Service(Protocol):
 
     async def submit(self, request: GenerateRequest) -> TextStream:
         """Tokenize and queue. Raises BadRequest, QueueFull or Unavailable before anything is streamed."""
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        """Cancelling the call cancels the request. Raises as `submit` does, and where the model has no vectors."""
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """By a cross-encoder, or as cosines of vectors."""
 
     async def drain(self) -> None:
         """Take no more requests, and return when those under way have ended."""
