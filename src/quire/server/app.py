@@ -1,7 +1,8 @@
 """The HTTP application: which path leads where."""
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,11 +17,14 @@ from quire.core.errors import QuireError
 from quire.engine.models import unknown_model
 from quire.server.dialects import DIALECTS, load
 from quire.server.edge import Edge
+from quire.server.embeddings import Embeddings
 from quire.server.errors import MethodNotAllowed, UnknownPath
 from quire.server.generate import generation_route
 from quire.server.metrics import Metrics
+from quire.server.openapi import openapi
 from quire.server.options import ServerOptions
 from quire.server.replies import error_response, json_response
+from quire.server.rerank import Rerank
 from quire.server.site import Site
 from quire.server.tokens import Tokens
 
@@ -44,12 +48,19 @@ def create_app(models: "Models", options: ServerOptions, metrics: Metrics | None
         Route("/ready", pages.ready),
         Route("/metrics", pages.metrics_text),
         Route("/version", pages.version),
+        *Embeddings(site).routes(),
+        *Rerank(site).routes(),
     ]
+    parsers: dict[str, Callable[..., Any]] = {}
     for dialect in map(load, DIALECTS):
+        parsers |= dialect.routes
         routes += dialect.pages(site)
         for path, parse in dialect.routes.items():
             handle = generation_route(models, dialect, parse, options.max_body_bytes)
             routes.append(Route(path, handle, methods=["POST"]))
+
+    described = json_response(openapi(routes, parsers))
+    routes.append(Route("/openapi.json", lambda http: described))
 
     async def refused(http: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

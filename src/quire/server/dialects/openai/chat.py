@@ -15,6 +15,7 @@ from quire.server.dialects.openai.messages import Message, plain_messages
 from quire.server.dialects.openai.shapes import Answer, logprob_of, prompt_logprobs_of
 from quire.server.dialects.openai.tally import Tally, usage_of
 from quire.server.fold import Completion
+from quire.server.openapi import reads
 from quire.text.event import TextEvent, TokenLogprob
 
 
@@ -95,6 +96,7 @@ class ChatChoice(Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
+@reads(ChatBody)
 def parse_chat(body: bytes, context: Context) -> "ChatCall":
     chat = decode(body, _decoder)
     refuse(chat, _NOT_SUPPORTED)

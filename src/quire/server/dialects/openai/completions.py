@@ -15,6 +15,7 @@ from quire.server.dialects.openai.fields import Fields, Int, check, new_id, refu
 from quire.server.dialects.openai.shapes import Answer, logprob_of, prompt_logprobs_of
 from quire.server.dialects.openai.tally import Tally, usage_of
 from quire.server.fold import Completion
+from quire.server.openapi import reads
 from quire.text.event import TextEvent, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16
@@ -53,6 +54,7 @@ class CompletionChoice(Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+@reads(CompletionBody)
 def parse_completion(body: bytes, context: Context) -> "CompletionCall":
     completion = decode(body, _decoder)
     refuse(completion, _NOT_SUPPORTED)
