@@ -4,11 +4,13 @@ Words in the prompt make it misbehave: !full, !down, !crash, !fail (in the middl
 tokens), !slow."""
 
 import asyncio
+import time
 from array import array
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 from quire.core.errors import BadRequest, PromptTooLong, QueueFull, Unavailable
+from quire.core.records import RequestRecord
 from quire.core.request import Logprob, SequenceEvent
 from quire.engine.generate import GenerateRequest
 from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores
@@ -58,10 +60,12 @@ class FakeStream:
         self._service, self._request, self._text = service, request, text
         self._closed = asyncio.Event()
         self.id = request.id
+        self.record: RequestRecord | None = None
+        self._arrival, self._first, self._count = time.monotonic(), None, 0
 
     async def aclose(self) -> None:
         self._closed.set()
-        self._service.open.pop(self.id, None)
+        self._end("cancelled")
 
     async def __aiter__(self) -> AsyncIterator[TextEvent]:
         params = self._request.params
@@ -79,12 +83,30 @@ class FakeStream:
                 return
             for index, sample in list(samples.items()):
                 out = sample.push(self._event(index, scripts[index], position))
+                self._count += len(out.token_ids)
+                self._first = self._first or time.monotonic()
                 if out.finish_reason:
                     del samples[index]
                 out.final = not samples
                 yield out
             position += 1
+        self._end("stop")
+
+    def _end(self, reason: str) -> None:
         self._service.open.pop(self.id, None)
+        self.record = self.record or RequestRecord(
+            id=self.id,
+            finish_reason=reason,
+            num_prompt_tokens=len(self.prompt_ids),
+            num_cached_tokens=4,
+            num_output_tokens=self._count,
+            num_samples=self._request.params.n,
+            max_tokens=self._request.params.max_tokens,
+            arrival=self._arrival,
+            first_token=self._first,
+            last_token=self._first,
+            finished=time.monotonic(),
+        )
 
     def _event(self, index: int, script: list[int], position: int) -> SequenceEvent:
         params = self._request.params

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import logging
 import sys
 from collections.abc import Sequence
 
@@ -31,14 +30,28 @@ SERVER_FLAGS = {
     "port": {"help": "port to listen on; 0 takes any free one"},
     "uds": {"metavar": "PATH", "help": "listen on this unix socket instead"},
     "api_key": {"metavar": "KEY", "help": "answer only who sends it (as `Authorization: Bearer KEY`)"},
+    "keys_file": {
+        "metavar": "FILE",
+        "help": "more keys (JSON or TOML), each with a name, limits, a priority and the models it may use; "
+        "read again on SIGHUP",
+    },
     "allowed_origins": {"metavar": "ORIGIN", "help": "web pages that may call it"},
     "max_body_bytes": {"unit": "bytes", "help": "longest request body; a longer one is answered with 413"},
+    "request_timeout": {
+        "metavar": "SECONDS",
+        "help": "how long a request may take in all; one that does not end in time is answered with 504",
+    },
+    "sse_keep_alive": {
+        "metavar": "SECONDS",
+        "help": "send a comment on a stream that was silent for so long, so that proxies keep it; 0: never",
+    },
     "drain_timeout": {"metavar": "SECONDS", "help": "how long requests under way may go on after SIGTERM or Ctrl-C"},
     "keep_alive": {"metavar": "SECONDS", "help": "how long an idle connection is kept"},
     "root_path": {"metavar": "PATH", "help": "where a proxy in front has mounted it"},
     "ssl_keyfile": {"metavar": "FILE", "help": "private key, for HTTPS"},
     "ssl_certfile": {"metavar": "FILE", "help": "certificate, for HTTPS"},
-    "access_log": {"help": "log every request"},
+    "access_log": {"help": "log every request with its model, tenant, tokens and times"},
+    "otlp_traces_endpoint": {"metavar": "URL", "help": "send OpenTelemetry spans there (needs quire[otel])"},
 }
 
 
@@ -51,10 +64,12 @@ def run(argv: Sequence[str]) -> int:
         arguments.model = arguments.named
     engine_options = read_flags(EngineOptions, arguments)
     server_options = read_flags(ServerOptions, arguments, about=SERVER_FLAGS)
-    logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     name = engine_options.served_model_name or model_name(engine_options.model)
 
     from quire.server.launch import launch
+    from quire.server.logs import set_up_logging
+
+    set_up_logging(arguments.log_level, arguments.log_format)
 
     def ready(address: str) -> None:
         print(announcement(address, name, server_options), file=sys.stderr, flush=True)
@@ -69,6 +84,9 @@ def make_parser() -> Parser:
         "named", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="the same as --model MODEL"
     )
     parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="how much to log (default: info)")
+    parser.add_argument(
+        "--log-format", choices=("text", "json"), default="text", help="json: an object a line (default: text)"
+    )
     add_flags(parser, EngineOptions, "engine")
     add_flags(parser, ServerOptions, "server", about=SERVER_FLAGS)
     return parser

@@ -47,6 +47,10 @@ class TextStream(Protocol):
     num_prompt_tokens: int
     prompt_ids: list[int]  # as rendered, tokenized and truncated
 
+    @property
+    def record(self) -> RequestRecord | None:
+        """Once it has ended or was closed."""
+
     def __aiter__(self) -> AsyncIterator[TextEvent]: ...
 
     async def aclose(self) -> None: ...
@@ -57,7 +61,9 @@ class Service(Protocol):
 
     info: ModelInfo
     tokenizer: Tokenizer
-    state: State
+
+    @property
+    def state(self) -> State: ...
 
     async def submit(self, request: GenerateRequest) -> TextStream:
         """Tokenize and queue. Raises BadRequest, QueueFull or Unavailable before anything is streamed."""

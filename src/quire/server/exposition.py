@@ -65,6 +65,10 @@ def _counters(metrics: Metrics) -> Iterator[Metric]:
     for reason, count in metrics.finished.items():
         ended.add_metric([reason], count)
     yield ended
+    tenants = CounterMetricFamily("quire_tenant_tokens", "Tokens, by key and kind.", labels=["tenant", "kind"])
+    for labels, count in metrics.tenant_tokens.items():
+        tenants.add_metric(labels, count)
+    yield tenants
     http = CounterMetricFamily("quire_http_requests", "HTTP requests, by route and status.", labels=["route", "status"])
     for labels, count in metrics.http_requests.items():
         http.add_metric(labels, count)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +17,7 @@ from quire.server.body import decode, read_body
 from quire.server.dialects.dialect import Call, Context, Dialect
 from quire.server.errors import ClientGone
 from quire.server.fold import Completion, Sample, failure
-from quire.server.replies import error_response
+from quire.server.visit import current_visit
 from quire.text.event import TextEvent
 
 if TYPE_CHECKING:
@@ -38,8 +39,14 @@ _named = msgspec.json.Decoder(_Named)
 
 
 def generation_route(
-    models: "Models", dialect: Dialect, parse: Callable[[bytes, Context], Call], max_body_bytes: int
+    models: "Models",
+    dialect: Dialect,
+    parse: Callable[[bytes, Context], Call],
+    max_body_bytes: int,
+    keep_alive: float = 0.0,  # seconds of silence after which a stream is sent a comment; 0: never
 ) -> Callable[[Request], Awaitable[Response]]:
+    """Errors that are raised here are answered in the dialect's shape by the edge."""
+
     async def handle(http: Request) -> Response:
         try:
             body = await read_body(http, max_body_bytes)
@@ -53,12 +60,10 @@ def generation_route(
                 request.adapter = found.adapter
             if call.stream:
                 # Submitted here, so that a refusal has its status; from then on the response owns the streams.
-                return _Streamed(dialect, call, await _submit(service, call))
+                return _Streamed(dialect, call, await _submit(service, call), keep_alive)
             return await unless_gone(http.receive, _full(service, call))
-        except QuireError as error:
-            return error_response(error, dialect.error)
         except RecursionError:  # deep enough to be decoded, and too deep for the template or the tokenizer
-            return error_response(BadRequest("the body is nested too deeply"), dialect.error)
+            raise BadRequest("the body is nested too deeply") from None
 
     return handle
 
@@ -100,12 +105,14 @@ async def _full(service: "Service", call: Call) -> Response:
 class _Streamed(Response):
     """The events as they come. An error in the middle is the last thing sent."""
 
-    def __init__(self, dialect: Dialect, call: Call, streams: list["TextStream"]) -> None:
+    def __init__(self, dialect: Dialect, call: Call, streams: list["TextStream"], keep_alive: float) -> None:
         super().__init__(
             media_type=dialect.media_type, headers={"cache-control": "no-cache", "x-accel-buffering": "no"}
         )
         del self.headers["content-length"]
         self._dialect, self._call, self._streams = dialect, call, streams
+        self._keep_alive = keep_alive if dialect.idle else 0.0
+        self._sent = 0.0  # when something was last sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -122,10 +129,29 @@ class _Streamed(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._parts()) as parts:
-            async for part in parts:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+        clock = asyncio.get_running_loop().time
+        self._sent = clock()
+        pulse = asyncio.create_task(self._pulse(send)) if self._keep_alive else None
+        try:
+            async with aclosing(self._parts()) as parts:
+                async for part in parts:
+                    self._sent = math.inf  # a client that reads slowly is not silent
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                    self._sent = clock()
+        finally:
+            if pulse is not None:
+                pulse.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pulse(self, send: Send) -> None:
+        """A word now and then while there is nothing to say: proxies drop connections that are silent."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            wait = self._sent + self._keep_alive - clock()
+            if wait <= 0:
+                await send({"type": "http.response.body", "body": self._dialect.idle, "more_body": True})
+                self._sent, wait = clock(), self._keep_alive
+            await asyncio.sleep(min(wait, self._keep_alive))
 
     async def _parts(self) -> AsyncGenerator[bytes, None]:
         frame = self._dialect.frame
@@ -138,6 +164,8 @@ class _Streamed(Response):
                         yield b"".join(map(frame, chunks))
             yield b"".join(map(frame, self._call.end())) + self._dialect.last
         except QuireError as error:
+            if visit := current_visit():
+                visit.error = error.code
             yield frame(self._dialect.error(error))
         except Exception:
             log.exception("a stream failed")

@@ -20,6 +20,7 @@ class Metrics:
         self.generation_tokens = 0
         self.restarts = 0
         self.finished: Counter[str] = Counter()  # by reason
+        self.tenant_tokens: Counter[tuple[str, str]] = Counter()  # by tenant and kind (prompt, output)
         self.http_requests: Counter[tuple[str, str]] = Counter()  # by route and status
         self.first_token = Histogram(_SECONDS)
         self.next_token = Histogram(_SECONDS)
@@ -61,6 +62,10 @@ class Metrics:
 
     def http(self, route: str, status: int) -> None:
         self.http_requests[route, str(status)] += 1
+
+    def tenant(self, name: str, prompt_tokens: int, output_tokens: int) -> None:
+        self.tenant_tokens[name, "prompt"] += prompt_tokens
+        self.tenant_tokens[name, "output"] += output_tokens
 
     def total(self, name: str) -> int:
         """A counter of the scheduler, over all engines there were."""

@@ -54,4 +54,5 @@ class Dialect:
     frame: Callable[[object], bytes]  # one streamed object, as bytes on the wire
     media_type: str = "text/event-stream"
     last: bytes = b""  # sent after a stream that went well
+    idle: bytes = b""  # sent when a stream was silent for long, and passed over by clients
     pages: Callable[["Site"], list[Route]] = lambda site: []  # what is answered without generating

@@ -11,4 +11,5 @@ DIALECT = Dialect(
     error=error_body,
     frame=sse,
     last=b"data: [DONE]\n\n",
+    idle=b": keep-alive\n\n",
 )
