@@ -75,7 +75,6 @@ class Edge:
             await send(message)
 
         async def refuse(error: QuireError) -> None:
-            visit.error = error.code
             await error_response(error, shape)(scope, receive, send_with_id)
 
         entered = False

@@ -17,7 +17,8 @@ from quire.server.body import decode, read_body
 from quire.server.dialects.dialect import Call, Context, Dialect
 from quire.server.errors import ClientGone
 from quire.server.fold import Completion, Sample, failure
-from quire.server.visit import current_visit
+from quire.server.replies import error_response
+from quire.server.visit import note_error
 from quire.text.event import TextEvent
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ def generation_route(
     max_body_bytes: int,
     keep_alive: float = 0.0,  # seconds of silence after which a stream is sent a comment; 0: never
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Errors that are raised here are answered in the dialect's shape by the edge."""
-
     async def handle(http: Request) -> Response:
         try:
             body = await read_body(http, max_body_bytes)
@@ -62,8 +61,10 @@ def generation_route(
                 # Submitted here, so that a refusal has its status; from then on the response owns the streams.
                 return _Streamed(dialect, call, await _submit(service, call), keep_alive)
             return await unless_gone(http.receive, _full(service, call))
+        except QuireError as error:
+            return error_response(error, dialect.error)
         except RecursionError:  # deep enough to be decoded, and too deep for the template or the tokenizer
-            raise BadRequest("the body is nested too deeply") from None
+            return error_response(BadRequest("the body is nested too deeply"), dialect.error)
 
     return handle
 
@@ -164,8 +165,7 @@ class _Streamed(Response):
                         yield b"".join(map(frame, chunks))
             yield b"".join(map(frame, self._call.end())) + self._dialect.last
         except QuireError as error:
-            if visit := current_visit():
-                visit.error = error.code
+            note_error(error)
             yield frame(self._dialect.error(error))
         except Exception:
             log.exception("a stream failed")

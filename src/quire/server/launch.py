@@ -24,9 +24,10 @@ async def _main(engine: EngineOptions, server: ServerOptions, on_ready: Callable
     from quire.server.metrics import Metrics
     from quire.server.serve import serve
 
-    client.observer = metrics = Metrics()
+    metrics = Metrics()
     try:
         await starting
+        client.observer = metrics.of(client.info.name)
         await serve(OneModel(client), server, metrics=metrics, on_ready=on_ready)
     finally:
         await client.stop()

@@ -6,6 +6,7 @@ import msgspec
 from starlette.responses import Response
 
 from quire.core.errors import QuireError
+from quire.server.visit import note_error
 
 
 def json_response(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -13,6 +14,7 @@ def json_response(value: object, status: int = 200, headers: dict[str, str] | No
 
 
 def error_response(error: QuireError, shape: Callable[[QuireError], object]) -> Response:
+    note_error(error)
     headers = {}
     if (seconds := getattr(error, "retry_after", None)) is not None:
         headers["retry-after"] = str(seconds)

@@ -6,6 +6,7 @@ import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from quire.core.errors import QuireError
 from quire.core.records import RequestRecord
 from quire.server.keys import Key
 
@@ -60,3 +61,9 @@ def begin_visit(visit: Visit) -> None:
 def current_visit() -> Visit | None:
     """None outside of a request."""
     return _visit.get()
+
+
+def note_error(error: QuireError) -> None:
+    """The current visit is answered with it."""
+    if visit := _visit.get():
+        visit.error = error.code
