@@ -9,13 +9,14 @@ from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.engine.options import EngineOptions
 from quire.engine.sources import model_name
-from quire.server.options import ServerOptions
+from quire.server.options import ServerOptions, named_models
 
 EXAMPLES = """\
   quire serve                                         the default model on http://127.0.0.1:8000
   quire serve ./model.gguf --port 8080 --max-model-len 4k
   quire serve Qwen/Qwen2.5-0.5B-Instruct --kv-cache-memory-bytes 2GiB
   quire serve --host 0.0.0.0 --api-key "$KEY"         reachable from other machines
+  quire serve --models chat=smollm2,embed=./all-MiniLM-L6-v2
   QUIRE_PORT=9000 QUIRE_THREADS=4 quire serve         every flag is also an environment variable
 """
 
@@ -29,6 +30,11 @@ SERVER_FLAGS = {
     },
     "port": {"help": "port to listen on; 0 takes any free one"},
     "uds": {"metavar": "PATH", "help": "listen on this unix socket instead"},
+    "models": {
+        "metavar": "NAME=MODEL",
+        "help": "serve several models, each loaded when it is first asked for; several in one go: a=MODEL,b=MODEL",
+    },
+    "max_loaded_models": {"help": "models loaded at the same time; the one not used for longest makes room"},
     "api_key": {"metavar": "KEY", "help": "answer only who sends it (as `Authorization: Bearer KEY`)"},
     "keys_file": {
         "metavar": "FILE",
@@ -64,7 +70,10 @@ def run(argv: Sequence[str]) -> int:
         arguments.model = arguments.named
     engine_options = read_flags(EngineOptions, arguments)
     server_options = read_flags(ServerOptions, arguments, about=SERVER_FLAGS)
-    name = engine_options.served_model_name or model_name(engine_options.model)
+    names = list(named_models(server_options.models)) if server_options.models else []
+    if names and (hasattr(arguments, "model") or engine_options.served_model_name):
+        raise UsageError("models are named with --models, and another way too", "name all of them with --models")
+    name = names[0] if names else engine_options.served_model_name or model_name(engine_options.model)
 
     from quire.server.launch import launch
     from quire.server.logs import set_up_logging
@@ -72,7 +81,7 @@ def run(argv: Sequence[str]) -> int:
     set_up_logging(arguments.log_level, arguments.log_format)
 
     def ready(address: str) -> None:
-        print(announcement(address, name, server_options), file=sys.stderr, flush=True)
+        print(announcement(address, names or [name], server_options), file=sys.stderr, flush=True)
 
     launch(engine_options, server_options, on_ready=ready)
     return 0
@@ -92,10 +101,10 @@ def make_parser() -> Parser:
     return parser
 
 
-def announcement(address: str, model: str, options: ServerOptions) -> str:
+def announcement(address: str, models: Sequence[str], options: ServerOptions) -> str:
     """The address, and a line to paste into another terminal."""
     messages = [{"role": "user", "content": "Hello!"}]
-    body = json.dumps({"model": model, "max_tokens": 64, "messages": messages}, ensure_ascii=False)
+    body = json.dumps({"model": models[0], "max_tokens": 64, "messages": messages}, ensure_ascii=False)
     words = ["curl"]
     url = address
     if options.uds is not None:
@@ -106,7 +115,7 @@ def announcement(address: str, model: str, options: ServerOptions) -> str:
     if options.api_key:
         words.append("-H 'Authorization: Bearer '\"$QUIRE_API_KEY\"")  # a key is not for the log
     words.append(f"-d {_quoted(body)}")
-    return f"serving {model} on {address}\n  {' '.join(words)}"
+    return f"serving {', '.join(models)} on {address}\n  {' '.join(words)}"
 
 
 def _quoted(text: str) -> str:

@@ -14,6 +14,7 @@ from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Una
 from quire.core.request import SequenceEvent
 from quire.core.texts import ReadEvent, ReadRequest, Task, Tokens
 from quire.engine.child import EngineProcess
+from quire.engine.forecast import Forecast
 from quire.engine.generate import GenerateRequest
 from quire.engine.live import LiveRequest
 from quire.engine.messages import Cancel, Failed, FromEngine, HasRead, Ready, Refused, Start, Step
@@ -59,6 +60,7 @@ class EngineClient:
         self.info: ModelInfo
         self.tokenizer: Tokenizer
         self._live: dict[str, UnderWay] = {}
+        self._forecast = Forecast(options.max_num_seqs)
         self._idle = asyncio.Event()
         self._idle.set()
         self._ready: asyncio.Future[Ready] | None = None
@@ -124,6 +126,7 @@ class EngineClient:
             prepared = await asyncio.to_thread(self._prompter.prepare, request)
         else:
             prepared = self._prompter.prepare(request)
+        self._forecast.check(len(prepared.prompt_ids), len(self._live), self.options.max_wait, request.timeout)
         stream = Stream(LiveRequest(prepared, self.tokenizer), self._forget, self.cancel)
         await self._begin(stream)
         return stream
@@ -191,6 +194,7 @@ class EngineClient:
             )
         if not texts:
             return []
+        self._forecast.check(request.num_tokens, len(self._live), self.options.max_wait, timeout)
         reading = Reading(request, self._forget)
         await self._begin(reading)
         try:
@@ -202,6 +206,7 @@ class EngineClient:
         if one.id in self._live:
             raise BadRequest(f"a request with id {one.id} is under way", "give each request an id of its own")
         self._live[one.id] = one
+        self._forecast.add(one.num_prompt_tokens)
         self._idle.clear()
         if self.state == "ready":  # else it is sent with all the others, once there is an engine
             await self._tell(one)
@@ -209,6 +214,10 @@ class EngineClient:
     async def _tell(self, one: UnderWay) -> None:
         for message in one.again():
             await self._engine.send(message)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._live)
 
     @property
     def engine_pid(self) -> int:
@@ -270,8 +279,10 @@ class EngineClient:
 
     async def _receive(self, message: FromEngine) -> None:
         if isinstance(message, Step | HasRead):
-            if message.record and self.observer:
-                self.observer.step(message.record)
+            if message.record:
+                self._forecast.step(message.record)
+                if self.observer:
+                    self.observer.step(message.record)
             for event in message.events:
                 await self._deliver(event)
         elif isinstance(message, Refused) and (one := self._live.get(message.request_id)):
@@ -290,6 +301,8 @@ class EngineClient:
         text = stream.live.push(event)
         if text is None:
             return
+        if event.tokens and stream.waiting:
+            self._begun(stream)
         if self.observer and event.tokens:
             now = time.monotonic()
             if event.index in stream.last_token:
@@ -299,9 +312,18 @@ class EngineClient:
         if text.finish_reason and not event.finish_reason:  # a stop string: the engine would go on
             await self._engine.send(Cancel(event.request_id, event.index))
 
+    def _begun(self, one: UnderWay) -> None:
+        one.waiting = False
+        self._forecast.begun(one.num_prompt_tokens)
+
     def _forget(self, one: UnderWay) -> None:
         """The request has ended, here at least."""
-        if self._live.pop(one.id, None) and self.observer and one.record:
+        if self._live.pop(one.id, None) is None:
+            return
+        if one.waiting:
+            self._begun(one)
+        self._forecast.ended(time.monotonic(), len(self._live))
+        if self.observer and one.record:
             self.observer.request(one.record)
         if not self._live:
             self._idle.set()

@@ -66,6 +66,9 @@ class EngineOptions:
     batch_invariant: bool = option(False, "on a GPU: the same bits whatever else is in the batch, at a price in speed")
     scheduling_policy: str = option("fcfs", "who runs first", choices=("fcfs", "priority"))
     max_queued_requests: int = option(1024, "requests that may wait before more are answered with 429")
+    max_wait: float | None = option(
+        None, "seconds until the first token; a request that would have to wait longer is answered with 429 at once"
+    )
     threads: int | None = option(None, "threads that compute (default: the CPUs this process may use)")
     seed: int | None = option(None, "makes requests without a seed of their own repeatable")
     device: str = option(
@@ -110,6 +113,7 @@ _LEAST = {
     "kv_cache_memory_bytes": 1,
     "swap_space": 0,
     "max_queued_requests": 0,
+    "max_wait": 0,
     "threads": 1,
     "gpu_memory_utilization": 0.01,
 }

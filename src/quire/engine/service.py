@@ -40,6 +40,9 @@ class Observer(Protocol):
     def restarted(self) -> None:
         """The engine died and was started again."""
 
+    def unloaded(self) -> None:
+        """The engine ended because others needed the room."""
+
 
 class TextStream(Protocol):
     """The events of one request, ending with its final one. Closing it early cancels the request."""

@@ -1,7 +1,6 @@
 """What clients wait for: the text of a request, or the numbers of texts that are read. The engine may die meanwhile."""
 
 import asyncio
-import math
 import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,6 +21,7 @@ class UnderWay(Protocol):
     id: str
     num_prompt_tokens: int
     num_crashes: int  # engines that died while it was there
+    waiting: bool  # nothing has come back yet
 
     @property
     def record(self) -> RequestRecord | None:
@@ -50,6 +50,7 @@ class Stream:
         self.num_prompt_tokens = len(self.prompt_ids)
         self.last_token: dict[int, float] = {}  # when each sample last gained one
         self.num_crashes = 0
+        self.waiting = True
         self._on_end, self._cancel = on_end, cancel
         self._queue: asyncio.Queue[TextEvent | QuireError] = asyncio.Queue()
 
@@ -85,7 +86,7 @@ class Stream:
                 raise event
             if event.finish_reason == "error":
                 raise EngineFailed(event.reason)
-            if event.finish_reason == "cancelled" and time.monotonic() >= (self.live.request.deadline or math.inf):
+            if event.finish_reason == "cancelled" and self._is_late():
                 raise DeadlinePassed(event.reason, "allow more time, or ask for less")
             yield event
             if event.final:
@@ -93,6 +94,10 @@ class Stream:
 
     async def aclose(self) -> None:
         await self._cancel(self)
+
+    def _is_late(self) -> bool:
+        deadline = self.live.request.deadline
+        return deadline is not None and time.monotonic() >= deadline
 
 
 class Reading:
@@ -103,6 +108,7 @@ class Reading:
         self.id = request.id
         self.num_prompt_tokens = request.num_tokens
         self.num_crashes = 0
+        self.waiting = True
         self.record: RequestRecord | None = None
         self._arrival = time.monotonic()
         self._numbers: dict[int, bytes] = {}

@@ -1,8 +1,10 @@
 """The models as one visitor sees them: those its key may use, within its time, at its priority and its expense."""
 
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import TYPE_CHECKING, Any
 
+from quire.core.errors import DeadlinePassed
 from quire.engine.service import Found
 from quire.server.visit import Visit, current_visit
 from quire.text.event import TextEvent
@@ -35,11 +37,21 @@ class MeteredModels:
             return await self._models.find(name)
         if visit.key is not None and name is not None:
             visit.key.check(name)  # before anything is loaded for it
-        found = await self._models.find(name)
+        found = await self._in_time(visit, self._models.find(name))
         visit.model = found.adapter or found.service.info.name
         if visit.key is not None:
             visit.key.check(visit.model)
         return Found(MeteredService(found.service, visit), found.adapter)
+
+    @staticmethod
+    async def _in_time(visit: Visit, finding: Coroutine[Any, Any, Found]) -> Found:
+        """It may have to be loaded."""
+        if visit.deadline is None:
+            return await finding
+        try:
+            return await asyncio.wait_for(finding, visit.time_left)
+        except TimeoutError:
+            raise DeadlinePassed("the model was not loaded in time", "allow more time, or try again") from None
 
     async def drain(self) -> None:
         await self._models.drain()
