@@ -60,12 +60,12 @@ def pasted(text: str) -> list[str]:
 
 
 def test_the_line_to_paste_calls_the_server() -> None:
-    words = pasted(announcement("http://0.0.0.0:8000", "it's", ServerOptions(api_key=["secret"])))
+    words = pasted(announcement("http://0.0.0.0:8000", ["it's"], ServerOptions(api_key=["secret"])))
     assert words[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
     assert "secret" not in " ".join(words) and "Authorization: Bearer $QUIRE_API_KEY" in words
     assert json.loads(words[-1])["model"] == "it's"
 
 
 def test_the_line_to_paste_for_a_unix_socket() -> None:
-    words = pasted(announcement("unix:/run/q.sock", "m", ServerOptions(uds="/run/q.sock", root_path="/llm")))
+    words = pasted(announcement("unix:/run/q.sock", ["m"], ServerOptions(uds="/run/q.sock", root_path="/llm")))
     assert words[:4] == ["curl", "--unix-socket", "/run/q.sock", "http://localhost/llm/v1/chat/completions"]

@@ -4,12 +4,16 @@ Words in the prompt make it misbehave: !full, !down, !crash, !fail (in the middl
 tokens), !slow."""
 
 import asyncio
+import time
+from array import array
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 from quire.core.errors import BadRequest, PromptTooLong, QueueFull, Unavailable
+from quire.core.records import RequestRecord
 from quire.core.request import Logprob, SequenceEvent
 from quire.engine.generate import GenerateRequest
+from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores
 from quire.text.chat_template import ChatTemplate
 from quire.text.event import TextEvent
 from quire.text.stream import SampleText
@@ -59,10 +63,12 @@ class FakeStream:
         self._service, self._request, self._text = service, request, text
         self._closed = asyncio.Event()
         self.id = request.id
+        self.record: RequestRecord | None = None
+        self._arrival, self._first, self._count = time.monotonic(), None, 0
 
     async def aclose(self) -> None:
         self._closed.set()
-        self._service.open.pop(self.id, None)
+        self._end("cancelled")
 
     async def __aiter__(self) -> AsyncIterator[TextEvent]:
         params = self._request.params
@@ -81,12 +87,30 @@ class FakeStream:
                 return
             for index, sample in list(samples.items()):
                 out = sample.push(self._event(index, scripts[index], position))
+                self._count += len(out.token_ids)
+                self._first = self._first or time.monotonic()
                 if out.finish_reason:
                     del samples[index]
                 out.final = not samples
                 yield out
             position += 1
+        self._end("stop")
+
+    def _end(self, reason: str) -> None:
         self._service.open.pop(self.id, None)
+        self.record = self.record or RequestRecord(
+            id=self.id,
+            finish_reason=reason,
+            num_prompt_tokens=len(self.prompt_ids),
+            num_cached_tokens=4,
+            num_output_tokens=self._count,
+            num_samples=self._request.params.n,
+            max_tokens=self._request.params.max_tokens,
+            arrival=self._arrival,
+            first_token=self._first,
+            last_token=self._first,
+            finished=time.monotonic(),
+        )
 
     def _event(self, index: int, script: list[int], position: int) -> SequenceEvent:
         params = self._request.params
@@ -115,7 +139,15 @@ def _choices(token: int, count: int) -> list[Logprob]:
 class FakeService:
     def __init__(self) -> None:
         self.info = SimpleNamespace(
-            name="fake", max_model_len=512, vocab_size=258, weight_bytes=0, cache_bytes=0, num_blocks=8, block_size=16
+            name="fake",
+            max_model_len=512,
+            vocab_size=258,
+            weight_bytes=0,
+            cache_bytes=0,
+            num_blocks=8,
+            block_size=16,
+            task="generate",
+            dimensions=4,
         )
         self.tokenizer = ByteTokenizer()
         self.state = "ready"
@@ -148,6 +180,17 @@ class FakeService:
             raise PromptTooLong(f"the prompt has {len(ids)} tokens, and the context {self.info.max_model_len}")
         self.open[request.id] = stream = FakeStream(self, request, ids, text)
         return stream
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        """[tokens, 1, 0.5, 0.25] of each text."""
+        sizes = [len(self.tokenizer.encode(text) if isinstance(text, str) else text) for text in request.texts]
+        vectors = [array("f", [size, 1.0, 0.5, 0.25][: request.dimensions]) for size in sizes]
+        return Embeddings(vectors, sum(sizes))
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """How many letters the two texts have in common."""
+        scores = [float(len(set(a) & set(b))) for a, b in request.pairs]
+        return Scores(scores, sum(len(a) + len(b) for a, b in request.pairs))
 
     async def drain(self) -> None:
         self.state = "draining"

@@ -1,4 +1,7 @@
+import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,6 +23,12 @@ def samples(text: str) -> dict[str, float]:
     return found
 
 
+def of_model(found: dict[str, float], name: str) -> dict[str, float]:
+    """Without the label that says so."""
+    label = re.compile(rf",?model_name={name}(?=[,}}])")
+    return {re.sub(r"{,?}|(?<={),", "", label.sub("", key)): value for key, value in found.items()}
+
+
 def step(**stats: int) -> StepRecord:
     return StepRecord(
         step=1,
@@ -33,7 +42,8 @@ def step(**stats: int) -> StepRecord:
 
 
 def test_records_become_metrics() -> None:
-    metrics = Metrics()
+    server = Metrics()
+    metrics = server.of("it")
     metrics.step(step(running=2, waiting=3, num_blocks=10, held_blocks=4, held_slots=64, used_slots=48, preemptions=1))
     metrics.step(step(running=2, waiting=1, num_blocks=10, held_blocks=5, held_slots=80, used_slots=60, preemptions=2,
                       prefix_queries=100, prefix_hits=40))  # fmt: skip
@@ -53,7 +63,7 @@ def test_records_become_metrics() -> None:
             finished=2.1,
         )
     )
-    found = samples(prometheus_text(metrics).decode())
+    found = of_model(samples(prometheus_text(server).decode()), "it")
     assert found["quire_num_requests_running"] == 2 and found["quire_num_requests_waiting"] == 1
     assert found["quire_kv_cache_usage_ratio"] == 0.5 and found["quire_kv_cache_waste_ratio"] == 0.25
     assert found["quire_prompt_tokens_total"] == 10 and found["quire_generation_tokens_total"] == 4
@@ -70,13 +80,43 @@ def test_records_become_metrics() -> None:
 
 
 def test_counters_survive_the_engine() -> None:
-    metrics = Metrics()
+    server = Metrics()
+    metrics = server.of("it")
     metrics.step(step(preemptions=5, prefix_hits=7))
     metrics.restarted()
     metrics.step(step(preemptions=1))
-    found = samples(prometheus_text(metrics).decode())
+    found = of_model(samples(prometheus_text(server).decode()), "it")
     assert found["quire_preemptions_total"] == 6 and found["quire_prefix_cache_hits_total"] == 7
     assert found["quire_engine_restarts_total"] == 1
+
+
+def test_dashboards_made_for_vllm_find_their_names() -> None:
+    server = Metrics()
+    for name in ("a", "b"):
+        server.of(name).step(step(running=2, waiting=1, num_blocks=4, held_blocks=1, preemptions=3))
+        server.of(name).token(0.5, 1)
+        server.of(name).finished["cancelled"] += 1
+    found = samples(prometheus_text(server).decode())
+    for name in ("a", "b"):
+        assert found[f"vllm:num_requests_running{{engine=0,model_name={name}}}"] == 2
+        assert found[f"vllm:kv_cache_usage_perc{{engine=0,model_name={name}}}"] == 0.25
+        assert found[f"vllm:num_preemptions_total{{engine=0,model_name={name}}}"] == 3
+        assert found[f"vllm:iteration_tokens_total_sum{{engine=0,model_name={name}}}"] == 12
+        assert found[f"vllm:inter_token_latency_seconds_count{{engine=0,model_name={name}}}"] == 1
+        assert found[f"vllm:request_success_total{{engine=0,finished_reason=abort,model_name={name}}}"] == 1
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    server = Metrics()
+    server.of("a").finished["stop"] += 1
+    server.http("/x", 200)
+    server.tenant("t", 1, 1)
+    exist = {key.partition("{")[0] for key in samples(prometheus_text(server).decode())}
+    [file] = (Path(__file__).parents[2] / "deploy" / "grafana").glob("*.json")
+    asked = set(
+        re.findall(r"quire_\w+", json.dumps([panel["targets"] for panel in json.loads(file.read_text())["panels"]]))
+    )
+    assert len(asked) > 10 and asked <= exist, asked - exist
 
 
 def test_a_value_on_a_bound_belongs_below_it() -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import logging
 import sys
 from collections.abc import Sequence
 
@@ -10,7 +9,7 @@ from quire.cli.flags import About, add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.engine.options import EngineOptions
 from quire.engine.sources import model_name
-from quire.server.options import ServerOptions
+from quire.server.options import ServerOptions, named_models
 from quire.text.reasoning import FORMATS as REASONING_FORMATS
 from quire.text.tools import FORMATS as TOOL_FORMATS
 
@@ -19,6 +18,7 @@ EXAMPLES = """\
   quire serve ./model.gguf --port 8080 --max-model-len 4k
   quire serve Qwen/Qwen2.5-0.5B-Instruct --kv-cache-memory-bytes 2GiB
   quire serve --host 0.0.0.0 --api-key "$KEY"         reachable from other machines
+  quire serve --models chat=smollm2,embed=./all-MiniLM-L6-v2
   QUIRE_PORT=9000 QUIRE_THREADS=4 quire serve         every flag is also an environment variable
 """
 
@@ -32,15 +32,32 @@ SERVER_FLAGS: About = {
     },
     "port": {"help": "port to listen on; 0 takes any free one"},
     "uds": {"metavar": "PATH", "help": "listen on this unix socket instead"},
+    "models": {
+        "metavar": "NAME=MODEL",
+        "help": "serve several models, each loaded when it is first asked for; several in one go: a=MODEL,b=MODEL",
+    },
+    "max_loaded_models": {"help": "models loaded at the same time; the one not used for longest makes room"},
     "api_key": {"metavar": "KEY", "help": "answer only who sends it (as `Authorization: Bearer KEY`)"},
+    "keys_file": {
+        "metavar": "FILE",
+        "help": "more keys (JSON or TOML), each with a name, limits, a priority and the models it may use; "
+        "read again on SIGHUP",
+    },
     "allowed_origins": {"metavar": "ORIGIN", "help": "web pages that may call it"},
     "max_body_bytes": {"unit": "bytes", "help": "longest request body; a longer one is answered with 413"},
+    "request_timeout": {
+        "metavar": "SECONDS",
+        "help": "how long a request may take in all; one that does not end in time is answered with 504",
+    },
+    "sse_keep_alive": {
+        "metavar": "SECONDS",
+        "help": "send a comment on a stream that was silent for so long, so that proxies keep it; 0: never",
+    },
     "drain_timeout": {"metavar": "SECONDS", "help": "how long requests under way may go on after SIGTERM or Ctrl-C"},
     "keep_alive": {"metavar": "SECONDS", "help": "how long an idle connection is kept"},
     "root_path": {"metavar": "PATH", "help": "where a proxy in front has mounted it"},
     "ssl_keyfile": {"metavar": "FILE", "help": "private key, for HTTPS"},
     "ssl_certfile": {"metavar": "FILE", "help": "certificate, for HTTPS"},
-    "access_log": {"help": "log every request"},
     "tool_call_parser": {
         "choices": ("auto", *TOOL_FORMATS),
         "help": "how the model writes tool calls; auto tells it from the chat template",
@@ -49,6 +66,8 @@ SERVER_FLAGS: About = {
         "choices": ("auto", "none", *REASONING_FORMATS),
         "help": "how the model marks its thoughts, which are split from the answer; none leaves them in it",
     },
+    "access_log": {"help": "log every request with its model, tenant, tokens and times"},
+    "otlp_traces_endpoint": {"metavar": "URL", "help": "send OpenTelemetry spans there (needs quire[otel])"},
 }
 
 
@@ -61,13 +80,18 @@ def run(argv: Sequence[str]) -> int:
         arguments.model = arguments.named
     engine_options = read_flags(EngineOptions, arguments)
     server_options = read_flags(ServerOptions, arguments, about=SERVER_FLAGS)
-    logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    name = engine_options.served_model_name or model_name(engine_options.model)
+    names = list(named_models(server_options.models)) if server_options.models else []
+    if names and (hasattr(arguments, "model") or engine_options.served_model_name):
+        raise UsageError("models are named with --models, and another way too", "name all of them with --models")
+    name = names[0] if names else engine_options.served_model_name or model_name(engine_options.model)
 
     from quire.server.launch import launch
+    from quire.server.logs import set_up_logging
+
+    set_up_logging(arguments.log_level, arguments.log_format)
 
     def ready(address: str) -> None:
-        print(announcement(address, name, server_options), file=sys.stderr, flush=True)
+        print(announcement(address, names or [name], server_options), file=sys.stderr, flush=True)
 
     launch(engine_options, server_options, on_ready=ready)
     return 0
@@ -79,15 +103,18 @@ def make_parser() -> Parser:
         "named", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="the same as --model MODEL"
     )
     parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="how much to log (default: info)")
+    parser.add_argument(
+        "--log-format", choices=("text", "json"), default="text", help="json: an object a line (default: text)"
+    )
     add_flags(parser, EngineOptions, "engine")
     add_flags(parser, ServerOptions, "server", about=SERVER_FLAGS)
     return parser
 
 
-def announcement(address: str, model: str, options: ServerOptions) -> str:
+def announcement(address: str, models: Sequence[str], options: ServerOptions) -> str:
     """The address, and a line to paste into another terminal."""
     messages = [{"role": "user", "content": "Hello!"}]
-    body = json.dumps({"model": model, "max_tokens": 64, "messages": messages}, ensure_ascii=False)
+    body = json.dumps({"model": models[0], "max_tokens": 64, "messages": messages}, ensure_ascii=False)
     words = ["curl"]
     url = address
     if options.uds is not None:
@@ -98,7 +125,7 @@ def announcement(address: str, model: str, options: ServerOptions) -> str:
     if options.api_key:
         words.append("-H 'Authorization: Bearer '\"$QUIRE_API_KEY\"")  # a key is not for the log
     words.append(f"-d {_quoted(body)}")
-    return f"serving {model} on {address}\n  {' '.join(words)}"
+    return f"serving {', '.join(models)} on {address}\n  {' '.join(words)}"
 
 
 def _quoted(text: str) -> str:

@@ -7,6 +7,7 @@
     ├── BodyTooLarge        413
     ├── QueueFull           429  with Retry-After
     ├── Unavailable         503  the engine is restarting or draining
+    ├── DeadlinePassed      504  the request was not done in the time it was given
     ├── BadCheckpoint       a file is damaged: names file, tensor, offset
     ├── Unsupported         an architecture, a type or a config value nobody wrote code for
     ├── DoesNotFit          the model or its cache needs more memory than there is
@@ -57,6 +58,10 @@ class QueueFull(QuireError):
 
 class Unavailable(QuireError):
     status, code = 503, "unavailable"
+
+
+class DeadlinePassed(QuireError):
+    status, code = 504, "deadline_passed"
 
 
 class BadCheckpoint(QuireError):

@@ -42,7 +42,7 @@ class EngineProcess:
                 stdout=2,  # whatever it prints is a message for people
                 start_new_session=True,  # Ctrl-C is for this process to act on
             )
-            await self.send(start)
+            await socket.send(encode(start))  # waits until the process has connected
         except BaseException:
             await self.stop()
             raise
@@ -54,8 +54,9 @@ class EngineProcess:
         return self._process.pid
 
     async def send(self, message: ToEngine) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # a dead engine is noticed by messages()
-            await self._socket.send(encode(message))
+        """Never waits: a live engine takes any number of messages, and a dead one is noticed by messages()."""
+        with contextlib.suppress(zmq.ZMQError):
+            await self._socket.send(encode(message), zmq.DONTWAIT)
 
     async def messages(self) -> AsyncIterator[FromEngine]:
         assert self._process is not None

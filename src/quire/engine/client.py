@@ -5,27 +5,49 @@ and what was under way is submitted again from where it was; its clients see a p
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from array import array
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from quire.core.errors import BadRequest, DoesNotFit, EngineFailed, QueueFull, QuireError, Unavailable
+from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
 from quire.core.request import SequenceEvent
+from quire.core.texts import ReadEvent, ReadRequest, Task, Tokens
 from quire.engine.child import EngineProcess
+from quire.engine.forecast import Forecast
 from quire.engine.generate import GenerateRequest
 from quire.engine.live import LiveRequest
-from quire.engine.messages import Cancel, Failed, FromEngine, Ready, Refused, Start, Step, Submit
+from quire.engine.messages import Cancel, Failed, FromEngine, HasRead, Ready, Refused, Start, Step
 from quire.engine.options import EngineOptions
 from quire.engine.prompt import Prompter
 from quire.engine.service import ModelInfo, Observer, State
 from quire.engine.sources import resolve_model
+from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores, cosine
+from quire.engine.under_way import Reading, Stream, UnderWay
 from quire.executors.protocol import Capacity
-from quire.text.event import TextEvent
 from quire.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.engine.text_reader import TextReader
+
+T = TypeVar("T")
 
 LONG_TEXT = 20_000  # characters; longer prompts are tokenized in a thread
 MAX_CRASHES = 3  # a request that was there each time is given up: it may be the cause
 MAX_RESTARTS = 5  # in a row, none of which got as far as being ready
+MOST_READ_TOKENS = 300_000  # of the texts of one request to be read; OpenAI's limit
+
+
+class _TaskWords(NamedTuple):
+    does: str
+    hint: str
+
+
+TASKS: dict[Task, _TaskWords] = {
+    "generate": _TaskWords("continues texts", "serve it with `--task embed`, or name a model that makes vectors"),
+    "embed": _TaskWords("makes vectors of texts", "use /v1/embeddings, or name a model that continues texts"),
+    "score": _TaskWords("scores pairs of texts", "use /v1/rerank or /v1/score, or name another model"),
+}
 
 
 class EngineClient:
@@ -37,10 +59,11 @@ class EngineClient:
         self.state: State = "starting"
         self.info: ModelInfo
         self.tokenizer: Tokenizer
-        self._live: dict[str, _Stream] = {}
+        self._live: dict[str, UnderWay] = {}
+        self._forecast = Forecast(options.max_num_seqs)
         self._idle = asyncio.Event()
         self._idle.set()
-        self._ready: asyncio.Future[Capacity] | None = None
+        self._ready: asyncio.Future[Ready] | None = None
         self._supervisor: asyncio.Task[Any] | None = None
 
     async def __aenter__(self) -> "EngineClient":
@@ -60,11 +83,14 @@ class EngineClient:
         try:
             self.tokenizer = await asyncio.to_thread(Tokenizer.load, place)
             await asyncio.wait((self._ready, self._supervisor), return_when=asyncio.FIRST_COMPLETED)
-            capacity = self._ready.result() if self._ready.done() else self._supervisor.result()
+            ready = self._ready.result() if self._ready.done() else self._supervisor.result()
         except BaseException:
             await self.stop()
             raise
+        capacity = ready.capacity
         self._prompter = Prompter(self.tokenizer, capacity.vocab_size, capacity.max_model_len, self.options.seed)
+        if ready.task != "generate":
+            self._reader = await asyncio.to_thread(self._text_reader, files.path, capacity)
         self.info = ModelInfo(
             name=self.options.served_model_name or files.name,
             max_model_len=capacity.max_model_len,
@@ -73,7 +99,16 @@ class EngineClient:
             cache_bytes=capacity.cache_bytes,
             num_blocks=capacity.num_blocks,
             block_size=self.options.block_size,
+            task=ready.task,
+            dimensions=ready.dimensions,
         )
+
+    def _text_reader(self, path: Path, capacity: Capacity) -> "TextReader":
+        from quire.engine.text_reader import TextReader
+        from quire.weights.sentence_modules import SentenceModules, read_sentence_modules
+
+        modules = read_sentence_modules(path) if path.is_dir() else SentenceModules()
+        return TextReader(self.tokenizer, modules, capacity.vocab_size, capacity.max_model_len)
 
     async def stop(self) -> None:
         self.state = "stopped"
@@ -81,10 +116,60 @@ class EngineClient:
             return
         self._supervisor.cancel()
         await asyncio.gather(self._supervisor, return_exceptions=True)
-        for stream in list(self._live.values()):
-            stream.end(stream.live.fail("the server is shutting down", "cancelled"))
+        for one in list(self._live.values()):
+            one.give_up("the server is shutting down", "cancelled")
 
-    async def submit(self, request: GenerateRequest) -> "_Stream":
+    async def submit(self, request: GenerateRequest) -> Stream:
+        self._expect("generate")
+        self._admit()
+        if len(request.prompt or "") + sum(len(str(m)) for m in request.messages or ()) > LONG_TEXT:
+            prepared = await asyncio.to_thread(self._prompter.prepare, request)
+        else:
+            prepared = self._prompter.prepare(request)
+        self._forecast.check(len(prepared.prompt_ids), len(self._live), self.options.max_wait, request.timeout)
+        stream = Stream(LiveRequest(prepared, self.tokenizer), self._forget, self.cancel)
+        await self._begin(stream)
+        return stream
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        self._expect("embed")
+        self._admit()
+        self._check_dimensions(request.dimensions)
+        texts = await self._tokenized(
+            sum(map(len, request.texts)), self._reader.tokens, request.texts, request.prompt_name, request.truncate
+        )
+        vectors = await self._read(request.id, texts, request.timeout, request.dimensions)
+        return Embeddings(vectors, sum(len(text.ids) for text in texts))
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        self._expect("embed", "score")
+        self._admit()
+        size = sum(len(a) + len(b) for a, b in request.pairs)
+        if self.info.task == "score":
+            texts = await self._tokenized(size, self._reader.pairs, request.pairs, request.truncate)
+            scores = [numbers[0] for numbers in await self._read(request.id, texts, request.timeout)]
+        else:
+            texts, sides = await self._tokenized(size, self._reader.sides, request.pairs, request.truncate)
+            vectors = await self._read(request.id, texts, request.timeout)
+            scores = [cosine(vectors[a], vectors[b]) for a, b in sides]
+        return Scores(scores, sum(len(text.ids) for text in texts))
+
+    async def drain(self) -> None:
+        self.state = "draining"
+        await self._idle.wait()
+
+    def _expect(self, *tasks: Task) -> None:
+        if self.info.task not in tasks:
+            what = TASKS[self.info.task]
+            raise BadRequest(
+                f"`{self.info.name}` {what.does}, and does not {' or '.join(tasks)}", what.hint, param="model"
+            )
+
+    def _check_dimensions(self, dimensions: int | None) -> None:
+        if dimensions is not None and not 0 < dimensions <= self.info.dimensions:
+            raise BadRequest(f"dimensions is {dimensions}", f"vectors have {self.info.dimensions}", param="dimensions")
+
+    def _admit(self) -> None:
         if self.state in ("draining", "stopped"):
             raise Unavailable("the server is shutting down", "ask another one")
         limit = self.options.max_num_seqs + self.options.max_queued_requests
@@ -92,22 +177,47 @@ class EngineClient:
             raise QueueFull(
                 f"{len(self._live)} requests are under way, and {limit} are allowed", "try again later", retry_after=1
             )
-        if len(request.prompt or "") + sum(len(str(m)) for m in request.messages or ()) > LONG_TEXT:
-            prepared = await asyncio.to_thread(self._prompter.prepare, request)
-        else:
-            prepared = self._prompter.prepare(request)
-        if prepared.id in self._live:
-            raise BadRequest(f"a request with id {prepared.id} is under way", "give each request an id of its own")
-        stream = _Stream(self, LiveRequest(prepared, self.tokenizer))
-        self._live[prepared.id] = stream
+
+    async def _tokenized(self, size: int, encode: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.to_thread(encode, *arguments) if size > LONG_TEXT else encode(*arguments)
+
+    async def _read(
+        self, request_id: str, texts: list[Tokens], timeout: float | None, dimensions: int | None = None
+    ) -> list["array[float]"]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        request = ReadRequest(id=request_id, texts=texts, dimensions=dimensions, deadline=deadline)
+        if request.num_tokens > MOST_READ_TOKENS:
+            raise BadRequest(
+                f"the texts have {request.num_tokens} tokens, and a request may have {MOST_READ_TOKENS}",
+                "send them in several requests",
+                param="input",
+            )
+        if not texts:
+            return []
+        self._forecast.check(request.num_tokens, len(self._live), self.options.max_wait, timeout)
+        reading = Reading(request, self._forget)
+        await self._begin(reading)
+        try:
+            return await reading.numbers()
+        finally:
+            await self.cancel(reading)
+
+    async def _begin(self, one: UnderWay) -> None:
+        if one.id in self._live:
+            raise BadRequest(f"a request with id {one.id} is under way", "give each request an id of its own")
+        self._live[one.id] = one
+        self._forecast.add(one.num_prompt_tokens)
         self._idle.clear()
         if self.state == "ready":  # else it is sent with all the others, once there is an engine
-            await self._engine.send(Submit(prepared))
-        return stream
+            await self._tell(one)
 
-    async def drain(self) -> None:
-        self.state = "draining"
-        await self._idle.wait()
+    async def _tell(self, one: UnderWay) -> None:
+        for message in one.again():
+            await self._engine.send(message)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._live)
 
     @property
     def engine_pid(self) -> int:
@@ -125,7 +235,7 @@ class EngineClient:
                 async for message in self._engine.messages():
                     if isinstance(message, Ready):
                         failures = 0
-                        await self._begin(message.capacity)
+                        await self._engine_ready(message)
                     elif isinstance(message, Failed):
                         problem = message.problem.error()
                     else:
@@ -139,23 +249,22 @@ class EngineClient:
                 return
             if failures > MAX_RESTARTS or isinstance(problem, DoesNotFit):
                 self.state = "stopped"
-                for stream in list(self._live.values()):
-                    stream.end(stream.live.fail(problem.message))
+                for one in list(self._live.values()):
+                    one.give_up(problem.message)
                 return
             self._mourn(problem)
             await asyncio.sleep(min(0.1 * 2**failures, 5.0) if failures > 1 else 0)
 
-    async def _begin(self, capacity: Capacity) -> None:
-        """An engine is ready: give it all that is under way. What comes from now on sends itself."""
+    async def _engine_ready(self, ready: Ready) -> None:
+        """Give it all that is under way. What comes from now on sends itself."""
         under_way = list(self._live.values())
         if self.state != "draining":
             self.state = "ready"
-        for live in (stream.live for stream in under_way if not stream.live.finished):
-            await self._engine.send(Submit(live.resumption()))
-            for index in live.ended_samples:
-                await self._engine.send(Cancel(live.request.id, index))
+        for one in under_way:
+            if not one.finished:
+                await self._tell(one)
         if self._ready is not None and not self._ready.done():
-            self._ready.set_result(capacity)
+            self._ready.set_result(ready)
 
     def _mourn(self, problem: QuireError) -> None:
         """The engine died. A request that has seen it too often goes with it."""
@@ -163,82 +272,64 @@ class EngineClient:
             self.state = "restarting"
         if self.observer:
             self.observer.restarted()
-        for stream in list(self._live.values()):
-            stream.live.num_crashes += 1
-            if stream.live.num_crashes >= MAX_CRASHES:
-                stream.end(stream.live.fail(f"{problem.message}, {MAX_CRASHES} times during this request"))
+        for one in list(self._live.values()):
+            one.num_crashes += 1
+            if one.num_crashes >= MAX_CRASHES:
+                one.give_up(f"{problem.message}, {MAX_CRASHES} times during this request")
 
     async def _receive(self, message: FromEngine) -> None:
-        if isinstance(message, Step):
-            if message.record and self.observer:
-                self.observer.step(message.record)
+        if isinstance(message, Step | HasRead):
+            if message.record:
+                self._forecast.step(message.record)
+                if self.observer:
+                    self.observer.step(message.record)
             for event in message.events:
                 await self._deliver(event)
-        elif isinstance(message, Refused) and (stream := self._live.get(message.request_id)):
-            stream.end(message.problem.error())
+        elif isinstance(message, Refused) and (one := self._live.get(message.request_id)):
+            one.refuse(message.problem.error())
 
-    async def _deliver(self, event: SequenceEvent) -> None:
-        stream = self._live.get(event.request_id)
-        text = stream.live.push(event) if stream else None
-        if stream is None or text is None:
+    async def _deliver(self, event: SequenceEvent | ReadEvent) -> None:
+        one = self._live.get(event.request_id)
+        if isinstance(one, Reading):
+            assert isinstance(event, ReadEvent)
+            one.push(event)
+        elif isinstance(one, Stream):
+            assert isinstance(event, SequenceEvent)
+            await self._deliver_text(one, event)
+
+    async def _deliver_text(self, stream: Stream, event: SequenceEvent) -> None:
+        text = stream.live.push(event)
+        if text is None:
             return
+        if event.tokens and stream.waiting:
+            self._begun(stream)
         if self.observer and event.tokens:
             now = time.monotonic()
             if event.index in stream.last_token:
                 self.observer.token(now - stream.last_token[event.index], len(event.tokens))
             stream.last_token[event.index] = now
-        if text.final:
-            stream.end(text)
-        else:
-            stream.put(text)
+        stream.put(text)
         if text.finish_reason and not event.finish_reason:  # a stop string: the engine would go on
             await self._engine.send(Cancel(event.request_id, event.index))
 
-    def forget(self, stream: "_Stream") -> None:
+    def _begun(self, one: UnderWay) -> None:
+        one.waiting = False
+        self._forecast.begun(one.num_prompt_tokens)
+
+    def _forget(self, one: UnderWay) -> None:
         """The request has ended, here at least."""
-        if self._live.pop(stream.live.request.id, None) and self.observer and stream.live.record:
-            self.observer.request(stream.live.record)
+        if self._live.pop(one.id, None) is None:
+            return
+        if one.waiting:
+            self._begun(one)
+        self._forecast.ended(time.monotonic(), len(self._live))
+        if self.observer and one.record:
+            self.observer.request(one.record)
         if not self._live:
             self._idle.set()
 
-    async def cancel(self, stream: "_Stream") -> None:
+    async def cancel(self, one: UnderWay) -> None:
         """End a request and free what it holds. One that has ended is no error."""
-        if not stream.live.finished:
-            stream.end(stream.live.fail("it was cancelled", "cancelled"))
-            await self._engine.send(Cancel(stream.live.request.id, None))
-
-
-class _Stream:
-    """Implements `TextStream`."""
-
-    def __init__(self, client: EngineClient, live: LiveRequest) -> None:
-        self.live = live
-        self.prompt_ids = live.request.prompt_ids
-        self.num_prompt_tokens = len(self.prompt_ids)
-        self.last_token: dict[int, float] = {}  # when each sample last gained one
-        self._client = client
-        self._queue: asyncio.Queue[TextEvent | QuireError] = asyncio.Queue()
-
-    def put(self, event: TextEvent | QuireError) -> None:
-        self._queue.put_nowait(event)
-
-    def end(self, event: TextEvent | QuireError) -> None:
-        """The last thing it says."""
-        if isinstance(event, QuireError):
-            self.live.fail(event.message)
-        self.put(event)
-        self._client.forget(self)
-
-    async def __aiter__(self) -> AsyncIterator[TextEvent]:
-        while True:
-            event = await self._queue.get()
-            if isinstance(event, QuireError):
-                raise event
-            if event.finish_reason == "error":
-                raise EngineFailed(event.reason)
-            yield event
-            if event.final:
-                return
-
-    async def aclose(self) -> None:
-        await self._client.cancel(self)
+        if not one.finished:
+            one.give_up("it was cancelled", "cancelled")
+            await self._engine.send(Cancel(one.id, None))

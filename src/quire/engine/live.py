@@ -20,7 +20,6 @@ class LiveRequest:
         self.request = request
         self.finished = False
         self.record: RequestRecord | None = None  # once finished
-        self.num_crashes = 0  # engines that died while serving it
         self._tokens: list[list[int]] = [[] for _ in range(request.params.n)]
         self._samples = [SampleText(tokenizer, request.params, request.prompt_ids) for _ in range(request.params.n)]
         self._ended = [False] * request.params.n

@@ -8,6 +8,7 @@ from quire.core import errors
 from quire.core.errors import EngineFailed, QuireError
 from quire.core.records import StepRecord
 from quire.core.request import Request, SequenceEvent
+from quire.core.texts import ReadEvent, ReadRequest, Task
 from quire.engine.options import EngineOptions
 from quire.executors.protocol import Capacity
 
@@ -21,6 +22,10 @@ class Submit(msgspec.Struct, tag=True):
     request: Request
 
 
+class Read(msgspec.Struct, tag=True):
+    request: ReadRequest
+
+
 class Cancel(msgspec.Struct, tag=True):
     request_id: str
     index: int | None  # one sample, or all
@@ -28,10 +33,17 @@ class Cancel(msgspec.Struct, tag=True):
 
 class Ready(msgspec.Struct, tag=True):
     capacity: Capacity
+    task: Task = "generate"
+    dimensions: int = 0  # numbers of a vector, where these are what it makes
 
 
 class Step(msgspec.Struct, tag=True):
     events: list[SequenceEvent]
+    record: StepRecord | None
+
+
+class HasRead(msgspec.Struct, tag=True):
+    events: list[ReadEvent]
     record: StepRecord | None
 
 
@@ -69,8 +81,8 @@ class Problem(msgspec.Struct):
         return problem
 
 
-ToEngine = Start | Submit | Cancel
-FromEngine = Ready | Step | Refused | Failed
+ToEngine = Start | Submit | Read | Cancel
+FromEngine = Ready | Step | HasRead | Refused | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToEngine)

@@ -19,6 +19,11 @@ class EngineOptions:
     """Names and meanings are vLLM's where vLLM has them."""
 
     model: str = option(DEFAULT_MODEL, "a directory, a .gguf file, a hub repository or an alias")
+    task: str = option(
+        "auto",
+        "what the model is served for: to generate, or to make vectors of texts; auto is what it was made for",
+        choices=("auto", "generate", "embed"),
+    )
     served_model_name: str | None = option(None, "the name clients ask for (default: the model's own)")
     tokenizer: str | None = option(None, "take the tokenizer from there instead of from the model")
     revision: str | None = option(None, "branch, tag or commit of a hub repository")
@@ -61,6 +66,9 @@ class EngineOptions:
     batch_invariant: bool = option(False, "on a GPU: the same bits whatever else is in the batch, at a price in speed")
     scheduling_policy: str = option("fcfs", "who runs first", choices=("fcfs", "priority"))
     max_queued_requests: int = option(1024, "requests that may wait before more are answered with 429")
+    max_wait: float | None = option(
+        None, "seconds until the first token; a request that would have to wait longer is answered with 429 at once"
+    )
     threads: int | None = option(None, "threads that compute (default: the CPUs this process may use)")
     seed: int | None = option(None, "makes requests without a seed of their own repeatable")
     device: str = option(
@@ -105,6 +113,7 @@ _LEAST = {
     "kv_cache_memory_bytes": 1,
     "swap_space": 0,
     "max_queued_requests": 0,
+    "max_wait": 0,
     "threads": 1,
     "gpu_memory_utilization": 0.01,
 }

@@ -6,17 +6,19 @@ outlives the process that started it."""
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import zmq
 
 from quire.core.errors import QuireError
-from quire.core.request import SequenceEvent
 from quire.engine.engine import Engine
 from quire.engine.messages import (
     Cancel,
     Failed,
     FromEngine,
+    HasRead,
     Problem,
+    Read,
     Ready,
     Refused,
     Start,
@@ -26,7 +28,8 @@ from quire.engine.messages import (
     decode_to_engine,
     encode,
 )
-from quire.engine.start import local_executor
+from quire.engine.options import EngineOptions
+from quire.engine.start import local_executor, task_of
 
 
 def main(address: str) -> int:
@@ -38,10 +41,7 @@ def main(address: str) -> int:
         if start is None:
             return 0
         assert isinstance(start, Start), start
-        engine = Engine(local_executor(Path(start.path), start.options), start.options)
-        server.send(Ready(engine.capacity))
-        _serve(engine, server)
-        engine.stop()
+        _load_and_serve(Path(start.path), start.options, server)
     except Exception as error:
         server.send(Failed(Problem.of(error)))
         if not isinstance(error, QuireError):
@@ -52,14 +52,31 @@ def main(address: str) -> int:
     return 0
 
 
-def _serve(engine: Engine, server: "_Server") -> None:
-    """Take messages as they come and step while there is work, until the server process is gone."""
+def _load_and_serve(path: Path, options: EngineOptions, server: "_Server") -> None:
+    if task_of(path, options) == "generate":
+        engine = Engine(local_executor(path, options), options)
+        server.send(Ready(engine.capacity))
+        _serve(engine, server, Step)
+        engine.stop()
+    else:
+        from quire.engine.reading_engine import ReadingEngine
+
+        reading = ReadingEngine(path, options)
+        server.send(Ready(reading.capacity, reading.task, reading.dimensions))
+        _serve(reading, server, HasRead)
+        reading.stop()
+
+
+def _serve(engine: Any, server: "_Server", report: type[Step] | type[HasRead]) -> None:
+    """Take messages as they come and step while there is work, until the server process is gone.
+
+    `engine` is an `Engine`, whose steps are told as `Step`s, or a `ReadingEngine`, whose steps are `HasRead`s."""
     while not server.gone:
-        events: list[SequenceEvent] = []
+        events: list[Any] = []
         message = server.receive(wait=not engine.has_work)
         while message is not None:
             match message:
-                case Submit(request):
+                case Submit(request) | Read(request):
                     try:
                         engine.submit(request)
                     except QuireError as error:
@@ -72,7 +89,7 @@ def _serve(engine: Engine, server: "_Server") -> None:
             events += engine.step()
             record = engine.record
         if events or record:
-            server.send(Step(events, record))
+            server.send(report(events, record))
 
 
 class _Server:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from quire.core.records import RequestRecord, StepRecord
+from quire.core.texts import Task
 from quire.engine.generate import GenerateRequest
+from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores
 from quire.text.event import TextEvent
 from quire.text.tokenizer import Tokenizer
 
@@ -21,6 +23,8 @@ class ModelInfo:
     cache_bytes: int
     num_blocks: int
     block_size: int
+    task: Task = "generate"
+    dimensions: int = 0  # numbers of a vector, where these are what it makes
 
 
 class Observer(Protocol):
@@ -36,12 +40,19 @@ class Observer(Protocol):
     def restarted(self) -> None:
         """The engine died and was started again."""
 
+    def unloaded(self) -> None:
+        """The engine ended because others needed the room."""
+
 
 class TextStream(Protocol):
     """The events of one request, ending with its final one. Closing it early cancels the request."""
 
     num_prompt_tokens: int
     prompt_ids: list[int]  # as rendered, tokenized and truncated
+
+    @property
+    def record(self) -> RequestRecord | None:
+        """Once it has ended or was closed."""
 
     def __aiter__(self) -> AsyncIterator[TextEvent]: ...
 
@@ -53,10 +64,18 @@ class Service(Protocol):
 
     info: ModelInfo
     tokenizer: Tokenizer
-    state: State
+
+    @property
+    def state(self) -> State: ...
 
     async def submit(self, request: GenerateRequest) -> TextStream:
         """Tokenize and queue. Raises BadRequest, QueueFull or Unavailable before anything is streamed."""
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        """Cancelling the call cancels the request. Raises as `submit` does, and where the model has no vectors."""
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """By a cross-encoder, or as cosines of vectors."""
 
     async def drain(self) -> None:
         """Take no more requests, and return when those under way have ended."""

@@ -2,8 +2,10 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
 from quire.core.errors import Unsupported
+from quire.core.texts import Task
 from quire.engine.options import EngineOptions
 from quire.executors.protocol import Executor
 
@@ -11,6 +13,8 @@ from quire.executors.protocol import Executor
 def local_executor(path: Path, options: EngineOptions) -> Executor:
     from quire.executors.local import LocalExecutor
 
+    if options.task == "embed":
+        raise Unsupported("task is embed, and this continues texts", "use Embedder, or leave task out")
     backend = "cuda" if uses_gpu(options.device) else "native"
     if backend == "native":
         refuse_gpu_options(options)
@@ -32,6 +36,16 @@ def local_executor(path: Path, options: EngineOptions) -> Executor:
         enforce_eager=options.enforce_eager,
         batch_invariant=options.batch_invariant,
     )
+
+
+def task_of(path: Path, options: EngineOptions) -> Task:
+    """What the model is to be served for: what it was made for, unless it is to make vectors."""
+    if options.task != "auto":
+        return cast(Task, options.task)
+    from quire.models.registry import purpose
+    from quire.weights.checkpoint import open_checkpoint
+
+    return purpose(open_checkpoint(path).config.architecture)
 
 
 def uses_gpu(device: str) -> bool:

@@ -1,11 +1,12 @@
 """Runs texts through a model, as many at a time as a step takes. Nothing is remembered between steps."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
+from quire.core.texts import Tokens
 from quire.models.config import EncoderConfig
 from quire.models.loading import Model
 from quire.ops.opset import Float32, OpSet, StepBatch
@@ -14,14 +15,6 @@ from quire.runtime.kv import kv_spec
 BLOCK_SIZE = 16
 
 Wanted = Literal["first", "last", "all"]  # tokens of a text
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """A text, or a pair of texts."""
-
-    ids: Sequence[int]
-    segments: Sequence[int] | None = None  # which of the two a token belongs to; None: there is one
 
 
 class EncoderRunner:

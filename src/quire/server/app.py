@@ -1,7 +1,8 @@
 """The HTTP application: which path leads where."""
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,22 +16,33 @@ from quire import __version__
 from quire.core.errors import QuireError
 from quire.engine.models import unknown_model
 from quire.server.dialects import DIALECTS, load
-from quire.server.edge import Edge
+from quire.server.edge import Edge, Shape
+from quire.server.embeddings import Embeddings
 from quire.server.errors import MethodNotAllowed, UnknownPath
 from quire.server.generate import generation_route
+from quire.server.keys import KeyRing
+from quire.server.metered import MeteredModels
 from quire.server.metrics import Metrics
+from quire.server.openapi import openapi
 from quire.server.options import ServerOptions
+from quire.server.quota import RATE_HEADERS
 from quire.server.replies import error_response, json_response
+from quire.server.rerank import Rerank
 from quire.server.site import Site
 from quire.server.tokens import Tokens
+from quire.server.tracing import tracer
 
 if TYPE_CHECKING:
     from quire.engine.service import Models, Offer
 
 
-def create_app(models: "Models", options: ServerOptions, metrics: Metrics | None = None) -> Starlette:
-    """`metrics` is the observer the models were given, if they were given one."""
+def create_app(
+    models: "Models", options: ServerOptions, metrics: Metrics | None = None, keys: KeyRing | None = None
+) -> Starlette:
+    """`metrics` is the observer the models were given, if they were given one; `keys` are those of the options."""
     metrics = metrics or Metrics()
+    keys = keys or KeyRing(options.api_key, options.keys_file)
+    models = MeteredModels(models)
     site = Site(models, options, metrics)
     shape = load("openai").error  # for the paths that belong to no dialect
     tokens = Tokens(models, options.max_body_bytes)
@@ -44,12 +56,25 @@ def create_app(models: "Models", options: ServerOptions, metrics: Metrics | None
         Route("/ready", pages.ready),
         Route("/metrics", pages.metrics_text),
         Route("/version", pages.version),
+        *Embeddings(site).routes(),
+        *Rerank(site).routes(),
     ]
+    parsers: dict[str, Callable[..., Any]] = {}
+    shapes: dict[str, Shape] = {}
     for dialect in map(load, DIALECTS):
-        routes += dialect.pages(site)
+        parsers |= dialect.routes
+        shapes |= dict.fromkeys(dialect.routes, dialect.error)
+        own = dialect.pages(site)
+        routes += own
+        shapes |= dict.fromkeys((route.path for route in own), dialect.error)
         for path, parse in dialect.routes.items():
             handle = generation_route(models, dialect, parse, options)
             routes.append(Route(path, handle, methods=["POST"]))
+
+    async def description(http: Request) -> Response:
+        return json_response(openapi(routes, parsers))
+
+    routes.append(Route("/openapi.json", description))
 
     async def refused(http: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -65,9 +90,9 @@ def create_app(models: "Models", options: ServerOptions, metrics: Metrics | None
                 allow_origins=options.allowed_origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id"],
+                expose_headers=["x-request-id", "retry-after", *RATE_HEADERS],
             ),
-            Middleware(Edge, options.api_key, metrics, shape, {route.endpoint: route.path for route in routes}),
+            Middleware(Edge, options, keys, metrics, routes, shapes, shape, tracer(options)),
         ],
         exception_handlers={HTTPException: refused},
     )

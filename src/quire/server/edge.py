@@ -1,23 +1,31 @@
-"""What every request passes on its way in and out: an id, the key, the count, and the last net for failures."""
+"""What every request passes on its way in and out: an id, the key, the quota, the count, the log, and the last net for
+failures."""
 
 import asyncio
-import hmac
 import logging
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.core.errors import QuireError, Unavailable
-from quire.server.errors import ClientGone, Unauthorized
+from quire.core.errors import BadRequest, QuireError, Unavailable
+from quire.server.errors import ClientGone
+from quire.server.keys import KeyRing
+from quire.server.logs import log_visit
 from quire.server.metrics import Metrics
+from quire.server.options import ServerOptions
 from quire.server.replies import error_response
+from quire.server.visit import Visit, begin_visit
 
 log = logging.getLogger("quire.server")
+
+Shape = Callable[[QuireError], object]
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})  # for probes and scrapers, which have no key
 CLIENT_CLOSED = 499  # never sent: how a request whose client left is counted
@@ -26,64 +34,110 @@ _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Edge:
-    """With several keys, each is a tenant of its own: prefixes are shared within a key only."""
+    """Each key is a tenant of its own: prefixes are shared within a key only."""
 
     def __init__(
         self,
         app: ASGIApp,
-        api_keys: list[str],
+        options: ServerOptions,
+        keys: KeyRing,
         metrics: Metrics,
-        error_shape: Callable[[QuireError], object],
-        paths: dict[Any, str],
+        routes: Iterable[Route],
+        shapes: Mapping[str, Shape],  # path -> how an error looks there
+        shape: Shape,  # and elsewhere
+        trace: Callable[[Visit, Headers, int], None] | None = None,
     ) -> None:
         self._app = app
-        self._keys = [key.encode() for key in api_keys]
-        self._metrics = metrics
-        self._shape = error_shape
-        self._paths = paths  # endpoint -> its path as declared: clients cannot make up label values
+        self._options, self._keys, self._metrics, self._trace = options, keys, metrics, trace
+        self._shapes, self._shape = shapes, shape
+        # Paths as declared: clients cannot make up label values.
+        self._fixed = {route.path for route in routes if "{" not in route.path}
+        self._open: dict[Any, str] = {route.endpoint: route.path for route in routes if "{" in route.path}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
-        asked = headers.get("x-request-id", "")
-        request_id = asked if _GOOD_ID.fullmatch(asked) else uuid4().hex
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        shape = self._shapes.get(path, self._shape)
+        visit = _visit(scope, headers)
+        begin_visit(visit)
         status = CLIENT_CLOSED
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                told = MutableHeaders(scope=message)
+                told["x-request-id"] = visit.id
+                if visit.key is not None:
+                    told.update(visit.key.quota.headers())
             await send(message)
 
+        async def refuse(error: QuireError) -> None:
+            await error_response(error, shape)(scope, receive, send_with_id)
+
+        entered = False
         try:
-            if self._keys and scope["path"].removeprefix(scope.get("root_path", "")) not in OPEN_PATHS:
-                scope["tenant"] = self._tenant(headers.get("authorization", ""))
+            if path not in OPEN_PATHS:
+                visit.key = self._keys.find(headers)
+                scope["tenant"] = visit.tenant
+                visit.deadline = _deadline(visit, headers, self._options.request_timeout)
+                if visit.key is not None and scope["method"] == "POST":
+                    visit.key.quota.enter()
+                    entered = True
             await self._app(scope, receive, send_with_id)
         except QuireError as error:
-            await error_response(error, self._shape)(scope, receive, send_with_id)
+            await refuse(error)
         except asyncio.CancelledError:  # the time to drain is over; the task ends here
             if status == CLIENT_CLOSED:
-                stopping = Unavailable("the server is shutting down", "ask again")
-                await error_response(stopping, self._shape)(scope, receive, send_with_id)
+                await refuse(Unavailable("the server is shutting down", "ask again"))
         except (ClientGone, ClientDisconnect):
-            log.debug("client of request %s left", request_id)
+            log.debug("client of request %s left", visit.id)
         except Exception:
-            log.exception("request %s failed", request_id)
+            log.exception("request %s failed", visit.id)
             if status == CLIENT_CLOSED:  # nothing was sent yet
-                failed = QuireError("the server failed on this request", f"its id in the server's log is {request_id}")
-                await error_response(failed, self._shape)(scope, receive, send_with_id)
+                await refuse(
+                    QuireError("the server failed on this request", f"its id in the server's log is {visit.id}")
+                )
         finally:
-            self._metrics.http(self._paths.get(scope.get("endpoint"), "other"), status)
+            if entered and visit.key is not None:
+                visit.key.quota.leave()
+            self._end(visit, headers, self._route(scope, path), status)
         return None
 
-    def _tenant(self, authorization: str) -> str:
-        kind, _, given = authorization.partition(" ")
-        key = given.strip().encode("latin-1")  # as headers are decoded: the bytes that were sent
-        matches = [hmac.compare_digest(key, known) for known in self._keys]  # all of them, in equal time
-        if kind.lower() != "bearer" or not any(matches):
-            raise Unauthorized(
-                "no valid API key" if given else "no API key was given", "send `Authorization: Bearer <key>`"
-            )
-        return f"key-{matches.index(True)}"
+    def _route(self, scope: Scope, path: str) -> str:
+        return path if path in self._fixed else self._open.get(scope.get("endpoint", ""), "other")
+
+    def _end(self, visit: Visit, headers: Headers, route: str, status: int) -> None:
+        self._metrics.http(route, status)
+        if visit.tenant and visit.model:
+            self._metrics.tenant(visit.tenant, visit.prompt_tokens, visit.output_tokens)
+        if self._options.access_log:
+            log_visit(visit, status)
+        if self._trace is not None and visit.model:
+            self._trace(visit, headers, status)
+
+
+def _visit(scope: Scope, headers: Headers) -> Visit:
+    asked = headers.get("x-request-id", "")
+    raw: Any = scope.get("raw_path") or b""
+    return Visit(
+        id=asked if _GOOD_ID.fullmatch(asked) else uuid4().hex,
+        method=scope["method"],
+        path=raw.decode("latin-1"),  # as it was sent: what is escaped in it stays so in the log
+        client=scope["client"][0] if scope.get("client") else "",
+    )
+
+
+def _deadline(visit: Visit, headers: Headers, most: float | None) -> float | None:
+    """The server's, or the one the client asks for, if that is sooner."""
+    asked = headers.get("x-request-timeout")
+    try:
+        seconds = math.inf if asked is None else float(asked)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise BadRequest(f"the header x-request-timeout is {asked!r}", "it is a number of seconds, above 0")
+    seconds = min(seconds, most or math.inf)
+    return None if math.isinf(seconds) else visit.began + seconds

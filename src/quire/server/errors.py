@@ -1,10 +1,26 @@
 """Mistakes that only HTTP knows. The others are in `quire.core.errors`."""
 
+import math
+
 from quire.core.errors import BadRequest, QuireError
 
 
 class Unauthorized(QuireError):
     status, code = 401, "invalid_api_key"
+
+
+class ModelNotAllowed(QuireError):
+    status, code = 403, "model_not_allowed"
+
+
+class OverQuota(QuireError):
+    """`wait`: seconds until it is worth to ask again."""
+
+    status, code = 429, "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, wait: float) -> None:
+        self.retry_after = max(1, math.ceil(wait))
+        super().__init__(message, f"try again in {self.retry_after} s")
 
 
 class UnknownPath(QuireError):

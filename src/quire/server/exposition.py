@@ -1,6 +1,9 @@
-"""Metrics as Prometheus reads them. Imported when it first asks: `prometheus_client` takes a while to import."""
+"""Metrics as Prometheus reads them. Imported when it first asks: `prometheus_client` takes a while to import.
 
-from collections.abc import Iterator
+Every number of a model has two names: ours, and the one that dashboards made for vLLM ask for."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -9,9 +12,144 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from quire import __version__
-from quire.server.metrics import Metrics
+from quire.server.histogram import Histogram
+from quire.server.metrics import Metrics, ModelMetrics
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
+
+
+class Number(NamedTuple):
+    name: str  # after quire_
+    aliases: tuple[str, ...]  # after vllm:
+    help: str
+    of: Callable[[ModelMetrics], float]
+
+
+class Distribution(NamedTuple):
+    name: str
+    aliases: tuple[str, ...]
+    help: str
+    of: Callable[[ModelMetrics], Histogram]
+
+
+GAUGES = [
+    Number(
+        "num_requests_running",
+        ("num_requests_running",),
+        "Sequences that take part in steps.",
+        lambda model: model.now.running,
+    ),
+    Number(
+        "num_requests_waiting",
+        ("num_requests_waiting",),
+        "Sequences that wait to be admitted.",
+        lambda model: model.now.waiting,
+    ),
+    Number(
+        "kv_cache_usage_ratio",
+        ("kv_cache_usage_perc", "gpu_cache_usage_perc"),
+        "Blocks of the KV cache held by sequences, of all blocks.",
+        lambda model: model.now.held_blocks / model.now.num_blocks if model.now.num_blocks else 0.0,
+    ),
+    Number(
+        "kv_cache_waste_ratio",
+        (),
+        "Slots of held blocks that no token occupies, of all slots of held blocks.",
+        lambda model: 1.0 - model.now.used_slots / model.now.held_slots if model.now.held_slots else 0.0,
+    ),
+    Number("kv_cache_blocks", (), "Blocks of the KV cache.", lambda model: model.now.num_blocks),
+    Number(
+        "kv_cache_cached_blocks",
+        (),
+        "Free blocks that still carry a reusable prefix.",
+        lambda model: model.now.cached_blocks,
+    ),
+]
+
+COUNTERS = [
+    Number("prompt_tokens", ("prompt_tokens",), "Prompt tokens of requests that ended.", lambda m: m.prompt_tokens),
+    Number(
+        "prompt_tokens_cached",
+        ("prompt_tokens_cached",),
+        "Prompt tokens of requests that ended which came from the cache.",
+        lambda model: model.cached_tokens,
+    ),
+    Number("generation_tokens", ("generation_tokens",), "Tokens drawn.", lambda model: model.generation_tokens),
+    Number(
+        "prefix_cache_queries",
+        ("prefix_cache_queries",),
+        "Prompt tokens looked up in the cache.",
+        lambda model: model.total("prefix_queries"),
+    ),
+    Number(
+        "prefix_cache_hits",
+        ("prefix_cache_hits",),
+        "Prompt tokens found in the cache.",
+        lambda model: model.total("prefix_hits"),
+    ),
+    Number(
+        "preemptions",
+        ("num_preemptions",),
+        "Sequences put back to make room.",
+        lambda model: model.total("preemptions"),
+    ),
+    Number("engine_restarts", (), "Times the engine died and was started again.", lambda model: model.restarts),
+]
+
+HISTOGRAMS = [
+    Distribution(
+        "time_to_first_token_seconds",
+        ("time_to_first_token_seconds",),
+        "From arrival to the first token.",
+        lambda model: model.first_token,
+    ),
+    Distribution(
+        "inter_token_latency_seconds",
+        ("inter_token_latency_seconds", "time_per_output_token_seconds"),
+        "Between a sample's tokens.",
+        lambda model: model.next_token,
+    ),
+    Distribution(
+        "time_per_output_token_seconds",
+        ("request_time_per_output_token_seconds",),
+        "Mean of a request, after its first token.",
+        lambda model: model.per_token,
+    ),
+    Distribution(
+        "e2e_request_latency_seconds",
+        ("e2e_request_latency_seconds",),
+        "From arrival to the end.",
+        lambda model: model.whole,
+    ),
+    Distribution(
+        "request_decode_time_seconds",
+        ("request_decode_time_seconds",),
+        "From the first token to the last.",
+        lambda model: model.decode,
+    ),
+    Distribution(
+        "request_prompt_tokens",
+        ("request_prompt_tokens",),
+        "Prompt tokens of a request.",
+        lambda model: model.request_prompt,
+    ),
+    Distribution(
+        "request_generation_tokens",
+        ("request_generation_tokens",),
+        "Tokens drawn for a request.",
+        lambda model: model.request_output,
+    ),
+    Distribution(
+        "request_params_max_tokens",
+        ("request_params_max_tokens",),
+        "What requests ask for at most.",
+        lambda model: model.request_max_tokens,
+    ),
+    Distribution("request_params_n", ("request_params_n",), "Samples of a request.", lambda m: m.request_samples),
+    Distribution("step_tokens", ("iteration_tokens_total",), "Tokens computed in a step.", lambda m: m.step_tokens),
+]
+
+_THEIR_REASONS = {"cancelled": "abort"}  # the others are called the same
 
 
 def prometheus_text(metrics: Metrics) -> bytes:
@@ -25,64 +163,70 @@ class _Families(Collector):
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        yield from _gauges(self._metrics)
-        yield from _counters(self._metrics)
-        yield from _histograms(self._metrics)
+        models = self._metrics.models
+        for gauge in GAUGES:
+            for name, labels in _names(gauge):
+                shown = GaugeMetricFamily(name, gauge.help, labels=["model_name", *labels])
+                for model, found in models.items():
+                    shown.add_metric([model, *labels.values()], gauge.of(found))
+                yield shown
+        for counter in COUNTERS:
+            for name, labels in _names(counter):
+                counted = CounterMetricFamily(name, counter.help, labels=["model_name", *labels])
+                for model, found in models.items():
+                    counted.add_metric([model, *labels.values()], counter.of(found))
+                yield counted
+        for distribution in HISTOGRAMS:
+            for name, labels in _names(distribution):
+                spread = HistogramMetricFamily(name, distribution.help, labels=["model_name", *labels])
+                for model, found in models.items():
+                    histogram = distribution.of(found)
+                    spread.add_metric([model, *labels.values()], histogram.buckets(), histogram.sum)
+                yield spread
+        yield from _finished(models)
+        yield from _steps(models)
+        yield from _server(self._metrics)
 
     def describe(self) -> list[Metric]:
         return []
 
 
-def _gauges(metrics: Metrics) -> Iterator[Metric]:
-    now = metrics.now
-    usage = now.held_blocks / now.num_blocks if now.num_blocks else 0.0
-    waste = 1.0 - now.used_slots / now.held_slots if now.held_slots else 0.0
-    for name, help_text, value in (
-        ("num_requests_running", "Sequences that take part in steps.", now.running),
-        ("num_requests_waiting", "Sequences that wait to be admitted.", now.waiting),
-        ("kv_cache_usage_ratio", "Blocks of the KV cache held by sequences, of all blocks.", usage),
-        ("kv_cache_waste_ratio", "Slots of held blocks that no token occupies, of all slots of held blocks.", waste),
-        ("kv_cache_blocks", "Blocks of the KV cache.", now.num_blocks),
-        ("kv_cache_cached_blocks", "Free blocks that still carry a reusable prefix.", now.cached_blocks),
-    ):
-        yield GaugeMetricFamily(f"quire_{name}", help_text, value)
+def _names(number: Number | Distribution) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each with the labels it has beside the model's name."""
+    yield f"quire_{number.name}", {}
+    for alias in number.aliases:
+        yield f"vllm:{alias}", {"engine": "0"}
+
+
+def _finished(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
+    help_text = "Requests that ended, by reason."
+    ours = CounterMetricFamily("quire_request_success", help_text, labels=["model_name", "finished_reason"])
+    theirs = CounterMetricFamily("vllm:request_success", help_text, labels=["model_name", "engine", "finished_reason"])
+    for name, model in models.items():
+        for reason, count in model.finished.items():
+            ours.add_metric([name, reason], count)
+            theirs.add_metric([name, "0", _THEIR_REASONS.get(reason, reason)], count)
+    yield ours
+    yield theirs
+
+
+def _steps(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
+    steps = HistogramMetricFamily("quire_step_seconds", "Time of a step, by phase.", labels=["model_name", "phase"])
+    for name, model in models.items():
+        for phase, histogram in model.step_seconds.items():
+            steps.add_metric([name, phase], histogram.buckets(), histogram.sum)
+    yield steps
+
+
+def _server(metrics: Metrics) -> Iterator[Metric]:
     build = GaugeMetricFamily("quire_build_info", "The version that runs.", labels=["version"])
     build.add_metric([__version__], 1)
     yield build
-
-
-def _counters(metrics: Metrics) -> Iterator[Metric]:
-    for name, help_text, value in (
-        ("prompt_tokens", "Prompt tokens computed; those found in the cache are not.", metrics.prompt_tokens),
-        ("generation_tokens", "Tokens drawn.", metrics.generation_tokens),
-        ("prefix_cache_queries", "Prompt tokens looked up in the cache.", metrics.total("prefix_queries")),
-        ("prefix_cache_hits", "Prompt tokens found in the cache.", metrics.total("prefix_hits")),
-        ("preemptions", "Sequences put back to make room.", metrics.total("preemptions")),
-        ("engine_restarts", "Times the engine died and was started again.", metrics.restarts),
-    ):
-        yield CounterMetricFamily(f"quire_{name}", help_text, value)
-    ended = CounterMetricFamily("quire_request_success", "Requests that ended, by reason.", labels=["finished_reason"])
-    for reason, count in metrics.finished.items():
-        ended.add_metric([reason], count)
-    yield ended
+    tenants = CounterMetricFamily("quire_tenant_tokens", "Tokens, by key and kind.", labels=["tenant", "kind"])
+    for labels, count in metrics.tenant_tokens.items():
+        tenants.add_metric(labels, count)
+    yield tenants
     http = CounterMetricFamily("quire_http_requests", "HTTP requests, by route and status.", labels=["route", "status"])
     for labels, count in metrics.http_requests.items():
         http.add_metric(labels, count)
     yield http
-
-
-def _histograms(metrics: Metrics) -> Iterator[Metric]:
-    for name, help_text, histogram in (
-        ("time_to_first_token_seconds", "From arrival to the first token.", metrics.first_token),
-        ("inter_token_latency_seconds", "Between a sample's tokens.", metrics.next_token),
-        ("time_per_output_token_seconds", "Mean of a request, after its first token.", metrics.per_token),
-        ("e2e_request_latency_seconds", "From arrival to the end.", metrics.whole),
-        ("request_prompt_tokens", "Prompt tokens of a request.", metrics.request_prompt),
-        ("request_generation_tokens", "Tokens drawn for a request.", metrics.request_output),
-        ("step_tokens", "Tokens computed in a step.", metrics.step_tokens),
-    ):
-        yield HistogramMetricFamily(f"quire_{name}", help_text, histogram.buckets(), histogram.sum)
-    steps = HistogramMetricFamily("quire_step_seconds", "Time of a step, by phase.", labels=["phase"])
-    for phase, histogram in metrics.step_seconds.items():
-        steps.add_metric([phase], histogram.buckets(), histogram.sum)
-    yield steps

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from functools import wraps
@@ -18,6 +19,7 @@ from quire.server.errors import ClientGone
 from quire.server.fold import Completion, Sample, failure
 from quire.server.options import ServerOptions
 from quire.server.replies import error_response, json_response
+from quire.server.visit import note_error
 from quire.text.event import TextEvent
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def generation_route(
 ) -> Endpoint:
     async def handle(http: Request) -> Response:
         service, call = await understood(http, models, dialect, parse, options)
-        return await reply(http, dialect, service, call)
+        return await reply(http, dialect, service, call, options.sse_keep_alive)
 
     return refusing(dialect, handle)
 
@@ -76,10 +78,11 @@ async def understood(
     return service, call
 
 
-async def reply(http: Request, dialect: Dialect, service: "Service", call: Call) -> Response:
+async def reply(http: Request, dialect: Dialect, service: "Service", call: Call, keep_alive: float = 0.0) -> Response:
+    """keep_alive: seconds of silence after which a stream is sent a comment; 0: never."""
     if call.stream:
         # Submitted here, so that a refusal has its status; from then on the response owns the streams.
-        return _Streamed(dialect, call, await _submit(service, call))
+        return _Streamed(dialect, call, await _submit(service, call), keep_alive)
     return json_response(await unless_gone(http.receive, answered(service, call)))
 
 
@@ -121,12 +124,14 @@ async def answered(service: "Service", call: Call) -> object:
 class _Streamed(Response):
     """The events as they come. An error in the middle is the last thing sent."""
 
-    def __init__(self, dialect: Dialect, call: Call, streams: list["TextStream"]) -> None:
+    def __init__(self, dialect: Dialect, call: Call, streams: list["TextStream"], keep_alive: float) -> None:
         super().__init__(
             media_type=dialect.media_type, headers={"cache-control": "no-cache", "x-accel-buffering": "no"}
         )
         del self.headers["content-length"]
         self._dialect, self._call, self._streams = dialect, call, streams
+        self._keep_alive = keep_alive if dialect.idle else 0.0
+        self._sent = 0.0  # when something was last sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -143,10 +148,29 @@ class _Streamed(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._parts()) as parts:
-            async for part in parts:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+        clock = asyncio.get_running_loop().time
+        self._sent = clock()
+        pulse = asyncio.create_task(self._pulse(send)) if self._keep_alive else None
+        try:
+            async with aclosing(self._parts()) as parts:
+                async for part in parts:
+                    self._sent = math.inf  # a client that reads slowly is not silent
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                    self._sent = clock()
+        finally:
+            if pulse is not None:
+                pulse.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pulse(self, send: Send) -> None:
+        """A word now and then while there is nothing to say: proxies drop connections that are silent."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            wait = self._sent + self._keep_alive - clock()
+            if wait <= 0:
+                await send({"type": "http.response.body", "body": self._dialect.idle, "more_body": True})
+                self._sent, wait = clock(), self._keep_alive
+            await asyncio.sleep(min(wait, self._keep_alive))
 
     async def _parts(self) -> AsyncGenerator[bytes, None]:
         frame = self._dialect.frame
@@ -159,6 +183,7 @@ class _Streamed(Response):
                         yield b"".join(map(frame, chunks))
             yield b"".join(map(frame, self._call.end())) + self._dialect.last
         except QuireError as error:
+            note_error(error)
             yield frame(self._dialect.error(error))
         except Exception:
             log.exception("a stream failed")

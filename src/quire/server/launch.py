@@ -1,15 +1,19 @@
-"""An engine and the HTTP server in front of it, from options to the last request."""
+"""Engines and the HTTP server in front of them, from options to the last request."""
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from quire.engine.client import EngineClient
 from quire.engine.models import OneModel
 from quire.engine.options import EngineOptions
-from quire.server.options import ServerOptions
+from quire.engine.service import Models
+from quire.server.metrics import Metrics
+from quire.server.options import ServerOptions, named_models
 
 
 def launch(engine: EngineOptions, server: ServerOptions, *, on_ready: Callable[[str], None] | None = None) -> None:
@@ -18,18 +22,30 @@ def launch(engine: EngineOptions, server: ServerOptions, *, on_ready: Callable[[
 
 
 async def _main(engine: EngineOptions, server: ServerOptions, on_ready: Callable[[str], None] | None) -> None:
-    client = EngineClient(engine)
-    starting = asyncio.create_task(client.start())
-    await asyncio.to_thread(import_module, "quire.server.serve")  # while the engine loads the model
-    from quire.server.metrics import Metrics
-    from quire.server.serve import serve
+    metrics = Metrics()
+    importing = asyncio.create_task(asyncio.to_thread(import_module, "quire.server.serve"))  # while a model is loaded
+    async with _models(engine, server, metrics) as models:
+        await importing
+        from quire.server.serve import serve
 
-    client.observer = metrics = Metrics()
-    try:
-        await starting
-        await serve(OneModel(client), server, metrics=metrics, on_ready=on_ready)
-    finally:
-        await client.stop()
+        await serve(models, server, metrics=metrics, on_ready=on_ready)
+
+
+@asynccontextmanager
+async def _models(engine: EngineOptions, server: ServerOptions, metrics: Metrics) -> AsyncIterator[Models]:
+    if server.models:
+        from quire.engine.many_models import ManyModels
+
+        each = {
+            name: replace(engine, model=model, served_model_name=name)
+            for name, model in named_models(server.models).items()
+        }
+        async with ManyModels(each, server.max_loaded_models, metrics.of) as models:
+            yield models
+    else:
+        async with EngineClient(engine) as client:
+            client.observer = metrics.of(client.info.name)
+            yield OneModel(client)
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:

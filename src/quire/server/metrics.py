@@ -8,25 +8,29 @@ from quire.server.histogram import Histogram
 _SECONDS = [m * 10.0**e for e in range(-3, 2) for m in (1, 2.5, 5)] + [100.0, 250.0, 600.0]  # 1 ms .. 10 min
 _SHORT = [0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, *_SECONDS[:13]]  # 10 us .. 10 s: parts of a step
 _TOKENS = [float(2**power) for power in range(21)]  # 1 .. 1 Mi
+_FEW = [1.0, 2.0, 5.0, 10.0, 20.0]
 
 
-class Metrics:
-    """An `Observer` of the service, and the counter of HTTP requests. A call costs a microsecond or two."""
+class ModelMetrics:
+    """An `Observer` of one model. A call costs a microsecond or two."""
 
     def __init__(self) -> None:
         self.now = SchedulerStats()  # of the engine that runs now
         self.past: Counter[str] = Counter()  # counters of engines that died
         self.prompt_tokens = 0
+        self.cached_tokens = 0
         self.generation_tokens = 0
         self.restarts = 0
         self.finished: Counter[str] = Counter()  # by reason
-        self.http_requests: Counter[tuple[str, str]] = Counter()  # by route and status
         self.first_token = Histogram(_SECONDS)
         self.next_token = Histogram(_SECONDS)
         self.per_token = Histogram(_SECONDS)
+        self.decode = Histogram(_SECONDS)
         self.whole = Histogram(_SECONDS)
         self.request_prompt = Histogram(_TOKENS)
         self.request_output = Histogram(_TOKENS)
+        self.request_max_tokens = Histogram(_TOKENS)
+        self.request_samples = Histogram(_FEW)
         self.step_tokens = Histogram(_TOKENS)
         self.step_seconds = {phase: Histogram(_SHORT) for phase in ("schedule", "run", "update")}
 
@@ -46,12 +50,18 @@ class Metrics:
         self.finished[record.finish_reason] += 1
         self.whole.observe(record.finished - record.arrival)
         self.prompt_tokens += record.num_prompt_tokens
+        self.cached_tokens += record.num_cached_tokens
         self.request_prompt.observe(record.num_prompt_tokens)
         self.request_output.observe(record.num_output_tokens)
+        self.request_samples.observe(record.num_samples)
+        if record.max_tokens is not None:
+            self.request_max_tokens.observe(record.max_tokens)
         if record.ttft is not None:
             self.first_token.observe(record.ttft)
         if record.tpot is not None:
             self.per_token.observe(record.tpot)
+        if record.first_token is not None and record.last_token is not None:
+            self.decode.observe(record.last_token - record.first_token)
 
     def restarted(self) -> None:
         for name in ("preemptions", "prefix_queries", "prefix_hits"):
@@ -59,9 +69,30 @@ class Metrics:
         self.now = SchedulerStats()
         self.restarts += 1
 
-    def http(self, route: str, status: int) -> None:
-        self.http_requests[route, str(status)] += 1
+    def unloaded(self) -> None:
+        """The engine ended because it was told to."""
+        self.restarted()
+        self.restarts -= 1
 
     def total(self, name: str) -> int:
         """A counter of the scheduler, over all engines there were."""
         return self.past[name] + int(getattr(self.now, name))
+
+
+class Metrics:
+    """Of the server: its models, and its HTTP requests."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, ModelMetrics] = {}  # by name
+        self.http_requests: Counter[tuple[str, str]] = Counter()  # by route and status
+        self.tenant_tokens: Counter[tuple[str, str]] = Counter()  # by tenant and kind (prompt, output)
+
+    def of(self, model: str) -> ModelMetrics:
+        return self.models.setdefault(model, ModelMetrics())
+
+    def http(self, route: str, status: int) -> None:
+        self.http_requests[route, str(status)] += 1
+
+    def tenant(self, name: str, prompt_tokens: int, output_tokens: int) -> None:
+        self.tenant_tokens[name, "prompt"] += prompt_tokens
+        self.tenant_tokens[name, "output"] += output_tokens

@@ -1,6 +1,9 @@
 """How the engine is shown to the network."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from quire.core.errors import BadRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -8,9 +11,14 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one; `serve` tells which
     uds: str | None = None  # a unix socket, instead of host and port
+    models: list[str] = field(default_factory=list)  # "name=model" each, instead of one model
+    max_loaded_models: int = 2  # at the same time; the one not used for longest makes room
     api_key: list[str] = field(default_factory=list)  # any of these opens the API; none: it is open to all
+    keys_file: str | None = None  # more keys, with names and limits; read again on SIGHUP
     allowed_origins: list[str] = field(default_factory=lambda: ["*"])  # of web pages that may call it
     max_body_bytes: int = 32 << 20
+    request_timeout: float | None = None  # seconds a request may take in all
+    sse_keep_alive: float = 15.0  # seconds after which a silent stream is sent a comment; 0: never
     drain_timeout: float = 30.0  # seconds that requests under way may go on after SIGTERM
     keep_alive: int = 60  # seconds an idle connection is kept
     root_path: str = ""  # where a proxy in front has mounted it
@@ -19,3 +27,25 @@ class ServerOptions:
     access_log: bool = False
     tool_call_parser: str = "auto"  # how tool calls are written; auto looks at the chat template
     reasoning_parser: str = "auto"  # how thoughts are marked; none: they stay in the text
+    otlp_traces_endpoint: str | None = None  # where spans are sent, by OTLP over HTTP
+
+    def __post_init__(self) -> None:
+        named_models(self.models)
+        for name, least in (("max_loaded_models", 1), ("sse_keep_alive", 0), ("max_body_bytes", 1)):
+            if getattr(self, name) < least:
+                raise BadRequest(f"{name} is {getattr(self, name)}", f"it must be at least {least}", param=name)
+        if self.request_timeout is not None and not self.request_timeout > 0:
+            raise BadRequest(f"request_timeout is {self.request_timeout}", "it is in seconds", param="request_timeout")
+
+
+def named_models(given: Sequence[str]) -> dict[str, str]:
+    """["a=x,b=y", "c=z"] -> {"a": "x", "b": "y", "c": "z"}"""
+    found: dict[str, str] = {}
+    for entry in (part for text in given for part in text.split(",")):
+        name, equals, model = entry.partition("=")
+        if not (name and equals and model):
+            raise BadRequest(f"models has `{entry}`", "write NAME=MODEL", param="models")
+        if name in found:
+            raise BadRequest(f"models has two called `{name}`", "give each a name of its own", param="models")
+        found[name] = model
+    return found

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import QuireError
+from quire.server.visit import note_error
 
 
 def json_response(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -17,6 +18,7 @@ def error_response(
     error: QuireError, shape: Callable[[QuireError], object], status: Callable[[QuireError], int] | None = None
 ) -> Response:
     """In a dialect's shape, and with its status where that differs from ours."""
+    note_error(error)
     headers = {}
     if (seconds := getattr(error, "retry_after", None)) is not None:
         headers["retry-after"] = str(seconds)

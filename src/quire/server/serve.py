@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -11,6 +12,7 @@ import uvicorn
 
 from quire.core.errors import QuireError
 from quire.server.app import create_app
+from quire.server.keys import KeyRing
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
 
@@ -36,15 +38,18 @@ async def serve(
     """Returns when it has ended: after SIGTERM or SIGINT, once what was under way is done or `drain_timeout` is over.
 
     `on_ready` is told the address as soon as connections are taken. Run it with `uvloop.run` where there is one."""
+    keys = KeyRing(options.api_key, options.keys_file)
     listener = None if options.uds else listen(options.host, options.port)
+    if options.keys_file and hasattr(signal, "SIGHUP"):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, keys.reload)
     config = uvicorn.Config(
-        create_app(models, options, metrics),
+        create_app(models, options, metrics, keys),
         uds=options.uds,
         http="httptools",
         ws="none",
         lifespan="off",
         log_config=None,
-        access_log=options.access_log,
+        access_log=False,  # ours says more
         server_header=False,
         proxy_headers=False,
         root_path=options.root_path,

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from quire.core.errors import BadRequest
 from quire.server.body import decode, read_body
 from quire.server.dialects.openai.messages import Message, plain_messages
+from quire.server.openapi import reads
 from quire.server.replies import json_response
 from quire.text.chat_template import ChatTemplate
 
@@ -46,6 +47,7 @@ class Tokens:
         self._models = models
         self._limit = max_body_bytes
 
+    @reads(TokenizeBody)
     async def tokenize(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit), _tokenize)
         service = (await self._models.find(body.model)).service
@@ -61,6 +63,7 @@ class Tokens:
             }
         )
 
+    @reads(DetokenizeBody)
     async def detokenize(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit), _detokenize)
         service = (await self._models.find(body.model)).service

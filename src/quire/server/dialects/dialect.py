@@ -85,4 +85,5 @@ class Dialect:
     media_type: str = "text/event-stream"
     json_only: bool = True  # a body whose Content-Type is not JSON is refused
     last: bytes = b""  # sent after a stream that went well
+    idle: bytes = b""  # sent when a stream was silent for long, and passed over by clients
     pages: Callable[["Site"], list[Route]] = lambda site: []  # what is answered without generating

@@ -13,4 +13,5 @@ DIALECT = Dialect(
     frame=sse,
     last=b"data: [DONE]\n\n",
     pages=lambda site: Responses(site).routes(),
+    idle=b": keep-alive\n\n",
 )

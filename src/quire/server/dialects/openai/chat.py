@@ -14,6 +14,7 @@ from quire.server.dialects.openai.messages import Message, plain_messages
 from quire.server.dialects.openai.structured import language_asked
 from quire.server.dialects.openai.tools import NamedTool, Tool, tool_use
 from quire.server.dialects.reading import put_chat
+from quire.server.openapi import reads
 
 
 class ChatBody(Fields, kw_only=True, forbid_unknown_fields=True):
@@ -64,6 +65,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
+@reads(ChatBody)
 def parse_chat(body: bytes, context: Context) -> ChatCall:
     chat = decode(body, _decoder)
     refuse(chat, _NOT_SUPPORTED)

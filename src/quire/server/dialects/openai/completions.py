@@ -16,6 +16,7 @@ from quire.server.dialects.openai.shapes import Answer, logprob_of, prompt_logpr
 from quire.server.dialects.openai.structured import language_asked
 from quire.server.dialects.openai.tally import Tally, usage_of
 from quire.server.fold import Completion
+from quire.server.openapi import reads
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.fill_in import filling_prompt
 
@@ -53,6 +54,7 @@ class CompletionChoice(Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+@reads(CompletionBody)
 def parse_completion(body: bytes, context: Context) -> "CompletionCall":
     completion = decode(body, _decoder)
     check(completion)

@@ -49,7 +49,7 @@ class Responses:
             return json_response(await self._begin(service, call, _tenant(http)))
         if call.response.store:
             call.keep = lambda stored: self._store.put(_tenant(http), stored)
-        return await reply(http, SHAPE, service, call)
+        return await reply(http, SHAPE, service, call, self._site.options.sse_keep_alive)
 
     async def retrieve(self, http: Request) -> Response:
         if http.query_params.get("stream", "false") != "false":

@@ -1,0 +1,198 @@
+"""Several models behind one address, loaded when they are asked for; the one not used for longest makes room."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from quire.core.errors import DoesNotFit, QueueFull, Unavailable
+from quire.engine.client import EngineClient
+from quire.engine.generate import GenerateRequest
+from quire.engine.models import unknown_model
+from quire.engine.options import EngineOptions
+from quire.engine.service import Found, ModelInfo, Observer, Offer, State, TextStream
+from quire.engine.sources import resolve_model
+from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores
+from quire.runtime.memory import available_memory
+from quire.text.tokenizer import Tokenizer
+
+Observe = Callable[[str], Observer]  # the observer of a model, by its name
+
+WEIGHTS = {".safetensors", ".gguf", ".bin"}
+
+
+class ManyModels:
+    """Implements `Models`. An async context manager, or `start` and `stop`."""
+
+    def __init__(self, options: Mapping[str, EngineOptions], max_loaded: int, observe: Observe | None = None) -> None:
+        assert options and max_loaded >= 1
+        self._slots = {name: Slot(self, name, each) for name, each in options.items()}
+        self._max_loaded = max_loaded
+        self._observe = observe
+        self._changing = asyncio.Lock()  # one model is loaded or unloaded at a time
+        self.state: State = "starting"
+
+    async def __aenter__(self) -> "ManyModels":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """All of them are looked for, and the first is loaded: what is wrong with them is known now."""
+        for slot in self._slots.values():
+            await asyncio.to_thread(slot.find_files)
+        await next(iter(self._slots.values())).loaded()
+        self.state = "ready"
+
+    async def stop(self) -> None:
+        self.state = "stopped"
+        for slot in self._slots.values():
+            await slot.stop()
+
+    def offers(self) -> list[Offer]:
+        return [Offer(name, slot.info if slot.client else None) for name, slot in self._slots.items()]
+
+    async def find(self, name: str | None) -> Found:
+        if name is not None and name not in self._slots:
+            raise unknown_model(name, list(self._slots))
+        slot = self._slots[name] if name is not None else next(iter(self._slots.values()))
+        await slot.loaded()
+        return Found(slot)
+
+    async def drain(self) -> None:
+        self.state = "draining"
+        await asyncio.gather(*(slot.drain() for slot in self._slots.values()))
+
+    async def load(self, slot: "Slot") -> None:
+        """Start its engine, when others have made room for it."""
+        async with self._changing:
+            if self.state in ("draining", "stopped"):
+                raise Unavailable("the server is shutting down", "ask another one")
+            while len(others := self._loaded()) >= self._max_loaded or (others and not slot.fits()):
+                await self._least_recently_used(others).unload()
+            while True:
+                try:
+                    return await slot.start(self._observe(slot.name) if self._observe else None)
+                except DoesNotFit:
+                    if not (others := self._loaded()):
+                        raise
+                    await self._least_recently_used(others).unload()
+
+    def _loaded(self) -> list["Slot"]:
+        return [slot for slot in self._slots.values() if slot.client is not None]
+
+    @staticmethod
+    def _least_recently_used(slots: list["Slot"]) -> "Slot":
+        """Of those that have nothing to do, if there are any: nobody waits for them to finish."""
+        return min(slots, key=lambda slot: (slot.busy, slot.last_used))
+
+
+class Slot:
+    """A name, and the engine it has while it is loaded. Implements `Service`: whatever is asked of it loads it."""
+
+    info: ModelInfo
+    tokenizer: Tokenizer
+
+    def __init__(self, models: ManyModels, name: str, options: EngineOptions) -> None:
+        self.name, self.options = name, options
+        self.client: EngineClient | None = None
+        self.last_used = 0.0
+        self._models = models
+        self._loading: asyncio.Task[None] | None = None
+        self._waiting = 0  # requests for which it is being loaded
+        self._users = 0  # calls on their way into the engine
+        self._unused = asyncio.Event()
+        self._unused.set()
+        self._num_bytes = 0
+
+    @property
+    def state(self) -> State:
+        return self.client.state if self.client else "starting"
+
+    @property
+    def busy(self) -> bool:
+        return self._users > 0 or (self.client is not None and self.client.busy)
+
+    async def submit(self, request: GenerateRequest) -> TextStream:
+        async with self._use() as client:
+            return await client.submit(request)
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        async with self._use() as client:
+            return await client.embed(request)
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        async with self._use() as client:
+            return await client.score(request)
+
+    async def drain(self) -> None:
+        await self._unused.wait()
+        if self.client is not None:
+            await self.client.drain()
+
+    async def loaded(self) -> EngineClient:
+        """Its engine, at once or when it has been started. So many may wait for that as may wait in a queue."""
+        if self.client is not None and self.client.state == "stopped":  # it died too often
+            self.client = None
+        if self.client is None:
+            if self._waiting > self.options.max_queued_requests:
+                raise QueueFull(f"{self._waiting} requests wait until `{self.name}` is loaded", "try again later")
+            if self._loading is None or self._loading.done():
+                self._loading = asyncio.create_task(self._models.load(self))
+            self._waiting += 1
+            try:
+                await asyncio.shield(self._loading)  # who leaves does not stop it for the others
+            finally:
+                self._waiting -= 1
+            if self.client is None:  # it had to make room again at once
+                return await self.loaded()
+        self.last_used = time.monotonic()
+        return self.client
+
+    @asynccontextmanager
+    async def _use(self) -> AsyncIterator[EngineClient]:
+        client = await self.loaded()
+        self._users += 1
+        self._unused.clear()
+        try:
+            yield client
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._unused.set()
+
+    # -- asked by ManyModels ---------------------------------------------------------------------------------------
+
+    def find_files(self) -> None:
+        path = resolve_model(self.options.model, revision=self.options.revision).path
+        files = [path] if path.is_file() else [file for file in Path(path).iterdir() if file.suffix in WEIGHTS]
+        self._num_bytes = sum(file.stat().st_size for file in files)
+
+    def fits(self) -> bool:
+        """Into what is free of main memory: its weights and the cache that was asked for."""
+        return self._num_bytes + (self.options.kv_cache_memory_bytes or 0) <= available_memory()
+
+    async def start(self, observer: Observer | None) -> None:
+        client = EngineClient(self.options, observer)
+        await client.start()
+        self.client, self.info, self.tokenizer = client, client.info, client.tokenizer
+
+    async def unload(self) -> None:
+        """Let what is under way finish, and end the engine. What comes meanwhile waits until it is loaded again."""
+        client, self.client = self.client, None
+        assert client is not None
+        await self._unused.wait()
+        await client.drain()
+        await client.stop()
+        if client.observer is not None:
+            client.observer.unloaded()
+
+    async def stop(self) -> None:
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.gather(self._loading, return_exceptions=True)
+        if self.client is not None:
+            await self.client.stop()

@@ -1,0 +1,117 @@
+"""The models as one visitor sees them: those its key may use, within its time, at its priority and its expense."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from quire.core.errors import DeadlinePassed
+from quire.engine.service import Found
+from quire.server.visit import Visit, current_visit
+from quire.text.event import TextEvent
+
+if TYPE_CHECKING:
+    from quire.core.records import RequestRecord
+    from quire.engine.generate import GenerateRequest
+    from quire.engine.service import Models, Offer, Service, State, TextStream
+    from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores
+
+
+class MeteredModels:
+    """Implements `Models`. All routes use it, so none has to know of keys."""
+
+    def __init__(self, models: "Models") -> None:
+        self._models = models
+
+    @property
+    def state(self) -> "State":
+        return self._models.state
+
+    def offers(self) -> list["Offer"]:
+        visit = current_visit()
+        key = visit.key if visit else None
+        return [offer for offer in self._models.offers() if key is None or key.allows(offer.name)]
+
+    async def find(self, name: str | None) -> Found:
+        visit = current_visit()
+        if visit is None:
+            return await self._models.find(name)
+        if visit.key is not None and name is not None:
+            visit.key.check(name)  # before anything is loaded for it
+        found = await self._in_time(visit, self._models.find(name))
+        visit.model = found.adapter or found.service.info.name
+        if visit.key is not None:
+            visit.key.check(visit.model)
+        return Found(MeteredService(found.service, visit), found.adapter)
+
+    @staticmethod
+    async def _in_time(visit: Visit, finding: Coroutine[Any, Any, Found]) -> Found:
+        """It may have to be loaded."""
+        if visit.deadline is None:
+            return await finding
+        try:
+            return await asyncio.wait_for(finding, visit.time_left)
+        except TimeoutError:
+            raise DeadlinePassed("the model was not loaded in time", "allow more time, or try again") from None
+
+    async def drain(self) -> None:
+        await self._models.drain()
+
+
+class MeteredService:
+    """Implements `Service`."""
+
+    def __init__(self, service: "Service", visit: Visit) -> None:
+        self._service, self._visit = service, visit
+        self.info, self.tokenizer = service.info, service.tokenizer
+
+    @property
+    def state(self) -> "State":
+        return self._service.state
+
+    async def submit(self, request: "GenerateRequest") -> "TextStream":
+        request.tenant = self._visit.tenant
+        request.timeout = self._time(request.timeout)
+        if self._visit.key is not None and self._visit.key.priority is not None:
+            request.priority = self._visit.key.priority + max(0, request.priority)  # who asks may only step back
+        return MeteredStream(await self._service.submit(request), self._visit)
+
+    async def embed(self, request: "EmbedRequest") -> "Embeddings":
+        request.timeout = self._time(request.timeout)
+        found = await self._service.embed(request)
+        self._visit.spend(found.num_tokens, 0)
+        return found
+
+    async def score(self, request: "ScoreRequest") -> "Scores":
+        request.timeout = self._time(request.timeout)
+        found = await self._service.score(request)
+        self._visit.spend(found.num_tokens, 0)
+        return found
+
+    async def drain(self) -> None:
+        await self._service.drain()
+
+    def _time(self, asked: float | None) -> float | None:
+        left = self._visit.time_left
+        return min((time for time in (asked, left) if time is not None), default=None)
+
+
+class MeteredStream:
+    """Implements `TextStream`. Events pass it by: what they cost is told when the stream is closed."""
+
+    def __init__(self, stream: "TextStream", visit: Visit) -> None:
+        self._stream, self._visit = stream, visit
+        self._settled = False
+        self.num_prompt_tokens, self.prompt_ids = stream.num_prompt_tokens, stream.prompt_ids
+
+    @property
+    def record(self) -> "RequestRecord | None":
+        return self._stream.record
+
+    def __aiter__(self) -> AsyncIterator[TextEvent]:
+        return self._stream.__aiter__()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+        if not self._settled and (record := self._stream.record) is not None:
+            self._settled = True
+            self._visit.add(record)

@@ -1,0 +1,114 @@
+"""POST /v1/rerank (as Jina and Cohere have it) and /v1/score, in the shapes that vLLM gives them."""
+
+import time
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire.core.errors import BadRequest
+from quire.engine.texts import ScoreRequest
+from quire.server.body import decode, read_body
+from quire.server.dialects.openai.fields import Int, new_id
+from quire.server.embeddings import MOST_TEXTS, truncates
+from quire.server.generate import unless_gone
+from quire.server.openapi import reads
+from quire.server.replies import json_response
+from quire.server.site import Site
+
+
+class Document(Struct, forbid_unknown_fields=True):
+    text: str
+
+
+class RerankBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    query: str
+    documents: list[str | Document]
+    top_n: Int | None = None  # how many come back; 0 and null: all
+    return_documents: bool | None = None  # null: true
+    truncate_prompt_tokens: Int | None = None  # -1: a pair that is too long loses the end of its longer text
+    user: str | None = None
+
+
+class ScoreBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One text against one or several, or as many against as many."""
+
+    model: str | None = None
+    text_1: str | list[str]
+    text_2: str | list[str]
+    truncate_prompt_tokens: Int | None = None
+    user: str | None = None
+
+
+_rerank = msgspec.json.Decoder(RerankBody)
+_score = msgspec.json.Decoder(ScoreBody)
+
+
+class Rerank:
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def routes(self) -> list[Route]:
+        ranking = [Route(path, self.rerank, methods=["POST"]) for path in ("/v1/rerank", "/rerank", "/v2/rerank")]
+        return [*ranking, *(Route(path, self.score, methods=["POST"]) for path in ("/v1/score", "/score"))]
+
+    @reads(RerankBody)
+    async def rerank(self, http: Request) -> Response:
+        body = decode(await read_body(http, self._site.options.max_body_bytes), _rerank)
+        if body.top_n is not None and body.top_n < 0:
+            raise BadRequest(f"top_n is {body.top_n}", "it is how many documents come back", param="top_n")
+        texts = [document if isinstance(document, str) else document.text for document in body.documents]
+        name, scores, num_tokens = await self._scores(
+            http, body.model, [(body.query, text) for text in texts], body.truncate_prompt_tokens, "documents"
+        )
+        order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n or None]
+        results: list[dict[str, object]] = [{"index": index, "relevance_score": scores[index]} for index in order]
+        if body.return_documents is not False:
+            results = [
+                {**result, "document": {"text": texts[index]}} for result, index in zip(results, order, strict=True)
+            ]
+        return json_response({"id": new_id("rerank"), "model": name, "usage": _usage(num_tokens), "results": results})
+
+    @reads(ScoreBody)
+    async def score(self, http: Request) -> Response:
+        body = decode(await read_body(http, self._site.options.max_body_bytes), _score)
+        name, scores, num_tokens = await self._scores(
+            http, body.model, _pairs(body.text_1, body.text_2), body.truncate_prompt_tokens, "text_2"
+        )
+        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+        head = {"id": new_id("score"), "object": "list", "created": int(time.time()), "model": name}
+        return json_response({**head, "data": data, "usage": _usage(num_tokens)})
+
+    async def _scores(
+        self, http: Request, model: str | None, pairs: list[tuple[str, str]], truncate: int | None, field: str
+    ) -> tuple[str, list[float], int]:
+        if not pairs:
+            raise BadRequest(f"{field} is empty", "send at least one text", param=field)
+        if len(pairs) > MOST_TEXTS:
+            raise BadRequest(
+                f"{field} has {len(pairs)} texts, and {MOST_TEXTS} are allowed", "send several requests", param=field
+            )
+        asked = ScoreRequest(id=new_id("score"), pairs=pairs, truncate=truncates(truncate))
+        service = (await self._site.models.find(model)).service
+        found = await unless_gone(http.receive, service.score(asked))
+        return service.info.name, found.scores, found.num_tokens
+
+
+def _pairs(first: str | list[str], second: str | list[str]) -> list[tuple[str, str]]:
+    ones, others = [first] if isinstance(first, str) else first, [second] if isinstance(second, str) else second
+    if len(ones) == 1:
+        ones = ones * len(others)
+    if len(ones) != len(others):
+        raise BadRequest(
+            f"text_1 has {len(ones)} texts and text_2 has {len(others)}",
+            "send one text_1 for all, or as many as text_2 has",
+            param="text_1",
+        )
+    return list(zip(ones, others, strict=True))
+
+
+def _usage(num_tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
