@@ -6,6 +6,7 @@ and what was under way is submitted again from where it was; its clients see a p
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from quire.core.request import SequenceEvent
 from quire.engine.child import EngineProcess
 from quire.engine.generate import GenerateRequest
 from quire.engine.live import LiveRequest
-from quire.engine.messages import Cancel, Failed, FromEngine, Ready, Refused, Start, Step, Submit
+from quire.engine.messages import Cancel, Failed, FromEngine, Ready, Refused, Seen, Start, Step, Submit, Watch
 from quire.engine.options import EngineOptions
 from quire.engine.prompt import Prompter
 from quire.engine.service import ModelInfo, Observer, State
 from quire.engine.sources import resolve_model
+from quire.engine.viewers import Viewer
 from quire.executors.protocol import Capacity
 from quire.text.event import TextEvent
 from quire.text.tokenizer import Tokenizer
@@ -38,6 +40,7 @@ class EngineClient:
         self.info: ModelInfo
         self.tokenizer: Tokenizer
         self._live: dict[str, _Stream] = {}
+        self._viewers: set[Viewer] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._ready: asyncio.Future[Capacity] | None = None
@@ -109,6 +112,19 @@ class EngineClient:
         self.state = "draining"
         await self._idle.wait()
 
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[Viewer]:
+        """Look at the engine. It makes snapshots only while somebody does."""
+        viewer = Viewer()
+        self._viewers.add(viewer)
+        try:
+            await self._engine.send(Watch(True))  # also if others look already: this one has not seen anything
+            yield viewer
+        finally:
+            self._viewers.remove(viewer)
+            if not self._viewers:
+                await self._engine.send(Watch(False))
+
     @property
     def engine_pid(self) -> int:
         return self._engine.pid
@@ -154,6 +170,8 @@ class EngineClient:
             await self._engine.send(Submit(live.resumption()))
             for index in live.ended_samples:
                 await self._engine.send(Cancel(live.request.id, index))
+        if self._viewers:
+            await self._engine.send(Watch(True))
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(capacity)
 
@@ -174,6 +192,9 @@ class EngineClient:
                 self.observer.step(message.record)
             for event in message.events:
                 await self._deliver(event)
+        elif isinstance(message, Seen):
+            for viewer in self._viewers:
+                viewer.show(message.snapshot)
         elif isinstance(message, Refused) and (stream := self._live.get(message.request_id)):
             stream.end(message.problem.error())
 

@@ -8,6 +8,7 @@ from quire.core import errors
 from quire.core.errors import EngineFailed, QuireError
 from quire.core.records import StepRecord
 from quire.core.request import Request, SequenceEvent
+from quire.core.snapshot import Snapshot
 from quire.engine.options import EngineOptions
 from quire.executors.protocol import Capacity
 
@@ -26,6 +27,12 @@ class Cancel(msgspec.Struct, tag=True):
     index: int | None  # one sample, or all
 
 
+class Watch(msgspec.Struct, tag=True):
+    """Somebody looks, or nobody does any more."""
+
+    on: bool
+
+
 class Ready(msgspec.Struct, tag=True):
     capacity: Capacity
 
@@ -33,6 +40,12 @@ class Ready(msgspec.Struct, tag=True):
 class Step(msgspec.Struct, tag=True):
     events: list[SequenceEvent]
     record: StepRecord | None
+
+
+class Seen(msgspec.Struct, tag=True):
+    """The engine as it is; only while it is watched."""
+
+    snapshot: Snapshot
 
 
 class Refused(msgspec.Struct, tag=True):
@@ -69,8 +82,8 @@ class Problem(msgspec.Struct):
         return problem
 
 
-ToEngine = Start | Submit | Cancel
-FromEngine = Ready | Step | Refused | Failed
+ToEngine = Start | Submit | Cancel | Watch
+FromEngine = Ready | Step | Seen | Refused | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToEngine)

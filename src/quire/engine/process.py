@@ -3,6 +3,7 @@
 Started as `python -m quire.engine.process ADDRESS`. It lives as long as its standard input is open, so it never
 outlives the process that started it."""
 
+import math
 import signal
 import sys
 from pathlib import Path
@@ -19,10 +20,12 @@ from quire.engine.messages import (
     Problem,
     Ready,
     Refused,
+    Seen,
     Start,
     Step,
     Submit,
     ToEngine,
+    Watch,
     decode_to_engine,
     encode,
 )
@@ -34,7 +37,7 @@ def main(address: str) -> int:
     context = zmq.Context()
     server = _Server(context, address)
     try:
-        start = server.receive(wait=True)
+        start = server.receive(None)
         if start is None:
             return 0
         assert isinstance(start, Start), start
@@ -56,7 +59,7 @@ def _serve(engine: Engine, server: "_Server") -> None:
     """Take messages as they come and step while there is work, until the server process is gone."""
     while not server.gone:
         events: list[SequenceEvent] = []
-        message = server.receive(wait=not engine.has_work)
+        message = server.receive(engine.patience)
         while message is not None:
             match message:
                 case Submit(request):
@@ -66,13 +69,17 @@ def _serve(engine: Engine, server: "_Server") -> None:
                         server.send(Refused(request.id, Problem.of(error)))
                 case Cancel(request_id, index):
                     events += engine.cancel(request_id, index)
-            message = server.receive(wait=False)
+                case Watch(on):
+                    engine.watch(on)
+            message = server.receive(0.0)
         record = None
         if engine.has_work:
             events += engine.step()
             record = engine.record
         if events or record:
             server.send(Step(events, record))
+        if seen := engine.snapshot():
+            server.send(Seen(seen))
 
 
 class _Server:
@@ -86,9 +93,9 @@ class _Server:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
 
-    def receive(self, *, wait: bool) -> ToEngine | None:
-        """The next message; None if there is none yet, or if the server process is gone."""
-        ready = dict(self._poller.poll(None if wait else 0))
+    def receive(self, patience: float | None) -> ToEngine | None:
+        """The next message; None if none comes within that many seconds, or if the server process is gone."""
+        ready = dict(self._poller.poll(None if patience is None else math.ceil(patience * 1000)))
         self.gone = sys.stdin.fileno() in ready  # nothing is ever written there: it has been closed
         return decode_to_engine(self._socket.recv()) if self._socket in ready and not self.gone else None
 

@@ -1,11 +1,13 @@
 """The engine as the server and the commands see it: text in, text out, nothing about arrays or processes."""
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from quire.core.records import RequestRecord, StepRecord
 from quire.engine.generate import GenerateRequest
+from quire.engine.viewers import Viewer
 from quire.text.event import TextEvent
 from quire.text.tokenizer import Tokenizer
 
@@ -57,6 +59,9 @@ class Service(Protocol):
 
     async def submit(self, request: GenerateRequest) -> TextStream:
         """Tokenize and queue. Raises BadRequest, QueueFull or Unavailable before anything is streamed."""
+
+    def watch(self) -> AbstractAsyncContextManager[Viewer]:
+        """Look at the engine, as long as the context lasts."""
 
     async def drain(self) -> None:
         """Take no more requests, and return when those under way have ended."""

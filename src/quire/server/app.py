@@ -18,8 +18,10 @@ from quire.server.dialects import DIALECTS, load
 from quire.server.edge import Edge
 from quire.server.errors import MethodNotAllowed, UnknownPath
 from quire.server.generate import generation_route
+from quire.server.live import Live
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
+from quire.server.pagefiles import page_routes
 from quire.server.replies import error_response, json_response
 from quire.server.site import Site
 from quire.server.tokens import Tokens
@@ -44,6 +46,8 @@ def create_app(models: "Models", options: ServerOptions, metrics: Metrics | None
         Route("/ready", pages.ready),
         Route("/metrics", pages.metrics_text),
         Route("/version", pages.version),
+        Route("/live", Live(site).view),
+        *page_routes(),
     ]
     for dialect in map(load, DIALECTS):
         routes += dialect.pages(site)

@@ -20,6 +20,7 @@ from quire.server.replies import error_response
 log = logging.getLogger("quire.server")
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})  # for probes and scrapers, which have no key
+OPEN_PAGE = re.compile(r"/(page/.*)?")  # the page, which asks for the key; what is posted to / is another matter
 CLIENT_CLOSED = 499  # never sent: how a request whose client left is counted
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -58,7 +59,7 @@ class Edge:
             await send(message)
 
         try:
-            if self._keys and scope["path"].removeprefix(scope.get("root_path", "")) not in OPEN_PATHS:
+            if self._keys and not _is_open(scope):
                 scope["tenant"] = self._tenant(headers.get("authorization", ""))
             await self._app(scope, receive, send_with_id)
         except QuireError as error:
@@ -87,3 +88,8 @@ class Edge:
                 "no valid API key" if given else "no API key was given", "send `Authorization: Bearer <key>`"
             )
         return f"key-{matches.index(True)}"
+
+
+def _is_open(scope: Scope) -> bool:
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path in OPEN_PATHS or (scope["method"] in ("GET", "HEAD") and bool(OPEN_PAGE.fullmatch(path)))

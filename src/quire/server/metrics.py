@@ -4,6 +4,7 @@ from collections import Counter
 
 from quire.core.records import RequestRecord, SchedulerStats, StepRecord
 from quire.server.histogram import Histogram
+from quire.server.recent import Recent
 
 _SECONDS = [m * 10.0**e for e in range(-3, 2) for m in (1, 2.5, 5)] + [100.0, 250.0, 600.0]  # 1 ms .. 10 min
 _SHORT = [0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, *_SECONDS[:13]]  # 10 us .. 10 s: parts of a step
@@ -21,6 +22,7 @@ class Metrics:
         self.restarts = 0
         self.finished: Counter[str] = Counter()  # by reason
         self.http_requests: Counter[tuple[str, str]] = Counter()  # by route and status
+        self.recent = Recent()
         self.first_token = Histogram(_SECONDS)
         self.next_token = Histogram(_SECONDS)
         self.per_token = Histogram(_SECONDS)
@@ -41,8 +43,10 @@ class Metrics:
     def token(self, seconds: float, count: int) -> None:
         if count:
             self.next_token.observe(seconds / count, count)
+            self.recent.token(seconds / count)
 
     def request(self, record: RequestRecord) -> None:
+        self.recent.request(record)
         self.finished[record.finish_reason] += 1
         self.whole.observe(record.finished - record.arrival)
         self.prompt_tokens += record.num_prompt_tokens
