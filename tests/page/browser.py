@@ -93,9 +93,7 @@ class Browser:
 
     def resize(self, width: int, height: int) -> None:
         phone = width < 600
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone
-        )
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
 
     def theme(self, name: str) -> None:
         feature = {"name": "prefers-color-scheme", "value": name}
@@ -126,8 +124,9 @@ class Browser:
     def click(self, selector: str) -> None:
         """As a person would: at its place on the screen."""
         place = self.js(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'nearest'}});"
-            " const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] })()"
+            "(selector => { const e = document.querySelector(selector); e.scrollIntoView({block: 'nearest'});"
+            " const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] })"
+            f"({json.dumps(selector)})"
         )
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
@@ -175,10 +174,10 @@ def browser() -> Iterator[Browser]:
         pytest.skip("no chromium on this machine: apt-get install chromium")
     to_browser, from_browser = os.pipe(), os.pipe()
     with tempfile.TemporaryDirectory(prefix="quire-chromium-", ignore_cleanup_errors=True) as profile:
+        flags = [*FLAGS, f"--user-data-dir={profile}"]
         process = subprocess.Popen(
             # The pipe is expected at 3 and 4. A shell puts it there; bash takes numbers of more than one digit.
-            ["bash", "-c", f'exec "$@" 3<&{to_browser[0]} 4>&{from_browser[1]}', "bash", program, *FLAGS]
-            + [f"--user-data-dir={profile}"],
+            ["bash", "-c", f'exec "$@" 3<&{to_browser[0]} 4>&{from_browser[1]}', "bash", program, *flags],
             pass_fds=(to_browser[0], from_browser[1]),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

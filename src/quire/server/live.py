@@ -61,7 +61,7 @@ class Live:
         self.num_viewers += 1
         try:
             async with service.watch() as viewer:
-                while True:
+                while self._site.models.state not in ("draining", "stopped"):  # nobody waits for those who look
                     snapshot = await viewer.next(HEARTBEAT)
                     finished, num_seen = recent.since(num_seen), recent.num_finished
                     yield b"data: " + _encode(self._event(service, snapshot, finished)) + b"\n\n"
@@ -115,6 +115,7 @@ class _Events(Response):
         async with aclosing(self._live.events(self._service)) as events:
             async for event in events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _engine(snapshot: "Snapshot") -> dict[str, Any]:
