@@ -1,6 +1,7 @@
 """Which KV blocks are held, and which free ones still carry a prefix. Ids only: nobody here has seen a tensor."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from quire.core.prefix_tree import PrefixTree
 
@@ -24,6 +25,11 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         return len(self._cached)
+
+    @property
+    def cached(self) -> Iterable[int]:
+        """Free blocks that carry a prefix, the least recently used first."""
+        return self._cached
 
     def take(self) -> int:
         """A block nobody holds; the least recently used prefix gives way when all others are taken."""

@@ -16,6 +16,7 @@ class Group:
     One of them, the leader, computes the prompt; the others begin from what it computed (`source`)."""
 
     __slots__ = (
+        "arrival",
         "deadline",
         "from_start",
         "held",
@@ -49,6 +50,7 @@ class Group:
         params = request.params
         self.id = request.id
         self.key = key
+        self.arrival = request.arrival
         self.deadline = request.deadline
         self.realm = (request.tenant, request.salt)
         self.params = params

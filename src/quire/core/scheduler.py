@@ -492,6 +492,16 @@ class Scheduler:
 
     # ---- seen from outside
 
+    @property
+    def num_preemptions(self) -> int:
+        return self._num_preemptions
+
+    def at_row(self, row: int) -> Sequence:
+        """Who has that row, since the last plan."""
+        seq = self._rows[row]
+        assert seq is not None, f"row {row} is free"
+        return seq
+
     def stats(self) -> SchedulerStats:
         pool, size = self.memory.pool, self.limits.block_size
         held = pool.num_blocks - pool.num_available

@@ -6,7 +6,8 @@ and what was under way is submitted again from where it was; its clients see a p
 import asyncio
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -17,13 +18,14 @@ from quire.engine.child import EngineProcess
 from quire.engine.forecast import Forecast
 from quire.engine.generate import GenerateRequest
 from quire.engine.live import LiveRequest
-from quire.engine.messages import Cancel, Failed, FromEngine, HasRead, Ready, Refused, Start, Step
+from quire.engine.messages import Cancel, Failed, FromEngine, HasRead, Ready, Refused, Seen, Start, Step, Watch
 from quire.engine.options import EngineOptions
 from quire.engine.prompt import Prompter
 from quire.engine.service import ModelInfo, Observer, State
 from quire.engine.sources import resolve_model
 from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores, cosine
 from quire.engine.under_way import Reading, Stream, UnderWay
+from quire.engine.viewers import Viewer
 from quire.executors.protocol import Capacity
 from quire.text.tokenizer import Tokenizer
 
@@ -61,6 +63,7 @@ class EngineClient:
         self.tokenizer: Tokenizer
         self._live: dict[str, UnderWay] = {}
         self._forecast = Forecast(options.max_num_seqs)
+        self._viewers: set[Viewer] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._ready: asyncio.Future[Ready] | None = None
@@ -219,6 +222,19 @@ class EngineClient:
     def busy(self) -> bool:
         return bool(self._live)
 
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[Viewer]:
+        """Look at the engine. It makes snapshots only while somebody does."""
+        viewer = Viewer()
+        self._viewers.add(viewer)
+        try:
+            await self._engine.send(Watch(True))  # also if others look already: this one has not seen anything
+            yield viewer
+        finally:
+            self._viewers.remove(viewer)
+            if not self._viewers:
+                await self._engine.send(Watch(False))
+
     @property
     def engine_pid(self) -> int:
         return self._engine.pid
@@ -263,6 +279,8 @@ class EngineClient:
         for one in under_way:
             if not one.finished:
                 await self._tell(one)
+        if self._viewers:
+            await self._engine.send(Watch(True))
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(ready)
 
@@ -285,6 +303,9 @@ class EngineClient:
                     self.observer.step(message.record)
             for event in message.events:
                 await self._deliver(event)
+        elif isinstance(message, Seen):
+            for viewer in self._viewers:
+                viewer.show(message.snapshot)
         elif isinstance(message, Refused) and (one := self._live.get(message.request_id)):
             one.refuse(message.problem.error())
 

@@ -11,7 +11,9 @@ from quire.core.plan import StepPlan
 from quire.core.records import StepRecord
 from quire.core.request import Request, SequenceEvent
 from quire.core.scheduler import Scheduler
+from quire.core.snapshot import Snapshot
 from quire.engine.options import EngineOptions
+from quire.engine.watch import Watch
 from quire.executors.protocol import Executor
 
 NEW_OBJECTS = 100_000  # before garbage is looked for: more than a step makes
@@ -34,6 +36,7 @@ class Engine:
         self.record: StepRecord | None = None  # of the step that ended in the last call of step(), if one did
         self._launched: deque[_Launched] = deque()
         self._collected = 0.0  # when the last step ended
+        self._watch: Watch | None = None  # while somebody looks
         self._scheduler = Scheduler(
             Limits(
                 max_num_seqs=options.max_num_seqs,
@@ -61,6 +64,8 @@ class Engine:
 
     def cancel(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
         """Free what the request (or one sample of it) holds. One that has ended or never was is no error."""
+        if self._watch:
+            self._watch.changed()
         return self._scheduler.cancel(request_id, index)
 
     def step(self) -> list[SequenceEvent]:
@@ -70,6 +75,8 @@ class Engine:
         if self._scheduler.has_work:
             plan = self._scheduler.schedule()
             scheduled = time.perf_counter()
+            if self._watch:
+                self._watch.planned(plan)
             self.executor.submit(plan)
             self._launched.append(_Launched(plan, scheduled - begin, scheduled))
             if plan.runs and len(self._launched) <= self.capacity.ahead:
@@ -91,7 +98,29 @@ class Engine:
             scheduler=self._scheduler.stats(),
         )
         self._collected = ran
+        if self._watch:
+            self._watch.ran(self.record)
         return events
+
+    # ---- seen from outside
+
+    def watch(self, on: bool) -> None:
+        """Whether somebody looks. While nobody does, it costs nothing."""
+        if on and self._watch:
+            self._watch.changed()
+        else:
+            self._watch = Watch(self._scheduler) if on else None
+
+    def snapshot(self) -> Snapshot | None:
+        """What is to be shown now, if anything is."""
+        return self._watch.take() if self._watch else None
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds until the next call of step() or snapshot() has something to do; None: until a message comes."""
+        if self.has_work:
+            return 0.0
+        return self._watch.patience if self._watch else None
 
     def stop(self) -> None:
         self.executor.stop()

@@ -14,6 +14,7 @@ from quire.engine.options import EngineOptions
 from quire.engine.service import Found, ModelInfo, Observer, Offer, State, TextStream
 from quire.engine.sources import resolve_model
 from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores
+from quire.engine.viewers import Viewer
 from quire.runtime.memory import available_memory
 from quire.text.tokenizer import Tokenizer
 
@@ -127,6 +128,13 @@ class Slot:
     async def score(self, request: ScoreRequest) -> Scores:
         async with self._use() as client:
             return await client.score(request)
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[Viewer]:
+        """Who only looks does not keep it from being unloaded."""
+        client = await self.loaded()
+        async with client.watch() as viewer:
+            yield viewer
 
     async def drain(self) -> None:
         await self._unused.wait()

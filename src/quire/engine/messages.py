@@ -8,6 +8,7 @@ from quire.core import errors
 from quire.core.errors import EngineFailed, QuireError
 from quire.core.records import StepRecord
 from quire.core.request import Request, SequenceEvent
+from quire.core.snapshot import Snapshot
 from quire.core.texts import ReadEvent, ReadRequest, Task
 from quire.engine.options import EngineOptions
 from quire.executors.protocol import Capacity
@@ -31,6 +32,12 @@ class Cancel(msgspec.Struct, tag=True):
     index: int | None  # one sample, or all
 
 
+class Watch(msgspec.Struct, tag=True):
+    """Somebody looks, or nobody does any more."""
+
+    on: bool
+
+
 class Ready(msgspec.Struct, tag=True):
     capacity: Capacity
     task: Task = "generate"
@@ -45,6 +52,12 @@ class Step(msgspec.Struct, tag=True):
 class HasRead(msgspec.Struct, tag=True):
     events: list[ReadEvent]
     record: StepRecord | None
+
+
+class Seen(msgspec.Struct, tag=True):
+    """The engine as it is; only while it is watched."""
+
+    snapshot: Snapshot
 
 
 class Refused(msgspec.Struct, tag=True):
@@ -81,8 +94,8 @@ class Problem(msgspec.Struct):
         return problem
 
 
-ToEngine = Start | Submit | Read | Cancel
-FromEngine = Ready | Step | HasRead | Refused | Failed
+ToEngine = Start | Submit | Read | Cancel | Watch
+FromEngine = Ready | Step | HasRead | Seen | Refused | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToEngine)

@@ -3,6 +3,7 @@
 Started as `python -m quire.engine.process ADDRESS`. It lives as long as its standard input is open, so it never
 outlives the process that started it."""
 
+import math
 import signal
 import sys
 from pathlib import Path
@@ -21,10 +22,12 @@ from quire.engine.messages import (
     Read,
     Ready,
     Refused,
+    Seen,
     Start,
     Step,
     Submit,
     ToEngine,
+    Watch,
     decode_to_engine,
     encode,
 )
@@ -37,7 +40,7 @@ def main(address: str) -> int:
     context = zmq.Context()
     server = _Server(context, address)
     try:
-        start = server.receive(wait=True)
+        start = server.receive(None)
         if start is None:
             return 0
         assert isinstance(start, Start), start
@@ -73,7 +76,7 @@ def _serve(engine: Any, server: "_Server", report: type[Step] | type[HasRead]) -
     `engine` is an `Engine`, whose steps are told as `Step`s, or a `ReadingEngine`, whose steps are `HasRead`s."""
     while not server.gone:
         events: list[Any] = []
-        message = server.receive(wait=not engine.has_work)
+        message = server.receive(engine.patience)
         while message is not None:
             match message:
                 case Submit(request) | Read(request):
@@ -83,13 +86,17 @@ def _serve(engine: Any, server: "_Server", report: type[Step] | type[HasRead]) -
                         server.send(Refused(request.id, Problem.of(error)))
                 case Cancel(request_id, index):
                     events += engine.cancel(request_id, index)
-            message = server.receive(wait=False)
+                case Watch(on):
+                    engine.watch(on)
+            message = server.receive(0.0)
         record = None
         if engine.has_work:
             events += engine.step()
             record = engine.record
         if events or record:
             server.send(report(events, record))
+        if seen := engine.snapshot():
+            server.send(Seen(seen))
 
 
 class _Server:
@@ -103,9 +110,9 @@ class _Server:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
 
-    def receive(self, *, wait: bool) -> ToEngine | None:
-        """The next message; None if there is none yet, or if the server process is gone."""
-        ready = dict(self._poller.poll(None if wait else 0))
+    def receive(self, patience: float | None) -> ToEngine | None:
+        """The next message; None if none comes within that many seconds, or if the server process is gone."""
+        ready = dict(self._poller.poll(None if patience is None else math.ceil(patience * 1000)))
         self.gone = sys.stdin.fileno() in ready  # nothing is ever written there: it has been closed
         return decode_to_engine(self._socket.recv()) if self._socket in ready and not self.gone else None
 

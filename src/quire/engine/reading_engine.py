@@ -50,6 +50,16 @@ class ReadingEngine:
     def has_work(self) -> bool:
         return bool(self._turns)
 
+    @property
+    def patience(self) -> float | None:
+        return 0.0 if self.has_work else None
+
+    def watch(self, on: bool) -> None:
+        """There are no pages to be seen."""
+
+    def snapshot(self) -> None:
+        return None
+
     def submit(self, request: ReadRequest) -> None:
         self._turns.append(_Reading(request))
 

@@ -1,6 +1,7 @@
 """The engine as the server and the commands see it: text in, text out, nothing about arrays or processes."""
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -8,6 +9,7 @@ from quire.core.records import RequestRecord, StepRecord
 from quire.core.texts import Task
 from quire.engine.generate import GenerateRequest
 from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores
+from quire.engine.viewers import Viewer
 from quire.text.event import TextEvent
 from quire.text.tokenizer import Tokenizer
 
@@ -76,6 +78,9 @@ class Service(Protocol):
 
     async def score(self, request: ScoreRequest) -> Scores:
         """By a cross-encoder, or as cosines of vectors."""
+
+    def watch(self) -> AbstractAsyncContextManager[Viewer]:
+        """Look at the engine, as long as the context lasts."""
 
     async def drain(self) -> None:
         """Take no more requests, and return when those under way have ended."""

@@ -21,10 +21,12 @@ from quire.server.embeddings import Embeddings
 from quire.server.errors import MethodNotAllowed, UnknownPath
 from quire.server.generate import generation_route
 from quire.server.keys import KeyRing
+from quire.server.live import Live
 from quire.server.metered import MeteredModels
 from quire.server.metrics import Metrics
 from quire.server.openapi import openapi
 from quire.server.options import ServerOptions
+from quire.server.pagefiles import page_routes
 from quire.server.quota import RATE_HEADERS
 from quire.server.replies import error_response, json_response
 from quire.server.rerank import Rerank
@@ -58,6 +60,8 @@ def create_app(
         Route("/version", pages.version),
         *Embeddings(site).routes(),
         *Rerank(site).routes(),
+        Route("/live", Live(site).view),
+        *page_routes(),
     ]
     parsers: dict[str, Callable[..., Any]] = {}
     shapes: dict[str, Shape] = {}

@@ -28,6 +28,7 @@ log = logging.getLogger("quire.server")
 Shape = Callable[[QuireError], object]
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})  # for probes and scrapers, which have no key
+OPEN_PAGE = re.compile(r"/(page/.*)?")  # the page, which asks for the key; what is posted to / is another matter
 CLIENT_CLOSED = 499  # never sent: how a request whose client left is counted
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -79,7 +80,7 @@ class Edge:
 
         entered = False
         try:
-            if path not in OPEN_PATHS:
+            if not _is_open(scope, path):
                 visit.key = self._keys.find(headers)
                 scope["tenant"] = visit.tenant
                 visit.deadline = _deadline(visit, headers, self._options.request_timeout)
@@ -141,3 +142,7 @@ def _deadline(visit: Visit, headers: Headers, most: float | None) -> float | Non
         raise BadRequest(f"the header x-request-timeout is {asked!r}", "it is a number of seconds, above 0")
     seconds = min(seconds, most or math.inf)
     return None if math.isinf(seconds) else visit.began + seconds
+
+
+def _is_open(scope: Scope, path: str) -> bool:
+    return path in OPEN_PATHS or (scope["method"] in ("GET", "HEAD") and bool(OPEN_PAGE.fullmatch(path)))

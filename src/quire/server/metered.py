@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import DeadlinePassed
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from quire.engine.generate import GenerateRequest
     from quire.engine.service import Models, Offer, Service, State, TextStream
     from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores
+    from quire.engine.viewers import Viewer
 
 
 class MeteredModels:
@@ -86,6 +88,9 @@ class MeteredService:
         found = await self._service.score(request)
         self._visit.spend(found.num_tokens, 0)
         return found
+
+    def watch(self) -> "AbstractAsyncContextManager[Viewer]":
+        return self._service.watch()
 
     async def drain(self) -> None:
         await self._service.drain()

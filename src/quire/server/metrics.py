@@ -4,6 +4,7 @@ from collections import Counter
 
 from quire.core.records import RequestRecord, SchedulerStats, StepRecord
 from quire.server.histogram import Histogram
+from quire.server.recent import Recent
 
 _SECONDS = [m * 10.0**e for e in range(-3, 2) for m in (1, 2.5, 5)] + [100.0, 250.0, 600.0]  # 1 ms .. 10 min
 _SHORT = [0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, *_SECONDS[:13]]  # 10 us .. 10 s: parts of a step
@@ -22,6 +23,7 @@ class ModelMetrics:
         self.generation_tokens = 0
         self.restarts = 0
         self.finished: Counter[str] = Counter()  # by reason
+        self.recent = Recent()
         self.first_token = Histogram(_SECONDS)
         self.next_token = Histogram(_SECONDS)
         self.per_token = Histogram(_SECONDS)
@@ -45,8 +47,10 @@ class ModelMetrics:
     def token(self, seconds: float, count: int) -> None:
         if count:
             self.next_token.observe(seconds / count, count)
+            self.recent.token(seconds / count)
 
     def request(self, record: RequestRecord) -> None:
+        self.recent.request(record)
         self.finished[record.finish_reason] += 1
         self.whole.observe(record.finished - record.arrival)
         self.prompt_tokens += record.num_prompt_tokens

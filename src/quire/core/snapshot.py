@@ -1,0 +1,130 @@
+"""The scheduler as it can be looked at: who holds which block, who runs and who waits, what the last steps computed.
+
+Plain data, made only while somebody looks. Token ids never appear in it."""
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Literal
+
+from quire.core.plan import StepPlan
+from quire.core.records import SchedulerStats
+from quire.core.scheduler import Scheduler
+from quire.core.sequence import Sequence
+
+FREE, CACHED, FIRST_OWNER = 0, 1, 2  # in `Snapshot.owners`; from FIRST_OWNER on: an index of `Snapshot.sequences`
+MAX_WAITING_SHOWN = 100  # the queue may be much longer; `stats.waiting` counts all
+MOST_REFS = 255  # a byte
+
+
+@dataclass(slots=True)
+class SequenceView:
+    request_id: str
+    sample: int
+    state: Literal["running", "waiting", "preempted"]
+    num_prompt: int
+    num_known: int  # prompt and output
+    num_computed: int
+    num_cached: int  # of the prompt, found in the prefix tree
+    num_blocks: int
+    arrival: float  # time.monotonic()
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Part of a prompt, computed in one step."""
+
+    request_id: str
+    sample: int
+    start: int
+    count: int
+
+
+@dataclass(slots=True)
+class StepView:
+    """The batch of one step."""
+
+    step: int
+    decoding: int  # sequences that went on by what they drew last
+    chunks: list[Chunk]
+    preempted: list[str]  # requests that had to give way
+    ended: float = 0.0  # time.monotonic()
+    seconds: float = 0.0  # of computing
+
+
+@dataclass(slots=True, kw_only=True)
+class Snapshot:
+    now: float  # time.monotonic()
+    stats: SchedulerStats
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    resident_bytes: int  # of the engine process
+    owners: bytes  # for each block an unsigned 16-bit number, little endian: FREE, CACHED, or whose it is
+    refs: bytes  # for each block how many hold it, MOST_REFS at most
+    sequences: list[SequenceView]  # those that run, in policy order, then the first that wait
+    steps: list[StepView] = field(default_factory=list)  # since the snapshot before
+
+
+def look(scheduler: Scheduler, *, now: float, resident_bytes: int, steps: list[StepView]) -> Snapshot:
+    """Costs some 30 ns a block and 1 us a sequence."""
+    limits = scheduler.limits
+    running = scheduler.running.items
+    waiting = scheduler.waiting.items[:MAX_WAITING_SHOWN]
+    return Snapshot(
+        now=now,
+        stats=scheduler.stats(),
+        block_size=limits.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        resident_bytes=resident_bytes,
+        owners=_owners(scheduler, running),
+        refs=_refs(scheduler.memory.pool.refs),
+        sequences=[_view(seq) for seq in (*running, *waiting)],
+        steps=steps,
+    )
+
+
+def batch_of(plan: StepPlan, scheduler: Scheduler, preempted: list[str]) -> StepView:
+    """To be asked before the next plan is made: rows change hands."""
+    decoding, chunks = 0, []
+    for run in plan.runs:
+        seq = scheduler.at_row(run.row)
+        if run.start >= seq.group.num_prompt:
+            decoding += 1
+        else:
+            chunks.append(Chunk(seq.group.id, seq.sample, run.start, run.count))
+    return StepView(plan.step, decoding, chunks, preempted)
+
+
+def _owners(scheduler: Scheduler, running: list[Sequence]) -> bytes:
+    """Of a shared block, the last in policy order that holds it."""
+    pool = scheduler.memory.pool
+    owners = array("H", bytes(2 * pool.num_blocks))
+    for block in pool.cached:
+        owners[block] = CACHED
+    for owner, seq in enumerate(running, FIRST_OWNER):
+        for block in seq.table:
+            owners[block] = owner
+    return owners.tobytes()
+
+
+def _refs(refs: list[int]) -> bytes:
+    try:
+        return bytes(refs)  # without a loop in Python
+    except ValueError:
+        return bytes(min(count, MOST_REFS) for count in refs)
+
+
+def _view(seq: Sequence) -> SequenceView:
+    group = seq.group
+    return SequenceView(
+        group.id,
+        seq.sample,
+        "running" if seq.running else "preempted" if group.preempted else "waiting",
+        group.num_prompt,
+        seq.num_known,
+        seq.num_computed,
+        group.num_cached,
+        len(seq.table),
+        group.arrival,
+    )

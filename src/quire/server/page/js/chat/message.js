@@ -1,0 +1,95 @@
+// One message on the page.
+
+import { h, iconButton, announce } from "../dom.js";
+import { Prose, copyText } from "../prose.js";
+import { describeStats } from "./answer.js";
+
+export class MessageView {
+  /** `actions`: edit(text) for what people wrote, retry() for what came back. */
+  constructor(message, name, actions) {
+    this.message = message;
+    this.actions = actions;
+    this.mine = message.role === "user";
+    this.body = h(".body");
+    this.footer = h("footer");
+    this.element = h(
+      `article.message.${this.mine ? "user" : "model"}`,
+      { "aria-label": this.mine ? "You" : name },
+      h("header", h("span.label", this.mine ? "You" : name), this.#tools()),
+      this.body,
+      this.footer,
+    );
+    if (this.mine) this.#showSaid();
+    else {
+      this.prose = new Prose();
+      this.update(false);
+    }
+  }
+
+  #tools() {
+    const copy = iconButton("copy", "Copy", async () => {
+      await copyText(this.message.content);
+      announce("Copied");
+    });
+    const change = this.mine
+      ? iconButton("edit", "Edit and ask again", () => this.edit())
+      : iconButton("retry", "Answer again", () => this.actions.retry());
+    return h(".tools", copy, change);
+  }
+
+  #showSaid() {
+    this.body.replaceChildren(h(".said", this.message.content));
+  }
+
+  edit() {
+    const input = h("textarea", { value: this.message.content, rows: "4", "aria-label": "Message" });
+    const close = () => {
+      this.#showSaid();
+      this.element.querySelector("header button:last-of-type").focus();
+    };
+    const form = h(
+      "form",
+      {
+        onsubmit: (event) => {
+          event.preventDefault();
+          if (input.value.trim()) this.actions.edit(input.value.trim());
+        },
+        onkeydown: (event) => {
+          if (event.key === "Escape") {
+            event.stopPropagation();
+            close();
+          } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+            event.preventDefault();
+            form.requestSubmit();
+          }
+        },
+      },
+      input,
+      h(".dialog-buttons", h("button", { type: "button", onclick: close }, "Cancel"), h("button.primary", "Ask again")),
+    );
+    this.body.replaceChildren(form);
+    input.focus();
+  }
+
+  /** The answer has grown, or has ended. */
+  update(writing) {
+    const { content, reasoning, stats, finish, error } = this.message;
+    this.element.classList.toggle("writing", writing);
+    if (reasoning) this.#reason(reasoning, writing && !content);
+    if (!this.prose.element.isConnected) this.body.append(this.prose.element);
+    this.prose.set(content);
+    const problem = error && h("p.problem", { role: "alert" }, error);
+    this.footer.replaceChildren(...[problem, stats?.tokens && describeStats(stats, finish)].filter(Boolean));
+  }
+
+  #reason(text, thinking) {
+    if (!this.reasoning) {
+      this.thoughts = new Prose();
+      this.summary = h("summary");
+      this.reasoning = h("details.reasoning", this.summary, this.thoughts.element);
+      this.body.prepend(this.reasoning);
+    }
+    this.summary.textContent = thinking ? "Thinking…" : "What it thought";
+    this.thoughts.set(text);
+  }
+}

@@ -1,0 +1,74 @@
+// The numbers that sum it up.
+
+import { h } from "../dom.js";
+import { Canvas } from "./canvas.js";
+import { colour } from "./palette.js";
+import { bytes, inBytes, inSeconds, percent, plural, seconds, whole } from "./units.js";
+
+export class Figures {
+  constructor() {
+    this.rate = new Figure("Tokens per second", true);
+    this.first = new Figure("First token");
+    this.next = new Figure("Between tokens");
+    this.batch = new Figure("Running");
+    this.hits = new Figure("Prefix hits");
+    this.memory = new Figure("Cache held");
+    const all = [this.rate, this.first, this.next, this.batch, this.hits, this.memory];
+    this.element = h("dl.figures", all.map((figure) => figure.element));
+  }
+
+  show(event, history) {
+    const { latency, memory, restarts } = event;
+    const now = history.rates.at(-1);
+    this.rate.set(now.generation < 10 && now.generation > 0 ? now.generation.toFixed(1) : whole(now.generation), "", `prefill ${whole(now.prefill)} a second`);
+    this.rate.line(history.rates.map((rate) => rate.generation));
+    this.#latency(this.first, latency.first_token, "request");
+    this.#latency(this.next, latency.next_token, "token");
+    if (!history.snapshot) return;
+    const { stats, max_num_seqs: rows, resident_bytes: resident, block_size: size } = history.snapshot;
+    const trouble = [stats.preemptions && plural(stats.preemptions, "preemption"), restarts && plural(restarts, "restart")].filter(Boolean);
+    this.batch.set(whole(stats.running), `of ${whole(rows)}`, [`${whole(stats.waiting)} waiting`, ...trouble].join(" · "));
+    this.hits.set(percent(stats.prefix_hits, stats.prefix_queries), stats.prefix_queries ? "%" : "", `${whole(stats.prefix_hits)} of ${whole(stats.prefix_queries)} prompt tokens`);
+    const perBlock = memory.cache / stats.num_blocks;
+    const unused = stats.held_slots ? ` · ${percent(stats.held_slots - stats.used_slots, stats.held_slots)} % of it unused` : "";
+    this.memory.set(
+      ...bytes(stats.held_blocks * perBlock),
+      `of ${inBytes(memory.cache)}${unused} · weights ${inBytes(memory.weights)}${resident ? ` · process ${inBytes(resident)}` : ""}`,
+    );
+    this.memory.element.title = `a block is ${inBytes(perBlock)}, ${size} tokens`;
+  }
+
+  #latency(figure, { p50, p90, p99, count }, noun) {
+    figure.set(...seconds(p50), count ? `90 %: ${inSeconds(p90)} · 99 %: ${inSeconds(p99)} · last ${plural(count, noun)}` : "none yet");
+  }
+}
+
+class Figure {
+  constructor(name, withLine = false) {
+    this.value = h("span.value", "–");
+    this.unit = h("span.unit");
+    this.more = h(".more");
+    if (withLine) this.canvas = new Canvas(() => 24, "");
+    this.element = h(".figure", h("dt.label", name), h("dd", this.value, this.unit, this.canvas?.element, this.more));
+    this.canvas?.element.setAttribute("aria-hidden", "true");
+  }
+
+  set(value, unit, more) {
+    this.value.textContent = value;
+    this.unit.textContent = unit;
+    this.more.textContent = more;
+  }
+
+  line(values) {
+    const surface = this.canvas.begin();
+    if (!surface || values.length < 2) return;
+    const { context, width, height } = surface;
+    const most = Math.max(1, ...values);
+    context.strokeStyle = colour("accent");
+    context.lineWidth = 1.5;
+    context.lineJoin = "round";
+    context.beginPath();
+    values.forEach((value, i) => context.lineTo((i / (values.length - 1)) * width, height - 2 - (value / most) * (height - 4)));
+    context.stroke();
+  }
+}

@@ -1,0 +1,28 @@
+// Who waits, in the order in which they will be taken.
+
+import { h } from "../dom.js";
+import { inSeconds, plural, whole } from "./units.js";
+
+const SHOWN = 40;
+
+export class Queue {
+  constructor() {
+    this.list = h("ol");
+    this.note = h("span.note");
+    this.nobody = h("p.nobody", "Nobody waits.");
+    this.element = h("section.panel.queue", { "aria-label": "Queue" }, h("header", h("h3", "Queue"), this.note), this.nobody, this.list);
+  }
+
+  show({ snapshot, now }) {
+    const waiting = snapshot.sequences.filter((view) => view.state !== "running");
+    const { stats } = snapshot;
+    this.nobody.hidden = waiting.length > 0;
+    this.note.textContent = stats.waiting ? `${plural(stats.waiting, "sequence")} for ${plural(snapshot.max_num_seqs - stats.running, "free row")}` : "";
+    const items = waiting.slice(0, SHOWN).map((view) => {
+      const text = `${whole(view.num_known)} tokens, ${inSeconds(now - view.arrival)}`;
+      return h(`li.${view.state}`, { title: view.request_id }, view.state === "preempted" ? `preempted, ${text}` : text);
+    });
+    if (stats.waiting > items.length) items.push(h("li", `${whole(stats.waiting - items.length)} more`));
+    this.list.replaceChildren(...items);
+  }
+}

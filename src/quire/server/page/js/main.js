@@ -1,0 +1,113 @@
+// Puts the page together: the masthead, the shelf, the two views, and the address that says which is shown.
+
+import { onKeyWanted } from "./api.js";
+import { ChatView } from "./chat/view.js";
+import { Shelf } from "./chat/shelf.js";
+import { announce, icon } from "./dom.js";
+import { EngineView } from "./engine/view.js";
+import { askForKey } from "./keydialog.js";
+import { ModelChoice } from "./models.js";
+import { Shortcuts } from "./shortcuts.js";
+import { Store } from "./store.js";
+import { currentTheme, onTheme, toggleTheme } from "./theme.js";
+
+const byId = (id) => document.getElementById(id);
+onKeyWanted(askForKey);
+
+const store = new Store(localStorage);
+const models = new ModelChoice(byId("model"), () => route());
+const chat = new ChatView(byId("chat-view"), { store, model: () => models.value, onchange: showShelf });
+const engine = new EngineView(byId("engine-view"), chat.ours);
+const shelf = new Shelf(byId("shelf"), {
+  onnew: startNew,
+  onrename: (id, title) => {
+    store.rename(id, title);
+    if (chat.chat.id === id) Object.assign(chat.chat, { title: title.trim(), named: Boolean(title.trim()) });
+    showShelf();
+  },
+  ondelete: (id) => {
+    chat.writing.get(id)?.controller.abort();
+    store.delete(id);
+    if (chat.chat.id === id) startNew();
+    showShelf();
+  },
+});
+
+function showShelf() {
+  shelf.show(store.list(), chat.chat.id, chat.writing);
+  const known = store.list().some((item) => item.id === chat.chat.id);
+  if (known && location.hash === "#chat") history.replaceState(null, "", `#chat/${chat.chat.id}`);
+}
+
+function startNew() {
+  chat.open(null);
+  if (location.hash === "#chat") showShelf();
+  else location.hash = "#chat";
+  openShelf(false);
+  chat.composer.input.focus();
+}
+
+/** #engine, #chat (the conversation that is open, or a new one) or #chat/<id>. */
+function route() {
+  const [, view, id] = /^#(chat|engine)(?:\/(\w+))?$/.exec(location.hash) ?? [null, "chat", null];
+  const looking = view === "engine";
+  byId("chat-view").hidden = looking;
+  byId("engine-view").hidden = !looking;
+  byId("shelf").hidden = looking;
+  byId("open-shelf").hidden = looking;
+  for (const [link, current] of [["to-chat", !looking], ["to-engine", looking]]) {
+    if (current) byId(link).setAttribute("aria-current", "page");
+    else byId(link).removeAttribute("aria-current");
+  }
+  document.title = looking ? "Engine · Quire" : "Quire";
+  if (looking) engine.start(models.value);
+  else engine.stop();
+  if (id && id !== chat.chat.id) models.choose(chat.open(id).model);
+  openShelf(false);
+  showShelf();
+}
+
+function openShelf(open) {
+  byId("shelf").classList.toggle("open", open);
+  byId("open-shelf").setAttribute("aria-expanded", String(open));
+}
+
+/** `step` is 1 for the next older conversation, -1 for the next newer one. */
+function leaf(step) {
+  const items = store.list();
+  const next = items[items.findIndex((item) => item.id === chat.chat.id) + step];
+  if (next) location.hash = `#chat/${next.id}`;
+}
+
+const shortcuts = new Shortcuts([
+  ["Escape", "stop the answer", () => chat.stop(), true],
+  ["/", "write a message", () => ((location.hash = "#chat"), chat.composer.input.focus())],
+  ["n", "new conversation", startNew],
+  ["r", "answer again", () => chat.retry()],
+  ["u", "edit what you said last", () => chat.editLast()],
+  ["p", "parameters", () => chat.toggleSettings()],
+  ["]", "next conversation", () => leaf(1)],
+  ["[", "previous conversation", () => leaf(-1)],
+  ["c", "chat", () => (location.hash = "#chat")],
+  ["e", "engine", () => (location.hash = "#engine")],
+  ["t", "light or dark", toggleTheme],
+  ["?", "this list", () => shortcuts.show()],
+]);
+
+const showTheme = () => byId("theme").replaceChildren(icon(currentTheme() === "dark" ? "sun" : "moon"));
+showTheme();
+onTheme(showTheme);
+byId("theme").addEventListener("click", toggleTheme);
+byId("help").append(icon("keys"));
+byId("help").addEventListener("click", () => shortcuts.show());
+byId("open-shelf").append(icon("menu"));
+byId("open-shelf").addEventListener("click", () => openShelf(!byId("shelf").classList.contains("open")));
+byId("main").addEventListener("pointerdown", () => openShelf(false));
+addEventListener("storage", showShelf); // another tab has changed something
+addEventListener("hashchange", route);
+
+models
+  .refresh()
+  .catch((error) => announce(`The models could not be listed: ${error.message}`))
+  .finally(route);
+if (!location.hash.startsWith("#engine")) chat.composer.input.focus();

@@ -1,0 +1,25 @@
+// Light or dark: as the system has it until somebody chooses.
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const root = document.documentElement;
+const listeners = new Set();
+
+export const currentTheme = () => root.dataset.theme ?? (dark.matches ? "dark" : "light");
+
+export function toggleTheme() {
+  const next = currentTheme() === "dark" ? "light" : "dark";
+  root.dataset.theme = next;
+  try {
+    localStorage.setItem("quire.theme", next);
+  } catch {
+    // it lasts as long as the page
+  }
+  for (const listener of listeners) listener();
+}
+
+/** Canvases have no style sheet: they draw again. */
+export const onTheme = (listener) => listeners.add(listener);
+
+dark.addEventListener("change", () => {
+  for (const listener of listeners) listener();
+});

@@ -1,0 +1,59 @@
+"""The last requests and tokens, as the live view shows them. Histograms are for years; this is for the last minutes."""
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+
+import msgspec
+
+from quire.core.records import RequestRecord
+
+NUM_REQUESTS = 512
+NUM_GAPS = 2048
+
+
+class Percentiles(msgspec.Struct):
+    """Seconds."""
+
+    count: int
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+
+
+class Recent:
+    """An append for each token and each request. Everything else is done when somebody looks."""
+
+    def __init__(self) -> None:
+        self.num_finished = 0
+        self._requests: deque[RequestRecord] = deque(maxlen=NUM_REQUESTS)
+        self._gaps: deque[float] = deque(maxlen=NUM_GAPS)  # seconds between two tokens of a sample
+
+    def token(self, seconds: float) -> None:
+        self._gaps.append(seconds)
+
+    def request(self, record: RequestRecord) -> None:
+        self.num_finished += 1
+        self._requests.append(record)
+
+    def since(self, num_seen: int) -> list[RequestRecord]:
+        """Those that finished after the first `num_seen`, as far as they are kept."""
+        num_new = min(self.num_finished - num_seen, len(self._requests))
+        return list(islice(self._requests, len(self._requests) - num_new, None))
+
+    def latencies(self) -> dict[str, Percentiles]:
+        requests = list(self._requests)
+        return {
+            "first_token": percentiles(ttft for record in requests if (ttft := record.ttft) is not None),
+            "next_token": percentiles(self._gaps),
+            "whole": percentiles(record.finished - record.arrival for record in requests),
+        }
+
+
+def percentiles(values: Iterable[float]) -> Percentiles:
+    """By nearest rank: each is a value that occurred."""
+    ordered = sorted(values)
+    if not ordered:
+        return Percentiles(0)
+    p50, p90, p99 = (ordered[-(-len(ordered) * percent // 100) - 1] for percent in (50, 90, 99))
+    return Percentiles(len(ordered), p50, p90, p99)

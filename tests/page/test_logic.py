@@ -1,0 +1,279 @@
+"""The page's modules that know nothing of the page: run where they will run, in a browser."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from page.browser import Browser, browser
+from server.running import running
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Browser]:
+    with browser() as page, running() as server:
+        page.open(f"{server.url}/page/icon.svg")  # any page of the same origin
+        yield page
+
+
+def run(page: Browser, module: str, expression: str, *arguments: object) -> Any:
+    """`expression` is a function of the module and the arguments."""
+    given = ", ".join(["m", *map(json.dumps, arguments)])
+    return page.js(f"import('/page/js/{module}').then(m => ({expression})({given}))")
+
+
+def parse(page: Browser, text: str) -> Any:
+    without = (
+        "(m, text) => JSON.parse(JSON.stringify(m.parse(text), (key, value) => key === 'raw' ? undefined : value))"
+    )
+    return run(page, "markdown.js", without, text)
+
+
+def inline(page: Browser, text: str) -> Any:
+    return run(page, "inline.js", "(m, text) => m.parseInline(text)", text)
+
+
+def test_blocks(page: Browser) -> None:
+    assert parse(page, "# Title ##\n\ntext\ngoes on") == [
+        {"type": "heading", "level": 1, "children": ["Title"]},
+        {"type": "paragraph", "children": ["text", "\n", "goes on"]},
+    ]
+    assert parse(page, "```py\nx = 1\n\n# no title\n```\nafter")[0] == {
+        "type": "code",
+        "language": "py",
+        "text": "x = 1\n\n# no title",
+    }
+    assert parse(page, "text\n```\nstill being writ")[1] == {
+        "type": "code",
+        "language": "",
+        "text": "still being writ",
+        "open": True,
+    }
+    assert [block["type"] for block in parse(page, "a\n\n---\n> q\n\n***\n")] == ["paragraph", "rule", "quote", "rule"]
+
+
+def test_lists(page: Browser) -> None:
+    [outer] = parse(page, "- a\n  - b\n    - c\n- d")
+    assert not outer["ordered"] and not outer["loose"] and len(outer["items"]) == 2
+    assert outer["items"][0][1]["items"][0][1]["items"][0][0]["children"] == ["c"]
+    [ordered] = parse(page, "3. three\n\n   more of it\n4. four")
+    assert ordered["ordered"] and ordered["start"] == 3 and ordered["loose"]
+    assert [block["type"] for block in ordered["items"][0]] == ["paragraph", "paragraph"]
+    assert [block["type"] for block in parse(page, "- a\n\n1. b")] == ["list", "list"]
+    [with_code] = parse(page, "1. Run:\n   ```sh\n   make\n   ```\n2. Done")
+    assert with_code["items"][0][1] == {"type": "code", "language": "sh", "text": "make"}
+
+
+def test_tables(page: Browser) -> None:
+    [table] = parse(page, "| a | b \\| c |\n|:-:|--:|\n| *1* |\n| 2 | 3 | 4 |")
+    assert table["align"] == ["center", "end"] and table["head"] == [["a"], ["b | c"]]
+    assert table["rows"] == [[[{"type": "em", "children": ["1"]}], []], [["2"], ["3"]]]
+    assert parse(page, "a | b\nno divider")[0]["type"] == "paragraph"
+
+
+def test_inlines(page: Browser) -> None:
+    assert inline(page, "**a *b* c** ~~d~~ `e`") == [
+        {"type": "strong", "children": ["a ", {"type": "em", "children": ["b"]}, " c"]},
+        " ",
+        {"type": "strike", "children": ["d"]},
+        " ",
+        {"type": "code", "text": "e"},
+    ]
+    assert "".join(inline(page, "snake_case_name and 2 * 3 * 4 and **open")) == (
+        "snake_case_name and 2 * 3 * 4 and **open"
+    )
+    assert inline(page, "`` a`b ``")[0] == {"type": "code", "text": "a`b"}
+    assert inline(page, "a\\*b\\*") == ["a*b*"]
+    assert inline(page, "line  \nnext")[1] == {"type": "break"}
+
+
+def test_links(page: Browser) -> None:
+    link = {"type": "link", "href": "https://a.b/c_(d)", "children": ["x"]}
+    assert inline(page, '[x](https://a.b/c_(d) "title")') == [link]
+    assert inline(page, "see https://a.b/c, or (https://d.e)")[1]["href"] == "https://a.b/c"
+    assert inline(page, "see https://a.b/c, or (https://d.e)")[3]["href"] == "https://d.e"
+    assert inline(page, "![image](https://a.b/c.png)")[0]["type"] == "link", "nothing is fetched from elsewhere"
+    for bad in (
+        "[x](javascript:alert(1))",
+        "[x](data:text/html,x)",
+        "[x]( vbscript:x)",
+        "<javascript:x>",
+        "[x](//a.b)",
+    ):
+        assert all(isinstance(part, str) for part in inline(page, bad)), bad
+
+
+@pytest.mark.parametrize(
+    "text", ["*", "_a", "[", "![", "<", "`", "**a", "[a](", "[a](http://", "> ", "- ", "#", "~~", "\\", "`a``", "a*b"]
+)
+def test_a_hostile_text_takes_no_longer_than_a_kind_one(page: Browser, text: str) -> None:
+    timed = "(m, t) => { const begin = performance.now(); m.parse(t.repeat(20000)); return performance.now() - begin }"
+    assert run(page, "markdown.js", timed, text) < 1500
+
+
+def test_events_that_come_in_pieces(page: Browser) -> None:
+    pieces = ['data: {"a', '": 1}\n', "\ndata: x\ndata: y\r\n\r\n: comment\n\nevent: z\n", "data:[DONE]\n\n"]
+    fed = "(m, pieces) => { const p = new m.EventParser(); return pieces.map(piece => p.push(piece)) }"
+    assert run(page, "sse.js", fed, pieces) == [[], [], ['{"a": 1}', "x\ny"], ["[DONE]"]]
+
+
+def test_conversations_are_kept(page: Browser) -> None:
+    kept = run(
+        page,
+        "store.js",
+        """m => {
+          const items = new Map();
+          const storage = {
+            getItem: key => items.get(key) ?? null,
+            setItem: (key, value) => items.set(key, value),
+            removeItem: key => items.delete(key),
+          };
+          let time = 0;
+          const store = new m.Store(storage, () => ++time);
+          const [a, b] = [store.create(), store.create({system: "Be brief."})];
+          a.messages.push({role: "user", content: "  A question\\nof two lines "});
+          b.messages.push({role: "user", content: "word ".repeat(40)});
+          store.save(a);
+          store.save(b);
+          store.rename(a.id, "Named");
+          const named = store.load(a.id);
+          store.save(named);
+          const listed = store.list();
+          store.rename(a.id, "");
+          store.delete(b.id);
+          return {listed, renamed: store.list()[0].title, deleted: store.load(b.id), left: items.size,
+                  text: m.asMarkdown({...named, model: "smol", system: "x"})};
+        }""",
+    )
+    assert kept["listed"][0]["title"] == "Named", "the last saved is first, and its name stays"
+    assert kept["listed"][1]["title"].endswith("word…") and len(kept["listed"][1]["title"]) <= 61
+    assert kept["renamed"] == "A question" and kept["deleted"] is None and kept["left"] == 2
+    assert kept["text"].startswith("# Named\n\n> x\n\n**You**\n\n")
+
+
+def test_an_answer_is_measured(page: Browser) -> None:
+    answered = run(
+        page,
+        "chat/answer.js",
+        """m => {
+          let time = 0;
+          const answer = new m.Answer(() => time);
+          const chunk = (delta, more) => answer.add({id: "x", choices: [{delta, ...more}]});
+          chunk({role: "assistant", content: ""});
+          time = 250; chunk({reasoning_content: "Hm."});
+          time = 350; chunk({content: "Yes"});
+          time = 450; chunk({content: "."}, {finish_reason: "length"});
+          const early = answer.stats.tokens;
+          answer.add({id: "x", choices: [], usage: {prompt_tokens: 20, completion_tokens: 5,
+                                                   prompt_tokens_details: {cached_tokens: 16}}});
+          return {early, content: answer.content, reasoning: answer.reasoning, stats: answer.stats,
+                  said: m.describeStats(answer.stats, answer.finish)};
+        }""",
+    )
+    assert answered["early"] == 3 and answered["content"] == "Yes." and answered["reasoning"] == "Hm."
+    assert answered["stats"] == {"tokens": 5, "ttft": 250, "rate": 20, "prompt": 20, "cached": 16}
+    assert answered["said"] == (
+        "5 tokens · first after 250 ms · 20 tokens/s · prompt 20, 16 of it cached · ended at the token limit"
+    )
+
+
+def test_what_is_asked(page: Browser) -> None:
+    chat = {
+        "system": "Be brief.",
+        "params": {"temperature": 0, "stop": ["\n"]},
+        "messages": [{"role": "user", "content": "Hi", "stats": {"tokens": 1}}],
+    }
+    assert run(page, "chat/parameters.js", "(m, chat) => m.requestFor(chat, 'smol')", chat) == {
+        "model": "smol",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+        "temperature": 0,
+        "stop": ["\n"],
+    }
+    read = "(m, texts) => texts.map(t => m.readNumber(t, {min: 1, max: 9, whole: true}) ?? 'empty').map(String)"
+    assert run(page, "chat/parameters.js", read, ["3", " ", "0", "10", "2.5", "x"]) == ["3", "empty", *["NaN"] * 4]
+
+
+def view(name: str, state: str, computed: int, known: int) -> dict[str, Any]:
+    return {
+        "request_id": name,
+        "sample": 0,
+        "state": state,
+        "num_prompt": 40,
+        "num_known": known,
+        "num_computed": computed,
+        "num_cached": 16,
+        "num_blocks": 3,
+        "arrival": 10.0,
+    }
+
+
+def event(now: float, generation: int, sequences: list[Any], steps: list[Any], finished: list[Any]) -> dict[str, Any]:
+    engine = {"now": now, "sequences": sequences, "steps": steps}
+    return {"now": now, "tokens": {"generation": generation}, "finished": finished, "engine": engine}
+
+
+def step(number: int, ended: float, decoding: int, chunks: list[tuple[str, int, int]], preempted: list[str]) -> Any:
+    listed = [{"request_id": name, "sample": 0, "start": start, "count": count} for name, start, count in chunks]
+    return {
+        "step": number,
+        "ended": ended,
+        "seconds": 0.5,
+        "decoding": decoding,
+        "chunks": listed,
+        "preempted": preempted,
+    }
+
+
+def test_the_life_of_a_request(page: Browser) -> None:
+    record = {
+        "id": "a",
+        "finish_reason": "stop",
+        "num_prompt_tokens": 40,
+        "num_cached_tokens": 16,
+        "num_output_tokens": 7,
+        "arrival": 10.0,
+        "first_token": 12.0,
+        "finished": 20.0,
+    }
+    unseen = {**record, "id": "b", "arrival": 5.0, "first_token": 6.0, "finished": 8.0}
+    events = [
+        event(10.5, 0, [view("a", "waiting", 0, 40)], [], [unseen]),
+        event(
+            13.0,
+            2,
+            [view("a", "running", 42, 43)],
+            [step(1, 11.5, 0, [("a", 16, 10)], []), step(2, 12.0, 0, [("a", 26, 14)], []), step(3, 13.0, 1, [], [])],
+            [],
+        ),
+        event(15.0, 3, [view("a", "preempted", 0, 44)], [step(4, 14.5, 0, [], ["a"])], []),
+        event(17.0, 3, [view("a", "running", 44, 44)], [step(5, 16.5, 0, [("a", 32, 12)], [])], []),
+        event(20.5, 7, [], [], [record]),
+    ]
+    lived = run(
+        page,
+        "engine/history.js",
+        """(m, events) => {
+          const history = new m.History();
+          for (const event of events) history.add(event);
+          const spans = id => history.requests.get(id).spans.map(({kind, from, to}) => [kind, from, to]);
+          return {a: spans("a"), b: spans("b"), state: history.requests.get("a").state,
+                  words: m.describe(history.requests.get("a"), 21, s => `${s} s`)};
+        }""",
+        events,
+    )
+    assert lived["b"] == [["unseen", 5, 6], ["decode", 6, 8]]
+    assert lived["a"] == [
+        ["queued", 10, 11],
+        ["prefill", 11, 11.5],
+        ["prefill", 11.5, 12],
+        ["decode", 12, 14],
+        ["preempted", 14, 16],
+        ["prefill", 16, 16.5],
+        ["decode", 16.5, 20],
+    ]
+    assert lived["state"] == "stop"
+    assert lived["words"] == (
+        "queued 1 s · 16 prompt tokens found in the cache · prefill 1.5 s in 3 chunks of 10 + 14 + 12 tokens"
+        " · preempted for 2 s · 7 tokens drawn in 5.5 s · ended by stop"
+    )
