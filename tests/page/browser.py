@@ -85,15 +85,24 @@ class Browser:
             self.call(f"{domain}.enable")
         self.resize(width, height)
         self.theme("dark" if dark else "light")
-        self.go(url)
-
-    def go(self, url: str) -> None:
         self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
+        self._context = context
+
+    def reload(self) -> None:
+        self.js("window.before = true")
+        self.call("Page.reload")
+        self.wait("!window.before && document.readyState === 'complete'")
+
+    def close(self) -> None:
+        self.session = None
+        self.call("Target.disposeBrowserContext", browserContextId=self._context)
 
     def resize(self, width: int, height: int) -> None:
         phone = width < 600
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
+        self.wait(f"innerWidth === {width}")
+        self.js("new Promise(requestAnimationFrame)")  # laid out anew
 
     def theme(self, name: str) -> None:
         feature = {"name": "prefers-color-scheme", "value": name}

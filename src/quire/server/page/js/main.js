@@ -36,12 +36,12 @@ const shelf = new Shelf(byId("shelf"), {
 function showShelf() {
   shelf.show(store.list(), chat.chat.id, chat.writing);
   const known = store.list().some((item) => item.id === chat.chat.id);
-  if (known && location.hash === "#chat") history.replaceState(null, "", `#chat/${chat.chat.id}`);
+  if (known && ["", "#chat"].includes(location.hash)) history.replaceState(null, "", `#chat/${chat.chat.id}`);
 }
 
 function startNew() {
   chat.open(null);
-  if (location.hash === "#chat") showShelf();
+  if (["", "#chat"].includes(location.hash)) showShelf();
   else location.hash = "#chat";
   openShelf(false);
   chat.composer.input.focus();

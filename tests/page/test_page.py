@@ -1,0 +1,277 @@
+"""The page in a real browser, before the real server and the default model."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from page.browser import Browser, browser
+from page.serving import Served, served
+from quire.server.options import ServerOptions
+
+LAST = "[...document.querySelectorAll('.message.model')].at(-1)"
+WRITING = "document.querySelector('.message.writing')"
+WORDS = f"{LAST}.querySelector('.prose').textContent"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as chromium:
+        yield chromium
+
+
+@pytest.fixture(scope="module")
+def server(default_model: Path) -> Iterator[Served]:
+    with served(default_model) as server:
+        yield server
+
+
+@pytest.fixture
+def page(chromium: Browser, server: Served) -> Iterator[Browser]:
+    """Just opened. In the end nothing has failed in it, and it has asked nobody but its server."""
+    chromium.open(f"{server.url}/")
+    chromium.wait("document.querySelector('#model').value")
+    yield chromium
+    assert chromium.complaints() == []
+    assert all(url.startswith((server.url, "blob:")) for url in chromium.requested())
+    chromium.close()
+
+
+def set_parameter(page: Browser, name: str, value: object) -> None:
+    page.js(
+        f"(input => {{ input.value = {json.dumps(value)}; input.dispatchEvent(new Event('input')) }})"
+        f"(document.querySelector('.settings [name={name}]'))"
+    )
+
+
+def ask(page: Browser, text: str, max_tokens: int = 24) -> None:
+    set_parameter(page, "max_tokens", max_tokens)
+    set_parameter(page, "temperature", 0)
+    page.click(".composer textarea")
+    page.type(text)
+    page.press("Enter")
+
+
+def answered(page: Browser) -> str:
+    page.wait(f"{LAST} && !{WRITING}")
+    text: str = page.js(WORDS)
+    return text
+
+
+def sent(page: Browser) -> list[dict[str, object]]:
+    """The bodies of the chats asked for."""
+    page.js("1")
+    requests = [e["params"]["request"] for e in page.events if e.get("method") == "Network.requestWillBeSent"]
+    return [json.loads(r["postData"]) for r in requests if r["url"].endswith("/v1/chat/completions")]
+
+
+def test_a_conversation(page: Browser, server: Served) -> None:
+    ask(page, "Name a colour.")
+    first = answered(page)
+    assert first.strip()
+    assert "tokens" in page.js(f"{LAST}.querySelector('footer').textContent")
+    ask(page, "And another one?")
+    answered(page)
+    assert page.js("document.querySelectorAll('.message').length") == 4
+    second = sent(page)[1]
+    assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]  # type: ignore[index]
+    assert second["temperature"] == 0 and second["max_tokens"] == 24 and "top_p" not in second
+    assert page.js("document.querySelector('.shelf li.current a').textContent") == "Name a colour."
+
+    page.reload()
+    page.wait("document.querySelectorAll('.message').length === 4")
+    assert page.js("document.querySelector('.message.model .prose').textContent") == first
+    assert page.js("document.querySelector('.settings [name=max_tokens]').value") == "24"
+
+
+def test_stop_edit_and_answer_again(page: Browser, server: Served) -> None:
+    ask(page, "Write a long story about a paper mill.", 2000)
+    page.wait(f"{WORDS}.length > 20")
+    assert page.js("document.querySelector('.composer .primary').getAttribute('aria-label')") == "Stop"
+    page.press("Escape")
+    answered(page)
+    assert "stopped" in page.js(f"{LAST}.querySelector('footer').textContent")
+    page.wait("fetch('metrics').then(r => r.text()).then(t => /quire_num_requests_running 0/.test(t))")
+
+    page.click(".message.user [aria-label^='Edit']")
+    page.js("document.querySelector('.message form textarea').select()")
+    page.type("Say hello.")
+    set_parameter(page, "max_tokens", 8)
+    page.press("Enter")
+    text = answered(page)
+    assert page.js("[...document.querySelectorAll('.said')].map(e => e.textContent)") == ["Say hello."]
+    page.js("document.activeElement.blur()")
+    page.press("r")
+    page.wait(f"{WRITING} || {WORDS}.length > 0")
+    assert answered(page) == text, "the same request gives the same tokens"
+    assert len(sent(page)) == 3
+
+
+def test_several_conversations(page: Browser) -> None:
+    ask(page, "One.", 4)
+    answered(page)
+    page.click(".shelf .new")
+    ask(page, "Two.", 4)
+    answered(page)
+    titles = "[...document.querySelectorAll('.shelf li a')].map(a => a.textContent)"
+    assert page.js(titles) == ["Two.", "One."]
+    page.click(".shelf li:last-child a")
+    page.wait("document.querySelector('.said').textContent === 'One.'")
+    page.click(".shelf li.current [aria-label^='Rename']")
+    page.type("First of all")
+    page.press("Enter")
+    assert sorted(page.js(titles)) == ["First of all", "Two."]
+    page.click(".shelf li.current [aria-label^='Delete']")
+    page.click("dialog .primary")
+    page.wait("!document.querySelector('dialog')")
+    assert page.js(titles) == ["Two."] and page.js("document.querySelector('.welcome') !== null")
+
+
+def test_an_answer_goes_on_while_another_is_read(page: Browser) -> None:
+    ask(page, "Tell a story.", 60)
+    page.wait(WRITING)
+    page.click(".shelf .new")
+    assert page.js("document.querySelector('.shelf li.writing') !== null")
+    page.wait("!document.querySelector('.shelf li.writing')")
+    page.click(".shelf li a")
+    assert len(answered(page)) > 40
+
+
+def test_text_of_a_model_is_never_html(page: Browser) -> None:
+    hostile = (
+        "<img src=x onerror=alert(1)> <b>x</b> [y](javascript:alert(1))\n\n```html\n<script>alert(1)</script>\n```"
+    )
+    chat = {"id": "h", "title": "h", "system": "", "params": {}, "messages": [{"role": "user", "content": "<i>q</i>"}]}
+    chat["messages"].append({"role": "assistant", "content": hostile, "reasoning": "<u>r</u>"})  # type: ignore[attr-defined]
+    page.js(f"localStorage.setItem('quire.chat.h', {json.dumps(json.dumps(chat))}); location.hash = '#chat/h'")
+    page.wait(LAST)
+    assert page.js("document.querySelectorAll('.leaf :is(img, b, i, u, script)').length") == 0
+    assert page.js("document.querySelectorAll('.leaf a').length") == 0
+    assert page.js("document.querySelector('.leaf pre code').textContent") == "<script>alert(1)</script>"
+    assert page.js("document.querySelector('.leaf .reasoning').open") is False
+    page.click(".leaf .copy")
+    page.wait("document.querySelector('.leaf .copy').textContent === 'Copied'")
+
+
+def test_the_engine_at_work(page: Browser, server: Served) -> None:
+    ask(page, "Write a long tale about paper and ink.", 120)
+    page.wait(WRITING)
+    page.js("document.activeElement.blur()")
+    page.press("e")
+    page.wait("/[1-9]\\d* held/.test(document.querySelector('.blocks .note').textContent)")
+    assert server.num_viewers == 1
+    page.wait("document.querySelector('.requests tbody tr')")
+    assert page.js("document.querySelector('.requests .mine') !== null"), "the page knows its own requests"
+    page.click(".requests .who button")
+    page.wait("/prompt|prefill|drawn|looked/.test(document.querySelector('.detail td').textContent)")
+    page.wait("/^done/.test(document.querySelector('.requests .doing:not(.label)').textContent)")
+    page.wait("/ 0 held/.test(document.querySelector('.blocks .note').textContent)")
+    figures = page.js("[...document.querySelectorAll('.figure .value')].map(e => e.textContent)")
+    assert "–" not in figures[:3], "tokens a second, first token, between tokens"
+    drawn = "(c => new Set(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).size)"
+    assert page.js(f"{drawn}(document.querySelector('.blocks canvas'))") > 4, "cached blocks, free ones and gaps"
+    page.js("document.querySelector('.blocks canvas').focus()")
+    page.press("ArrowRight")
+    page.press("ArrowRight")
+    assert page.js("document.querySelector('.pointed').textContent").startswith("block 1: ")
+    page.press("c")
+    page.wait("!document.querySelector('#chat-view').hidden")
+    page.wait("fetch('health')")
+    page.js("new Promise(done => setTimeout(done, 100))")
+    assert server.num_viewers == 0, "nobody looks any more, so the engine is not watched"
+
+
+def test_keyboard(page: Browser) -> None:
+    page.js("location.hash = '#engine'")
+    page.reload()  # nothing has the focus here
+    page.press("Tab")
+    assert page.js("document.activeElement.className") == "skip"
+    page.press("c")
+    page.press("?")
+    page.wait("document.querySelector('dialog[open] .shortcuts')")
+    page.press("Escape")
+    page.wait("!document.querySelector('dialog')")
+    page.press("t")
+    assert page.js("document.documentElement.dataset.theme") == "dark"
+    page.press("p")
+    assert page.js("document.activeElement.closest('.settings') !== null")
+    page.type("np")
+    assert page.js("document.querySelector('.settings textarea').value") == "np", (
+        "letters are letters where people write"
+    )
+
+
+def test_everything_has_a_name(page: Browser) -> None:
+    ask(page, "Hi", 2)
+    answered(page)
+    nameless = """[...document.querySelectorAll('button, a, input, select, textarea, canvas')].filter(e =>
+      !(e.getAttribute('aria-label') || e.textContent.trim() || e.closest('label')?.textContent.trim()
+        || e.getAttribute('aria-hidden'))).map(e => e.outerHTML)"""
+    for view in ("#chat", "#engine"):
+        page.js(f"location.hash = '{view}'")
+        page.wait("document.querySelector('.requests tbody tr') || location.hash.startsWith('#chat')")
+        assert page.js(nameless) == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_can_be_read_in_both_themes(page: Browser, theme: str) -> None:
+    page.theme(theme)
+    contrast = """((text, ground) => {
+      const probe = document.body.appendChild(document.createElement('i'));
+      const light = name => {
+        probe.style.color = `var(--${name})`;
+        const parts = getComputedStyle(probe).color.match(/[\\d.]+/g).slice(0, 3).map(Number);
+        const [r, g, b] = parts.map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+      };
+      const [a, b] = [light(text), light(ground)].sort((x, y) => y - x);
+      return (a + 0.05) / (b + 0.05);
+    })"""
+    for text in ("ink", "ink-soft", "accent", "warn"):
+        for ground in ("paper", "sheet", "sunk"):
+            assert page.js(f"{contrast}('{text}', '{ground}')") >= 4.5, (text, ground)
+    assert page.js(f"{contrast}('on-accent', 'accent')") >= 4.5
+
+
+def test_a_phone(page: Browser) -> None:
+    page.resize(360, 740)
+    page.wait("document.querySelector('.shelf').getBoundingClientRect().right <= 0")
+    ask(page, "Hi", 4)
+    answered(page)
+    for view in ("#chat", "#engine"):
+        page.js(f"location.hash = '{view}'")
+        page.wait("document.querySelector('.requests tbody tr') || location.hash.startsWith('#chat')")
+        assert page.js("document.documentElement.scrollWidth") <= 360
+        wide = "[...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > 361).length"
+        assert page.js(wide) == 0
+    page.js("location.hash = '#chat'")
+    page.wait("!document.querySelector('#open-shelf').hidden")
+    page.click("#open-shelf")
+    page.wait("document.querySelector('.shelf').getBoundingClientRect().left >= 0")
+    page.click(".shelf .new")
+    page.wait("document.querySelector('.shelf').getBoundingClientRect().right <= 0")
+
+
+def test_a_server_that_asks_for_a_key(chromium: Browser, default_model: Path) -> None:
+    with served(default_model, ServerOptions(api_key=["open sesame"])) as server:
+        chromium.open(f"{server.url}/")
+        chromium.wait("document.querySelector('dialog[open] input')")
+        chromium.type("wrong")
+        chromium.press("Enter")
+        chromium.wait("document.querySelectorAll('dialog[open] input').length === 1")
+        chromium.wait("document.querySelector('dialog[open] p').textContent.includes('no valid API key')")
+        chromium.js("document.querySelector('dialog[open] input').select()")
+        chromium.type("open sesame")
+        chromium.press("Enter")
+        chromium.wait("document.querySelector('#model').value && !document.querySelector('dialog')")
+        ask(chromium, "Hi", 2)
+        answered(chromium)
+        chromium.close()
+
+
+def test_a_failure_is_told(page: Browser) -> None:
+    ask(page, "Hello " * 9000, 4)
+    page.wait("document.querySelector('.message .problem')")
+    assert "context" in page.js("document.querySelector('.message .problem').textContent")
+    page.events = [event for event in page.events if event.get("method") != "Log.entryAdded"]  # the browser logs a 400
