@@ -42,6 +42,7 @@ class FakeRow:
     table: list[int]
     stop_ids: list[int]
     states: list[int] = field(default_factory=list)  # chain(tokens)
+    num_computed: int = 0
 
 
 class FakeExecutor:
@@ -59,8 +60,10 @@ class FakeExecutor:
         vocab_size: int = 64,
         max_model_len: int = 4096,
         ahead: int = 0,
+        window: int = 0,
     ) -> None:
         self.block_size = block_size
+        self.window = window
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.ahead = ahead
@@ -79,6 +82,7 @@ class FakeExecutor:
             weight_bytes=0,
             cache_bytes=0,
             ahead=self.ahead,
+            window=self.window,
         )
 
     def stop(self) -> None:
@@ -102,8 +106,10 @@ class FakeExecutor:
         for source, target in plan.copies:
             self.blocks[target] = self.blocks[source][:]
         overwritten = {block for _, block in (*plan.swap_in, *plan.copies)}
+        starts = {run.row: run.start for run in plan.runs}
         for row, kept in self.rows.items():
-            assert overwritten.isdisjoint(kept.table), f"a block that row {row} holds is overwritten"
+            held = kept.table[self._first_seen(starts.get(row, kept.num_computed)) // self.block_size :]
+            assert overwritten.isdisjoint(held), f"a block that row {row} holds is overwritten"
         for admission in plan.admitted:
             self._admit(admission)
         assert len({run.row for run in plan.runs}) == len(plan.runs), "a row runs twice in one step"
@@ -130,12 +136,16 @@ class FakeExecutor:
             block, offset = divmod(position, self.block_size)
             self.blocks[row.table[block]][offset] = row.states[position]
 
+    def _first_seen(self, position: int) -> int:
+        return max(position - self.window + 1, 0) if self.window else 0
+
     def _read(self, run: Run) -> None:
         row, size, end = self.rows[run.row], self.block_size, run.start + run.count
-        for i in range(0, end, size):
-            stop = min(i + size, end)
-            found = self.blocks[row.table[i // size]][: stop - i]
-            assert found == row.states[i:stop], f"{run} reads wrong keys and values at positions {i} .. {stop}"
+        for position in range(self._first_seen(run.start), end):
+            block, offset = divmod(position, size)
+            found = self.blocks[row.table[block]][offset]
+            assert found == row.states[position], f"{run} reads wrong keys and values at position {position}"
+        row.num_computed = end
 
     def _draw(self, run: Run) -> Drawn | None:
         row, end = self.rows[run.row], run.start + run.count

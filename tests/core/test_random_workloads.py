@@ -29,6 +29,7 @@ class Setting:
     policy: str
     prefix_caching: bool
     ahead: int = 0
+    window: int = 0
 
 
 @dataclass
@@ -48,6 +49,7 @@ SETTINGS = st.builds(
     policy=st.sampled_from(["fcfs", "priority"]),
     prefix_caching=st.booleans(),
     ahead=st.integers(0, 2),
+    window=st.just(0) | st.integers(1, 20),
 )
 SHAPES = st.one_of(
     st.fixed_dictionaries({"n": st.integers(1, 4)}),
@@ -129,12 +131,14 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         policy=setting.policy,
         prefix_caching=setting.prefix_caching,
         ahead=setting.ahead,
+        window=setting.window,
     )
     executor = FakeExecutor(
         num_blocks=setting.num_blocks,
         num_host_blocks=setting.num_host_blocks,
         block_size=BLOCK,
         vocab_size=VOCAB,
+        window=setting.window,
     )
     return scheduler, executor
 
@@ -216,7 +220,7 @@ def test_any_workload_gives_the_tokens_of_undisturbed_runs(setting: Setting, wor
     verify(setting, workload)
 
 
-def crowd(seed: int) -> tuple[Setting, list[Arrival]]:
+def crowd(seed: int, max_tokens: int = 24) -> tuple[Setting, list[Arrival]]:
     """Many requests at once on a pool that holds about three of them."""
     rng = random.Random(seed)
     setting = Setting(
@@ -235,7 +239,7 @@ def crowd(seed: int) -> tuple[Setting, list[Arrival]]:
         params = SamplingParams(
             **shape,
             seed=rng.randint(0, 3),
-            max_tokens=rng.randint(8, 24),
+            max_tokens=rng.randint(8, max_tokens),
             ignore_eos=rng.random() < 0.7,
             prompt_logprobs=rng.choice([None, None, None, 0]),
         )
@@ -255,3 +259,18 @@ def crowd(seed: int) -> tuple[Setting, list[Arrival]]:
 
 def test_crowded_pools_preempt_and_give_the_tokens_of_undisturbed_runs() -> None:
     assert sum(verify(*crowd(seed)).stats().preemptions for seed in range(25)) > 100
+
+
+def test_windows_let_sequences_outgrow_the_pool() -> None:
+    """A sequence of 60 tokens takes 15 blocks, and there are about as many for all: what is behind the window is free
+    again while it runs, and its prefix can still be gone on from."""
+    preemptions = hits = outgrown = 0
+    for seed in range(40):
+        setting, workload = crowd(seed, max_tokens=43)
+        setting = replace(setting, num_blocks=10, budget=8, window=3 + seed % 7, max_num_seqs=3 + seed % 3)
+        stats = verify(setting, workload).stats()
+        preemptions += stats.preemptions
+        hits += stats.prefix_hits
+        longest = max(len(a.request.prompt_ids) + (a.request.params.max_tokens or 0) for a in workload)
+        outgrown += longest > setting.num_blocks * BLOCK
+    assert preemptions > 100 and hits > 500 and outgrown > 20

@@ -14,17 +14,24 @@ from transformers import (
     BertForMaskedLM,
     BertForSequenceClassification,
     BertModel,
+    CamembertConfig,
+    CamembertForSequenceClassification,
+    CamembertModel,
     DistilBertConfig,
+    DistilBertForMaskedLM,
     DistilBertForSequenceClassification,
     DistilBertModel,
     ModernBertConfig,
+    ModernBertForMaskedLM,
     ModernBertForSequenceClassification,
     ModernBertModel,
     PreTrainedModel,
     RobertaConfig,
+    RobertaForMaskedLM,
     RobertaForSequenceClassification,
     RobertaModel,
     XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
     XLMRobertaForSequenceClassification,
     XLMRobertaModel,
 )
@@ -74,6 +81,11 @@ CASES: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     "bert-with-a-head": (BertForMaskedLM, BertConfig, TINY),
     "roberta": (RobertaModel, RobertaConfig, ROBERTA),
     "xlm-roberta": (XLMRobertaModel, XLMRobertaConfig, ROBERTA),
+    "roberta-with-a-head": (RobertaForMaskedLM, RobertaConfig, ROBERTA),
+    "xlm-roberta-with-a-head": (XLMRobertaForMaskedLM, XLMRobertaConfig, ROBERTA),
+    "camembert": (CamembertModel, CamembertConfig, ROBERTA),
+    "distilbert-with-a-head": (DistilBertForMaskedLM, DistilBertConfig, DISTIL),
+    "modernbert-with-a-head": (ModernBertForMaskedLM, ModernBertConfig, MODERN),
     "distilbert": (DistilBertModel, DistilBertConfig, DISTIL),
     "distilbert-relu": (DistilBertModel, DistilBertConfig, {**DISTIL, "activation": "relu"}),
     "modernbert": (ModernBertModel, ModernBertConfig, MODERN),
@@ -83,6 +95,7 @@ CASES: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     "score-bert-three": (BertForSequenceClassification, BertConfig, {**TINY, "num_labels": 3}),
     "score-roberta": (RobertaForSequenceClassification, RobertaConfig, {**ROBERTA, **ONE}),
     "score-xlm-roberta": (XLMRobertaForSequenceClassification, XLMRobertaConfig, {**ROBERTA, **ONE}),
+    "score-camembert": (CamembertForSequenceClassification, CamembertConfig, {**ROBERTA, **ONE}),
     "score-distilbert": (DistilBertForSequenceClassification, DistilBertConfig, {**DISTIL, **ONE}),
 }
 
@@ -125,7 +138,7 @@ def ask(model: PreTrainedModel, text: Tokens) -> np.ndarray:
     given = {"input_ids": torch.tensor([text.ids])}
     if getattr(model.config, "type_vocab_size", 1) > 1 and text.segments is not None:
         given["token_type_ids"] = torch.tensor([text.segments])
-    out = getattr(model, "bert", model)(**given) if isinstance(model, BertForMaskedLM) else model(**given)
+    out = model.base_model(**given) if type(model).__name__.endswith("ForMaskedLM") else model(**given)
     return (out.logits if "logits" in out else out.last_hidden_state[0]).numpy()
 
 
@@ -145,6 +158,7 @@ def load(path: Path, backend: str, max_tokens: int = 64, threads: int = 2) -> En
     return EncoderRunner(ops, model, max_tokens=max_tokens, max_rows=3, max_model_len=MAX_LEN, kv_dtype="float32")
 
 
+@pytest.mark.verifies("safetensors")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("backend", ["torch", "native"])
 def test_vectors_and_logits_are_those_of_transformers(

@@ -97,6 +97,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], The
     return make
 
 
+@pytest.mark.verifies("safetensors")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_logits_and_greedy_tokens_are_those_of_transformers(
@@ -179,6 +180,7 @@ def write_gguf(source: Path, path: Path, apart: bool) -> Path:
     return finish(writer, path)
 
 
+@pytest.mark.verifies("gguf", backend="torch")
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("name", ["v2", "v2-lite", "v3"])
 def test_a_gguf_file_computes_what_its_checkpoint_does(

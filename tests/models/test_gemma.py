@@ -41,6 +41,7 @@ CASES: Cases = {
 checkpoints = checkpoints_of(CASES)
 
 
+@pytest.mark.verifies("safetensors")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_logits_and_greedy_tokens_are_those_of_transformers(

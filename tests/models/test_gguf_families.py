@@ -13,11 +13,13 @@ from transformers import (
     GemmaConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    LlamaConfig,
     MixtralConfig,
     Olmo2Config,
     OlmoeConfig,
     Phi3Config,
     PreTrainedModel,
+    Qwen2Config,
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -47,6 +49,9 @@ LINEAR = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
 }
 CASES: Cases = {
+    "llama": (LlamaConfig, {}),
+    "llama-tied-biases": (LlamaConfig, {"tie_word_embeddings": True, "attention_bias": True}),
+    "qwen2": (Qwen2Config, {}),
     "llama-with-experts": (MixtralConfig, {"num_local_experts": 5}),
     "granite": (GraniteConfig, FACTORS),
     "granitemoe": (GraniteMoeConfig, FACTORS | {"num_local_experts": 5}),
@@ -64,6 +69,7 @@ CASES: Cases = {
 }
 
 
+@pytest.mark.verifies("gguf", backend="torch")
 @pytest.mark.parametrize("name", CASES)
 def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> None:
     config, options = CASES[name]

@@ -97,6 +97,7 @@ checkpoints = checkpoints_of(CASES)
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # in GPTBigCode
 
 
+@pytest.mark.verifies("safetensors")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_logits_and_greedy_tokens_are_those_of_transformers(
@@ -113,6 +114,7 @@ IN_GGUF = [
 ]  # fmt: skip
 
 
+@pytest.mark.verifies("gguf", backend="torch")
 @pytest.mark.parametrize("name", IN_GGUF)
 def test_a_gguf_file_computes_what_its_checkpoint_does(
     checkpoints: Callable[[str], Theirs], name: str, tmp_path: Path

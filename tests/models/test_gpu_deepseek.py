@@ -51,6 +51,7 @@ def some_steps():
     ]
 
 
+@pytest.mark.verifies("safetensors", backend="gpu", architecture="DeepseekV3ForCausalLM")
 @pytest.mark.parametrize(("dtype", "kept", "bound"), CASES)
 @pytest.mark.parametrize("batch_invariant", [False, True] if DEVICE == "cuda" else [False])
 def test_logits_are_those_of_plain_torch(checkpoint, dtype, kept, bound, batch_invariant):

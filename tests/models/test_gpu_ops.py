@@ -6,10 +6,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from models.gpu_steps import BLOCK, LENGTH, logits_of, run_steps
+from quire.models.registry import family
 from quire.ops.opset import Activation, KVSpec, Routing
 from quire.ops.tensors import Q8_0, StoredTensor, stored_floats
 from quire.ops.torch import TorchOps
 from quire.ops.torch.gpu import GpuOps
+from quire.ops.torch.gpu_program import written_nowhere
+from quire.runtime.kv import kv_spec
+from quire.weights.checkpoint import open_checkpoint
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -44,6 +48,7 @@ def model(tmp_path_factory):
     return folder
 
 
+@pytest.mark.verifies("safetensors", backend="gpu", architecture="LlamaForCausalLM")
 @pytest.mark.parametrize(
     ("dtype", "quantization", "bound"),
     [("float32", None, 1e-5), ("float16", None, 5e-3), ("float16", "int8", 2e-2), ("float16", "int4", 0.3)],
@@ -63,6 +68,19 @@ def test_keys_and_values_may_be_codes(model, kept, bound):
     assert np.sqrt(np.mean((found - plain) ** 2) / np.mean(plain**2)) < bound
 
 
+def test_a_step_may_be_tried_out_and_written_nowhere(model):
+    checkpoint = open_checkpoint(model)
+    kind = family(checkpoint.config.architecture)
+    config = kind.config(checkpoint.config)
+    ops = GpuOps(DEVICE, dtype="float32")
+    cache = ops.new_cache(kv_spec(config, BLOCK, "float32"), 4)
+    program = ops.compile(kind.load(ops, checkpoint, config, LENGTH).forward, cache, 64, 4, LENGTH)
+    logits = program.run(written_nowhere([12, 1, 1], BLOCK))
+    assert logits.shape == (3, 256) and logits.isfinite().all()
+    assert not cache.k.any() and not cache.v.any()
+
+
+@pytest.mark.verifies("safetensors", backend="gpu", architecture="Qwen3ForCausalLM")
 def test_heads_are_normed(tmp_path):
     torch.manual_seed(2)
     qwen = Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=24))

@@ -33,6 +33,7 @@ def truth(name: str, path: Path) -> np.ndarray:
     return compute(make_ops("torch"), path)(PROMPT, 0)
 
 
+@pytest.mark.verifies("quantized", backend="native")
 @pytest.mark.parametrize("name", FORMATS)
 def test_logits_on_every_backend(tmp_path: Path, name: str) -> None:
     expected = truth(name, tmp_path / "plain")
@@ -69,6 +70,7 @@ GPU = {  # what two matrices become together, and how far a product may be off: 
 }
 
 
+@pytest.mark.verifies("quantized", backend="gpu")
 @pytest.mark.parametrize("name", GPU)
 def test_codes_stay_codes_on_a_gpu(tmp_path: Path, name: str) -> None:
     kind, bound = GPU[name]

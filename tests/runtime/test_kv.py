@@ -30,7 +30,7 @@ BLOCK = 2 * 4 * 2 * 16 * 16 * 2  # keys and values, layers, heads, columns, toke
 
 def size(model: ModelConfig = MODEL, **options: Any) -> KVSize:
     defaults: dict[str, Any] = {"max_model_len": None, "max_num_seqs": 8, "cache_bytes": None, "most_bytes": 2**40}
-    return size_cache(model, SPEC, **{**defaults, **options})
+    return size_cache(model, SPEC, **{**defaults, "max_num_batched_tokens": 50, **options})
 
 
 def test_a_block() -> None:
@@ -68,6 +68,16 @@ def test_the_length_shrinks_to_what_fits_unless_it_was_asked_for() -> None:
         size(cache_bytes=10 * BLOCK, max_model_len=161)
     with pytest.raises(DoesNotFit):
         size(cache_bytes=BLOCK - 1)
+
+
+def test_a_window_makes_room_for_longer_sequences() -> None:
+    windowed = replace(MODEL, windows=(100, 80, 100, 100))
+    blocks = 11  # 99 + 50 tokens begin anywhere in a block
+    assert (size(windowed).num_blocks, size(windowed).max_model_len) == (8 * blocks, 1000)
+    assert size(windowed, cache_bytes=blocks * BLOCK).max_model_len == 1000
+    assert size(windowed, cache_bytes=(blocks - 1) * BLOCK).max_model_len == 160
+    one_sees_all = replace(MODEL, windows=(100, 0, 100, 100))
+    assert size(one_sees_all, cache_bytes=blocks * BLOCK).max_model_len == 176
 
 
 def test_the_model_limits_the_length() -> None:

@@ -1,5 +1,6 @@
 """Tiny random models, and runners for them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ LATENT_CONFIG = deepseek.DeepseekConfig(
     num_predicting=0,
 )
 BLOCK_SIZE = 4
+WINDOWS = (9, 7)  # of the Mistral
 MAX_LEN = 64
 NATIVE = "native"
 BACKENDS = ["torch", NATIVE]
@@ -104,10 +106,14 @@ def make_ops(backend: str) -> OpSet:
     return TorchOps()
 
 
-def random_llama(ops: OpSet) -> Any:
-    groups = [("", llama.top_names(CONFIG))]
-    groups += [(f"model.layers.{layer}.", llama.layer_names(CONFIG)) for layer in range(CONFIG.layers)]
-    return llama.load(ops, RandomCheckpoint(CONFIG, groups), CONFIG, MAX_LEN)
+def random_llama(ops: OpSet, config: llama.LlamaConfig = CONFIG) -> Any:
+    groups = [("", llama.top_names(config))]
+    groups += [(f"model.layers.{layer}.", llama.layer_names(config)) for layer in range(config.layers)]
+    return llama.load(ops, RandomCheckpoint(config, groups), config, MAX_LEN)
+
+
+def random_mistral(ops: OpSet) -> Any:
+    return random_llama(ops, replace(CONFIG, windows=WINDOWS))
 
 
 def random_deepseek(ops: OpSet) -> Any:
@@ -117,7 +123,7 @@ def random_deepseek(ops: OpSet) -> Any:
     return deepseek.load(ops, RandomCheckpoint(config, groups), config, MAX_LEN)
 
 
-MODELS = {"llama": random_llama, "deepseek": random_deepseek}
+MODELS = {"llama": random_llama, "mistral": random_mistral, "deepseek": random_deepseek}
 
 
 def make_runner(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from quire.core.errors import BadRequest, PromptTooLong
 from quire.core.request import Request
+from quire.core.window import Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,11 @@ class Limits:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
+    @property
+    def chunk(self) -> int:
+        """Tokens that one sequence computes in one step at most."""
+        return min(self.max_num_batched_tokens, self.long_prefill_token_threshold or self.max_num_batched_tokens)
+
     def length(self, request: Request) -> int:
         """The number of tokens, prompt and output, at which a sample of `request` ends."""
         if request.params.max_tokens is None:
@@ -44,7 +50,7 @@ class Limits:
         return len(request.prompt_ids) + request.params.max_tokens
 
 
-def refuse_impossible(request: Request, limits: Limits, num_blocks: int) -> None:
+def refuse_impossible(request: Request, limits: Limits, num_blocks: int, window: Window) -> None:
     """Raise if `request` could not be served even with the whole engine to itself."""
     params = request.params
     num_prompt = len(request.prompt_ids)
@@ -70,6 +76,7 @@ def refuse_impossible(request: Request, limits: Limits, num_blocks: int) -> None
     # The last token of a sequence is never read back, so it needs no slot.
     shared = (num_prompt - 1) // limits.block_size
     needed = shared + width * (limits.blocks(length - 1) - shared)
+    needed = min(needed, width * window.most_blocks(length - 1))
     if needed > num_blocks:
         raise BadRequest(
             f"a prompt of {num_prompt} tokens with max_tokens {params.max_tokens} needs {needed} cache blocks "

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 from quire.core.block_pool import BlockPool
 from quire.core.plan import StepPlan
-from quire.core.prefix_tree import PrefixTree
-from quire.core.sequence import NEVER, Sequence
+from quire.core.prefix_tree import Node, PrefixTree
+from quire.core.sequence import NEVER, UNREAD, Sequence
+from quire.core.window import Window
 
 
 class Memory:
@@ -16,9 +17,10 @@ class Memory:
 
     A block that is written has one reference: a fork shares full blocks and copies the one it would write into."""
 
-    def __init__(self, num_blocks: int, num_host_blocks: int, block_size: int, prefix_caching: bool) -> None:
-        self.block_size = block_size
-        self.tree = PrefixTree(block_size)
+    def __init__(self, num_blocks: int, num_host_blocks: int, window: Window, prefix_caching: bool) -> None:
+        self.block_size = window.block_size
+        self.window = window
+        self.tree = PrefixTree(self.block_size, gaps=window.size > 0)
         self.pool = BlockPool(num_blocks, self.tree)
         self.prefix_caching = prefix_caching
         self.num_host_blocks = num_host_blocks
@@ -28,14 +30,31 @@ class Memory:
         """New blocks it takes until the table covers `num_tokens`."""
         return -(-num_tokens // self.block_size) - len(seq.table)
 
+    def promised(self, seq: Sequence) -> int:
+        """New blocks it takes at most until all that is known is computed, those given back on the way counted off."""
+        num_held = len(seq.table) - seq.num_freed
+        return min(self.missing(seq, seq.num_known), self.window.most_blocks(seq.num_known) - num_held)
+
+    def slide(self, seq: Sequence) -> None:
+        """Give back what is behind the window of the next token. Plans under way may still read it: whoever gets these
+        blocks writes into them later."""
+        first = self.window.first_block(seq.num_computed)
+        if first <= seq.num_freed:
+            return
+        self.pool.release(seq.table[seq.num_freed : first])
+        seq.table[seq.num_freed : first] = [UNREAD] * (first - seq.num_freed)  # also where the table is to grow
+        seq.num_freed = first
+        if seq.num_indexed <= first:  # it left the tree before; the way to where it stood may vanish
+            seq.node, seq.num_indexed, seq.index_at = None, 0, NEVER
+
     def start(self, seq: Sequence, num_promised: int) -> bool:
         """Give a waiting sequence what already exists of it, if there is room for the rest of what is known of it
         beside `num_promised` blocks; else change nothing and return False."""
         host, num_computed = seq.host, seq.num_computed
         self.reuse(seq)
-        if self.missing(seq, len(seq.tokens)) + num_promised <= self.pool.num_available:
+        if self.promised(seq) + num_promised <= self.pool.num_available:
             return True
-        seq.host = []
+        seq.host = {}
         self.release(seq)
         seq.host, seq.num_computed = host, num_computed
         return False
@@ -44,10 +63,11 @@ class Memory:
         """Give a sequence without blocks what already exists of it; takes nothing that is not shared."""
         source = seq.group.source
         seq.index_at = self.block_size if self.prefix_caching else NEVER
-        if source is not None and not seq.host and not self._prefers_tree(seq):
+        if source is not None and self._can_fork(seq, source) and not self._prefers_tree(seq):
             self.fork(seq, source, seq.group.num_prompt - 1)
         else:
             self.share(seq)
+        self.slide(seq)  # one that was swapped out has no blocks behind its window
 
     def share(self, seq: Sequence) -> None:
         """Extend a table that ends with a full block by the blocks that follow in the tree.
@@ -59,27 +79,39 @@ class Memory:
         if seq.index_at == NEVER or group.computes_prompt_logprobs(seq):
             return
         last = (len(seq.tokens) - 1) // self.block_size
-        path = self.tree.match(group.realm, seq.node, seq.tokens, seq.num_indexed, last)
-        for node in path:
-            self.pool.hold(node.block)
-            seq.table.append(node.block)
+        start = seq.num_indexed
+        path = self._match(seq, seq.node, start, last)
         if path:
             seq.node = path[-1]
             seq.num_indexed += len(path)
             seq.index_at += len(path) * self.block_size
             seq.num_computed = max(seq.num_computed, seq.num_indexed * self.block_size)
+            self.slide(seq)
+        for node in path[len(seq.table) - start :]:
+            self.pool.hold(node.block)
+            seq.table.append(node.block)
+
+    def _match(self, seq: Sequence, node: Node | None, start: int, stop: int) -> list[Node]:
+        """The blocks that follow `node` along the tokens of `seq`, as far as one can go on from them."""
+        path = self.tree.match(seq.group.realm, node, seq.tokens, start, stop)
+        return path[: self.window.usable(path, start)] if self.tree.gaps else path
+
+    def _can_fork(self, seq: Sequence, source: Sequence) -> bool:
+        """Whether `source` still has what follows the prompt's window; one on the host goes on from there."""
+        return not seq.host and source.num_freed <= self.window.first_block(seq.group.num_prompt - 1)
 
     def _prefers_tree(self, seq: Sequence) -> bool:
         """Whether the tree has at least as much of `seq` as its prompt."""
         num_full = (seq.group.num_prompt - 1) // self.block_size + 1
         last = (len(seq.tokens) - 1) // self.block_size
-        return last >= num_full and len(self.tree.match(seq.group.realm, None, seq.tokens, 0, num_full)) == num_full
+        return last >= num_full and len(self._match(seq, None, 0, num_full)) == num_full
 
     def fork(self, seq: Sequence, source: Sequence, num_tokens: int) -> None:
         """Begin with the first `num_tokens` of `source`: full blocks are shared, the next one is copied later."""
         full = num_tokens // self.block_size
-        seq.table = source.table[:full]
-        for block in seq.table:
+        seq.num_freed = self.window.first_block(num_tokens)
+        seq.table = [UNREAD] * seq.num_freed + source.table[seq.num_freed : full]
+        for block in seq.held:
             self.pool.hold(block)
         if num_tokens % self.block_size:
             seq.copy_from = source.table[full]
@@ -90,6 +122,7 @@ class Memory:
     def take_over(self, seq: Sequence, source: Sequence) -> None:
         """Continue in the very blocks of `source`, which ends."""
         seq.table, source.table = source.table, []
+        seq.num_freed, source.num_freed = source.num_freed, 0
         seq.num_computed = source.num_computed
         self._inherit(seq, source, len(seq.table))
 
@@ -102,6 +135,8 @@ class Memory:
         if seq.num_indexed == 0:
             seq.node = None  # not a root: those come and go
         left = source.index_at == NEVER and seq.num_indexed < num_blocks
+        if seq.num_indexed <= seq.num_freed:
+            seq.node, seq.num_indexed = None, 0  # behind the window: see slide
         seq.index_at = NEVER if left or not self.prefix_caching else (seq.num_indexed + 1) * self.block_size
 
     def extend(self, seq: Sequence, num_tokens: int, plan: StepPlan) -> None:
@@ -114,9 +149,9 @@ class Memory:
             self.pool.release([seq.copy_from])
             seq.copy_from = None
         if seq.host:
-            plan.swap_in.extend(zip(seq.host[first:], seq.table[first:], strict=False))
-            self._free_host.extend(seq.host)
-            seq.host = []
+            plan.swap_in.extend((host, seq.table[i]) for i, host in seq.host.items() if i >= first)
+            self._free_host.extend(seq.host.values())
+            seq.host = {}
 
     def index(self, seq: Sequence) -> None:
         """Enter the blocks that the planned step fills, if all of their tokens are known: it writes them in every layer
@@ -134,13 +169,13 @@ class Memory:
             seq.index_at += size
 
     def can_swap_out(self, seq: Sequence) -> bool:
-        return 0 < len(seq.table) <= len(self._free_host)
+        return 0 < len(seq.held) <= len(self._free_host)
 
     def swap_out(self, seq: Sequence, plan: StepPlan) -> None:
         """Keep what is computed on the host, and give the blocks back."""
         num_computed = seq.num_computed
-        host = [self._free_host.pop() for _ in seq.table]
-        plan.swap_out.extend(zip(seq.table, host, strict=True))
+        host = {i: self._free_host.pop() for i in range(seq.num_freed, len(seq.table))}
+        plan.swap_out.extend(zip(seq.held, host.values(), strict=True))
         self.release(seq)
         seq.host, seq.num_computed = host, num_computed
 
@@ -149,9 +184,9 @@ class Memory:
         if seq.copy_from is not None:
             self.pool.release([seq.copy_from])
             seq.copy_from = None
-        self.pool.release(seq.table)
-        self._free_host.extend(seq.host)
-        seq.table, seq.host = [], []
+        self.pool.release(seq.held)
+        self._free_host.extend(seq.host.values())
+        seq.table, seq.num_freed, seq.host = [], 0, {}
         seq.node, seq.num_indexed, seq.index_at = None, 0, NEVER
         seq.num_computed = seq.num_told = 0
 
@@ -162,8 +197,8 @@ class Memory:
         refs: Counter[int] = Counter()
         host = list(self._free_host)
         for seq in sequences:
-            refs.update(seq.table)
-            host.extend(seq.host)
+            refs.update(seq.held)
+            host.extend(seq.host.values())
             if seq.copy_from is not None:
                 refs[seq.copy_from] += 1
             self._check_table(seq)
@@ -180,8 +215,9 @@ class Memory:
         assert covered == -(-seq.num_computed // self.block_size), (
             f"{name} has {seq.num_computed} tokens computed and {covered} blocks"
         )
+        assert seq.num_freed <= self.window.first_block(seq.num_computed), f"{name} has freed what it will read"
         node, i = seq.node, seq.num_indexed
-        while i > 0:
+        while i > seq.num_freed:
             i -= 1
             assert node is not None and node.block == seq.table[i], f"{name} does not hold the chain of its node"
             node = node.parent

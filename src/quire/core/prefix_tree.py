@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 Realm = tuple[str, str]  # (tenant, salt): nothing is shared across realms
+GONE = -1  # in the place of a block
 
 
 class Node:
@@ -23,16 +24,20 @@ class Root(Node):
     __slots__ = ("realm",)
 
     def __init__(self, realm: Realm) -> None:
-        super().__init__(-1, (), None)
+        super().__init__(GONE, (), None)
         self.realm = realm
 
 
 class PrefixTree:
     """Full blocks that can be shared. Whoever holds a node's block holds those of its ancestors as well; so of the
-    free blocks a leaf is always the least recently used, and taking that one away never orphans another."""
+    free blocks a leaf is always the least recently used, and taking that one away never orphans another.
 
-    def __init__(self, block_size: int) -> None:
+    With `gaps` that is not so: a window makes blocks dispensable from the front. A node whose block was taken away
+    stays while others follow it, as a step on the way to them."""
+
+    def __init__(self, block_size: int, gaps: bool = False) -> None:
         self.block_size = block_size
+        self.gaps = gaps
         self._roots: dict[Realm, Root] = {}
         self._nodes: dict[int, Node] = {}  # by block
 
@@ -57,19 +62,27 @@ class PrefixTree:
         """Enter `block` below `node`; None when another block has the same tokens there: the tree keeps the first."""
         if node is None and (node := self._roots.get(realm)) is None:
             node = self._roots[realm] = Root(realm)
-        if tokens in node.children:
+        child = node.children.get(tokens)
+        if child is None:
+            child = node.children[tokens] = Node(block, tokens, node)
+        elif child.block == GONE:
+            child.block = block
+        else:
             return None
-        child = node.children[tokens] = self._nodes[block] = Node(block, tokens, node)
+        self._nodes[block] = child
         return child
 
     def remove(self, block: int) -> None:
         node = self._nodes.pop(block)
-        assert not node.children, f"block {block} is evicted before the blocks that follow it"
-        parent = node.parent
-        assert parent is not None
-        del parent.children[node.tokens]
-        if isinstance(parent, Root) and not parent.children:
-            del self._roots[parent.realm]
+        assert self.gaps or not node.children, f"block {block} is evicted before the blocks that follow it"
+        node.block = GONE
+        while node.block == GONE and not node.children:
+            if isinstance(node, Root):
+                del self._roots[node.realm]
+                return
+            assert node.parent is not None
+            del node.parent.children[node.tokens]
+            node = node.parent
 
     def walk(self) -> Iterator[Node]:
         stack: list[Node] = list(self._roots.values())
@@ -81,7 +94,10 @@ class PrefixTree:
 
     def check(self) -> None:
         assert all(root.children for root in self._roots.values()), "a realm without blocks is kept"
-        nodes = {node.block: node for node in self.walk()}
+        nodes = {node.block: node for node in self.walk() if node.block != GONE}
         assert nodes == self._nodes, "the tree and its index of blocks disagree"
+        gone = [node for node in self.walk() if node.block == GONE]
+        assert all(node.children for node in gone), "a node without a block leads nowhere"
+        assert self.gaps or not gone, "a node has no block, and no window took it away"
         for node in nodes.values():
             assert len(node.tokens) == self.block_size, f"block {node.block} is in the tree and not full"

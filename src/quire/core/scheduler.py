@@ -18,6 +18,7 @@ from quire.core.policy import PolicyQueue, find_policy
 from quire.core.records import SchedulerStats
 from quire.core.request import FinishReason, Request, SequenceEvent
 from quire.core.sequence import NEVER, Sequence
+from quire.core.window import Window
 
 
 class Scheduler:
@@ -36,10 +37,12 @@ class Scheduler:
         policy: str = "fcfs",
         prefix_caching: bool = True,
         ahead: int = 0,
+        window: int = 0,
     ) -> None:
         self.limits = limits
         self.policy = find_policy(policy)
-        self.memory = Memory(num_blocks, num_host_blocks, limits.block_size, prefix_caching)
+        self.window = Window(window, limits.block_size, chunk=limits.chunk, ahead=ahead)
+        self.memory = Memory(num_blocks, num_host_blocks, self.window, prefix_caching)
         self.running = PolicyQueue()
         self.waiting = PolicyQueue()
         self._groups: dict[str, Group] = {}
@@ -67,7 +70,7 @@ class Scheduler:
         """Queue a request, or raise: BadRequest, PromptTooLong, QueueFull."""
         if request.id in self._groups:
             raise BadRequest(f"a request with the id `{request.id}` is under way", "choose another id", param="id")
-        refuse_impossible(request, self.limits, self.memory.pool.num_blocks)
+        refuse_impossible(request, self.limits, self.memory.pool.num_blocks, self.window)
         if self._num_queued >= self.limits.max_queued:
             raise QueueFull(f"{self._num_queued} requests are waiting, which is the limit", "try again later")
         group = Group(request, self.policy(request, next(self._numbers)), self.limits)
@@ -133,7 +136,7 @@ class Scheduler:
             taken = self._catch_up(seq, budget, plan)
             all_moved &= taken > 0
             budget -= taken
-            promised += self.memory.missing(seq, seq.num_known)
+            promised += self.memory.promised(seq)
         if all_moved and self._num_preemptions == num_preemptions:
             self._admit(plan, budget, promised)
         self._retired = []
@@ -164,6 +167,7 @@ class Scheduler:
                 continue
             new_blocks: list[int] = []
             if start == len(seq.table) * size:
+                self.memory.slide(seq)
                 if pool.num_available == 0 and not self._make_room(seq, 1, plan):
                     continue  # it waits a step; what stands before it goes on, and may take its blocks
                 seq.table.append(pool.take())
@@ -189,6 +193,7 @@ class Scheduler:
         elif before % self.limits.block_size == 0:
             self.memory.share(seq)  # another sequence may have computed the same meanwhile
             self._count_hits(seq, before)
+        self.memory.slide(seq)
         wanted = self._chunk(seq, budget)
         if not self._make_room(seq, self.memory.missing(seq, seq.num_computed + wanted), plan):
             return 0
@@ -201,7 +206,7 @@ class Scheduler:
             seq = self.waiting.items[0]
             group = seq.group
             before = seq.num_computed
-            if seq.num_unknown:
+            if seq.num_unknown or seq.num_computed == len(seq.tokens):
                 return  # preempted, and what was being drawn for it has not come
             if group.num_rows > self._rows_left or not self.memory.start(seq, promised):
                 return
@@ -221,7 +226,7 @@ class Scheduler:
             wanted = self._chunk(seq, budget)
             self._run(seq, wanted, plan)
             budget -= wanted
-            promised += self.memory.missing(seq, seq.num_known)
+            promised += self.memory.promised(seq)
 
     def _chunk(self, seq: Sequence, budget: int) -> int:
         """Tokens to compute now. A chunk that does not reach the end stops at a block's end if it can: a full block can

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 Key = tuple[float, ...]  # the place in policy order
 NEVER = 2**62
 UNKNOWN = -1  # stands for a token that is being drawn
+UNREAD = 0  # stands for a block behind the window: runners may take it for one, and will not look into it
 
 
 class Sequence:
     """The tokens of one sample, how far they are computed, and the blocks their keys and values are in.
 
-    Between steps `table` has exactly the blocks that `num_computed` tokens fill, unless the sequence is swapped out."""
+    Between steps `table` has exactly the blocks that `num_computed` tokens fill, unless the sequence is swapped out.
+    Its first `num_freed` are behind the window, and not held: what stands there means nothing."""
 
     __slots__ = (
         "admitted",
@@ -32,6 +34,7 @@ class Sequence:
         "logprob",
         "node",
         "num_computed",
+        "num_freed",
         "num_indexed",
         "num_told",
         "num_unknown",
@@ -51,6 +54,7 @@ class Sequence:
         self.num_unknown = 0  # how many those are
         self.num_computed = 0  # of those, the ones whose keys and values are in the cache, or will be by this step
         self.table: list[int] = []
+        self.num_freed = 0
         self.num_told = 0  # leading blocks of the table that the runner knows
         self.row = -1  # -1: none
         self.admitted = NEVER  # the step in which it took its row
@@ -61,13 +65,18 @@ class Sequence:
         self.node: Node | None = None  # of the last of those
         self.index_at = NEVER  # num_computed at which the next block goes into the tree; NEVER: it has left the tree
         self.copy_from: int | None = None  # a held block whose content the next block of the table starts with
-        self.host: list[int] = []  # swapped out: where the blocks of the table went
+        self.host: dict[int, int] = {}  # swapped out: where the blocks went, by their place in the table
         self.candidates: list[Logprob] | None = None  # a beam's continuations, until all beams have theirs
         self.logprob = 0.0  # of the output so far, where it is asked for
 
     @property
     def num_known(self) -> int:
         return len(self.tokens) - self.num_unknown
+
+    @property
+    def held(self) -> list[int]:
+        """The blocks of the table that are not behind the window."""
+        return self.table[self.num_freed :]
 
     def expect(self) -> None:
         """A token is being drawn; the step after may compute it all the same."""

@@ -48,6 +48,7 @@ class Engine:
             policy=options.scheduling_policy,
             prefix_caching=options.enable_prefix_caching,
             ahead=self.capacity.ahead,
+            window=self.capacity.window,
         )
 
     @property

@@ -93,8 +93,13 @@ class LocalExecutor:
             max_model_len=size.max_model_len,
             weight_bytes=model.weight_bytes,
             cache_bytes=size.cache_bytes,
-            ahead=1 if self.backend == "cuda" else 0,
+            ahead=self._ahead,
+            window=config.window,
         )
+
+    @property
+    def _ahead(self) -> int:
+        return 1 if self.backend == "cuda" else 0
 
     def _open(self) -> Checkpoint:
         return DummyCheckpoint(Path(self.path)) if self.load_format == "dummy" else open_checkpoint(self.path)
@@ -120,9 +125,11 @@ class LocalExecutor:
             spec,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
             cache_bytes=self.kv_cache_memory_bytes,
             most_bytes=most_bytes,
             swap_bytes=self.swap_space_bytes,
+            ahead=self._ahead,
         )
 
     def submit(self, plan: StepPlan) -> None:

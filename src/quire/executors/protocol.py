@@ -17,6 +17,7 @@ class Capacity:
     weight_bytes: int
     cache_bytes: int
     ahead: int = 0  # plans it takes beyond the one whose output is awaited
+    window: int = 0  # tokens that its layers look back, if all do no further; 0: they see everything
 
 
 class Executor(Protocol):

@@ -31,6 +31,11 @@ class ModelConfig:
         assert len(self.windows) == self.layers
 
     @property
+    def window(self) -> int:
+        """Positions that the layer sees which looks back furthest; 0: one sees all."""
+        return max(self.windows) if all(self.windows) else 0
+
+    @property
     def q_size(self) -> int:
         return self.heads * self.head_dim
 

@@ -223,7 +223,7 @@ class Keep(Enum):
 def quantization_of(asked: str | None, keep: Keep) -> str | None:
     if keep is Keep.NOTHING or asked is None:
         return asked
-    return "int8" if keep is Keep.EIGHT_BITS and asked in ("int4", "nf4") else None
+    return "int8" if keep is Keep.EIGHT_BITS else None
 
 
 class Program(Protocol):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
+from quire.core.window import Window
 from quire.models.config import ModelConfig
 from quire.ops.opset import GPU_KV_DTYPES, KVSpec
 
@@ -74,20 +75,25 @@ def size_cache(
     *,
     max_model_len: int | None,
     max_num_seqs: int,
+    max_num_batched_tokens: int,
     cache_bytes: int | None,
     most_bytes: int,
     swap_bytes: int = 0,
+    ahead: int = 0,
 ) -> KVSize:
     """How many blocks there are, and the longest sequence.
 
     `cache_bytes` is taken as it is. Without it: what `max_num_seqs` sequences of full length need, but at most
-    `most_bytes`. Without `max_model_len` the model's own length is served, or what fits."""
+    `most_bytes`. Without `max_model_len` the model's own length is served, or what fits. Where every layer has a
+    window, a sequence of any length fits in the blocks of its window and of the tokens of one step."""
     length = longest(config, max_model_len)
-    seq_bytes = -(-length // spec.block_size) * spec.block_bytes
+    window = Window(config.window, spec.block_size, chunk=max_num_batched_tokens, ahead=ahead)
+    seq_blocks = window.most_blocks(length)
+    seq_bytes = seq_blocks * spec.block_bytes
     if cache_bytes is None:
         cache_bytes = min(most_bytes, max_num_seqs * seq_bytes)
     num_blocks = cache_bytes // spec.block_bytes
-    fits = num_blocks * spec.block_size  # tokens
+    fits = length if num_blocks >= seq_blocks else num_blocks * spec.block_size  # tokens
     if fits <= 0 or (max_model_len is not None and fits < length):
         raise DoesNotFit(
             f"a sequence of {length} tokens needs {_mib(seq_bytes)} of KV cache, and {_mib(cache_bytes)} hold {fits}",

@@ -19,7 +19,7 @@ from quire.ops.torch.cache import TorchCache
 from quire.ops.torch.device_sampler import DeviceSampler
 from quire.ops.torch.gpu_batch import GpuBatch, Ids
 from quire.ops.torch.gpu_codes import Reordered
-from quire.ops.torch.gpu_program import GpuProgram, one_long_run
+from quire.ops.torch.gpu_program import GpuProgram, written_nowhere
 from quire.ops.torch.gpu_values import Columns, HeadNorm, HeadProducts, Rows, Sum, columns_of, num_rows_of, tensor_of
 from quire.ops.torch.gpu_weights import QUANTIZERS, Segment, load_experts, load_floats, load_segments
 from quire.ops.torch.kernels.activation import activate_and_mul, activate_and_mul_quantized
@@ -150,7 +150,7 @@ class GpuOps:
         program = GpuProgram(partial(forward, self), self.new_cache(spec, 1), max_tokens, 1, max_tokens)
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
-        program.run(one_long_run(max_tokens, spec.block_size))
+        program.run(written_nowhere([max_tokens], spec.block_size))
         torch.cuda.synchronize()
         peak: int = torch.cuda.max_memory_allocated() - held
         torch.cuda.empty_cache()

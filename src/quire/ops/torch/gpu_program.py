@@ -3,7 +3,7 @@
 A graph is captured for each of a ladder of batch sizes; a step takes the next larger one and pads. The arrays of a step
 travel in one copy from pinned memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,17 +24,20 @@ def ladder(most: int) -> list[int]:
     return sorted({min(size, most) for size in sizes})
 
 
-def one_long_run(num_tokens: int, block_size: int) -> StepBatch:
-    """A prompt that fills a step and is written nowhere: to see how much memory a step takes."""
-    positions = np.arange(num_tokens, dtype=np.int32)
+TOKENS_BESIDE_A_PROMPT = 128  # of other sequences, in the step that is tried out
+
+
+def written_nowhere(lengths: Sequence[int], block_size: int) -> StepBatch:
+    """A step of prompts of these lengths: to see how much memory it takes, or to have its kernels compiled."""
+    starts = np.cumsum([0, *lengths], dtype=np.int32)
     return StepBatch(
-        ids=np.zeros(num_tokens, np.int32),
-        positions=positions,
-        slots=np.full(num_tokens, -1, np.int32),
-        seq_starts=np.array([0, num_tokens], np.int32),
-        context_lens=np.array([num_tokens], np.int32),
-        block_tables=np.zeros((1, -(-num_tokens // block_size)), np.int32),
-        logit_rows=np.array([num_tokens - 1], np.int32),
+        ids=np.zeros(starts[-1], np.int32),
+        positions=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
+        slots=np.full(starts[-1], -1, np.int32),
+        seq_starts=starts,
+        context_lens=np.array(lengths, np.int32),
+        block_tables=np.zeros((len(lengths), -(-max(lengths) // block_size)), np.int32),
+        logit_rows=starts[1:] - 1,
     )
 
 
@@ -103,6 +106,8 @@ class GpuProgram:
         with torch.inference_mode():
             for size in reversed(self._sizes):  # the largest first: the others fit into its memory
                 self._capture(size)
+            if self._sizes:
+                self._try_prompts(max_rows)
 
     def run(self, batch: StepBatch) -> Tensor:
         """-> logits [R, vocab], valid until the next run."""
@@ -120,6 +125,13 @@ class GpuProgram:
             graph.replay()
             return logits[:n]
         return self._forward(self._on_device(batch))
+
+    def _try_prompts(self, max_rows: int) -> None:
+        """Compiles what steps with prompts take, which would otherwise stop the first of them for seconds."""
+        others = min(TOKENS_BESIDE_A_PROMPT, max_rows - 1, self._max_tokens // 2)
+        prompt = min(self._max_tokens - others, self._max_model_len)
+        for lengths in ([prompt], [prompt] + [1] * others):
+            self._forward(self._on_device(written_nowhere(lengths, self._cache.spec.block_size)))
 
     def _capture(self, size: int) -> None:
         inputs = self._inputs[size] = Inputs(size, self._width, self._device)

@@ -144,8 +144,9 @@ def _launch(
     N, K = out.shape[1], x.shape[1]
     assert x.stride(1) == 1 and w.is_contiguous() and expert_weights.is_contiguous()
     block_n, block_k, warps, stages = CONFIGS[routing.block]
-    stages = stages if w.element_size() == 2 else 2  # numbers of 4 bytes, for comparisons, fill shared memory
-    if activation >= 0:
+    if w.element_size() == 4:  # for comparisons: multiplied one by one, and shared memory is soon full
+        block_n, block_k, stages = 32, 32, 2
+    elif activation >= 0:
         block_n = 64  # twice: gate and up
     num_tiles = len(routing.tile_experts)
     _mixture_kernel[(num_tiles * triton.cdiv(N, block_n),)](

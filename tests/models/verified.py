@@ -1,0 +1,168 @@
+"""Which tests compare which architecture with its reference, and the table of them in docs/models.md.
+
+A test that compares a model says so, with the container its weights come from:
+
+    @pytest.mark.verifies("safetensors")                    # or "gguf"
+    @pytest.mark.parametrize("name", CASES)                 # of its file: the class tells the architecture
+    @pytest.mark.parametrize("backend", BACKENDS)           # without it: verifies("gguf", backend="torch")
+
+One without cases names its model: `verifies("safetensors", backend="gpu", architecture="LlamaForCausalLM")`. One of a
+quantized format, `verifies("quantized", backend=...)`, has the names of `FORMATS` in tests/weights/quantized_files.py.
+
+    python -m tests.models.verified         runs these tests, and writes the table of those that passed
+
+tests/models/test_verified.py fails where the table is not that of the tests and the registry that are there."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.models.registry import PURPOSES
+from quire.weights.formats import FORMATS
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+BEGIN, END = "<!-- made by tests/models/verified.py -->\n", "<!-- end of what is made -->\n"
+TITLES = {"generate": "Decoders", "embed": "Encoders that make vectors", "score": "Encoders that make scores"}
+BACKENDS = {"torch": "torch", "native": "CPU", "gpu": "GPU"}  # in the order of the table
+KNOWN_AS = {
+    "LlamaForCausalLM": "Llama 1 to 3.3, SmolLM, SmolLM2, Yi, TinyLlama, DeepSeek LLM, ...",
+    "MistralForCausalLM": "Mistral, Nemo, Small",
+    "Qwen2ForCausalLM": "Qwen1.5, Qwen2, Qwen2.5",
+    "Qwen2MoeForCausalLM": "also Qwen1.5-MoE",
+    "Phi3ForCausalLM": "Phi-3, Phi-3.5 mini, Phi-4, Phi-4 mini",
+    "PhiForCausalLM": "Phi-1, 1.5, 2",
+    "DeepseekV2ForCausalLM": "V2, V2.5, V2-Lite",
+    "DeepseekV3ForCausalLM": "V3, R1",
+    "Gemma3ForConditionalGeneration": "its text",
+    "GPTBigCodeForCausalLM": "StarCoder",
+    "GPTNeoXForCausalLM": "Pythia",
+    "MPTForCausalLM": "MPT as its authors spell it",
+    "FalconForCausalLM": "7B, 40B, 11B, RW",
+    "StableLmForCausalLM": "3B, 2-1.6B, 2-12B",
+    "OlmoForCausalLM": "the first",
+    "BertModel": "MiniLM, BGE, E5, ...",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """One case of one test."""
+
+    subject: str  # an architecture, or how a quantized format is called in config.json
+    container: str
+    backend: str
+    case: str
+
+
+def proofs_of(items: Iterable[pytest.Item]) -> dict[str, Proof]:
+    """By the id of the test."""
+    found = {}
+    for item in items:
+        if (mark := item.get_closest_marker("verifies")) is None:
+            continue
+        (container,) = mark.args
+        params: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
+        case = params.get("name", "")
+        backend = mark.kwargs.get("backend") or params["backend"]
+        subject = mark.kwargs.get("architecture") or _subject(container, item.module, case)  # type: ignore[attr-defined]
+        found[item.nodeid] = Proof(subject, container, backend, case)
+    return found
+
+
+def _subject(container: str, module: Any, case: str) -> str:
+    if container == "quantized":
+        return str(module.FORMATS[case].config["quant_method"])
+    return _architecture(module.CASES[case][0])
+
+
+def _architecture(made_with: type) -> str:
+    """Of a case: the model's class, or its configuration's."""
+    from transformers import PreTrainedModel
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if issubclass(made_with, PreTrainedModel):
+        return made_with.__name__
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[made_with.model_type])  # type: ignore[attr-defined]
+
+
+def table(proofs: Iterable[Proof]) -> str:
+    """What stands in the page between BEGIN and END."""
+    by_subject: dict[str, list[Proof]] = {}
+    for proof in proofs:
+        by_subject.setdefault(proof.subject, []).append(proof)
+    parts = []
+    for purpose, architectures in PURPOSES.items():
+        rows = [_family(name, module, by_subject.get(name, [])) for name, module in architectures.items()]
+        parts.append(_lines(TITLES[purpose], ["architecture", "file", "cases", "on", "GGUF"], rows))
+    rows = [_format(method, module, by_subject.get(method, [])) for method, module in FORMATS.items()]
+    parts.append(_lines("Quantized formats", ["quant_method", "file", "cases", "codes on a GPU"], rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def _family(architecture: str, module: str, proofs: list[Proof]) -> list[str]:
+    known = f" ({KNOWN_AS[architecture]})" if architecture in KNOWN_AS else ""
+    backends = [title for name, title in BACKENDS.items() if any(proof.backend == name for proof in proofs)]
+    return [
+        f"`{architecture}`{known}",
+        _file(module),
+        _cases(proof for proof in proofs if proof.container == "safetensors"),
+        ", ".join(backends),
+        str(len({proof.case for proof in proofs if proof.container == "gguf"}) or ""),
+    ]
+
+
+def _format(method: str, module: str, proofs: list[Proof]) -> list[str]:
+    on_cpu = _cases(proof for proof in proofs if proof.backend == "native")
+    return [f"`{method}`", _file(module), on_cpu, _cases(proof for proof in proofs if proof.backend == "gpu")]
+
+
+def _file(module: str) -> str:
+    return f"`{module.rpartition('.')[2]}.py`"
+
+
+def _cases(proofs: Iterable[Proof]) -> str:
+    names = sorted({proof.case for proof in proofs} - {""})
+    return f"{len(names)}: {', '.join(names)}" if names else "none of its own"
+
+
+def _lines(title: str, columns: list[str], rows: list[list[str]]) -> str:
+    lines = [f"### {title}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    return "\n".join(lines + [f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in row)}|" for row in rows])
+
+
+def page_with(made: str) -> str:
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    assert rest and after is not None, f"{PAGE} lacks the two lines that the table stands between"
+    return before + BEGIN + made + END + after
+
+
+class Passed:
+    """Keeps the proofs of tests that pass."""
+
+    def __init__(self) -> None:
+        self.proofs: list[Proof] = []
+        self._planned: dict[str, Proof] = {}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._planned = proofs_of(session.items)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed and report.nodeid in self._planned:
+            self.proofs.append(self._planned[report.nodeid])
+
+
+def main() -> int:
+    passed = Passed()
+    status = pytest.main(["-q", "-m", "verifies", str(Path(__file__).parent)], plugins=[passed])
+    if status == 0:
+        PAGE.write_text(page_with(table(passed.proofs)))
+    return int(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
