@@ -1,5 +1,6 @@
 """The tokens of a model, as llguidance wants to know them."""
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from quire.core.errors import Unsupported
@@ -8,6 +9,8 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
     from quire.text.tokenizer import Tokenizer
+
+LONGEST = 32  # bytes of a token that is looked for
 
 
 def grammar_vocabulary(tokenizer: "Tokenizer", vocab_size: int) -> "LLTokenizer":
@@ -30,8 +33,10 @@ class _Tokens:
         self.special_token_ids = sorted(token for token in tokenizer.special_ids if token < vocab_size)
         self._tokenizer = tokenizer
         self._special = frozenset(self.special_token_ids)
-        self._by_bytes = {spelling: token for token, spelling in enumerate(self.tokens) if token not in self._special}
-        self._longest = max(map(len, self.tokens))
+
+    @cached_property
+    def _by_bytes(self) -> dict[bytes, int]:
+        return {spelling: token for token, spelling in enumerate(self.tokens) if token not in self._special}
 
     def __call__(self, text: bytes) -> list[int]:
         ids = self._tokenizer.encode(text.decode(errors="ignore"), add_special_tokens=False)
@@ -43,13 +48,11 @@ class _Tokens:
     def _longest_first(self, text: bytes) -> list[int]:
         """For what the tokenizer does not spell as it stands: SentencePiece puts a space before a text, and a special
         token's name is that token. What no token begins is left out: llguidance goes on byte by byte then."""
-        ids, at = [], 0
-        while at < len(text):
-            size = next(
-                (size for size in range(self._longest, 0, -1) if text[at : at + size] in self._by_bytes), len(text)
-            )
-            if (token := self._by_bytes.get(text[at : at + size])) is None:
+        ids: list[int] = []
+        while text:
+            size = next((size for size in range(min(len(text), LONGEST), 0, -1) if text[:size] in self._by_bytes), 0)
+            if not size:
                 break
-            ids.append(token)
-            at += size
+            ids.append(self._by_bytes[text[:size]])
+            text = text[size:]
         return ids
