@@ -6,19 +6,20 @@ and what was under way is submitted again from where it was; its clients see a p
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 from quire.core.errors import BadRequest, DoesNotFit, EngineFailed, QueueFull, QuireError, Unavailable
 from quire.core.request import SequenceEvent
 from quire.engine.child import EngineProcess
 from quire.engine.generate import GenerateRequest
+from quire.engine.grammar_check import GrammarCheck
 from quire.engine.live import LiveRequest
 from quire.engine.messages import Cancel, Failed, FromEngine, Ready, Refused, Start, Step, Submit
 from quire.engine.options import EngineOptions
 from quire.engine.prompt import Prompter
 from quire.engine.service import ModelInfo, Observer, State
 from quire.engine.sources import resolve_model
+from quire.engine.start import tokenizer_path
 from quire.executors.protocol import Capacity
 from quire.text.event import TextEvent
 from quire.text.tokenizer import Tokenizer
@@ -42,6 +43,7 @@ class EngineClient:
         self._idle.set()
         self._ready: asyncio.Future[Capacity] | None = None
         self._supervisor: asyncio.Task[Any] | None = None
+        self._grammar_check: GrammarCheck | None = None
 
     async def __aenter__(self) -> "EngineClient":
         await self.start()
@@ -56,7 +58,7 @@ class EngineClient:
         self._start = Start(str(files.path), self.options)
         self._ready = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise())
-        place = Path(self.options.tokenizer) if self.options.tokenizer else files.path
+        place = tokenizer_path(files.path, self.options)
         try:
             self.tokenizer = await asyncio.to_thread(Tokenizer.load, place)
             await asyncio.wait((self._ready, self._supervisor), return_when=asyncio.FIRST_COMPLETED)
@@ -65,6 +67,7 @@ class EngineClient:
             await self.stop()
             raise
         self._prompter = Prompter(self.tokenizer, capacity.vocab_size, capacity.max_model_len, self.options.seed)
+        self._grammar_check = GrammarCheck(place, capacity.vocab_size)
         self.info = ModelInfo(
             name=self.options.served_model_name or files.name,
             max_model_len=capacity.max_model_len,
@@ -81,6 +84,8 @@ class EngineClient:
             return
         self._supervisor.cancel()
         await asyncio.gather(self._supervisor, return_exceptions=True)
+        if self._grammar_check is not None:
+            await self._grammar_check.stop()
         for stream in list(self._live.values()):
             stream.end(stream.live.fail("the server is shutting down", "cancelled"))
 
@@ -96,6 +101,9 @@ class EngineClient:
             prepared = await asyncio.to_thread(self._prompter.prepare, request)
         else:
             prepared = self._prompter.prepare(request)
+        if prepared.params.structured is not None:
+            assert self._grammar_check is not None, "not started"
+            await self._grammar_check.check(prepared.params.structured)
         if prepared.id in self._live:
             raise BadRequest(f"a request with id {prepared.id} is under way", "give each request an id of its own")
         stream = _Stream(self, LiveRequest(prepared, self.tokenizer))

@@ -146,13 +146,13 @@ GREEDY_BELOW = 1e-5  # a temperature under it takes the most likely token
 class Sampler(Protocol):
     """Draws tokens for rows, and remembers each row's tokens for penalties.
 
-    The order of work on a row's logits: the step's mask; logit_bias, allowed, banned, min_tokens; repetition, then frequency and
-    presence penalties, all in fp32; (logprobs are taken of the *raw* logits) temperature; top_k; top_p; min_p;
-    typical_p, each on what the one before has left. Then one uniform number from Philox4x32-10 with key = seed and
-    counter = (position, sample) picks among the survivors in the order of their ids, by cumulative probability:
+    The order of work on a row's logits: the step's mask; logit_bias, allowed, banned, min_tokens; repetition, then
+    frequency and presence penalties, all in fp32; (logprobs are taken of the *raw* logits) temperature; top_k; top_p;
+    min_p; typical_p, each on what the one before has left. Then one uniform number from Philox4x32-10 with key = seed
+    and counter = (position, sample) picks among the survivors in the order of their ids, by cumulative probability:
     weights are integers, so sums are exact. Ties between logits go to the lower id everywhere. If everything is
-    masked, the best raw logit among `allowed` and the mask's is taken. A NaN counts as -inf. Candidates are the log_softmax after
-    temperature, without the filters; masked tokens are not among them.
+    masked, the best raw logit among those that mask and `allowed` leave is taken. A NaN counts as -inf. Candidates are
+    the log_softmax after temperature, without the filters; masked tokens are not among them.
     docs/sampling.md defines each step."""
 
     def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
@@ -162,8 +162,8 @@ class Sampler(Protocol):
     def retire(self, row: int) -> None: ...
 
     def draw(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> list[Draw]:
-        """logits [R, vocab] fp32; line i belongs to rows[i], which differ. `masks` hold for this step alone. The drawn token, if there is one, is
-        appended to what is known of the row."""
+        """logits [R, vocab] fp32; line i belongs to rows[i], which differ. `masks` hold for this step alone. The drawn
+        token, if there is one, is appended to what is known of the row."""
 
     def begin(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> "Callable[[], list[Draw]]":
         """`draw`, for those who have something else to do meanwhile: call what it returns to wait for the tokens. The
