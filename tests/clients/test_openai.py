@@ -77,9 +77,11 @@ def test_a_required_call(client: openai.OpenAI) -> None:
 
 def test_a_named_call_and_its_result(client: openai.OpenAI) -> None:
     named = {"type": "function", "function": {"name": "weather"}}
-    message = client.chat.completions.create(
-        **SHORT, messages=ASK, tools=[WEATHER], tool_choice=named, max_tokens=60
-    ).choices[0].message
+    message = (
+        client.chat.completions.create(**SHORT, messages=ASK, tools=[WEATHER], tool_choice=named, max_tokens=60)
+        .choices[0]
+        .message
+    )
     [call] = message.tool_calls or []
     assert set(json.loads(call.function.arguments)) == {"city", "days"}
     result = {"role": "tool", "tool_call_id": call.id, "content": "It will rain."}
@@ -110,7 +112,10 @@ def test_parse_gives_an_instance(client: openai.OpenAI) -> None:
     ],
 )
 def test_vllms_ways_to_hold_an_answer_to_a_language(client: openai.OpenAI, extra: Any, holds: Any) -> None:
-    for create, asked in ((client.chat.completions.create, {"messages": HELLO}), (client.completions.create, {"prompt": "Q:"})):
+    for create, asked in (
+        (client.chat.completions.create, {"messages": HELLO}),
+        (client.completions.create, {"prompt": "Q:"}),
+    ):
         choice = create(**SHORT, **asked, max_tokens=16, extra_body=extra).choices[0]
         assert holds(choice.message.content if hasattr(choice, "message") else choice.text)
 
