@@ -36,8 +36,8 @@ def test_chat(where: dict[str, Any]) -> None:
     assert answer.content and answer.usage_metadata and answer.usage_metadata["output_tokens"] <= 12
     assert "".join(chunk.content for chunk in model.stream("Say hello.")) == answer.content
     assert [each.content for each in model.batch(["Say hello."] * 3)] == [answer.content] * 3
-    thoughtful = ChatOpenAI(**where, max_tokens=12, temperature=0, seed=3, use_responses_api=True)
-    assert thoughtful.invoke("Say hello.").text == answer.content
+    modern = ChatOpenAI(**where, max_tokens=12, temperature=0, use_responses_api=True)
+    assert modern.invoke("Say hello.").text == answer.content
 
 
 def test_completions(where: dict[str, Any]) -> None:
