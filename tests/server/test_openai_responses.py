@@ -221,7 +221,7 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event(client: openai.OpenAI) -
         ({"include": ["file_search_call.results"]}, "include[0]"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "always"}, "truncation"),
         ({"background": True, "stream": True}, "stream"),
         ({"background": True, "store": False}, "store"),
         ({"input": []}, "input"),
@@ -242,6 +242,19 @@ def test_input_items_are_listed_in_pages(client: openai.OpenAI) -> None:
     response = client.responses.create(model="fake", input=items)
     listed = [item.content for item in client.responses.input_items.list(response.id, limit=2, order="asc")]
     assert listed == ["0", "1", "2", "3", "4"]
+
+
+def test_the_oldest_turns_are_left_out_on_demand(client: openai.OpenAI, server: Running) -> None:
+    turns: list[Any] = []
+    for number in range(9):
+        turns += [{"role": "user", "content": f"{number}" * 500}, {"role": "assistant", "content": "Yes."}]
+    asked: Any = {"model": "fake", "input": [*turns, {"role": "user", "content": "Now?"}], "instructions": "Be short."}
+    with pytest.raises(openai.BadRequestError, match="context"):
+        client.responses.create(**asked)
+    response = client.responses.create(**asked, truncation="auto", max_output_tokens=20)
+    shown = server.service.seen[-1].messages
+    assert shown[0]["role"] == "system" and shown[1]["content"][0] == "2" and shown[-1]["content"] == "Now?"
+    assert response.truncation == "auto" and response.usage.input_tokens + 20 <= 4096
 
 
 def test_tenants_do_not_see_each_others_responses() -> None:

@@ -44,6 +44,7 @@ class Group:
         "started",
         "stop_ids",
         "unstarted",
+        "waits",
     )
 
     def __init__(self, request: Request, key: Key, limits: Limits) -> None:
@@ -60,6 +61,8 @@ class Group:
         eos_ids = () if params.ignore_eos else request.eos_ids
         self.stop_ids = frozenset((*eos_ids, *params.stop_token_ids))
         self.search = self._new_search() if params.beam_width else None
+        # for each token before the next is planned: which beams live on, or what the language then allows
+        self.waits = self.search is not None or params.structured is not None
         self.num_rows = params.beam_width or 1  # that one admission takes: beams run together or not at all
         self.holds_rows = False  # a search has its rows, used or not, from admission until it ends or is preempted
         self.ranked = self.search is None and params.num_samples > params.n  # only the best are delivered, at the end

@@ -146,12 +146,12 @@ class Scheduler:
         return plan
 
     def _expect(self, plan: StepPlan) -> None:
-        """Let the next plan go on from the tokens that this one draws, except where it is known to end or to branch."""
+        """Let the next plan go on from the tokens that this one draws, except where it is known to end or must wait."""
         for run in plan.runs:
             seq = self._rows[run.row]
             assert seq is not None
             end, group = run.start + run.count, seq.group
-            if end == len(seq.tokens) and end + 1 < group.length and group.search is None:
+            if end == len(seq.tokens) and end + 1 < group.length and not group.waits:
                 seq.expect()
 
     def _continue(self, plan: StepPlan) -> list[Sequence]:

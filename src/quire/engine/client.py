@@ -17,12 +17,14 @@ from quire.core.texts import ReadEvent, ReadRequest, Task, Tokens
 from quire.engine.child import EngineProcess
 from quire.engine.forecast import Forecast
 from quire.engine.generate import GenerateRequest
+from quire.engine.grammar_check import GrammarCheck
 from quire.engine.live import LiveRequest
 from quire.engine.messages import Cancel, Failed, FromEngine, HasRead, Ready, Refused, Seen, Start, Step, Watch
 from quire.engine.options import EngineOptions
 from quire.engine.prompt import Prompter
 from quire.engine.service import ModelInfo, Observer, State
 from quire.engine.sources import resolve_model
+from quire.engine.start import tokenizer_path
 from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores, cosine
 from quire.engine.under_way import Reading, Stream, UnderWay
 from quire.engine.viewers import Viewer
@@ -68,6 +70,7 @@ class EngineClient:
         self._idle.set()
         self._ready: asyncio.Future[Ready] | None = None
         self._supervisor: asyncio.Task[Any] | None = None
+        self._grammar_check: GrammarCheck | None = None
 
     async def __aenter__(self) -> "EngineClient":
         await self.start()
@@ -82,7 +85,7 @@ class EngineClient:
         self._start = Start(str(files.path), self.options)
         self._ready = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise())
-        place = Path(self.options.tokenizer) if self.options.tokenizer else files.path
+        place = tokenizer_path(files.path, self.options)
         try:
             self.tokenizer = await asyncio.to_thread(Tokenizer.load, place)
             await asyncio.wait((self._ready, self._supervisor), return_when=asyncio.FIRST_COMPLETED)
@@ -92,7 +95,9 @@ class EngineClient:
             raise
         capacity = ready.capacity
         self._prompter = Prompter(self.tokenizer, capacity.vocab_size, capacity.max_model_len, self.options.seed)
-        if ready.task != "generate":
+        if ready.task == "generate":
+            self._grammar_check = GrammarCheck(place, capacity.vocab_size)
+        else:
             self._reader = await asyncio.to_thread(self._text_reader, files.path, capacity)
         self.info = ModelInfo(
             name=self.options.served_model_name or files.name,
@@ -119,6 +124,8 @@ class EngineClient:
             return
         self._supervisor.cancel()
         await asyncio.gather(self._supervisor, return_exceptions=True)
+        if self._grammar_check is not None:
+            await self._grammar_check.stop()
         for one in list(self._live.values()):
             one.give_up("the server is shutting down", "cancelled")
 
@@ -129,6 +136,9 @@ class EngineClient:
             prepared = await asyncio.to_thread(self._prompter.prepare, request)
         else:
             prepared = self._prompter.prepare(request)
+        if prepared.params.structured is not None:
+            assert self._grammar_check is not None, "not started"
+            await self._grammar_check.check(prepared.params.structured)
         self._forecast.check(len(prepared.prompt_ids), len(self._live), self.options.max_wait, request.timeout)
         stream = Stream(LiveRequest(prepared, self.tokenizer), self._forget, self.cancel)
         await self._begin(stream)

@@ -4,8 +4,11 @@ import gc
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from quire.core.errors import Unsupported
 from quire.core.limits import Limits
 from quire.core.plan import StepPlan
 from quire.core.records import StepRecord
@@ -15,6 +18,10 @@ from quire.core.snapshot import Snapshot
 from quire.engine.options import EngineOptions
 from quire.engine.watch import Watch
 from quire.executors.protocol import Executor
+from quire.text.grammar import Grammar, GrammarCompiler
+
+if TYPE_CHECKING:
+    from quire.text.tokenizer import Tokenizer
 
 NEW_OBJECTS = 100_000  # before garbage is looked for: more than a step makes
 
@@ -27,16 +34,23 @@ class _Launched:
 
 
 class Engine:
-    """A scheduler and an executor. One thread; ids in, ids out; no text."""
+    """A scheduler and an executor. One thread; ids in, ids out; no text but that of languages to answer in."""
 
-    def __init__(self, executor: Executor, options: EngineOptions) -> None:
+    def __init__(
+        self, executor: Executor, options: EngineOptions, tokenizer: "Callable[[], Tokenizer] | None" = None
+    ) -> None:
+        """`tokenizer` is asked for when an answer has to be in a language; without it, such requests are refused."""
         self.executor = executor
         self.capacity = executor.start()
+        self.grammars = None if tokenizer is None else GrammarCompiler(tokenizer, self.capacity.vocab_size)
+        if self.grammars is not None:
+            executor.guide(self.grammars.matcher)
         _leave_garbage_alone()
         self.record: StepRecord | None = None  # of the step that ended in the last call of step(), if one did
         self._launched: deque[_Launched] = deque()
         self._collected = 0.0  # when the last step ended
         self._watch: Watch | None = None  # while somebody looks
+        self._languages: dict[str, Grammar] = {}  # of requests under way: compiled as long as they are needed
         self._scheduler = Scheduler(
             Limits(
                 max_num_seqs=options.max_num_seqs,
@@ -59,19 +73,28 @@ class Engine:
         return self._scheduler.has_work or bool(self._launched)
 
     def submit(self, request: Request) -> None:
-        """Raises a QuireError if the request could never be served."""
+        """Raises a QuireError if the request could never be served. Its language, if it has one and is not known yet,
+        is compiled meanwhile."""
+        structured = request.params.structured
+        if structured is None:
+            self._scheduler.add(request, time.monotonic())
+            return
+        if self.grammars is None:
+            raise Unsupported("this engine has no tokenizer, and an answer in a language needs it")
+        grammar = self.grammars.compile(structured)
         self._scheduler.add(request, time.monotonic())
+        self._languages[request.id] = grammar
 
     def cancel(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
         """Free what the request (or one sample of it) holds. One that has ended or never was is no error."""
         if self._watch:
             self._watch.changed()
-        return self._scheduler.cancel(request_id, index)
+        return self._forget_ended(self._scheduler.cancel(request_id, index))
 
     def step(self) -> list[SequenceEvent]:
         """Give the executor its next plan. Unless it takes more, wait for the oldest, and tell what came of it."""
         self.record, begin = None, time.perf_counter()
-        events = self._scheduler.expire(time.monotonic())
+        events = self._forget_ended(self._scheduler.expire(time.monotonic()))
         if self._scheduler.has_work:
             plan = self._scheduler.schedule()
             scheduled = time.perf_counter()
@@ -83,11 +106,18 @@ class Engine:
                 return events
         return events + self._collect() if self._launched else events
 
+    def _forget_ended(self, events: list[SequenceEvent]) -> list[SequenceEvent]:
+        if self._languages:
+            for event in events:
+                if event.final:
+                    self._languages.pop(event.request_id, None)
+        return events
+
     def _collect(self) -> list[SequenceEvent]:
         step = self._launched.popleft()
         output = self.executor.collect()
         ran = time.perf_counter()
-        events = self._scheduler.update(output)
+        events = self._forget_ended(self._scheduler.update(output))
         self.record = StepRecord(
             step=step.plan.step,
             num_tokens=step.plan.num_tokens,

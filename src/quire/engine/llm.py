@@ -21,7 +21,7 @@ from quire.engine.options import EngineOptions
 from quire.engine.outputs import CompletionOutput, RequestOutput
 from quire.engine.prompt import Prompter
 from quire.engine.sources import DEFAULT_MODEL, resolve_model
-from quire.engine.start import local_executor
+from quire.engine.start import load_tokenizer, local_executor
 from quire.text.event import TextEvent
 from quire.text.tokenizer import Tokenizer
 
@@ -53,8 +53,9 @@ class LLM:
     def __init__(self, model: str | Path = DEFAULT_MODEL, **options: Any) -> None:
         self.options = EngineOptions.of({"model": str(model), **options})
         files = resolve_model(self.options.model, revision=self.options.revision)
-        self.engine = Engine(local_executor(files.path, self.options), self.options)
-        self.tokenizer = Tokenizer.load(Path(self.options.tokenizer) if self.options.tokenizer else files.path)
+        tokenizer = load_tokenizer(files.path, self.options)
+        self.engine = Engine(local_executor(files.path, self.options), self.options, lambda: tokenizer)
+        self.tokenizer = tokenizer
         self._prompter = Prompter(
             self.tokenizer, self.engine.capacity.vocab_size, self.engine.capacity.max_model_len, self.options.seed
         )

@@ -2,12 +2,26 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from quire.core.errors import Unsupported
 from quire.core.texts import Task
 from quire.engine.options import EngineOptions
 from quire.executors.protocol import Executor
+
+if TYPE_CHECKING:
+    from quire.text.tokenizer import Tokenizer
+
+
+def tokenizer_path(path: Path, options: EngineOptions) -> Path:
+    """Where the tokenizer of a checkpoint is."""
+    return Path(options.tokenizer) if options.tokenizer else path
+
+
+def load_tokenizer(path: Path, options: EngineOptions) -> "Tokenizer":
+    from quire.text.tokenizer import Tokenizer
+
+    return Tokenizer.load(tokenizer_path(path, options))
 
 
 def local_executor(path: Path, options: EngineOptions) -> Executor:

@@ -11,6 +11,7 @@ from quire.models.config import ModelConfig
 from quire.models.loading import Model
 from quire.models.registry import family
 from quire.ops.opset import KVSpec
+from quire.runtime.guides import Matchers
 from quire.runtime.kv import KVSize, check_gpu_spec, kv_spec, longest, size_cache
 from quire.runtime.memory import available_memory
 from quire.runtime.runner import Runner
@@ -131,6 +132,10 @@ class LocalExecutor:
             swap_bytes=self.swap_space_bytes,
             ahead=self._ahead,
         )
+
+    def guide(self, matchers: Matchers) -> None:
+        assert self._runner is not None, "not started"
+        self._runner.guide(matchers)
 
     def submit(self, plan: StepPlan) -> None:
         assert self._runner is not None, "not started"

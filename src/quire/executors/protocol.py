@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quire.core.plan import StepOutput, StepPlan
+from quire.runtime.guides import Matchers
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,9 @@ class Capacity:
 
 class Executor(Protocol):
     def start(self) -> Capacity: ...
+
+    def guide(self, matchers: Matchers) -> None:
+        """Once it has started: how answers are held to a language that is asked for."""
 
     def submit(self, plan: StepPlan) -> None:
         """Begin with a step, or do it."""

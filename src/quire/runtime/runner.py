@@ -9,6 +9,7 @@ from quire.core.request import Logprob
 from quire.models.loading import Model
 from quire.ops.opset import BROKEN, CANDIDATES, Draw, OpSet
 from quire.runtime.batch import Rows, Step
+from quire.runtime.guides import Guides, Matchers
 from quire.runtime.kv import KVSize
 from quire.runtime.sampling import row_params
 
@@ -24,8 +25,14 @@ class Runner:
         self.cache = ops.new_cache(size.spec, size.num_blocks, size.num_host_blocks)
         self.sampler = ops.new_sampler(max_rows, model.config.vocab)
         self.program = ops.compile(model.forward, self.cache, max_tokens, max_rows, size.max_model_len, self.sampler)
+        self.guides: Guides | None = None
+        self._vocab = model.config.vocab
         self._prompt_logprobs: dict[int, int] = {}  # row -> alternatives wanted beside each prompt token
         self._under_way: deque[tuple[int, Callable[[], list[Drawn]]]] = deque()  # steps, and how to get what they drew
+
+    def guide(self, matchers: Matchers) -> None:
+        """From now on, rows may ask for answers in a language."""
+        self.guides = Guides(self._vocab, matchers)
 
     def submit(self, plan: StepPlan) -> None:
         self._prepare(plan)
@@ -45,6 +52,8 @@ class Runner:
             self.rows.retire(row)
             self.sampler.retire(row)
             self._prompt_logprobs.pop(row, None)
+            if self.guides:
+                self.guides.retire(row)
         if plan.swap_out:
             self.cache.swap_out(plan.swap_out)
         if plan.swap_in:
@@ -54,6 +63,8 @@ class Runner:
         for admission in plan.admitted:
             self.rows.admit(admission)
             self.sampler.admit(admission.row, row_params(admission), admission.tokens, admission.num_prompt)
+            if self.guides:
+                self.guides.admit(admission)
             if admission.params.prompt_logprobs is not None:
                 self._prompt_logprobs[admission.row] = admission.params.prompt_logprobs
 
@@ -61,20 +72,28 @@ class Runner:
         step = self.rows.step(plan.runs)
         logits = self.program.run(step.batch)
         rows = step.drawing.tolist()
-        draws = self.sampler.begin(logits[: len(rows)], rows) if rows else list
+        masks = self.guides.masks(rows) if self.guides else None  # on a GPU, while the forward pass runs
+        draws = self.sampler.begin(logits[: len(rows)], rows, masks) if rows else list
         expected = [self.rows.expect(row) for row in rows]
         scored = self._score(step, logits)
 
         def finish() -> list[Drawn]:
             drawn: dict[int, Drawn] = {}
             for row, place, draw in zip(rows, expected, draws(), strict=True):
-                drawn[row] = _drawn(row, draw)
+                drawn[row] = self._take(row, draw)
                 self.rows.settle(row, place, draw.token)
             for row, logprobs in scored.items():
                 drawn.setdefault(row, Drawn(row)).prompt_logprobs = logprobs
             return list(drawn.values())
 
         return finish
+
+    def _take(self, row: int, draw: Draw) -> Drawn:
+        if self.guides and draw.token >= 0:
+            self.guides.advance(row, [draw.token])
+        if self.guides and draw.token == BROKEN and (reason := self.guides.error(row)):
+            return Drawn(row, error=f"the language of the answer: {reason}")
+        return _drawn(row, draw)
 
     def _score(self, step: Step, logits: Any) -> dict[int, list[list[Logprob]]]:
         """Prompt logprobs by row: now, since the logits are gone with the next step."""

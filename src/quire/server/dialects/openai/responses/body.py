@@ -106,7 +106,7 @@ _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt": (),
     "service_tier": ("auto", "default"),
     "stream_options": ({}, {"include_obfuscation": False}),
-    "truncation": ("disabled",),
+    "truncation": ("disabled", "auto"),
 }
 
 LOGPROBS = "message.output_text.logprobs"

@@ -19,10 +19,12 @@ from quire.server.dialects.openai.responses.items import InputItem, input_items,
 from quire.server.dialects.openai.responses.output import Output
 from quire.server.dialects.openai.responses.shapes import Event, ReasoningTokens, ResponseObject, ResponseUsage
 from quire.server.dialects.openai.responses.store import Stored
+from quire.server.dialects.openai.responses.truncation import newest_that_fit
 from quire.server.dialects.openai.shapes import CachedTokens
 from quire.server.dialects.openai.tally import Tally
 from quire.server.dialects.reading import Reading, put_chat
 from quire.server.fold import Completion
+from quire.text.chat_template import ChatTemplate
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.tools.use import ToolUse
 
@@ -42,7 +44,8 @@ def parse_response(body: bytes, context: Context, recall: Recall) -> "ResponseCa
         size += before.size
     if not messages:
         raise BadRequest("input is empty", "give at least one item", param="input")
-    system = [{"role": "system", "content": given.instructions}] if given.instructions is not None else []
+    if given.truncation == "auto":
+        messages = _fitting(messages, given, context, use)
     effort = given.reasoning.effort if given.reasoning is not None else None
     request = GenerateRequest(
         id=new_id("resp", "_"),
@@ -51,8 +54,28 @@ def parse_response(body: bytes, context: Context, recall: Recall) -> "ResponseCa
         salt=given.cache_salt or "",
         priority=given.priority or 0,
     )
-    put_chat(request, context, [*system, *messages], use, **effort_options(effort, "reasoning.effort"))
+    put_chat(request, context, _with_instructions(messages, given), use, **effort_options(effort, "reasoning.effort"))
     return ResponseCall(given, request, context, use, Stored(_response(given, request, context), items, messages, size))
+
+
+def _fitting(
+    messages: list[dict[str, Any]], given: asked.ResponseBody, context: Context, use: ToolUse
+) -> list[dict[str, Any]]:
+    form, tokenizer = context.chat_format(), context.tokenizer
+    template = ChatTemplate(tokenizer.chat_template or "", tokenizer.bos_token, tokenizer.eos_token)
+
+    def size(some: list[dict[str, Any]]) -> int:
+        shown = form.messages(_with_instructions(some, given), use)
+        text = template.render(shown, tools=form.template_tools(use))
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    return newest_that_fit(messages, size, context.info.max_model_len - (given.max_output_tokens or 1))
+
+
+def _with_instructions(messages: list[dict[str, Any]], given: asked.ResponseBody) -> list[dict[str, Any]]:
+    if given.instructions is None:
+        return messages
+    return [{"role": "system", "content": given.instructions}, *messages]
 
 
 def _response(given: asked.ResponseBody, request: GenerateRequest, context: Context) -> ResponseObject:
@@ -76,6 +99,7 @@ def _response(given: asked.ResponseBody, request: GenerateRequest, context: Cont
         safety_identifier=given.safety_identifier,
         store=given.store is not False,
         temperature=request.params.temperature,
+        truncation=given.truncation or "disabled",
         text={"format": form or {"type": "text"}},
         tool_choice=choice or "auto",
         tools=[{"strict": None, "description": None, **msgspec.to_builtins(tool)} for tool in given.tools or ()],

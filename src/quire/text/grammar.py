@@ -1,0 +1,142 @@
+"""Languages that answers have to be in: compiled for a model's tokens, then followed token by token.
+
+The work is llguidance's (docs/decisions/005-llguidance.md), which is imported when the first language is compiled."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakValueDictionary
+
+from quire.core.structured import Structured
+from quire.text.grammar_source import grammar_source, wrong_language
+from quire.text.grammar_vocabulary import grammar_vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import LLParserLimits
+
+    from quire.text.tokenizer import Tokenizer
+
+KEPT = 64  # languages that stay compiled while nobody uses them
+DEEP_STACK = 256 * 2**20  # bytes: llguidance follows references by recursion
+
+T = TypeVar("T")
+
+
+class GrammarMatcher:
+    """Where an answer stands in its language. Copies of one start share nothing that they change."""
+
+    def __init__(self, matcher: "LLMatcher") -> None:
+        self._matcher = matcher
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on; empty while it can."""
+        return self._matcher.get_error().split("\n")[0] if self._matcher.is_error() else ""
+
+    def mask(self) -> bytes:
+        """A bit for every token that may follow: token t is bit t % 8 of byte t / 8. Where the answer may end, the
+        tokens that end a text are among them; where it must, they are alone."""
+        return self._matcher.compute_bitmask()
+
+    def advance(self, tokens: Sequence[int]) -> bool:
+        """Take in what was drawn. False: it is outside the language, and `error` says so from now on."""
+        return self._matcher.consume_tokens(list(tokens))
+
+    def count_valid(self, tokens: Sequence[int]) -> int:
+        """How many of these, the first first, might be drawn next. Nothing is taken in: for drafts."""
+        return self._matcher.validate_tokens(list(tokens))
+
+    def rollback(self, count: int) -> None:
+        """Forget the last `count` tokens taken in."""
+        self._matcher.rollback(count)
+
+
+class Grammar:
+    """A compiled language."""
+
+    __slots__ = ("__weakref__", "_start")
+
+    def __init__(self, start: "LLMatcher") -> None:
+        self._start = start
+
+    def matcher(self) -> GrammarMatcher:
+        """At the beginning of an answer."""
+        return GrammarMatcher(self._start.deep_copy())
+
+
+class GrammarCompiler:
+    """Compiles each language once, and keeps those used last. One that somebody holds is always found again."""
+
+    def __init__(self, tokenizer: "Callable[[], Tokenizer]", vocab_size: int) -> None:
+        """`tokenizer` is called when the first language comes."""
+        self._load_tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._vocabulary: LLTokenizer | None = None
+        self._compiling = threading.Lock()
+        self._kept: OrderedDict[Structured, Grammar] = OrderedDict()
+        self._known: WeakValueDictionary[Structured, Grammar] = WeakValueDictionary()
+
+    def find(self, structured: Structured) -> Grammar | None:
+        """If it is compiled."""
+        return self._known.get(structured)
+
+    def compile(self, structured: Structured) -> Grammar:
+        """Raises BadRequest for a language that cannot be compiled within the limits. From any thread: others wait."""
+        with self._compiling:
+            if (grammar := self._known.get(structured)) is None:
+                grammar = self._known[structured] = Grammar(with_deep_stack(lambda: self._compile(structured)))
+            self._kept[structured] = grammar
+            self._kept.move_to_end(structured)
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return grammar
+
+    def matcher(self, structured: Structured) -> GrammarMatcher:
+        return (self.find(structured) or self.compile(structured)).matcher()
+
+    def _compile(self, structured: Structured) -> "LLMatcher":
+        from llguidance import LLMatcher
+
+        if self._vocabulary is None:
+            self._vocabulary = grammar_vocabulary(self._load_tokenizer(), self._vocab_size)
+        matcher = LLMatcher(self._vocabulary, grammar_source(structured), log_level=0, limits=_limits())
+        if matcher.is_error():
+            raise wrong_language(structured, matcher.get_error())
+        return matcher
+
+
+def _limits() -> "LLParserLimits":
+    """What one language may cost, in units of work: the same everywhere, unlike seconds."""
+    from llguidance._lib import LLParserLimits
+
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,  # while compiling: about 20 ms
+        step_lexer_fuel=100_000,  # a mask: about 7 ms; those of ordinary schemas take 0.01 to 0.1 ms
+        step_max_items=25_000,
+        max_items_in_row=1_000,
+        max_lexer_states=20_000,  # 2 kB each at most
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+def with_deep_stack(work: Callable[[], T]) -> T:
+    """Do it in a thread that may recurse further than this one."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    before = threading.stack_size(DEEP_STACK)
+    thread = threading.Thread(target=run, name="deep stack", daemon=True)
+    thread.start()
+    threading.stack_size(before)
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
