@@ -123,7 +123,16 @@ def test_a_required_call_is_a_language(client: openai.OpenAI, server: Running) -
         ("weather", '{"city": "Paris"}')
     ]
     structured = server.service.seen[-1].params.structured
-    assert json.loads(structured.text) == WEATHER["function"]["parameters"]
+    assert json.loads(structured.text) == {**WEATHER["function"]["parameters"], "additionalProperties": False}
+
+
+def test_a_forced_call_makes_a_format_idle(client: openai.OpenAI, server: Running) -> None:
+    server.service.says = '{"city": "Paris"}'
+    asked = {"model": "fake", "messages": ASK, "tools": [WEATHER], "response_format": {"type": "json_object"}}
+    full = client.chat.completions.create(
+        **asked, tool_choice={"type": "function", "function": {"name": "weather"}}, max_tokens=99
+    )
+    assert full.choices[0].message.tool_calls
 
 
 def test_a_conversation_with_calls_reaches_the_template(client: openai.OpenAI, server: Running) -> None:
@@ -178,7 +187,7 @@ def test_what_is_wrong_is_named(server: Running, body: dict[str, Any], param: st
     assert response.status_code == 400 and response.json()["error"]["param"] == param, response.text
 
 
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
 
 
 @pytest.mark.parametrize(

@@ -136,10 +136,10 @@ class EngineClient:
             prepared = await asyncio.to_thread(self._prompter.prepare, request)
         else:
             prepared = self._prompter.prepare(request)
+        self._forecast.check(len(prepared.prompt_ids), len(self._live), self.options.max_wait, request.timeout)
         if prepared.params.structured is not None:
             assert self._grammar_check is not None, "not started"
             await self._grammar_check.check(prepared.params.structured)
-        self._forecast.check(len(prepared.prompt_ids), len(self._live), self.options.max_wait, request.timeout)
         stream = Stream(LiveRequest(prepared, self.tokenizer), self._forget, self.cancel)
         await self._begin(stream)
         return stream

@@ -1,71 +1,108 @@
-"""Requests whose language is being compiled, in a thread: the loop of the engine goes on meanwhile."""
+"""An engine whose loop does not wait until a language is compiled: that happens in a thread."""
 
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from quire.core.request import Request
+from quire.core.errors import QuireError
+from quire.core.records import StepRecord
+from quire.core.request import Request, SequenceEvent
+from quire.core.snapshot import Snapshot
+from quire.engine.engine import Engine
 from quire.text.grammar import Grammar, GrammarCompiler
 
 PATIENCE = 5  # added to the thread's niceness: where there is no core to spare, the loop comes first
 
 
 @dataclass(slots=True)
-class Compiled:
+class _Waiting:
     request: Request
     cancelled: list[int] = field(default_factory=list)  # samples that were given up meanwhile
     grammar: Grammar | None = None  # held until the engine holds it
     problem: Exception | None = None  # why there is none
 
 
-class Compiling:
-    def __init__(self, grammars: GrammarCompiler) -> None:
-        self._grammars = grammars
+class CompilingEngine:
+    """An `Engine`, except that `submit` never waits: what is wrong with a language is told to `refuse`, in `step`."""
+
+    def __init__(self, engine: Engine, grammars: GrammarCompiler, refuse: Callable[[Request, Exception], None]) -> None:
+        self.record: StepRecord | None = None
+        self._engine, self._grammars, self._refuse = engine, grammars, refuse
         self._worker = ThreadPoolExecutor(1, "compiling", _give_way)
-        self._waiting: dict[str, Compiled] = {}
-        self._done: deque[Compiled] = deque()
+        self._waiting: dict[str, _Waiting] = {}
+        self._done: deque[_Waiting] = deque()
         self._wake, self._waker = os.pipe()
 
     def fileno(self) -> int:
-        """Can be read from when something is done."""
+        """Can be read from when `has_work` has become true by itself."""
         return self._wake
 
-    def begin(self, request: Request) -> None:
-        entry = self._waiting[request.id] = Compiled(request)
-        self._worker.submit(self._compile, entry)
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work or bool(self._done)
 
-    def cancel(self, request_id: str, index: int | None) -> bool:
-        """Whether the request was waiting here."""
-        if (entry := self._waiting.get(request_id)) is None:
-            return False
+    @property
+    def patience(self) -> float | None:
+        return 0.0 if self._done else self._engine.patience
+
+    def watch(self, on: bool) -> None:
+        self._engine.watch(on)
+
+    def snapshot(self) -> Snapshot | None:
+        return self._engine.snapshot()
+
+    def submit(self, request: Request) -> None:
+        structured = request.params.structured
+        if structured is None or self._grammars.find(structured) is not None:
+            self._engine.submit(request)
+            return
+        waiting = self._waiting[request.id] = _Waiting(request)
+        self._worker.submit(self._compile, waiting)
+
+    def cancel(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
+        if (waiting := self._waiting.get(request_id)) is None:
+            return self._engine.cancel(request_id, index)
         if index is None:
-            del self._waiting[request_id]
+            del self._waiting[request_id]  # whoever has cancelled it waits for no more of it
         else:
-            entry.cancelled.append(index)
-        return True
+            waiting.cancelled.append(index)
+        return []
 
-    def done(self) -> list[Compiled]:
-        """What has been compiled since, or could not be; without what was cancelled."""
-        if not self._done:
-            return []
-        found = []
-        for _ in range(len(self._done)):
+    def step(self) -> list[SequenceEvent]:
+        events: list[SequenceEvent] = []
+        while self._done:
             os.read(self._wake, 1)
-            entry = self._done.popleft()
-            if self._waiting.get(entry.request.id) is entry:
-                found.append(self._waiting.pop(entry.request.id))
-        return found
+            waiting = self._done.popleft()
+            if self._waiting.get(waiting.request.id) is waiting:
+                del self._waiting[waiting.request.id]
+                events += self._admit(waiting)
+        if self._engine.has_work:
+            events += self._engine.step()
+        self.record = self._engine.record
+        return events
 
-    def _compile(self, entry: Compiled) -> None:
-        structured = entry.request.params.structured
+    def _admit(self, waiting: _Waiting) -> list[SequenceEvent]:
+        request = waiting.request
+        try:
+            if waiting.problem is not None:
+                raise waiting.problem
+            self._engine.submit(request)
+        except QuireError as error:
+            self._refuse(request, error)
+            return []
+        return [event for index in waiting.cancelled for event in self._engine.cancel(request.id, index)]
+
+    def _compile(self, waiting: _Waiting) -> None:
+        structured = waiting.request.params.structured
         assert structured is not None
         try:
-            entry.grammar = self._grammars.compile(structured)
+            waiting.grammar = self._grammars.compile(structured)
         except Exception as problem:
-            entry.problem = problem
-        self._done.append(entry)
+            waiting.problem = problem
+        self._done.append(waiting)
         os.write(self._waker, b".")
 
 

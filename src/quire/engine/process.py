@@ -13,9 +13,8 @@ import zmq
 
 from quire.core.errors import QuireError
 from quire.core.request import Request
-from quire.core.structured import Structured
 from quire.core.texts import ReadRequest
-from quire.engine.compiling import Compiling
+from quire.engine.compiling import CompilingEngine
 from quire.engine.engine import Engine
 from quire.engine.messages import (
     Cancel,
@@ -63,8 +62,10 @@ def _load_and_serve(path: Path, options: EngineOptions, server: "_Server") -> No
     if task_of(path, options) == "generate":
         engine = Engine(local_executor(path, options), options, lambda: load_tokenizer(path, options))
         assert engine.grammars is not None
+        compiling = CompilingEngine(engine, engine.grammars, server.refuse)
+        server.wake_for(compiling.fileno())
         server.send(Ready(engine.capacity))
-        _serve(engine, server, Step, Compiling(engine.grammars))
+        _serve(compiling, server, Step)
         engine.stop()
     else:
         from quire.engine.reading_engine import ReadingEngine
@@ -75,35 +76,25 @@ def _load_and_serve(path: Path, options: EngineOptions, server: "_Server") -> No
         reading.stop()
 
 
-def _serve(
-    engine: Any, server: "_Server", report: type[Step] | type[HasRead], compiling: Compiling | None = None
-) -> None:
+def _serve(engine: Any, server: "_Server", report: type[Step] | type[HasRead]) -> None:
     """Take messages as they come and step while there is work, until the server process is gone.
 
-    `engine` is an `Engine`, whose steps are told as `Step`s, or a `ReadingEngine`, whose steps are `HasRead`s."""
-    if compiling is not None:
-        server.wake_for(compiling.fileno())
+    `engine` is a `CompilingEngine`, whose steps are told as `Step`s, or a `ReadingEngine`, and they are `HasRead`s."""
     while not server.gone:
         events: list[Any] = []
         message = server.receive(engine.patience)
         while message is not None:
             match message:
-                case Submit(request) if compiling is not None and _is_unknown(request.params.structured, engine):
-                    compiling.begin(request)  # it is submitted when its language is compiled
                 case Submit(request) | Read(request):
-                    _submit(request, engine, server)
+                    try:
+                        engine.submit(request)
+                    except QuireError as error:
+                        server.refuse(request, error)
                 case Cancel(request_id, index):
-                    if compiling is None or not compiling.cancel(request_id, index):
-                        events += engine.cancel(request_id, index)
+                    events += engine.cancel(request_id, index)
                 case Watch(on):
                     engine.watch(on)
             message = server.receive(0.0)
-        for compiled in compiling.done() if compiling is not None else ():
-            if compiled.problem is not None:
-                server.send(Refused(compiled.request.id, Problem.of(compiled.problem)))
-            elif _submit(compiled.request, engine, server):
-                for index in compiled.cancelled:
-                    events += engine.cancel(compiled.request.id, index)
         record = None
         if engine.has_work:
             events += engine.step()
@@ -112,20 +103,6 @@ def _serve(
             server.send(report(events, record))
         if seen := engine.snapshot():
             server.send(Seen(seen))
-
-
-def _is_unknown(structured: Structured | None, engine: Engine) -> bool:
-    return structured is not None and engine.grammars is not None and engine.grammars.find(structured) is None
-
-
-def _submit(request: Request | ReadRequest, engine: Any, server: "_Server") -> bool:
-    """Whether it was taken."""
-    try:
-        engine.submit(request)
-    except QuireError as error:
-        server.send(Refused(request.id, Problem.of(error)))
-        return False
-    return True
 
 
 class _Server:
@@ -140,15 +117,18 @@ class _Server:
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
 
     def wake_for(self, file: int) -> None:
-        """Let `receive` wait no longer than until this file can be read from."""
+        """`receive` waits no longer when this file can be read from."""
         self._poller.register(file, zmq.POLLIN)
 
     def receive(self, patience: float | None) -> ToEngine | None:
-        """The next message; None if none comes within that many seconds, if something else is to be done, or if the
-        server process is gone."""
+        """The next message; None if none comes within that many seconds, if the engine has found work by itself, or if
+        the server process is gone."""
         ready = dict(self._poller.poll(None if patience is None else math.ceil(patience * 1000)))
         self.gone = sys.stdin.fileno() in ready  # nothing is ever written there: it has been closed
         return decode_to_engine(self._socket.recv()) if self._socket in ready and not self.gone else None
+
+    def refuse(self, request: Request | ReadRequest, problem: Exception) -> None:
+        self.send(Refused(request.id, Problem.of(problem)))
 
     def send(self, message: FromEngine) -> None:
         self._socket.send(encode(message))

@@ -10,9 +10,11 @@ from starlette.responses import Response
 
 from quire.core.errors import BadRequest
 from quire.server.body import decode, read_body
-from quire.server.dialects.openai.messages import Message, plain_messages
+from quire.server.dialects.openai.messages import Message, plain_messages, template_kwargs
+from quire.server.dialects.openai.tools import Tool, tool_use
 from quire.server.openapi import reads
 from quire.server.replies import json_response
+from quire.text.chat_format import chat_format
 from quire.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
 
 
 class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -85,10 +88,12 @@ def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:
         raise BadRequest("this model has no chat template", "give `prompt`", param="messages")
     continues = bool(body.continue_final_message)
     template = ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
+    form, use = chat_format(tokenizer.chat_template), tool_use(body.tools, None, None)
     text = template.render(
-        plain_messages(body.messages or []),
+        form.messages(plain_messages(body.messages or []), use),
+        tools=form.template_tools(use),
         add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=continues,
-        **(body.chat_template_kwargs or {}),
+        **template_kwargs(body.chat_template_kwargs),
     )
     return tokenizer.encode(text, add_special_tokens=False)

@@ -19,7 +19,7 @@ def put_chat(
 ) -> None:
     """Set the request's messages and all that follows from its tools. `template` are options of the chat template."""
     form = context.chat_format()
-    if use.active and request.params.structured is not None:
+    if use.active and not use.forced and request.params.structured is not None:  # where a call is forced, it comes
         raise BadRequest(
             "a format of the answer and tools are both given, and an answer cannot be either",
             "leave one of them out, or let no tool be called",

@@ -10,7 +10,7 @@ from quire.server.body import decode
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.chat_call import ChatCall
 from quire.server.dialects.openai.fields import Fields, Int, check, new_id, refuse, sampling_params
-from quire.server.dialects.openai.messages import Message, plain_messages
+from quire.server.dialects.openai.messages import Message, plain_messages, template_kwargs
 from quire.server.dialects.openai.structured import language_asked
 from quire.server.dialects.openai.tools import NamedTool, Tool, tool_use
 from quire.server.dialects.reading import put_chat
@@ -102,14 +102,13 @@ def _template_options(chat: ChatBody) -> dict[str, Any]:
         "add_generation_prompt": not continues if chat.add_generation_prompt is None else chat.add_generation_prompt,
         "continue_final_message": continues,
     }
-    theirs = dict(chat.chat_template_kwargs or {})
-    if taken := {"tools", *ours} & theirs.keys():
-        raise BadRequest(
-            f"chat_template_kwargs has `{min(taken)}`", "give it as a field of its own", param="chat_template_kwargs"
-        )
     if chat.documents is not None:
         ours["documents"] = chat.documents
-    return {**effort_options(chat.reasoning_effort, "reasoning_effort"), **theirs, **ours}
+    return {
+        **effort_options(chat.reasoning_effort, "reasoning_effort"),
+        **template_kwargs(chat.chat_template_kwargs),
+        **ours,
+    }
 
 
 def effort_options(effort: str | None, where: str) -> dict[str, Any]:

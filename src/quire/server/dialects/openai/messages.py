@@ -66,6 +66,15 @@ def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
     return plain
 
 
+def template_kwargs(given: dict[str, Any] | None) -> dict[str, Any]:
+    """What clients may give the template beside what the server gives it."""
+    if taken := {"tools", "add_generation_prompt", "continue_final_message"} & (given or {}).keys():
+        raise BadRequest(
+            f"chat_template_kwargs has `{min(taken)}`", "give it as a field of its own", param="chat_template_kwargs"
+        )
+    return given or {}
+
+
 def _plain_call(call: MadeCall, where: str) -> dict[str, Any]:
     """With arguments as an object, as templates want them."""
     arguments = call.function.arguments

@@ -10,11 +10,13 @@ from starlette.routing import Route
 
 from quire.core.errors import BadRequest, QuireError
 from quire.server.dialects.dialect import Context, Dialect
+from quire.server.dialects.openai.responses.body import ResponseBody
 from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
 from quire.server.dialects.openai.responses.shapes import ResponseObject, frame
 from quire.server.dialects.openai.responses.store import ResponseStore, Stored
 from quire.server.dialects.openai.shapes import error_body
 from quire.server.generate import answered, refusing, reply, understood
+from quire.server.openapi import reads
 from quire.server.replies import json_response
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quire.server")
 
-SHAPE = Dialect(name="responses", routes={}, error=error_body, frame=frame)
+SHAPE = Dialect(name="responses", routes={}, error=error_body, frame=frame, idle=b": keep-alive\n\n")
 MAX_LISTED = 100
 
 
@@ -43,6 +45,7 @@ class Responses:
             Route(f"{one}/input_items", self.input_items, methods=["GET"]),
         ]
 
+    @reads(ResponseBody)
     async def create(self, http: Request) -> Response:
         service, call = await understood(http, self._site.models, SHAPE, self._parse, self._site.options)
         if call.background:
