@@ -19,7 +19,7 @@ from quire.engine.forecast import Forecast
 from quire.engine.generate import GenerateRequest
 from quire.engine.grammar_check import GrammarCheck
 from quire.engine.live import LiveRequest
-from quire.engine.messages import Cancel, Failed, FromEngine, HasRead, Ready, Refused, Seen, Start, Step, Watch
+from quire.engine.messages import Cancel, Failed, FromEngine, HasRead, Ready, Refused, Rests, Seen, Start, Step, Watch
 from quire.engine.options import EngineOptions
 from quire.engine.prompt import Prompter
 from quire.engine.service import ModelInfo, Observer, State
@@ -313,6 +313,9 @@ class EngineClient:
                     self.observer.step(message.record)
             for event in message.events:
                 await self._deliver(event)
+        elif isinstance(message, Rests):
+            if self.observer:
+                self.observer.rests(message.scheduler)
         elif isinstance(message, Seen):
             for viewer in self._viewers:
                 viewer.show(message.snapshot)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from quire.core.errors import Unsupported
 from quire.core.limits import Limits
 from quire.core.plan import StepPlan
-from quire.core.records import StepRecord
+from quire.core.records import SchedulerStats, StepRecord
 from quire.core.request import Request, SequenceEvent
 from quire.core.scheduler import Scheduler
 from quire.core.snapshot import Snapshot
@@ -133,6 +133,9 @@ class Engine:
         return events
 
     # ---- seen from outside
+
+    def stats(self) -> SchedulerStats:
+        return self._scheduler.stats()
 
     def watch(self, on: bool) -> None:
         """Whether somebody looks. While nobody does, it costs nothing."""

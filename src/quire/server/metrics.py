@@ -44,6 +44,9 @@ class ModelMetrics:
         self.step_seconds["run"].observe(record.run_seconds)
         self.step_seconds["update"].observe(record.update_seconds)
 
+    def rests(self, scheduler: SchedulerStats) -> None:
+        self.now = scheduler
+
     def token(self, seconds: float, count: int) -> None:
         if count:
             self.next_token.observe(seconds / count, count)
