@@ -15,7 +15,7 @@ import socket
 import struct
 import time
 import urllib.request
-from collections import Counter
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from urllib.parse import urlsplit
 
@@ -26,6 +26,7 @@ from benchmarks.processes import Running, interruptible
 
 LEAVING = 1 / 3  # of visits
 ROUTE = "/v1/completions"
+CACHE = "512MiB"  # of keys and values: touched in the first half, so that what grows in the second is a leak
 PATIENCE = 30.0  # seconds for the server to find out who has left
 
 
@@ -97,20 +98,20 @@ async def _visit(url: str, rng: random.Random, crowd: Crowd) -> None:
         writer.transport.abort() if leaves_after is not None and rng.random() < 0.5 else writer.close()
 
 
-def metrics(url: str) -> Counter[str]:
-    """By name, added up over labels; those of HTTP by status, too."""
-    found: Counter[str] = Counter()
+def metrics(url: str) -> dict[str, float]:
+    """Ours by name, added up over labels; and the requests to the route."""
+    found: dict[str, float] = defaultdict(float)
     with urllib.request.urlopen(f"{url}/metrics") as answer:
         for line in answer.read().decode().splitlines():
             if line.startswith("quire_") and "_bucket" not in line:
                 name, _, value = line.rpartition(" ")
-                found[name.partition("{")[0]] += float(value)  # type: ignore[assignment]
+                found[name.partition("{")[0]] += float(value)
                 if ROUTE in name:
-                    found[ROUTE] += float(value)  # type: ignore[assignment]
+                    found[ROUTE] += float(value)
     return found
 
 
-def left_behind(url: str, before: Counter[str], crowd: Crowd) -> list[str]:
+def left_behind(url: str, before: dict[str, float], crowd: Crowd) -> list[str]:
     """What is not as it should be once everybody has gone."""
     end = time.monotonic() + PATIENCE
     while True:
@@ -148,7 +149,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     interruptible()
-    with own_server(args.model) as (url, process):
+    with own_server(args.model, "--kv-cache-memory-bytes", CACHE) as (url, process):
         halves, sizes, wrong = [], [resident(process)], []
         for half in range(2):
             before, begin = metrics(url), time.perf_counter()
