@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.config import ModelConfig
-from quire.models.loading import Matrix, Model, Table, Vector, Wanted, load_weights, packed_bytes
+from quire.models.loading import Matrix, Model, Table, Vector, Wanted, load_weights
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Keep, OpSet, Value
@@ -189,7 +189,7 @@ def load_with(
         layers=[(layer_type or Layer)(**layer) for layer in layers],
         rope=ops.frequencies(*frequencies(config.rope, max_model_len, factors)),
     )
-    return Model(config, partial(forward, config, weights), packed_bytes([top, *layers]))
+    return Model(config, partial(forward, config, weights), [top, *layers])
 
 
 def forward(
