@@ -14,9 +14,9 @@ from quire.engine.client import EngineClient
 from quire.engine.models import OneModel
 from quire.engine.options import EngineOptions
 from quire.server.app import create_app
+from quire.server.doors import bind, listen
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
-from quire.server.serve import listen
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Served:
 @contextmanager
 def served(model: Path, options: ServerOptions | None = None, **engine: int) -> Iterator[Served]:
     options = options or ServerOptions()
-    metrics, listener = Metrics(), listen("127.0.0.1", 0)
+    metrics, listener = Metrics(), listen(bind("127.0.0.1", 0))
     # One thread: a team of them spins, and is at the mercy of whatever else runs on the machine; a browser does.
     client = EngineClient(EngineOptions(model=str(model), **{"threads": 1, **engine}))
     ready = threading.Event()
