@@ -218,7 +218,7 @@ class LayerNorm:
         return Affine(next(vectors) if self.weight else None, next(vectors) if self.bias else None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerNorms:
     """A norm for each of several groups of columns, without biases, one after the other.
 
@@ -228,6 +228,7 @@ class LayerNorms:
     name: str
     num_groups: int
     size: int
+    order: NDArray[np.int32] | None = None  # number i of all groups is the stored number order[i]
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         if "{}" in self.name:
@@ -237,6 +238,7 @@ class LayerNorms:
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Affine:
         numbers = np.concatenate([dequantize(tensor).ravel() for tensor in tensors])
+        numbers = numbers if self.order is None else numbers[self.order]
         return Affine(ops.vector(stored_floats(tensors[0].name, numbers)), None)
 
 
