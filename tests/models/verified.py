@@ -31,6 +31,13 @@ BACKENDS = {"torch": "torch", "native": "CPU", "gpu": "GPU"}  # in the order of 
 KNOWN_AS = {
     "LlamaForCausalLM": "Llama 1 to 3.3, SmolLM, SmolLM2, Yi, TinyLlama, DeepSeek LLM, ...",
     "MistralForCausalLM": "Mistral, Nemo, Small",
+    "Mistral3ForConditionalGeneration": "Mistral Small 3.1 and 3.2, their text",
+    "Ernie4_5ForCausalLM": "ERNIE 4.5 0.3B",
+    "SeedOssForCausalLM": "Seed-OSS 36B",
+    "GlmForCausalLM": "GLM-4-9B, Edge",
+    "Glm4ForCausalLM": "GLM-4-0414, Z1",
+    "CohereForCausalLM": "Command R, R+, Aya",
+    "Cohere2ForCausalLM": "Command R7B, A",
     "Qwen2ForCausalLM": "Qwen1.5, Qwen2, Qwen2.5",
     "Qwen2MoeForCausalLM": "also Qwen1.5-MoE",
     "Phi3ForCausalLM": "Phi-3, Phi-3.5 mini, Phi-4, Phi-4 mini",
@@ -82,11 +89,15 @@ def _subject(container: str, module: Any, case: str) -> str:
 def _architecture(made_with: type) -> str:
     """Of a case: the model's class, or its configuration's."""
     from transformers import PreTrainedModel
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
 
     if issubclass(made_with, PreTrainedModel):
         return made_with.__name__
-    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[made_with.model_type])  # type: ignore[attr-defined]
+    names = {**MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, **MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+    return str(names[made_with.model_type])  # type: ignore[attr-defined]
 
 
 def table(proofs: Iterable[Proof]) -> str:
