@@ -95,7 +95,11 @@ class GpuOps:
             bias=vector,
         )
 
-    def pack_experts(self, experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
+    def pack_experts(
+        self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
+    ) -> PackedExperts:
+        if biases is not None:
+            raise Unsupported(f"{biases[0][0].name}: experts with biases are not there on a GPU", "use device cpu")
         packed = load_experts(experts, self.dtype, self.device, self.quantization)
         num_outputs, num_inputs = sum(part.num_rows for part in experts[0]), experts[0][0].num_columns
         return PackedExperts(len(experts), num_outputs, num_inputs, packed.nbytes, packed)
@@ -266,7 +270,10 @@ class GpuOps:
         window: int = 0,
         softcap: float = 0.0,
         slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
+        if sinks is not None:
+            raise Unsupported("attention with sinks is not there on a GPU", "use device cpu")
         scoring = Scoring(scale, window, softcap, slopes)
         assert batch.unwritten is not None and batch.unwritten[0] == layer, "a layer's K and V are written before"
         (_, k, v), queries = batch.unwritten, columns_of(q)
