@@ -34,7 +34,8 @@ class Served:
 def served(model: Path, options: ServerOptions | None = None, **engine: int) -> Iterator[Served]:
     options = options or ServerOptions()
     metrics, listener = Metrics(), listen(bind("127.0.0.1", 0))
-    client = EngineClient(EngineOptions(model=str(model), **engine), metrics)
+    # One thread: a team of them spins, and is at the mercy of whatever else runs on the machine; a browser does.
+    client = EngineClient(EngineOptions(model=str(model), **{"threads": 1, **engine}))
     ready = threading.Event()
     config = uvicorn.Config(
         create_app(OneModel(client), options, metrics),
@@ -48,6 +49,7 @@ def served(model: Path, options: ServerOptions | None = None, **engine: int) -> 
 
     async def main() -> None:
         async with client:
+            client.observer = metrics.of(client.info.name)
             ready.set()
             await server.serve([listener])
 
