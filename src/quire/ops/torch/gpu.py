@@ -100,11 +100,10 @@ class GpuOps:
     def pack_experts(
         self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
     ) -> PackedExperts:
-        if biases is not None:
-            raise Unsupported(f"{biases[0][0].name}: experts with biases are not there on a GPU", "use device cpu")
         packed = load_experts(experts, self.dtype, self.device, self.quantization)
         num_outputs, num_inputs = sum(part.num_rows for part in experts[0]), experts[0][0].num_columns
-        return PackedExperts(len(experts), num_outputs, num_inputs, packed.nbytes, packed)
+        added = None if biases is None else torch.stack([torch.cat([*map(self.vector, parts)]) for parts in biases])
+        return PackedExperts(len(experts), num_outputs, num_inputs, packed.nbytes, packed, added)
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
         num_outputs, num_inputs = heads[0].shape
@@ -283,9 +282,7 @@ class GpuOps:
         slopes: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        if sinks is not None:
-            raise Unsupported("attention with sinks is not there on a GPU", "use device cpu")
-        scoring = Scoring(scale, window, softcap, slopes)
+        scoring = Scoring(scale, window, softcap, slopes, sinks)
         assert batch.unwritten is not None and batch.unwritten[0] == layer, "a layer's K and V are written before"
         (_, k, v), queries = batch.unwritten, columns_of(q)
         batch.unwritten = None
@@ -376,7 +373,8 @@ class GpuOps:
         correction: Tensor | None = None,
     ) -> Tensor:
         ids, weights = route(router_logits, routing, correction)
-        return mixture(tensor_of(x), ids, weights, gate_up.packed, down.packed, kind)
+        biases = gate_up.biases, down.biases
+        return mixture(tensor_of(x), ids, weights, gate_up.packed, down.packed, kind, *biases)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * gate.sigmoid()
