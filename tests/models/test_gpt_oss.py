@@ -96,7 +96,9 @@ def in_mxfp4(path: Path) -> Theirs:
     return theirs
 
 
-def test_experts_in_mxfp4_are_the_numbers_that_transformers_makes_of_them(tmp_path: Path) -> None:
+@pytest.mark.verifies("quantized", backend="native", subject="mxfp4")
+@pytest.mark.parametrize("name", ["experts"])
+def test_in_mxfp4_they_are_the_numbers_that_transformers_makes_of_them(name: str, tmp_path: Path) -> None:
     theirs = in_mxfp4(tmp_path)
     assert_close(compute(make_ops("torch"), tmp_path)(PROMPT, 0), theirs.prefill)
     rounded = compute(make_ops("native"), tmp_path)(PROMPT, 0)  # which multiplies with 8-bit activations

@@ -217,6 +217,7 @@ RUNS = [(5, 5), (1, 1), (70, 20)]  # a prompt, a decoded token, a chunk of anoth
         Case(RUNS, kv_heads=1, scoring=Scoring(0.1, window=37)),
         Case(RUNS[1:], kv_heads=1, scoring=Scoring(0.1, window=60, slopes=slopes(4))),
         Case(RUNS[1:], kv_heads=1, scoring=Scoring(0.5, soft_cap=2.0)),
+        Case(RUNS[1:], kv_heads=1, scoring=Scoring(0.3, window=60, sinks=8 * slopes(4) - 1)),
     ],
     ids=str,
 )
