@@ -7,8 +7,8 @@ A test that compares a model says so, with the container its weights come from:
     @pytest.mark.parametrize("backend", BACKENDS)           # without it: verifies("gguf", backend="torch")
 
 One without cases names its model: `verifies("safetensors", backend="gpu", architecture="LlamaForCausalLM")`. One of a
-quantized format, `verifies("quantized", backend=...)`, has the names of `FORMATS` in tests/weights/quantized_files.py, or
-names its format: `subject="mxfp4"`.
+quantized format, `verifies("quantized", backend=...)`, has the names of `FORMATS` in tests/weights/quantized_files.py,
+or names it: `subject="mxfp4"`.
 
     python -m tests.models.verified         runs these tests, and writes the table of those that passed
 
