@@ -2,14 +2,16 @@
 
 import { h } from "./dom.js";
 import { listModels } from "./api.js";
+import { kept } from "./storage.js";
 
 const CHOSEN = "quire.model";
 
 export class ModelChoice {
   constructor(select, onchange) {
     this.select = select;
+    select.disabled = true;
     select.addEventListener("change", () => {
-      localStorage.setItem(CHOSEN, select.value);
+      kept.setItem(CHOSEN, select.value);
       onchange();
     });
   }
@@ -23,15 +25,18 @@ export class ModelChoice {
     if ([...this.select.options].some((option) => option.value === name)) this.select.value = name;
   }
 
+  /** Those that can be talked to: of a model that makes vectors only, the server says so. */
   async refresh() {
-    const models = await listModels();
-    const chosen = this.select.value || localStorage.getItem(CHOSEN);
+    const models = (await listModels()).filter(({ task }) => task !== "embed" && task !== "score");
+    const chosen = this.select.value || kept.getItem(CHOSEN);
     this.select.replaceChildren(
       ...models.map(({ id, parent, max_model_len: length }) => {
         const more = parent ? ` (adapter of ${parent})` : length === null ? " (loads when asked)" : "";
         return h("option", { value: id }, id + more);
       }),
     );
+    this.select.disabled = models.length === 0;
+    if (!models.length) this.select.append(h("option", { value: "" }, "no model to talk to"));
     this.choose(chosen);
   }
 }
