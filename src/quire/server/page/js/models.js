@@ -6,6 +6,16 @@ import { kept } from "./storage.js";
 
 const CHOSEN = "quire.model";
 
+/** [{id, text}] of those that can be talked to: of a model that makes vectors only, the server says so. */
+export function offered(models) {
+  return models
+    .filter(({ task }) => task !== "embed" && task !== "score")
+    .map(({ id, parent, max_model_len: length }) => {
+      const more = parent ? ` (adapter of ${parent})` : length === null ? " (loads when asked)" : "";
+      return { id, text: id + more };
+    });
+}
+
 export class ModelChoice {
   constructor(select, onchange) {
     this.select = select;
@@ -25,16 +35,10 @@ export class ModelChoice {
     if ([...this.select.options].some((option) => option.value === name)) this.select.value = name;
   }
 
-  /** Those that can be talked to: of a model that makes vectors only, the server says so. */
   async refresh() {
-    const models = (await listModels()).filter(({ task }) => task !== "embed" && task !== "score");
+    const models = offered(await listModels());
     const chosen = this.select.value || kept.getItem(CHOSEN);
-    this.select.replaceChildren(
-      ...models.map(({ id, parent, max_model_len: length }) => {
-        const more = parent ? ` (adapter of ${parent})` : length === null ? " (loads when asked)" : "";
-        return h("option", { value: id }, id + more);
-      }),
-    );
+    this.select.replaceChildren(...models.map(({ id, text }) => h("option", { value: id }, text)));
     this.select.disabled = models.length === 0;
     if (!models.length) this.select.append(h("option", { value: "" }, "no model to talk to"));
     this.choose(chosen);

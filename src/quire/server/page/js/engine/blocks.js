@@ -8,7 +8,7 @@ import { CACHED, FIRST_OWNER, FREE } from "./unpack.js";
 
 const TALLEST = 320; // pixels
 const CELLS = [14, 12, 10, 8, 7, 6, 5, 4, 3]; // pixels, with the gap
-const FEWEST = 512; // blocks that are drawn, if there are as many
+const FEWEST = 256; // blocks that are drawn, if there are as many
 
 /** How many blocks are drawn: the free ones at the end of a pool that has not been filled yet say nothing. */
 export function numDrawn(owners, before = 0) {

@@ -32,9 +32,8 @@ export class Figures {
     this.hits.set(percent(stats.prefix_hits, stats.prefix_queries), stats.prefix_queries ? "%" : "", [found, "prompt tokens"]);
     const perBlock = memory.cache / stats.num_blocks;
     const [value, unit] = bytes(stats.held_blocks * perBlock);
-    const unused = stats.held_slots ? `, ${percent(stats.held_slots - stats.used_slots, stats.held_slots)} % unused` : "";
-    this.memory.set(value, `${unit}${unused}`, [
-      `of ${inBytes(memory.cache)}`,
+    this.memory.set(value, `${unit} of ${inBytes(memory.cache)}`, [
+      stats.held_slots && `${percent(stats.held_slots - stats.used_slots, stats.held_slots)} % of it empty`,
       `weights ${inBytes(memory.weights)}`,
       resident && `process ${inBytes(resident)}`,
     ]);

@@ -28,7 +28,7 @@ export class Steps {
       { "aria-label": "Steps" },
       h("header", h("h3", "Steps"), this.note),
       this.canvas.element,
-      h(".legend", key("decoding", "next tokens"), key("owned", "prompt tokens, in their request’s colour"), key("time", "time"), this.scale, this.pointed),
+      h(".legend", key("decoding", "next tokens"), key("owned", "prompt tokens, in their request’s colour"), this.scale, this.pointed),
     );
   }
 
@@ -60,7 +60,7 @@ export class Steps {
     // Square roots: a step of one token is seen beside one of five hundred, and one of 10 ms beside one of a second.
     const height = (count) => Math.sqrt(count / most) * BATCH;
     this.#axis(context, width, most, slowest, height);
-    this.scale.textContent = steps.length ? `at most ${inSeconds(slowest)}` : "";
+    this.scale.textContent = steps.length ? `below: its time, at most ${inSeconds(slowest)}` : "";
     steps.forEach((step, i) => {
       const x = AXIS + i * COLUMN;
       const all = tokens(step);
