@@ -59,6 +59,6 @@ class NativeProgram:
             batch.block_tables,
             batch.logit_rows,
             self._logits,
-            batch.adapters,
+            *(() if batch.adapters is None else (batch.adapters,)),
         )
         return self._logits[:num_rows]
