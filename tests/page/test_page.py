@@ -309,9 +309,11 @@ def test_a_server_that_asks_for_a_key(chromium: Browser, locked: Served) -> None
     chromium.js("[...document.querySelectorAll('.settings .actions button')].at(-1).click()")
     chromium.js("document.querySelector('dialog [name=keep]').click()")
     chromium.press("Enter")
+    chromium.wait("!document.querySelector('dialog')")
     assert chromium.js(stored) == ["open sesame", None]
     chromium.js("[...document.querySelectorAll('.settings .actions button')].at(-1).click()")
     chromium.click("dialog .dialog-buttons button:first-child")
+    chromium.wait("!document.querySelector('dialog')")
     assert chromium.js(stored) == [None, None]
     chromium.close()
 
