@@ -38,7 +38,7 @@ def served(model: Path, options: ServerOptions | None = None, **engine: int) -> 
     client = EngineClient(EngineOptions(model=str(model), **{"threads": 1, **engine}))
     ready = threading.Event()
     config = uvicorn.Config(
-        create_app(OneModel(client), options, metrics),
+        create_app(OneModel(client, client.adapters), options, metrics),
         root_path=options.root_path,
         lifespan="off",
         ws="none",
