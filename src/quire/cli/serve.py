@@ -67,6 +67,10 @@ SERVER_FLAGS: About = {
     },
     "drain_timeout": {"metavar": "SECONDS", "help": "how long requests under way may go on after SIGTERM or Ctrl-C"},
     "keep_alive": {"metavar": "SECONDS", "help": "how long an idle connection is kept"},
+    "forwarded_allow_ips": {
+        "metavar": "ADDRESS",
+        "help": "a proxy whose X-Forwarded-For is believed, in the log for one; * is any",
+    },
     "root_path": {"metavar": "PATH", "help": "where a proxy in front has mounted it"},
     "ssl_keyfile": {"metavar": "FILE", "help": "private key (PEM), for HTTPS"},
     "ssl_certfile": {"metavar": "FILE", "help": "certificate (PEM), for HTTPS; read again on SIGHUP"},
@@ -82,6 +86,9 @@ SERVER_FLAGS: About = {
         "help": "let clients load and unload LoRA adapters: whoever reaches the port can then make the server read any "
         "directory of this machine as one"
     },
+    "watermark_gamma": {"help": "part of the vocabulary that a watermark favours"},
+    "watermark_delta": {"help": "how much it favours it, added to logits"},
+    "watermark_key": {"help": "whoever knows it can find watermarks, and remove them: choose your own"},
     "access_log": {"help": "log every request with its model, tenant, tokens and times"},
     "otlp_traces_endpoint": {"metavar": "URL", "help": "send OpenTelemetry spans there (needs quire[otel])"},
 }

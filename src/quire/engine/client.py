@@ -4,6 +4,7 @@ Every request's prompt and every token delivered of it are held here. When the e
 and what was under way is submitted again from where it was; its clients see a pause."""
 
 import asyncio
+import logging
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 
 from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
+from quire.core.records import StepRecord
 from quire.core.request import SequenceEvent
 from quire.core.texts import ReadEvent, ReadRequest, Task, Tokens
 from quire.engine.adapters import ClientAdapters
@@ -32,6 +34,7 @@ from quire.engine.messages import (
     LoadAdapter,
     Ready,
     Refused,
+    Rests,
     Seen,
     Start,
     Step,
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
     from quire.engine.text_reader import TextReader
 
 T = TypeVar("T")
+log = logging.getLogger("quire.engine")
 
 LONG_TEXT = 20_000  # characters; longer prompts are tokenized in a thread
 MAX_CRASHES = 3  # a request that was there each time is given up: it may be the cause
@@ -140,6 +144,8 @@ class EngineClient:
 
     async def stop(self) -> None:
         self.state = "stopped"
+        for viewer in self._viewers:
+            viewer.end()
         if self._supervisor is None:
             return
         self._supervisor.cancel()
@@ -305,6 +311,7 @@ class EngineClient:
             if failures > MAX_RESTARTS or isinstance(problem, DoesNotFit):
                 self.state = "stopped"
                 self.adapters.engine_died(problem)
+                log.error("%s: it is not started again", problem.message)
                 for one in list(self._live.values()):
                     one.give_up(problem.message)
                 return
@@ -327,6 +334,7 @@ class EngineClient:
 
     def _mourn(self, problem: QuireError) -> None:
         """The engine died. A request that has seen it too often goes with it."""
+        log.error("%s: it is started again, and %d requests go on there", problem.message, len(self._live))
         if self.state != "draining":
             self.state = "restarting"
         self.adapters.engine_died(problem)
@@ -340,11 +348,12 @@ class EngineClient:
     async def _receive(self, message: FromEngine) -> None:
         if isinstance(message, Step | HasRead):
             if message.record:
-                self._forecast.step(message.record)
-                if self.observer:
-                    self.observer.step(message.record)
+                self._count(message.record)
             for event in message.events:
                 await self._deliver(event)
+        elif isinstance(message, Rests):
+            if self.observer:
+                self.observer.rests(message.scheduler)
         elif isinstance(message, Seen):
             for viewer in self._viewers:
                 viewer.show(message.snapshot)
@@ -352,6 +361,14 @@ class EngineClient:
             self.adapters.receive(message)
         elif isinstance(message, Refused) and (one := self._live.get(message.request_id)):
             one.refuse(message.problem.error())
+
+    def _count(self, record: StepRecord) -> None:
+        self._forecast.step(record)
+        for request_id in record.admitted:
+            if isinstance(stream := self._live.get(request_id), Stream):
+                stream.live.admit(time.monotonic() - record.seconds)
+        if self.observer:
+            self.observer.step(record)
 
     async def _deliver(self, event: SequenceEvent | ReadEvent) -> None:
         one = self._live.get(event.request_id)

@@ -27,6 +27,7 @@ from quire.engine.messages import (
     Read,
     Ready,
     Refused,
+    Rests,
     Seen,
     Start,
     Step,
@@ -90,6 +91,7 @@ def _serve(
     `engine` is a `CompilingEngine`, whose steps are told as `Step`s, or a `ReadingEngine`, and they are `HasRead`s."""
     while not server.gone:
         events: list[Any] = []
+        cancelled = False
         message = server.receive(engine.patience)
         while message is not None:
             match message:
@@ -100,6 +102,7 @@ def _serve(
                         server.refuse(request, error)
                 case Cancel(request_id, index):
                     events += engine.cancel(request_id, index)
+                    cancelled = True
                 case Watch(on):
                     engine.watch(on)
                 case LoadAdapter(key, path) if shelf is not None:
@@ -113,6 +116,8 @@ def _serve(
             record = engine.record
         if events or record:
             server.send(report(events, record))
+        if (cancelled or events) and record is None and not engine.has_work:
+            server.send(Rests(engine.stats()))
         if shelf is not None:
             shelf.tidy()
         if seen := engine.snapshot():

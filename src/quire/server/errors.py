@@ -13,8 +13,8 @@ class ModelNotAllowed(QuireError):
     status, code = 403, "model_not_allowed"
 
 
-class NotPermitted(QuireError):
-    status, code = 403, "not_permitted"
+class NotAllowed(QuireError):
+    status, code = 403, "not_allowed"
 
 
 class OverQuota(QuireError):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.core.errors import BadRequest
+from quire.core.watermark import DEFAULT_DELTA, DEFAULT_GAMMA, DEFAULT_KEY, Watermark
 from quire.engine.options import named_values
 
 
@@ -25,6 +26,7 @@ class ServerOptions:
     sse_keep_alive: float = 15.0  # seconds after which a silent stream is sent a comment; 0: never
     drain_timeout: float = 30.0  # seconds that requests under way may go on after SIGTERM
     keep_alive: int = 60  # seconds an idle connection is kept
+    forwarded_allow_ips: list[str] = field(default_factory=list)  # proxies whose word on who asks is taken
     root_path: str = ""  # where a proxy in front has mounted it
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
@@ -32,9 +34,19 @@ class ServerOptions:
     access_log: bool = False
     tool_call_parser: str = "auto"  # how tool calls are written; auto looks at the chat template
     reasoning_parser: str = "auto"  # how thoughts are marked; none: they stay in the text
+    watermark_gamma: float = (
+        DEFAULT_GAMMA  # of requests that want a watermark: the part of the vocabulary that is favoured,
+    )
+    watermark_delta: float = DEFAULT_DELTA  # by how much,
+    watermark_key: int = DEFAULT_KEY  # and what the choice depends on
     otlp_traces_endpoint: str | None = None  # where spans are sent, by OTLP over HTTP
 
+    @property
+    def watermark(self) -> Watermark:
+        return Watermark(self.watermark_gamma, self.watermark_delta, self.watermark_key)
+
     def __post_init__(self) -> None:
+        _ = self.watermark
         named_models(self.models)
         for name, least in _LEAST.items():
             value = getattr(self, name)

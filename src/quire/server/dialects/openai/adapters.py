@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from quire.server.body import decode, read_body
-from quire.server.errors import NotPermitted
+from quire.server.errors import NotAllowed
 from quire.server.openapi import reads
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class AdapterRoutes:
 
     def _check(self) -> None:
         if not self._options.allow_runtime_lora_updating:
-            raise NotPermitted(
+            raise NotAllowed(
                 "adapters cannot be loaded or unloaded over HTTP here",
                 "the operator can allow it with --allow-runtime-lora-updating",
             )
