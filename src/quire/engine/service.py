@@ -59,6 +59,10 @@ class TextStream(Protocol):
     def record(self) -> RequestRecord | None:
         """Once it has ended or was closed."""
 
+    @property
+    def num_ready(self) -> int:
+        """Events that can be had without waiting."""
+
     def __aiter__(self) -> AsyncIterator[TextEvent]: ...
 
     async def aclose(self) -> None: ...

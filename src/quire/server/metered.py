@@ -127,6 +127,10 @@ class MeteredStream:
     def record(self) -> "RequestRecord | None":
         return self._stream.record
 
+    @property
+    def num_ready(self) -> int:
+        return self._stream.num_ready
+
     def __aiter__(self) -> AsyncIterator[TextEvent]:
         return self._stream.__aiter__()
 
