@@ -18,6 +18,7 @@ class Group:
     __slots__ = (
         "arrival",
         "deadline",
+        "end_ids",
         "from_start",
         "held",
         "held_prompt_logprobs",
@@ -60,6 +61,9 @@ class Group:
         self.min_stop_length = self.num_prompt + max(params.min_tokens, 1)  # a shorter one is not ended by a stop token
         eos_ids = () if params.ignore_eos else request.eos_ids
         self.stop_ids = frozenset((*eos_ids, *params.stop_token_ids))
+        self.end_ids = frozenset(
+            request.eos_ids if params.structured else ()
+        )  # end it however short: no more may follow
         self.search = self._new_search() if params.beam_width else None
         # for each token before the next is planned: which beams live on, or what the language then allows
         self.waits = self.search is not None or params.structured is not None
@@ -109,7 +113,7 @@ class Group:
 
     def finish_reason(self, token: int, length: int) -> FinishReason | None:
         """Whether a sample ends with `token`, the last of `length`."""
-        if token in self.stop_ids and length >= self.min_stop_length:
+        if token in self.end_ids or (token in self.stop_ids and length >= self.min_stop_length):
             return "stop"
         return "length" if length >= self.length else None
 
