@@ -29,13 +29,13 @@ class Structured:
             )
 
     @classmethod
-    def one_of(cls, choices: Sequence[str]) -> "Structured":
+    def one_of(cls, choices: Sequence[str], field: str = "choice") -> "Structured":
         if isinstance(choices, str) or not all(isinstance(text, str) for text in choices):
-            raise BadRequest("choice is not a list of texts", param="choice")
+            raise BadRequest(f"{field} is not a list of texts", param=field)
         if not choices:
-            raise BadRequest("choice is empty: there is nothing to answer", param="choice")
+            raise BadRequest(f"{field} is empty: there is nothing to answer", param=field)
         if len(choices) > MAX_CHOICES:
-            raise BadRequest(f"choice has {len(choices)} texts, and {MAX_CHOICES} are allowed", param="choice")
+            raise BadRequest(f"{field} has {len(choices)} texts, and {MAX_CHOICES} are allowed", param=field)
         return cls("choice", json_format.dumps(list(choices), ensure_ascii=False))
 
     @classmethod

@@ -82,7 +82,7 @@ def _of(name: str, value: Any) -> Structured:
     if kind == "json":
         return of_schema(value, name)
     if kind == "choice":
-        return Structured.one_of(value)
+        return Structured.one_of(value, name)
     if not value:
         raise BadRequest(f"{name} is empty", param=name)
     return Structured("regex" if kind == "regex" else "grammar", value)
