@@ -4,11 +4,13 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "kernels.h"
@@ -43,10 +45,24 @@ quire::Weight weight(const Matrices& matrices, const std::optional<Floats>& bias
     return quire::Weight(segments(matrices), data_of(bias));
 }
 
-quire::Experts experts(const ManyMatrices& matrices) {
+// biases: [experts * outputs], or none
+quire::Experts experts(const ManyMatrices& matrices, const std::optional<Floats>& biases) {
     std::vector<quire::Segments> packed;
     for (const Matrices& one : matrices) packed.push_back(segments(one));
-    return quire::Experts(std::move(packed));
+    quire::Experts made(std::move(packed), data_of(biases));
+    if (biases && size_of(biases) != int64_t(matrices.size()) * made.num_outputs)
+        throw std::invalid_argument("there is not one bias for each output of each expert");
+    return made;
+}
+
+using Part = std::tuple<const quire::Matrix*, int64_t, int64_t, float>;
+
+void put_adapter(quire::AdapterSlots& slots, int64_t slot, const quire::Matrix* a, const std::vector<Part>& parts) {
+    quire::LowRank adapter{};
+    if (a) adapter.a = a->packed();
+    for (const auto& [b, first_output, first_hidden, scale] : parts)
+        adapter.parts.push_back({b->packed(), first_output, first_hidden, scale});
+    slots.put(slot, std::move(adapter));
 }
 
 quire::Activation activation(int kind) {
@@ -55,7 +71,8 @@ quire::Activation activation(int kind) {
 }
 
 void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints context_lens, Tables block_tables,
-         Ints logit_rows, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits) {
+         Ints logit_rows, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits,
+         std::optional<Ints> adapters) {
     const size_t num_tokens = ids.size(), num_seqs = context_lens.size();
     const auto expect = [](const char* what, size_t found, size_t wanted) {
         if (found != wanted)
@@ -64,6 +81,7 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
     };
     expect("positions", positions.size(), num_tokens);
     expect("slots", slots.size(), num_tokens);
+    if (adapters) expect("adapters", adapters->size(), num_tokens);
     expect("seq_starts", seq_starts.size(), num_seqs + 1);
     expect("block_tables", block_tables.shape(0), num_seqs);
     if (block_tables.shape(1) > 1 && block_tables.stride(1) != 1)
@@ -81,7 +99,8 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
                            int64_t(block_tables.shape(1)),
                            block_tables.stride(0),
                            logit_rows.data(),
-                           logits.data()};
+                           logits.data(),
+                           adapters ? adapters->data() : nullptr};
     nb::gil_scoped_release release;
     tape.run(step);
 }
@@ -111,6 +130,12 @@ void bind_tape(nb::module_& m) {
 
     nb::class_<View>(m, "View", "Columns of a value: row r starts at arena[offset + r * stride].")
         .def(nb::init<int64_t, int64_t, int64_t, bool>(), "offset"_a, "stride"_a, "columns"_a, "few"_a);
+
+    nb::class_<quire::AdapterSlots>(m, "AdapterSlots", "What adapters add to one linear layer, by slot.")
+        .def(nb::init<int64_t, int64_t, int64_t, int64_t, int64_t>(), "num_inputs"_a, "num_outputs"_a, "num_slots"_a,
+             "max_hidden"_a, "max_parts"_a)
+        .def("put", put_adapter, "slot"_a, "a"_a.none(), "parts"_a,
+             "Parts (B, first output, first row of A, scale). Not while a tape runs; the caller keeps the matrices.");
 
     nb::class_<Tape>(m, "Tape", "A recorded forward pass.")
         .def(
@@ -168,6 +193,10 @@ void bind_tape(nb::module_& m) {
             },
             "x"_a, "heads"_a, "out"_a)
         .def(
+            "adapt",
+            [](Tape& t, View y, View x, const quire::AdapterSlots* slots) { t.add(quire::Adapt{y, x, slots}); }, "y"_a,
+            "x"_a, "slots"_a)
+        .def(
             "rope_angles",
             [](Tape& t, Floats inv_freq, float scale, View out) {
                 t.add(quire::RopeAngles{inv_freq.data(), scale, out});
@@ -182,10 +211,12 @@ void bind_tape(nb::module_& m) {
         .def(
             "attention",
             [](Tape& t, View q, int64_t layer, float scale, int64_t window, float softcap, std::optional<Floats> slopes,
-               View out) {
-                t.add(quire::Attention{q, View{}, layer, scale, window, softcap, data_of(slopes), out, 0});
+               std::optional<Floats> sinks, View out) {
+                t.add(quire::Attention{q, View{}, layer, scale, window, softcap, data_of(slopes), data_of(sinks), out,
+                                       0});
             },
-            "q"_a, "layer"_a, "scale"_a, "window"_a, "softcap"_a, "slopes"_a.none().noconvert(), "out"_a)
+            "q"_a, "layer"_a, "scale"_a, "window"_a, "softcap"_a, "slopes"_a.none().noconvert(),
+            "sinks"_a.none().noconvert(), "out"_a)
         .def(
             "write_latent",
             [](Tape& t, View latent, View turned, int64_t layer) { t.add(quire::WriteLatent{latent, turned, layer}); },
@@ -193,7 +224,7 @@ void bind_tape(nb::module_& m) {
         .def(
             "mla_attention",
             [](Tape& t, View q, View turned, int64_t layer, float scale, View out) {
-                t.add(quire::Attention{q, turned, layer, scale, 0, 0.0f, nullptr, out, 0});
+                t.add(quire::Attention{q, turned, layer, scale, 0, 0.0f, nullptr, nullptr, out, 0});
             },
             "q"_a, "turned"_a, "layer"_a, "scale"_a, "out"_a)
         .def(
@@ -219,14 +250,16 @@ void bind_tape(nb::module_& m) {
             "kind"_a, "out"_a)
         .def(
             "moe",
-            [](Tape& t, View x, View logits, const ManyMatrices& gate_up, const ManyMatrices& down, int64_t top_k,
-               bool sigmoid, bool renormalize, float scale, int64_t num_groups, int64_t top_groups, int64_t group_best,
+            [](Tape& t, View x, View logits, const ManyMatrices& gate_up, const ManyMatrices& down,
+               std::optional<Floats> gate_up_biases, std::optional<Floats> down_biases, int64_t top_k, bool sigmoid, bool renormalize, float scale, int64_t num_groups, int64_t top_groups, int64_t group_best,
                std::optional<Floats> correction, int kind, View out) {
                 const quire::Routing routing{logits.columns, top_k,      sigmoid,    renormalize,        scale,
                                              num_groups,     top_groups, group_best, data_of(correction)};
-                t.add(quire::Mixture{x, logits, routing, experts(gate_up), experts(down), activation(kind), out});
+                t.add(quire::Mixture{x, logits, routing, experts(gate_up, gate_up_biases), experts(down, down_biases),
+                                     activation(kind), out});
             },
-            "x"_a, "logits"_a, "gate_up"_a, "down"_a, nb::kw_only(), "top_k"_a, "sigmoid"_a, "renormalize"_a, "scale"_a,
+            "x"_a, "logits"_a, "gate_up"_a, "down"_a, nb::kw_only(), "gate_up_biases"_a.none().noconvert(),
+            "down_biases"_a.none().noconvert(), "top_k"_a, "sigmoid"_a, "renormalize"_a, "scale"_a,
             "num_groups"_a, "top_groups"_a, "group_best"_a, "correction"_a.none().noconvert(), "kind"_a, "out"_a)
         .def(
             "mul_sigmoid", [](Tape& t, View x, View gate, View out) { t.add(quire::MulSigmoid{x, gate, out}); }, "x"_a,
@@ -249,6 +282,6 @@ void bind_tape(nb::module_& m) {
             "rows", [](Tape& t, View x) { t.add(quire::Take{x}); }, "x"_a)
         .def("run", run, "ids"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(),
              "seq_starts"_a.noconvert(), "context_lens"_a.noconvert(), "block_tables"_a.noconvert(),
-             "logit_rows"_a.noconvert(), "logits"_a.noconvert(),
+             "logit_rows"_a.noconvert(), "logits"_a.noconvert(), "adapters"_a.none().noconvert() = nb::none(),
              "Carry out one step. ValueError if it names a token, slot or block that is not there.");
 }

@@ -14,10 +14,11 @@ namespace {
 // An op is split by rows on a side where every thread touches its share of the rows and no others. (Pages are written
 // by rows too: only attention reads them, and it waits for everybody.)
 template <class T>
-constexpr bool kReadsOwnRows =
-    !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !std::is_same_v<T, Logits>;
+constexpr bool kReadsOwnRows = !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> &&
+                               !std::is_same_v<T, Logits> && !std::is_same_v<T, Adapt>;
 template <class T>
-constexpr bool kWritesOwnRows = kReadsOwnRows<T> && !std::is_same_v<T, Linear> && !std::is_same_v<T, LinearHeads>;
+constexpr bool kWritesOwnRows =
+    std::is_same_v<T, Adapt> || (kReadsOwnRows<T> && !std::is_same_v<T, Linear> && !std::is_same_v<T, LinearHeads>);
 
 }  // namespace
 
@@ -143,6 +144,11 @@ class Walk {
     void run(const Mixture& op) {
         tape_.mixtures_.run(op.routing, op.gate_up, op.down, op.kind, rows(op.x, op.out), rows(op.logits, op.out),
                             rows(op.out, op.out), num_rows(op.out), team_,
+                            tape_.panels_.get() + team_.thread * kPanelBytes);
+    }
+
+    void run(const Adapt& op) {
+        tape_.low_rank_.run(*op.slots, rows(op.x, op.y), rows(op.y, op.y), op.y.few, team_,
                             tape_.panels_.get() + team_.thread * kPanelBytes);
     }
 
@@ -437,6 +443,7 @@ class Walk {
         tile.scale = op.scale;
         tile.softcap = op.softcap;
         tile.has_slopes = op.slopes != nullptr;
+        tile.has_sinks = op.sinks != nullptr;
         tile.scratch =
             tape_.attention_scratch_.get() + team_.thread * attention_scratch(pages.head_dim, pages.block_size);
         for (int i = 0; i < tile.num_queries; ++i) {
@@ -449,6 +456,7 @@ class Walk {
             tile.out[i] = row(op.out, run.start + token) + head * pages.value_dim();
             tile.last[i] = tile.position[i] = int32_t(position);
             tile.slope[i] = op.slopes ? op.slopes[head] : 0.0f;
+            tile.sink[i] = op.sinks ? op.sinks[head] : 0.0f;
             tile.first[i] = int32_t(op.window ? std::max<int64_t>(0, position - op.window + 1) : 0);
         }
         return tile;

@@ -18,6 +18,7 @@ from weights.gguf_files import finish, interleave
 ARCHITECTURES = {
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "GptOssForCausalLM": gguf.MODEL_ARCH.GPT_OSS,
     "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
     "GraniteMoeForCausalLM": gguf.MODEL_ARCH.GRANITE_MOE,
     "SmolLM3ForCausalLM": gguf.MODEL_ARCH.SMOLLM3,
@@ -26,6 +27,10 @@ ARCHITECTURES = {
     "Qwen2MoeForCausalLM": gguf.MODEL_ARCH.QWEN2MOE,
     "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
     "Olmo2ForCausalLM": gguf.MODEL_ARCH.OLMO2,
+    "Olmo3ForCausalLM": gguf.MODEL_ARCH.OLMO2,
+    "Glm4ForCausalLM": gguf.MODEL_ARCH.GLM4,
+    "Ernie4_5ForCausalLM": gguf.MODEL_ARCH.ERNIE4_5,
+    "SeedOssForCausalLM": gguf.MODEL_ARCH.SEED_OSS,
     "OlmoeForCausalLM": gguf.MODEL_ARCH.OLMOE,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
     "GemmaForCausalLM": gguf.MODEL_ARCH.GEMMA,
@@ -81,6 +86,16 @@ def stacked(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
             stem = name.removeprefix("model.").replace("block_sparse_moe.input_linear", "feed_forward.experts.{}")
             for part, half in zip(("w1", "w3"), np.split(data, 2, axis=1), strict=True):
                 yield stem.format(part), half
+        elif name.endswith(("experts.gate_up_proj", "experts.gate_up_proj_bias")):
+            outputs_last = data if name.endswith("bias") else data.swapaxes(1, 2)
+            for part, offset in (("gate", 0), ("up", 1)):
+                kind = "bias" if name.endswith("bias") else "weight"
+                stem = name.removesuffix("_bias").removesuffix("gate_up_proj")
+                yield f"{stem}{part}_proj.{kind}", outputs_last[:, offset::2]
+        elif name.endswith("experts.down_proj"):
+            yield f"{name}.weight", data.swapaxes(1, 2)
+        elif name.endswith(("experts.down_proj_bias", "self_attn.sinks")):
+            yield name.replace("down_proj_bias", "down_proj.bias").replace("sinks", "sinks.weight"), data
         else:
             yield name, data
     for name, by_expert in experts.items():
@@ -101,6 +116,15 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if full["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(full["factor"])
+    if full["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(full["factor"])
+        writer.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
+    if "beta_fast" in full:
+        writer.add_rope_scaling_yarn_beta_fast(full["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(full["beta_slow"])
+    if config["model_type"] == "olmo3":
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     optional = {
         "head_dim": (writer.add_key_length, writer.add_value_length),
         "sliding_window": (writer.add_sliding_window,),
@@ -123,5 +147,5 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if "original_max_position_embeddings" in rope:
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        head_dim = config["hidden_size"] // config["num_attention_heads"]
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))

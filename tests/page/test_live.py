@@ -16,17 +16,12 @@ from typing import Any
 import httpx
 import pytest
 
-from page.serving import Served, served
+from page.serving import Served
 from quire.core.records import RequestRecord
 from quire.server import live, pagefiles
 from quire.server.options import ServerOptions
 from quire.server.recent import NUM_REQUESTS, Recent, percentiles
-
-
-@pytest.fixture(scope="module")
-def server(default_model: Path) -> Iterator[Served]:
-    with served(default_model) as server:
-        yield server
+from server.running import running
 
 
 def eventually(condition: Callable[[], object]) -> None:
@@ -61,7 +56,7 @@ def test_a_request_is_seen_from_its_arrival_to_its_end(server: Served) -> None:
             if len(seen) == 1:
                 asking.start()
             idle = [engine["sequences"] == [] for event in seen if (engine := event["engine"])][-1]
-            if idle and any(event["finished"] for event in seen):
+            if idle and any(event["finished"] for event in seen[1:]):
                 break
     asking.join()
     assert SECRET[:10] not in text
@@ -76,10 +71,11 @@ def test_a_request_is_seen_from_its_arrival_to_its_end(server: Served) -> None:
     assert owners.count(b"\2") == view["num_blocks"] == running["stats"]["held_blocks"]
     steps = [step["step"] for engine in engines for step in engine["steps"]]
     assert steps == list(range(steps[0], steps[0] + 60)), "every step is told once"
-    [finished] = [record for event in seen for record in event["finished"]]
+    [finished] = [record for event in seen[1:] for record in event["finished"]]  # the first has those before
     assert finished["id"] == view["request_id"] and finished["num_output_tokens"] == 60
-    latency = seen[-1]["latency"]
-    assert latency["first_token"]["count"] == 1 and latency["next_token"]["count"] == 59
+    before, latency = seen[0]["latency"], seen[-1]["latency"]
+    assert latency["first_token"]["count"] - before["first_token"]["count"] == 1
+    assert latency["next_token"]["count"] - before["next_token"]["count"] == 59
     assert 0 < latency["next_token"]["p50"] <= latency["next_token"]["p99"]
     eventually(lambda: server.num_viewers == 0)
 
@@ -112,23 +108,52 @@ def test_it_goes_on_with_the_next_engine(server: Served) -> None:
         assert any(event["restarts"] > restarts and event["engine"] for event in told)
 
 
-def test_who_may_look(default_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with served(default_model, ServerOptions(api_key=["one"])) as server:
-        assert server.http.get("/live").status_code == 401
-        assert server.http.get("/").status_code == 200
-        assert server.http.get("/page/js/main.js").status_code == 200
-        assert server.http.post("/").status_code == 401, "only the page is open"
-        assert server.http.get("/pages").status_code == 401
-        server.http.headers["authorization"] = "Bearer one"
-        assert server.http.get("/live", params={"model": "no"}).status_code == 404
+def test_who_may_look(locked: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert locked.http.get("/live").status_code == 401
+    assert locked.http.get("/").status_code == 200
+    assert locked.http.get("/page/js/main.js").status_code == 200
+    assert locked.http.post("/").status_code == 401, "only the page is open"
+    assert locked.http.get("/pages").status_code == 401
+    key = {"authorization": "Bearer open sesame"}
+    assert locked.http.get("/live", params={"model": "no"}, headers=key).status_code == 404
+    with monkeypatch.context() as patch:
+        patch.setattr(live, "MAX_VIEWERS", 0)
+        assert locked.http.get("/live", headers=key).status_code == 429
+    with locked.http.stream("GET", "/live", headers=key) as response:
+        told = events(response)
+        assert next(told)["state"] == "ready"
         with monkeypatch.context() as patch:
-            patch.setattr(live, "MAX_VIEWERS", 0)
-            assert server.http.get("/live").status_code == 429
-        with server.http.stream("GET", "/live") as response:
-            told = events(response)
-            assert next(told)["state"] == "ready"
-            server.engine.state = "draining"
+            patch.setattr(locked.engine, "state", "draining")
             assert len(list(told)) <= 1, "a server that shuts down does not wait for those who look"
+
+
+def test_a_key_of_the_file_may_look_if_its_entry_says_so(tmp_path: Path) -> None:
+    """Tenants are not shown what others do, unless somebody decides that they may."""
+    file = tmp_path / "keys.json"
+    entries = [{"name": "tenant", "key": "one"}, {"name": "operator", "key": "two", "live": True}]
+    file.write_text(json.dumps({"keys": entries}))
+    with running(ServerOptions(keys_file=str(file))) as server:
+        refused = server.http.get("/live", headers={"authorization": "Bearer one"})
+        assert refused.status_code == 403 and "`tenant` may not look" in refused.json()["error"]["message"]
+        assert server.http.get("/v1/models", headers={"authorization": "Bearer one"}).status_code == 200
+        other = server.http.get("/live", params={"model": "none"}, headers={"authorization": "Bearer two"})
+        assert other.status_code == 404, "this one may ask"
+
+
+def test_a_map_is_packed_once_for_all_who_look(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[int] = []
+    compress = zlib.compress
+    monkeypatch.setattr(live.zlib, "compress", lambda raw, level: packed.append(len(raw)) or compress(raw, level))
+    with server.http.stream("GET", "/live") as first, server.http.stream("GET", "/live") as second:
+        told = [events(first), events(second)]
+        seen = [next(one) for one in told]
+        assert all(event["engine"] for event in seen)
+        before = len(packed)
+        server.http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})
+        maps = [next(event["engine"]["owners"] for event in one if event["engine"]) for one in told]
+        assert maps[0] == maps[1]
+        last = [next(event["now"] for event in one if event["engine"] is None) for one in told]
+        assert last and len(packed) - before <= 2 * 3, "two maps for each of the few snapshots, and not for each viewer"
 
 
 def test_files(server: Served) -> None:

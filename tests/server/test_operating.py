@@ -1,22 +1,32 @@
 """What people who run the server rely on: logs, deadlines, silence, TLS, traces."""
 
+import gzip
 import json
 import logging
+import re
 import ssl
 import subprocess
 import threading
+from dataclasses import fields
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import uvicorn
+from starlette.datastructures import Headers
 
+from quire.core.errors import QuireError
 from quire.engine.models import OneModel
+from quire.engine.options import EngineOptions
 from quire.server.app import create_app
+from quire.server.doors import Doors, bind, listen, open_doors, reload
+from quire.server.keys import KeyRing
 from quire.server.logs import JsonLines
+from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
-from quire.server.serve import listen
+from quire.server.serve import configuration
 from server.fake_service import FakeService
 from server.running import running
 from server.test_leaving import eventually
@@ -88,33 +98,62 @@ def test_a_stream_that_talks_is_sent_no_comments() -> None:
         assert ": keep-alive" not in server.complete(stream=True).text
 
 
-def test_tls(tmp_path: Path) -> None:
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+def certificate(folder: Path, name: str = "localhost") -> dict[str, str]:
+    key, cert = folder / "key.pem", folder / "cert.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+    names = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
     subprocess.run([*command, *names, "-keyout", key, "-out", cert], check=True, capture_output=True)
-    listener = listen("127.0.0.1", 0)
-    config = uvicorn.Config(
-        create_app(OneModel(FakeService()), ServerOptions()),
-        lifespan="off",
-        ws="none",
-        log_config=None,
-        ssl_keyfile=str(key),
-        ssl_certfile=str(cert),
-    )
-    server = uvicorn.Server(config)
+    return {"ssl_keyfile": str(key), "ssl_certfile": str(cert)}
+
+
+def shown(port: int) -> bytes:
+    """The certificate that the server shows."""
+    return ssl.get_server_certificate(("127.0.0.1", port)).encode()
+
+
+def test_tls_and_a_certificate_that_is_renewed(tmp_path: Path) -> None:
+    options = ServerOptions(**certificate(tmp_path))
+    service = FakeService()
+    metrics = Metrics()
+    config = configuration(create_app(OneModel(service), options, metrics), options, metrics)
+    config.load()
+    server, listener = uvicorn.Server(config), listen(bind("127.0.0.1", 0))
     thread = threading.Thread(target=lambda: server.run([listener]))
     thread.start()
     try:
-        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
-        with httpx.Client(verify=ssl.create_default_context(cafile=cert)) as client:
+        port = listener.getsockname()[1]
+        url, first = f"https://127.0.0.1:{port}", Path(options.ssl_certfile or "")
+        with httpx.Client(verify=ssl.create_default_context(cafile=first)) as client:
             answer = client.post(f"{url}/v1/completions", json={"prompt": "x", "stream": True})
             assert "[DONE]" in answer.text
-        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-            httpx.get(f"{url}/health")
+            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                httpx.get(f"{url}/health")
+            assert shown(port) == first.read_bytes()
+            certificate(tmp_path, "renewed")
+            reload(Doors(KeyRing(), None), options, config.ssl)
+            assert shown(port) == first.read_bytes() and client.get(f"{url}/health").status_code == 200
+            good = first.read_bytes()
+            first.write_text("nonsense")
+            reload(Doors(KeyRing(), None), options, config.ssl)
+            assert shown(port) == good, "what was there stays"
     finally:
         server.should_exit = server.force_exit = True
         thread.join()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"ssl_certfile": "/nowhere.pem"}, r"cannot use /nowhere.pem for TLS: No such file"),
+        ({"ssl_certfile": __file__}, r"cannot use .*test_operating.py for TLS: .*PEM"),
+        ({"ssl_keyfile": "key.pem"}, r"ssl_keyfile is given, and no ssl_certfile"),
+        ({"keys_file": "/nowhere.json"}, r"cannot read /nowhere.json"),
+        ({"host": "192.0.2.1"}, r"cannot listen on 192.0.2.1:8000"),
+    ],
+)
+def test_what_is_wrong_is_told_before_a_model_is_loaded(options: dict[str, str], problem: str) -> None:
+    with pytest.raises(QuireError, match=problem):
+        open_doors(ServerOptions(**options))
 
 
 def test_a_request_becomes_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,8 +178,56 @@ def test_a_request_becomes_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
     assert span.events[0].name == "first_token" and span.start_time < span.events[0].timestamp < span.end_time
 
 
+def test_spans_reach_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    came: list[tuple[str, str]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
+            sent = service.ExportTraceServiceRequest.FromString(body)
+            came.extend(
+                (self.path, span.name) for of in sent.resource_spans for s in of.scope_spans for span in s.spans
+            )
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")  # ms
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        thread = threading.Thread(target=collector.serve_forever)
+        thread.start()
+        endpoint = f"http://127.0.0.1:{collector.server_port}/v1/traces"
+        with running(ServerOptions(otlp_traces_endpoint=endpoint)) as server:
+            server.chat()
+            server.complete(prompt="!full")
+            eventually(lambda: len(came) == 2)
+        collector.shutdown()
+        thread.join()
+    assert came == [("/v1/traces", "chat fake"), ("/v1/traces", "text_completion fake")]
+
+
 def test_spans_are_off_unless_somebody_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
     from quire.server.tracing import tracer
 
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     assert tracer(ServerOptions()) is None
+
+
+OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"
+
+
+def test_the_page_names_flags_that_exist() -> None:
+    known = {f"--{spec.name.replace('_', '-')}" for kind in (ServerOptions, EngineOptions) for spec in fields(kind)}
+    named = set(re.findall(r"`(--[a-z-]+)", OPERATING.read_text()))
+    assert len(named) > 20 and named <= known | {"--log-format"}, named - known
+
+
+def test_the_keys_of_the_page_can_be_read(tmp_path: Path) -> None:
+    [example] = re.findall(r"```toml\n(.*?)```", OPERATING.read_text(), re.DOTALL)
+    file = tmp_path / "keys.toml"
+    file.write_text(example)
+    found = KeyRing([], str(file)).find(Headers({"x-api-key": "password"}))
+    assert found is not None and found.name == "nightly" and found.models == {"embed"}

@@ -18,7 +18,10 @@ EXAMPLES = """\
   quire serve ./model.gguf --port 8080 --max-model-len 4k
   quire serve Qwen/Qwen2.5-0.5B-Instruct --kv-cache-memory-bytes 2GiB
   quire serve --host 0.0.0.0 --api-key "$KEY"         reachable from other machines
+  quire serve --keys-file keys.toml --ssl-certfile cert.pem --ssl-keyfile key.pem --access-log
   quire serve --models chat=smollm2,embed=./all-MiniLM-L6-v2
+  quire serve ./llama --lora-modules sql=./sql-lora   requests for the model `sql` use the adapter
+  quire serve --max-wait 10 --request-timeout 120     refuse early what would be late
   QUIRE_PORT=9000 QUIRE_THREADS=4 quire serve         every flag is also an environment variable
 """
 
@@ -45,6 +48,15 @@ SERVER_FLAGS: About = {
     },
     "allowed_origins": {"metavar": "ORIGIN", "help": "web pages that may call it"},
     "max_body_bytes": {"unit": "bytes", "help": "longest request body; a longer one is answered with 413"},
+    "max_connections": {"help": "connections at the same time; one more is answered with 503"},
+    "receive_timeout": {
+        "metavar": "SECONDS",
+        "help": "how long a client may take to send a request; then it is answered with 408",
+    },
+    "send_timeout": {
+        "metavar": "SECONDS",
+        "help": "how long a client may leave its answer unread; then it is disconnected, and its request cancelled",
+    },
     "request_timeout": {
         "metavar": "SECONDS",
         "help": "how long a request may take in all; one that does not end in time is answered with 504",
@@ -55,9 +67,13 @@ SERVER_FLAGS: About = {
     },
     "drain_timeout": {"metavar": "SECONDS", "help": "how long requests under way may go on after SIGTERM or Ctrl-C"},
     "keep_alive": {"metavar": "SECONDS", "help": "how long an idle connection is kept"},
+    "forwarded_allow_ips": {
+        "metavar": "ADDRESS",
+        "help": "a proxy whose X-Forwarded-For is believed, in the log for one; * is any",
+    },
     "root_path": {"metavar": "PATH", "help": "where a proxy in front has mounted it"},
-    "ssl_keyfile": {"metavar": "FILE", "help": "private key, for HTTPS"},
-    "ssl_certfile": {"metavar": "FILE", "help": "certificate, for HTTPS"},
+    "ssl_keyfile": {"metavar": "FILE", "help": "private key (PEM), for HTTPS"},
+    "ssl_certfile": {"metavar": "FILE", "help": "certificate (PEM), for HTTPS; read again on SIGHUP"},
     "tool_call_parser": {
         "choices": ("auto", *TOOL_FORMATS),
         "help": "how the model writes tool calls; auto tells it from the chat template",
@@ -66,6 +82,13 @@ SERVER_FLAGS: About = {
         "choices": ("auto", "none", *REASONING_FORMATS),
         "help": "how the model marks its thoughts, which are split from the answer; none leaves them in it",
     },
+    "allow_runtime_lora_updating": {
+        "help": "let clients load and unload LoRA adapters: whoever reaches the port can then make the server read any "
+        "directory of this machine as one"
+    },
+    "watermark_gamma": {"help": "part of the vocabulary that a watermark favours"},
+    "watermark_delta": {"help": "how much it favours it, added to logits"},
+    "watermark_key": {"help": "whoever knows it can find watermarks, and remove them: choose your own"},
     "access_log": {"help": "log every request with its model, tenant, tokens and times"},
     "otlp_traces_endpoint": {"metavar": "URL", "help": "send OpenTelemetry spans there (needs quire[otel])"},
 }
@@ -122,7 +145,9 @@ def announcement(address: str, models: Sequence[str], options: ServerOptions) ->
         url = "http://localhost"
     url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # every address is none to call
     words += [f"{url}{options.root_path}/v1/chat/completions", "-H 'Content-Type: application/json'"]
-    if options.api_key:
+    if options.ssl_certfile:
+        words.append(f"--cacert {_quoted(options.ssl_certfile)}")
+    if options.api_key or options.keys_file:
         words.append("-H 'Authorization: Bearer '\"$QUIRE_API_KEY\"")  # a key is not for the log
     words.append(f"-d {_quoted(body)}")
     return f"serving {', '.join(models)} on {address}\n  {' '.join(words)}"

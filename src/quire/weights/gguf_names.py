@@ -5,8 +5,9 @@ architecture, add its row to ARCHITECTURES; a dot in a config key leads into an 
 
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from math import log
 from typing import Any
 
@@ -119,8 +120,31 @@ def _gemma(config: CheckpointConfig) -> dict[str, Any]:
     if not config.int("sliding_window", 0):
         derived["sliding_window_pattern"] = 1
     elif isinstance(pattern, array):
-        derived["layer_types"] = ["sliding_attention" if local else "full_attention" for local in pattern]
+        derived["layer_types"] = _layer_types(pattern)
     return derived
+
+
+def _olmo(config: CheckpointConfig) -> dict[str, Any]:
+    """OLMo 3 goes by the name of OLMo 2; it has a window."""
+    if not config.int("sliding_window", 0):
+        return {}
+    pattern = config.get("sliding_window_pattern")
+    kinds = {"layer_types": _layer_types(pattern)} if isinstance(pattern, array) else {}
+    return {"architectures": ["Olmo3ForCausalLM"], **kinds}
+
+
+def _gpt_oss(config: CheckpointConfig) -> dict[str, Any]:
+    """Every other layer has a window. The ends of YaRN's ramp lie between pairs, which files have no word for."""
+    layers = range(config.int("num_hidden_layers"))
+    scaling = config.dict("rope_scaling", default={})
+    return {
+        "layer_types": _layer_types((layer + 1) % 2 for layer in layers),
+        "rope_scaling": {**scaling, "truncate": False} if scaling else None,
+    }
+
+
+def _layer_types(pattern: Iterable[int]) -> list[str]:
+    return ["sliding_attention" if local else "full_attention" for local in pattern]
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -173,12 +197,41 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "olmo2": Architecture(
         name="Olmo2ForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "olmo2", "hidden_act": "silu"},
+        keys={**DECODER_KEYS, "sliding_window_pattern": "attention.sliding_window_pattern"},
+        constants={"hidden_act": "silu"},
         tensors=OUTER_TENSORS,
         layer_tensors={**GATED_LAYER, **HEAD_NORMS, **NORMS_AROUND},
         biases={"attention_bias": "attn_q"},
-        expects={"attention.sliding_window": None},  # with one, it is OLMo 3
+        derive=_olmo,
+    ),
+    "glm4": Architecture(
+        name="Glm4ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "glm4", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            "post_attention_norm": "post_self_attn_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+        biases={"attention_bias": "attn_q"},
+    ),
+    "ernie4_5": Architecture(
+        name="Ernie4_5ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "ernie4_5", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        biases={"use_bias": "attn_q"},
+    ),
+    "seed_oss": Architecture(
+        name="SeedOssForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "seed_oss", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, "post_attention_norm": "post_attention_layernorm"},
+        biases={"attention_bias": "attn_q", "attention_out_bias": "attn_output", "mlp_bias": "ffn_up"},
     ),
     "olmoe": Architecture(
         name="OlmoeForCausalLM",
@@ -187,6 +240,20 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         tensors=OUTER_TENSORS,
         layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
         expects={"attention.clamp_kqv": None},
+    ),
+    "gpt-oss": Architecture(
+        name="GptOssForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "gpt_oss", "hidden_act": "silu", "attention_bias": True},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            **EXPERTS,
+            "attn_sinks": "self_attn.sinks",
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "mlp.router",
+        },
+        derive=_gpt_oss,
     ),
     "granite": Architecture(
         name="GraniteForCausalLM",
@@ -270,8 +337,11 @@ def find_architecture(metadata: CheckpointConfig) -> Architecture:
     experts = metadata.int(f"{name}.expert_count", default=0)
     row = (ARCHITECTURES.get(f"{name} with experts") if experts else None) or ARCHITECTURES.get(name)
     if row is None:
+        near = get_close_matches(name, ARCHITECTURES, n=3, cutoff=0.5)
+        hint = f"the nearest supported ones are {', '.join(near)}; all are {', '.join(ARCHITECTURES)}"
         raise Unsupported(
-            f"{metadata.source} is of the architecture {name!r}", f"supported in GGUF: {', '.join(ARCHITECTURES)}"
+            f"{metadata.source} is of the architecture {name!r}",
+            hint if near else f"supported in GGUF: {', '.join(ARCHITECTURES)}",
         )
     if experts and "num_local_experts" not in row.keys:
         raise Unsupported(f"{metadata.source}: {name}.expert_count is {experts}", f"{name} is read without experts")
@@ -294,7 +364,7 @@ def translate_name(row: Architecture, name: str) -> TensorName | None:
     layer, part, kind = match.groups()
     translated = row.layer_tensors[part]
     return TensorName(
-        f"{row.layers}.{layer}.{translated}" + ("" if translated.endswith("_bias") else f".{kind}"),
+        f"{row.layers}.{layer}.{translated}" + ("" if translated.endswith(("_bias", ".sinks")) else f".{kind}"),
         row.interleaved.get(part),
         row.norms_plus if part.endswith("_norm") else 0.0,
         part == "ffn_gate_inp_shexp",

@@ -36,7 +36,7 @@ class HuggingFaceCheckpoint:
             parts |= {name for name in self._raw.names() if name.endswith(NOT_WEIGHTS)}
         self._names = [*(name for name in self._raw.names() if name not in parts), *self._made]
         # The key is often left out, and its default differs between families. The tensors know.
-        tied = {"tie_word_embeddings": "lm_head.weight" not in self._names}
+        tied = {"tie_word_embeddings": not any(name.endswith("lm_head.weight") for name in self._names)}
         self.config = config if "tie_word_embeddings" in config else config.with_values(tied)
 
     def names(self) -> list[str]:

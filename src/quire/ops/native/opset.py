@@ -14,6 +14,7 @@ from quire.ops.native.cpus import available_cpus
 from quire.ops.native.library import native
 from quire.ops.native.program import NativeProgram
 from quire.ops.native.recorder import Frequencies, Table
+from quire.ops.native.slots import NativeSlots
 from quire.ops.opset import Float32, Keep, KVCache, KVSpec, Sampler, quantization_of
 from quire.ops.tensors import (
     BF16,
@@ -89,23 +90,29 @@ class NativeOps:
                 self._noted.add(note)
                 log.warning("%s", note)
 
-    def pack_experts(self, experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
-        if any(part.column_order is not None for parts in experts for part in parts):
-            raise Unsupported(
-                f"{experts[0][0].name} has its inputs in the order of their groups (act-order)",
-                "experts on a CPU take them in their own order: quantize it without `desc_act`",
-            )
+    def pack_experts(
+        self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
+    ) -> PackedExperts:
+        for part, *others in experts:
+            for other in others:
+                if _order(other) != _order(part):
+                    raise Unsupported(f"{part.name} and {other.name} have their inputs in different orders (act-order)")
         packed = [self.pack(parts) for parts in experts]
         first = packed[0]
         assert all((w.num_outputs, w.num_inputs) == (first.num_outputs, first.num_inputs) for w in packed)
         matrices = [w.packed for w in packed]
-        return PackedExperts(len(packed), first.num_outputs, first.num_inputs, sum(w.nbytes for w in packed), matrices)
+        added = None if biases is None else np.concatenate([self.vector(part) for parts in biases for part in parts])
+        nbytes = sum(w.nbytes for w in packed) + (0 if added is None else added.nbytes)
+        return PackedExperts(len(packed), first.num_outputs, first.num_inputs, nbytes, matrices, added)
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
         matrices = [_pack([head]) for head in heads]
         num_outputs, num_inputs = heads[0].shape
         assert all(head.shape == heads[0].shape and head.type.block == 1 for head in heads)
         return PackedHeads(len(heads), num_outputs, num_inputs, sum(matrix.nbytes for matrix in matrices), matrices)
+
+    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> NativeSlots:
+        return NativeSlots(num_inputs, sizes, num_slots, max_rank)
 
     def vector(self, tensor: StoredTensor) -> Float32:
         values: Float32 = native.dequantize(tensor.type.name, np.ascontiguousarray(tensor.data), tensor.num_columns)
@@ -161,7 +168,11 @@ def _quantized(part: StoredTensor, kind: StorageType) -> StoredTensor:
 
 def _kind(part: StoredTensor) -> tuple[str, bytes]:
     """What parts of one matrix have in common."""
-    return part.type.name, b"" if part.column_order is None else part.column_order.tobytes()
+    return part.type.name, _order(part)
+
+
+def _order(part: StoredTensor) -> bytes:
+    return b"" if part.column_order is None else part.column_order.tobytes()
 
 
 def _pack(parts: list[StoredTensor]) -> Any:

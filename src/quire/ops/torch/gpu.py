@@ -31,6 +31,7 @@ from quire.ops.torch.kernels.kv_write import kv_write
 from quire.ops.torch.kernels.latent_write import latent_write
 from quire.ops.torch.kernels.linear import linear
 from quire.ops.torch.kernels.linear_splits import new_tickets
+from quire.ops.torch.kernels.low_rank import add_low_rank
 from quire.ops.torch.kernels.moe import mixture
 from quire.ops.torch.kernels.norm import (
     add_layer_norm,
@@ -48,6 +49,7 @@ from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
 from quire.ops.torch.kernels.quant_scaled import ScaledWeight, scaled_linear
 from quire.ops.torch.kernels.routing import route
 from quire.ops.torch.ops import Frequencies
+from quire.ops.torch.slots import TorchSlots
 
 GRAPH_BYTES = 3 * 2**29  # for graphs and the sampler's tables: not measured, as they come after the pages
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -95,10 +97,13 @@ class GpuOps:
             bias=vector,
         )
 
-    def pack_experts(self, experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
+    def pack_experts(
+        self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
+    ) -> PackedExperts:
         packed = load_experts(experts, self.dtype, self.device, self.quantization)
         num_outputs, num_inputs = sum(part.num_rows for part in experts[0]), experts[0][0].num_columns
-        return PackedExperts(len(experts), num_outputs, num_inputs, packed.nbytes, packed)
+        added = None if biases is None else torch.stack([torch.cat([*map(self.vector, parts)]) for parts in biases])
+        return PackedExperts(len(experts), num_outputs, num_inputs, packed.nbytes, packed, added)
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
         num_outputs, num_inputs = heads[0].shape
@@ -106,6 +111,9 @@ class GpuOps:
         for matrix, head in zip(stacked, heads, strict=True):
             matrix.copy_(load_floats(head, self.dtype, self.device))
         return PackedHeads(len(heads), num_outputs, num_inputs, stacked.nbytes, stacked)
+
+    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> TorchSlots:
+        return TorchSlots(num_inputs, sizes, num_slots, max_rank, self.device, self.dtype)
 
     def vector(self, tensor: StoredTensor) -> Tensor:
         return load_floats(tensor, torch.float32, self.device)
@@ -237,6 +245,12 @@ class GpuOps:
     def _codes(self, x: Tensor | Rows, dtype: torch.dtype, group: int) -> Quantized:
         return x.codes(dtype, group) if isinstance(x, Rows) else quantize_rows(x, dtype, group, self._overlap)
 
+    def adapt(self, y: Tensor, x: Tensor | Rows | Sum | Columns, slots: TorchSlots, batch: GpuBatch) -> Tensor:
+        batch.adapts = True
+        if (routing := batch.rows_by_slot(slots.num_slots)) is None:
+            return y
+        return add_low_rank(y, tensor_of(x), slots, routing)
+
     def linear_heads(self, x: Tensor | Columns, w: PackedHeads) -> HeadProducts:
         return HeadProducts(tensor_of(x), w.packed, self.batch_invariant)
 
@@ -266,8 +280,9 @@ class GpuOps:
         window: int = 0,
         softcap: float = 0.0,
         slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        scoring = Scoring(scale, window, softcap, slopes)
+        scoring = Scoring(scale, window, softcap, slopes, sinks)
         assert batch.unwritten is not None and batch.unwritten[0] == layer, "a layer's K and V are written before"
         (_, k, v), queries = batch.unwritten, columns_of(q)
         batch.unwritten = None
@@ -358,7 +373,8 @@ class GpuOps:
         correction: Tensor | None = None,
     ) -> Tensor:
         ids, weights = route(router_logits, routing, correction)
-        return mixture(tensor_of(x), ids, weights, gate_up.packed, down.packed, kind)
+        biases = gate_up.biases, down.biases
+        return mixture(tensor_of(x), ids, weights, gate_up.packed, down.packed, kind, *biases)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * gate.sigmoid()
