@@ -54,6 +54,7 @@ def create_app(
         Route("/v1/models/{name:path}", pages.model),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/tokenizer_info", tokens.info),
         Route("/health", pages.health),
         Route("/ready", pages.ready),
         Route("/metrics", pages.metrics_text),

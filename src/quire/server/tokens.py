@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as vLLM has them."""
+"""POST /tokenize and /detokenize and GET /tokenizer_info, as vLLM has them."""
 
 import asyncio
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ _detokenize = msgspec.json.Decoder(DetokenizeBody)
 
 
 class Tokens:
-    """The two routes."""
+    """The three routes."""
 
     def __init__(self, models: "Models", max_body_bytes: int) -> None:
         self._models = models
@@ -75,6 +75,19 @@ class Tokens:
             raise BadRequest(f"token id {wrong[0]} is not in the vocabulary, which has {size}", param="tokens")
         text = await asyncio.to_thread(service.tokenizer.decode, body.tokens, skip_special_tokens=False)
         return json_response({"prompt": text})
+
+    async def info(self, http: Request) -> Response:
+        """What a client needs that leaves tokenizing to the server, such as lm-eval."""
+        service = (await self._models.find(http.query_params.get("model"))).service
+        tokenizer = service.tokenizer
+        return json_response(
+            {
+                **tokenizer.special_tokens,
+                "tokenizer_class": "Tokenizer",
+                "model_max_length": service.info.max_model_len,
+                "chat_template": tokenizer.chat_template,
+            }
+        )
 
 
 def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:
