@@ -16,6 +16,7 @@ class Group:
     One of them, the leader, computes the prompt; the others begin from what it computed (`source`)."""
 
     __slots__ = (
+        "adapter",
         "arrival",
         "deadline",
         "from_start",
@@ -53,7 +54,8 @@ class Group:
         self.key = key
         self.arrival = request.arrival
         self.deadline = request.deadline
-        self.realm = (request.tenant, request.salt)
+        self.adapter = request.adapter
+        self.realm = (request.tenant, request.salt, request.adapter)
         self.params = params
         self.num_prompt = len(request.prompt_ids)
         self.length = limits.length(request)  # prompt and output, where a sample ends

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from quire.models.config import ModelConfig
-from quire.models.loading import Affine, Matrix, Model, Table, Wanted, load_weights, packed_bytes
+from quire.models.loading import Affine, Matrix, Model, Table, Wanted, load_weights
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, stored_floats
@@ -145,7 +145,7 @@ def load_as(ops: OpSet, checkpoint: Checkpoint, config: GPTConfig, max_model_len
         rope=ops.frequencies(*frequencies(config.rope, max_model_len)) if config.rope else None,
         slopes=ops.vector(stored_floats("slopes", np.array(config.slopes))) if config.slopes else None,
     )
-    return Model(config, partial(forward, config, weights), packed_bytes([outer, top, *layers]))
+    return Model(config, partial(forward, config, weights), [outer, top, *layers])
 
 
 def forward(c: GPTConfig, w: Weights, ops: OpSet, batch: Any) -> Value:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.config import ModelConfig
-from quire.models.loading import Matrix, Model, Part, Table, Vector, Wanted, load_weights, packed_bytes
+from quire.models.loading import Matrix, Model, Part, Table, Vector, Wanted, load_weights
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.models.row_orders import pairs_apart
 from quire.models.text_part import text_part
@@ -210,7 +210,7 @@ def load_with(
         rope=ops.frequencies(*frequencies(config.rope, max_model_len, factors)),
         local_rope=ops.frequencies(*frequencies(local, max_model_len)) if (local := config.local_rope) else None,
     )
-    return Model(config, partial(forward, config, weights), packed_bytes([top, *layers]))
+    return Model(config, partial(forward, config, weights), [top, *layers])
 
 
 def forward(

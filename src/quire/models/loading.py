@@ -6,7 +6,7 @@ more than one matrix is held twice."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ from quire.core.errors import BadCheckpoint
 from quire.models.config import ModelConfig
 from quire.ops.dequantize import as_floats, dequantize
 from quire.ops.opset import Keep, OpSet, Value
-from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor, stored_floats
+from quire.ops.tensors import LinearLayer, PackedExperts, PackedHeads, PackedWeight, StoredTensor, stored_floats
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.dummy_checkpoint import DummyCheckpoint
 
@@ -29,7 +29,19 @@ class Model:
 
     config: ModelConfig
     forward: Callable[[OpSet, Any], Value]  # (ops, batch) -> logits
-    weight_bytes: int  # of the packed matrices; tables stay in the file
+    weights: Sequence[Mapping[str, Any]]  # as `load_weights` has made them
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the packed matrices; tables stay in the file."""
+        packed = PackedWeight | PackedExperts | PackedHeads
+        return sum(w.nbytes for group in self.weights for w in group.values() if isinstance(w, packed))
+
+    @property
+    def linears(self) -> list[PackedWeight]:
+        """The matrices of linear layers, the head apart."""
+        named = [item for group in self.weights for item in group.items()]
+        return [w for name, w in named if isinstance(w, PackedWeight) and name != "head"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +72,13 @@ class Matrix:
             yield f"{name}.weight", (self.num_inputs, stored) if self.transposed else (stored, self.num_inputs)
             if self._has_bias(part):
                 yield f"{name}.bias", (stored,)
+
+    def layers(self, prefix: str) -> tuple[LinearLayer, ...]:
+        """What it is made of, by the names they have in the checkpoint."""
+        return tuple(
+            LinearLayer(prefix + name, part.num_outputs, part.num_stored or part.num_outputs, part.order)
+            for name, part in self._parts()
+        )
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedWeight:
         stored = iter(tensors)
@@ -261,19 +280,13 @@ def load_weights(
     pattern `unused` may be in the checkpoint and are not read."""
     groups = [("", top), *layers.items()]
     _check(checkpoint, groups, unused)
-    loaded = [
-        {
-            ours: want.load(ops, [checkpoint.tensor(prefix + name) for name, _ in want.shapes()])
-            for ours, want in group.items()
-        }
-        for prefix, group in groups
-    ]
+    loaded = [{ours: _load(ops, checkpoint, prefix, want) for ours, want in group.items()} for prefix, group in groups]
     return loaded[0], loaded[1:]
 
 
-def packed_bytes(groups: Iterable[Mapping[str, Any]]) -> int:
-    packed = PackedWeight | PackedExperts | PackedHeads
-    return sum(w.nbytes for group in groups for w in group.values() if isinstance(w, packed))
+def _load(ops: OpSet, checkpoint: Checkpoint, prefix: str, want: Want) -> Any:
+    loaded = want.load(ops, [checkpoint.tensor(prefix + name) for name, _ in want.shapes()])
+    return replace(loaded, layers=want.layers(prefix)) if isinstance(want, Matrix) else loaded
 
 
 def _check(checkpoint: Checkpoint, groups: Iterable[tuple[str, Wanted]], unused: str) -> None:

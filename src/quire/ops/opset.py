@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint
-from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
+from quire.core.watermark import Watermark
+from quire.ops.tensors import LowRank, PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 Value = Any  # a torch tensor [tokens, columns], or a recorded one
 Int32 = NDArray[np.int32]
@@ -35,6 +36,7 @@ class StepBatch:
     context_lens: Int32  # [S] tokens to attend to, those of this step included
     block_tables: Int32  # [S, W] block ids; entries past ceil(context_len / block_size) are not read
     logit_rows: Int32  # [R] tokens whose logits are wanted
+    adapters: Int32 | None = None  # [T] the slot of the token's adapter, or -1; None: no token has one
 
     @property
     def num_tokens(self) -> int:
@@ -118,6 +120,7 @@ class RowParams:
     min_tokens: int = 0
     num_logprobs: int = -1  # -1: none; 0: of the drawn token; k: and of the k most likely
     num_candidates: int = 0  # beam search: nothing is drawn, that many best continuations are returned
+    watermark: Watermark | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +149,14 @@ GREEDY_BELOW = 1e-5  # a temperature under it takes the most likely token
 class Sampler(Protocol):
     """Draws tokens for rows, and remembers each row's tokens for penalties.
 
-    The order of work on a row's logits: the step's mask; logit_bias, allowed, banned, min_tokens; repetition, then
-    frequency and presence penalties, all in fp32; (logprobs are taken of the *raw* logits) temperature; top_k; top_p;
-    min_p; typical_p, each on what the one before has left. Then one uniform number from Philox4x32-10 with key = seed
-    and counter = (position, sample) picks among the survivors in the order of their ids, by cumulative probability:
-    weights are integers, so sums are exact. Ties between logits go to the lower id everywhere. If everything is
-    masked, the best raw logit among those that mask and `allowed` leave is taken. A NaN counts as -inf. Candidates are
-    the log_softmax after temperature, without the filters; masked tokens are not among them.
+    The order of work on a row's logits: the step's mask; the watermark; logit_bias, allowed, banned, min_tokens;
+    repetition, then frequency and presence penalties, all in fp32; (logprobs are taken of the *raw* logits)
+    temperature; top_k; top_p; min_p; typical_p, each on what the one before has left. Then one uniform number from
+    Philox4x32-10 with key = seed and counter = (position, sample) picks among the survivors in the order of their ids,
+    by cumulative probability: weights are integers, so sums are exact. Ties between logits go to the lower id
+    everywhere. If everything is masked, the best raw logit among those that mask and `allowed` leave is taken. A NaN
+    counts as -inf. Candidates are the log_softmax after temperature, without the filters; masked tokens are not among
+    them.
     docs/sampling.md defines each step."""
 
     def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
@@ -226,6 +230,16 @@ def quantization_of(asked: str | None, keep: Keep) -> str | None:
     return "int8" if keep is Keep.EIGHT_BITS else None
 
 
+class AdapterSlots(Protocol):
+    """What adapters add to one linear layer: a low rank matrix each, in a fixed number of slots, empty at first."""
+
+    def pack(self, parts: Sequence[LowRank | None]) -> Any:
+        """What one adapter adds to each of the layer's parts, as `put` takes it. In any thread."""
+
+    def put(self, slot: int, packed: Any) -> None:
+        """Into the slot, for the steps that are run from now on; None empties it."""
+
+
 class Program(Protocol):
     """A forward pass bound to its weights and cache."""
 
@@ -250,6 +264,9 @@ class OpSet(Protocol):
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
         """One matrix a head, of floats; all have one shape."""
+
+    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> AdapterSlots:
+        """For a linear layer of parts with `sizes` outputs, and adapters of up to that rank."""
 
     def vector(self, tensor: StoredTensor) -> Any:
         """A norm weight or the like, in fp32."""
@@ -293,6 +310,10 @@ class OpSet(Protocol):
 
     def linear(self, x: Value, w: PackedWeight) -> Value:
         """x [T, inputs] -> x @ w.T + bias [T, outputs]"""
+
+    def adapt(self, y: Value, x: Value, slots: Any, batch: Any) -> Value:
+        """y [T, outputs] + scale * x @ a.T @ b.T of the adapter in slot batch.adapters[t], for each row t that has one.
+        May work in place: y is what a linear layer made of x, and not used afterwards."""
 
     def linear_heads(self, x: Value, w: PackedHeads) -> Value:
         """x [T, heads * inputs] -> [T, heads * outputs]: the columns of every head times its own matrix."""

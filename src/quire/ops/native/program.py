@@ -59,5 +59,6 @@ class NativeProgram:
             batch.block_tables,
             batch.logit_rows,
             self._logits,
+            *(() if batch.adapters is None else (batch.adapters,)),
         )
         return self._logits[:num_rows]

@@ -17,6 +17,7 @@ from quire.ops.torch.attention import paged_attention, self_attention
 from quire.ops.torch.cache import TorchCache
 from quire.ops.torch.routing import choose_experts
 from quire.ops.torch.sampler import TorchSampler
+from quire.ops.torch.slots import TorchSlots, adapted
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class TorchBatch:
     block_tables: Tensor
     logit_rows: Tensor
     cache: TorchCache
+    adapters: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,9 @@ class TorchOps:
         stacked = torch.stack([self._tensor(head) for head in heads])
         num_heads, num_outputs, num_inputs = stacked.shape
         return PackedHeads(num_heads, num_outputs, num_inputs, stacked.nbytes, stacked)
+
+    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> TorchSlots:
+        return TorchSlots(num_inputs, sizes, num_slots, max_rank, torch.device(self.device), torch.float32)
 
     def vector(self, tensor: StoredTensor) -> Tensor:
         return self._tensor(tensor)
@@ -116,6 +121,9 @@ class TorchOps:
 
     def linear(self, x: Tensor, w: PackedWeight) -> Tensor:
         return F.linear(x, w.packed, w.bias)
+
+    def adapt(self, y: Tensor, x: Tensor, slots: TorchSlots, batch: TorchBatch) -> Tensor:
+        return y if batch.adapters is None else adapted(y, x, slots, batch.adapters)
 
     def linear_heads(self, x: Tensor, w: PackedHeads) -> Tensor:
         heads = x.unflatten(-1, (w.num_heads, -1))  # [T, heads, inputs]
@@ -276,4 +284,5 @@ class TorchProgram:
             block_tables=index(batch.block_tables),
             logit_rows=index(batch.logit_rows),
             cache=self._cache,
+            adapters=None if batch.adapters is None else index(batch.adapters),
         )
