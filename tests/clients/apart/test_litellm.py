@@ -63,14 +63,6 @@ def test_text_completion(address: str) -> None:
     assert answer.choices[0].text and len(answer.choices[0].logprobs.token_logprobs) == answer.usage.completion_tokens
 
 
-def test_responses(address: str) -> None:
-    asked = where(address, "openai")
-    answer = litellm.responses(input="Say hello.", max_output_tokens=asked.pop("max_tokens"), **asked)
-    assert answer.output[0].content[0].text == litellm.completion(
-        messages=HELLO, **where(address, "openai")
-    ).choices[0].message.content  # fmt: skip
-
-
 def test_tools_and_schemas(address: str) -> None:
     asked = {**where(address, "openai"), "max_tokens": 60}
     named = {"type": "function", "function": {"name": "weather"}}

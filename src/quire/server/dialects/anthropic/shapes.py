@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from quire.core.errors import QueueFull, QuireError, Unavailable
+from quire.core.errors import PromptTooLong, QueueFull, QuireError, Unavailable
 
 _encode = msgspec.json.Encoder().encode
 
@@ -113,6 +113,8 @@ def error_body(error: QuireError) -> dict[str, Any]:
     status = error_status(error)
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     message = f"{error.message} ({error.hint})" if error.hint else error.message
+    if isinstance(error, PromptTooLong):
+        message = f"prompt is too long: {message}"  # what clients look for
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from quire.core.errors import QuireError
+from quire.core.errors import PromptTooLong, QuireError
 from quire.text.event import TokenLogprob
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -45,6 +45,8 @@ class Answer(Struct, kw_only=True):
 def error_body(error: QuireError) -> dict[str, dict[str, str | None]]:
     kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     message = f"{error.message} ({error.hint})" if error.hint else error.message
+    if isinstance(error, PromptTooLong):
+        message = f"This model's maximum context length is too small: {message}"  # what clients look for
     return {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
 
 
