@@ -19,6 +19,7 @@ from quire.core.records import RequestRecord
 from quire.engine.models import unknown_model
 from quire.server.errors import ClientGone
 from quire.server.generate import unless_gone
+from quire.server.openapi import EVENTS, answers, asks
 from quire.server.recent import Percentiles
 from quire.server.site import Site
 
@@ -34,6 +35,18 @@ FINISHED_AT_FIRST = 32  # requests that had ended before somebody looked
 _encode = msgspec.json.Encoder().encode
 
 
+class Event(msgspec.Struct, kw_only=True):
+    model: str
+    state: str
+    now: float  # time.monotonic(), as all times in here
+    memory: dict[str, int]  # bytes
+    tokens: dict[str, int]  # since the server started
+    restarts: int
+    latency: dict[str, Percentiles]  # seconds
+    finished: list[dict[str, Any]]  # requests that ended since the last event
+    engine: dict[str, Any] | None  # None: nothing has changed there
+
+
 class Live:
     """The route, and how many look."""
 
@@ -41,6 +54,8 @@ class Live:
         self._site = site
         self.num_viewers = 0
 
+    @asks(model=str)
+    @answers({EVENTS: Event})
     async def view(self, http: Request) -> Response:
         if self.num_viewers >= MAX_VIEWERS:
             raise QueueFull(f"{self.num_viewers} look already, and {MAX_VIEWERS} may", "try again later", retry_after=5)
@@ -68,7 +83,7 @@ class Live:
         finally:
             self.num_viewers -= 1
 
-    def _event(self, service: "Service", snapshot: "Snapshot | None", finished: list[RequestRecord]) -> "Event":
+    def _event(self, service: "Service", snapshot: "Snapshot | None", finished: list[RequestRecord]) -> Event:
         info = service.info
         metrics = self._site.metrics.of(info.name)
         return Event(
@@ -82,18 +97,6 @@ class Live:
             finished=[_finished(record) for record in finished],
             engine=_engine(snapshot) if snapshot else None,
         )
-
-
-class Event(msgspec.Struct, kw_only=True):
-    model: str
-    state: str
-    now: float  # time.monotonic(), as all times in here
-    memory: dict[str, int]  # bytes
-    tokens: dict[str, int]  # since the server started
-    restarts: int
-    latency: dict[str, Percentiles]  # seconds
-    finished: list[dict[str, Any]]  # requests that ended since the last event
-    engine: dict[str, Any] | None  # None: nothing has changed there
 
 
 class _Events(Response):

@@ -1,5 +1,5 @@
-"""Clients that hold back what others need. They live in an environment of their own, .venv-clients, which stands on .venv-dev;
-`make test` runs these tests there, and elsewhere they are not collected."""
+"""Clients that hold back what others need. They live in an environment of their own, .venv-clients, which stands on
+.venv-dev; `make test` runs these tests there, and elsewhere they are not collected."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,8 +1,7 @@
-"""EleutherAI's lm-eval, with tasks of its own making: it tokenizes by asking the server, and scores what the server says."""
+"""EleutherAI's lm-eval, with small tasks: it tokenizes by asking the server, and scores what the server says."""
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import lm_eval

@@ -16,7 +16,8 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 parser = FlexibleArgumentParser()
 add_cli_args(parser)
 for backend, endpoint in (("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")):
-    main(parser.parse_args([*sys.argv[1:], f"--backend={backend}", f"--endpoint={endpoint}", f"--result-filename={backend}"]))
+    each = [f"--backend={backend}", f"--endpoint={endpoint}", f"--result-filename={backend}"]
+    main(parser.parse_args([*sys.argv[1:], *each]))
 """
 
 
