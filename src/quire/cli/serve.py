@@ -20,6 +20,7 @@ EXAMPLES = """\
   quire serve --host 0.0.0.0 --api-key "$KEY"         reachable from other machines
   quire serve --keys-file keys.toml --ssl-certfile cert.pem --ssl-keyfile key.pem --access-log
   quire serve --models chat=smollm2,embed=./all-MiniLM-L6-v2
+  quire serve ./llama --lora-modules sql=./sql-lora   requests for the model `sql` use the adapter
   quire serve --max-wait 10 --request-timeout 120     refuse early what would be late
   QUIRE_PORT=9000 QUIRE_THREADS=4 quire serve         every flag is also an environment variable
 """
@@ -66,6 +67,10 @@ SERVER_FLAGS: About = {
     },
     "drain_timeout": {"metavar": "SECONDS", "help": "how long requests under way may go on after SIGTERM or Ctrl-C"},
     "keep_alive": {"metavar": "SECONDS", "help": "how long an idle connection is kept"},
+    "forwarded_allow_ips": {
+        "metavar": "ADDRESS",
+        "help": "a proxy whose X-Forwarded-For is believed, in the log for one; * is any",
+    },
     "root_path": {"metavar": "PATH", "help": "where a proxy in front has mounted it"},
     "ssl_keyfile": {"metavar": "FILE", "help": "private key (PEM), for HTTPS"},
     "ssl_certfile": {"metavar": "FILE", "help": "certificate (PEM), for HTTPS; read again on SIGHUP"},
@@ -76,6 +81,10 @@ SERVER_FLAGS: About = {
     "reasoning_parser": {
         "choices": ("auto", "none", *REASONING_FORMATS),
         "help": "how the model marks its thoughts, which are split from the answer; none leaves them in it",
+    },
+    "allow_runtime_lora_updating": {
+        "help": "let clients load and unload LoRA adapters: whoever reaches the port can then make the server read any "
+        "directory of this machine as one"
     },
     "watermark_gamma": {"help": "part of the vocabulary that a watermark favours"},
     "watermark_delta": {"help": "how much it favours it, added to logits"},

@@ -1,12 +1,13 @@
 """Several models behind one address, loaded when they are asked for; the one not used for longest makes room."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from quire.core.errors import DoesNotFit, QueueFull, Unavailable
+from quire.core.errors import BadRequest, DoesNotFit, QueueFull, Unavailable
 from quire.engine.client import EngineClient
 from quire.engine.generate import GenerateRequest
 from quire.engine.models import unknown_model
@@ -19,6 +20,8 @@ from quire.runtime.memory import available_memory
 from quire.text.tokenizer import Tokenizer
 
 Observe = Callable[[str], Observer]  # the observer of a model, by its name
+
+log = logging.getLogger("quire.engine")
 
 WEIGHTS = {".safetensors", ".gguf", ".bin"}
 
@@ -62,6 +65,12 @@ class ManyModels:
         slot = self._slots[name] if name is not None else next(iter(self._slots.values()))
         await slot.loaded()
         return Found(slot)
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        raise BadRequest("adapters are loaded for one model, and this server has several", "serve the model by itself")
+
+    async def unload_adapter(self, name: str) -> None:
+        raise unknown_model(name, [], "adapter")
 
     async def drain(self) -> None:
         self.state = "draining"
@@ -184,17 +193,21 @@ class Slot:
         return self._num_bytes + (self.options.kv_cache_memory_bytes or 0) <= available_memory()
 
     async def start(self, observer: Observer | None) -> None:
-        client = EngineClient(self.options, observer)
+        client, begin = EngineClient(self.options, observer), time.monotonic()
         await client.start()
+        log.info("`%s` is loaded, after %.1f s", self.name, time.monotonic() - begin)
         self.client, self.info, self.tokenizer = client, client.info, client.tokenizer
 
     async def unload(self) -> None:
         """Let what is under way finish, and end the engine. What comes meanwhile waits until it is loaded again."""
         client, self.client = self.client, None
         assert client is not None
-        await self._unused.wait()
-        await client.drain()
-        await client.stop()
+        try:
+            await self._unused.wait()
+            await client.drain()
+        finally:
+            await client.stop()
+        log.info("`%s` is unloaded", self.name)
         if client.observer is not None:
             client.observer.unloaded()
 

@@ -6,7 +6,7 @@ import msgspec
 
 from quire.core import errors
 from quire.core.errors import EngineFailed, QuireError
-from quire.core.records import StepRecord
+from quire.core.records import SchedulerStats, StepRecord
 from quire.core.request import Request, SequenceEvent
 from quire.core.snapshot import Snapshot
 from quire.core.texts import ReadEvent, ReadRequest, Task
@@ -17,6 +17,8 @@ from quire.executors.protocol import Capacity
 class Start(msgspec.Struct, tag=True):
     path: str  # the checkpoint, found and fetched
     options: EngineOptions
+    adapters: dict[str, str] = {}  # key -> where its files are
+    restarted: bool = False  # another engine was there before
 
 
 class Submit(msgspec.Struct, tag=True):
@@ -38,6 +40,17 @@ class Watch(msgspec.Struct, tag=True):
     on: bool
 
 
+class LoadAdapter(msgspec.Struct, tag=True):
+    key: str
+    path: str  # where its files are
+
+
+class UnloadAdapter(msgspec.Struct, tag=True):
+    """As soon as no request uses it."""
+
+    key: str
+
+
 class Ready(msgspec.Struct, tag=True):
     capacity: Capacity
     task: Task = "generate"
@@ -52,6 +65,12 @@ class Step(msgspec.Struct, tag=True):
 class HasRead(msgspec.Struct, tag=True):
     events: list[ReadEvent]
     record: StepRecord | None
+
+
+class Rests(msgspec.Struct, tag=True):
+    """There is nothing to do, and it was no step that ended it: what was under way has been cancelled."""
+
+    scheduler: SchedulerStats
 
 
 class Seen(msgspec.Struct, tag=True):
@@ -71,6 +90,17 @@ class Failed(msgspec.Struct, tag=True):
     """The engine could not start, or cannot go on."""
 
     problem: "Problem"
+
+
+class AdapterLoaded(msgspec.Struct, tag=True):
+    key: str
+    problem: "Problem | None" = None  # why it was not
+
+
+class AdapterGone(msgspec.Struct, tag=True):
+    """No request uses it any more."""
+
+    key: str
 
 
 class Problem(msgspec.Struct):
@@ -94,8 +124,8 @@ class Problem(msgspec.Struct):
         return problem
 
 
-ToEngine = Start | Submit | Read | Cancel | Watch
-FromEngine = Ready | Step | HasRead | Seen | Refused | Failed
+ToEngine = Start | Submit | Read | Cancel | Watch | LoadAdapter | UnloadAdapter
+FromEngine = Ready | Step | HasRead | Rests | Seen | Refused | Failed | AdapterLoaded | AdapterGone
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToEngine)

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from quire.core.records import RequestRecord, StepRecord
+from quire.core.records import RequestRecord, SchedulerStats, StepRecord
 from quire.core.texts import Task
 from quire.engine.generate import GenerateRequest
 from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores
@@ -34,6 +34,9 @@ class Observer(Protocol):
 
     def step(self, record: StepRecord) -> None: ...
 
+    def rests(self, scheduler: SchedulerStats) -> None:
+        """What was under way has been cancelled, and there is nothing else."""
+
     def token(self, seconds: float, count: int) -> None:
         """A sample gained `count` tokens, `seconds` after it last gained any."""
 
@@ -55,6 +58,10 @@ class TextStream(Protocol):
     @property
     def record(self) -> RequestRecord | None:
         """Once it has ended or was closed."""
+
+    @property
+    def num_ready(self) -> int:
+        """Events that can be had without waiting."""
 
     def __aiter__(self) -> AsyncIterator[TextEvent]: ...
 
@@ -103,6 +110,18 @@ class Found:
     adapter: str = ""  # the adapter's name, where the name is that of one
 
 
+class Adapters(Protocol):
+    """The LoRA adapters of one model, by name."""
+
+    def names(self) -> list[str]: ...
+
+    async def load(self, name: str, path: str) -> None:
+        """Returns when requests can ask for it. Raises BadRequest."""
+
+    async def unload(self, name: str) -> None:
+        """Requests under way go on with it; from now on there are no others."""
+
+
 class Models(Protocol):
     """The models behind one address, by name."""
 
@@ -113,6 +132,12 @@ class Models(Protocol):
 
     async def find(self, name: str | None) -> Found:
         """The model of that name, loaded if it was not; None is the first one. Raises UnknownModel."""
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """From now on the name leads to a LoRA adapter. Raises BadRequest."""
+
+    async def unload_adapter(self, name: str) -> None:
+        """From now on it leads nowhere. Raises UnknownModel."""
 
     async def drain(self) -> None:
         """Take no more requests, and return when those under way have ended."""

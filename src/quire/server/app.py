@@ -122,6 +122,7 @@ class Model(Struct, kw_only=True):
     root: str
     parent: str | None
     max_model_len: int | None
+    task: str | None
 
 
 class ModelList(Struct):
@@ -163,6 +164,7 @@ class Pages:
             root=offer.adapter_of or offer.name,
             parent=offer.adapter_of or None,
             max_model_len=offer.info.max_model_len if offer.info else None,
+            task=offer.info.task if offer.info else None,
         )
 
     @answers({JSON: Status}, also=(503,))

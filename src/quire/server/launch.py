@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+from quire.core.errors import BadRequest
 from quire.engine.client import EngineClient
 from quire.engine.models import OneModel
 from quire.engine.options import EngineOptions
@@ -19,6 +20,7 @@ from quire.server.options import ServerOptions, named_models
 
 def launch(engine: EngineOptions, server: ServerOptions, *, on_ready: Callable[[str], None] | None = None) -> None:
     """Returns after SIGTERM or SIGINT, once what was under way is done. `on_ready` is told the address."""
+    _allow_open_files()
     _run(_main(engine, server, on_ready))
 
 
@@ -35,6 +37,8 @@ async def _main(engine: EngineOptions, server: ServerOptions, on_ready: Callable
 @asynccontextmanager
 async def _models(engine: EngineOptions, server: ServerOptions, metrics: Metrics) -> AsyncIterator[Models]:
     if server.models:
+        if engine.num_loras:
+            raise BadRequest("adapters belong to one model, and --models names several", "serve the model by itself")
         from quire.engine.many_models import ManyModels
 
         each = {
@@ -46,7 +50,16 @@ async def _models(engine: EngineOptions, server: ServerOptions, metrics: Metrics
     else:
         async with EngineClient(engine) as client:
             client.observer = metrics.of(client.info.name)
-            yield OneModel(client)
+            yield OneModel(client, client.adapters)
+
+
+def _allow_open_files() -> None:
+    """As many as this process may have: a connection takes one, and 1024 are usual to begin with."""
+    if sys.platform != "win32":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:

@@ -55,6 +55,20 @@ class MeteredModels:
         except TimeoutError:
             raise DeadlinePassed("the model was not loaded in time", "allow more time, or try again") from None
 
+    async def load_adapter(self, name: str, path: str) -> None:
+        self._check_adapter(name)
+        await self._models.load_adapter(name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        self._check_adapter(name)
+        await self._models.unload_adapter(name)
+
+    @staticmethod
+    def _check_adapter(name: str) -> None:
+        visit = current_visit()
+        if visit is not None and visit.key is not None:
+            visit.key.check(name)
+
     async def drain(self) -> None:
         await self._models.drain()
 
@@ -105,18 +119,26 @@ class MeteredStream:
 
     def __init__(self, stream: "TextStream", visit: Visit) -> None:
         self._stream, self._visit = stream, visit
-        self._settled = False
+        self._closed = False
+        visit.hold()
         self.num_prompt_tokens, self.prompt_ids = stream.num_prompt_tokens, stream.prompt_ids
 
     @property
     def record(self) -> "RequestRecord | None":
         return self._stream.record
 
+    @property
+    def num_ready(self) -> int:
+        return self._stream.num_ready
+
     def __aiter__(self) -> AsyncIterator[TextEvent]:
         return self._stream.__aiter__()
 
     async def aclose(self) -> None:
         await self._stream.aclose()
-        if not self._settled and (record := self._stream.record) is not None:
-            self._settled = True
+        if self._closed:
+            return
+        self._closed = True
+        if (record := self._stream.record) is not None:
             self._visit.add(record)
+        self._visit.release()

@@ -62,7 +62,8 @@ def configuration(app: Starlette, options: ServerOptions, metrics: Metrics) -> u
         log_config=None,
         access_log=False,  # ours says more
         server_header=False,
-        proxy_headers=False,
+        proxy_headers=bool(options.forwarded_allow_ips),
+        forwarded_allow_ips=options.forwarded_allow_ips,
         root_path=options.root_path,
         ssl_keyfile=options.ssl_keyfile,
         ssl_certfile=options.ssl_certfile,
@@ -105,7 +106,9 @@ class _Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._forced.set)
         elif num_left := len(self.server_state.tasks):
             log.info(
-                "%d requests under way have %g s to end; a second signal ends them now", num_left, self._drain_timeout
+                "requests under way: %d; they have %g s to end (a second signal does not wait)",
+                num_left,
+                self._drain_timeout,
             )
         self.should_exit = True
 
