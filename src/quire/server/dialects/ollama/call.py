@@ -35,8 +35,13 @@ class GenerateBody(Fields, kw_only=True):
     images: list[Any] | None = None
 
 
+class GivenFunction(Struct):
+    name: str = ""
+    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
 class GivenCall(Struct, kw_only=True):
-    function: dict[str, Any]
+    function: GivenFunction
     id: str = ""
 
 
@@ -129,7 +134,8 @@ def _plain(message: GivenMessage) -> dict[str, Any]:
         plain["reasoning_content"] = message.thinking
     if message.tool_calls:
         plain["tool_calls"] = [
-            {"type": "function", "id": call.id, "function": call.function} for call in message.tool_calls
+            {"type": "function", "id": call.id, "function": msgspec.to_builtins(call.function)}
+            for call in message.tool_calls
         ]
     if message.tool_name:
         plain["name"] = message.tool_name

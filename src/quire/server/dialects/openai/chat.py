@@ -9,7 +9,7 @@ from quire.engine.generate import GenerateRequest
 from quire.server.body import decode
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.chat_call import ChatCall, ChatChoice
-from quire.server.dialects.openai.fields import Fields, Int, check, new_id, refuse, sampling_params
+from quire.server.dialects.openai.fields import NOT_SUPPORTED, Fields, Int, check, new_id, refuse, sampling_params
 from quire.server.dialects.openai.messages import Message, plain_messages, template_kwargs
 from quire.server.dialects.openai.shapes import Answer
 from quire.server.dialects.openai.structured import language_asked
@@ -66,7 +66,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
-@reads(ChatBody)
+@reads(ChatBody, only={**NOT_SUPPORTED, **_NOT_SUPPORTED})
 @answers({JSON: Answer[ChatChoice], EVENTS: Answer[ChatChoice]})
 def parse_chat(body: bytes, context: Context) -> ChatCall:
     chat = decode(body, _decoder)

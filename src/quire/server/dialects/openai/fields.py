@@ -108,7 +108,7 @@ _SAME_NAME = (
 )
 
 # Fields nobody wrote code for, with the values that ask for nothing. They are refused, never ignored.
-_NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
+NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
     "guided_whitespace_pattern": (),
@@ -130,7 +130,7 @@ def refuse(body: Struct, table: dict[str, tuple[Any, ...]]) -> None:
 
 def check(body: Fields) -> None:
     """What both routes refuse before anything else is looked at."""
-    refuse(body, _NOT_SUPPORTED)
+    refuse(body, NOT_SUPPORTED)
     if body.stream_options is not None:
         if not body.stream:
             raise BadRequest("stream_options is given and stream is not true", param="stream_options")

@@ -98,7 +98,7 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     stream_options: Any = None
 
 
-_NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
+NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "conversation": (),
     "context_management": ([],),
     "max_tool_calls": (),
@@ -129,7 +129,7 @@ decoder = msgspec.json.Decoder(ResponseBody)
 
 
 def check(body: ResponseBody) -> None:
-    refuse(body, _NOT_SUPPORTED)
+    refuse(body, NOT_SUPPORTED)
     if body.background and body.stream:
         raise BadRequest("a response in the background cannot be streamed", "ask for it by its id", param="stream")
     if body.background and body.store is False:
