@@ -83,10 +83,23 @@ class MessagesBody(PromptBody, kw_only=True):
     container: Any = None
     mcp_servers: Any = None
     context_management: Any = None
+    compaction: Any = None
+    fallbacks: Any = None
+    fallback_credit_token: Any = None
+    thread: Any = None
     diagnostics: Any = None
 
 
-NOT_SUPPORTED = ("container", "mcp_servers", "context_management", "diagnostics")
+NOT_SUPPORTED = (
+    "container",
+    "mcp_servers",
+    "context_management",
+    "compaction",
+    "fallbacks",
+    "fallback_credit_token",
+    "thread",
+    "diagnostics",
+)
 _CHOICES: dict[str, Choice] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 _INDEX = re.compile(r"\[(\d+)\]")
 

@@ -33,6 +33,9 @@ class GenerateBody(Fields, kw_only=True):
     template: str | None = None
     context: list[int] | None = None
     images: list[Any] | None = None
+    width: int | None = None  # these three are of a picture
+    height: int | None = None
+    steps: int | None = None
 
 
 class GivenFunction(Struct):
@@ -68,7 +71,7 @@ _chat = msgspec.json.Decoder(ChatBody)
 @answers({JSON: Answer, LINES: Answer})
 def parse_generate(body: bytes, context: Context) -> "OllamaCall":
     given = decode(body, _generate)
-    for name in ("suffix", "template", "context", "images"):
+    for name in ("suffix", "template", "context", "images", "width", "height", "steps"):
         refuse(name, getattr(given, name))
     if not given.prompt:
         refuse_unloading(given)

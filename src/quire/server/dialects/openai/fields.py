@@ -56,10 +56,12 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
 
-    user: str | None = None  # these four are taken and change nothing
+    user: str | None = None  # these six are taken and change nothing
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None  # prefixes are cached without being asked
+    prompt_cache_retention: str | None = None
     store: bool | None = None
     service_tier: str | None = None
 

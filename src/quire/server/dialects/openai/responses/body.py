@@ -72,9 +72,10 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     truncation: str | None = None
     metadata: dict[str, str] | None = None
 
-    user: str | None = None  # these four are taken and change nothing
+    user: str | None = None  # these five are taken and change nothing
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
 
     top_k: Int | None = None  # vLLM's, here as there
