@@ -20,9 +20,10 @@ from quire.weights.formats.made import MadeTensor, modules_with, parts_of
 from quire.weights.raw import RawTensors
 
 BITS = (1, 2, 3, 4, 8)
-SAID = ("nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale")
-SAID += ("quant_zero", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config", "channel_wise")
-SAID += ("optimize", "round_zero")
+SAID = (
+    "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale", "quant_zero",
+    "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config", "channel_wise", "optimize", "round_zero",
+)  # fmt: skip
 ONLY = {"axis": 1, "view_as_float": 0, "quant_scale": 0, "quant_zero": 0}  # nobody wrote code for other values
 
 
@@ -59,8 +60,8 @@ def _make(raw: RawTensors, module: str, bits: int, shape: tuple[int, int]) -> St
     def codes(first: int, last: int) -> NDArray[np.uint8]:
         rows = np.arange(first * groups, last * groups)
         shifts = (first_shift - bits * (rows // len(words))).astype(words.dtype)
-        found = words[rows % len(words)] >> shifts[:, None] & ((1 << bits) - 1)
-        return found.astype(np.uint8).reshape(last - first, inputs)
+        found: NDArray[np.uint8] = (words[rows % len(words)] >> shifts[:, None] & ((1 << bits) - 1)).astype(np.uint8)
+        return found.reshape(last - first, inputs)
 
     # A zero that is a fraction cannot be taken off the codes of fewer bits: they are codes of 4 bits as they are.
     return grouped_integers(f"{module}.weight", shape, max(bits, 4), codes, scales, zeros)
