@@ -21,8 +21,9 @@ from quire.weights.raw import RawTensors
 
 BITS = (1, 2, 3, 4, 8)
 SAID = (
-    "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale", "quant_zero",
-    "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config", "channel_wise", "optimize", "round_zero",
+    "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale",
+    "quant_zero", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config", "channel_wise",
+    "optimize", "round_zero",
 )  # fmt: skip
 ONLY = {"axis": 1, "view_as_float": 0, "quant_scale": 0, "quant_zero": 0}  # nobody wrote code for other values
 
