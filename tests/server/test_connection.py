@@ -4,7 +4,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -103,6 +103,19 @@ def test_who_does_not_read_is_disconnected() -> None:
         with made:
             eventually(lambda: server.metrics.http_requests["/v1/completions", "200"] == 1, 20)
             assert not server.service.open
+
+
+def test_bodies_of_all_requests_together_are_bounded() -> None:
+    with running(ServerOptions(max_body_bytes=1000)) as server, ExitStack() as senders:
+        for _ in range(16):
+            made = senders.enter_context(connection(server))
+            made.sendall(HEAD + b"Content-Length: 1000\r\n\r\n" + b"[" * 990)
+        eventually(lambda: server.complete(prompt="x" * 400).status_code == 429)
+        refused = server.complete(prompt="x" * 400)
+        assert "more than 16000 bytes" in refused.json()["error"]["message"] and refused.headers["retry-after"] == "1"
+        assert server.http.get("/health").status_code == 200
+        senders.close()
+        eventually(lambda: server.complete(prompt="x" * 400).status_code == 200)
 
 
 def test_one_connection_too_many_is_told_so() -> None:
