@@ -113,6 +113,7 @@ struct Attention {
     int64_t window;       // 0: everything before
     float softcap;        // 0: none
     const float* slopes;  // [heads], or null
+    const float* sinks;   // likewise
     View out;
     int64_t counter;  // which of the tape's counters hands out its tiles
 };

@@ -443,6 +443,7 @@ class Walk {
         tile.scale = op.scale;
         tile.softcap = op.softcap;
         tile.has_slopes = op.slopes != nullptr;
+        tile.has_sinks = op.sinks != nullptr;
         tile.scratch =
             tape_.attention_scratch_.get() + team_.thread * attention_scratch(pages.head_dim, pages.block_size);
         for (int i = 0; i < tile.num_queries; ++i) {
@@ -455,6 +456,7 @@ class Walk {
             tile.out[i] = row(op.out, run.start + token) + head * pages.value_dim();
             tile.last[i] = tile.position[i] = int32_t(position);
             tile.slope[i] = op.slopes ? op.slopes[head] : 0.0f;
+            tile.sink[i] = op.sinks ? op.sinks[head] : 0.0f;
             tile.first[i] = int32_t(op.window ? std::max<int64_t>(0, position - op.window + 1) : 0);
         }
         return tile;

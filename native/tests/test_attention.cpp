@@ -62,6 +62,7 @@ Found attend(const Shape& shape, PageType type, bool bent) {
     tile.scratch = scratch.data();
     tile.softcap = bent ? 6.0f : 0.0f;
     tile.has_slopes = bent;
+    tile.has_sinks = bent;
     for (int i = 0; i < shape.queries; ++i) {
         tile.q[i] = q.data() + i * shape.head_dim;
         tile.turned[i] = tile.q[i] + shape.latent;
@@ -69,6 +70,7 @@ Found attend(const Shape& shape, PageType type, bool bent) {
         tile.first[i] = i % 2 ? int32_t(shape.context / 3) : 0;
         tile.last[i] = tile.position[i] = int32_t(shape.context - shape.queries + i);
         tile.slope[i] = 1.0f / float(i + 2);
+        tile.sink[i] = 3.0f - float(i);
     }
     kernels().ops.attend(tile);
     return found;

@@ -18,6 +18,7 @@ from weights.gguf_files import finish, interleave
 ARCHITECTURES = {
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "GptOssForCausalLM": gguf.MODEL_ARCH.GPT_OSS,
     "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
     "GraniteMoeForCausalLM": gguf.MODEL_ARCH.GRANITE_MOE,
     "SmolLM3ForCausalLM": gguf.MODEL_ARCH.SMOLLM3,
@@ -29,6 +30,7 @@ ARCHITECTURES = {
     "Olmo3ForCausalLM": gguf.MODEL_ARCH.OLMO2,
     "Glm4ForCausalLM": gguf.MODEL_ARCH.GLM4,
     "Ernie4_5ForCausalLM": gguf.MODEL_ARCH.ERNIE4_5,
+    "Exaone4ForCausalLM": gguf.MODEL_ARCH.EXAONE4,
     "SeedOssForCausalLM": gguf.MODEL_ARCH.SEED_OSS,
     "OlmoeForCausalLM": gguf.MODEL_ARCH.OLMOE,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
@@ -40,13 +42,18 @@ PAIRWISE = ("Llama", "Mixtral", "Granite", "SmolLM3")  # families
 EXPERT = re.compile(r"model\.layers\.(\d+)\.(.*)\.experts\.(\d+)\.(\w+)\.weight")
 
 
-def write_gguf(source: Path, path: Path, experts: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32) -> Path:
-    """`experts`: how stacks of them are stored"""
+def write_gguf(
+    source: Path,
+    path: Path,
+    experts: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    called: str | None = None,
+) -> Path:
+    """`experts`: how stacks of them are stored; `called`: the architecture, where it is not that of the checkpoint"""
     config = json.loads((source / "config.json").read_text())
     architecture = config["architectures"][0]
     arch = ARCHITECTURES[architecture]
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    writer = gguf.GGUFWriter(path, called or gguf.MODEL_ARCH_NAMES[arch])
     add_metadata(writer, config)
     rope = config["rope_parameters"]
     if "long_factor" in rope:
@@ -85,6 +92,16 @@ def stacked(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
             stem = name.removeprefix("model.").replace("block_sparse_moe.input_linear", "feed_forward.experts.{}")
             for part, half in zip(("w1", "w3"), np.split(data, 2, axis=1), strict=True):
                 yield stem.format(part), half
+        elif name.endswith(("experts.gate_up_proj", "experts.gate_up_proj_bias")):
+            outputs_last = data if name.endswith("bias") else data.swapaxes(1, 2)
+            for part, offset in (("gate", 0), ("up", 1)):
+                kind = "bias" if name.endswith("bias") else "weight"
+                stem = name.removesuffix("_bias").removesuffix("gate_up_proj")
+                yield f"{stem}{part}_proj.{kind}", outputs_last[:, offset::2]
+        elif name.endswith("experts.down_proj"):
+            yield f"{name}.weight", data.swapaxes(1, 2)
+        elif name.endswith(("experts.down_proj_bias", "self_attn.sinks")):
+            yield name.replace("down_proj_bias", "down_proj.bias").replace("sinks", "sinks.weight"), data
         else:
             yield name, data
     for name, by_expert in experts.items():
@@ -109,7 +126,10 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(full["factor"])
         writer.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
-    if config["model_type"] == "olmo3":
+    if "beta_fast" in full:
+        writer.add_rope_scaling_yarn_beta_fast(full["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(full["beta_slow"])
+    if config["model_type"] in ("olmo3", "exaone4") and config["sliding_window"]:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     optional = {
         "head_dim": (writer.add_key_length, writer.add_value_length),

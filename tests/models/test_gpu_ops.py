@@ -1,5 +1,7 @@
 """The GPU's op set beside the plain one, on a GPU or in Triton's interpreter: logits, prefilled and decoded."""
 
+import gguf
+import gguf.quants
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from models.gpu_steps import BLOCK, LENGTH, logits_of, run_steps
 from quire.models.registry import family
 from quire.ops.opset import Activation, KVSpec, Routing
-from quire.ops.tensors import Q8_0, StoredTensor, stored_floats
+from quire.ops.tensors import MXFP4, Q8_0, StoredTensor, stored_floats
 from quire.ops.torch import TorchOps
 from quire.ops.torch.gpu import GpuOps
 from quire.ops.torch.gpu_program import written_nowhere
@@ -163,11 +165,17 @@ def q8_0(array):
     return StoredTensor("", array.shape, Q8_0, blocks.reshape(len(array), -1))
 
 
+def mxfp4(array):
+    kind = gguf.GGMLQuantizationType.MXFP4
+    return StoredTensor("", array.shape, MXFP4, gguf.quants.quantize(array, kind))
+
+
 @pytest.mark.parametrize(
     ("store", "quantization", "bound", "bits"),
     [
         (lambda array: stored_floats("t", array), None, 2e-3, 16),
         (q8_0, None, 2e-3, 8.5),
+        (mxfp4, None, 2e-3, 5),
         (lambda array: stored_floats("t", array), "int8", 2e-2, 8.5),
         (lambda array: stored_floats("t", array), "int4", 0.2, 5),
     ],
@@ -176,10 +184,12 @@ def test_experts_keep_their_codes_or_get_some(store, quantization, bound, bits):
     random = np.random.default_rng(4)
     stacks = [random.standard_normal(shape, dtype=np.float32) * 0.1 for shape in ((4, 128, 128), (4, 128, 64))]
     experts = [[[store(w[:32]), store(w[32:])] for w in stack] for stack in stacks]
+    biases = [[[stored_floats("b", part)] for part in random.standard_normal((4, 128))] for _ in stacks]
     x, logits = torch.randn(5, 128, generator=torch.Generator().manual_seed(1)), torch.eye(5, 4)
     plain, ops = TorchOps(), GpuOps(DEVICE, dtype="float16", quantization=quantization)
-    truth = plain.moe(x, logits, *map(plain.pack_experts, experts), Routing(2), Activation.SILU)
-    packed = [ops.pack_experts(stack) for stack in experts]
+    kind = Activation.CLAMPED_SWIGLU
+    truth = plain.moe(x, logits, *map(plain.pack_experts, experts, biases), Routing(2), kind)
+    packed = [ops.pack_experts(stack, added) for stack, added in zip(experts, biases, strict=True)]
     assert packed[0].nbytes <= 4 * 128 * 128 * bits / 8
-    found = ops.moe(x.to(DEVICE).half(), logits.to(DEVICE).half(), *packed, Routing(2), Activation.SILU)
+    found = ops.moe(x.to(DEVICE).half(), logits.to(DEVICE).half(), *packed, Routing(2), kind)
     assert (found.float().cpu() - truth).norm() < bound * truth.norm()

@@ -50,6 +50,7 @@ class Part:
 
     num_outputs: int
     order: NDArray[np.int32] | None = None  # output i is the stored output order[i], in the weight and in the bias
+    ordered: bool = False  # of the model as published: this checkpoint has them in our order already
     num_stored: int | None = None  # outputs in the checkpoint, where not all are taken
     bias: bool | None = None  # whether it is stored; None: as in the other parts. What has none adds 0
 
@@ -74,7 +75,7 @@ class Matrix:
                 yield f"{name}.bias", (stored,)
 
     def layers(self, prefix: str) -> tuple[LinearLayer, ...]:
-        """What it is made of, by the names they have in the checkpoint."""
+        """What it is made of, by the names and with the outputs that they have in the model as published."""
         return tuple(
             LinearLayer(prefix + name, part.num_outputs, part.num_stored or part.num_outputs, part.order)
             for name, part in self._parts()
@@ -88,8 +89,9 @@ class Matrix:
             weight = weight.transposed() if self.transposed else weight
             zeros = np.zeros(part.num_stored or part.num_outputs, np.float32)
             bias = next(stored) if self._has_bias(part) else stored_floats(f"{name}.bias", zeros)
-            weights.append(weight if part.order is None else weight.ordered(part.order))
-            biases.append(bias if part.order is None else bias.ordered(part.order))
+            order = None if part.ordered else part.order
+            weights.append(weight if order is None else weight.ordered(order))
+            biases.append(bias if order is None else bias.ordered(order))
         has_bias = any(self._has_bias(part) for _, part in self._parts())
         return ops.pack(weights, biases if has_bias else None, keep=self.keep)
 
@@ -100,34 +102,49 @@ class Matrix:
         return self.bias if part.bias is None else part.bias
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Experts:
     """A matrix for each expert, its parts one below the other: name -> number of outputs.
 
-    A name with `{}` in it, for the expert's number, is a linear layer of one expert, stored as `name.weight`. A name
-    without is one tensor of all experts, [experts, outputs, inputs] ([experts, inputs, outputs] where `transposed`)."""
+    A name with `{}` in it, for the expert's number, is a linear layer of one expert, stored as `name.weight` and
+    `name.bias`. A name without is one tensor of all experts, [experts, outputs, inputs] ([experts, inputs, outputs]
+    where `transposed`), whose biases are `name_bias` [experts, outputs]."""
 
     parts: Mapping[str, int]
     num_inputs: int
     num_experts: int
     transposed: bool = False
+    bias: bool = False
+    order: NDArray[np.int32] | None = None  # output i of a part is the stored output order[i]
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         for name, num_outputs in self.parts.items():
             axes = (self.num_inputs, num_outputs) if self.transposed else (num_outputs, self.num_inputs)
-            if "{}" in name:
-                yield from ((f"{name.format(expert)}.weight", axes) for expert in range(self.num_experts))
-            else:
-                yield name, (self.num_experts, *axes)
+            yield from self._stored(name, "weight", axes)
+            if self.bias:
+                yield from self._stored(name, "bias", (num_outputs,))
+
+    def _stored(self, name: str, kind: str, axes: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+        if "{}" in name:
+            yield from ((f"{name.format(expert)}.{kind}", axes) for expert in range(self.num_experts))
+        else:
+            yield name if kind == "weight" else f"{name}_bias", (self.num_experts, *axes)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedExperts:
         stored = iter(tensors)
-        by_part = [
-            [next(stored) for _ in range(self.num_experts)] if "{}" in name else _unstacked(next(stored))
-            for name in self.parts
-        ]
-        experts = [[t.transposed() if self.transposed else t for t in parts] for parts in zip(*by_part, strict=True)]
-        return ops.pack_experts(experts)
+
+        def of_all(name: str) -> list[StoredTensor]:
+            return [next(stored) for _ in range(self.num_experts)] if "{}" in name else _unstacked(next(stored))
+
+        weights, biases = [], []
+        for name in self.parts:
+            weights.append([self._ordered(t.transposed() if self.transposed else t) for t in of_all(name)])
+            if self.bias:
+                biases.append([self._ordered(bias) for bias in of_all(name)])
+        return ops.pack_experts([*zip(*weights, strict=True)], [*zip(*biases, strict=True)] if biases else None)
+
+    def _ordered(self, tensor: StoredTensor) -> StoredTensor:
+        return tensor if self.order is None else tensor.ordered(self.order)
 
 
 def _unstacked(tensor: StoredTensor) -> list[StoredTensor]:
@@ -286,6 +303,7 @@ def load_weights(
 
 def _load(ops: OpSet, checkpoint: Checkpoint, prefix: str, want: Want) -> Any:
     loaded = want.load(ops, [checkpoint.tensor(prefix + name) for name, _ in want.shapes()])
+    checkpoint.forget()
     return replace(loaded, layers=want.layers(prefix)) if isinstance(want, Matrix) else loaded
 
 

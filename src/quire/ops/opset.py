@@ -185,6 +185,7 @@ class Activation(IntEnum):
     RELU_SQUARED = 4
     QUICK_GELU = 5  # x * sigmoid(1.702 x)
     TANH = 6
+    CLAMPED_SWIGLU = 7  # min(x, 7) * sigmoid(1.702 min(x, 7)); what it is multiplied with is kept in -7 .. 7, plus 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +260,9 @@ class OpSet(Protocol):
         """Stack the parts' rows into one matrix. The parts may be stored in different types. `keep` is for backends
         that quantize matrices on the way."""
 
-    def pack_experts(self, experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
+    def pack_experts(
+        self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
+    ) -> PackedExperts:
         """One matrix an expert, each stacked of parts as in `pack`; all have one shape."""
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
@@ -341,11 +344,13 @@ class OpSet(Protocol):
         window: int = 0,
         softcap: float = 0.0,
         slopes: Any = None,
+        sinks: Any = None,
     ) -> Value:
         """q [T, heads * head_dim] -> [T, heads * head_dim]. Causal; query heads share KV heads in neighbouring
         groups. With `window`, a position sees only itself and the window - 1 before it. Scores are q . k * scale;
         with `softcap`, softcap * tanh(scores / softcap); with `slopes`, a vector [heads], plus slope * (position of
-        the key - position of the query)."""
+        the key - position of the query). With `sinks`, a vector [heads], the softmax has one score more, which stands
+        for a value of zeros."""
 
     def attention(
         self,

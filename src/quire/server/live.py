@@ -1,6 +1,6 @@
-"""GET /live: the engine while it works, as server-sent events. docs/page.md says what is in them.
+"""GET /live: the engine while it works, as server-sent events. docs/page.md says what is in them, and who may look.
 
-Request ids are shortened to their last letters and no text is ever in here: whoever may use the server may look."""
+Request ids are the server's own, shortened to their last letters, and no text is ever in here."""
 
 import asyncio
 import time
@@ -17,10 +17,12 @@ from starlette.types import Receive, Scope, Send
 from quire.core.errors import QueueFull, Unavailable
 from quire.core.records import RequestRecord
 from quire.engine.models import unknown_model
-from quire.server.errors import ClientGone
+from quire.server.errors import ClientGone, NotAllowed
 from quire.server.generate import unless_gone
+from quire.server.openapi import EVENTS, answers, asks
 from quire.server.recent import Percentiles
 from quire.server.site import Site
+from quire.server.visit import current_visit
 
 if TYPE_CHECKING:
     from quire.core.snapshot import Snapshot
@@ -34,14 +36,34 @@ FINISHED_AT_FIRST = 32  # requests that had ended before somebody looked
 _encode = msgspec.json.Encoder().encode
 
 
+class Event(msgspec.Struct, kw_only=True):
+    model: str
+    state: str
+    now: float  # time.monotonic(), as all times in here
+    memory: dict[str, int]  # bytes
+    tokens: dict[str, int]  # since the server started
+    restarts: int
+    latency: dict[str, Percentiles]  # seconds
+    finished: list[dict[str, Any]]  # requests that ended since the last event
+    engine: dict[str, Any] | None  # None: nothing has changed there
+
+
 class Live:
     """The route, and how many look."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self.num_viewers = 0
+        self._packed: dict[
+            tuple[str, str], tuple[bytes, bytes]
+        ] = {}  # the last map of each model, as it came and as it goes
 
+    @asks(model=str)
+    @answers({EVENTS: Event})
     async def view(self, http: Request) -> Response:
+        visit = current_visit()
+        if visit is not None and visit.key is not None and not visit.key.live:
+            raise NotAllowed(f"key `{visit.key.name}` may not look at the engine", "its entry needs `live: true`")
         if self.num_viewers >= MAX_VIEWERS:
             raise QueueFull(f"{self.num_viewers} look already, and {MAX_VIEWERS} may", "try again later", retry_after=5)
         return _Events(self, await self._service(http.query_params.get("model")))
@@ -63,12 +85,14 @@ class Live:
             async with service.watch() as viewer:
                 while self._site.models.state not in ("draining", "stopped"):  # nobody waits for those who look
                     snapshot = await viewer.next(HEARTBEAT)
+                    if viewer.ended:
+                        return
                     finished, num_seen = recent.since(num_seen), recent.num_finished
                     yield b"data: " + _encode(self._event(service, snapshot, finished)) + b"\n\n"
         finally:
             self.num_viewers -= 1
 
-    def _event(self, service: "Service", snapshot: "Snapshot | None", finished: list[RequestRecord]) -> "Event":
+    def _event(self, service: "Service", snapshot: "Snapshot | None", finished: list[RequestRecord]) -> Event:
         info = service.info
         metrics = self._site.metrics.of(info.name)
         return Event(
@@ -80,20 +104,17 @@ class Live:
             restarts=metrics.restarts,
             latency=metrics.recent.latencies(),
             finished=[_finished(record) for record in finished],
-            engine=_engine(snapshot) if snapshot else None,
+            engine=self._engine(info.name, snapshot) if snapshot else None,
         )
 
-
-class Event(msgspec.Struct, kw_only=True):
-    model: str
-    state: str
-    now: float  # time.monotonic(), as all times in here
-    memory: dict[str, int]  # bytes
-    tokens: dict[str, int]  # since the server started
-    restarts: int
-    latency: dict[str, Percentiles]  # seconds
-    finished: list[dict[str, Any]]  # requests that ended since the last event
-    engine: dict[str, Any] | None  # None: nothing has changed there
+    def _engine(self, model: str, snapshot: "Snapshot") -> dict[str, Any]:
+        shown = _labelled(snapshot)
+        for name in ("owners", "refs"):
+            raw, packed = self._packed.get((model, name), (b"", b""))
+            if raw is not shown[name]:  # once for all who look
+                raw, packed = self._packed[model, name] = shown[name], zlib.compress(shown[name], 1)
+            shown[name] = packed  # base64 in JSON
+        return shown
 
 
 class _Events(Response):
@@ -119,7 +140,7 @@ class _Events(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _engine(snapshot: "Snapshot") -> dict[str, Any]:
+def _labelled(snapshot: "Snapshot") -> dict[str, Any]:
     shown: dict[str, Any] = msgspec.to_builtins(snapshot, builtin_types=(bytes,))
     for view in shown["sequences"]:
         view["request_id"] = _label(view["request_id"])
@@ -127,8 +148,6 @@ def _engine(snapshot: "Snapshot") -> dict[str, Any]:
         step["preempted"] = [_label(request_id) for request_id in step["preempted"]]
         for chunk in step["chunks"]:
             chunk["request_id"] = _label(chunk["request_id"])
-    for name in ("owners", "refs"):
-        shown[name] = zlib.compress(shown[name], 1)  # base64 in JSON
     return shown
 
 

@@ -133,6 +133,24 @@ def _olmo(config: CheckpointConfig) -> dict[str, Any]:
     return {"architectures": ["Olmo3ForCausalLM"], **kinds}
 
 
+def _exaone(config: CheckpointConfig) -> dict[str, Any]:
+    pattern = config.get("sliding_window_pattern")
+    if not config.int("sliding_window", 0):
+        return {"layer_types": None}
+    every = range(1, config.int("num_hidden_layers") + 1)
+    return {"layer_types": _layer_types(pattern if isinstance(pattern, array) else (layer % 4 for layer in every))}
+
+
+def _gpt_oss(config: CheckpointConfig) -> dict[str, Any]:
+    """Every other layer has a window. The ends of YaRN's ramp lie between pairs, which files have no word for."""
+    layers = range(config.int("num_hidden_layers"))
+    scaling = config.dict("rope_scaling", default={})
+    return {
+        "layer_types": _layer_types((layer + 1) % 2 for layer in layers),
+        "rope_scaling": {**scaling, "truncate": False} if scaling else None,
+    }
+
+
 def _layer_types(pattern: Iterable[int]) -> list[str]:
     return ["sliding_attention" if local else "full_attention" for local in pattern]
 
@@ -194,6 +212,23 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         biases={"attention_bias": "attn_q"},
         derive=_olmo,
     ),
+    "exaone4": Architecture(
+        name="Exaone4ForCausalLM",
+        keys={**DECODER_KEYS, "sliding_window_pattern": "attention.sliding_window_pattern"},
+        constants={"model_type": "exaone4", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **NORMS_AROUND},
+        derive=_exaone,
+    ),
+    "internlm2": Architecture(  # its q, k and v were taken apart
+        name="LlamaForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "llama", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        interleaved=ROTATED_PAIRWISE,
+        biases={"attention_bias": "attn_q"},
+    ),
     "glm4": Architecture(
         name="Glm4ForCausalLM",
         keys=DECODER_KEYS,
@@ -230,6 +265,20 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         tensors=OUTER_TENSORS,
         layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
         expects={"attention.clamp_kqv": None},
+    ),
+    "gpt-oss": Architecture(
+        name="GptOssForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "gpt_oss", "hidden_act": "silu", "attention_bias": True},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            **EXPERTS,
+            "attn_sinks": "self_attn.sinks",
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "mlp.router",
+        },
+        derive=_gpt_oss,
     ),
     "granite": Architecture(
         name="GraniteForCausalLM",
@@ -340,7 +389,7 @@ def translate_name(row: Architecture, name: str) -> TensorName | None:
     layer, part, kind = match.groups()
     translated = row.layer_tensors[part]
     return TensorName(
-        f"{row.layers}.{layer}.{translated}" + ("" if translated.endswith("_bias") else f".{kind}"),
+        f"{row.layers}.{layer}.{translated}" + ("" if translated.endswith(("_bias", ".sinks")) else f".{kind}"),
         row.interleaved.get(part),
         row.norms_plus if part.endswith("_norm") else 0.0,
         part == "ffn_gate_inp_shexp",

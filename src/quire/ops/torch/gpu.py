@@ -97,10 +97,13 @@ class GpuOps:
             bias=vector,
         )
 
-    def pack_experts(self, experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
+    def pack_experts(
+        self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
+    ) -> PackedExperts:
         packed = load_experts(experts, self.dtype, self.device, self.quantization)
         num_outputs, num_inputs = sum(part.num_rows for part in experts[0]), experts[0][0].num_columns
-        return PackedExperts(len(experts), num_outputs, num_inputs, packed.nbytes, packed)
+        added = None if biases is None else torch.stack([torch.cat([*map(self.vector, parts)]) for parts in biases])
+        return PackedExperts(len(experts), num_outputs, num_inputs, packed.nbytes, packed, added)
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
         num_outputs, num_inputs = heads[0].shape
@@ -277,8 +280,9 @@ class GpuOps:
         window: int = 0,
         softcap: float = 0.0,
         slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        scoring = Scoring(scale, window, softcap, slopes)
+        scoring = Scoring(scale, window, softcap, slopes, sinks)
         assert batch.unwritten is not None and batch.unwritten[0] == layer, "a layer's K and V are written before"
         (_, k, v), queries = batch.unwritten, columns_of(q)
         batch.unwritten = None
@@ -369,7 +373,8 @@ class GpuOps:
         correction: Tensor | None = None,
     ) -> Tensor:
         ids, weights = route(router_logits, routing, correction)
-        return mixture(tensor_of(x), ids, weights, gate_up.packed, down.packed, kind)
+        biases = gate_up.biases, down.biases
+        return mixture(tensor_of(x), ids, weights, gate_up.packed, down.packed, kind, *biases)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * gate.sigmoid()

@@ -26,7 +26,7 @@ from quire.ops.torch.kernels.attention_pages import (
     product_type,
 )
 from quire.ops.torch.kernels.attention_plan import COUNTERS, DecodePlan, find_run, first_seen
-from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend
+from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend, sink
 from quire.ops.torch.kernels.overlap import overlap_options, wait_for_inputs
 
 TO_POWERS_OF_TWO = tl.constexpr(LOG2E)
@@ -105,6 +105,7 @@ def decode(
         runs.context_lens,
         runs.block_tables,
         scoring.slopes,
+        scoring.sinks,
         tree,
         positions,
         runs.num_seqs,
@@ -164,6 +165,7 @@ def _decode(
     context_lens,
     block_tables,
     slopes,
+    sinks,
     tree,
     positions,
     num_seqs,
@@ -271,6 +273,9 @@ def _decode(
             D,
             D_PAD,
         )
+        if sinks is not None:  # in the first part alone
+            score = tl.load(sinks + q_head_row, mask=exists, other=0.0) * TO_POWERS_OF_TWO
+            acc, peak, total = sink(acc, peak, total, tl.where(part == 0, score, float("-inf")))
         finish(
             acc,
             peak,

@@ -18,7 +18,7 @@ from torch import Tensor
 from quire.ops.torch.kernels.attention_codes import in_words
 from quire.ops.torch.kernels.attention_pages import LOG2E, Pages, Runs, Scoring, offset_type, power_of_two, product_type
 from quire.ops.torch.kernels.attention_plan import PrefillPlan, find_run
-from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend
+from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend, sink
 
 TO_POWERS_OF_TWO = tl.constexpr(LOG2E)
 
@@ -92,6 +92,7 @@ def prefill(
         runs.context_lens,
         runs.block_tables,
         scoring.slopes,
+        scoring.sinks,
         runs.num_seqs,
         factor,
         cap,
@@ -140,6 +141,7 @@ def _prefill(
     context_lens,
     block_tables,
     slopes,
+    sinks,
     num_seqs,
     factor,
     cap,
@@ -241,6 +243,8 @@ def _prefill(
             D,
             D_PAD,
         )
+    if sinks is not None:
+        acc, peak, total = sink(acc, peak, total, tl.load(sinks + head, mask=exists, other=0.0) * TO_POWERS_OF_TWO)
     result = acc * (v_scale / tl.where(total == 0.0, 1.0, total))[:, None]
     out_at = (token + query).to(tl.int64) * out_token + head * out_head
     tl.store(out + out_at[:, None] + columns[None, :], result, mask=present)

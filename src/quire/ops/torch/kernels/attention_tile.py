@@ -118,3 +118,11 @@ def attend(
     if CODES:
         acc = interleaved(acc, odd_acc, ROWS, D_PAD)
     return acc, peak, total
+
+
+@triton.jit
+def sink(acc, peak, total, score):
+    """What a row carries after one score [ROWS] more, whose value is zero. -inf changes nothing."""
+    higher = tl.maximum(peak, score)
+    shrink = tl.exp2(peak - higher)
+    return acc * shrink[:, None], higher, total * shrink + tl.exp2(score - higher)
