@@ -57,7 +57,11 @@ class LLM:
         self.engine = Engine(local_executor(files.path, self.options), self.options, lambda: tokenizer)
         self.tokenizer = tokenizer
         self._prompter = Prompter(
-            self.tokenizer, self.engine.capacity.vocab_size, self.engine.capacity.max_model_len, self.options.seed
+            self.tokenizer,
+            self.engine.capacity.vocab_size,
+            self.engine.capacity.max_model_len,
+            self.options.seed,
+            self.engine.capacity.seq2seq,
         )
         self._ids = (f"request-{number}" for number in itertools.count())
 

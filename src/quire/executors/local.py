@@ -7,7 +7,7 @@ from typing import Any
 from quire.core.errors import DoesNotFit, Unsupported
 from quire.core.plan import StepOutput, StepPlan
 from quire.executors.protocol import Capacity
-from quire.models.config import ModelConfig
+from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.loading import Model
 from quire.models.registry import family
 from quire.ops.opset import KVSpec
@@ -77,6 +77,7 @@ class LocalExecutor:
         spec = kv_spec(config, self.block_size, self._kv_dtype())
         if self.backend == "cuda":
             check_gpu_spec(spec)
+            _refuse_seq2seq(config)
         self._check_swap_space()
         ops = self._ops()
         if self.backend == "cuda":  # how much is free is known when the weights are there
@@ -96,6 +97,7 @@ class LocalExecutor:
             cache_bytes=size.cache_bytes,
             ahead=self._ahead,
             window=config.window,
+            seq2seq=config.seq2seq if isinstance(config, Seq2SeqConfig) else None,
         )
 
     @property
@@ -169,3 +171,8 @@ class LocalExecutor:
                 "utilization": self.gpu_memory_utilization,
             }
         return getattr(import_module(module), name)(**options)
+
+
+def _refuse_seq2seq(config: ModelConfig) -> None:
+    if isinstance(config, Seq2SeqConfig):
+        raise Unsupported(f"a `{config.architecture}` on a GPU", "use device cpu")

@@ -30,6 +30,7 @@ class Model:
     config: ModelConfig
     forward: Callable[[OpSet, Any], Value]  # (ops, batch) -> logits
     weight_bytes: int  # of the packed matrices; tables stay in the file
+    encode: Callable[[OpSet, Any], Value] | None = None  # of an encoder-decoder: writes what is attended to of sources
 
 
 @dataclass(frozen=True, slots=True, eq=False)

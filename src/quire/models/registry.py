@@ -44,6 +44,12 @@ ARCHITECTURES = {
     "PhiForCausalLM": "quire.models.phi",
     "StableLmForCausalLM": "quire.models.stablelm",
     "OlmoForCausalLM": "quire.models.olmo",
+    "T5ForConditionalGeneration": "quire.models.t5",
+    "MT5ForConditionalGeneration": "quire.models.t5",
+    "BartForConditionalGeneration": "quire.models.bart",
+    "MBartForConditionalGeneration": "quire.models.bart",
+    "MarianMTModel": "quire.models.bart",
+    "PegasusForConditionalGeneration": "quire.models.bart",
 }
 
 EMBEDDERS = {  # vectors of texts come out. Decoders can give them too: see runtime/headless.py

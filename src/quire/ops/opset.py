@@ -35,6 +35,8 @@ class StepBatch:
     context_lens: Int32  # [S] tokens to attend to, those of this step included
     block_tables: Int32  # [S, W] block ids; entries past ceil(context_len / block_size) are not read
     logit_rows: Int32  # [R] tokens whose logits are wanted
+    source_lens: Int32 | None = None  # [S] tokens of the source, where a sequence has one
+    source_tables: Int32 | None = None  # [S, W] the blocks its keys and values are in
 
     @property
     def num_tokens(self) -> int:
@@ -257,6 +259,9 @@ class OpSet(Protocol):
     def table(self, tensor: StoredTensor) -> Any:
         """An embedding table to gather rows from, left where it is stored."""
 
+    def biases(self, table: Float32) -> Any:
+        """[heads, 2n + 1]: what a score gains by the distance of the key; see `paged_attention`."""
+
     def frequencies(self, inv_freq: Float32, scale: float) -> Any:
         """Rotary frequencies [rotary_dim / 2]; cos and sin are multiplied by `scale`."""
 
@@ -320,11 +325,17 @@ class OpSet(Protocol):
         window: int = 0,
         softcap: float = 0.0,
         slopes: Any = None,
+        biases: Any = None,
     ) -> Value:
         """q [T, heads * head_dim] -> [T, heads * head_dim]. Causal; query heads share KV heads in neighbouring
         groups. With `window`, a position sees only itself and the window - 1 before it. Scores are q . k * scale;
         with `softcap`, softcap * tanh(scores / softcap); with `slopes`, a vector [heads], plus slope * (position of
-        the key - position of the query)."""
+        the key - position of the query); with `biases` [heads, 2n + 1], plus what stands n + that distance in, which
+        is -n or n where it is less or more."""
+
+    def cross_attention(self, q: Value, batch: Any, layer: int, head_dim: int, scale: float) -> Value:
+        """q [T, heads * head_dim] -> [T, heads * head_dim]: every token attends to all of its sequence's source, whose
+        keys and values are in the layer's pages of batch.source_tables. Heads and scores as above."""
 
     def attention(
         self,
@@ -336,6 +347,7 @@ class OpSet(Protocol):
         scale: float,
         causal: bool = False,
         window: int = 0,
+        biases: Any = None,
     ) -> Value:
         """q [T, heads * head_dim], k and v [T, kv_heads * head_dim] -> [T, heads * head_dim]: the tokens of a sequence
         attend to those of the same sequence in this step, and no cache is read or written. With `causal`, to those up

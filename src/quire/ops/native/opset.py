@@ -116,6 +116,9 @@ class NativeOps:
         assert order is None or (len(order) == tensor.num_rows and order.min() >= 0 and order.max() < tensor.num_rows)
         return Table(tensor.type.name, np.ascontiguousarray(tensor.data), order, tensor.num_columns)
 
+    def biases(self, table: Float32) -> Float32:
+        return np.ascontiguousarray(table, dtype=np.float32)
+
     def frequencies(self, inv_freq: Float32, scale: float) -> Frequencies:
         return Frequencies(np.ascontiguousarray(inv_freq, dtype=np.float32), scale)
 

@@ -58,6 +58,8 @@ class NativeProgram:
             batch.context_lens,
             batch.block_tables,
             batch.logit_rows,
+            batch.source_lens,
+            batch.source_tables,
             self._logits,
         )
         return self._logits[:num_rows]

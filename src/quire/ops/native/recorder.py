@@ -144,17 +144,32 @@ class Recorder:
         window: int = 0,
         softcap: float = 0.0,
         slopes: Float32 | None = None,
+        biases: Float32 | None = None,
     ) -> Columns:
         assert not self._spec.latent, "pages of latents have no keys and values"
         assert head_dim == self._spec.head_dim, f"heads of {head_dim} columns and pages of {self._spec.head_dim}"
         assert q.columns % (head_dim * self._spec.num_kv_heads) == 0, f"{q.columns} columns of q"
         assert 0 <= layer < self._spec.num_layers and window >= 0 and softcap >= 0
         assert slopes is None or slopes.shape == (q.columns // head_dim,), f"{q.columns} columns of q, other slopes"
+        _check_biases(biases, q.columns // head_dim)
         out = _fresh(q.columns)
         return self._note(
             (q,),
             out,
-            lambda tape, at: tape.attention(at(q), layer, scale, window, softcap, slopes, at(out)),
+            lambda tape, at: tape.attention(at(q), layer, scale, window, softcap, slopes, biases, at(out)),
+            barrier=True,
+            any_rows=True,
+        )
+
+    def cross_attention(self, q: Columns, batch: Any, layer: int, head_dim: int, scale: float) -> Columns:
+        assert not self._spec.latent and head_dim == self._spec.head_dim
+        assert q.columns % (head_dim * self._spec.num_kv_heads) == 0, f"{q.columns} columns of q"
+        assert 0 <= layer < self._spec.num_layers, f"layer {layer} of {self._spec.num_layers}"
+        out = _fresh(q.columns)
+        return self._note(
+            (q,),
+            out,
+            lambda tape, at: tape.cross_attention(at(q), layer, scale, at(out)),
             barrier=True,
             any_rows=True,
         )
@@ -193,8 +208,10 @@ class Recorder:
         scale: float,
         causal: bool = False,
         window: int = 0,
+        biases: Float32 | None = None,
     ) -> Columns:
         assert k.columns == v.columns and k.columns % head_dim == 0 == q.columns % k.columns and window >= 0
+        _check_biases(biases, q.columns // head_dim)
         kv_heads, out = k.columns // head_dim, _fresh(q.columns)
         self._append(
             Use([k.storage, v.storage], None, barrier=False), lambda tape, at: tape.keep_kv(at(k), at(v), head_dim)
@@ -202,7 +219,7 @@ class Recorder:
         return self._note(
             (q,),
             out,
-            lambda tape, at: tape.self_attention(at(q), kv_heads, head_dim, scale, causal, window, at(out)),
+            lambda tape, at: tape.self_attention(at(q), kv_heads, head_dim, scale, causal, window, biases, at(out)),
             barrier=True,
             any_rows=True,
         )
@@ -306,6 +323,10 @@ class Recorder:
     def _append(self, use: Use, emit: Emit) -> None:
         self.uses.append(use)
         self.emits.append(emit)
+
+
+def _check_biases(biases: Float32 | None, heads: int) -> None:
+    assert biases is None or (biases.shape[0] == heads and biases.shape[1] % 2 == 1 < biases.shape[1]), "other biases"
 
 
 def _fresh(columns: int) -> Columns:

@@ -31,6 +31,8 @@ class TorchBatch:
     block_tables: Tensor
     logit_rows: Tensor
     cache: TorchCache
+    source_lens: list[int]
+    source_tables: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,9 @@ class TorchOps:
 
     def table(self, tensor: StoredTensor) -> Tensor:
         return self._tensor(tensor)
+
+    def biases(self, table: Float32) -> Tensor:
+        return torch.tensor(table, dtype=torch.float32, device=self.device)
 
     def frequencies(self, inv_freq: Float32, scale: float) -> Frequencies:
         return Frequencies(torch.tensor(inv_freq, device=self.device), scale)
@@ -150,10 +155,17 @@ class TorchOps:
         window: int = 0,
         softcap: float = 0.0,
         slopes: Tensor | None = None,
+        biases: Tensor | None = None,
     ) -> Tensor:
         heads = q.unflatten(-1, (-1, head_dim))
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
-        return paged_attention(heads, batch.cache, layer, *runs, scale, window, softcap, slopes).flatten(1)
+        return paged_attention(heads, batch.cache, layer, *runs, scale, window, softcap, slopes, biases).flatten(1)
+
+    def cross_attention(self, q: Tensor, batch: TorchBatch, layer: int, head_dim: int, scale: float) -> Tensor:
+        assert batch.source_tables is not None, "the sequences of this step have no sources"
+        heads = q.unflatten(-1, (-1, head_dim))
+        runs = batch.seq_starts, batch.source_lens, batch.source_tables
+        return paged_attention(heads, batch.cache, layer, *runs, scale, window=0, causal=False).flatten(1)
 
     def attention(
         self,
@@ -165,9 +177,10 @@ class TorchOps:
         scale: float,
         causal: bool = False,
         window: int = 0,
+        biases: Tensor | None = None,
     ) -> Tensor:
         q, k, v = (x.unflatten(-1, (-1, head_dim)) for x in (q, k, v))
-        return self_attention(q, k, v, batch.seq_starts, scale, causal, window).flatten(1)
+        return self_attention(q, k, v, batch.seq_starts, scale, causal, window, biases).flatten(1)
 
     def write_latent(self, latent: Tensor, turned: Tensor, batch: TorchBatch, layer: int) -> None:
         batch.cache.write(layer, batch.slots, torch.cat([latent, turned], dim=-1)[:, None])
@@ -276,4 +289,6 @@ class TorchProgram:
             block_tables=index(batch.block_tables),
             logit_rows=index(batch.logit_rows),
             cache=self._cache,
+            source_lens=[] if batch.source_lens is None else batch.source_lens.tolist(),
+            source_tables=None if batch.source_tables is None else index(batch.source_tables),
         )
