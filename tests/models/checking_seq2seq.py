@@ -63,7 +63,7 @@ def random_model(kind: type[PreTrainedModel], options: dict[str, Any], seed: int
         if "embed_positions" in name and not tensor.requires_grad:
             continue  # waves
         if tensor.dim() == 1 or name == "final_logits_bias":
-            torch.nn.init.normal_(tensor, mean=0.5, std=0.5)
+            torch.nn.init.normal_(tensor, mean=0.0 if name.endswith("bias") else 1.0, std=0.3)
         elif tensor.is_floating_point():
             unscaled = name.endswith("Attention.q.weight")  # T5's scores are not divided by anything
             torch.nn.init.normal_(tensor, std=0.25 * model.config.d_kv**-0.5 if unscaled else 0.25)

@@ -31,7 +31,13 @@ BART_TINY = {
     "max_position_embeddings": MAX_LEN,
     "forced_eos_token_id": None,
 }
-TINY = {"vocab_size": 96, "decoder_start_token_id": START, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+TINY = {
+    "vocab_size": 96,
+    "decoder_start_token_id": START,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 
 T5, MT5 = T5ForConditionalGeneration, MT5ForConditionalGeneration
 BART, MBART, MARIAN = BartForConditionalGeneration, MBartForConditionalGeneration, MarianMTModel

@@ -113,6 +113,9 @@ class GpuOps:
     def table(self, tensor: StoredTensor) -> Tensor:
         return load_floats(tensor, self.dtype, self.device)
 
+    def biases(self, table: Float32) -> Tensor:
+        return torch.tensor(table, dtype=torch.float32, device=self.device)
+
     def frequencies(self, inv_freq: Float32, scale: float) -> Frequencies:
         return Frequencies(torch.tensor(inv_freq, device=self.device), scale)
 
@@ -266,7 +269,9 @@ class GpuOps:
         window: int = 0,
         softcap: float = 0.0,
         slopes: Tensor | None = None,
+        biases: Tensor | None = None,
     ) -> Tensor:
+        assert biases is None, "executors refuse encoder-decoders on a GPU"
         scoring = Scoring(scale, window, softcap, slopes)
         assert batch.unwritten is not None and batch.unwritten[0] == layer, "a layer's K and V are written before"
         (_, k, v), queries = batch.unwritten, columns_of(q)
@@ -283,6 +288,9 @@ class GpuOps:
         turned = kv_write(*heads, **norms, overlap=self._overlap)
         return batch.attend(turned, layer, scoring, self._overlap).flatten(1)
 
+    def cross_attention(self, q: Tensor, batch: GpuBatch, layer: int, head_dim: int, scale: float) -> Tensor:
+        raise NotImplementedError("executors refuse encoder-decoders on a GPU")
+
     def attention(
         self,
         q: Tensor | Rows | Columns,
@@ -293,7 +301,9 @@ class GpuOps:
         scale: float,
         causal: bool = False,
         window: int = 0,
+        biases: Tensor | None = None,
     ) -> Tensor:
+        assert biases is None, "executors refuse encoder-decoders on a GPU"
         queries, keys, values = (self._heads(x, head_dim) for x in (q, k, v))
         return self_attention(queries, keys, values, batch.runs, scale, causal, window).flatten(1)
 
