@@ -105,20 +105,23 @@ async def _load(url: str, asks: Iterable[Ask], users: int) -> Load:
 
 
 async def complete(url: str, ask: Ask) -> Answer:
-    """One streamed completion on a connection of its own."""
+    sent = time.perf_counter()
+    return _read_answer(sent, await streamed(url, "/v1/completions", ask.body()))
+
+
+async def streamed(url: str, path: str, body: bytes) -> list[tuple[float, bytes]]:
+    """What is answered on a connection of its own: pieces, each with the moment it came."""
     parts = urlsplit(url)
     assert parts.hostname and parts.port
     try:
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     except OSError as failure:
         raise LoadFailed(f"nobody listens at {url}: {failure}") from failure
-    body = ask.body()
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     try:
-        sent = time.perf_counter()
         writer.write(head.encode() + body)
         await writer.drain()
         status, chunked = await _read_head(reader)
@@ -131,7 +134,7 @@ async def complete(url: str, ask: Ask) -> Answer:
         writer.close()
     if status != 200:
         raise LoadFailed(f"status {status}: {b''.join(piece for _, piece in pieces)[:500].decode(errors='replace')}")
-    return _read_answer(sent, pieces)
+    return pieces
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, bool]:
@@ -150,7 +153,7 @@ async def _read_piece(reader: asyncio.StreamReader, chunked: bool) -> bytes:
 
 def _read_answer(sent: float, pieces: list[tuple[float, bytes]]) -> Answer:
     came, usage = [], None
-    for moment, event in _events(pieces):
+    for moment, event in events_of(pieces):
         if "error" in event:
             raise LoadFailed(f"the stream ended in {event['error']}")
         usage = event.get("usage") or usage
@@ -161,7 +164,7 @@ def _read_answer(sent: float, pieces: list[tuple[float, bytes]]) -> Answer:
     return Answer(sent, came, usage["prompt_tokens"], usage["completion_tokens"])
 
 
-def _events(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
+def events_of(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
     """The objects of a stream of server-sent events, each with the moment its last byte came."""
     rest = b""
     for moment, piece in pieces:

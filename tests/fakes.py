@@ -28,6 +28,11 @@ def chain(tokens: list[int], state: int = 0) -> list[int]:
     return states
 
 
+def adapter_state(adapter: str) -> int:
+    """What a text begins with whose keys and values an adapter has changed."""
+    return chain([ord(letter) for letter in adapter])[-1] if adapter else 0
+
+
 def language_model(state: int, vocab_size: int) -> list[float]:
     """Logprob of each next token after a text whose hash is `state`. Not normalized; all values differ."""
     return [-0.1 - (mix(state, token) % 10_000_019) / 1_000_000 for token in range(vocab_size)]
@@ -41,7 +46,9 @@ class FakeRow:
     num_prompt: int
     table: list[int]
     stop_ids: list[int]
-    states: list[int] = field(default_factory=list)  # chain(tokens)
+    slot: int = -1
+    adapter: str = ""
+    states: list[int] = field(default_factory=list)  # chain(tokens), from the adapter on
     num_computed: int = 0
 
 
@@ -71,6 +78,7 @@ class FakeExecutor:
         self.blocks: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
         self.host: list[list[int | None]] = [[None] * block_size for _ in range(num_host_blocks)]
         self.rows: dict[int, FakeRow] = {}
+        self.adapters: dict[int, str] = {}  # by slot
         self.num_computed = 0  # tokens, over all steps
 
     def start(self) -> Capacity:
@@ -110,6 +118,7 @@ class FakeExecutor:
         for row, kept in self.rows.items():
             held = kept.table[self._first_seen(starts.get(row, kept.num_computed)) // self.block_size :]
             assert overwritten.isdisjoint(held), f"a block that row {row} holds is overwritten"
+        self.adapters.update(plan.adapters)
         for admission in plan.admitted:
             self._admit(admission)
         assert len({run.row for run in plan.runs}) == len(plan.runs), "a row runs twice in one step"
@@ -123,13 +132,24 @@ class FakeExecutor:
     def _admit(self, new: Admission) -> None:
         assert new.row not in self.rows, f"row {new.row} is admitted and in use"
         assert min(new.tokens) >= 0, f"row {new.row} is admitted before its tokens are known"
+        adapter = self.adapters[new.adapter] if new.adapter >= 0 else ""
+        states = chain(new.tokens, adapter_state(adapter))
         self.rows[new.row] = FakeRow(
-            new.params, new.sample, list(new.tokens), new.num_prompt, list(new.blocks), new.stop_ids, chain(new.tokens)
+            new.params,
+            new.sample,
+            list(new.tokens),
+            new.num_prompt,
+            list(new.blocks),
+            new.stop_ids,
+            new.adapter,
+            adapter,
+            states,
         )
 
     def _write(self, run: Run) -> None:
         row = self.rows[run.row]
         row.table += run.new_blocks
+        assert row.slot < 0 or self.adapters[row.slot] == row.adapter, f"row {run.row} has lost its adapter"
         assert run.count > 0 and run.start + run.count <= len(row.tokens), f"{run} computes what is not known"
         assert len(row.table) * self.block_size >= run.start + run.count, f"{run} has no slots"
         for position in range(run.start, run.start + run.count):

@@ -4,11 +4,13 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "kernels.h"
@@ -53,14 +55,24 @@ quire::Experts experts(const ManyMatrices& matrices) {
     return quire::Experts(std::move(packed));
 }
 
+using Part = std::tuple<const quire::Matrix*, int64_t, int64_t, float>;
+
+void put_adapter(quire::AdapterSlots& slots, int64_t slot, const quire::Matrix* a, const std::vector<Part>& parts) {
+    quire::LowRank adapter{};
+    if (a) adapter.a = a->packed();
+    for (const auto& [b, first_output, first_hidden, scale] : parts)
+        adapter.parts.push_back({b->packed(), first_output, first_hidden, scale});
+    slots.put(slot, std::move(adapter));
+}
+
 quire::Activation activation(int kind) {
     if (kind < 0 || kind >= quire::kNumActivations) throw std::invalid_argument("no activation has that number");
     return quire::Activation(kind);
 }
 
 void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints context_lens, Tables block_tables,
-         Ints logit_rows, std::optional<Ints> source_lens, std::optional<Tables> source_tables,
-         nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits) {
+         Ints logit_rows, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits,
+         std::optional<Ints> adapters, std::optional<Ints> source_lens, std::optional<Tables> source_tables) {
     const size_t num_tokens = ids.size(), num_seqs = context_lens.size();
     const auto expect = [](const char* what, size_t found, size_t wanted) {
         if (found != wanted)
@@ -69,6 +81,7 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
     };
     expect("positions", positions.size(), num_tokens);
     expect("slots", slots.size(), num_tokens);
+    if (adapters) expect("adapters", adapters->size(), num_tokens);
     expect("seq_starts", seq_starts.size(), num_seqs + 1);
     expect("block_tables", block_tables.shape(0), num_seqs);
     if (block_tables.shape(1) > 1 && block_tables.stride(1) != 1)
@@ -98,7 +111,8 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
                            source_tables ? int64_t(source_tables->shape(1)) : 0,
                            source_tables ? source_tables->stride(0) : 0,
                            logit_rows.data(),
-                           logits.data()};
+                           logits.data(),
+                           adapters ? adapters->data() : nullptr};
     nb::gil_scoped_release release;
     tape.run(step);
 }
@@ -128,6 +142,12 @@ void bind_tape(nb::module_& m) {
 
     nb::class_<View>(m, "View", "Columns of a value: row r starts at arena[offset + r * stride].")
         .def(nb::init<int64_t, int64_t, int64_t, bool>(), "offset"_a, "stride"_a, "columns"_a, "few"_a);
+
+    nb::class_<quire::AdapterSlots>(m, "AdapterSlots", "What adapters add to one linear layer, by slot.")
+        .def(nb::init<int64_t, int64_t, int64_t, int64_t, int64_t>(), "num_inputs"_a, "num_outputs"_a, "num_slots"_a,
+             "max_hidden"_a, "max_parts"_a)
+        .def("put", put_adapter, "slot"_a, "a"_a.none(), "parts"_a,
+             "Parts (B, first output, first row of A, scale). Not while a tape runs; the caller keeps the matrices.");
 
     nb::class_<Tape>(m, "Tape", "A recorded forward pass.")
         .def(
@@ -184,6 +204,10 @@ void bind_tape(nb::module_& m) {
                 t.add(quire::LinearHeads{x, segments(heads), out, 0});
             },
             "x"_a, "heads"_a, "out"_a)
+        .def(
+            "adapt",
+            [](Tape& t, View y, View x, const quire::AdapterSlots* slots) { t.add(quire::Adapt{y, x, slots}); }, "y"_a,
+            "x"_a, "slots"_a)
         .def(
             "rope_angles",
             [](Tape& t, Floats inv_freq, float scale, View out) {
@@ -277,7 +301,7 @@ void bind_tape(nb::module_& m) {
             "rows", [](Tape& t, View x) { t.add(quire::Take{x}); }, "x"_a)
         .def("run", run, "ids"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(),
              "seq_starts"_a.noconvert(), "context_lens"_a.noconvert(), "block_tables"_a.noconvert(),
-             "logit_rows"_a.noconvert(), "source_lens"_a.none().noconvert(), "source_tables"_a.none().noconvert(),
-             "logits"_a.noconvert(),
+             "logit_rows"_a.noconvert(), "logits"_a.noconvert(), "adapters"_a.none().noconvert() = nb::none(),
+             "source_lens"_a.none().noconvert() = nb::none(), "source_tables"_a.none().noconvert() = nb::none(),
              "Carry out one step. ValueError if it names a token, slot or block that is not there.");
 }

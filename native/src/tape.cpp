@@ -52,6 +52,10 @@ void Tape::add(Op op) {
     if (auto* attention = std::get_if<SelfAttention>(&op)) attention->counter = add_counters(1);
     if (auto* mixture = std::get_if<Mixture>(&op))
         mixtures_.reserve(mixture->routing, mixture->gate_up, mixture->down, max_tokens_, num_threads_);
+    if (auto* adapt = std::get_if<Adapt>(&op)) {
+        low_rank_.reserve(*adapt->slots, max_tokens_, num_threads_);
+        num_adapters_ = std::min(num_adapters_, adapt->slots->num_slots());
+    }
     if (auto* logits = std::get_if<Logits>(&op)) reserve(logits->weight, logits->x, true);
     ops_.push_back(std::move(op));
 }
@@ -77,6 +81,7 @@ void Tape::run(const Step& step) {
     max_parts_ = ceil_div(longest, attention_part(pages_.block_size));
     findings_.reserve(kTilesAThread * num_threads_ * max_parts_ * attention_findings(pages_.value_dim()));
     find_shared(step);
+    low_rank_.begin(step.adapters, step.num_tokens, step.logit_rows, step.num_logits);
     self_attention_.begin(step.seq_starts, step.num_seqs, step.logit_rows, step.num_logits);
     run_team(num_threads_, [&](const Team& team) { walk(step, team); });
 }
@@ -111,6 +116,8 @@ void Tape::check(const Step& s) const {
     within("positions", s.positions, s.num_tokens, num_positions_);
     within("slots", s.slots, s.num_tokens, pages_.num_blocks * pages_.block_size);
     within("logit_rows", s.logit_rows, s.num_logits, s.num_tokens);
+    for (int64_t i = 0; s.adapters && i < s.num_tokens; ++i)
+        if (s.adapters[i] != -1) within("adapters", s.adapters + i, 1, num_adapters_);
     if (s.seq_starts[0] != 0 || s.seq_starts[s.num_seqs] != s.num_tokens)
         throw std::invalid_argument("seq_starts runs from " + std::to_string(s.seq_starts[0]) + " to " +
                                     std::to_string(s.seq_starts[s.num_seqs]) + ", and the step has " +

@@ -14,6 +14,7 @@
 #include "cascade.h"
 #include "dequantize.h"
 #include "kernels.h"
+#include "low_rank.h"
 #include "mixture.h"
 #include "self_attention.h"
 #include "team.h"
@@ -40,6 +41,7 @@ struct Step {
     int64_t source_width, source_stride;
     const int32_t* logit_rows;  // [num_logits]
     float* logits;              // [num_logits, vocab]
+    const int32_t* adapters;    // [num_tokens] the slot of each token's adapter, or -1; null: nobody has one
 };
 
 // A weight matrix: segments stacked along the outputs, each in a layout of its own.
@@ -85,6 +87,10 @@ struct LinearHeads {
     Segments heads;  // a matrix each, all of one shape; floats
     View out;
     int64_t counters;  // where those of its heads begin among the tape's: Worker::taken of each
+};
+struct Adapt {
+    View y, x;  // y is changed in place
+    const AdapterSlots* slots;
 };
 struct RopeAngles {
     const float* inv_freq;
@@ -169,9 +175,9 @@ struct Take {
     View x;  // as it is, in the place of logits
 };
 
-using Op =
-    std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, RopeAngles, Rope, WriteKV, WriteLatent, Attention,
-                 KeepKV, SelfAttention, Activate, ActivateAndMul, Mixture, MulSigmoid, Scale, Clamp, Add, Logits, Take>;
+using Op = std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope, WriteKV,
+                        WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Mixture, MulSigmoid,
+                        Scale, Clamp, Add, Logits, Take>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -201,6 +207,7 @@ class Tape {
     int num_threads_;
     std::vector<Op> ops_;
     int64_t num_ids_ = INT32_MAX, num_positions_ = INT32_MAX;  // rows of the smallest table looked up by them
+    int64_t num_adapters_ = INT32_MAX;                         // slots of the layer that has fewest
     Buffer<float> arena_;
     // Of the matrix product under way: its inputs, quantized or as halves; those of few rows, gathered.
     Buffer<QuantizedGroup> groups_;
@@ -208,6 +215,7 @@ class Tape {
     Buffer<float> gathered_;
     Buffer<uint8_t> panels_;  // kPanelBytes for each thread
     MixtureRunner mixtures_;
+    LowRankRunner low_rank_;
     SelfAttentionRunner self_attention_;
     Buffer<float> attention_scratch_;
     Buffer<float> findings_;                      // of the parts of contexts, where these are shared among threads

@@ -14,10 +14,11 @@ namespace {
 // An op is split by rows on a side where every thread touches its share of the rows and no others. (Pages are written
 // by rows too: only attention reads them, and it waits for everybody.)
 template <class T>
-constexpr bool kReadsOwnRows =
-    !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !std::is_same_v<T, Logits>;
+constexpr bool kReadsOwnRows = !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> &&
+                               !std::is_same_v<T, Logits> && !std::is_same_v<T, Adapt>;
 template <class T>
-constexpr bool kWritesOwnRows = kReadsOwnRows<T> && !std::is_same_v<T, Linear> && !std::is_same_v<T, LinearHeads>;
+constexpr bool kWritesOwnRows =
+    std::is_same_v<T, Adapt> || (kReadsOwnRows<T> && !std::is_same_v<T, Linear> && !std::is_same_v<T, LinearHeads>);
 
 }  // namespace
 
@@ -143,6 +144,11 @@ class Walk {
     void run(const Mixture& op) {
         tape_.mixtures_.run(op.routing, op.gate_up, op.down, op.kind, rows(op.x, op.out), rows(op.logits, op.out),
                             rows(op.out, op.out), num_rows(op.out), team_,
+                            tape_.panels_.get() + team_.thread * kPanelBytes);
+    }
+
+    void run(const Adapt& op) {
+        tape_.low_rank_.run(*op.slots, rows(op.x, op.y), rows(op.y, op.y), op.y.few, team_,
                             tape_.panels_.get() + team_.thread * kPanelBytes);
     }
 

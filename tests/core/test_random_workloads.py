@@ -30,6 +30,7 @@ class Setting:
     prefix_caching: bool
     ahead: int = 0
     window: int = 0
+    num_adapters: int = 1
 
 
 @dataclass
@@ -50,6 +51,7 @@ SETTINGS = st.builds(
     prefix_caching=st.booleans(),
     ahead=st.integers(0, 2),
     window=st.just(0) | st.integers(1, 20),
+    num_adapters=st.integers(1, 3),
 )
 SHAPES = st.one_of(
     st.fixed_dictionaries({"n": st.integers(1, 4)}),
@@ -83,6 +85,7 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
             params=draw(PARAMS),
             eos_ids=[EOS],
             tenant=draw(st.sampled_from(["", "", "other"])),
+            adapter=draw(st.sampled_from(["", "", "", "a", "b", "c"])),
             priority=draw(st.integers(0, 2)),
             deadline=draw(st.sampled_from([None] * 5 + [4, 15, 40])),
         )
@@ -132,6 +135,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         prefix_caching=setting.prefix_caching,
         ahead=setting.ahead,
         window=setting.window,
+        num_adapters=setting.num_adapters,
     )
     executor = FakeExecutor(
         num_blocks=setting.num_blocks,

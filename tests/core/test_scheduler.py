@@ -467,3 +467,47 @@ def test_held_requests_have_nothing_to_resume() -> None:
     with pytest.raises(BadRequest, match="only its best samples"):
         params = SamplingParams(seed=1, n=1, best_of=2)
         Engine().scheduler.add(Request(id="a", prompt_ids=[1], params=params, resumed=[[1], []]), 0.0)
+
+
+def adapted(name: str, adapter: str, prompt: int = 8) -> Request:
+    params = SamplingParams(seed=1, max_tokens=4)
+    return Request(id=name, prompt_ids=[5] * prompt, params=params, adapter=adapter, arrival=float(ord(name)))
+
+
+def test_adapters_take_slots_and_wait_for_one_in_order() -> None:
+    scheduler = Scheduler(Limits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64), 64, num_adapters=2)
+    for name, adapter in (("a", "x"), ("b", "y"), ("c", "x"), ("d", "z"), ("e", "")):
+        scheduler.add(adapted(name, adapter), 0.0)
+    executor = FakeExecutor(num_blocks=64)
+    plan = scheduler.schedule()
+    assert plan.adapters == [(0, "x"), (1, "y")]
+    assert [admission.adapter for admission in plan.admitted] == [
+        0,
+        1,
+        0,
+    ]  # d waits for a slot, and e does not overtake
+    slots = []
+    while scheduler.has_work:
+        scheduler.update(executor.run(plan))
+        scheduler.check()
+        plan = scheduler.schedule()
+        slots += plan.adapters
+    assert slots == [(1, "z")]  # y was used less recently than x
+    assert not scheduler.uses("x")
+    scheduler.update(executor.run(plan))
+    scheduler.add(adapted("f", "x"), 0.0)
+    assert scheduler.uses("x")
+    plan = scheduler.schedule()
+    assert plan.adapters == [] and plan.admitted[0].adapter == 0  # it is still there
+
+
+def test_adapters_share_no_prefixes() -> None:
+    scheduler = Scheduler(Limits(max_num_seqs=1, max_num_batched_tokens=64, max_model_len=128), 64, num_adapters=2)
+    executor = FakeExecutor(num_blocks=64)
+    cached = []
+    for name, adapter in (("a", ""), ("b", "x"), ("c", "y"), ("d", "x"), ("e", "")):
+        scheduler.add(adapted(name, adapter, prompt=40), 0.0)
+        while scheduler.has_work:
+            events = scheduler.update(executor.run(scheduler.schedule()))
+        cached.append(events[-1].num_cached)
+    assert cached == [0, 0, 0, 32, 32]

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.auto import AutoModelForCausalLM
+from transformers.models.auto import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from quire.models.registry import family
 from quire.ops.opset import OpSet, StepBatch
@@ -78,7 +78,8 @@ def checkpoints_of(cases: Cases, tiny: Mapping[str, Any] = TINY) -> Any:
 
 def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    makers: tuple[Any, ...] = (AutoModelForCausalLM, AutoModelForImageTextToText)
+    model = next(m for m in makers if type(config) in m._model_mapping).from_config(config).eval()
     for parameter in model.parameters():
         if parameter.dim() == 1:  # norms start as ones and biases as zeros: a test of them needs other values
             torch.nn.init.normal_(parameter, mean=0.5, std=0.5)

@@ -25,7 +25,10 @@ ARCHITECTURES = {
     "PhiForCausalLM": gguf.MODEL_ARCH.PHI2,
     "StableLmForCausalLM": gguf.MODEL_ARCH.STABLELM,
     "OlmoForCausalLM": gguf.MODEL_ARCH.OLMO,
+    "CohereForCausalLM": gguf.MODEL_ARCH.COMMAND_R,
+    "Cohere2ForCausalLM": gguf.MODEL_ARCH.COHERE2,
 }
+GROUPED = ("Starcoder2", "StableLm", "Olmo", "Phi", "Cohere")  # families that say how many key heads there are
 # What different configurations call the same number.
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 HIDDEN = ("hidden_size", "n_embd", "d_model")
@@ -77,12 +80,17 @@ def add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_dimension_count(config.get("rotary_dim") or int(part * (hidden // heads)))
     if "use_parallel_residual" in config:
         writer.add_parallel_residual(architecture == "StableLmForCausalLM" or config["use_parallel_residual"])
-    if architecture in ("Starcoder2ForCausalLM", "StableLmForCausalLM", "OlmoForCausalLM", "PhiForCausalLM"):
+    if architecture.startswith(GROUPED):
         writer.add_head_count_kv(config["num_key_value_heads"])
     if architecture == "FalconForCausalLM":
         writer.add_head_count_kv(config["num_kv_heads"] if config["new_decoder_architecture"] else 1)
     if architecture == "GPTBigCodeForCausalLM":
         writer.add_head_count_kv(1)
+    if architecture.startswith("Cohere"):
+        writer.add_rope_freq_base(rope["rope_theta"])
+        writer.add_logit_scale(config["logit_scale"])
+    if architecture == "Cohere2ForCausalLM":
+        writer.add_sliding_window(config["sliding_window"])
     attention = config.get("attn_config") or config
     if attention.get("clip_qkv") is not None:
         writer.add_clamp_kqv(attention["clip_qkv"])

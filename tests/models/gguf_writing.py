@@ -26,6 +26,10 @@ ARCHITECTURES = {
     "Qwen2MoeForCausalLM": gguf.MODEL_ARCH.QWEN2MOE,
     "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
     "Olmo2ForCausalLM": gguf.MODEL_ARCH.OLMO2,
+    "Olmo3ForCausalLM": gguf.MODEL_ARCH.OLMO2,
+    "Glm4ForCausalLM": gguf.MODEL_ARCH.GLM4,
+    "Ernie4_5ForCausalLM": gguf.MODEL_ARCH.ERNIE4_5,
+    "SeedOssForCausalLM": gguf.MODEL_ARCH.SEED_OSS,
     "OlmoeForCausalLM": gguf.MODEL_ARCH.OLMOE,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
     "GemmaForCausalLM": gguf.MODEL_ARCH.GEMMA,
@@ -101,6 +105,12 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if full["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(full["factor"])
+    if full["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(full["factor"])
+        writer.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
+    if config["model_type"] == "olmo3":
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     optional = {
         "head_dim": (writer.add_key_length, writer.add_value_length),
         "sliding_window": (writer.add_sliding_window,),
@@ -123,5 +133,5 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if "original_max_position_embeddings" in rope:
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        head_dim = config["hidden_size"] // config["num_attention_heads"]
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import (
     BloomConfig,
+    Cohere2Config,
+    CohereConfig,
     FalconConfig,
     GPT2Config,
     GPTBigCodeConfig,
@@ -37,6 +39,7 @@ from quire.core.errors import Unsupported
 HEADS_9 = {"hidden_size": 72, "num_attention_heads": 9}
 ROTARY_HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
 ALIBI = {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
+PAD = {"pad_token_id": 0}
 CASES: Cases = {
     "gpt2": (GPT2Config, {}),
     "gpt2-untied": (GPT2Config, {**HEADS_9, "tie_word_embeddings": False}),
@@ -92,6 +95,20 @@ CASES: Cases = {
     ),
     "olmo": (OlmoConfig, {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": True}),
     "olmo-clipped": (OlmoConfig, {"clip_qkv": 2.0}),
+    "command-r": (CohereConfig, PAD),
+    "command-r-plus": (CohereConfig, PAD | {"use_qk_norm": True, "logit_scale": 0.5, "attention_bias": True}),
+    "command-r7b": (Cohere2Config, PAD | {"num_hidden_layers": 5, "sliding_window": 6}),
+    "command-a": (
+        Cohere2Config,
+        PAD
+        | {
+            **HEADS_9,
+            "num_key_value_heads": 3,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 5,
+        },
+    ),
 }
 checkpoints = checkpoints_of(CASES)
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # in GPTBigCode
@@ -111,6 +128,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
 IN_GGUF = [
     "gpt2", "gpt2-untied", "gptj-heads-3", "gpt-neox", "gpt-neox-in-turn", "mpt-clipped", "bloom-heads-9", "falcon-7b",
     "falcon-40b", "falcon-11b", "starcoder", "starcoder2", "phi", "stablelm", "stablelm-2-12b", "olmo-clipped",
+    "command-r", "command-r-plus", "command-r7b",
 ]  # fmt: skip
 
 

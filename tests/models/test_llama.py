@@ -4,9 +4,23 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, MistralConfig, Phi3Config, Qwen2Config, Qwen3Config, SmolLM3Config
+from transformers import (
+    Ernie4_5Config,
+    Glm4Config,
+    GlmConfig,
+    LlamaConfig,
+    Mistral3Config,
+    MistralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+    SeedOssConfig,
+    SmolLM3Config,
+)
 
-from models.checking import BACKENDS, Cases, Theirs, check_against_transformers, checkpoints_of
+from models.checking import BACKENDS, TINY, Cases, Theirs, check_against_transformers, checkpoints_of
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
 LLAMA3 = {
@@ -29,6 +43,10 @@ PARTIAL_LONGROPE = LONGROPE | {
     "short_factor": LONGROPE["short_factor"][:6],
     "long_factor": LONGROPE["long_factor"][:6],
 }
+VISION = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 28}
+MISTRAL_3 = {"model_type": "mistral", "sliding_window": None, "head_dim": 24}
+YARN_IN_SOME = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+HALF = {"partial_rotary_factor": 0.5, "pad_token_id": 0}
 CASES: Cases = {
     "llama": (LlamaConfig, {}),
     "heads-9-of-3": (LlamaConfig, {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}),
@@ -45,6 +63,11 @@ CASES: Cases = {
     "mistral": (MistralConfig, {"sliding_window": None}),
     "mistral-window": (MistralConfig, {"sliding_window": 7}),
     "mistral-nemo": (MistralConfig, {"sliding_window": None, "head_dim": 24}),
+    "mistral3-with-images": (
+        Mistral3Config,
+        {"text_config": TINY | MISTRAL_3, "vision_config": VISION, "tie_word_embeddings": False},
+    ),
+    "mistral3-tied": (Mistral3Config, {"text_config": TINY | MISTRAL_3, "vision_config": VISION}),
     "qwen2": (Qwen2Config, {}),
     "qwen2-window": (Qwen2Config, {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "qwen3": (Qwen3Config, {"head_dim": 24}),
@@ -59,6 +82,18 @@ CASES: Cases = {
         },
     ),
     "smollm3": (SmolLM3Config, {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
+    "ernie": (Ernie4_5Config, {"head_dim": 24, "tie_word_embeddings": True}),
+    "ernie-biases": (Ernie4_5Config, {"use_bias": True, "head_dim": 16, "tie_word_embeddings": False}),
+    "seed-oss": (SeedOssConfig, {"head_dim": 24, "attention_bias": True, "attention_out_bias": False}),
+    "seed-oss-out-bias": (SeedOssConfig, {"head_dim": 16, "attention_bias": False, "attention_out_bias": True}),
+    "olmo2": (Olmo2Config, {}),
+    "olmo2-mha": (Olmo2Config, {"num_key_value_heads": 4, "attention_bias": True, "hidden_size": 96}),
+    "olmo3": (Olmo3Config, {"num_hidden_layers": 5, "sliding_window": 6, "num_key_value_heads": 4}),
+    "olmo3-yarn": (Olmo3Config, {"num_hidden_layers": 4, "sliding_window": 5, "rope_parameters": YARN_IN_SOME}),
+    "glm": (GlmConfig, HALF | {"head_dim": 16, "attention_bias": True}),
+    "glm-mqa": (GlmConfig, HALF | {"head_dim": 24, "attention_bias": False, "num_key_value_heads": 1}),
+    "glm4": (Glm4Config, HALF | {"head_dim": 16, "attention_bias": False}),
+    "glm4-biases": (Glm4Config, HALF | {"head_dim": 32, "attention_bias": True, "tie_word_embeddings": True}),
     "phi3": (Phi3Config, {}),
     "phi3-window": (Phi3Config, {"sliding_window": 6, "partial_rotary_factor": 0.5}),
     "phi4-mini": (Phi3Config, {"rope_parameters": PARTIAL_LONGROPE, "original_max_position_embeddings": 8}),

@@ -1,4 +1,4 @@
-"""Families with experts, Granite and OLMo 2, against transformers."""
+"""Families with experts, and Granite, against transformers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,6 @@ from transformers import (
     GraniteConfig,
     GraniteMoeConfig,
     MixtralConfig,
-    Olmo2Config,
     OlmoeConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
@@ -54,8 +53,6 @@ CASES: Cases = {
     "granite": (GraniteConfig, FACTORS),
     "granite-tied": (GraniteConfig, FACTORS | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "granite-moe": (GraniteMoeConfig, FACTORS | {"num_local_experts": 6, "num_experts_per_tok": 3}),
-    "olmo2": (Olmo2Config, {}),
-    "olmo2-mha": (Olmo2Config, {"num_key_value_heads": 4, "attention_bias": True, "hidden_size": 96}),
 }  # fmt: skip
 
 checkpoints = checkpoints_of(CASES)

@@ -21,16 +21,28 @@ from typing import Any
 
 import pytest
 
-from quire.models.registry import PURPOSES
+from quire.models.registry import ARCHITECTURES, EMBEDDERS, ENCODER_DECODERS, SCORERS
 from quire.weights.formats import FORMATS
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- made by tests/models/verified.py -->\n", "<!-- end of what is made -->\n"
-TITLES = {"generate": "Decoders", "embed": "Encoders that make vectors", "score": "Encoders that make scores"}
+TABLES = {
+    "Decoders": ARCHITECTURES,
+    "Encoder-decoders": ENCODER_DECODERS,
+    "Encoders that make vectors": EMBEDDERS,
+    "Encoders that make scores": SCORERS,
+}
 BACKENDS = {"torch": "torch", "native": "CPU", "gpu": "GPU"}  # in the order of the table
 KNOWN_AS = {
     "LlamaForCausalLM": "Llama 1 to 3.3, SmolLM, SmolLM2, Yi, TinyLlama, DeepSeek LLM, ...",
     "MistralForCausalLM": "Mistral, Nemo, Small",
+    "Mistral3ForConditionalGeneration": "Mistral Small 3.1 and 3.2, their text",
+    "Ernie4_5ForCausalLM": "ERNIE 4.5 0.3B",
+    "SeedOssForCausalLM": "Seed-OSS 36B",
+    "GlmForCausalLM": "GLM-4-9B, Edge",
+    "Glm4ForCausalLM": "GLM-4-0414, Z1",
+    "CohereForCausalLM": "Command R, R+, Aya",
+    "Cohere2ForCausalLM": "Command R7B, A",
     "Qwen2ForCausalLM": "Qwen1.5, Qwen2, Qwen2.5",
     "Qwen2MoeForCausalLM": "also Qwen1.5-MoE",
     "Phi3ForCausalLM": "Phi-3, Phi-3.5 mini, Phi-4, Phi-4 mini",
@@ -44,6 +56,8 @@ KNOWN_AS = {
     "FalconForCausalLM": "7B, 40B, 11B, RW",
     "StableLmForCausalLM": "3B, 2-1.6B, 2-12B",
     "OlmoForCausalLM": "the first",
+    "T5ForConditionalGeneration": "also T5 1.1, FLAN-T5, UL2",
+    "MarianMTModel": "Opus-MT",
     "BertModel": "MiniLM, BGE, E5, ...",
 }
 
@@ -82,11 +96,15 @@ def _subject(container: str, module: Any, case: str) -> str:
 def _architecture(made_with: type) -> str:
     """Of a case: the model's class, or its configuration's."""
     from transformers import PreTrainedModel
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
 
     if issubclass(made_with, PreTrainedModel):
         return made_with.__name__
-    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[made_with.model_type])  # type: ignore[attr-defined]
+    names = {**MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, **MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+    return str(names[made_with.model_type])  # type: ignore[attr-defined]
 
 
 def table(proofs: Iterable[Proof]) -> str:
@@ -95,9 +113,9 @@ def table(proofs: Iterable[Proof]) -> str:
     for proof in proofs:
         by_subject.setdefault(proof.subject, []).append(proof)
     parts = []
-    for purpose, architectures in PURPOSES.items():
+    for title, architectures in TABLES.items():
         rows = [_family(name, module, by_subject.get(name, [])) for name, module in architectures.items()]
-        parts.append(_lines(TITLES[purpose], ["architecture", "file", "cases", "on", "GGUF"], rows))
+        parts.append(_lines(title, ["architecture", "file", "cases", "on", "GGUF"], rows))
     rows = [_format(method, module, by_subject.get(method, [])) for method, module in FORMATS.items()]
     parts.append(_lines("Quantized formats", ["quant_method", "file", "cases", "codes on a GPU"], rows))
     return "\n\n".join(parts) + "\n"

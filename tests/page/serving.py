@@ -14,9 +14,9 @@ from quire.engine.client import EngineClient
 from quire.engine.models import OneModel
 from quire.engine.options import EngineOptions
 from quire.server.app import create_app
+from quire.server.doors import bind, listen
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
-from quire.server.serve import listen
 
 
 @dataclass
@@ -33,8 +33,9 @@ class Served:
 @contextmanager
 def served(model: Path, options: ServerOptions | None = None, **engine: int) -> Iterator[Served]:
     options = options or ServerOptions()
-    metrics, listener = Metrics(), listen("127.0.0.1", 0)
-    client = EngineClient(EngineOptions(model=str(model), **engine), metrics)
+    metrics, listener = Metrics(), listen(bind("127.0.0.1", 0))
+    # One thread: a team of them spins, and is at the mercy of whatever else runs on the machine; a browser does.
+    client = EngineClient(EngineOptions(model=str(model), **{"threads": 1, **engine}))
     ready = threading.Event()
     config = uvicorn.Config(
         create_app(OneModel(client), options, metrics),
@@ -48,6 +49,7 @@ def served(model: Path, options: ServerOptions | None = None, **engine: int) -> 
 
     async def main() -> None:
         async with client:
+            client.observer = metrics.of(client.info.name)
             ready.set()
             await server.serve([listener])
 

@@ -10,23 +10,15 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from page.serving import Served, served
+from page.serving import Served
 from quire.core.records import RequestRecord
 from quire.server import live, pagefiles
-from quire.server.options import ServerOptions
 from quire.server.recent import NUM_REQUESTS, Recent, percentiles
-
-
-@pytest.fixture(scope="module")
-def server(default_model: Path) -> Iterator[Served]:
-    with served(default_model) as server:
-        yield server
 
 
 def eventually(condition: Callable[[], object]) -> None:
@@ -78,8 +70,9 @@ def test_a_request_is_seen_from_its_arrival_to_its_end(server: Served) -> None:
     assert steps == list(range(steps[0], steps[0] + 60)), "every step is told once"
     [finished] = [record for event in seen for record in event["finished"]]
     assert finished["id"] == view["request_id"] and finished["num_output_tokens"] == 60
-    latency = seen[-1]["latency"]
-    assert latency["first_token"]["count"] == 1 and latency["next_token"]["count"] == 59
+    before, latency = seen[0]["latency"], seen[-1]["latency"]
+    assert latency["first_token"]["count"] - before["first_token"]["count"] == 1
+    assert latency["next_token"]["count"] - before["next_token"]["count"] == 59
     assert 0 < latency["next_token"]["p50"] <= latency["next_token"]["p99"]
     eventually(lambda: server.num_viewers == 0)
 
@@ -112,22 +105,22 @@ def test_it_goes_on_with_the_next_engine(server: Served) -> None:
         assert any(event["restarts"] > restarts and event["engine"] for event in told)
 
 
-def test_who_may_look(default_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with served(default_model, ServerOptions(api_key=["one"])) as server:
-        assert server.http.get("/live").status_code == 401
-        assert server.http.get("/").status_code == 200
-        assert server.http.get("/page/js/main.js").status_code == 200
-        assert server.http.post("/").status_code == 401, "only the page is open"
-        assert server.http.get("/pages").status_code == 401
-        server.http.headers["authorization"] = "Bearer one"
-        assert server.http.get("/live", params={"model": "no"}).status_code == 404
+def test_who_may_look(locked: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert locked.http.get("/live").status_code == 401
+    assert locked.http.get("/").status_code == 200
+    assert locked.http.get("/page/js/main.js").status_code == 200
+    assert locked.http.post("/").status_code == 401, "only the page is open"
+    assert locked.http.get("/pages").status_code == 401
+    key = {"authorization": "Bearer open sesame"}
+    assert locked.http.get("/live", params={"model": "no"}, headers=key).status_code == 404
+    with monkeypatch.context() as patch:
+        patch.setattr(live, "MAX_VIEWERS", 0)
+        assert locked.http.get("/live", headers=key).status_code == 429
+    with locked.http.stream("GET", "/live", headers=key) as response:
+        told = events(response)
+        assert next(told)["state"] == "ready"
         with monkeypatch.context() as patch:
-            patch.setattr(live, "MAX_VIEWERS", 0)
-            assert server.http.get("/live").status_code == 429
-        with server.http.stream("GET", "/live") as response:
-            told = events(response)
-            assert next(told)["state"] == "ready"
-            server.engine.state = "draining"
+            patch.setattr(locked.engine, "state", "draining")
             assert len(list(told)) <= 1, "a server that shuts down does not wait for those who look"
 
 

@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
-from page.browser import Browser, browser
+from page.browser import Browser
 from server.running import running
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Browser]:
-    with browser() as page, running() as server:
-        page.open(f"{server.url}/page/icon.svg")  # any page of the same origin
-        yield page
+def page(chromium: Browser) -> Iterator[Browser]:
+    with running() as server:
+        chromium.open(f"{server.url}/page/icon.svg")  # any page of the same origin
+        yield chromium
+        chromium.close()
 
 
 def run(page: Browser, module: str, expression: str, *arguments: object) -> Any:

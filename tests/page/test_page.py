@@ -2,29 +2,15 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from page.browser import Browser, browser
-from page.serving import Served, served
-from quire.server.options import ServerOptions
+from page.browser import Browser
+from page.serving import Served
 
 LAST = "[...document.querySelectorAll('.message.model')].at(-1)"
 WRITING = "document.querySelector('.message.writing')"
 WORDS = f"{LAST}.querySelector('.prose').textContent"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as chromium:
-        yield chromium
-
-
-@pytest.fixture(scope="module")
-def server(default_model: Path) -> Iterator[Served]:
-    with served(default_model) as server:
-        yield server
 
 
 @pytest.fixture
@@ -253,21 +239,20 @@ def test_a_phone(page: Browser) -> None:
     page.wait("document.querySelector('.shelf').getBoundingClientRect().right <= 0")
 
 
-def test_a_server_that_asks_for_a_key(chromium: Browser, default_model: Path) -> None:
-    with served(default_model, ServerOptions(api_key=["open sesame"])) as server:
-        chromium.open(f"{server.url}/")
-        chromium.wait("document.querySelector('dialog[open] input')")
-        chromium.type("wrong")
-        chromium.press("Enter")
-        chromium.wait("document.querySelectorAll('dialog[open] input').length === 1")
-        chromium.wait("document.querySelector('dialog[open] p').textContent.includes('no valid API key')")
-        chromium.js("document.querySelector('dialog[open] input').select()")
-        chromium.type("open sesame")
-        chromium.press("Enter")
-        chromium.wait("document.querySelector('#model').value && !document.querySelector('dialog')")
-        ask(chromium, "Hi", 2)
-        answered(chromium)
-        chromium.close()
+def test_a_server_that_asks_for_a_key(chromium: Browser, locked: Served) -> None:
+    chromium.open(f"{locked.url}/")
+    chromium.wait("document.querySelector('dialog[open] input')")
+    chromium.type("wrong")
+    chromium.press("Enter")
+    chromium.wait("document.querySelectorAll('dialog[open] input').length === 1")
+    chromium.wait("document.querySelector('dialog[open] p').textContent.includes('no valid API key')")
+    chromium.js("document.querySelector('dialog[open] input').select()")
+    chromium.type("open sesame")
+    chromium.press("Enter")
+    chromium.wait("document.querySelector('#model').value && !document.querySelector('dialog')")
+    ask(chromium, "Hi", 2)
+    answered(chromium)
+    chromium.close()
 
 
 def test_a_failure_is_told(page: Browser) -> None:

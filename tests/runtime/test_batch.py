@@ -1,5 +1,6 @@
 """Rows and runs as flat arrays."""
 
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -20,7 +21,7 @@ def admission(
 def test_a_mixed_step() -> None:
     rows = Rows(4, 32, block_size=4)
     rows.admit(admission(2, [10, 11, 12, 13, 14, 15], [7, 3]))
-    rows.admit(admission(0, [20, 21, 22, 23, 24], [5, 1]))
+    rows.admit(replace(admission(0, [20, 21, 22, 23, 24], [5, 1]), adapter=3))
     step = rows.step([Run(2, 1, 3), Run(0, 4, 1)])  # a chunk within a prompt, and the last known token of another
     batch = step.batch
     assert batch.ids.tolist() == [11, 12, 13, 24]
@@ -30,10 +31,22 @@ def test_a_mixed_step() -> None:
     assert batch.context_lens.tolist() == [4, 5]
     assert batch.block_tables.tolist() == [[7, 3], [5, 1]]
     assert batch.logit_rows.tolist() == [3]
+    assert batch.adapters.tolist() == [-1, -1, -1, 3]
     assert step.drawing.tolist() == [0]
     for name in type(batch).__slots__:
         array = getattr(batch, name)
         assert array.dtype == np.int32 and array.flags.c_contiguous, name
+
+
+def test_steps_without_adapters_have_no_array_of_them() -> None:
+    rows = Rows(4, 32, block_size=4)
+    rows.admit(replace(admission(1, [10, 11], [7]), adapter=0))
+    rows.admit(admission(0, [20, 21], [5]))
+    assert rows.step([Run(1, 0, 2)]).batch.adapters.tolist() == [0, 0]
+    assert rows.step([Run(0, 0, 2)]).batch.adapters is None
+    rows.retire(1)
+    rows.admit(admission(1, [10, 11], [7]))
+    assert rows.step([Run(1, 0, 2), Run(0, 0, 2)]).batch.adapters is None
 
 
 def test_drawn_tokens_and_new_blocks_are_kept() -> None:

@@ -11,9 +11,10 @@ import uvicorn
 
 from quire.engine.models import OneModel
 from quire.server.app import create_app
+from quire.server.doors import bind, listen
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
-from quire.server.serve import listen
+from quire.server.serve import configuration
 from server.fake_service import FakeService
 
 
@@ -38,17 +39,10 @@ class Running:
 @contextmanager
 def running(options: ServerOptions | None = None) -> Iterator[Running]:
     service, metrics = FakeService(), Metrics()
-    listener = listen("127.0.0.1", 0)
-    port = listener.getsockname()[1]
     options = options or ServerOptions()
-    config = uvicorn.Config(
-        create_app(OneModel(service), options, metrics),
-        root_path=options.root_path,
-        lifespan="off",
-        ws="none",
-        log_config=None,
-        access_log=False,
-    )
+    listener = listen(bind("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    config = configuration(create_app(OneModel(service), options, metrics), options, metrics)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
     thread.start()

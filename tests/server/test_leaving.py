@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from quire.server.serve import CannotListen, listen
+from quire.server.doors import CannotListen, bind, listen
 from server.running import running
 
 TESTS = Path(__file__).parent.parent
@@ -146,5 +146,6 @@ def test_a_token_is_sent_at_once_and_not_after_nagles_40_ms() -> None:
 
 
 def test_a_port_that_is_taken_is_told() -> None:
-    with listen("127.0.0.1", 0) as taken, pytest.raises(CannotListen, match="in use"):
-        listen("127.0.0.1", taken.getsockname()[1])
+    with bind("127.0.0.1", 0) as taken, pytest.raises(CannotListen, match="in use"):
+        listen(taken)
+        bind("127.0.0.1", taken.getsockname()[1])

@@ -12,11 +12,15 @@ import httpx
 import pytest
 import uvicorn
 
+from quire.core.errors import QuireError
 from quire.engine.models import OneModel
 from quire.server.app import create_app
+from quire.server.doors import Doors, bind, listen, open_doors, reload
+from quire.server.keys import KeyRing
 from quire.server.logs import JsonLines
+from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
-from quire.server.serve import listen
+from quire.server.serve import configuration
 from server.fake_service import FakeService
 from server.running import running
 from server.test_leaving import eventually
@@ -88,33 +92,62 @@ def test_a_stream_that_talks_is_sent_no_comments() -> None:
         assert ": keep-alive" not in server.complete(stream=True).text
 
 
-def test_tls(tmp_path: Path) -> None:
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+def certificate(folder: Path, name: str = "localhost") -> dict[str, str]:
+    key, cert = folder / "key.pem", folder / "cert.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+    names = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
     subprocess.run([*command, *names, "-keyout", key, "-out", cert], check=True, capture_output=True)
-    listener = listen("127.0.0.1", 0)
-    config = uvicorn.Config(
-        create_app(OneModel(FakeService()), ServerOptions()),
-        lifespan="off",
-        ws="none",
-        log_config=None,
-        ssl_keyfile=str(key),
-        ssl_certfile=str(cert),
-    )
-    server = uvicorn.Server(config)
+    return {"ssl_keyfile": str(key), "ssl_certfile": str(cert)}
+
+
+def shown(port: int) -> bytes:
+    """The certificate that the server shows."""
+    return ssl.get_server_certificate(("127.0.0.1", port)).encode()
+
+
+def test_tls_and_a_certificate_that_is_renewed(tmp_path: Path) -> None:
+    options = ServerOptions(**certificate(tmp_path))
+    service = FakeService()
+    metrics = Metrics()
+    config = configuration(create_app(OneModel(service), options, metrics), options, metrics)
+    config.load()
+    server, listener = uvicorn.Server(config), listen(bind("127.0.0.1", 0))
     thread = threading.Thread(target=lambda: server.run([listener]))
     thread.start()
     try:
-        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
-        with httpx.Client(verify=ssl.create_default_context(cafile=cert)) as client:
+        port = listener.getsockname()[1]
+        url, first = f"https://127.0.0.1:{port}", Path(options.ssl_certfile or "")
+        with httpx.Client(verify=ssl.create_default_context(cafile=first)) as client:
             answer = client.post(f"{url}/v1/completions", json={"prompt": "x", "stream": True})
             assert "[DONE]" in answer.text
-        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-            httpx.get(f"{url}/health")
+            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                httpx.get(f"{url}/health")
+            assert shown(port) == first.read_bytes()
+            certificate(tmp_path, "renewed")
+            reload(Doors(KeyRing(), None), options, config.ssl)
+            assert shown(port) == first.read_bytes() and client.get(f"{url}/health").status_code == 200
+            good = first.read_bytes()
+            first.write_text("nonsense")
+            reload(Doors(KeyRing(), None), options, config.ssl)
+            assert shown(port) == good, "what was there stays"
     finally:
         server.should_exit = server.force_exit = True
         thread.join()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"ssl_certfile": "/nowhere.pem"}, r"cannot use /nowhere.pem for TLS: No such file"),
+        ({"ssl_certfile": __file__}, r"cannot use .*test_operating.py for TLS: .*PEM"),
+        ({"ssl_keyfile": "key.pem"}, r"ssl_keyfile is given, and no ssl_certfile"),
+        ({"keys_file": "/nowhere.json"}, r"cannot read /nowhere.json"),
+        ({"host": "192.0.2.1"}, r"cannot listen on 192.0.2.1:8000"),
+    ],
+)
+def test_what_is_wrong_is_told_before_a_model_is_loaded(options: dict[str, str], problem: str) -> None:
+    with pytest.raises(QuireError, match=problem):
+        open_doors(ServerOptions(**options))
 
 
 def test_a_request_becomes_a_span(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,9 @@ EXAMPLES = """\
   quire serve ./model.gguf --port 8080 --max-model-len 4k
   quire serve Qwen/Qwen2.5-0.5B-Instruct --kv-cache-memory-bytes 2GiB
   quire serve --host 0.0.0.0 --api-key "$KEY"         reachable from other machines
+  quire serve --keys-file keys.toml --ssl-certfile cert.pem --ssl-keyfile key.pem --access-log
   quire serve --models chat=smollm2,embed=./all-MiniLM-L6-v2
+  quire serve --max-wait 10 --request-timeout 120     refuse early what would be late
   QUIRE_PORT=9000 QUIRE_THREADS=4 quire serve         every flag is also an environment variable
 """
 
@@ -45,6 +47,15 @@ SERVER_FLAGS: About = {
     },
     "allowed_origins": {"metavar": "ORIGIN", "help": "web pages that may call it"},
     "max_body_bytes": {"unit": "bytes", "help": "longest request body; a longer one is answered with 413"},
+    "max_connections": {"help": "connections at the same time; one more is answered with 503"},
+    "receive_timeout": {
+        "metavar": "SECONDS",
+        "help": "how long a client may take to send a request; then it is answered with 408",
+    },
+    "send_timeout": {
+        "metavar": "SECONDS",
+        "help": "how long a client may leave its answer unread; then it is disconnected, and its request cancelled",
+    },
     "request_timeout": {
         "metavar": "SECONDS",
         "help": "how long a request may take in all; one that does not end in time is answered with 504",
@@ -56,8 +67,8 @@ SERVER_FLAGS: About = {
     "drain_timeout": {"metavar": "SECONDS", "help": "how long requests under way may go on after SIGTERM or Ctrl-C"},
     "keep_alive": {"metavar": "SECONDS", "help": "how long an idle connection is kept"},
     "root_path": {"metavar": "PATH", "help": "where a proxy in front has mounted it"},
-    "ssl_keyfile": {"metavar": "FILE", "help": "private key, for HTTPS"},
-    "ssl_certfile": {"metavar": "FILE", "help": "certificate, for HTTPS"},
+    "ssl_keyfile": {"metavar": "FILE", "help": "private key (PEM), for HTTPS"},
+    "ssl_certfile": {"metavar": "FILE", "help": "certificate (PEM), for HTTPS; read again on SIGHUP"},
     "tool_call_parser": {
         "choices": ("auto", *TOOL_FORMATS),
         "help": "how the model writes tool calls; auto tells it from the chat template",
@@ -122,7 +133,9 @@ def announcement(address: str, models: Sequence[str], options: ServerOptions) ->
         url = "http://localhost"
     url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # every address is none to call
     words += [f"{url}{options.root_path}/v1/chat/completions", "-H 'Content-Type: application/json'"]
-    if options.api_key:
+    if options.ssl_certfile:
+        words.append(f"--cacert {_quoted(options.ssl_certfile)}")
+    if options.api_key or options.keys_file:
         words.append("-H 'Authorization: Bearer '\"$QUIRE_API_KEY\"")  # a key is not for the log
     words.append(f"-d {_quoted(body)}")
     return f"serving {', '.join(models)} on {address}\n  {' '.join(words)}"

@@ -17,6 +17,7 @@ class Group:
     One of them, the leader, computes the prompt; the others begin from what it computed (`source`)."""
 
     __slots__ = (
+        "adapter",
         "arrival",
         "deadline",
         "from_start",
@@ -57,9 +58,9 @@ class Group:
         self.key = key
         self.arrival = request.arrival
         self.deadline = request.deadline
-        self.realm = (request.tenant, request.salt)
-        if request.start_ids:
-            self.realm = (request.tenant, f"{request.salt}/{digest(request.prompt_ids)}")
+        self.adapter = request.adapter
+        salt = f"{request.salt}/{digest(request.prompt_ids)}" if request.start_ids else request.salt
+        self.realm = (request.tenant, salt, request.adapter)
         self.params = params
         self.prompt = prompt_of(request, limits.block_size)
         self.num_prompt = len(self.prompt)

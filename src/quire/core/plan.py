@@ -21,6 +21,7 @@ class Admission:
     blocks: list[int]  # its block table, including the blocks of this step
     stop_ids: list[int]  # tokens that may not be drawn before min_tokens
     num_source: int = 0  # of an encoder-decoder: leading tokens that are the source, which fills whole blocks
+    adapter: int = -1  # the slot of its adapter; -1: it has none
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class Run:
 
 @dataclass(slots=True)
 class StepPlan:
-    """Carried out in this order: retire, swap out, swap in, copy, admit, compute."""
+    """Carried out in this order: retire, swap out, swap in, copy, adapters, admit, compute."""
 
     step: int
     runs: list[Run]
@@ -45,6 +46,7 @@ class StepPlan:
     swap_out: list[tuple[int, int]] = field(default_factory=list)  # (block, host block)
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, block)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (from block, to block): copy-on-write
+    adapters: list[tuple[int, str]] = field(default_factory=list)  # (slot, the adapter that is put into it)
     admitted: list[Admission] = field(default_factory=list)
 
     @property

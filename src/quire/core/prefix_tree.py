@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-Realm = tuple[str, str]  # (tenant, salt): nothing is shared across realms
+Realm = tuple[str, str, str]  # (tenant, salt, adapter): nothing is shared across realms
 GONE = -1  # in the place of a block
 
 

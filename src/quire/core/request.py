@@ -19,7 +19,7 @@ class Request:
     start_ids: list[int] = field(default_factory=list)  # of an encoder-decoder: what the answer begins with
     tenant: str = ""  # prefixes are shared within a tenant only
     salt: str = ""  # separates prefixes further
-    adapter: str = ""  # the name of a LoRA adapter; prefixes are shared within one only
+    adapter: str = ""  # which LoRA adapter, by the key it was loaded under; prefixes are shared within one only
     priority: int = 0  # lower runs earlier, under the priority policy
     arrival: float = 0.0  # time.monotonic()
     deadline: float | None = None  # time.monotonic(); past it the request ends as cancelled

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from itertools import count as count_from
 
+from quire.core.adapters import AdapterSlots
 from quire.core.errors import BadRequest, QueueFull
 from quire.core.group import Group
 from quire.core.limits import Limits, refuse_impossible
@@ -38,11 +39,13 @@ class Scheduler:
         prefix_caching: bool = True,
         ahead: int = 0,
         window: int = 0,
+        num_adapters: int = 0,
     ) -> None:
         self.limits = limits
         self.policy = find_policy(policy)
         self.window = Window(window, limits.block_size, chunk=limits.chunk, ahead=ahead)
         self.memory = Memory(num_blocks, num_host_blocks, self.window, prefix_caching)
+        self.adapters = AdapterSlots(num_adapters)
         self.running = PolicyQueue()
         self.waiting = PolicyQueue()
         self._groups: dict[str, Group] = {}
@@ -208,9 +211,13 @@ class Scheduler:
             before = seq.num_computed
             if seq.num_unknown or seq.num_computed == len(seq.tokens):
                 return  # preempted, and what was being drawn for it has not come
-            if group.num_rows > self._rows_left or not self.memory.start(seq, promised):
+            if group.num_rows > self._rows_left or not self.adapters.has_room(group.adapter):
+                return
+            if not self.memory.start(seq, promised):
                 return
             del self.waiting.items[0]
+            if (slot := self.adapters.place(group.adapter)) is not None:
+                plan.adapters.append((slot, group.adapter))
             self._rows_left -= group.num_rows
             self._join(seq)
             if group.search is not None:
@@ -267,6 +274,7 @@ class Scheduler:
                 blocks=seq.table[:],
                 stop_ids=sorted(group.stop_ids),
                 num_source=group.num_given if group.num_source else 0,
+                adapter=self.adapters[group.adapter],
             )
         )
 
@@ -321,12 +329,14 @@ class Scheduler:
 
     def _join(self, seq: Sequence) -> None:
         seq.running = True
+        self.adapters.hold(seq.group.adapter)
         self.running.push(seq)
 
     def _stop(self, seq: Sequence) -> None:
         """Out of the running queue and off its row."""
         self.running.remove(seq)
         seq.running = False
+        self.adapters.release(seq.group.adapter)
         self._retire(seq)
         if seq.group.source is seq:
             seq.group.source = None
@@ -505,6 +515,10 @@ class Scheduler:
         assert seq is not None, f"row {row} is free"
         return seq
 
+    def uses(self, adapter: str) -> bool:
+        """Whether a request under way asks for it."""
+        return any(group.adapter == adapter for group in self._groups.values())
+
     def stats(self) -> SchedulerStats:
         pool, size = self.memory.pool, self.limits.block_size
         held = pool.num_blocks - pool.num_available
@@ -547,6 +561,7 @@ class Scheduler:
         kept = sum(group.num_rows for group in groups if group.holds_rows)
         used = kept + sum(seq.group.search is None for seq in self.running.items)
         assert self._rows_left == self.limits.max_num_seqs - used, f"{used} rows are taken, {self._rows_left} left"
+        self.adapters.check(seq.group.adapter for seq in self.running.items)
         assert self._num_queued == sum(not group.started for group in groups), "the queue is miscounted"
         assert 0 <= self._num_hits <= self._num_queries, f"{self._num_hits} hits in {self._num_queries} tokens"
         self.memory.check(live)

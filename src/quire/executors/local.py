@@ -1,16 +1,18 @@
 """One device in this process."""
 
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from quire.core.errors import DoesNotFit, Unsupported
+from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.plan import StepOutput, StepPlan
 from quire.executors.protocol import Capacity
 from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.loading import Model
 from quire.models.registry import family
-from quire.ops.opset import KVSpec
+from quire.ops.opset import KVSpec, OpSet, Value
+from quire.runtime.adapters import Adapters, Loaded
 from quire.runtime.guides import Matchers
 from quire.runtime.kv import KVSize, check_gpu_spec, kv_spec, longest, size_cache
 from quire.runtime.memory import available_memory
@@ -49,6 +51,8 @@ class LocalExecutor:
         gpu_memory_utilization: float = 0.9,
         enforce_eager: bool = False,
         batch_invariant: bool = False,
+        max_loras: int = 0,  # adapters used in one step; 0: none can be loaded
+        max_lora_rank: int = 64,
     ) -> None:
         if backend not in BACKENDS:
             raise Unsupported(f"the backend `{backend}` is not known", f"use one of {', '.join(BACKENDS)}")
@@ -68,6 +72,7 @@ class LocalExecutor:
         self.gpu_memory_utilization = gpu_memory_utilization
         self.enforce_eager = enforce_eager
         self.batch_invariant = batch_invariant
+        self.max_loras, self.max_lora_rank = max_loras, max_lora_rank
         self._runner: Runner | None = None
 
     def start(self) -> Capacity:
@@ -82,12 +87,21 @@ class LocalExecutor:
         ops = self._ops()
         if self.backend == "cuda":  # how much is free is known when the weights are there
             model = model_family.load(ops, checkpoint, config, longest(config, self.max_model_len))
-            size = self._size(config, spec, self._room(ops, model, spec))
+            adapters = self._new_adapters(ops, model)
+            size = self._size(config, spec, self._room(ops, adapters.forward if adapters else model.forward, spec))
         else:
             free = max(available_memory() - checkpoint.nbytes, 0)
             size = self._size(config, spec, min(free // 2, MOST_CACHE_BYTES))
             model = model_family.load(ops, checkpoint, config, size.max_model_len)
-        self._runner = Runner(ops, model, size, max_rows=self.max_num_seqs, max_tokens=self.max_num_batched_tokens)
+            adapters = self._new_adapters(ops, model)
+        self._runner = Runner(
+            ops,
+            model,
+            size,
+            max_rows=self.max_num_seqs,
+            max_tokens=self.max_num_batched_tokens,
+            adapters=adapters,
+        )
         return Capacity(
             num_blocks=size.num_blocks,
             num_host_blocks=size.num_host_blocks,
@@ -116,11 +130,18 @@ class LocalExecutor:
                 "ask for less; without it, preempted sequences are computed again",
             )
 
-    def _room(self, ops: Any, model: Model, spec: KVSpec) -> int:
+    def _new_adapters(self, ops: OpSet, model: Model) -> Adapters | None:
+        if not self.max_loras:
+            return None
+        if model.encode is not None:
+            raise Unsupported(f"adapters of a `{model.config.architecture}`", "leave out enable_lora")
+        return Adapters(ops, model, self.max_loras, self.max_lora_rank)
+
+    def _room(self, ops: Any, forward: Callable[[OpSet, Any], Value], spec: KVSpec) -> int:
         """Bytes for pages at most, found out by running a step; no need to where their size is given."""
         if self.kv_cache_memory_bytes is not None:
             return self.kv_cache_memory_bytes
-        return int(ops.room(model.forward, spec, self.max_num_batched_tokens))
+        return int(ops.room(forward, spec, self.max_num_batched_tokens))
 
     def _size(self, config: ModelConfig, spec: KVSpec, most_bytes: int) -> KVSize:
         return size_cache(
@@ -138,6 +159,22 @@ class LocalExecutor:
     def guide(self, matchers: Matchers) -> None:
         assert self._runner is not None, "not started"
         self._runner.guide(matchers)
+
+    @property
+    def _adapters(self) -> Adapters:
+        assert self._runner is not None, "not started"
+        if self._runner.adapters is None:
+            raise BadRequest("adapters are not enabled", "start the engine with enable_lora", param="enable_lora")
+        return self._runner.adapters
+
+    def load_adapter(self, path: Path) -> Loaded:
+        return self._adapters.load(path)
+
+    def add_adapter(self, key: str, loaded: Loaded) -> None:
+        self._adapters.add(key, loaded)
+
+    def remove_adapter(self, key: str) -> None:
+        self._adapters.remove(key)
 
     def submit(self, plan: StepPlan) -> None:
         assert self._runner is not None, "not started"

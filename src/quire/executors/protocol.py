@@ -1,10 +1,12 @@
 """Where a step is carried out."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from quire.core.plan import StepOutput, StepPlan
 from quire.core.seq2seq import Seq2Seq
+from quire.runtime.adapters import Loaded
 from quire.runtime.guides import Matchers
 
 
@@ -28,6 +30,15 @@ class Executor(Protocol):
 
     def guide(self, matchers: Matchers) -> None:
         """Once it has started: how answers are held to a language that is asked for."""
+
+    def load_adapter(self, path: Path) -> Loaded:
+        """Read one and make it ready for `add_adapter`; in any thread. Raises if it cannot be one of the model."""
+
+    def add_adapter(self, key: str, loaded: Loaded) -> None:
+        """From now on, plans may ask for it."""
+
+    def remove_adapter(self, key: str) -> None:
+        """No plan will ask for it any more."""
 
     def submit(self, plan: StepPlan) -> None:
         """Begin with a step, or do it."""

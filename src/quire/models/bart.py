@@ -12,7 +12,7 @@ import numpy as np
 from quire.core.errors import BadCheckpoint
 from quire.models.activations import read_activation
 from quire.models.config import Seq2SeqConfig
-from quire.models.loading import Affine, LayerNorm, Matrix, Model, Table, Want, Wanted, load_weights, packed_bytes
+from quire.models.loading import Affine, LayerNorm, Matrix, Model, Table, Want, Wanted, load_weights
 from quire.models.seq2seq import read_seq2seq, write_source
 from quire.ops.opset import Activation, Float32, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, StoredTensor, stored_floats
@@ -219,7 +219,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: BartConfig, max_model_len: 
     return Model(
         config,
         partial(forward, config, weights),
-        packed_bytes([top, *groups]),
+        [top, *groups],
         encode=partial(encode, config, weights),
     )
 

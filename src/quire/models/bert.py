@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.core.errors import BadCheckpoint
 from quire.models.config import EncoderConfig
-from quire.models.loading import Affine, LayerNorm, Matrix, Model, Table, Wanted, load_weights, packed_bytes
+from quire.models.loading import Affine, LayerNorm, Matrix, Model, Table, Wanted, load_weights
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, StoredTensor, stored_floats
@@ -212,7 +212,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: BertConfig, max_model_len: 
     named = {f"{prefix}{config.names.layers}{layer}.": layer_names(config) for layer in range(config.layers)}
     top, layers = load_weights(ops, checkpoint, top_names(config, prefix), named, UNUSED)
     weights = Weights(**top, layers=[Layer(**layer) for layer in layers])
-    return Model(config, partial(forward, config, weights), packed_bytes([top, *layers]))
+    return Model(config, partial(forward, config, weights), [top, *layers])
 
 
 def forward(c: BertConfig, w: Weights, ops: OpSet, batch: Any) -> Value:

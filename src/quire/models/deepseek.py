@@ -27,7 +27,6 @@ from quire.models.loading import (
     Vector,
     Wanted,
     load_weights,
-    packed_bytes,
 )
 from quire.models.rope import RopeSpec, frequencies, read_rope, yarn_temperature
 from quire.ops.opset import Activation, Keep, OpSet, Routing, Value
@@ -253,7 +252,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: DeepseekConfig, max_model_l
     top, layers = load_weights(ops, checkpoint, top_names(config), named, unused)
     rope = ops.frequencies(*frequencies(config.rope, max_model_len))
     weights = Weights(**top, layers=[_layer(layer) for layer in layers], rope=rope)
-    return Model(config, partial(forward, config, weights), packed_bytes([top, *layers]))
+    return Model(config, partial(forward, config, weights), [top, *layers])
 
 
 def _layer(loaded: Mapping[str, Any]) -> Layer:

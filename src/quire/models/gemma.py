@@ -5,17 +5,15 @@ well, and most layers have a window; 2 caps scores and logits; 3 norms queries a
 angle in layers with a window."""
 
 from dataclasses import dataclass
-from functools import partial
 from math import sqrt
-from typing import Any
 
 from quire.core.errors import BadCheckpoint
 from quire.models import llama
 from quire.models.llama import LlamaConfig
 from quire.models.loading import Model, Vector, Wanted
-from quire.models.rope import RopeSpec, frequencies
+from quire.models.rope import RopeSpec
 from quire.models.text_part import text_part
-from quire.ops.opset import Activation, OpSet, Value
+from quire.ops.opset import Activation, OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
@@ -37,8 +35,6 @@ UNSAID = {  # by configurations of Gemma 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaConfig(LlamaConfig):
     norms_after: bool  # of what attention and feed-forward add
-    local_rope: RopeSpec  # in layers with a window
-    logit_cap: float
 
 
 def config(hf: CheckpointConfig) -> GemmaConfig:
@@ -71,7 +67,7 @@ def config(hf: CheckpointConfig) -> GemmaConfig:
     return GemmaConfig(
         **numbers,
         norms_after=hf.architecture != FIRST,
-        local_rope=RopeSpec("default", local_theta, head_dim, rope.max_position, {}) if third else rope,
+        local_rope=RopeSpec("default", local_theta, head_dim, rope.max_position, {}) if third else None,
         logit_cap=hf.float("final_logit_softcapping", 0.0),
     )
 
@@ -97,26 +93,5 @@ def layer_names(c: GemmaConfig) -> Wanted:
     return {**names, **{ours: Vector(name, c.hidden, plus=c.norms_plus) for ours, name in norms.items()}}
 
 
-@dataclass(frozen=True, slots=True)
-class Layer(llama.Layer):
-    after1: Any = None
-    after2: Any = None
-
-
 def load(ops: OpSet, checkpoint: Checkpoint, config: GemmaConfig, max_model_len: int) -> Model:
-    local_rope = ops.frequencies(*frequencies(config.local_rope, max_model_len))
-    later = partial(forward, local_rope) if config.norms_after else llama.forward
-    names = [layer_names(config)] * config.layers
-    return llama.load_with(ops, text_part(checkpoint), config, max_model_len, later, names, Layer)
-
-
-def forward(local_rope: Any, c: GemmaConfig, w: llama.Weights, ops: OpSet, batch: Any) -> Value:
-    angles, local_angles = (ops.rope_angles(batch.positions, rope) for rope in (w.rope, local_rope))
-    x = ops.scale(ops.embedding(batch.ids, w.embed), c.embed_scale)
-    for index, layer in enumerate(w.layers):
-        turn = local_angles if c.windows[index] else angles
-        found = llama.attention(c, layer, index, ops, ops.rms_norm(x, layer.norm1, c.eps), turn, batch)
-        x = ops.add(x, ops.rms_norm(found, layer.after1, c.eps))
-        found = llama.mlp(c, layer, ops, ops.rms_norm(x, layer.norm2, c.eps))
-        x = ops.add(x, ops.rms_norm(found, layer.after2, c.eps))
-    return ops.logits(ops.rms_norm(x, w.norm, c.eps), w.head, batch, c.logit_cap)
+    return llama.load_as(ops, text_part(checkpoint), config, max_model_len, layer_names(config))

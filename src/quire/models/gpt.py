@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from quire.models.config import ModelConfig
-from quire.models.loading import Affine, Matrix, Model, Table, Wanted, load_weights, packed_bytes
+from quire.models.loading import Affine, Matrix, Model, Table, Wanted, load_weights
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, stored_floats
@@ -38,6 +38,8 @@ class GPTConfig(ModelConfig):
     head_norms: bool = False  # norms of q and k are of every head, and not of all together
     clip: float = 0.0  # q, k and v are kept in -clip .. clip; 0 keeps them as they are
     rope: RopeSpec | None = None
+    rotated: tuple[bool, ...] | None = None  # for each layer: whether queries and keys turn; None: all
+    logit_scale: float = 1.0
     slopes: tuple[float, ...] = ()  # for each head: how fast its scores fall with the distance
 
 
@@ -143,7 +145,7 @@ def load_as(ops: OpSet, checkpoint: Checkpoint, config: GPTConfig, max_model_len
         rope=ops.frequencies(*frequencies(config.rope, max_model_len)) if config.rope else None,
         slopes=ops.vector(stored_floats("slopes", np.array(config.slopes))) if config.slopes else None,
     )
-    return Model(config, partial(forward, config, weights), packed_bytes([outer, top, *layers]))
+    return Model(config, partial(forward, config, weights), [outer, top, *layers])
 
 
 def forward(c: GPTConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
@@ -161,7 +163,7 @@ def forward(c: GPTConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
         x = ops.layer_norm(x, *w.norm, c.eps)
     if w.embed_out is not None:
         x = ops.linear(x, w.embed_out)
-    return ops.logits(x, w.head, batch)
+    return ops.logits(x if c.logit_scale == 1 else ops.scale(x, c.logit_scale), w.head, batch)
 
 
 def block(c: GPTConfig, w: Weights, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
@@ -184,7 +186,7 @@ def attention(c: GPTConfig, w: Weights, index: int, ops: OpSet, x: Value, angles
     if layer.q_norm is not None and layer.k_norm is not None:
         q = ops.layer_norm(q, *layer.q_norm, c.eps, c.heads if c.head_norms else 1)
         k = ops.layer_norm(k, *layer.k_norm, c.eps, c.kv_heads if c.head_norms else 1)
-    if c.rope:
+    if c.rope and (c.rotated is None or c.rotated[index]):
         q, k = ops.rope(q, angles, c.head_dim), ops.rope(k, angles, c.head_dim)
     ops.write_kv(k, v, batch, index)
     found = ops.paged_attention(q, batch, index, c.head_dim, c.scale, c.windows[index], slopes=w.slopes)

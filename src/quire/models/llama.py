@@ -1,7 +1,8 @@
 """Llama, and the families that differ from it in a few numbers.
 
 Mistral has a window, Qwen2 biases and windows in some layers, Qwen3 norms of every query and key head, SmolLM3 layers
-that do not rotate. Other families take its parts: granite.py, mixture.py, olmo2.py, gemma.py."""
+that do not rotate, ERNIE 4.5 rotary pairs side by side. Other families take its parts: granite.py, mixture.py, glm.py,
+olmo2.py, gemma.py."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,10 @@ from typing import Any, Literal
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.config import ModelConfig
-from quire.models.loading import Matrix, Model, Table, Vector, Wanted, load_weights, packed_bytes
+from quire.models.loading import Matrix, Model, Part, Table, Vector, Wanted, load_weights
 from quire.models.rope import RopeSpec, frequencies, read_rope
+from quire.models.row_orders import pairs_apart
+from quire.models.text_part import text_part
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight
@@ -29,11 +32,14 @@ class LlamaConfig(ModelConfig):
     eps: float  # of the norms
     rope: RopeSpec
     rotated: tuple[bool, ...]  # for each layer: whether queries and keys turn with their position
+    local_rope: RopeSpec | None = None  # in layers with a window; None: as in the others
+    pairwise: bool = False  # rotary pairs are stored side by side
     score_scale: float | None = None  # of queries times keys; None: 1 / sqrt(head_dim)
     score_cap: float = 0.0  # see `softcap` of OpSet.paged_attention
     embed_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and feed-forward add
     logit_scale: float = 1.0
+    logit_cap: float = 0.0  # see `softcap` of OpSet.logits
     activation: Activation = Activation.SILU
     tied: bool = False  # the head is the embedding table
     qkv_bias: bool = False
@@ -44,6 +50,11 @@ class LlamaConfig(ModelConfig):
 
 
 def config(hf: CheckpointConfig) -> LlamaConfig:
+    if hf.architecture == "Mistral3ForConditionalGeneration":
+        text = hf.section("text_config")
+        text.expect("model_type", "mistral", None)
+        tied = hf.bool("tie_word_embeddings", False)
+        hf = text.with_values({"architectures": ["MistralForCausalLM"], "tie_word_embeddings": tied})
     hf.expect("hidden_act", "silu")
     return LlamaConfig(**numbers(hf))
 
@@ -52,7 +63,8 @@ def numbers(hf: CheckpointConfig) -> dict[str, Any]:
     """The fields of LlamaConfig, for families that add their own."""
     hidden, layers, heads = hf.int("hidden_size"), hf.int("num_hidden_layers"), hf.int("num_attention_heads")
     head_dim = hf.int("head_dim", hidden // max(heads, 1))
-    attention_bias = hf.bool("attention_bias", False)
+    all_biases = hf.bool("use_bias", False)  # ERNIE 4.5
+    attention_bias = hf.bool("attention_bias", all_biases)
     max_position = hf.int("max_position_embeddings")
     rope = read_rope(hf, head_dim, max_position)
     return {
@@ -70,10 +82,11 @@ def numbers(hf: CheckpointConfig) -> dict[str, Any]:
         "rope": rope,
         "windows": _windows(hf, layers),
         "rotated": _rotated(hf, layers),
+        "pairwise": hf.architecture == "Ernie4_5ForCausalLM",
         "tied": hf.bool("tie_word_embeddings", False),
         "qkv_bias": attention_bias or hf.architecture == "Qwen2ForCausalLM",
-        "out_bias": attention_bias,
-        "mlp_bias": hf.bool("mlp_bias", False),
+        "out_bias": hf.bool("attention_out_bias", attention_bias),  # Seed-OSS has one of its own
+        "mlp_bias": hf.bool("mlp_bias", all_biases),
         "qk_norms": "heads" if hf.architecture == "Qwen3ForCausalLM" else "none",
     }
 
@@ -124,7 +137,9 @@ def top_names(c: LlamaConfig) -> Wanted:
 
 
 def layer_names(c: LlamaConfig) -> Wanted:
-    qkv = {"self_attn.q_proj": c.q_size, "self_attn.k_proj": c.kv_size, "self_attn.v_proj": c.kv_size}
+    orders = [pairs_apart(n, c.head_dim, c.rope.rotary_dim) if c.pairwise else None for n in (c.heads, c.kv_heads)]
+    q, k = (Part(size, order) for size, order in zip((c.q_size, c.kv_size), orders, strict=True))
+    qkv = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": Part(c.kv_size)}
     gate_up = {"mlp.gate_proj": c.intermediate, "mlp.up_proj": c.intermediate}
     normed = {"none": {}, "heads": {"q": c.head_dim, "k": c.head_dim}, "rows": {"q": c.q_size, "k": c.kv_size}}
     sized = normed[c.qk_norms].items()
@@ -142,12 +157,16 @@ def layer_names(c: LlamaConfig) -> Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    norm1: Any
+    """A norm that a family does not have is None."""
+
     qkv: PackedWeight
     out: PackedWeight
-    norm2: Any
     gate_up: PackedWeight
     down: PackedWeight
+    norm1: Any = None  # of what attention reads
+    norm2: Any = None  # of what the feed-forward layer reads
+    after1: Any = None  # of what attention adds
+    after2: Any = None  # of what the feed-forward layer adds
     q_norm: Any = None
     k_norm: Any = None
 
@@ -159,10 +178,11 @@ class Weights:
     norm: Any
     head: PackedWeight
     rope: Any  # rotary frequencies
+    local_rope: Any = None  # of layers with a window, where they have their own
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> Model:
-    return load_as(ops, checkpoint, config, max_model_len, layer_names(config))
+    return load_as(ops, text_part(checkpoint), config, max_model_len, layer_names(config))
 
 
 def load_as(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int, layer_names: Wanted) -> Model:
@@ -188,8 +208,9 @@ def load_with(
         **top,
         layers=[(layer_type or Layer)(**layer) for layer in layers],
         rope=ops.frequencies(*frequencies(config.rope, max_model_len, factors)),
+        local_rope=ops.frequencies(*frequencies(local, max_model_len)) if (local := config.local_rope) else None,
     )
-    return Model(config, partial(forward, config, weights), packed_bytes([top, *layers]))
+    return Model(config, partial(forward, config, weights), [top, *layers])
 
 
 def forward(
@@ -200,13 +221,20 @@ def forward(
     feed_forward: "Callable[[Any, Any, OpSet, Value], Value] | None" = None,  # in place of `mlp`
 ) -> Value:
     angles = ops.rope_angles(batch.positions, w.rope)
+    local = angles if w.local_rope is None else ops.rope_angles(batch.positions, w.local_rope)
     x = scaled(ops, ops.embedding(batch.ids, w.embed), c.embed_scale)
     for index, layer in enumerate(w.layers):
-        found = attention(c, layer, index, ops, ops.rms_norm(x, layer.norm1, c.eps), angles, batch)
-        x = ops.add(x, scaled(ops, found, c.residual_scale))
-        found = (feed_forward or mlp)(c, layer, ops, ops.rms_norm(x, layer.norm2, c.eps))
-        x = ops.add(x, scaled(ops, found, c.residual_scale))
-    return ops.logits(scaled(ops, ops.rms_norm(x, w.norm, c.eps), c.logit_scale), w.head, batch)
+        turn = local if c.windows[index] else angles
+        found = attention(c, layer, index, ops, normed(ops, x, layer.norm1, c.eps), turn, batch)
+        x = ops.add(x, scaled(ops, normed(ops, found, layer.after1, c.eps), c.residual_scale))
+        found = (feed_forward or mlp)(c, layer, ops, normed(ops, x, layer.norm2, c.eps))
+        x = ops.add(x, scaled(ops, normed(ops, found, layer.after2, c.eps), c.residual_scale))
+    x = scaled(ops, ops.rms_norm(x, w.norm, c.eps), c.logit_scale)
+    return ops.logits(x, w.head, batch, c.logit_cap)
+
+
+def normed(ops: OpSet, x: Value, weight: Any, eps: float) -> Value:
+    return x if weight is None else ops.rms_norm(x, weight, eps)
 
 
 def scaled(ops: OpSet, x: Value, factor: float) -> Value:

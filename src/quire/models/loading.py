@@ -6,7 +6,7 @@ more than one matrix is held twice."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ from quire.core.errors import BadCheckpoint
 from quire.models.config import ModelConfig
 from quire.ops.dequantize import as_floats, dequantize
 from quire.ops.opset import Keep, OpSet, Value
-from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor, stored_floats
+from quire.ops.tensors import LinearLayer, PackedExperts, PackedHeads, PackedWeight, StoredTensor, stored_floats
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.dummy_checkpoint import DummyCheckpoint
 
@@ -29,8 +29,20 @@ class Model:
 
     config: ModelConfig
     forward: Callable[[OpSet, Any], Value]  # (ops, batch) -> logits
-    weight_bytes: int  # of the packed matrices; tables stay in the file
+    weights: Sequence[Mapping[str, Any]]  # as `load_weights` has made them
     encode: Callable[[OpSet, Any], Value] | None = None  # of an encoder-decoder: writes what is attended to of sources
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the packed matrices; tables stay in the file."""
+        packed = PackedWeight | PackedExperts | PackedHeads
+        return sum(w.nbytes for group in self.weights for w in group.values() if isinstance(w, packed))
+
+    @property
+    def linears(self) -> list[PackedWeight]:
+        """The matrices of linear layers, the head apart."""
+        named = [item for group in self.weights for item in group.items()]
+        return [w for name, w in named if isinstance(w, PackedWeight) and name != "head"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +73,13 @@ class Matrix:
             yield f"{name}.weight", (self.num_inputs, stored) if self.transposed else (stored, self.num_inputs)
             if self._has_bias(part):
                 yield f"{name}.bias", (stored,)
+
+    def layers(self, prefix: str) -> tuple[LinearLayer, ...]:
+        """What it is made of, by the names they have in the checkpoint."""
+        return tuple(
+            LinearLayer(prefix + name, part.num_outputs, part.num_stored or part.num_outputs, part.order)
+            for name, part in self._parts()
+        )
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedWeight:
         stored = iter(tensors)
@@ -200,7 +219,7 @@ class LayerNorm:
         return Affine(next(vectors) if self.weight else None, next(vectors) if self.bias else None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerNorms:
     """A norm for each of several groups of columns, without biases, one after the other.
 
@@ -210,6 +229,7 @@ class LayerNorms:
     name: str
     num_groups: int
     size: int
+    order: NDArray[np.int32] | None = None  # number i of all groups is the stored number order[i]
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         if "{}" in self.name:
@@ -219,6 +239,7 @@ class LayerNorms:
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Affine:
         numbers = np.concatenate([dequantize(tensor).ravel() for tensor in tensors])
+        numbers = numbers if self.order is None else numbers[self.order]
         return Affine(ops.vector(stored_floats(tensors[0].name, numbers)), None)
 
 
@@ -260,19 +281,13 @@ def load_weights(
     pattern `unused` may be in the checkpoint and are not read."""
     groups = [("", top), *layers.items()]
     _check(checkpoint, groups, unused)
-    loaded = [
-        {
-            ours: want.load(ops, [checkpoint.tensor(prefix + name) for name, _ in want.shapes()])
-            for ours, want in group.items()
-        }
-        for prefix, group in groups
-    ]
+    loaded = [{ours: _load(ops, checkpoint, prefix, want) for ours, want in group.items()} for prefix, group in groups]
     return loaded[0], loaded[1:]
 
 
-def packed_bytes(groups: Iterable[Mapping[str, Any]]) -> int:
-    packed = PackedWeight | PackedExperts | PackedHeads
-    return sum(w.nbytes for group in groups for w in group.values() if isinstance(w, packed))
+def _load(ops: OpSet, checkpoint: Checkpoint, prefix: str, want: Want) -> Any:
+    loaded = want.load(ops, [checkpoint.tensor(prefix + name) for name, _ in want.shapes()])
+    return replace(loaded, layers=want.layers(prefix)) if isinstance(want, Matrix) else loaded
 
 
 def _check(checkpoint: Checkpoint, groups: Iterable[tuple[str, Wanted]], unused: str) -> None:

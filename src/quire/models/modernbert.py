@@ -10,7 +10,7 @@ from typing import Any
 from quire.core.errors import BadCheckpoint
 from quire.models.bert import ACTIVATIONS, label_count
 from quire.models.config import EncoderConfig
-from quire.models.loading import Affine, LayerNorm, Matrix, Model, Table, Wanted, load_weights, packed_bytes
+from quire.models.loading import Affine, LayerNorm, Matrix, Model, Table, Wanted, load_weights
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight
@@ -142,7 +142,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: ModernBertConfig, max_model
         rope=ops.frequencies(*frequencies(config.rope, max_model_len)),
         local_rope=ops.frequencies(*frequencies(config.local_rope, max_model_len)),
     )
-    return Model(config, partial(forward, config, weights), packed_bytes([top, *layers]))
+    return Model(config, partial(forward, config, weights), [top, *layers])
 
 
 def forward(c: ModernBertConfig, w: Weights, ops: OpSet, batch: Any) -> Value:

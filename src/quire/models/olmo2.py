@@ -1,34 +1,33 @@
-"""OLMo 2: Llama whose norms come after attention and feed-forward, with norms of whole queries and keys."""
+"""OLMo 2 and 3: Llama whose norms come after attention and feed-forward, with norms of whole queries and keys. In 3,
+three layers in four have a window, and only the fourth stretches its rotation."""
 
-from typing import Any
+from dataclasses import replace
 
 from quire.models import llama
 from quire.models.llama import LlamaConfig
 from quire.models.loading import Model, Vector
-from quire.ops.opset import OpSet, Value
+from quire.models.rope import RopeSpec
+from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
 
 def config(hf: CheckpointConfig) -> LlamaConfig:
     hf.expect("hidden_act", "silu")
-    return LlamaConfig(**llama.numbers(hf) | {"qk_norms": "rows"})
+    hf.expect("rope_local_scaling", None)
+    if hf.architecture == "Olmo3ForCausalLM" and "layer_types" not in hf:
+        layers = range(1, hf.int("num_hidden_layers") + 1)
+        hf = hf.with_values({"layer_types": [["full", "sliding"][layer % 4 > 0] + "_attention" for layer in layers]})
+    c = LlamaConfig(**llama.numbers(hf) | {"qk_norms": "rows"})
+    if hf.architecture != "Olmo3ForCausalLM":
+        return c
+    theta = hf.float("rope_local_base_freq", c.rope.theta)
+    return replace(c, local_rope=RopeSpec("default", theta, c.head_dim, c.rope.max_position, {}))
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> Model:
-    after = {
-        "norm1": Vector("post_attention_layernorm", config.hidden),
-        "norm2": Vector("post_feedforward_layernorm", config.hidden),
-    }
-    names = [{**llama.layer_names(config), **after}] * config.layers
-    return llama.load_with(ops, checkpoint, config, max_model_len, forward, names)
-
-
-def forward(c: LlamaConfig, w: llama.Weights, ops: OpSet, batch: Any) -> Value:
-    angles = ops.rope_angles(batch.positions, w.rope)
-    x = ops.embedding(batch.ids, w.embed)
-    for index, layer in enumerate(w.layers):
-        found = llama.attention(c, layer, index, ops, x, angles, batch)
-        x = ops.add(x, ops.rms_norm(found, layer.norm1, c.eps))
-        x = ops.add(x, ops.rms_norm(llama.mlp(c, layer, ops, x), layer.norm2, c.eps))
-    return ops.logits(ops.rms_norm(x, w.norm, c.eps), w.head, batch)
+    names = dict(llama.layer_names(config))
+    del names["norm1"], names["norm2"]
+    names["after1"] = Vector("post_attention_layernorm", config.hidden)
+    names["after2"] = Vector("post_feedforward_layernorm", config.hidden)
+    return llama.load_as(ops, checkpoint, config, max_model_len, names)

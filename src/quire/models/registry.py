@@ -14,9 +14,12 @@ from quire.weights.config import CheckpointConfig
 ARCHITECTURES = {
     "LlamaForCausalLM": "quire.models.llama",
     "MistralForCausalLM": "quire.models.llama",
+    "Mistral3ForConditionalGeneration": "quire.models.llama",
     "Qwen2ForCausalLM": "quire.models.llama",
     "Qwen3ForCausalLM": "quire.models.llama",
     "SmolLM3ForCausalLM": "quire.models.llama",
+    "Ernie4_5ForCausalLM": "quire.models.llama",
+    "SeedOssForCausalLM": "quire.models.llama",
     "Phi3ForCausalLM": "quire.models.phi3",
     "DeepseekV2ForCausalLM": "quire.models.deepseek",
     "DeepseekV3ForCausalLM": "quire.models.deepseek",
@@ -27,6 +30,11 @@ ARCHITECTURES = {
     "GraniteForCausalLM": "quire.models.granite",
     "GraniteMoeForCausalLM": "quire.models.granite",
     "Olmo2ForCausalLM": "quire.models.olmo2",
+    "Olmo3ForCausalLM": "quire.models.olmo2",
+    "GlmForCausalLM": "quire.models.glm",
+    "Glm4ForCausalLM": "quire.models.glm",
+    "CohereForCausalLM": "quire.models.cohere",
+    "Cohere2ForCausalLM": "quire.models.cohere",
     "GemmaForCausalLM": "quire.models.gemma",
     "Gemma2ForCausalLM": "quire.models.gemma",
     "Gemma3ForCausalLM": "quire.models.gemma",
@@ -44,6 +52,9 @@ ARCHITECTURES = {
     "PhiForCausalLM": "quire.models.phi",
     "StableLmForCausalLM": "quire.models.stablelm",
     "OlmoForCausalLM": "quire.models.olmo",
+}
+
+ENCODER_DECODERS = {  # they read a text and then write another
     "T5ForConditionalGeneration": "quire.models.t5",
     "MT5ForConditionalGeneration": "quire.models.t5",
     "BartForConditionalGeneration": "quire.models.bart",
@@ -77,7 +88,11 @@ SCORERS = {  # a number for a pair of texts comes out
 
 Purpose = Literal["generate", "embed", "score"]
 
-PURPOSES: dict[Purpose, dict[str, str]] = {"generate": ARCHITECTURES, "embed": EMBEDDERS, "score": SCORERS}
+PURPOSES: dict[Purpose, dict[str, str]] = {
+    "generate": ARCHITECTURES | ENCODER_DECODERS,
+    "embed": EMBEDDERS,
+    "score": SCORERS,
+}
 
 _WHAT_FOR = {
     "generate": ("continues texts", "use `quire run`, `chat` or `serve`, or LLM"),

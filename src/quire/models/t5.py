@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint
 from quire.models.config import Seq2SeqConfig
-from quire.models.loading import Matrix, Model, Table, Vector, Wanted, load_weights, packed_bytes
+from quire.models.loading import Matrix, Model, Table, Vector, Wanted, load_weights
 from quire.models.seq2seq import read_seq2seq, write_source
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Keep, OpSet, Value
@@ -203,7 +203,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: T5Config, max_model_len: in
     return Model(
         config,
         partial(forward, config, weights),
-        packed_bytes([top, *layers]),
+        [top, *layers],
         encode=partial(encode, config, weights),
     )
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint
-from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
+from quire.ops.tensors import LowRank, PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 Value = Any  # a torch tensor [tokens, columns], or a recorded one
 Int32 = NDArray[np.int32]
@@ -35,6 +35,7 @@ class StepBatch:
     context_lens: Int32  # [S] tokens to attend to, those of this step included
     block_tables: Int32  # [S, W] block ids; entries past ceil(context_len / block_size) are not read
     logit_rows: Int32  # [R] tokens whose logits are wanted
+    adapters: Int32 | None = None  # [T] the slot of the token's adapter, or -1; None: no token has one
     source_lens: Int32 | None = None  # [S] tokens of the source, where a sequence has one
     source_tables: Int32 | None = None  # [S, W] the blocks its keys and values are in
 
@@ -228,6 +229,16 @@ def quantization_of(asked: str | None, keep: Keep) -> str | None:
     return "int8" if keep is Keep.EIGHT_BITS else None
 
 
+class AdapterSlots(Protocol):
+    """What adapters add to one linear layer: a low rank matrix each, in a fixed number of slots, empty at first."""
+
+    def pack(self, parts: Sequence[LowRank | None]) -> Any:
+        """What one adapter adds to each of the layer's parts, as `put` takes it. In any thread."""
+
+    def put(self, slot: int, packed: Any) -> None:
+        """Into the slot, for the steps that are run from now on; None empties it."""
+
+
 class Program(Protocol):
     """A forward pass bound to its weights and cache."""
 
@@ -252,6 +263,9 @@ class OpSet(Protocol):
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
         """One matrix a head, of floats; all have one shape."""
+
+    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> AdapterSlots:
+        """For a linear layer of parts with `sizes` outputs, and adapters of up to that rank."""
 
     def vector(self, tensor: StoredTensor) -> Any:
         """A norm weight or the like, in fp32."""
@@ -298,6 +312,10 @@ class OpSet(Protocol):
 
     def linear(self, x: Value, w: PackedWeight) -> Value:
         """x [T, inputs] -> x @ w.T + bias [T, outputs]"""
+
+    def adapt(self, y: Value, x: Value, slots: Any, batch: Any) -> Value:
+        """y [T, outputs] + scale * x @ a.T @ b.T of the adapter in slot batch.adapters[t], for each row t that has one.
+        May work in place: y is what a linear layer made of x, and not used afterwards."""
 
     def linear_heads(self, x: Value, w: PackedHeads) -> Value:
         """x [T, heads * inputs] -> [T, heads * outputs]: the columns of every head times its own matrix."""

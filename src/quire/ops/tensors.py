@@ -145,6 +145,16 @@ def stored_floats(name: str, values: NDArray[np.float32]) -> StoredTensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LinearLayer:
+    """A linear layer of a checkpoint that a packed matrix was made of."""
+
+    name: str  # without `.weight`
+    num_outputs: int  # of the packed matrix
+    num_stored: int  # outputs in the checkpoint
+    order: NDArray[np.int32] | None = None  # output i is the stored output order[i]; None: they are the same
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PackedWeight:
     """A matrix [num_outputs, num_inputs] (with its bias) ready for one backend's kernels; nobody else looks inside."""
 
@@ -153,6 +163,20 @@ class PackedWeight:
     nbytes: int
     packed: Any
     bias: Any = None
+    layers: tuple[LinearLayer, ...] = ()  # whose outputs stand one below the other in it; none: nobody has said
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """scale * b @ a, to be added to a matrix [outputs, inputs]."""
+
+    a: StoredTensor  # [rank, inputs], floats
+    b: StoredTensor  # [outputs, rank], floats
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,7 +33,9 @@ class Rows:
         self.num_prompt = np.zeros(num_rows, np.int32)
         self.tables = np.zeros((num_rows, -(-max_model_len // block_size)), np.int32)
         self.num_blocks = np.zeros(num_rows, np.int32)
+        self.adapters = np.full(num_rows, -1, np.int32)  # slots
         self._scored: set[int] = set()  # rows that want logprobs of their prompt
+        self._num_adapted = 0  # rows that have an adapter
         self._tenancies = [0] * num_rows  # how often the row was given up
 
     def admit(self, admission: Admission) -> None:
@@ -44,10 +46,14 @@ class Rows:
         self.num_prompt[row] = admission.num_prompt
         self.tables[row, : len(blocks)] = blocks
         self.num_blocks[row] = len(blocks)
+        self.adapters[row] = admission.adapter
+        self._num_adapted += admission.adapter >= 0
         if admission.params.prompt_logprobs is not None:
             self._scored.add(row)
 
     def retire(self, row: int) -> None:
+        self._num_adapted -= int(self.adapters[row] >= 0)
+        self.adapters[row] = -1
         self.num_known[row] = self.num_blocks[row] = 0
         self._tenancies[row] += 1
         self._scored.discard(row)
@@ -85,8 +91,14 @@ class Rows:
         if self._scored:
             scored, scored_tokens = self._score(runs, seq_starts, len(drawing))
             logit_rows = np.concatenate([logit_rows, *scored_tokens])
-        batch = StepBatch(ids, positions, slots, seq_starts, context_lens, block_tables, logit_rows)
+        adapters = self._adapters(runs) if self._num_adapted else None
+        batch = StepBatch(ids, positions, slots, seq_starts, context_lens, block_tables, logit_rows, adapters)
         return Step(batch, drawing, scored)
+
+    def _adapters(self, runs: Sequence[Run]) -> Int32 | None:
+        """Each token's slot; None if no token of the step has one."""
+        slots = self.adapters[[run.row for run in runs]]
+        return np.repeat(slots, [run.count for run in runs]) if (slots >= 0).any() else None
 
     def _grow(self, row: int, blocks: list[int]) -> None:
         held = self.num_blocks[row]

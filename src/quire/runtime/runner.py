@@ -9,6 +9,7 @@ from quire.core.request import Logprob
 from quire.models.config import Seq2SeqConfig
 from quire.models.loading import Model
 from quire.ops.opset import BROKEN, CANDIDATES, Draw, KVCache, OpSet
+from quire.runtime.adapters import Adapters
 from quire.runtime.batch import Rows, Step
 from quire.runtime.guides import Guides, Matchers
 from quire.runtime.kv import KVSize
@@ -22,11 +23,23 @@ class Runner:
     `submit` returns when the device knows what to do, `collect` when the oldest step submitted is done. A plan may be
     submitted before the tokens it goes on from are known here, if the device draws them."""
 
-    def __init__(self, ops: OpSet, model: Model, size: KVSize, *, max_rows: int, max_tokens: int) -> None:
+    def __init__(
+        self,
+        ops: OpSet,
+        model: Model,
+        size: KVSize,
+        *,
+        max_rows: int,
+        max_tokens: int,
+        adapters: Adapters | None = None,
+    ) -> None:
+        """`adapters` are those of the model, where plans may ask for some."""
         self.rows = Rows(max_rows, size.max_model_len, size.spec.block_size)
         self.cache = ops.new_cache(size.spec, size.num_blocks, size.num_host_blocks)
         self.sampler = ops.new_sampler(max_rows, model.config.vocab)
-        self.program = ops.compile(model.forward, self.cache, max_tokens, max_rows, size.max_model_len, self.sampler)
+        self.adapters = adapters
+        forward = model.forward if adapters is None else adapters.forward
+        self.program = ops.compile(forward, self.cache, max_tokens, max_rows, size.max_model_len, self.sampler)
         self.sources = _sources(ops, model, self.cache, size, max_rows, max_tokens)
         self.guides: Guides | None = None
         self._vocab = model.config.vocab
@@ -63,6 +76,9 @@ class Runner:
             self.cache.swap_in(plan.swap_in)
         if plan.copies:
             self.cache.copy(plan.copies)
+        for slot, adapter in plan.adapters:
+            assert self.adapters is not None, "no adapters were enabled"
+            self.adapters.put(slot, adapter)
         for admission in plan.admitted:
             if self.sources:
                 admission = self.sources.admit(admission)

@@ -12,6 +12,7 @@ from quire.engine.client import EngineClient
 from quire.engine.models import OneModel
 from quire.engine.options import EngineOptions
 from quire.engine.service import Models
+from quire.server.doors import open_doors
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions, named_models
 
@@ -22,13 +23,13 @@ def launch(engine: EngineOptions, server: ServerOptions, *, on_ready: Callable[[
 
 
 async def _main(engine: EngineOptions, server: ServerOptions, on_ready: Callable[[str], None] | None) -> None:
-    metrics = Metrics()
+    metrics, doors = Metrics(), open_doors(server)
     importing = asyncio.create_task(asyncio.to_thread(import_module, "quire.server.serve"))  # while a model is loaded
     async with _models(engine, server, metrics) as models:
         await importing
         from quire.server.serve import serve
 
-        await serve(models, server, metrics=metrics, on_ready=on_ready)
+        await serve(models, server, metrics=metrics, doors=doors, on_ready=on_ready)
 
 
 @asynccontextmanager

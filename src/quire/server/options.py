@@ -17,6 +17,9 @@ class ServerOptions:
     keys_file: str | None = None  # more keys, with names and limits; read again on SIGHUP
     allowed_origins: list[str] = field(default_factory=lambda: ["*"])  # of web pages that may call it
     max_body_bytes: int = 32 << 20
+    max_connections: int = 4096
+    receive_timeout: float = 60.0  # seconds until a request has come whole
+    send_timeout: float = 60.0  # seconds that an answer may lie unread
     request_timeout: float | None = None  # seconds a request may take in all
     sse_keep_alive: float = 15.0  # seconds after which a silent stream is sent a comment; 0: never
     drain_timeout: float = 30.0  # seconds that requests under way may go on after SIGTERM
@@ -31,11 +34,26 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         named_models(self.models)
-        for name, least in (("max_loaded_models", 1), ("sse_keep_alive", 0), ("max_body_bytes", 1)):
-            if getattr(self, name) < least:
-                raise BadRequest(f"{name} is {getattr(self, name)}", f"it must be at least {least}", param=name)
-        if self.request_timeout is not None and not self.request_timeout > 0:
-            raise BadRequest(f"request_timeout is {self.request_timeout}", "it is in seconds", param="request_timeout")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise BadRequest(f"{name} is {value}", f"it must be at least {least}", param=name)
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise BadRequest("ssl_keyfile is given, and no ssl_certfile", "TLS needs both", param="ssl_certfile")
+
+
+_LEAST = {
+    "port": 0,
+    "max_loaded_models": 1,
+    "max_body_bytes": 1,
+    "max_connections": 1,
+    "receive_timeout": 0.001,
+    "send_timeout": 0.001,
+    "request_timeout": 0.001,
+    "sse_keep_alive": 0,
+    "drain_timeout": 0,
+    "keep_alive": 0,
+}
 
 
 def named_models(given: Sequence[str]) -> dict[str, str]:

@@ -65,7 +65,7 @@ class Quota:
             raise OverQuota(f"key `{self.name}` has {self.running} requests under way, and may have {most}", wait=1.0)
         for bucket in (self._requests, self._tokens, self._daily):
             if bucket is not None and (wait := bucket.wait(1)) > 0:
-                raise OverQuota(f"key `{self.name}` may use {bucket.most} {bucket.what}, and has", wait=wait)
+                raise OverQuota(f"key `{self.name}` has used its {bucket.most} {bucket.what}", wait=wait)
         if self._requests is not None:
             self._requests.take(1)
         self.running += 1

@@ -5,14 +5,16 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from starlette.applications import Starlette
 
-from quire.core.errors import QuireError
 from quire.server.app import create_app
-from quire.server.keys import KeyRing
+from quire.server.connection import Bounds, Connection
+from quire.server.doors import Doors, listen, open_doors, reload
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
 
@@ -20,12 +22,9 @@ if TYPE_CHECKING:
     from quire.engine.service import Models
 
 
-BACKLOG = 2048  # connections that may wait to be accepted
+log = logging.getLogger("quire.server")
+
 LAST_WORDS = 1.0  # seconds for telling the clients of cancelled requests
-
-
-class CannotListen(QuireError):
-    code = "cannot_listen"
 
 
 async def serve(
@@ -33,19 +32,31 @@ async def serve(
     options: ServerOptions,
     *,
     metrics: Metrics | None = None,
+    doors: Doors | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Returns when it has ended: after SIGTERM or SIGINT, once what was under way is done or `drain_timeout` is over.
 
     `on_ready` is told the address as soon as connections are taken. Run it with `uvloop.run` where there is one."""
-    keys = KeyRing(options.api_key, options.keys_file)
-    listener = None if options.uds else listen(options.host, options.port)
-    if options.keys_file and hasattr(signal, "SIGHUP"):
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, keys.reload)
-    config = uvicorn.Config(
-        create_app(models, options, metrics, keys),
+    doors, metrics = doors or open_doors(options), metrics or Metrics()
+    config = configuration(create_app(models, options, metrics, doors.keys), options, metrics)
+    config.load()
+    if (options.keys_file or config.ssl) and hasattr(signal, "SIGHUP"):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload, doors, options, config.ssl)
+    if doors.listener is not None:
+        listen(doors.listener)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its good news are told by `on_ready`
+    server = _Server(config, models, options.drain_timeout, on_ready)
+    await server.serve([doors.listener] if doors.listener else None)
+
+
+def configuration(app: Starlette, options: ServerOptions, metrics: Metrics) -> uvicorn.Config:
+    bounds = Bounds(options.max_connections, options.receive_timeout, options.send_timeout)
+    connection: Any = partial(Connection, bounds, partial(metrics.http, "none"))
+    return uvicorn.Config(
+        app,
         uds=options.uds,
-        http="httptools",
+        http=connection,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -57,8 +68,6 @@ async def serve(
         ssl_certfile=options.ssl_certfile,
         timeout_keep_alive=options.keep_alive,
     )
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its good news are told by `on_ready`
-    await _Server(config, models, options.drain_timeout, on_ready).serve([listener] if listener else None)
 
 
 class _Server(uvicorn.Server):
@@ -94,6 +103,10 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
             self._loop.call_soon_threadsafe(self._forced.set)
+        elif num_left := len(self.server_state.tasks):
+            log.info(
+                "%d requests under way have %g s to end; a second signal ends them now", num_left, self._drain_timeout
+            )
         self.should_exit = True
 
     def _address(self, sockets: list[socket.socket] | None) -> str:
@@ -108,23 +121,3 @@ async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks, timeout=LAST_WORDS)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket that says it is TCP: only then does asyncio send a small write, such as a token, at once and
-    not up to 40 ms later."""
-    listener = None
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)  # 127.0.0.1 for localhost
-        listener = socket.socket(family, kind, socket.IPPROTO_TCP)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        return listener
-    except OSError as error:
-        if listener is not None:
-            listener.close()
-        raise CannotListen(
-            f"cannot listen on {host}:{port}: {error.strerror or error}", "choose another `--host` or `--port`"
-        ) from error

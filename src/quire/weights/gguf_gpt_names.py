@@ -21,6 +21,7 @@ EPS = "attention.layer_norm_epsilon"
 
 APART = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj"}
 GATED = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+OF_COHERE = {"attn_norm": "input_layernorm", **APART, "attn_output": "self_attn.o_proj", **GATED}
 OF_BLOOM = {
     "attn_norm": "input_layernorm",
     "attn_qkv": "self_attention.query_key_value",
@@ -203,5 +204,22 @@ GPT_ARCHITECTURES: Mapping[str, Architecture] = {
         tensors=outer(token_embd="model.embed_tokens"),
         layer_tensors={**APART, **GATED, "attn_output": "self_attn.o_proj"},
         interleaved={"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"},
+    ),
+    "command-r": Architecture(
+        name="CohereForCausalLM",
+        keys={**SIZES, "layer_norm_eps": EPS, "logit_scale": "logit_scale"},
+        constants={"model_type": "cohere"},
+        tensors=outer(token_embd="model.embed_tokens", output_norm="model.norm"),
+        layer_tensors={**OF_COHERE, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
+        variants={"attn_q_norm": Variant(constants={"use_qk_norm": True})},
+        biases={"attention_bias": "attn_q"},
+    ),
+    "cohere2": Architecture(
+        name="Cohere2ForCausalLM",
+        keys={**SIZES, "layer_norm_eps": EPS, "logit_scale": "logit_scale"},
+        constants={"model_type": "cohere2"},
+        tensors=outer(token_embd="model.embed_tokens", output_norm="model.norm"),
+        layer_tensors=OF_COHERE,
+        biases={"attention_bias": "attn_q"},
     ),
 }

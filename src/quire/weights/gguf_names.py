@@ -5,8 +5,9 @@ architecture, add its row to ARCHITECTURES; a dot in a config key leads into an 
 
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from math import log
 from typing import Any
 
@@ -119,8 +120,21 @@ def _gemma(config: CheckpointConfig) -> dict[str, Any]:
     if not config.int("sliding_window", 0):
         derived["sliding_window_pattern"] = 1
     elif isinstance(pattern, array):
-        derived["layer_types"] = ["sliding_attention" if local else "full_attention" for local in pattern]
+        derived["layer_types"] = _layer_types(pattern)
     return derived
+
+
+def _olmo(config: CheckpointConfig) -> dict[str, Any]:
+    """OLMo 3 goes by the name of OLMo 2; it has a window."""
+    if not config.int("sliding_window", 0):
+        return {}
+    pattern = config.get("sliding_window_pattern")
+    kinds = {"layer_types": _layer_types(pattern)} if isinstance(pattern, array) else {}
+    return {"architectures": ["Olmo3ForCausalLM"], **kinds}
+
+
+def _layer_types(pattern: Iterable[int]) -> list[str]:
+    return ["sliding_attention" if local else "full_attention" for local in pattern]
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -173,12 +187,41 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "olmo2": Architecture(
         name="Olmo2ForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "olmo2", "hidden_act": "silu"},
+        keys={**DECODER_KEYS, "sliding_window_pattern": "attention.sliding_window_pattern"},
+        constants={"hidden_act": "silu"},
         tensors=OUTER_TENSORS,
         layer_tensors={**GATED_LAYER, **HEAD_NORMS, **NORMS_AROUND},
         biases={"attention_bias": "attn_q"},
-        expects={"attention.sliding_window": None},  # with one, it is OLMo 3
+        derive=_olmo,
+    ),
+    "glm4": Architecture(
+        name="Glm4ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "glm4", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            "post_attention_norm": "post_self_attn_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+        biases={"attention_bias": "attn_q"},
+    ),
+    "ernie4_5": Architecture(
+        name="Ernie4_5ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "ernie4_5", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        biases={"use_bias": "attn_q"},
+    ),
+    "seed_oss": Architecture(
+        name="SeedOssForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "seed_oss", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, "post_attention_norm": "post_attention_layernorm"},
+        biases={"attention_bias": "attn_q", "attention_out_bias": "attn_output", "mlp_bias": "ffn_up"},
     ),
     "olmoe": Architecture(
         name="OlmoeForCausalLM",
@@ -270,8 +313,11 @@ def find_architecture(metadata: CheckpointConfig) -> Architecture:
     experts = metadata.int(f"{name}.expert_count", default=0)
     row = (ARCHITECTURES.get(f"{name} with experts") if experts else None) or ARCHITECTURES.get(name)
     if row is None:
+        near = get_close_matches(name, ARCHITECTURES, n=3, cutoff=0.5)
+        hint = f"the nearest supported ones are {', '.join(near)}; all are {', '.join(ARCHITECTURES)}"
         raise Unsupported(
-            f"{metadata.source} is of the architecture {name!r}", f"supported in GGUF: {', '.join(ARCHITECTURES)}"
+            f"{metadata.source} is of the architecture {name!r}",
+            hint if near else f"supported in GGUF: {', '.join(ARCHITECTURES)}",
         )
     if experts and "num_local_experts" not in row.keys:
         raise Unsupported(f"{metadata.source}: {name}.expert_count is {experts}", f"{name} is read without experts")

@@ -37,7 +37,7 @@ class HuggingFaceCheckpoint:
         self._names = [*(name for name in self._raw.names() if name not in parts), *self._made]
         # The key is often left out, and its default differs between families. The tensors know (of encoder-decoders not
         # all: T5 means by it how logits are scaled).
-        tied = {"tie_word_embeddings": "lm_head.weight" not in self._names}
+        tied = {"tie_word_embeddings": not any(name.endswith("lm_head.weight") for name in self._names)}
         says = "tie_word_embeddings" in config or config.bool("is_encoder_decoder", False)
         self.config = config if says else config.with_values(tied)
 

@@ -14,6 +14,7 @@ from quire.ops.native.cpus import available_cpus
 from quire.ops.native.library import native
 from quire.ops.native.program import NativeProgram
 from quire.ops.native.recorder import Frequencies, Table
+from quire.ops.native.slots import NativeSlots
 from quire.ops.opset import Float32, Keep, KVCache, KVSpec, Sampler, quantization_of
 from quire.ops.tensors import (
     BF16,
@@ -106,6 +107,9 @@ class NativeOps:
         num_outputs, num_inputs = heads[0].shape
         assert all(head.shape == heads[0].shape and head.type.block == 1 for head in heads)
         return PackedHeads(len(heads), num_outputs, num_inputs, sum(matrix.nbytes for matrix in matrices), matrices)
+
+    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> NativeSlots:
+        return NativeSlots(num_inputs, sizes, num_slots, max_rank)
 
     def vector(self, tensor: StoredTensor) -> Float32:
         values: Float32 = native.dequantize(tensor.type.name, np.ascontiguousarray(tensor.data), tensor.num_columns)

@@ -58,8 +58,9 @@ class NativeProgram:
             batch.context_lens,
             batch.block_tables,
             batch.logit_rows,
+            self._logits,
+            batch.adapters,
             batch.source_lens,
             batch.source_tables,
-            self._logits,
         )
         return self._logits[:num_rows]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.ops.native.liveness import Storage, Use
+from quire.ops.native.slots import NativeSlots
 from quire.ops.opset import Activation, Float32, KVSpec, Routing
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 
@@ -101,6 +102,13 @@ class Recorder:
         out = _fresh(w.num_outputs)
         return self._note(
             (x,), out, lambda tape, at: tape.linear(at(x), w.packed, w.bias, at(out)), barrier=True, any_rows=True
+        )
+
+    def adapt(self, y: Columns, x: Columns, slots: NativeSlots, batch: Any) -> Columns:
+        sizes = (x.columns, y.columns)
+        assert sizes == (slots.num_inputs, slots.num_outputs), f"{sizes} columns and adapters of another layer"
+        return self._note(
+            (x, y), y, lambda tape, at: tape.adapt(at(y), at(x), slots.native), barrier=True, any_rows=True
         )
 
     def linear_heads(self, x: Columns, w: PackedHeads) -> Columns:

@@ -31,6 +31,7 @@ from quire.ops.torch.kernels.kv_write import kv_write
 from quire.ops.torch.kernels.latent_write import latent_write
 from quire.ops.torch.kernels.linear import linear
 from quire.ops.torch.kernels.linear_splits import new_tickets
+from quire.ops.torch.kernels.low_rank import add_low_rank
 from quire.ops.torch.kernels.moe import mixture
 from quire.ops.torch.kernels.norm import (
     add_layer_norm,
@@ -48,6 +49,7 @@ from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
 from quire.ops.torch.kernels.quant_scaled import ScaledWeight, scaled_linear
 from quire.ops.torch.kernels.routing import route
 from quire.ops.torch.ops import Frequencies
+from quire.ops.torch.slots import TorchSlots
 
 GRAPH_BYTES = 3 * 2**29  # for graphs and the sampler's tables: not measured, as they come after the pages
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -106,6 +108,9 @@ class GpuOps:
         for matrix, head in zip(stacked, heads, strict=True):
             matrix.copy_(load_floats(head, self.dtype, self.device))
         return PackedHeads(len(heads), num_outputs, num_inputs, stacked.nbytes, stacked)
+
+    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> TorchSlots:
+        return TorchSlots(num_inputs, sizes, num_slots, max_rank, self.device, self.dtype)
 
     def vector(self, tensor: StoredTensor) -> Tensor:
         return load_floats(tensor, torch.float32, self.device)
@@ -239,6 +244,12 @@ class GpuOps:
 
     def _codes(self, x: Tensor | Rows, dtype: torch.dtype, group: int) -> Quantized:
         return x.codes(dtype, group) if isinstance(x, Rows) else quantize_rows(x, dtype, group, self._overlap)
+
+    def adapt(self, y: Tensor, x: Tensor | Rows | Sum | Columns, slots: TorchSlots, batch: GpuBatch) -> Tensor:
+        batch.adapts = True
+        if (routing := batch.rows_by_slot(slots.num_slots)) is None:
+            return y
+        return add_low_rank(y, tensor_of(x), slots, routing)
 
     def linear_heads(self, x: Tensor | Columns, w: PackedHeads) -> HeadProducts:
         return HeadProducts(tensor_of(x), w.packed, self.batch_invariant)

@@ -14,6 +14,8 @@ from quire.ops.torch.kernels.attention_mla import mla_decode
 from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
 from quire.ops.torch.kernels.attention_plan import DecodePlan, PrefillPlan, plan_decode, plan_prefill
 from quire.ops.torch.kernels.attention_prefill import PrefillLaunch, invariant_launch, prefill, prefill_launch
+from quire.ops.torch.kernels.low_rank import sort_by_slot
+from quire.ops.torch.kernels.moe import Routing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,10 +42,19 @@ class GpuBatch:
     batch_invariant: bool = False
     all_logits: bool = False  # whether logits are wanted of all tokens
     host_starts: Int32 | None = None  # the runs' seq_starts, where some sequence has more than one token
+    adapters: Tensor | None = None  # [T] the slot of each token's adapter, or -1; None: no token has one
+    adapts: bool = False  # whether the forward pass asks for them
     unwritten: tuple[int, Columns, Columns] | None = None  # a layer's k and v, or latent and turned, until its q comes
     _decode_plans: dict[int, DecodePlan] = field(default_factory=dict)  # by window
     _prefill_plan: PrefillPlan | None = None
     _latent_plan: LatentPlan | None = None
+    _rows_by_slot: Routing | None = None
+
+    def rows_by_slot(self, num_slots: int) -> Routing | None:
+        """The same for all layers. None: no token has an adapter."""
+        if self._rows_by_slot is None and self.adapters is not None:
+            self._rows_by_slot = sort_by_slot(self.adapters, num_slots, self.batch_invariant)
+        return self._rows_by_slot
 
     def pages(self, layer: int) -> Pages:
         k, v, *units = (page[layer] for page in self.cache.pages)

@@ -4,6 +4,7 @@ A graph is captured for each of a ladder of batch sizes; a step takes the next l
 travel in one copy from pinned memory."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,18 +49,20 @@ class Inputs:
 
     def __init__(self, size: int, width: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
-        self._hosts = [torch.zeros(size * (4 + width), dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._hosts = [torch.zeros(size * (5 + width), dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._device = torch.zeros_like(self._hosts[0], device=device)
         self._arrived = [torch.cuda.Event() for _ in self._hosts] if pinned else []
         self.size, self.width = size, width
         self.tensors = self._views(self._device)
-        self.tensors[2].fill_(-1)  # until a step is sent, all of it is padding
+        for slots in (self.tensors[2], self.tensors[4]):  # until a step is sent, all of it is padding
+            slots.fill_(-1)
         self.seq_starts = torch.arange(size + 1, dtype=torch.int32, device=device)
 
-    def _views(self, flat: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """ids, positions, slots, context_lens [S], block_tables [S, W]"""
+    def _views(self, flat: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
+        """ids, positions, slots, context_lens, adapters [S], block_tables [S, W]"""
         n = self.size
-        return flat[:n], flat[n : 2 * n], flat[2 * n : 3 * n], flat[3 * n : 4 * n], flat[4 * n :].reshape(n, self.width)
+        lines = flat[: 5 * n].reshape(5, n)
+        return lines[0], lines[1], lines[2], lines[3], lines[4], flat[5 * n :].reshape(n, self.width)
 
     def send(self, batch: StepBatch) -> None:
         self._hosts.reverse()
@@ -67,14 +70,15 @@ class Inputs:
         host, n = self._hosts[0], batch.num_tokens
         if self._arrived:
             self._arrived[0].synchronize()  # its last use is two steps ago: there is nothing to wait for
-        ids, positions, slots, context_lens, tables = self._views(host.numpy())
+        ids, positions, slots, context_lens, adapters, tables = self._views(host.numpy())
         ids[:n], positions[:n], slots[:n], context_lens[:n] = (
             batch.ids,
             batch.positions,
             batch.slots,
             batch.context_lens,
         )
-        slots[n:], context_lens[n:] = -1, 0
+        adapters[:n] = -1 if batch.adapters is None else batch.adapters
+        slots[n:], context_lens[n:], adapters[n:] = -1, 0, -1
         used = min(batch.block_tables.shape[1], self.width)
         tables[:n, :used] = batch.block_tables[:, :used]
         self._device.copy_(host, non_blocking=True)
@@ -102,10 +106,14 @@ class GpuProgram:
         self._width = -(-max_model_len // cache.spec.block_size)
         self._sizes = ladder(min(max_rows, max_tokens)) if graphs and self._device.type == "cuda" else []
         self._inputs: dict[int, Inputs] = {}
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._graphs: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # by size, and with adapters
+        self._adapts = False  # whether the forward pass asks for adapters
         with torch.inference_mode():
             for size in reversed(self._sizes):  # the largest first: the others fit into its memory
-                self._capture(size)
+                self._inputs[size] = Inputs(size, self._width, self._device)
+                self._capture(size, adapted=False)
+                if self._adapts:  # steps in which nobody has one do without
+                    self._capture(size, adapted=True)
             if self._sizes:
                 self._try_prompts(max_rows)
 
@@ -120,7 +128,7 @@ class GpuProgram:
         only_decodes = len(batch.context_lens) == n == len(batch.logit_rows)
         if only_decodes and self._sizes and n <= self._sizes[-1]:
             size = next(size for size in self._sizes if size >= n)
-            graph, logits = self._graphs[size]
+            graph, logits = self._graphs[size, batch.adapters is not None]
             self._inputs[size].send(batch)
             graph.replay()
             return logits[:n]
@@ -131,23 +139,30 @@ class GpuProgram:
         others = min(TOKENS_BESIDE_A_PROMPT, max_rows - 1, self._max_tokens // 2)
         prompt = min(self._max_tokens - others, self._max_model_len)
         for lengths in ([prompt], [prompt] + [1] * others):
-            self._forward(self._on_device(written_nowhere(lengths, self._cache.spec.block_size)))
+            step = written_nowhere(lengths, self._cache.spec.block_size)
+            self._forward(self._on_device(step))
+            if self._adapts:
+                self._forward(self._on_device(replace(step, adapters=np.zeros_like(step.ids))))
 
-    def _capture(self, size: int) -> None:
-        inputs = self._inputs[size] = Inputs(size, self._width, self._device)
+    def _capture(self, size: int, adapted: bool) -> None:
+        inputs = self._inputs[size]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._forward(self._decoding(inputs))  # compiles, and lets libraries allocate
+            batch = self._decoding(inputs, adapted)
+            self._forward(batch)  # compiles, and lets libraries allocate
+            self._adapts = batch.adapts
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values()))[0].pool() if self._graphs else None
         with torch.cuda.graph(graph, pool=pool):
-            logits = self._forward(self._decoding(inputs))
-        self._graphs[size] = (graph, logits)
+            logits = self._forward(self._decoding(inputs, adapted))
+            if adapted:  # where those without are: logits are large, and there are many graphs
+                logits = self._graphs[size, False][1].copy_(logits)
+        self._graphs[size, adapted] = (graph, logits)
 
-    def _decoding(self, inputs: Inputs) -> GpuBatch:
-        ids, positions, slots, context_lens, tables = inputs.tensors
+    def _decoding(self, inputs: Inputs, adapted: bool) -> GpuBatch:
+        ids, positions, slots, context_lens, adapters, tables = inputs.tensors
         runs = Runs(inputs.seq_starts, context_lens, tables)
         rows = inputs.seq_starts[:-1]
         return GpuBatch(
@@ -162,17 +177,19 @@ class GpuProgram:
             prefills=False,
             batch_invariant=self._batch_invariant,
             all_logits=True,
+            adapters=adapters if adapted else None,
         )
 
     def _on_device(self, batch: StepBatch) -> GpuBatch:
         counts = np.diff(batch.seq_starts)
         names = ("ids", "positions", "slots", "seq_starts", "context_lens", "logit_rows", "block_tables")
         arrays: list[Int32] = [getattr(batch, name) for name in names]
+        arrays += [] if batch.adapters is None else [batch.adapters]
         flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
         if self._device.type == "cuda":
             flat = flat.pin_memory()
         parts = flat.to(self._device, non_blocking=True).split([array.size for array in arrays])
-        ids, positions, slots, seq_starts, context_lens, logit_rows, tables = parts
+        ids, positions, slots, seq_starts, context_lens, logit_rows, tables, *adapters = parts
         runs = Runs(seq_starts, context_lens, tables.view(batch.block_tables.shape))
         return GpuBatch(
             Ids(ids, self._last),
@@ -186,4 +203,5 @@ class GpuProgram:
             prefills=bool((counts > 1).any()),
             host_starts=batch.seq_starts if (counts > 1).any() else None,
             batch_invariant=self._batch_invariant,
+            adapters=adapters[0] if adapters else None,
         )

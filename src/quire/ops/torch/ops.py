@@ -17,6 +17,7 @@ from quire.ops.torch.attention import paged_attention, self_attention
 from quire.ops.torch.cache import TorchCache
 from quire.ops.torch.routing import choose_experts
 from quire.ops.torch.sampler import TorchSampler
+from quire.ops.torch.slots import TorchSlots, adapted
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class TorchBatch:
     cache: TorchCache
     source_lens: list[int]
     source_tables: Tensor | None
+    adapters: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,9 @@ class TorchOps:
         stacked = torch.stack([self._tensor(head) for head in heads])
         num_heads, num_outputs, num_inputs = stacked.shape
         return PackedHeads(num_heads, num_outputs, num_inputs, stacked.nbytes, stacked)
+
+    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> TorchSlots:
+        return TorchSlots(num_inputs, sizes, num_slots, max_rank, torch.device(self.device), torch.float32)
 
     def vector(self, tensor: StoredTensor) -> Tensor:
         return self._tensor(tensor)
@@ -121,6 +126,9 @@ class TorchOps:
 
     def linear(self, x: Tensor, w: PackedWeight) -> Tensor:
         return F.linear(x, w.packed, w.bias)
+
+    def adapt(self, y: Tensor, x: Tensor, slots: TorchSlots, batch: TorchBatch) -> Tensor:
+        return y if batch.adapters is None else adapted(y, x, slots, batch.adapters)
 
     def linear_heads(self, x: Tensor, w: PackedHeads) -> Tensor:
         heads = x.unflatten(-1, (w.num_heads, -1))  # [T, heads, inputs]
@@ -291,4 +299,5 @@ class TorchProgram:
             cache=self._cache,
             source_lens=[] if batch.source_lens is None else batch.source_lens.tolist(),
             source_tables=None if batch.source_tables is None else index(batch.source_tables),
+            adapters=None if batch.adapters is None else index(batch.adapters),
         )

@@ -1,0 +1,64 @@
+"""Command R, R7B and A (Cohere): attention and MLP side by side behind one norm without a bias, and rotary pairs stored
+side by side. R+ has a norm for each query and key head. In R7B and A layers either have a window or do not rotate."""
+
+from quire.models import gpt, llama
+from quire.models.activations import read_activation
+from quire.models.loading import LayerNorm, LayerNorms, Matrix, Model, Part, Table, Want, Wanted
+from quire.models.row_orders import pairs_apart
+from quire.ops.opset import OpSet
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+
+def config(hf: CheckpointConfig) -> gpt.GPTConfig:
+    layers = hf.int("num_hidden_layers")
+    second = hf.architecture == "Cohere2ForCausalLM"
+    if second and "layer_types" not in hf:
+        period = hf.int("sliding_window_pattern", 4)
+        kinds = [["full", "sliding"][layer % max(period, 1) > 0] + "_attention" for layer in range(1, layers + 1)]
+        hf = hf.with_values({"layer_types": kinds})
+    windows = llama.listed_windows(hf, layers) if second else (0,) * layers
+    return gpt.read_config(
+        hf,
+        rotary=hf if second else hf.with_values({"rope_theta": hf.float("rope_theta", 500_000.0)}),
+        kv_heads=hf.int("num_key_value_heads", hf.int("num_attention_heads")),
+        intermediate=hf.int("intermediate_size"),
+        activation=read_activation(hf, "hidden_act", "silu"),
+        eps=hf.float("layer_norm_eps", 1e-5),
+        tied=hf.bool("tie_word_embeddings", True),
+        bias=hf.bool("attention_bias", False),
+        gated=True,
+        parallel=True,
+        head_norms=hf.bool("use_qk_norm", False),
+        windows=windows,
+        rotated=tuple(map(bool, windows)) if second else None,
+        logit_scale=hf.float("logit_scale", 0.0625),
+    )
+
+
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+    top: Wanted = {
+        "embed": Table("embed_tokens", config.vocab, config.hidden),
+        "norm": LayerNorm("norm", config.hidden, bias=False),
+    }
+    return gpt.load_as(ops, checkpoint, config, max_model_len, gpt.Names("model.", "layers", top, layer_names(config)))
+
+
+def layer_names(c: gpt.GPTConfig) -> Wanted:
+    assert c.rope is not None
+    q = Part(c.q_size, pairs_apart(c.heads, c.head_dim, c.rope.rotary_dim))
+    k = Part(c.kv_size, pairs_apart(c.kv_heads, c.head_dim, c.rope.rotary_dim))
+    qkv = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": Part(c.kv_size)}
+    names: dict[str, Want] = {
+        "norm1": LayerNorm("input_layernorm", c.hidden, bias=False),
+        "qkv": Matrix(qkv, c.hidden, c.bias),
+        "out": Matrix({"self_attn.o_proj": c.hidden}, c.q_size, c.bias),
+        "up": Matrix({"mlp.gate_proj": c.intermediate, "mlp.up_proj": c.intermediate}, c.hidden),
+        "down": Matrix({"mlp.down_proj": c.hidden}, c.intermediate),
+    }
+    if c.head_norms:
+        names |= {
+            "q_norm": LayerNorms("self_attn.q_norm", c.heads, c.head_dim, q.order),
+            "k_norm": LayerNorms("self_attn.k_norm", c.kv_heads, c.head_dim, k.order),
+        }
+    return names

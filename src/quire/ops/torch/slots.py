@@ -1,0 +1,80 @@
+"""What adapters add to one linear layer, as arrays that are as large for every adapter, and the sum in plain torch."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.ops.dequantize import dequantize
+from quire.ops.tensors import LowRank, StoredTensor
+
+TILE_OUTPUTS = 64  # that a kernel takes at once
+
+
+class PackedLowRank(NamedTuple):
+    a: Tensor  # [parts, max_rank, inputs]
+    b: Tensor  # [outputs, max_rank]
+    scales: Tensor  # [parts]
+
+
+class TorchSlots:
+    """Ranks below the largest are filled up with zeros, which add nothing."""
+
+    def __init__(
+        self,
+        num_inputs: int,
+        sizes: Sequence[int],
+        num_slots: int,
+        max_rank: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.sizes, self.num_slots = list(sizes), num_slots
+        self.a = torch.zeros(num_slots, len(sizes), max_rank, num_inputs, device=device, dtype=dtype)
+        self.b = torch.zeros(num_slots, sum(sizes), max_rank, device=device, dtype=dtype)
+        self.scales = torch.zeros(num_slots, len(sizes), device=device)
+        self.tiles = torch.tensor(_tiles(sizes), dtype=torch.int32, device=device)
+
+    def pack(self, parts: Sequence[LowRank | None]) -> PackedLowRank | None:
+        if not any(parts):
+            return None
+        a, b, scales = (torch.zeros_like(of[0], device="cpu") for of in (self.a, self.b, self.scales))
+        for index, (part, rows) in enumerate(zip(parts, b.split(self.sizes), strict=True)):
+            if part is not None:
+                a[index, : part.rank] = _tensor(part.a)
+                rows[:, : part.rank] = _tensor(part.b)
+                scales[index] = part.scale
+        return PackedLowRank(a, b, scales)
+
+    def put(self, slot: int, packed: PackedLowRank | None) -> None:
+        for of, new in zip((self.a, self.b, self.scales), packed or (0, 0, 0), strict=True):
+            of[slot] = new
+
+
+def _tiles(sizes: Sequence[int]) -> list[tuple[int, int, int]]:
+    """The outputs, cut so that a tile is of one part: (first, end of the part, part)"""
+    ends = list(accumulate(sizes))
+    return [
+        (first, end, part)
+        for part, (size, end) in enumerate(zip(sizes, ends, strict=True))
+        for first in range(end - size, end, TILE_OUTPUTS)
+    ]
+
+
+def _tensor(stored: StoredTensor) -> Tensor:
+    return torch.tensor(dequantize(stored)).reshape(stored.shape)
+
+
+def adapted(y: Tensor, x: Tensor, slots: TorchSlots, adapters: Tensor) -> Tensor:
+    """y [T, outputs] and what the adapter in slot adapters[t] makes of x[t]; nothing, where that is below zero."""
+    out = y.clone()
+    for slot in adapters.unique().tolist():
+        if slot >= 0:
+            rows = (adapters == slot).nonzero()[:, 0]
+            hidden = (x[rows] @ slots.a[slot].transpose(1, 2)) * slots.scales[slot, :, None, None].to(x.dtype)
+            parts = slots.b[slot].split(slots.sizes)
+            out[rows] += torch.cat([F.linear(h, b) for h, b in zip(hidden, parts, strict=True)], dim=1)
+    return out

@@ -1,0 +1,105 @@
+"""LoRA: what adapters add to the linear layers of a model, in slots that steps choose from.
+
+Every family's forward pass serves: `Adapted` stands in for the op set, and lets each linear layer be followed by what
+the adapters of the batch's rows add to it."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from quire.core.errors import BadRequest, Unsupported
+from quire.models.loading import Model
+from quire.ops.opset import AdapterSlots, OpSet, Value
+from quire.ops.tensors import LinearLayer, LowRank, PackedWeight
+from quire.weights.peft import listed, read_adapter
+
+Slots = Mapping[PackedWeight, AdapterSlots]
+Loaded = Mapping[PackedWeight, Any]  # an adapter, as the slots of each linear layer take it
+
+_NUMBERED = re.compile(r"(?:.*?\.)?(?P<inside>[^.]+\.\d+\..+)")
+
+
+class Adapted:
+    """An op set, except that linear layers are adapted."""
+
+    def __init__(self, ops: Any, slots: Slots, batch: Any) -> None:
+        self._ops, self._slots, self._batch = ops, slots, batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+    def linear(self, x: Value, w: PackedWeight) -> Value:
+        y = self._ops.linear(x, w)
+        return self._ops.adapt(y, x, self._slots[w], self._batch) if w in self._slots else y
+
+
+class Adapters:
+    """The adapters of one model. `load` may be called in any thread, the others between steps."""
+
+    def __init__(self, ops: OpSet, model: Model, num_slots: int, max_rank: int) -> None:
+        self._max_rank = max_rank
+        self._layers: dict[str, list[tuple[PackedWeight, int]]] = {}  # where a linear layer is: which part of what
+        self._slots: dict[PackedWeight, AdapterSlots] = {}
+        for w in model.linears:
+            sizes = [layer.num_outputs for layer in w.layers]
+            self._slots[w] = ops.new_slots(w.num_inputs, sizes, num_slots, max_rank)
+            for part, layer in enumerate(w.layers):
+                self._layers.setdefault(_inside(layer.name), []).append((w, part))
+        self._held: dict[str, Loaded] = {}
+        self.forward: Callable[[OpSet, Any], Value] = lambda ops, batch: model.forward(
+            Adapted(ops, self._slots, batch), batch
+        )
+
+    def load(self, path: Path) -> Loaded:
+        """Read an adapter and make it ready. Raises if it cannot be one of this model."""
+        found = read_adapter(path)
+        if unknown := [name for name in found if _inside(name) not in self._layers]:
+            known = sorted({name.rsplit(".", 1)[1] for name in self._layers})
+            raise Unsupported(
+                f"{path} adapts what this model does not have as linear layers: {listed(unknown)}",
+                f"those that can be adapted are {', '.join(known)}",
+            )
+        if high := [f"{name} ({added.rank})" for name, added in found.items() if added.rank > self._max_rank]:
+            raise BadRequest(
+                f"{path} has ranks above max_lora_rank, which is {self._max_rank}: {listed(high)}",
+                f"let max_lora_rank be {max(added.rank for added in found.values())}",
+                param="max_lora_rank",
+            )
+        parts: dict[PackedWeight, list[LowRank | None]] = {}
+        for name, added in found.items():
+            for w, part in self._layers[_inside(name)]:
+                parts.setdefault(w, [None] * len(w.layers))[part] = _fitting(path, added, w, w.layers[part])
+        return {w: self._slots[w].pack(each) for w, each in parts.items()}
+
+    def add(self, key: str, loaded: Loaded) -> None:
+        self._held[key] = loaded
+
+    def remove(self, key: str) -> None:
+        """A slot it is in stays as it is until another takes it."""
+        del self._held[key]
+
+    def put(self, slot: int, key: str) -> None:
+        loaded = self._held[key]
+        for w, slots in self._slots.items():
+            slots.put(slot, loaded.get(w))
+
+
+def _inside(name: str) -> str:
+    """A layer's name from the list it is an element of: whether the model is wrapped in others, names differ in what
+    comes before."""
+    match = _NUMBERED.fullmatch(name)
+    return match["inside"] if match else name
+
+
+def _fitting(path: Path, added: LowRank, w: PackedWeight, layer: LinearLayer) -> LowRank:
+    """With its outputs in the order of the packed matrix."""
+    for tensor, axis, size in ((added.a, 1, w.num_inputs), (added.b, 0, layer.num_stored)):
+        if tensor.shape[axis] != size:
+            raise Unsupported(
+                f"{path}: tensor {tensor.name!r} is {[*tensor.shape]}, and {layer.name} is "
+                f"{[layer.num_stored, w.num_inputs]}",
+                "the adapter belongs to another model",
+            )
+    return added if layer.order is None else replace(added, b=added.b.ordered(layer.order))

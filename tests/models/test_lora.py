@@ -1,0 +1,168 @@
+"""Several adapters in one batch against PEFT, which merges them one by one into the model."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from transformers import GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config
+
+from models.checking import BACKENDS, BLOCK_SIZE, MAX_LEN, PROMPT, TINY, assert_close, make_ops, random_model
+from models.lora_files import NONE, Adapted, adapted_model
+from quire.core.errors import BadRequest, Unsupported
+from quire.models.registry import family
+from quire.ops.opset import OpSet, StepBatch
+from quire.runtime.adapters import Adapters
+from quire.runtime.kv import kv_spec
+from quire.weights.checkpoint import open_checkpoint
+
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LLAMA_LIKE = {
+    "all": {"r": 8, "lora_alpha": 16, "target_modules": ALL},
+    "qv": {"r": 16, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "use_rslora": True},
+    "odd": {
+        "r": 5,
+        "lora_alpha": 7,
+        "target_modules": ["k_proj", "down_proj", "gate_proj"],
+        "rank_pattern": {"gate_proj": 3, "model.layers.1.mlp.down_proj": 2},
+        "alpha_pattern": {"k_proj": 11},
+    },
+    "wide": {"r": 64, "lora_alpha": 64, "target_modules": ["o_proj", "up_proj"], "layers_to_transform": [1]},
+}
+CASES = {
+    "llama": (LlamaConfig, {**TINY, "attention_bias": True, "mlp_bias": True}, LLAMA_LIKE),
+    "qwen2": (Qwen2Config, {**TINY, "tie_word_embeddings": True}, LLAMA_LIKE),
+    "gpt2": (
+        GPT2Config,
+        {
+            "vocab_size": 96,
+            "n_embd": 64,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": MAX_LEN,
+            "initializer_range": 0.4,
+            "bos_token_id": None,
+            "eos_token_id": None,
+        },
+        {
+            "all": {"r": 5, "target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True},
+            "attn": {"r": 64, "target_modules": ["c_attn"], "fan_in_fan_out": True},
+        },
+    ),
+    "mixtral": (
+        MixtralConfig,
+        {**TINY, "num_local_experts": 4, "num_experts_per_tok": 2},
+        {name: LLAMA_LIKE[name] | {"target_modules": ALL[:4]} for name in ("all", "wide")},
+    ),
+}
+RANKS = {name: options["r"] for _, _, adapters in CASES.values() for name, options in adapters.items()}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    @cache
+    def make(name: str) -> Adapted:
+        config, options, adapters = CASES[name]
+        return adapted_model(random_model(config(**options), seed=3), tmp_path_factory.mktemp(name), adapters)
+
+    return make
+
+
+class Together:
+    """One sequence for each adapter, and one without, in the same steps."""
+
+    def __init__(self, ops: OpSet, theirs: Adapted, max_rank: int = 64) -> None:
+        checkpoint = open_checkpoint(theirs.path)
+        module = family(checkpoint.config.architecture)
+        config = module.config(checkpoint.config)
+        model = module.load(ops, checkpoint, config, MAX_LEN)
+        self.names = list(theirs.expected)
+        paths = {name: path for name, path in theirs.adapters.items() if RANKS[name] <= max_rank}
+        self.slots = {name: slot for slot, name in enumerate(sorted(paths))} | {NONE: -1}
+        adapters = Adapters(ops, model, num_slots=len(paths) + 1, max_rank=max_rank)
+        for name, path in paths.items():
+            adapters.add(name, adapters.load(path))
+            adapters.put(self.slots[name], name)
+        self.blocks = -(-MAX_LEN // BLOCK_SIZE)
+        num_blocks = self.blocks * len(self.names)
+        cache = ops.new_cache(kv_spec(config, BLOCK_SIZE, "float32"), num_blocks)
+        self.program = ops.compile(adapters.forward, cache, MAX_LEN * len(self.names), len(self.names), MAX_LEN)
+        self.tables = np.random.default_rng(0).permutation(num_blocks).astype(np.int32).reshape(-1, self.blocks)
+
+    def run(self, ids: dict[str, list[int]], start: int) -> dict[str, np.ndarray]:
+        """The logits of all ids from `start` on."""
+        tables = {name: table for name, table in zip(self.names, self.tables, strict=True) if name in ids}
+        counts = [len(tokens) - start for tokens in ids.values()]
+        positions = [np.arange(start, len(tokens), dtype=np.int32) for tokens in ids.values()]
+        slots = [
+            tables[name][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for name, p in zip(ids, positions, strict=True)
+        ]
+        batch = StepBatch(
+            ids=np.concatenate([np.array(tokens[start:], np.int32) for tokens in ids.values()]),
+            positions=np.concatenate(positions),
+            slots=np.concatenate(slots),
+            seq_starts=np.cumsum([0, *counts], dtype=np.int32),
+            context_lens=np.array([len(tokens) for tokens in ids.values()], np.int32),
+            block_tables=np.stack([tables[name] for name in ids]),
+            logit_rows=np.arange(sum(counts), dtype=np.int32),
+            adapters=np.repeat(np.array([self.slots[name] for name in ids], np.int32), counts),
+        )
+        logits = np.asarray(self.program.run(batch)).copy()
+        return dict(zip(ids, np.split(logits, np.cumsum(counts)[:-1]), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_row_has_the_logits_of_its_merged_model(models, backend, name):
+    theirs = models(name)
+    ours = Together(make_ops(backend), theirs)
+    ids = dict.fromkeys(ours.names, PROMPT)
+    found = ours.run(ids, 0)
+    for adapter, expected in theirs.expected.items():
+        assert_close(found[adapter], expected.prefill)
+        assert adapter == NONE or np.abs(expected.prefill - theirs.expected[NONE].prefill).max() > 0.1
+
+    ids = {adapter: [*PROMPT] for adapter in ours.names}
+    for _ in range(len(theirs.expected[NONE].generated) - len(PROMPT)):
+        for adapter, tokens in ids.items():
+            tokens.append(int(found[adapter][-1].argmax()))
+        found = ours.run(ids, len(ids[NONE]) - 1)
+    assert ids == {adapter: expected.generated for adapter, expected in theirs.expected.items()}
+
+
+def test_a_row_has_the_same_bits_alone_and_among_other_adapters(models):
+    ours = Together(make_ops("native"), models("llama"))
+    together = ours.run(dict.fromkeys(ours.names, PROMPT), 0)
+    for adapter in ours.names:
+        assert np.array_equal(ours.run({adapter: PROMPT}, 0)[adapter], together[adapter])
+        ours.run({adapter: PROMPT[:7]}, 0)
+        assert np.array_equal(ours.run({adapter: PROMPT}, 7)[adapter], together[adapter][7:])
+
+
+def test_the_gpus_kernels_agree(models):
+    """In Triton's interpreter, where there is no GPU."""
+    torch = pytest.importorskip("torch")
+    from quire.ops.torch.gpu import GpuOps
+
+    theirs = models("llama")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    ids = {"odd": PROMPT[:2], NONE: PROMPT[:1], "all": PROMPT[:1]}
+    both = GpuOps(device, "float32"), make_ops("torch")
+    found, expected = (Together(ops, theirs, max_rank=8).run(ids, 0) for ops in both)
+    for name in ids:
+        assert_close(found[name], expected[name])
+
+
+def test_what_the_model_does_not_have_is_listed_all_at_once(models):
+    ops, theirs = make_ops("native"), models("mixtral")
+    checkpoint = open_checkpoint(theirs.path)
+    module = family(checkpoint.config.architecture)
+    model = module.load(ops, checkpoint, module.config(checkpoint.config), MAX_LEN)
+    adapters = Adapters(ops, model, num_slots=1, max_rank=8)
+    with pytest.raises(
+        Unsupported, match=r"layers.0.mlp.down_proj, .*1.mlp.up_proj\nhint: .* are gate, k_proj, o_proj, q_proj, v_proj"
+    ):
+        adapters.load(models("llama").adapters["all"])
+    with pytest.raises(BadRequest, match=r"max_lora_rank, which is 8: model.layers.1.self_attn.k_proj \(64\), "):
+        adapters.load(theirs.adapters["wide"])
+    with pytest.raises(Unsupported, match=r"c_attn"):
+        adapters.load(models("gpt2").adapters["attn"])

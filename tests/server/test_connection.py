@@ -1,0 +1,117 @@
+"""Clients that send too much, too slowly, or do not read."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from quire.server.options import ServerOptions
+from server.running import Running, running
+from server.test_leaving import eventually, post
+
+QUICK = ServerOptions(receive_timeout=0.3, send_timeout=0.3)
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+@contextmanager
+def connection(server: Running) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as made:
+        yield made
+
+
+def answer(made: socket.socket) -> bytes:
+    """All that comes until the server closes the connection."""
+    parts = []
+    with suppress(ConnectionResetError):
+        while part := made.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"", b""),  # nothing was asked
+        (b"POST /v1/compl", b"HTTP/1.1 408"),
+        (HEAD + b"X-A: b", b"HTTP/1.1 408"),
+        (HEAD + b"Content-Length: 20\r\n\r\n{", b"HTTP/1.1 408"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n", b"HTTP/1.1 408"),
+    ],
+)
+def test_a_request_has_to_come_in_time(sent: bytes, status: bytes) -> None:
+    with running(QUICK) as server, connection(server) as made:
+        made.sendall(sent)
+        assert answer(made)[:12] == status
+        assert server.metrics.http_requests["none", "408"] == bool(status)
+        assert server.complete().status_code == 200
+
+
+def test_letter_by_letter_is_not_in_time_either() -> None:
+    with running(QUICK) as server, connection(server) as made:
+        begin = time.monotonic()
+        with pytest.raises(OSError):
+            for letter in HEAD * 10:
+                made.sendall(bytes([letter]))
+                time.sleep(0.01)
+        assert time.monotonic() - begin < 5
+
+
+def test_a_second_request_on_a_connection_has_its_own_time() -> None:
+    with running(QUICK) as server, connection(server) as made:
+        for _ in range(2):
+            body = b'{"prompt": "x", "max_tokens": 1}'
+            made.sendall(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+            told = b""
+            while not told.endswith(b"}}}"):
+                told += made.recv(65536)
+            assert told.startswith(b"HTTP/1.1 200")
+            time.sleep(0.4)  # idle, which is allowed for longer
+        made.sendall(b"GET /hea")
+        assert answer(made).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /" + b"x" * 400_000, b"HTTP/1.1 431"),
+        (HEAD + b"X-A: " + b"b" * 400_000, b"HTTP/1.1 431"),
+        (HEAD + b"X-A: b\r\n" * 40_000, b"HTTP/1.1 4"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"X-A: b\r\n" * 40_000, b"HTTP/1.1 400"),
+        (b"nonsense\r\n\r\n", b"HTTP/1.1 400"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"HTTP/1.1 400"),  # TLS where there is none
+    ],
+)
+def test_heads_have_an_end(sent: bytes, status: bytes) -> None:
+    with running() as server, connection(server) as made:
+        with suppress(OSError):  # closed while it is being sent
+            made.sendall(sent)
+        assert answer(made).startswith(status)
+        assert server.complete().status_code == 200
+
+
+def test_who_does_not_read_is_disconnected() -> None:
+    with running(QUICK) as server:
+        server.service.says = "x" * 100
+        made = post(
+            server.port,
+            "/v1/completions",
+            {"prompt": "x", "stream": True, "max_tokens": 10**6, "n": 64, "ignore_eos": True},
+        )
+        with made:
+            eventually(lambda: server.metrics.http_requests["/v1/completions", "200"] == 1, 20)
+            assert not server.service.open
+
+
+def test_one_connection_too_many_is_told_so() -> None:
+    with (
+        running(ServerOptions(max_connections=2)) as server,
+        connection(server),
+        connection(server),
+        connection(server) as third,
+    ):
+        told = answer(third)
+        assert told.startswith(b"HTTP/1.1 503") and b"the server has 2 connections" in told
+    with running(ServerOptions(max_connections=1)) as server:
+        assert server.complete().status_code == 200
