@@ -124,9 +124,9 @@ async def streamed(url: str, path: str, body: bytes) -> list[tuple[float, bytes]
     try:
         writer.write(head.encode() + body)
         await writer.drain()
-        status, chunked = await _read_head(reader)
+        status, chunked = await read_head(reader)
         pieces: list[tuple[float, bytes]] = []
-        while piece := await _read_piece(reader, chunked):
+        while piece := await read_piece(reader, chunked):
             pieces.append((time.perf_counter(), piece))
     except (asyncio.IncompleteReadError, ConnectionError) as failure:
         raise LoadFailed(f"the server broke off: {failure}") from failure
@@ -137,13 +137,13 @@ async def streamed(url: str, path: str, body: bytes) -> list[tuple[float, bytes]
     return pieces
 
 
-async def _read_head(reader: asyncio.StreamReader) -> tuple[int, bool]:
+async def read_head(reader: asyncio.StreamReader) -> tuple[int, bool]:
     """The status, and whether the body comes in chunks (else it ends with the connection)."""
     lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
     return int(lines[0].split()[1]), any(line.startswith("transfer-encoding:") and "chunked" in line for line in lines)
 
 
-async def _read_piece(reader: asyncio.StreamReader, chunked: bool) -> bytes:
+async def read_piece(reader: asyncio.StreamReader, chunked: bool) -> bytes:
     """The body's next bytes, empty at its end."""
     if not chunked:
         return await reader.read(65536)

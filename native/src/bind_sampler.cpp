@@ -47,6 +47,10 @@ RowParams row_params(nb::handle from) {
     p.min_tokens = field<int64_t>(from, "min_tokens");
     p.num_logprobs = field<int64_t>(from, "num_logprobs");
     p.num_candidates = field<int64_t>(from, "num_candidates");
+    const nb::object mark = from.attr("watermark");
+    if (!mark.is_none()) {
+        p.watermark = {field<uint64_t>(mark, "key"), field<uint32_t>(mark, "green_below"), field<float>(mark, "delta")};
+    }
     return p;
 }
 

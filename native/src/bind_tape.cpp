@@ -223,12 +223,12 @@ void bind_tape(nb::module_& m) {
         .def(
             "attention",
             [](Tape& t, View q, int64_t layer, float scale, int64_t window, float softcap, std::optional<Floats> slopes,
-               std::optional<Biases> biases, View out) {
+               View out, std::optional<Biases> biases) {
                 t.add(quire::Attention{q, View{}, layer, scale, window, softcap, data_of(slopes), data_of(biases),
                                        reach_of(biases), false, out, 0});
             },
-            "q"_a, "layer"_a, "scale"_a, "window"_a, "softcap"_a, "slopes"_a.none().noconvert(),
-            "biases"_a.none().noconvert(), "out"_a)
+            "q"_a, "layer"_a, "scale"_a, "window"_a, "softcap"_a, "slopes"_a.none().noconvert(), "out"_a,
+            "biases"_a.none().noconvert() = nb::none())
         .def(
             "cross_attention",
             [](Tape& t, View q, int64_t layer, float scale, View out) {
@@ -254,14 +254,14 @@ void bind_tape(nb::module_& m) {
         .def(
             "self_attention",
             [](Tape& t, View q, int64_t kv_heads, int64_t head_dim, float scale, bool causal, int64_t window,
-               std::optional<Biases> biases, View out) {
+               View out, std::optional<Biases> biases) {
                 const quire::SelfAttentionShape shape{kv_heads, q.columns / head_dim / kv_heads, head_dim,
                                                       scale,    causal,                          window,
                                                       data_of(biases), reach_of(biases)};
                 t.add(quire::SelfAttention{q, shape, out, 0});
             },
-            "q"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "causal"_a, "window"_a, "biases"_a.none().noconvert(),
-            "out"_a)
+            "q"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "causal"_a, "window"_a, "out"_a,
+            "biases"_a.none().noconvert() = nb::none())
         .def(
             "activate", [](Tape& t, View x, int kind, View out) { t.add(quire::Activate{x, activation(kind), out}); },
             "x"_a, "kind"_a, "out"_a)

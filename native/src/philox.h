@@ -24,4 +24,35 @@ inline uint64_t uniform_bits(uint64_t seed, uint64_t position, uint32_t sample) 
     return (uint64_t{words[1]} << 32 | words[0]) >> 11;
 }
 
+// What follows is for a watermark: the words of 4 * kLanes neighbouring tokens after the token `before`, as a number
+// for every counter (before, first + lane, 0, 1). The loops over lanes become vector instructions.
+constexpr int kPhiloxLanes = 8;
+
+struct PhiloxWords {
+    uint32_t word[4][kPhiloxLanes];
+};
+
+inline PhiloxWords watermark_words(uint64_t key, uint32_t before, uint32_t first) {
+    PhiloxWords c;
+    for (int lane = 0; lane < kPhiloxLanes; ++lane) {
+        c.word[0][lane] = before;
+        c.word[1][lane] = first + uint32_t(lane);
+        c.word[2][lane] = 0;
+        c.word[3][lane] = 1;
+    }
+    uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+    for (int round = 0; round < 10; ++round) {
+        for (int lane = 0; lane < kPhiloxLanes; ++lane) {
+            const uint64_t a = uint64_t{0xD2511F53} * c.word[0][lane], b = uint64_t{0xCD9E8D57} * c.word[2][lane];
+            c.word[0][lane] = uint32_t(b >> 32) ^ c.word[1][lane] ^ k0;
+            c.word[1][lane] = uint32_t(b);
+            c.word[2][lane] = uint32_t(a >> 32) ^ c.word[3][lane] ^ k1;
+            c.word[3][lane] = uint32_t(a);
+        }
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return c;
+}
+
 }  // namespace quire

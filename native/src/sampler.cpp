@@ -91,7 +91,7 @@ Sampler::Sampler(int64_t num_rows, int64_t vocab, int num_threads)
 // Whether this row's next token is drawn from other logits than the raw ones.
 bool Sampler::Row::edited() const {
     return !params.logit_bias.empty() || params.restricted || !params.banned.empty() || !seen.empty() ||
-           (num_output() < params.min_tokens && !params.stop_ids.empty());
+           params.watermark.delta != 0.0f || (num_output() < params.min_tokens && !params.stop_ids.empty());
 }
 
 void Sampler::Row::append(int32_t token, bool output) {
@@ -130,6 +130,7 @@ void Sampler::admit(int64_t row, RowParams params, const std::vector<int32_t>& t
     fresh.held = true;
     fresh.num_prompt = num_prompt;
     for (const auto& sequence : params.banned) fresh.tail_length = std::max(fresh.tail_length, sequence.size() - 1);
+    if (params.watermark.delta != 0.0f) fresh.tail_length = std::max(fresh.tail_length, size_t{1});
     fresh.params = std::move(params);
     for (size_t i = 0; i < tokens.size(); ++i) fresh.append(tokens[i], int64_t(i) >= num_prompt);
     rows_[row] = std::move(fresh);
@@ -153,9 +154,24 @@ void Sampler::restrict_to_allowed(const RowParams& params, const float* raw, con
     }
 }
 
+void Sampler::favour_green(const Row& row, std::vector<float>& out) const {
+    const Watermark& mark = row.params.watermark;
+    if (mark.delta == 0.0f) return;
+    const uint32_t before = row.tail.empty() ? 0 : uint32_t(row.tail.back());
+    constexpr int64_t step = 4 * kPhiloxLanes;
+    for (int64_t first = 0; first < vocab_; first += step) {
+        const PhiloxWords random = watermark_words(mark.key, before, uint32_t(first / 4));
+        float added[step];
+        for (int64_t i = 0; i < step; ++i) added[i] = random.word[i % 4][i / 4] < mark.green_below ? mark.delta : 0.0f;
+        const int64_t count = std::min(vocab_ - first, step);
+        for (int64_t i = 0; i < count; ++i) out[first + i] += added[i];
+    }
+}
+
 void Sampler::edit(const Row& row, const float* raw, const uint32_t* mask, std::vector<float>& out) const {
     const RowParams& params = row.params;
     restrict_to_allowed(params, raw, mask, out);
+    favour_green(row, out);
     for (const auto& [id, bias] : params.logit_bias) out[id] += bias;
     for (const auto& sequence : params.banned)
         if (sequence.size() - 1 <= row.tail.size() &&

@@ -11,6 +11,13 @@
 
 namespace quire {
 
+// As in core/watermark.py.
+struct Watermark {
+    uint64_t key = 0;
+    uint32_t green_below = 0;  // a token's 32 random bits are below it: it is green
+    float delta = 0.0f;        // 0: there is no mark
+};
+
 // As in ops/opset.py.
 struct RowParams {
     uint64_t seed = 0;
@@ -27,6 +34,7 @@ struct RowParams {
     int64_t min_tokens = 0;
     int64_t num_logprobs = -1;
     int64_t num_candidates = 0;
+    Watermark watermark;
 };
 
 struct Logprob {
@@ -68,7 +76,7 @@ class Sampler {
         bool held = false;
         RowParams params;
         int64_t num_tokens = 0, num_prompt = 0;
-        std::vector<int32_t> tail;  // the last tokens: as many as the longest ban looks back
+        std::vector<int32_t> tail;  // the last tokens: as many as the longest ban, or a watermark, looks back
         size_t tail_length = 0;
         std::unordered_map<int32_t, int32_t> seen;  // penalized tokens -> times in the output; 0: in the prompt alone
 
@@ -89,6 +97,7 @@ class Sampler {
     Draw draw_row(Row& row, const float* raw, const uint32_t* mask, Scratch& scratch) const;
     void restrict_to_allowed(const RowParams& params, const float* raw, const uint32_t* mask,
                              std::vector<float>& out) const;
+    void favour_green(const Row& row, std::vector<float>& out) const;
     void edit(const Row& row, const float* raw, const uint32_t* mask, std::vector<float>& out) const;
     int32_t sample(const Row& row, const float* x, const Softmax& softmax, Scratch& scratch) const;
     std::vector<Logprob> most_likely(const float* x, const Softmax& softmax, double log_total, int64_t count,

@@ -271,9 +271,10 @@ def test_sources_are_read_whole_and_shared_whole() -> None:
     preemptions = hits = 0
     for seed in range(25):
         setting, workload = crowd(seed)
-        for arrival in workload:
+        for number, arrival in enumerate(workload):
             params = replace(arrival.request.params, prompt_logprobs=None)
-            arrival.request = replace(arrival.request, params=params, start_ids=[1, 2][: 1 + seed % 2])
+            source, start_ids = [1 + number % 3] * (4 + 7 * (number % 3)), [1, 2][: 1 + seed % 2]
+            arrival.request = replace(arrival.request, prompt_ids=source, params=params, start_ids=start_ids)
         stats = verify(replace(setting, num_blocks=setting.num_blocks + 6, budget=8), workload).stats()
         preemptions += stats.preemptions
         hits += stats.prefix_hits

@@ -17,6 +17,7 @@ if not CUDA:
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
+from quire.core.watermark import Watermark  # noqa: E402
 from quire.ops.opset import BROKEN, CANDIDATES, RowParams  # noqa: E402
 from quire.ops.philox import uniform_bits  # noqa: E402
 from quire.ops.torch.device_sampler import DeviceSampler  # noqa: E402
@@ -25,6 +26,7 @@ from quire.ops.torch.kernels.sample_job import Split  # noqa: E402
 from quire.ops.torch.kernels.sample_weights import ordered, weigh  # noqa: E402
 from quire.ops.torch.sampler import TorchSampler, distances, weights  # noqa: E402
 from quire.ops.torch.sampler_rows import Path  # noqa: E402
+from quire.ops.watermark import is_green  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
 VOCAB = 4001 if CUDA else 21
@@ -167,6 +169,7 @@ def random_params(choose: random.Random) -> RowParams:
         stop_ids=(token(), VOCAB + 3),
         min_tokens=choose.choice([0, 0, 4]),
         num_logprobs=choose.choice([-1, 0, 3]),
+        watermark=choose.choice([None, Watermark(), Watermark(gamma=0.9, delta=30.0, key=2**64 - 1)]),
     )
 
 
@@ -197,6 +200,21 @@ def test_edits_over_several_steps():
     for step in range(3):
         tokens = pair.draw(bell(2, seed=step), [0, 1])
         assert (tokens[0] == 3) == (step >= 2)
+
+
+def test_a_watermark_goes_by_the_token_before():
+    """Of the prompt at first, then of what was drawn; beside a row that has none."""
+    pair = Pair(2)
+    pair.admit(0, replace(GREEDY, watermark=Watermark(delta=50.0)), [4, 7])
+    pair.admit(1, GREEDY, [4, 7])
+    assert pair.device.needs([0, 1]) == Path.WATERMARKED
+    before = 7
+    for step in range(3):
+        logits = bell(2, seed=step)
+        logits[1] = logits[0]
+        marked, plain = pair.draw(logits, [0, 1])
+        assert is_green(Watermark(), before, marked) and plain == int(logits[0].argmax())
+        before = marked
 
 
 def test_when_all_is_masked_the_best_allowed_is_taken():

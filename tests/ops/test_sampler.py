@@ -18,6 +18,7 @@ from transformers import (
 
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission
+from quire.core.watermark import Watermark
 from quire.ops.native.sampler import NativeSampler
 from quire.ops.opset import BROKEN, CANDIDATES, RowParams
 from quire.ops.torch.sampler import Row, TorchSampler, edit, survivors, weights
@@ -82,6 +83,7 @@ params_strategy = st.builds(
     min_tokens=st.integers(0, 4),
     num_logprobs=st.integers(-1, 5),
     num_candidates=st.sampled_from([0, 0, 0, 4, VOCAB + 1]),
+    watermark=st.sampled_from([None, None, Watermark(), Watermark(gamma=0.9, delta=30.0, key=2**64 - 1)]),
 )
 
 

@@ -1,4 +1,4 @@
-import json
+import importlib.util
 import math
 import re
 from pathlib import Path
@@ -11,6 +11,8 @@ from quire.server.exposition import prometheus_text
 from quire.server.histogram import Histogram
 from quire.server.metrics import Metrics
 from server.running import running
+
+ROOT = Path(__file__).parents[2]
 
 
 def samples(text: str) -> dict[str, float]:
@@ -58,6 +60,7 @@ def test_records_become_metrics() -> None:
             num_samples=1,
             max_tokens=None,
             arrival=1.0,
+            admitted=1.05,
             first_token=1.2,
             last_token=2.0,
             finished=2.1,
@@ -75,6 +78,9 @@ def test_records_become_metrics() -> None:
     assert found["quire_time_to_first_token_seconds_sum"] == pytest.approx(0.2)
     assert found["quire_time_per_output_token_seconds_sum"] == pytest.approx(0.2)
     assert found["quire_e2e_request_latency_seconds_sum"] == pytest.approx(1.1)
+    assert found["quire_request_queue_time_seconds_sum"] == pytest.approx(0.05)
+    assert found["quire_request_prefill_time_seconds_sum"] == pytest.approx(0.15)
+    assert found["quire_request_inference_time_seconds_sum"] == pytest.approx(0.95)
     assert found["quire_step_seconds_count{phase=run}"] == 2
     assert found["quire_step_tokens_bucket{le=16.0}"] == 2 and found["quire_step_tokens_bucket{le=8.0}"] == 0
 
@@ -106,17 +112,24 @@ def test_dashboards_made_for_vllm_find_their_names() -> None:
         assert found[f"vllm:request_success_total{{engine=0,finished_reason=abort,model_name={name}}}"] == 1
 
 
-def test_the_dashboard_asks_for_metrics_that_exist() -> None:
-    server = Metrics()
-    server.of("a").finished["stop"] += 1
-    server.http("/x", 200)
-    server.tenant("t", 1, 1)
-    exist = {key.partition("{")[0] for key in samples(prometheus_text(server).decode())}
-    [file] = (Path(__file__).parents[2] / "deploy" / "grafana").glob("*.json")
-    asked = set(
-        re.findall(r"quire_\w+", json.dumps([panel["targets"] for panel in json.loads(file.read_text())["panels"]]))
-    )
-    assert len(asked) > 10 and asked <= exist, asked - exist
+def test_the_page_tells_of_all_metrics() -> None:
+    spec = importlib.util.spec_from_file_location("metrics_page", ROOT / "tools" / "metrics_page.py")
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.page() == tool.PAGE.read_text(), "docs/metrics.md is stale: run python tools/metrics_page.py"
+
+
+@pytest.mark.parametrize("file", ["grafana/quire.json", "prometheus/alerts.yml"])
+def test_what_is_deployed_asks_for_metrics_that_exist(file: str) -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    kinds = dict(re.findall(r"^\| `(quire_\w+)` \| (\w+) ", page, re.MULTILINE))
+    exist = {name for name, kind in kinds.items() if kind != "histogram"}
+    exist |= {
+        f"{name}_{part}" for name, kind in kinds.items() if kind == "histogram" for part in ("bucket", "sum", "count")
+    }
+    asked = set(re.findall(r"quire_[a-z0-9_]+", (ROOT / "deploy" / file).read_text())) - {"quire_"}
+    assert len(asked) > 5 and asked <= exist, asked - exist
 
 
 def test_a_value_on_a_bound_belongs_below_it() -> None:

@@ -17,6 +17,7 @@ COMMANDS = {  # name: (module, what it does)
     "chat": ("quire.cli.chat", "talk to a model in the terminal"),
     "embed": ("quire.cli.embed", "make vectors of texts, or score them against a query"),
     "run-batch": ("quire.cli.run_batch", "answer a file of requests, in the OpenAI batch format"),
+    "detect-watermark": ("quire.cli.detect_watermark", "tell whether a text was written under a watermark"),
     "pull": ("quire.cli.pull", "download a model"),
     "models": ("quire.cli.models", "list the models that are here"),
     "bench": ("quire.cli.bench", "measure how fast a model runs here"),

@@ -77,6 +77,9 @@ SERVER_FLAGS: About = {
         "choices": ("auto", "none", *REASONING_FORMATS),
         "help": "how the model marks its thoughts, which are split from the answer; none leaves them in it",
     },
+    "watermark_gamma": {"help": "part of the vocabulary that a watermark favours"},
+    "watermark_delta": {"help": "how much it favours it, added to logits"},
+    "watermark_key": {"help": "whoever knows it can find watermarks, and remove them: choose your own"},
     "access_log": {"help": "log every request with its model, tenant, tokens and times"},
     "otlp_traces_endpoint": {"metavar": "URL", "help": "send OpenTelemetry spans there (needs quire[otel])"},
 }

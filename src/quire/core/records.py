@@ -1,6 +1,6 @@
 """What happened: the numbers that metrics, logs, benchmarks and the planner all read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.core.request import FinishReason
 
@@ -30,6 +30,11 @@ class StepRecord:
     run_seconds: float
     update_seconds: float
     scheduler: SchedulerStats
+    admitted: list[str] = field(default_factory=list)  # ids of requests that were in no step before, or were preempted
+
+    @property
+    def seconds(self) -> float:
+        return self.schedule_seconds + self.run_seconds + self.update_seconds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,6 +49,7 @@ class RequestRecord:
     num_samples: int
     max_tokens: int | None
     arrival: float
+    admitted: float | None = None  # to the first step that computed some of it
     first_token: float | None
     last_token: float | None
     finished: float

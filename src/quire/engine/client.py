@@ -4,6 +4,7 @@ Every request's prompt and every token delivered of it are held here. When the e
 and what was under way is submitted again from where it was; its clients see a pause."""
 
 import asyncio
+import logging
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
+from quire.core.records import StepRecord
 from quire.core.request import SequenceEvent
 from quire.core.texts import ReadEvent, ReadRequest, Task, Tokens
 from quire.engine.child import EngineProcess
@@ -19,7 +21,7 @@ from quire.engine.forecast import Forecast
 from quire.engine.generate import GenerateRequest
 from quire.engine.grammar_check import GrammarCheck
 from quire.engine.live import LiveRequest
-from quire.engine.messages import Cancel, Failed, FromEngine, HasRead, Ready, Refused, Seen, Start, Step, Watch
+from quire.engine.messages import Cancel, Failed, FromEngine, HasRead, Ready, Refused, Rests, Seen, Start, Step, Watch
 from quire.engine.options import EngineOptions
 from quire.engine.prompt import Prompter
 from quire.engine.service import ModelInfo, Observer, State
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from quire.engine.text_reader import TextReader
 
 T = TypeVar("T")
+log = logging.getLogger("quire.engine")
 
 LONG_TEXT = 20_000  # characters; longer prompts are tokenized in a thread
 MAX_CRASHES = 3  # a request that was there each time is given up: it may be the cause
@@ -277,6 +280,7 @@ class EngineClient:
                 return
             if failures > MAX_RESTARTS or isinstance(problem, DoesNotFit):
                 self.state = "stopped"
+                log.error("%s: it is not started again", problem.message)
                 for one in list(self._live.values()):
                     one.give_up(problem.message)
                 return
@@ -298,6 +302,7 @@ class EngineClient:
 
     def _mourn(self, problem: QuireError) -> None:
         """The engine died. A request that has seen it too often goes with it."""
+        log.error("%s: it is started again, and %d requests go on there", problem.message, len(self._live))
         if self.state != "draining":
             self.state = "restarting"
         if self.observer:
@@ -310,16 +315,25 @@ class EngineClient:
     async def _receive(self, message: FromEngine) -> None:
         if isinstance(message, Step | HasRead):
             if message.record:
-                self._forecast.step(message.record)
-                if self.observer:
-                    self.observer.step(message.record)
+                self._count(message.record)
             for event in message.events:
                 await self._deliver(event)
+        elif isinstance(message, Rests):
+            if self.observer:
+                self.observer.rests(message.scheduler)
         elif isinstance(message, Seen):
             for viewer in self._viewers:
                 viewer.show(message.snapshot)
         elif isinstance(message, Refused) and (one := self._live.get(message.request_id)):
             one.refuse(message.problem.error())
+
+    def _count(self, record: StepRecord) -> None:
+        self._forecast.step(record)
+        for request_id in record.admitted:
+            if isinstance(stream := self._live.get(request_id), Stream):
+                stream.live.admit(time.monotonic() - record.seconds)
+        if self.observer:
+            self.observer.step(record)
 
     async def _deliver(self, event: SequenceEvent | ReadEvent) -> None:
         one = self._live.get(event.request_id)

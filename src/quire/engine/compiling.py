@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from quire.core.errors import QuireError
-from quire.core.records import StepRecord
+from quire.core.records import SchedulerStats, StepRecord
 from quire.core.request import Request, SequenceEvent
 from quire.core.snapshot import Snapshot
 from quire.engine.engine import Engine
@@ -47,6 +47,9 @@ class CompilingEngine:
     @property
     def patience(self) -> float | None:
         return 0.0 if self._done else self._engine.patience
+
+    def stats(self) -> SchedulerStats:
+        return self._engine.stats()
 
     def watch(self, on: bool) -> None:
         self._engine.watch(on)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from quire.core.errors import Unsupported
 from quire.core.limits import Limits
 from quire.core.plan import StepPlan
-from quire.core.records import StepRecord
+from quire.core.records import SchedulerStats, StepRecord
 from quire.core.request import Request, SequenceEvent
 from quire.core.scheduler import Scheduler
 from quire.core.snapshot import Snapshot
@@ -29,6 +29,7 @@ NEW_OBJECTS = 100_000  # before garbage is looked for: more than a step makes
 @dataclass(slots=True)
 class _Launched:
     plan: StepPlan
+    admitted: list[str]
     schedule_seconds: float
     begin: float
 
@@ -102,7 +103,8 @@ class Engine:
             if self._watch:
                 self._watch.planned(plan)
             self.executor.submit(plan)
-            self._launched.append(_Launched(plan, scheduled - begin, scheduled))
+            admitted = [self._scheduler.at_row(admission.row).group.id for admission in plan.admitted]
+            self._launched.append(_Launched(plan, admitted, scheduled - begin, scheduled))
             if plan.runs and len(self._launched) <= self.capacity.ahead:
                 return events
         return events + self._collect() if self._launched else events
@@ -127,6 +129,7 @@ class Engine:
             run_seconds=ran - max(step.begin, self._collected),
             update_seconds=time.perf_counter() - ran,
             scheduler=self._scheduler.stats(),
+            admitted=step.admitted,
         )
         self._collected = ran
         if self._watch:
@@ -134,6 +137,9 @@ class Engine:
         return events
 
     # ---- seen from outside
+
+    def stats(self) -> SchedulerStats:
+        return self._scheduler.stats()
 
     def watch(self, on: bool) -> None:
         """Whether somebody looks. While nobody does, it costs nothing."""

@@ -34,9 +34,8 @@ class Forecast:
 
     def step(self, record: StepRecord) -> None:
         if record.num_tokens >= 2 * max(record.num_drawn, 1):  # most of it was prompts
-            seconds = record.schedule_seconds + record.run_seconds + record.update_seconds
             self._tokens = MEMORY * self._tokens + record.num_tokens
-            self._seconds = MEMORY * self._seconds + seconds
+            self._seconds = MEMORY * self._seconds + record.seconds
         if record.scheduler.prefix_queries:
             self._missing = 1 - record.scheduler.prefix_hits / record.scheduler.prefix_queries
 

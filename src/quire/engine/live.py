@@ -27,6 +27,7 @@ class LiveRequest:
         self._num_prompt_logprobs = 0  # delivered
         self._num_known_again = 0  # to be passed over, after a resumption
         self._num_cached = 0
+        self._admitted: float | None = None
         self._first: float | None = None
         self._last: float | None = None
 
@@ -50,6 +51,10 @@ class LiveRequest:
             assert text.finish_reason
             self._finish(text.finish_reason)
         return text
+
+    def admit(self, moment: float) -> None:
+        """It takes part in steps, from that moment on (time.monotonic())."""
+        self._admitted = self._admitted or moment
 
     def fail(self, reason: str, finish_reason: FinishReason = "error") -> TextEvent:
         """End the request from this side."""
@@ -86,6 +91,7 @@ class LiveRequest:
             num_samples=len(self._tokens),
             max_tokens=self.request.params.max_tokens,
             arrival=self.request.arrival,
+            admitted=self._admitted,
             first_token=self._first,
             last_token=self._last,
             finished=time.monotonic(),

@@ -1,6 +1,7 @@
 """Several models behind one address, loaded when they are asked for; the one not used for longest makes room."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -19,6 +20,8 @@ from quire.runtime.memory import available_memory
 from quire.text.tokenizer import Tokenizer
 
 Observe = Callable[[str], Observer]  # the observer of a model, by its name
+
+log = logging.getLogger("quire.engine")
 
 WEIGHTS = {".safetensors", ".gguf", ".bin"}
 
@@ -184,8 +187,9 @@ class Slot:
         return self._num_bytes + (self.options.kv_cache_memory_bytes or 0) <= available_memory()
 
     async def start(self, observer: Observer | None) -> None:
-        client = EngineClient(self.options, observer)
+        client, begin = EngineClient(self.options, observer), time.monotonic()
         await client.start()
+        log.info("`%s` is loaded, after %.1f s", self.name, time.monotonic() - begin)
         self.client, self.info, self.tokenizer = client, client.info, client.tokenizer
 
     async def unload(self) -> None:
@@ -195,6 +199,7 @@ class Slot:
         await self._unused.wait()
         await client.drain()
         await client.stop()
+        log.info("`%s` is unloaded", self.name)
         if client.observer is not None:
             client.observer.unloaded()
 

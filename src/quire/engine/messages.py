@@ -6,7 +6,7 @@ import msgspec
 
 from quire.core import errors
 from quire.core.errors import EngineFailed, QuireError
-from quire.core.records import StepRecord
+from quire.core.records import SchedulerStats, StepRecord
 from quire.core.request import Request, SequenceEvent
 from quire.core.snapshot import Snapshot
 from quire.core.texts import ReadEvent, ReadRequest, Task
@@ -54,6 +54,12 @@ class HasRead(msgspec.Struct, tag=True):
     record: StepRecord | None
 
 
+class Rests(msgspec.Struct, tag=True):
+    """There is nothing to do, and it was no step that ended it: what was under way has been cancelled."""
+
+    scheduler: SchedulerStats
+
+
 class Seen(msgspec.Struct, tag=True):
     """The engine as it is; only while it is watched."""
 
@@ -95,7 +101,7 @@ class Problem(msgspec.Struct):
 
 
 ToEngine = Start | Submit | Read | Cancel | Watch
-FromEngine = Ready | Step | HasRead | Seen | Refused | Failed
+FromEngine = Ready | Step | HasRead | Rests | Seen | Refused | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToEngine)

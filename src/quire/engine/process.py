@@ -25,6 +25,7 @@ from quire.engine.messages import (
     Read,
     Ready,
     Refused,
+    Rests,
     Seen,
     Start,
     Step,
@@ -82,6 +83,7 @@ def _serve(engine: Any, server: "_Server", report: type[Step] | type[HasRead]) -
     `engine` is a `CompilingEngine`, whose steps are told as `Step`s, or a `ReadingEngine`, and they are `HasRead`s."""
     while not server.gone:
         events: list[Any] = []
+        cancelled = False
         message = server.receive(engine.patience)
         while message is not None:
             match message:
@@ -92,6 +94,7 @@ def _serve(engine: Any, server: "_Server", report: type[Step] | type[HasRead]) -
                         server.refuse(request, error)
                 case Cancel(request_id, index):
                     events += engine.cancel(request_id, index)
+                    cancelled = True
                 case Watch(on):
                     engine.watch(on)
             message = server.receive(0.0)
@@ -101,6 +104,8 @@ def _serve(engine: Any, server: "_Server", report: type[Step] | type[HasRead]) -
             record = engine.record
         if events or record:
             server.send(report(events, record))
+        if (cancelled or events) and record is None and not engine.has_work:
+            server.send(Rests(engine.stats()))
         if seen := engine.snapshot():
             server.send(Seen(seen))
 

@@ -54,6 +54,9 @@ class ReadingEngine:
     def patience(self) -> float | None:
         return 0.0 if self.has_work else None
 
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(waiting=len(self._turns))
+
     def watch(self, on: bool) -> None:
         """There are no pages to be seen."""
 
@@ -85,7 +88,7 @@ class ReadingEngine:
             schedule_seconds=scheduled - begin,
             run_seconds=ran - scheduled,
             update_seconds=time.perf_counter() - ran,
-            scheduler=SchedulerStats(waiting=len(self._turns)),
+            scheduler=self.stats(),
         )
         self._steps += 1
         return expired + events

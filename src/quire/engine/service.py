@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from quire.core.records import RequestRecord, StepRecord
+from quire.core.records import RequestRecord, SchedulerStats, StepRecord
 from quire.core.texts import Task
 from quire.engine.generate import GenerateRequest
 from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores
@@ -33,6 +33,9 @@ class Observer(Protocol):
     """Is told what happened, as it happens."""
 
     def step(self, record: StepRecord) -> None: ...
+
+    def rests(self, scheduler: SchedulerStats) -> None:
+        """What was under way has been cancelled, and there is nothing else."""
 
     def token(self, seconds: float, count: int) -> None:
         """A sample gained `count` tokens, `seconds` after it last gained any."""

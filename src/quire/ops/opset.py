@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint
+from quire.core.watermark import Watermark
 from quire.ops.tensors import LowRank, PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 Value = Any  # a torch tensor [tokens, columns], or a recorded one
@@ -121,6 +122,7 @@ class RowParams:
     min_tokens: int = 0
     num_logprobs: int = -1  # -1: none; 0: of the drawn token; k: and of the k most likely
     num_candidates: int = 0  # beam search: nothing is drawn, that many best continuations are returned
+    watermark: Watermark | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +151,14 @@ GREEDY_BELOW = 1e-5  # a temperature under it takes the most likely token
 class Sampler(Protocol):
     """Draws tokens for rows, and remembers each row's tokens for penalties.
 
-    The order of work on a row's logits: the step's mask; logit_bias, allowed, banned, min_tokens; repetition, then
-    frequency and presence penalties, all in fp32; (logprobs are taken of the *raw* logits) temperature; top_k; top_p;
-    min_p; typical_p, each on what the one before has left. Then one uniform number from Philox4x32-10 with key = seed
-    and counter = (position, sample) picks among the survivors in the order of their ids, by cumulative probability:
-    weights are integers, so sums are exact. Ties between logits go to the lower id everywhere. If everything is
-    masked, the best raw logit among those that mask and `allowed` leave is taken. A NaN counts as -inf. Candidates are
-    the log_softmax after temperature, without the filters; masked tokens are not among them.
+    The order of work on a row's logits: the step's mask; the watermark; logit_bias, allowed, banned, min_tokens;
+    repetition, then frequency and presence penalties, all in fp32; (logprobs are taken of the *raw* logits)
+    temperature; top_k; top_p; min_p; typical_p, each on what the one before has left. Then one uniform number from
+    Philox4x32-10 with key = seed and counter = (position, sample) picks among the survivors in the order of their ids,
+    by cumulative probability: weights are integers, so sums are exact. Ties between logits go to the lower id
+    everywhere. If everything is masked, the best raw logit among those that mask and `allowed` leave is taken. A NaN
+    counts as -inf. Candidates are the log_softmax after temperature, without the filters; masked tokens are not among
+    them.
     docs/sampling.md defines each step."""
 
     def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:

@@ -3,12 +3,15 @@
 What native/src/philox.h computes, in plain Python. There is no state to save, fork or lose: the number that draws a
 token depends on the seed, the sample and the position alone."""
 
+from typing import Any
+
 MASK32 = 0xFFFFFFFF
 UNIFORM_BITS = 53
 
 
-def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """128 random bits for a 128-bit counter and a 64-bit key, in 32-bit words, the lowest first."""
+def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
+    """128 random bits for a 128-bit counter and a 64-bit key, in 32-bit words, the lowest first. Words of the counter
+    are ints, or arrays of them in uint64: then so are those of the result."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -23,7 +26,7 @@ def uniform_bits(seed: int, position: int, sample: int) -> int:
 
     The key is the seed, a negative one in two's complement; the counter is (position, sample), 64 bits each."""
     w0, w1, _, _ = philox4x32((position & MASK32, position >> 32, sample, 0), (seed & MASK32, seed >> 32 & MASK32))
-    return (w1 << 32 | w0) >> 64 - UNIFORM_BITS
+    return int(w1 << 32 | w0) >> 64 - UNIFORM_BITS
 
 
 def uniform(seed: int, position: int, sample: int) -> float:

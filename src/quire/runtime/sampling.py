@@ -27,6 +27,7 @@ def row_params(admission: Admission) -> RowParams:
         min_tokens=params.min_tokens,
         num_logprobs=_num_logprobs(params),
         num_candidates=2 * (params.beam_width or 0),  # of 2b continuations of b beams, at least b go on
+        watermark=params.watermark,
     )
 
 

@@ -21,9 +21,9 @@ class Bounds:
 
 
 class Connection(HttpToolsProtocol):
-    """`refused` is told the status of what was answered here, before any route was asked."""
+    """`refused` is told the status and the code of what was answered here, before any route was asked."""
 
-    def __init__(self, bounds: Bounds, refused: Callable[[int], None], **uvicorn: Any) -> None:
+    def __init__(self, bounds: Bounds, refused: Callable[[int, str], None], **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._bounds, self._refused = bounds, refused
         self._in_head = True
@@ -110,7 +110,7 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, status: int, code: str, message: str) -> None:
         """An answer, unless one is under way, and the end."""
         self._arriving.stop()
-        self._refused(status)
+        self._refused(status, code)
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             kind = "invalid_request_error" if status < 500 else "server_error"
             body = msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code}})

@@ -111,7 +111,7 @@ class Edge:
         return path if path in self._fixed else self._open.get(scope.get("endpoint", ""), "other")
 
     def _end(self, visit: Visit, headers: Headers, route: str, status: int) -> None:
-        self._metrics.http(route, status)
+        self._metrics.http(route, status, visit.error)
         if visit.tenant and visit.model:
             self._metrics.tenant(visit.tenant, visit.prompt_tokens, visit.output_tokens)
         if self._options.access_log:

@@ -116,6 +116,24 @@ HISTOGRAMS = [
         lambda model: model.per_token,
     ),
     Distribution(
+        "request_queue_time_seconds",
+        ("request_queue_time_seconds",),
+        "From arrival to the first step that computes some of the request.",
+        lambda model: model.queue,
+    ),
+    Distribution(
+        "request_prefill_time_seconds",
+        ("request_prefill_time_seconds",),
+        "From its first step to the first token.",
+        lambda model: model.prefill,
+    ),
+    Distribution(
+        "request_inference_time_seconds",
+        ("request_inference_time_seconds",),
+        "From its first step to the last token.",
+        lambda model: model.inference,
+    ),
+    Distribution(
         "e2e_request_latency_seconds",
         ("e2e_request_latency_seconds",),
         "From arrival to the end.",
@@ -163,32 +181,37 @@ class _Families(Collector):
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        models = self._metrics.models
-        for gauge in GAUGES:
-            for name, labels in _names(gauge):
-                shown = GaugeMetricFamily(name, gauge.help, labels=["model_name", *labels])
-                for model, found in models.items():
-                    shown.add_metric([model, *labels.values()], gauge.of(found))
-                yield shown
-        for counter in COUNTERS:
-            for name, labels in _names(counter):
-                counted = CounterMetricFamily(name, counter.help, labels=["model_name", *labels])
-                for model, found in models.items():
-                    counted.add_metric([model, *labels.values()], counter.of(found))
-                yield counted
-        for distribution in HISTOGRAMS:
-            for name, labels in _names(distribution):
-                spread = HistogramMetricFamily(name, distribution.help, labels=["model_name", *labels])
-                for model, found in models.items():
-                    histogram = distribution.of(found)
-                    spread.add_metric([model, *labels.values()], histogram.buckets(), histogram.sum)
-                yield spread
-        yield from _finished(models)
-        yield from _steps(models)
-        yield from _server(self._metrics)
+        return families(self._metrics)
 
     def describe(self) -> list[Metric]:
         return []
+
+
+def families(metrics: Metrics) -> Iterator[Metric]:
+    """Each of ours, followed by its aliases."""
+    models = metrics.models
+    for gauge in GAUGES:
+        for name, labels in _names(gauge):
+            shown = GaugeMetricFamily(name, gauge.help, labels=["model_name", *labels])
+            for model, found in models.items():
+                shown.add_metric([model, *labels.values()], gauge.of(found))
+            yield shown
+    for counter in COUNTERS:
+        for name, labels in _names(counter):
+            counted = CounterMetricFamily(name, counter.help, labels=["model_name", *labels])
+            for model, found in models.items():
+                counted.add_metric([model, *labels.values()], counter.of(found))
+            yield counted
+    for distribution in HISTOGRAMS:
+        for name, labels in _names(distribution):
+            spread = HistogramMetricFamily(name, distribution.help, labels=["model_name", *labels])
+            for model, found in models.items():
+                histogram = distribution.of(found)
+                spread.add_metric([model, *labels.values()], histogram.buckets(), histogram.sum)
+            yield spread
+    yield from _finished(models)
+    yield from _steps(models)
+    yield from _server(metrics)
 
 
 def _names(number: Number | Distribution) -> Iterator[tuple[str, dict[str, str]]]:
@@ -226,6 +249,10 @@ def _server(metrics: Metrics) -> Iterator[Metric]:
     for labels, count in metrics.tenant_tokens.items():
         tenants.add_metric(labels, count)
     yield tenants
+    errors = CounterMetricFamily("quire_errors", "Requests answered with an error, by its code.", labels=["code"])
+    for code, count in metrics.errors.items():
+        errors.add_metric([code], count)
+    yield errors
     http = CounterMetricFamily("quire_http_requests", "HTTP requests, by route and status.", labels=["route", "status"])
     for labels, count in metrics.http_requests.items():
         http.add_metric(labels, count)

@@ -140,6 +140,7 @@ class _Streamed(Response):
             log.debug("client left in the middle of a stream")
         except asyncio.CancelledError:  # the time to drain is over
             error = Unavailable("the server is shutting down", "ask again")
+            note_error(error)
             body = self._dialect.frame(self._dialect.error(error))
             await send({"type": "http.response.body", "body": body, "more_body": False})
             raise

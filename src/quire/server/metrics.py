@@ -27,6 +27,9 @@ class ModelMetrics:
         self.first_token = Histogram(_SECONDS)
         self.next_token = Histogram(_SECONDS)
         self.per_token = Histogram(_SECONDS)
+        self.queue = Histogram(_SECONDS)
+        self.prefill = Histogram(_SECONDS)
+        self.inference = Histogram(_SECONDS)
         self.decode = Histogram(_SECONDS)
         self.whole = Histogram(_SECONDS)
         self.request_prompt = Histogram(_TOKENS)
@@ -43,6 +46,9 @@ class ModelMetrics:
         self.step_seconds["schedule"].observe(record.schedule_seconds)
         self.step_seconds["run"].observe(record.run_seconds)
         self.step_seconds["update"].observe(record.update_seconds)
+
+    def rests(self, scheduler: SchedulerStats) -> None:
+        self.now = scheduler
 
     def token(self, seconds: float, count: int) -> None:
         if count:
@@ -64,6 +70,12 @@ class ModelMetrics:
             self.first_token.observe(record.ttft)
         if record.tpot is not None:
             self.per_token.observe(record.tpot)
+        if record.admitted is not None:
+            self.queue.observe(record.admitted - record.arrival)
+            if record.first_token is not None:
+                self.prefill.observe(record.first_token - record.admitted)
+            if record.last_token is not None:
+                self.inference.observe(record.last_token - record.admitted)
         if record.first_token is not None and record.last_token is not None:
             self.decode.observe(record.last_token - record.first_token)
 
@@ -89,13 +101,16 @@ class Metrics:
     def __init__(self) -> None:
         self.models: dict[str, ModelMetrics] = {}  # by name
         self.http_requests: Counter[tuple[str, str]] = Counter()  # by route and status
+        self.errors: Counter[str] = Counter()  # by code
         self.tenant_tokens: Counter[tuple[str, str]] = Counter()  # by tenant and kind (prompt, output)
 
     def of(self, model: str) -> ModelMetrics:
         return self.models.setdefault(model, ModelMetrics())
 
-    def http(self, route: str, status: int) -> None:
+    def http(self, route: str, status: int, error: str = "") -> None:
         self.http_requests[route, str(status)] += 1
+        if error:
+            self.errors[error] += 1
 
     def tenant(self, name: str, prompt_tokens: int, output_tokens: int) -> None:
         self.tenant_tokens[name, "prompt"] += prompt_tokens

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.core.errors import BadRequest
+from quire.core.watermark import DEFAULT_DELTA, DEFAULT_GAMMA, DEFAULT_KEY, Watermark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +31,19 @@ class ServerOptions:
     access_log: bool = False
     tool_call_parser: str = "auto"  # how tool calls are written; auto looks at the chat template
     reasoning_parser: str = "auto"  # how thoughts are marked; none: they stay in the text
+    watermark_gamma: float = (
+        DEFAULT_GAMMA  # of requests that want a watermark: the part of the vocabulary that is favoured,
+    )
+    watermark_delta: float = DEFAULT_DELTA  # by how much,
+    watermark_key: int = DEFAULT_KEY  # and what the choice depends on
     otlp_traces_endpoint: str | None = None  # where spans are sent, by OTLP over HTTP
 
+    @property
+    def watermark(self) -> Watermark:
+        return Watermark(self.watermark_gamma, self.watermark_delta, self.watermark_key)
+
     def __post_init__(self) -> None:
+        _ = self.watermark
         named_models(self.models)
         for name, least in _LEAST.items():
             value = getattr(self, name)

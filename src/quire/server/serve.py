@@ -105,7 +105,9 @@ class _Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._forced.set)
         elif num_left := len(self.server_state.tasks):
             log.info(
-                "%d requests under way have %g s to end; a second signal ends them now", num_left, self._drain_timeout
+                "requests under way: %d; they have %g s to end (a second signal does not wait)",
+                num_left,
+                self._drain_timeout,
             )
         self.should_exit = True
 

@@ -159,12 +159,12 @@ class Recorder:
         assert q.columns % (head_dim * self._spec.num_kv_heads) == 0, f"{q.columns} columns of q"
         assert 0 <= layer < self._spec.num_layers and window >= 0 and softcap >= 0
         assert slopes is None or slopes.shape == (q.columns // head_dim,), f"{q.columns} columns of q, other slopes"
-        _check_biases(biases, q.columns // head_dim)
+        bias = _given(biases, q.columns // head_dim)
         out = _fresh(q.columns)
         return self._note(
             (q,),
             out,
-            lambda tape, at: tape.attention(at(q), layer, scale, window, softcap, slopes, biases, at(out)),
+            lambda tape, at: tape.attention(at(q), layer, scale, window, softcap, slopes, at(out), **bias),
             barrier=True,
             any_rows=True,
         )
@@ -219,7 +219,7 @@ class Recorder:
         biases: Float32 | None = None,
     ) -> Columns:
         assert k.columns == v.columns and k.columns % head_dim == 0 == q.columns % k.columns and window >= 0
-        _check_biases(biases, q.columns // head_dim)
+        bias = _given(biases, q.columns // head_dim)
         kv_heads, out = k.columns // head_dim, _fresh(q.columns)
         self._append(
             Use([k.storage, v.storage], None, barrier=False), lambda tape, at: tape.keep_kv(at(k), at(v), head_dim)
@@ -227,7 +227,7 @@ class Recorder:
         return self._note(
             (q,),
             out,
-            lambda tape, at: tape.self_attention(at(q), kv_heads, head_dim, scale, causal, window, biases, at(out)),
+            lambda tape, at: tape.self_attention(at(q), kv_heads, head_dim, scale, causal, window, at(out), **bias),
             barrier=True,
             any_rows=True,
         )
@@ -333,8 +333,9 @@ class Recorder:
         self.emits.append(emit)
 
 
-def _check_biases(biases: Float32 | None, heads: int) -> None:
+def _given(biases: Float32 | None, heads: int) -> dict[str, Float32]:
     assert biases is None or (biases.shape[0] == heads and biases.shape[1] % 2 == 1 < biases.shape[1]), "other biases"
+    return {} if biases is None else {"biases": biases}
 
 
 def _fresh(columns: int) -> Columns:

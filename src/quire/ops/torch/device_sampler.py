@@ -20,6 +20,7 @@ from quire.ops.torch.sampler_rows import DeviceRows, Path, path_of
 
 OPEN_CAPACITY = 2048  # tokens that top_k and top_p decide on one by one; more are decided by a slower kernel
 MAX_VOCAB = 1 << 19  # 2**19 weights of 2**44 fill 63 bits
+EDITING = Path.BIASED | Path.MARKED | Path.WATERMARKED
 SMALLEST_TILE = MAX_VOCAB // MAX_TILES.value
 
 
@@ -93,7 +94,7 @@ class DeviceSampler:
         self._rows.reserve(path)
         if path & Path.FILTERED and self._filters is None:
             self._filters = Filters.allocate(self.num_rows, self._tiles, self._open_capacity, self.device)
-        if path & (Path.BIASED | Path.MARKED) and self._edits is None:
+        if path & EDITING and self._edits is None:
             self._edits = Edits.allocate(self.num_rows, self.vocab_size, self._tiles, self.device)
 
     # -- tokens ----------------------------------------------------------------------------------------------------
@@ -171,9 +172,10 @@ class DeviceSampler:
             self._rows.params,
             self._rows.bias if path & Path.BIASED else None,
             self._rows.marks if path & Path.MARKED else None,
+            self.last if path & Path.WATERMARKED else None,
             self._peaks,
             self._sums,
-            self._edits if path & (Path.BIASED | Path.MARKED) else None,
+            self._edits if path & EDITING else None,
             self._filters if path & Path.FILTERED else None,
         )
 

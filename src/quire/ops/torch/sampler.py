@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.ops.opset import BROKEN, CANDIDATES, GREEDY_BELOW, Draw, Masks, RowParams
 from quire.ops.philox import UNIFORM_BITS, uniform_bits
+from quire.ops.watermark import green_tokens
 
 ONE = 1 << 44  # what the most likely token weighs
 FLOOR = -32.0  # exp(-32) * 2**44 = 0.22: whatever lies this far below the greatest logit weighs 0
@@ -114,9 +115,12 @@ def restrict(logits: Tensor, allowed: Sequence[int] | None) -> Tensor:
 
 
 def edit(raw: Tensor, row: Row) -> Tensor:
-    """Bias, masks and penalties, in fp32. raw [vocab] -> [vocab]"""
+    """Watermark, bias, masks and penalties, in fp32. raw [vocab] -> [vocab]"""
     params = row.params
     logits = restrict(raw, params.allowed)
+    if params.watermark is not None:
+        green = green_tokens(params.watermark, row.tokens[-1] if row.tokens else 0, len(logits))
+        logits[torch.from_numpy(green).to(logits.device)] += params.watermark.delta
     for token, bias in params.logit_bias:
         logits[token] += bias
     for *before, last in params.banned:

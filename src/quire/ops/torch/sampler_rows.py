@@ -23,7 +23,8 @@ class Path(IntFlag):
     FILTERED = 2  # top_k or top_p
     BIASED = 4  # logit_bias, allowed, banned
     MARKED = 8  # penalties, and stop tokens before min_tokens
-    SLOW = 16  # rows that `launch` leaves out: typical_p, banned sequences, beams
+    WATERMARKED = 16
+    SLOW = 32  # rows that `launch` leaves out: typical_p, banned sequences, beams
 
 
 def path_of(params: RowParams, vocab: int) -> Path:
@@ -36,6 +37,8 @@ def path_of(params: RowParams, vocab: int) -> Path:
             path |= Path.FILTERED
     if flags & job.BIASED.value:
         path |= Path.BIASED
+    if flags & job.WATERMARKED.value:
+        path |= Path.WATERMARKED
     if flags & (job.PENALIZED.value | job.STOPPED_LATER.value):
         path |= Path.MARKED
     return path
@@ -59,6 +62,7 @@ def _flags(params: RowParams) -> int:
         | (job.BIASED.value if biased else 0)
         | (job.PENALIZED.value if penalized else 0)
         | (job.STOPPED_LATER.value if stopped_later else 0)
+        | (job.WATERMARKED.value if params.watermark else 0)
     )
 
 
@@ -68,7 +72,7 @@ class DeviceRows:
     def __init__(self, num_rows: int, vocab: int, device: torch.device) -> None:
         self.num_rows, self.vocab, self.device = num_rows, vocab, device
         self.params = torch.zeros((num_rows, job.FIELDS.value), dtype=torch.int64, device=device)
-        self.last = torch.zeros(num_rows, dtype=torch.int32, device=device)  # tokens drawn; 0 where none could be
+        self.last = torch.zeros(num_rows, dtype=torch.int32, device=device)  # known of each row; 0: none
         self.bias: Tensor | None = None  # [num_rows, vocab]; of both see sample_job.py
         self.marks: Tensor | None = None
         self._pending: dict[int, tuple[RowParams, list[int], int]] = {}
@@ -100,6 +104,8 @@ class DeviceRows:
         ]
         at = self.send(list(self._pending), torch.int64)
         self.params.index_copy_(0, at, self.send(fields, torch.int64))
+        known = [tokens[-1] if tokens else 0 for _, tokens, _ in self._pending.values()]
+        self.last.index_copy_(0, at, self.send(known, torch.int32))
         for row, (params, tokens, num_prompt) in self._pending.items():
             path = path_of(params, self.vocab)
             self.reserve(path)
@@ -144,7 +150,7 @@ class DeviceRows:
 
 def _fields(params: RowParams, num_tokens: int, num_prompt: int, vocab: int) -> list[int]:
     fields = [0] * job.FIELDS.value
-    fields[job.SEED.value] = (params.seed + (1 << 63)) % (1 << 64) - (1 << 63)
+    fields[job.SEED.value] = _signed(params.seed)
     fields[job.SAMPLE.value] = params.sample
     fields[job.NUM_TOKENS.value] = num_tokens
     fields[job.NUM_PROMPT.value] = num_prompt
@@ -157,7 +163,16 @@ def _fields(params: RowParams, num_tokens: int, num_prompt: int, vocab: int) -> 
     fields[job.REPETITION.value] = _bits(params.repetition_penalty)
     fields[job.FREQUENCY.value] = _bits(params.frequency_penalty)
     fields[job.PRESENCE.value] = _bits(params.presence_penalty)
+    if mark := params.watermark:
+        fields[job.WATERMARK_KEY.value] = _signed(mark.key)
+        fields[job.GREEN_BELOW.value] = mark.green_below
+        fields[job.DELTA.value] = _bits(mark.delta)
     return fields
+
+
+def _signed(bits: int) -> int:
+    """64 bits, as an int64 holds them."""
+    return (bits + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _bits(value: float) -> int:

@@ -23,6 +23,21 @@ def uniform_word(seed, position, sample):
 
 
 @triton.jit
+def watermark_word(key, before, ids):
+    """The 32 random bits by which a watermark knows the tokens `ids` after the token `before`: ops/watermark.py."""
+    k0, k1 = key.to(tl.uint64) & MASK32, key.to(tl.uint64) >> 32
+    c1 = (ids // 4).to(tl.uint64)
+    c2 = c1 - c1
+    c0, c3 = c2 + before.to(tl.uint64), c2 + 1
+    for _ in tl.static_range(10):
+        a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1 = (b >> 32) ^ c1 ^ k0, b & MASK32
+        c2, c3 = (a >> 32) ^ c3 ^ k1, a & MASK32
+        k0, k1 = (k0 + 0x9E3779B9) & MASK32, (k1 + 0xBB67AE85) & MASK32
+    return tl.where(ids % 4 < 2, tl.where(ids % 2 == 0, c0, c1), tl.where(ids % 2 == 0, c2, c3))
+
+
+@triton.jit
 def uniform_below(seed, position, sample, total):
     """floor(bits / 2**53 * total) with the 53 bits of `ops.philox.uniform_bits`: int64, in [0, total)."""
     word = uniform_word(seed, position, sample) >> 11 << 11  # the 53 bits that count, on top

@@ -32,12 +32,16 @@ INVERSE_TEMPERATURE = tl.constexpr(9)  # f64
 REPETITION = tl.constexpr(10)  # f64, of the penalty rounded to fp32; so are the next two
 FREQUENCY = tl.constexpr(11)
 PRESENCE = tl.constexpr(12)
+WATERMARK_KEY = tl.constexpr(13)
+GREEN_BELOW = tl.constexpr(14)
+DELTA = tl.constexpr(15)  # f64, rounded to fp32
 
 # Bits of FLAGS.
 GREEDY = tl.constexpr(1)
 BIASED = tl.constexpr(2)  # the row's line of `bias` holds something
 PENALIZED = tl.constexpr(4)  # its line of `marks` counts tokens
 STOPPED_LATER = tl.constexpr(8)  # its line of `marks` has stop tokens, masked before min_tokens
+WATERMARKED = tl.constexpr(16)
 
 # A mark of a token: how often it is in the output, and two bits.
 SEEN = tl.constexpr(1 << 30)  # in the prompt or the output
@@ -107,6 +111,7 @@ class Job:
     params: Tensor  # [num_rows, FIELDS] int64
     bias: Tensor | None  # [num_rows, vocab] fp32, where a row is BIASED: added; -inf: not allowed; NaN: banned
     marks: Tensor | None  # [num_rows, vocab] int32, where a row is PENALIZED or STOPPED_LATER
+    before: Tensor | None  # [num_rows] int32, where a row is WATERMARKED: its last token
     peaks: Tensor  # [lines, tiles] int64: the greatest logit of each tile and its id, packed
     sums: Tensor  # [lines, tiles] int64: weights that may be drawn
     edits: Edits | None
@@ -143,7 +148,7 @@ def needs_edits(params_of_row):
     at = params_of_row
     flags = tl.load(at + FLAGS)
     waiting = tl.load(at + NUM_TOKENS) - tl.load(at + NUM_PROMPT) < tl.load(at + MIN_TOKENS)
-    return ((flags & (BIASED | PENALIZED)) != 0) | (((flags & STOPPED_LATER) != 0) & waiting)
+    return ((flags & (BIASED | PENALIZED | WATERMARKED)) != 0) | (((flags & STOPPED_LATER) != 0) & waiting)
 
 
 @triton.jit

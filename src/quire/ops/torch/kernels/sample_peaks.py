@@ -6,11 +6,14 @@ Steps 1 to 3 of docs/sampling.md, in fp32, rounded operation by operation. A lin
 import triton
 import triton.language as tl
 
+from quire.ops.torch.kernels.philox import watermark_word
 from quire.ops.torch.kernels.sample_job import (
     BIASED,
+    DELTA,
     FIELDS,
     FLAGS,
     FREQUENCY,
+    GREEN_BELOW,
     MIN_TOKENS,
     NUM_PROMPT,
     NUM_TOKENS,
@@ -20,6 +23,8 @@ from quire.ops.torch.kernels.sample_job import (
     SEEN,
     STOP,
     STOPPED_LATER,
+    WATERMARK_KEY,
+    WATERMARKED,
     Job,
     needs_edits,
 )
@@ -36,6 +41,7 @@ def find_peaks(job: Job) -> None:
         job.params,
         job.bias,
         job.marks,
+        job.before,
         job.peaks,
         edits.logits if edits else None,
         edits.allowed_peaks if edits else None,
@@ -44,6 +50,7 @@ def find_peaks(job: Job) -> None:
         EDITED=edits is not None,
         HAS_BIAS=job.bias is not None,
         HAS_MARKS=job.marks is not None,
+        WATERMARKS=job.before is not None,
         num_warps=job.split.warps,
         enable_fp_fusion=False,
     )
@@ -57,6 +64,7 @@ def _find_peaks(
     fields,
     bias,
     marks,
+    before,  # [rows]
     peaks,  # [lines, tiles]
     edited,
     allowed_peaks,
@@ -65,6 +73,7 @@ def _find_peaks(
     EDITED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_MARKS: tl.constexpr,
+    WATERMARKS: tl.constexpr,
 ):
     tile, line = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + line).to(tl.int64)
@@ -80,10 +89,14 @@ def _find_peaks(
         if HAS_BIAS:
             b = tl.load(bias + row * vocab + ids, mask=known & ((flags & BIASED) != 0), other=0.0)
             x = tl.where(b == float("-inf"), float("-inf"), x)
-            allowed = x
+        allowed = x
+        if WATERMARKS:
+            word = watermark_word(tl.load(at + WATERMARK_KEY), tl.load(before + row), ids)
+            green = ((flags & WATERMARKED) != 0) & (word.to(tl.int64) < tl.load(at + GREEN_BELOW))
+            delta = tl.load(at + DELTA).to(tl.float64, bitcast=True).to(tl.float32)
+            x = tl.where(green, x + delta, x)
+        if HAS_BIAS:
             x = tl.where(b == b, tl.where(b == float("-inf"), x, x + b), float("-inf"))
-        else:
-            allowed = x
         if HAS_MARKS:
             marked = (flags & (PENALIZED | STOPPED_LATER)) != 0
             mark = tl.load(marks + row * vocab + ids, mask=known & marked, other=0)

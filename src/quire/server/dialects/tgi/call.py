@@ -37,7 +37,7 @@ def parse_either(body: bytes, context: Context) -> "GenerateCall":
 def _call(body: GenerateBody, context: Context, stream: bool, listed: bool = False) -> "GenerateCall":
     request = GenerateRequest(
         id=new_id("tgi"),
-        params=sampling_params(body, stream),
+        params=sampling_params(body, stream, context.options.watermark),
         prompt=body.inputs,
         truncate_prompt_tokens=body.wishes.truncate,
         tenant=context.tenant,

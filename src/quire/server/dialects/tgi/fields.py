@@ -82,7 +82,7 @@ def adapter_id(body: bytes) -> str | None:
     return named.adapter_id if named else None
 
 
-def sampling_params(body: GenerateBody, stream: bool) -> SamplingParams:
+def sampling_params(body: GenerateBody, stream: bool, mark: Watermark) -> SamplingParams:
     given = body.wishes
     _check(body, given, stream)
     best_of = given.best_of or 1
@@ -105,7 +105,7 @@ def sampling_params(body: GenerateBody, stream: bool) -> SamplingParams:
         logprobs=given.top_n_tokens or 0,
         prompt_logprobs=0 if given.decoder_input_details else None,
         structured=_structured(given.grammar),
-        watermark=Watermark() if given.watermark else None,
+        watermark=mark if given.watermark else None,
     )
 
 
