@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quire.core.errors import BadRequest
+from quire.core.errors import BadRequest, PromptTooLong
 from quire.core.params import SamplingParams
 from quire.engine.generate import GenerateRequest
 from quire.engine.prompt import Prompter
@@ -62,3 +62,12 @@ def test_requests_without_a_seed_get_one_that_a_seeded_engine_repeats(tokenizer:
 def test_bad_words_are_banned_at_the_start_and_inside_a_text(tokenizer: Tokenizer) -> None:
     banned = prepare(Prompter(tokenizer, 999, 64), bad_words=["ab"]).params.bad_token_ids
     assert banned == [tokenizer.encode("ab"), tokenizer.encode(" ab")]
+
+
+def test_a_text_that_cannot_fit_is_not_even_tokenized(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompter = Prompter(tokenizer, vocab_size=300, max_model_len=64)
+    with pytest.raises(PromptTooLong, match="17000 tokens"):
+        prepare(Prompter(tokenizer, vocab_size=300, max_model_len=100), "x" * 17000)
+    monkeypatch.setattr(tokenizer, "encode", lambda *_: pytest.fail("tokenized"))
+    with pytest.raises(PromptTooLong, match="17000 letters, and the context holds 64 tokens"):
+        prepare(prompter, "x" * 17000)

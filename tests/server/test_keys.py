@@ -109,6 +109,20 @@ def test_one_request_at_a_time(tmp_path: Path) -> None:
         eventually(lambda: server.complete().status_code == 200)
 
 
+def test_what_goes_on_in_the_background_counts(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps({"keys": [{"name": "a", "key": "k", "max_concurrency": 1}]}))
+    with running(ServerOptions(keys_file=str(file))) as server:
+        use(server, "k")
+        body = {"model": "fake", "input": "!hang", "background": True}
+        begun = server.http.post("/v1/responses", json=body).json()["id"]
+        assert server.complete().status_code == 429
+        [stream] = server.service.open.values()
+        stream._closed.set()  # as if it came to its end
+        eventually(lambda: server.complete().status_code == 200)
+        assert server.http.get(f"/v1/responses/{begun}").json()["status"] != "in_progress"
+
+
 def test_anthropics_header_is_a_key_too(keys_file: Path) -> None:
     ring = KeyRing([], str(keys_file))
     for headers in ({"x-api-key": "two"}, {"authorization": "Bearer two"}, {"authorization": "bearer  two"}):

@@ -1,19 +1,25 @@
 """What people who run the server rely on: logs, deadlines, silence, TLS, traces."""
 
+import gzip
 import json
 import logging
+import re
 import ssl
 import subprocess
 import threading
+from dataclasses import fields
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import uvicorn
+from starlette.datastructures import Headers
 
 from quire.core.errors import QuireError
 from quire.engine.models import OneModel
+from quire.engine.options import EngineOptions
 from quire.server.app import create_app
 from quire.server.doors import Doors, bind, listen, open_doors, reload
 from quire.server.keys import KeyRing
@@ -172,8 +178,56 @@ def test_a_request_becomes_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
     assert span.events[0].name == "first_token" and span.start_time < span.events[0].timestamp < span.end_time
 
 
+def test_spans_reach_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    came: list[tuple[str, str]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
+            sent = service.ExportTraceServiceRequest.FromString(body)
+            came.extend(
+                (self.path, span.name) for of in sent.resource_spans for s in of.scope_spans for span in s.spans
+            )
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")  # ms
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        thread = threading.Thread(target=collector.serve_forever)
+        thread.start()
+        endpoint = f"http://127.0.0.1:{collector.server_port}/v1/traces"
+        with running(ServerOptions(otlp_traces_endpoint=endpoint)) as server:
+            server.chat()
+            server.complete(prompt="!full")
+            eventually(lambda: len(came) == 2)
+        collector.shutdown()
+        thread.join()
+    assert came == [("/v1/traces", "chat fake"), ("/v1/traces", "text_completion fake")]
+
+
 def test_spans_are_off_unless_somebody_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
     from quire.server.tracing import tracer
 
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     assert tracer(ServerOptions()) is None
+
+
+OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"
+
+
+def test_the_page_names_flags_that_exist() -> None:
+    known = {f"--{spec.name.replace('_', '-')}" for kind in (ServerOptions, EngineOptions) for spec in fields(kind)}
+    named = set(re.findall(r"`(--[a-z-]+)", OPERATING.read_text()))
+    assert len(named) > 20 and named <= known | {"--log-format"}, named - known
+
+
+def test_the_keys_of_the_page_can_be_read(tmp_path: Path) -> None:
+    [example] = re.findall(r"```toml\n(.*?)```", OPERATING.read_text(), re.DOTALL)
+    file = tmp_path / "keys.toml"
+    file.write_text(example)
+    found = KeyRing([], str(file)).find(Headers({"x-api-key": "password"}))
+    assert found is not None and found.name == "nightly" and found.models == {"embed"}

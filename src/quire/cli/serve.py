@@ -66,6 +66,10 @@ SERVER_FLAGS: About = {
     },
     "drain_timeout": {"metavar": "SECONDS", "help": "how long requests under way may go on after SIGTERM or Ctrl-C"},
     "keep_alive": {"metavar": "SECONDS", "help": "how long an idle connection is kept"},
+    "forwarded_allow_ips": {
+        "metavar": "ADDRESS",
+        "help": "a proxy whose X-Forwarded-For is believed, in the log for one; * is any",
+    },
     "root_path": {"metavar": "PATH", "help": "where a proxy in front has mounted it"},
     "ssl_keyfile": {"metavar": "FILE", "help": "private key (PEM), for HTTPS"},
     "ssl_certfile": {"metavar": "FILE", "help": "certificate (PEM), for HTTPS; read again on SIGHUP"},

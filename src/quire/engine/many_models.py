@@ -196,9 +196,11 @@ class Slot:
         """Let what is under way finish, and end the engine. What comes meanwhile waits until it is loaded again."""
         client, self.client = self.client, None
         assert client is not None
-        await self._unused.wait()
-        await client.drain()
-        await client.stop()
+        try:
+            await self._unused.wait()
+            await client.drain()
+        finally:
+            await client.stop()
         log.info("`%s` is unloaded", self.name)
         if client.observer is not None:
             client.observer.unloaded()

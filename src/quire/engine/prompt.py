@@ -13,6 +13,8 @@ from quire.engine.generate import GenerateRequest
 from quire.text.chat_template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
+LONGEST_TOKEN = 256  # letters; 128 spaces are one token for some
+
 
 class Prompter:
     """Renders, tokenizes and checks. What it lets through, the scheduler can serve."""
@@ -58,16 +60,26 @@ class Prompter:
         if request.prompt_ids is not None:
             ids = request.prompt_ids
         elif request.messages is not None:
-            ids = self.tokenizer.encode(self.render(request), add_special_tokens=False)
+            ids = self.tokenizer.encode(self._possible(self.render(request)), add_special_tokens=False)
         else:
             assert request.prompt is not None, "a request has a prompt, ids or messages"
-            ids = self.tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens)
+            ids = self.tokenizer.encode(self._possible(request.prompt), request.add_special_tokens)
         if request.truncate_prompt_tokens is not None:
             ids = ids[-request.truncate_prompt_tokens :]
         if not ids:
             raise BadRequest("the prompt is empty", "give at least one token", param="prompt")
         self._check_ids("prompt", ids)
         return ids
+
+    def _possible(self, text: str) -> str:
+        """Tokenizing megabytes takes seconds, which a text that cannot fit is not worth."""
+        if len(text) > LONGEST_TOKEN * self.max_model_len:
+            raise PromptTooLong(
+                f"the prompt has {len(text)} letters, and the context holds {self.max_model_len} tokens",
+                "shorten the prompt",
+                param="prompt",
+            )
+        return text
 
     def render(self, request: GenerateRequest) -> str:
         assert request.messages is not None

@@ -84,8 +84,8 @@ class Edge:
                 visit.key = self._keys.find(headers)
                 scope["tenant"] = visit.tenant
                 visit.deadline = _deadline(visit, headers, self._options.request_timeout)
-                if visit.key is not None and scope["method"] == "POST":
-                    visit.key.quota.enter()
+                if scope["method"] == "POST":
+                    visit.enter()
                     entered = True
             await self._app(scope, receive, send_with_id)
         except QuireError as error:
@@ -102,8 +102,8 @@ class Edge:
                     QuireError("the server failed on this request", f"its id in the server's log is {visit.id}")
                 )
         finally:
-            if entered and visit.key is not None:
-                visit.key.quota.leave()
+            if entered:
+                visit.release()
             self._end(visit, headers, self._route(scope, path), status)
         return None
 

@@ -89,7 +89,8 @@ class KeyRing:
         if not self._keys:
             return None
         given = _given(headers)
-        found = [hmac.compare_digest(_digest(given), key.digest) for key in self._keys]  # all of them, in equal time
+        digest = _digest(given)
+        found = [hmac.compare_digest(digest, key.digest) for key in self._keys]  # all of them, in equal time
         if not any(found):
             raise Unauthorized(
                 "no valid API key" if given else "no API key was given", "send `Authorization: Bearer <key>`"

@@ -19,6 +19,7 @@ from quire.server.options import ServerOptions, named_models
 
 def launch(engine: EngineOptions, server: ServerOptions, *, on_ready: Callable[[str], None] | None = None) -> None:
     """Returns after SIGTERM or SIGINT, once what was under way is done. `on_ready` is told the address."""
+    _allow_open_files()
     _run(_main(engine, server, on_ready))
 
 
@@ -47,6 +48,15 @@ async def _models(engine: EngineOptions, server: ServerOptions, metrics: Metrics
         async with EngineClient(engine) as client:
             client.observer = metrics.of(client.info.name)
             yield OneModel(client)
+
+
+def _allow_open_files() -> None:
+    """As many as this process may have: a connection takes one, and 1024 are usual to begin with."""
+    if sys.platform != "win32":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:

@@ -105,7 +105,8 @@ class MeteredStream:
 
     def __init__(self, stream: "TextStream", visit: Visit) -> None:
         self._stream, self._visit = stream, visit
-        self._settled = False
+        self._closed = False
+        visit.hold()
         self.num_prompt_tokens, self.prompt_ids = stream.num_prompt_tokens, stream.prompt_ids
 
     @property
@@ -117,6 +118,9 @@ class MeteredStream:
 
     async def aclose(self) -> None:
         await self._stream.aclose()
-        if not self._settled and (record := self._stream.record) is not None:
-            self._settled = True
+        if self._closed:
+            return
+        self._closed = True
+        if (record := self._stream.record) is not None:
             self._visit.add(record)
+        self._visit.release()

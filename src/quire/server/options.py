@@ -25,6 +25,7 @@ class ServerOptions:
     sse_keep_alive: float = 15.0  # seconds after which a silent stream is sent a comment; 0: never
     drain_timeout: float = 30.0  # seconds that requests under way may go on after SIGTERM
     keep_alive: int = 60  # seconds an idle connection is kept
+    forwarded_allow_ips: list[str] = field(default_factory=list)  # proxies whose word on who asks is taken
     root_path: str = ""  # where a proxy in front has mounted it
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None

@@ -62,7 +62,8 @@ def configuration(app: Starlette, options: ServerOptions, metrics: Metrics) -> u
         log_config=None,
         access_log=False,  # ours says more
         server_header=False,
-        proxy_headers=False,
+        proxy_headers=bool(options.forwarded_allow_ips),
+        forwarded_allow_ips=options.forwarded_allow_ips,
         root_path=options.root_path,
         ssl_keyfile=options.ssl_keyfile,
         ssl_certfile=options.ssl_certfile,

@@ -27,6 +27,7 @@ class Visit:
     first_token: float | None = None  # time.monotonic()
     finish_reasons: list[str] = field(default_factory=list)  # of each prompt
     error: str = ""  # the code of the error it was answered with
+    holds: int = 0  # what keeps it under way: the HTTP request, and streams, which may outlive it
 
     @property
     def tenant(self) -> str:
@@ -35,6 +36,23 @@ class Visit:
     @property
     def time_left(self) -> float | None:
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+    def enter(self) -> None:
+        """OverQuota if it is one too many for its key."""
+        if self.key is not None:
+            self.key.quota.enter()
+        self.holds += 1
+
+    def hold(self) -> None:
+        """Also when its HTTP request is over: what goes on in the background is under way again."""
+        if not self.holds and self.key is not None:
+            self.key.quota.running += 1
+        self.holds += 1
+
+    def release(self) -> None:
+        self.holds -= 1
+        if not self.holds and self.key is not None:
+            self.key.quota.leave()
 
     def add(self, record: RequestRecord) -> None:
         """Something that was asked of the engine has ended."""
