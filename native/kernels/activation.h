@@ -27,9 +27,14 @@ QUIRE_INLINE F8 erfc(F8 x) {
     return p * t * exp(splat(0.0f) - x * x);
 }
 
+QUIRE_INLINE F8 at_most(F8 x, float most) { return splat(0.0f) - max(splat(0.0f) - x, splat(-most)); }
+
+constexpr float kClampedAt = 7.0f;
+
 template <Activation Kind>
 QUIRE_INLINE F8 activated(F8 x) {
     const F8 zero = splat(0.0f);
+    if constexpr (Kind == Activation::ClampedSwiglu) return gated_by_itself(at_most(x, kClampedAt), 1.702f);
     if constexpr (Kind == Activation::Silu) return gated_by_itself(x, 1.0f);
     if constexpr (Kind == Activation::QuickGelu) return gated_by_itself(x, 1.702f);
     if constexpr (Kind == Activation::Relu) return max(zero, x);
@@ -43,6 +48,13 @@ QUIRE_INLINE F8 activated(F8 x) {
         const F8 cubic = multiply_add(x * x, splat(0.044715f), splat(1.0f)) * x;
         return x / (splat(1.0f) + exp(cubic * splat(-1.59576912f)));
     }
+}
+
+template <Activation Kind>
+QUIRE_INLINE F8 activated_times(F8 gate, F8 up) {
+    if constexpr (Kind == Activation::ClampedSwiglu)
+        up = max(at_most(up, kClampedAt), splat(-kClampedAt)) + splat(1.0f);
+    return activated<Kind>(gate) * up;
 }
 
 }  // namespace

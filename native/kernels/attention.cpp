@@ -119,7 +119,13 @@ void fold(const Findings& total, const Findings& part, int num_queries) {
 
 void finish(const AttentionTile& t, const Findings& total) {
     for (int i = 0; i < t.num_queries; ++i) {
-        const float factor = 1.0f / total.weight(i);
+        float weight = total.weight(i);
+        if (t.has_sinks) {
+            float sunk[kLanes];
+            store(sunk, exp2(splat(t.sink[i] * kLog2e - total.most(i))));
+            weight += sunk[0];
+        }
+        const float factor = 1.0f / weight;
         for (int64_t d = 0; d < total.value_dim; ++d) t.out[i][d] = total.acc(i)[d] * factor;
     }
 }

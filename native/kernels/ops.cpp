@@ -78,15 +78,16 @@ template <Activation Kind>
 void activate_and_mul_with(const float* x, int64_t n, float* out) {
     const float *gate = x, *up = x + n;
     const int64_t whole = n / kLanes * kLanes, rest = n - whole;
-    for (int64_t i = 0; i < whole; i += kLanes) store(out + i, activated<Kind>(load(gate + i)) * load(up + i));
+    for (int64_t i = 0; i < whole; i += kLanes) store(out + i, activated_times<Kind>(load(gate + i), load(up + i)));
     if (rest)
-        store_part(out + whole, activated<Kind>(load_part(gate + whole, rest)) * load_part(up + whole, rest), rest);
+        store_part(out + whole, activated_times<Kind>(load_part(gate + whole, rest), load_part(up + whole, rest)),
+                   rest);
 }
 
 #define QUIRE_EACH_ACTIVATION(function)                                                              \
     {function<Activation::Silu>, function<Activation::Gelu>,        function<Activation::GeluTanh>,  \
      function<Activation::Relu>, function<Activation::ReluSquared>, function<Activation::QuickGelu>, \
-     function<Activation::Tanh>}
+     function<Activation::Tanh>, function<Activation::ClampedSwiglu>}
 
 void activate(Activation kind, const float* x, int64_t n, float* out) {
     static constexpr void (*kBy[kNumActivations])(const float*, int64_t, float*) = QUIRE_EACH_ACTIVATION(activate_with);

@@ -49,10 +49,14 @@ quire::Weight weight(const Matrices& matrices, const std::optional<Floats>& bias
     return quire::Weight(segments(matrices), data_of(bias));
 }
 
-quire::Experts experts(const ManyMatrices& matrices) {
+// biases: [experts * outputs], or none
+quire::Experts experts(const ManyMatrices& matrices, const std::optional<Floats>& biases) {
     std::vector<quire::Segments> packed;
     for (const Matrices& one : matrices) packed.push_back(segments(one));
-    return quire::Experts(std::move(packed));
+    quire::Experts made(std::move(packed), data_of(biases));
+    if (biases && size_of(biases) != int64_t(matrices.size()) * made.num_outputs)
+        throw std::invalid_argument("there is not one bias for each output of each expert");
+    return made;
 }
 
 using Part = std::tuple<const quire::Matrix*, int64_t, int64_t, float>;
@@ -223,16 +227,16 @@ void bind_tape(nb::module_& m) {
         .def(
             "attention",
             [](Tape& t, View q, int64_t layer, float scale, int64_t window, float softcap, std::optional<Floats> slopes,
-               View out, std::optional<Biases> biases) {
-                t.add(quire::Attention{q, View{}, layer, scale, window, softcap, data_of(slopes), data_of(biases),
-                                       reach_of(biases), false, out, 0});
+               std::optional<Floats> sinks, View out, std::optional<Biases> biases) {
+                t.add(quire::Attention{q, View{}, layer, scale, window, softcap, data_of(slopes), data_of(sinks),
+                                       data_of(biases), reach_of(biases), false, out, 0});
             },
-            "q"_a, "layer"_a, "scale"_a, "window"_a, "softcap"_a, "slopes"_a.none().noconvert(), "out"_a,
-            "biases"_a.none().noconvert() = nb::none())
+            "q"_a, "layer"_a, "scale"_a, "window"_a, "softcap"_a, "slopes"_a.none().noconvert(),
+            "sinks"_a.none().noconvert(), "out"_a, "biases"_a.none().noconvert() = nb::none())
         .def(
             "cross_attention",
             [](Tape& t, View q, int64_t layer, float scale, View out) {
-                t.add(quire::Attention{q, View{}, layer, scale, 0, 0.0f, nullptr, nullptr, 0, true, out, 0});
+                t.add(quire::Attention{q, View{}, layer, scale, 0, 0.0f, nullptr, nullptr, nullptr, 0, true, out, 0});
             },
             "q"_a, "layer"_a, "scale"_a, "out"_a)
         .def(
@@ -242,7 +246,7 @@ void bind_tape(nb::module_& m) {
         .def(
             "mla_attention",
             [](Tape& t, View q, View turned, int64_t layer, float scale, View out) {
-                t.add(quire::Attention{q, turned, layer, scale, 0, 0.0f, nullptr, nullptr, 0, false, out, 0});
+                t.add(quire::Attention{q, turned, layer, scale, 0, 0.0f, nullptr, nullptr, nullptr, 0, false, out, 0});
             },
             "q"_a, "turned"_a, "layer"_a, "scale"_a, "out"_a)
         .def(
@@ -271,14 +275,16 @@ void bind_tape(nb::module_& m) {
             "kind"_a, "out"_a)
         .def(
             "moe",
-            [](Tape& t, View x, View logits, const ManyMatrices& gate_up, const ManyMatrices& down, int64_t top_k,
-               bool sigmoid, bool renormalize, float scale, int64_t num_groups, int64_t top_groups, int64_t group_best,
+            [](Tape& t, View x, View logits, const ManyMatrices& gate_up, const ManyMatrices& down,
+               std::optional<Floats> gate_up_biases, std::optional<Floats> down_biases, int64_t top_k, bool sigmoid, bool renormalize, float scale, int64_t num_groups, int64_t top_groups, int64_t group_best,
                std::optional<Floats> correction, int kind, View out) {
                 const quire::Routing routing{logits.columns, top_k,      sigmoid,    renormalize,        scale,
                                              num_groups,     top_groups, group_best, data_of(correction)};
-                t.add(quire::Mixture{x, logits, routing, experts(gate_up), experts(down), activation(kind), out});
+                t.add(quire::Mixture{x, logits, routing, experts(gate_up, gate_up_biases), experts(down, down_biases),
+                                     activation(kind), out});
             },
-            "x"_a, "logits"_a, "gate_up"_a, "down"_a, nb::kw_only(), "top_k"_a, "sigmoid"_a, "renormalize"_a, "scale"_a,
+            "x"_a, "logits"_a, "gate_up"_a, "down"_a, nb::kw_only(), "gate_up_biases"_a.none().noconvert(),
+            "down_biases"_a.none().noconvert(), "top_k"_a, "sigmoid"_a, "renormalize"_a, "scale"_a,
             "num_groups"_a, "top_groups"_a, "group_best"_a, "correction"_a.none().noconvert(), "kind"_a, "out"_a)
         .def(
             "mul_sigmoid", [](Tape& t, View x, View gate, View out) { t.add(quire::MulSigmoid{x, gate, out}); }, "x"_a,

@@ -14,7 +14,7 @@ bool any_segment(const Segments& segments, const Predicate& predicate) {
 
 }  // namespace
 
-Experts::Experts(std::vector<Segments> given) : matrices(std::move(given)) {
+Experts::Experts(std::vector<Segments> given, const float* biases) : matrices(std::move(given)), biases(biases) {
     for (const PackedMatrix& segment : matrices.front()) {
         num_inputs = segment.num_inputs;
         num_outputs += segment.num_outputs;
@@ -40,8 +40,10 @@ void MixtureRunner::reserve(const Routing& routing, const Experts& gate_up, cons
         prepared_.floats.reserve(num_routes * experts->num_inputs);
         prepared_.groups.reserve((num_routes + padding) * num_groups);
         prepared_.halves.reserve((num_routes + padding) * num_groups);
+        reordered_stride_ = std::max(reordered_stride_, experts->num_inputs);
         for (const Segments& segments : experts->matrices) num_segments += segments.size();
     }
+    reordered_.reserve(num_threads * reordered_stride_);
     if (counters_.size() < num_segments * num_threads)
         counters_ = std::vector<std::atomic<int64_t>>(num_segments * num_threads);
 }
@@ -58,7 +60,7 @@ void MixtureRunner::run(const Routing& routing, const Experts& gate_up, const Ex
     if (team.thread == 0) sort_routes(routing, num_rows);
     team.barrier();
     for (int64_t place = routes.first; place < routes.last; ++place)
-        prepare(gate_up, place, x.at(routes_.get()[place] / top_k));
+        prepare(gate_up, place, x.at(routes_.get()[place] / top_k), team.thread);
     team.barrier();
     size_t num_segments = 0;
     for (const Segments& segments : gate_up.matrices) num_segments += segments.size();
@@ -66,17 +68,20 @@ void MixtureRunner::run(const Routing& routing, const Experts& gate_up, const Ex
     team.barrier();
     for (int64_t place = routes.first; place < routes.last; ++place) {
         float* hidden = hidden_.get() + place * gate_up.num_outputs;
+        add_bias(gate_up, place, hidden);
         ops.activate_and_mul(activation, hidden, down.num_inputs, hidden);
-        prepare(down, place, hidden);
+        prepare(down, place, hidden, team.thread);
     }
     team.barrier();
     multiply(down, parts_.get(), counters_.data() + num_segments * team.num_threads, team, panel);
     team.barrier();
     for (int64_t r = rows.first; r < rows.last; ++r) {
         std::fill_n(out.at(r), down.num_outputs, 0.0f);
-        for (int64_t route = r * top_k; route < (r + 1) * top_k; ++route)
-            ops.add_scaled(parts_.get() + places_.get()[route] * down.num_outputs, weights_.get()[route],
-                           down.num_outputs, out.at(r));
+        for (int64_t route = r * top_k; route < (r + 1) * top_k; ++route) {
+            float* part = parts_.get() + places_.get()[route] * down.num_outputs;
+            add_bias(down, places_.get()[route], part);
+            ops.add_scaled(part, weights_.get()[route], down.num_outputs, out.at(r));
+        }
     }
 }
 
@@ -101,10 +106,15 @@ void MixtureRunner::sort_routes(const Routing& routing, int64_t num_rows) {
 }
 
 // A row becomes the input of its expert's product.
-void MixtureRunner::prepare(const Experts& experts, int64_t place, const float* row) {
+void MixtureRunner::prepare(const Experts& experts, int64_t place, const float* row, int thread) {
     const MatrixKernels& matrix = kernels().matrix;
     const int64_t expert = ids_.get()[routes_.get()[place]], num_inputs = experts.num_inputs;
     const Segments& segments = experts.matrices[expert];
+    if (const int32_t* inputs = segments.front().input_order) {
+        float* reordered = reordered_.get() + thread * reordered_stride_;
+        for (int64_t k = 0; k < num_inputs; ++k) reordered[k] = row[inputs[k]];
+        row = reordered;
+    }
     const GroupOrder order(first_[expert + 1] - first_[expert], matrix.row_block, num_inputs);
     const int64_t start = padded_[expert] * order.num_groups + order.start(place - first_[expert]);
     if (any_segment(segments, [&](const PackedMatrix& m) { return m.is_integer(); }))
@@ -113,6 +123,12 @@ void MixtureRunner::prepare(const Experts& experts, int64_t place, const float* 
         matrix.to_halves(row, num_inputs, prepared_.halves.get() + start, order.block_rows);
     if (any_segment(segments, [&](const PackedMatrix& m) { return !m.is_integer() && !matrix.reads_halves(m); }))
         std::copy_n(row, num_inputs, prepared_.floats.get() + place * num_inputs);
+}
+
+void MixtureRunner::add_bias(const Experts& experts, int64_t place, float* row) const {
+    if (!experts.biases) return;
+    const float* bias = experts.biases + ids_.get()[routes_.get()[place]] * experts.num_outputs;
+    for (int64_t i = 0; i < experts.num_outputs; ++i) row[i] += bias[i];
 }
 
 // Every expert's routes with its matrix: out [routes, outputs], in the order of experts. Threads share each product,

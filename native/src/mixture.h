@@ -20,9 +20,11 @@ using Segments = std::vector<PackedMatrix>;  // of one matrix, stacked along the
 
 struct Experts {
     std::vector<Segments> matrices;  // [num_experts], all of one shape
+    const float* biases;             // [num_experts, num_outputs], or null
     int64_t num_inputs = 0, num_outputs = 0;
 
-    explicit Experts(std::vector<Segments> matrices);
+    // The segments of one expert have their inputs in one order.
+    Experts(std::vector<Segments> matrices, const float* biases);
 };
 
 // Rows that somebody else keeps: row r starts at base[(index ? index[r] : r) * stride].
@@ -56,7 +58,8 @@ class MixtureRunner {
     };
 
     void sort_routes(const Routing& routing, int64_t num_rows);
-    void prepare(const Experts& experts, int64_t place, const float* row);
+    void prepare(const Experts& experts, int64_t place, const float* row, int thread);
+    void add_bias(const Experts& experts, int64_t place, float* row) const;
     void multiply(const Experts& experts, float* out, std::atomic<int64_t>* counters, const Team& team, uint8_t* panel);
 
     Buffer<float> scratch_;            // routing_scratch for each thread
@@ -67,6 +70,8 @@ class MixtureRunner {
     std::vector<int64_t> padded_;      // [num_experts] the same where an expert's rows are whole blocks
     std::vector<int64_t> next_;        // [num_experts] while routes are sorted
     Prepared prepared_;
+    Buffer<float> reordered_;  // the inputs of a row for each thread, where an expert has them in an order of its own
+    int64_t reordered_stride_ = 0;
     Buffer<float> hidden_;                        // [routes, 2 * inner]
     Buffer<float> parts_;                         // [routes, columns]
     std::vector<std::atomic<int64_t>> counters_;  // Worker::taken of every product

@@ -75,6 +75,8 @@ struct AttentionTile {
     bool has_slopes;                 // then scores gain slope * (position of the key - position of the query)
     float slope[kTileQueries];       // where there are slopes, and likewise
     int32_t position[kTileQueries];  // of the query
+    bool has_sinks;                  // then the weights of a query sum to less than 1: exp(sink) is in their divisor
+    float sink[kTileQueries];        // where there are sinks
     int64_t reach;                   // 0: none; else scores gain bias[position of the key - position of the query],
     const float* bias[kTileQueries];  // at indices -reach .. reach: what is further away gains what stands there
     float* scratch;                  // attention_scratch floats of this thread
@@ -102,8 +104,8 @@ constexpr int64_t attention_scratch(int64_t head_dim, int64_t block_size) {
 }
 
 // As in ops/opset.py.
-enum class Activation : int { Silu, Gelu, GeluTanh, Relu, ReluSquared, QuickGelu, Tanh };
-constexpr int kNumActivations = int(Activation::Tanh) + 1;
+enum class Activation : int { Silu, Gelu, GeluTanh, Relu, ReluSquared, QuickGelu, Tanh, ClampedSwiglu };
+constexpr int kNumActivations = int(Activation::ClampedSwiglu) + 1;
 
 struct OpKernels {
     // out = x / sqrt(mean(x * x) + eps) * weight. The squares are summed in 8 lanes (column mod 8), then the lanes. [n]

@@ -86,6 +86,7 @@ void SelfAttentionRunner::attend(const SelfAttentionShape& shape, Rows q, Rows o
                 tile.scale = shape.scale;
                 tile.softcap = 0.0f;
                 tile.has_slopes = false;
+                tile.has_sinks = false;
                 tile.reach = shape.reach;
                 tile.scratch = scratch;
                 for (int i = 0; i < tile.num_queries; ++i) {

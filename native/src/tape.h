@@ -116,6 +116,7 @@ struct Attention {
     int64_t window;       // 0: everything before
     float softcap;        // 0: none
     const float* slopes;  // [heads], or null
+    const float* sinks;   // likewise
     const float* biases;  // [heads, 2 * reach + 1]: see AttentionTile; or null
     int64_t reach;
     bool of_source;  // every token sees all of its sequence's source, else what stands before it

@@ -453,6 +453,7 @@ class Walk {
         tile.scale = op.scale;
         tile.softcap = op.softcap;
         tile.has_slopes = op.slopes != nullptr;
+        tile.has_sinks = op.sinks != nullptr;
         tile.reach = op.reach;
         tile.scratch =
             tape_.attention_scratch_.get() + team_.thread * attention_scratch(pages.head_dim, pages.block_size);
@@ -466,6 +467,7 @@ class Walk {
             tile.out[i] = row(op.out, run.start + token) + head * pages.value_dim();
             tile.last[i] = tile.position[i] = int32_t(position);
             tile.slope[i] = op.slopes ? op.slopes[head] : 0.0f;
+            tile.sink[i] = op.sinks ? op.sinks[head] : 0.0f;
             tile.bias[i] = op.biases ? op.biases + head * (2 * op.reach + 1) + op.reach : nullptr;
             tile.first[i] = int32_t(op.window ? std::max<int64_t>(0, position - op.window + 1) : 0);
         }

@@ -62,6 +62,7 @@ Found attend(const Shape& shape, PageType type, bool bent) {
     tile.scratch = scratch.data();
     tile.softcap = bent ? 6.0f : 0.0f;
     tile.has_slopes = bent;
+    tile.has_sinks = bent;
     tile.reach = bent ? 20 : 0;
     std::vector<float> biases(41);
     for (float& x : biases) x = random.uniform();
@@ -72,6 +73,7 @@ Found attend(const Shape& shape, PageType type, bool bent) {
         tile.first[i] = i % 2 ? int32_t(shape.context / 3) : 0;
         tile.last[i] = tile.position[i] = int32_t(shape.context - shape.queries + i);
         tile.slope[i] = 1.0f / float(i + 2);
+        tile.sink[i] = 3.0f - float(i);
         tile.bias[i] = biases.data() + tile.reach;
     }
     kernels().ops.attend(tile);

@@ -80,8 +80,10 @@ def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
     makers: tuple[Any, ...] = (AutoModelForCausalLM, AutoModelForImageTextToText)
     model = next(m for m in makers if type(config) in m._model_mapping).from_config(config).eval()
-    for parameter in model.parameters():
-        if parameter.dim() == 1:  # norms start as ones and biases as zeros: a test of them needs other values
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1 or name.endswith(
+            "bias"
+        ):  # norms start as ones and biases as zeros: a test of them needs other values
             torch.nn.init.normal_(parameter, mean=0.5, std=0.5)
     return model
 

@@ -80,6 +80,10 @@ def ask_transformers(model: Any, path: Path) -> Theirs:
     return Theirs(path, model, encoded, logits, generated)
 
 
+def on_host(rows: Any) -> np.ndarray:
+    return rows.float().cpu().numpy().copy() if isinstance(rows, torch.Tensor) else rows.copy()
+
+
 class Ours:
     def __init__(self, ops: OpSet, path: Path) -> None:
         checkpoint = open_checkpoint(path)
@@ -89,8 +93,8 @@ class Ours:
         assert model.encode is not None
         num_blocks = 2 * MAX_LEN // BLOCK_SIZE + 4
         cache = ops.new_cache(kv_spec(config, BLOCK_SIZE, "float32"), num_blocks)
-        self._encoder = ops.compile(model.encode, cache, MAX_LEN, 1, MAX_LEN)
-        self._decoder = ops.compile(model.forward, cache, MAX_LEN, 1, MAX_LEN)
+        self._encoder = ops.compile(model.encode, cache, MAX_LEN, 1, MAX_LEN, sources=True)
+        self._decoder = ops.compile(model.forward, cache, MAX_LEN, 1, MAX_LEN, sources=True)
         blocks = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
         self._source_table, self._table = blocks[: MAX_LEN // BLOCK_SIZE], blocks[MAX_LEN // BLOCK_SIZE :]
         self._num_source = 0
@@ -98,13 +102,13 @@ class Ours:
     def read(self, source: list[int]) -> np.ndarray:
         """The encoder's output; what answers need of it is in the pages."""
         self._num_source = len(source)
-        return np.asarray(self._encoder.run(self._batch(source, 0, self._source_table))).copy()
+        return on_host(self._encoder.run(self._batch(source, 0, self._source_table)))
 
     def write(self, ids: list[int], start: int) -> np.ndarray:
         """The logits of all ids from `start` on, those before being in the cache."""
         batch = self._batch(ids, start, self._table)
         batch.source_lens, batch.source_tables = np.array([self._num_source], np.int32), self._source_table[None]
-        return np.asarray(self._decoder.run(batch)).copy()
+        return on_host(self._decoder.run(batch))
 
     def _batch(self, ids: list[int], start: int, table: np.ndarray) -> StepBatch:
         positions = np.arange(start, len(ids), dtype=np.int32)

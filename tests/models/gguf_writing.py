@@ -18,6 +18,7 @@ from weights.gguf_files import finish, interleave
 ARCHITECTURES = {
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "GptOssForCausalLM": gguf.MODEL_ARCH.GPT_OSS,
     "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
     "GraniteMoeForCausalLM": gguf.MODEL_ARCH.GRANITE_MOE,
     "SmolLM3ForCausalLM": gguf.MODEL_ARCH.SMOLLM3,
@@ -85,6 +86,16 @@ def stacked(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
             stem = name.removeprefix("model.").replace("block_sparse_moe.input_linear", "feed_forward.experts.{}")
             for part, half in zip(("w1", "w3"), np.split(data, 2, axis=1), strict=True):
                 yield stem.format(part), half
+        elif name.endswith(("experts.gate_up_proj", "experts.gate_up_proj_bias")):
+            outputs_last = data if name.endswith("bias") else data.swapaxes(1, 2)
+            for part, offset in (("gate", 0), ("up", 1)):
+                kind = "bias" if name.endswith("bias") else "weight"
+                stem = name.removesuffix("_bias").removesuffix("gate_up_proj")
+                yield f"{stem}{part}_proj.{kind}", outputs_last[:, offset::2]
+        elif name.endswith("experts.down_proj"):
+            yield f"{name}.weight", data.swapaxes(1, 2)
+        elif name.endswith(("experts.down_proj_bias", "self_attn.sinks")):
+            yield name.replace("down_proj_bias", "down_proj.bias").replace("sinks", "sinks.weight"), data
         else:
             yield name, data
     for name, by_expert in experts.items():
@@ -109,6 +120,9 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(full["factor"])
         writer.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
+    if "beta_fast" in full:
+        writer.add_rope_scaling_yarn_beta_fast(full["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(full["beta_slow"])
     if config["model_type"] == "olmo3":
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     optional = {

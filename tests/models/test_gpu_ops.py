@@ -176,10 +176,12 @@ def test_experts_keep_their_codes_or_get_some(store, quantization, bound, bits):
     random = np.random.default_rng(4)
     stacks = [random.standard_normal(shape, dtype=np.float32) * 0.1 for shape in ((4, 128, 128), (4, 128, 64))]
     experts = [[[store(w[:32]), store(w[32:])] for w in stack] for stack in stacks]
+    biases = [[[stored_floats("b", part)] for part in random.standard_normal((4, 128))] for _ in stacks]
     x, logits = torch.randn(5, 128, generator=torch.Generator().manual_seed(1)), torch.eye(5, 4)
     plain, ops = TorchOps(), GpuOps(DEVICE, dtype="float16", quantization=quantization)
-    truth = plain.moe(x, logits, *map(plain.pack_experts, experts), Routing(2), Activation.SILU)
-    packed = [ops.pack_experts(stack) for stack in experts]
+    kind = Activation.CLAMPED_SWIGLU
+    truth = plain.moe(x, logits, *map(plain.pack_experts, experts, biases), Routing(2), kind)
+    packed = [ops.pack_experts(stack, added) for stack, added in zip(experts, biases, strict=True)]
     assert packed[0].nbytes <= 4 * 128 * 128 * bits / 8
-    found = ops.moe(x.to(DEVICE).half(), logits.to(DEVICE).half(), *packed, Routing(2), Activation.SILU)
+    found = ops.moe(x.to(DEVICE).half(), logits.to(DEVICE).half(), *packed, Routing(2), kind)
     assert (found.float().cpu() - truth).norm() < bound * truth.norm()

@@ -7,7 +7,8 @@ A test that compares a model says so, with the container its weights come from:
     @pytest.mark.parametrize("backend", BACKENDS)           # without it: verifies("gguf", backend="torch")
 
 One without cases names its model: `verifies("safetensors", backend="gpu", architecture="LlamaForCausalLM")`. One of a
-quantized format, `verifies("quantized", backend=...)`, has the names of `FORMATS` in tests/weights/quantized_files.py.
+quantized format, `verifies("quantized", backend=...)`, has the names of `FORMATS` in tests/weights/quantized_files.py,
+or names it: `subject="mxfp4"`.
 
     python -m tests.models.verified         runs these tests, and writes the table of those that passed
 
@@ -43,6 +44,7 @@ KNOWN_AS = {
     "Glm4ForCausalLM": "GLM-4-0414, Z1",
     "CohereForCausalLM": "Command R, R+, Aya",
     "Cohere2ForCausalLM": "Command R7B, A",
+    "GptOssForCausalLM": "20B, 120B",
     "Qwen2ForCausalLM": "Qwen1.5, Qwen2, Qwen2.5",
     "Qwen2MoeForCausalLM": "also Qwen1.5-MoE",
     "Phi3ForCausalLM": "Phi-3, Phi-3.5 mini, Phi-4, Phi-4 mini",
@@ -82,7 +84,9 @@ def proofs_of(items: Iterable[pytest.Item]) -> dict[str, Proof]:
         params: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
         case = params.get("name", "")
         backend = mark.kwargs.get("backend") or params["backend"]
-        subject = mark.kwargs.get("architecture") or _subject(container, item.module, case)  # type: ignore[attr-defined]
+        subject = (
+            mark.kwargs.get("architecture") or mark.kwargs.get("subject") or _subject(container, item.module, case)
+        )  # type: ignore[attr-defined]
         found[item.nodeid] = Proof(subject, container, backend, case)
     return found
 

@@ -1,11 +1,13 @@
 """A mixture of experts in C++ against plain torch, and what must never change it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from ops.native_harness import SPEC, Pool, apply, int32, max_error, stored
-from quire.core.errors import BadCheckpoint
+from quire.core.errors import BadCheckpoint, Unsupported
 from quire.ops.native import NativeOps, available_isas, use_isa
 from quire.ops.opset import Activation, Routing
 from quire.ops.tensors import F16, Q8_0, StoredTensor
@@ -87,6 +89,36 @@ def test_experts_may_be_stored_in_any_type(store, bound, num_rows):
     found = apply(mixture(*packed, Routing(2), kind=Activation.GELU_TANH), x)
     expected = mixture(*plain, Routing(2), kind=Activation.GELU_TANH)(TorchOps(), torch.tensor(x), None).numpy()
     assert np.linalg.norm(found - expected) < bound * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("kind", [Activation.SILU, Activation.CLAMPED_SWIGLU])
+@pytest.mark.parametrize("num_rows", [1, 3, 40])
+def test_experts_may_have_biases(kind, num_rows):
+    x, found, expected = random(num_rows, COLUMNS + EXPERTS) * 4, [], []
+    for stack in (GATE_UP, DOWN):
+        biases = experts(random(EXPERTS, stack.shape[1]) * 2, stored)
+        found.append(NativeOps().pack_experts(experts(stack, stored), biases))
+        expected.append(TorchOps().pack_experts(experts(stack, stored), biases))
+    plain = mixture(*expected, Routing(2), kind=kind)(TorchOps(), torch.tensor(x), None).numpy()
+    assert max_error(apply(mixture(*found, Routing(2), kind=kind), x), plain) < 2e-5 * np.abs(plain).max()
+
+
+@pytest.mark.parametrize(("store", "bound"), [(stored, 1e-5), (halves, 2e-3), (codes, 2e-2)])
+def test_an_expert_may_have_its_inputs_in_an_order_of_its_own(store, bound):
+    """As act-order leaves them: column k of what is stored is input order[k]."""
+    x, rng = random(23, COLUMNS + EXPERTS), np.random.default_rng(3)
+    found, expected = [], []
+    for stack in (GATE_UP, DOWN):
+        orders = [rng.permutation(stack.shape[2]).astype(np.int32) for _ in stack]
+        both = zip(experts(stack, store), orders, strict=True)
+        turned = [[replace(part, column_order=order) for part in parts] for parts, order in both]
+        found.append(NativeOps().pack_experts(turned))
+        straight = np.stack([w[:, np.argsort(order)] for w, order in zip(stack, orders, strict=True)])
+        expected.append(TorchOps().pack_experts(experts(straight, stored)))
+    plain = mixture(*expected, Routing(2))(TorchOps(), torch.tensor(x), None).numpy()
+    assert np.linalg.norm(apply(mixture(*found, Routing(2)), x) - plain) < bound * np.linalg.norm(plain)
+    with pytest.raises(Unsupported, match="different orders"):
+        NativeOps().pack_experts([[turned[0][0], turned[1][1]]])
 
 
 @pytest.mark.parametrize("store", [stored, halves, codes])

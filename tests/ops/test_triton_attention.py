@@ -61,8 +61,9 @@ class Case:
 
     def __str__(self) -> str:
         kinds = f"{self.heads}/{self.kv_heads}x{self.head_dim}-{self.dtype}-{self.kept}".replace("torch.", "")
-        options = [f"{name}={value}" for name, value in asdict(self.scoring).items() if name != "slopes" and value]
-        return "-".join([kinds, *options, *(["slopes"] if self.scoring.slopes is not None else [])])
+        options = asdict(self.scoring).items()
+        numbers = [f"{name}={value}" for name, value in options if not isinstance(value, torch.Tensor) and value]
+        return "-".join([kinds, *numbers, *(name for name, value in options if isinstance(value, torch.Tensor))])
 
     def _stored(self, k: torch.Tensor, v: torch.Tensor) -> Pages:
         if self.kept == torch.int8:
@@ -107,7 +108,11 @@ class Case:
                 scores = self.scoring.soft_cap * torch.tanh(scores / self.scoring.soft_cap)
             if self.scoring.slopes is not None:
                 scores = scores - self.scoring.slopes.cpu()[:, None, None] * distance
-            weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+            scores = scores.masked_fill(~seen, -torch.inf)
+            if self.scoring.sinks is not None:
+                sinks = self.scoring.sinks.cpu()[:, None, None].expand(-1, queries, 1)
+                scores = torch.cat([scores, sinks], dim=-1)
+            weights = scores.softmax(-1)[..., :context]
             out.append(torch.einsum("hnm,mhd->nhd", weights, v))
         return torch.cat(out)
 
@@ -149,6 +154,8 @@ LENGTHS = [(1, 1), (100, 1)]
         Case(LENGTHS, kv_heads=1, scoring=Scoring(0.5, soft_cap=2.0)),
         Case(LENGTHS, kv_heads=1, scoring=Scoring(0.1, slopes=slopes(4))),
         Case(LENGTHS, kv_heads=1, scoring=Scoring(0.3, window=70, soft_cap=3.0, slopes=slopes(4))),
+        Case([(1, 1), (64, 1), (200, 1)], kv_heads=2, scoring=Scoring(0.3, sinks=8 * slopes(4) - 1)),
+        Case(LENGTHS, kv_heads=1, scoring=Scoring(0.3, window=40, sinks=8 * slopes(4) - 1)),
     ],
     ids=str,
 )
@@ -210,6 +217,7 @@ RUNS = [(5, 5), (1, 1), (70, 20)]  # a prompt, a decoded token, a chunk of anoth
         Case(RUNS, kv_heads=1, scoring=Scoring(0.1, window=37)),
         Case(RUNS[1:], kv_heads=1, scoring=Scoring(0.1, window=60, slopes=slopes(4))),
         Case(RUNS[1:], kv_heads=1, scoring=Scoring(0.5, soft_cap=2.0)),
+        Case(RUNS[1:], kv_heads=1, scoring=Scoring(0.3, window=60, sinks=8 * slopes(4) - 1)),
     ],
     ids=str,
 )

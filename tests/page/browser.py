@@ -145,7 +145,7 @@ class Browser:
 
     def press(self, key: str, **more: Any) -> None:
         text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
-        codes = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowRight": 39, "ArrowDown": 40}
+        codes = {"Enter": 13, "Escape": 27, "Tab": 9, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39}
         code = codes.get(key, ord(key[0].upper()))
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=code, **text, **more)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)

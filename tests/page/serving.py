@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +11,10 @@ import httpx
 import uvicorn
 
 from quire.engine.client import EngineClient
+from quire.engine.many_models import ManyModels
 from quire.engine.models import OneModel
 from quire.engine.options import EngineOptions
+from quire.engine.service import Models
 from quire.server.app import create_app
 from quire.server.doors import bind, listen
 from quire.server.metrics import Metrics
@@ -22,8 +24,14 @@ from quire.server.options import ServerOptions
 @dataclass
 class Served:
     url: str
-    engine: EngineClient
     http: httpx.Client
+    models: Models
+
+    @property
+    def engine(self) -> EngineClient:
+        """Where there is one model."""
+        assert isinstance(self.models, OneModel) and isinstance(self.models._service, EngineClient)
+        return self.models._service
 
     @property
     def num_viewers(self) -> int:
@@ -31,25 +39,46 @@ class Served:
 
 
 @contextmanager
-def served(model: Path, options: ServerOptions | None = None, **engine: int) -> Iterator[Served]:
-    options = options or ServerOptions()
-    metrics, listener = Metrics(), listen(bind("127.0.0.1", 0))
-    # One thread: a team of them spins, and is at the mercy of whatever else runs on the machine; a browser does.
-    client = EngineClient(EngineOptions(model=str(model), **{"threads": 1, **engine}))
-    ready = threading.Event()
+def served(model: Path, options: ServerOptions | None = None) -> Iterator[Served]:
+    """One model."""
+    metrics, client = Metrics(), EngineClient(_options(model))
+
+    @asynccontextmanager
+    async def started() -> AsyncIterator[None]:
+        async with client:
+            client.observer = metrics.of(client.info.name)
+            yield
+
+    with _served(OneModel(client), started(), options or ServerOptions(), metrics) as served:
+        yield served
+
+
+@contextmanager
+def served_many(model: Path, names: list[str], max_loaded: int) -> Iterator[Served]:
+    """One model under several names, each with an engine of its own."""
+    metrics = Metrics()
+    models = ManyModels({name: _options(model, served_model_name=name) for name in names}, max_loaded, metrics.of)
+    with _served(models, models, ServerOptions(), metrics) as served:
+        yield served
+
+
+def _options(model: Path, **more: str) -> EngineOptions:
+    """One thread: a team of them spins, and is at the mercy of whatever else runs on the machine; a browser does."""
+    return EngineOptions(model=str(model), threads=1, **more)
+
+
+@contextmanager
+def _served(
+    models: Models, started: AbstractAsyncContextManager[object], options: ServerOptions, metrics: Metrics
+) -> Iterator[Served]:
+    listener, ready = listen(bind("127.0.0.1", 0)), threading.Event()
     config = uvicorn.Config(
-        create_app(OneModel(client), options, metrics),
-        root_path=options.root_path,
-        lifespan="off",
-        ws="none",
-        log_config=None,
-        access_log=False,
+        create_app(models, options, metrics), lifespan="off", ws="none", log_config=None, access_log=False
     )
     server = uvicorn.Server(config)
 
     async def main() -> None:
-        async with client:
-            client.observer = metrics.of(client.info.name)
+        async with started:
             ready.set()
             await server.serve([listener])
 
@@ -65,7 +94,7 @@ def served(model: Path, options: ServerOptions | None = None, **engine: int) -> 
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
         with httpx.Client(base_url=url, timeout=30) as http:
-            yield Served(url, client, http)
+            yield Served(url, http, models)
     finally:
         server.should_exit = server.force_exit = True
         thread.join()

@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,7 +19,9 @@ import pytest
 from page.serving import Served
 from quire.core.records import RequestRecord
 from quire.server import live, pagefiles
+from quire.server.options import ServerOptions
 from quire.server.recent import NUM_REQUESTS, Recent, percentiles
+from server.running import running
 
 
 def eventually(condition: Callable[[], object]) -> None:
@@ -53,7 +56,7 @@ def test_a_request_is_seen_from_its_arrival_to_its_end(server: Served) -> None:
             if len(seen) == 1:
                 asking.start()
             idle = [engine["sequences"] == [] for event in seen if (engine := event["engine"])][-1]
-            if idle and any(event["finished"] for event in seen):
+            if idle and any(event["finished"] for event in seen[1:]):
                 break
     asking.join()
     assert SECRET[:10] not in text
@@ -68,7 +71,7 @@ def test_a_request_is_seen_from_its_arrival_to_its_end(server: Served) -> None:
     assert owners.count(b"\2") == view["num_blocks"] == running["stats"]["held_blocks"]
     steps = [step["step"] for engine in engines for step in engine["steps"]]
     assert steps == list(range(steps[0], steps[0] + 60)), "every step is told once"
-    [finished] = [record for event in seen for record in event["finished"]]
+    [finished] = [record for event in seen[1:] for record in event["finished"]]  # the first has those before
     assert finished["id"] == view["request_id"] and finished["num_output_tokens"] == 60
     before, latency = seen[0]["latency"], seen[-1]["latency"]
     assert latency["first_token"]["count"] - before["first_token"]["count"] == 1
@@ -122,6 +125,35 @@ def test_who_may_look(locked: Served, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(locked.engine, "state", "draining")
             assert len(list(told)) <= 1, "a server that shuts down does not wait for those who look"
+
+
+def test_a_key_of_the_file_may_look_if_its_entry_says_so(tmp_path: Path) -> None:
+    """Tenants are not shown what others do, unless somebody decides that they may."""
+    file = tmp_path / "keys.json"
+    entries = [{"name": "tenant", "key": "one"}, {"name": "operator", "key": "two", "live": True}]
+    file.write_text(json.dumps({"keys": entries}))
+    with running(ServerOptions(keys_file=str(file))) as server:
+        refused = server.http.get("/live", headers={"authorization": "Bearer one"})
+        assert refused.status_code == 403 and "`tenant` may not look" in refused.json()["error"]["message"]
+        assert server.http.get("/v1/models", headers={"authorization": "Bearer one"}).status_code == 200
+        other = server.http.get("/live", params={"model": "none"}, headers={"authorization": "Bearer two"})
+        assert other.status_code == 404, "this one may ask"
+
+
+def test_a_map_is_packed_once_for_all_who_look(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[int] = []
+    compress = zlib.compress
+    monkeypatch.setattr(live.zlib, "compress", lambda raw, level: packed.append(len(raw)) or compress(raw, level))
+    with server.http.stream("GET", "/live") as first, server.http.stream("GET", "/live") as second:
+        told = [events(first), events(second)]
+        seen = [next(one) for one in told]
+        assert all(event["engine"] for event in seen)
+        before = len(packed)
+        server.http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})
+        maps = [next(event["engine"]["owners"] for event in one if event["engine"]) for one in told]
+        assert maps[0] == maps[1]
+        last = [next(event["now"] for event in one if event["engine"] is None) for one in told]
+        assert last and len(packed) - before <= 2 * 3, "two maps for each of the few snapshots, and not for each viewer"
 
 
 def test_files(server: Served) -> None:

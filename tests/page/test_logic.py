@@ -13,7 +13,7 @@ from server.running import running
 @pytest.fixture(scope="module")
 def page(chromium: Browser) -> Iterator[Browser]:
     with running() as server:
-        chromium.open(f"{server.url}/page/icon.svg")  # any page of the same origin
+        chromium.open(f"{server.url}/")  # under its policy
         yield chromium
         chromium.close()
 
@@ -195,6 +195,18 @@ def test_what_is_asked(page: Browser) -> None:
     assert run(page, "chat/parameters.js", read, ["3", " ", "0", "10", "2.5", "x"]) == ["3", "empty", *["NaN"] * 4]
 
 
+def test_models_that_can_be_talked_to(page: Browser) -> None:
+    models = [
+        {"id": "a", "parent": None, "max_model_len": 2048, "task": "generate"},
+        {"id": "b", "parent": "a", "max_model_len": 2048, "task": "generate"},
+        {"id": "c", "parent": None, "max_model_len": 512, "task": "embed"},
+        {"id": "d", "parent": None, "max_model_len": None, "task": None},
+        {"id": "e", "parent": None, "max_model_len": 512, "task": "score"},
+    ]
+    offered = run(page, "models.js", "(m, models) => m.offered(models).map(({text}) => text)", models)
+    assert offered == ["a", "b (adapter of a)", "d (loads when asked)"]
+
+
 def view(name: str, state: str, computed: int, known: int) -> dict[str, Any]:
     return {
         "request_id": name,
@@ -278,3 +290,129 @@ def test_the_life_of_a_request(page: Browser) -> None:
         "queued 1 s · 16 prompt tokens found in the cache · prefill 1.5 s in 3 chunks of 10 + 14 + 12 tokens"
         " · preempted for 2 s · 7 tokens drawn in 5.5 s · ended by stop"
     )
+
+
+def tokens(page: Browser, text: str, language: str) -> Any:
+    return run(
+        page, "code.js", "(m, t, l) => m.tokens(t, l).map(({kind, text}) => kind ? [kind, text] : text)", text, language
+    )
+
+
+def test_programs_in_colour(page: Browser) -> None:
+    assert tokens(page, 'def f(x):  # "no"\n    return "a\\"b" + 0x1F', "python") == [
+        ["keyword", "def"],
+        " f(x):  ",
+        ["comment", '# "no"'],
+        "\n    ",
+        ["keyword", "return"],
+        " ",
+        ["string", '"a\\"b"'],
+        " + ",
+        ["number", "0x1F"],
+    ]
+    assert ["string", '"""a\n\'b'] in tokens(page, 'x = """a\n\'b', "py"), "while it is being written"
+    assert ["string", "`a ${b}\n`"] in tokens(page, "f(`a ${b}\n`)", "js")
+    assert tokens(page, "echo ${#a} # b", "sh")[-1] == ["comment", "# b"]
+    assert tokens(page, "fn f<'a>(x: &'a str)", "rust")[0] == ["keyword", "fn"]
+    assert ["keyword", "SELECT"] in tokens(page, "SELECT 1 -- x", "sql")
+    assert tokens(page, "if it is not a program", "") == ["if it is not a program"]
+    for text, language in (('"\\', "js"), ("'\\'", "python"), ("/*", "c"), ('"""', "python"), ("a1 ", "go")):
+        timed = (
+            "(m, t, l) => { const begin = performance.now(); const all = m.tokens(t, l);"
+            " return all.map(p => p.text).join('') === t && performance.now() - begin }"
+        )
+        took = run(page, "code.js", timed, text * (49_000 // len(text)), language)
+        assert took is not False and took < 1500, (text, language)
+
+
+def test_what_is_drawn_of_a_pool(page: Browser) -> None:
+    drawn = "(m, last, all, before) => m.numDrawn(Array.from({length: all}, (_, i) => Number(i <= last)), before)"
+    assert run(page, "engine/blocks.js", drawn, -1, 4000, 0) == 256
+    assert run(page, "engine/blocks.js", drawn, 300, 4000, 0) == 512
+    assert run(page, "engine/blocks.js", drawn, 3, 4000, 512) == 512, "it does not shrink while somebody looks"
+    assert run(page, "engine/blocks.js", drawn, 3999, 4000, 0) == 4000
+    laid = "(m, count, width) => m.layout(count, width)"
+    for count, width in ((0, 360), (1, 1200), (256, 360), (11_650, 1200), (100_000, 360), (1_000_000, 1200)):
+        place = run(page, "engine/blocks.js", laid, count, width)
+        assert place["rows"] * place["cell"] <= 320 and place["columns"] * place["cell"] <= width
+        assert place["rows"] * place["columns"] * place["each"] >= count
+        assert place["each"] == 1 or count > 10_000
+
+
+PIECES = [
+    "<script>hacked=1</script>",
+    "<img src=x onerror=hacked=1>",
+    "<svg/onload=hacked=1>",
+    "<a href='javascript:hacked=1'>",
+    "[x](javascript:hacked=1)",
+    "[x](https://a.b 'onclick=hacked=1')",
+    '![x](https://a.b/" onerror="hacked=1)',
+    "<https://a.b>",
+    "<javascript:hacked=1>",
+    "https://a.b/?<script>",
+    "[a [b](https://c.d)](https://e.f)",
+    "```html\n",
+    "```\n",
+    "~~~",
+    "|a|b|\n|-|-|\n",
+    "\n\n",
+    "\n",
+    "\n- ",
+    "\n1. ",
+    "\n> ",
+    "\n    ",
+    "# ",
+    "**",
+    "*",
+    "_",
+    "~~",
+    "`",
+    "\\",
+    "&lt;b&gt;",
+    "&#106;avascript:",
+    "\u0000",
+    "\u202e",
+    "word ",
+    "]]>",
+    "--->",
+    "<!--",
+    "|",
+    "](",
+    "![",
+    "\t",
+]
+
+FUZZ = """async (m, pieces, seed, rounds) => {
+  const random = () => (seed = (seed * 1103515245 + 12345) % 2147483648) / 2147483648;
+  const tags = new Set(`P H3 H4 H5 H6 UL OL LI SPAN BLOCKQUOTE HR BR A CODE PRE FIGURE FIGCAPTION BUTTON svg path DIV
+    TABLE THEAD TBODY TR TH TD STRONG EM S`.split(/\\s+/));
+  const names = new Set(`class href target rel start type aria-label aria-hidden tabindex role viewBox d`.split(' '));
+  let growing = null;
+  for (let round = 0; round < rounds; round++) {
+    const text = Array.from({length: 3 + random() * 25}, () => pieces[Math.floor(random() * pieces.length)]).join('');
+    const whole = new m.Prose();
+    whole.set(text);
+    document.documentElement.append(whole.element);
+    for (const element of whole.element.querySelectorAll('*')) {
+      if (!tags.has(element.tagName)) return ['tag', element.tagName, text];
+      for (const {name, value} of element.attributes) {
+        if (!names.has(name)) return ['attribute', name, text];
+        if (name === 'href' && !/^(https?:|mailto:)/.test(element.href)) return ['address', value, text];
+      }
+    }
+    growing = new m.Prose();
+    for (let end = 0; end < text.length; end += 1 + Math.floor(random() * 9)) growing.set(text.slice(0, end));
+    growing.set(text);
+    if (growing.element.innerHTML !== whole.element.innerHTML) return ['grown differently', text];
+    whole.element.remove();
+  }
+  return 'hacked' in window ? ['hacked'] : [];
+}"""
+
+
+def test_no_text_becomes_anything_but_prose(page: Browser) -> None:
+    """Whatever is made of markup, and however it comes: known elements, known attributes, links to the web only; and a
+    text that grew is shown as one that came at once."""
+    for seed in (1, 2, 3):
+        assert run(page, "prose.js", FUZZ, PIECES, seed, 150) == []
+    assert all(url.startswith("http://127.0.0.1") for url in page.requested()) and page.complaints() == []

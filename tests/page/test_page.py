@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from page.browser import Browser
-from page.serving import Served
+from page.serving import Served, served_many
 
 LAST = "[...document.querySelectorAll('.message.model')].at(-1)"
 WRITING = "document.querySelector('.message.writing')"
@@ -145,14 +146,14 @@ def test_the_engine_at_work(page: Browser, server: Served) -> None:
     page.wait(WRITING)
     page.js("document.activeElement.blur()")
     page.press("e")
-    page.wait("/[1-9]\\d* held/.test(document.querySelector('.blocks .note').textContent)")
+    page.wait("/[1-9]\\d* held/.test(document.querySelector('.blocks .note')?.textContent)")
     assert server.num_viewers == 1
     page.wait("document.querySelector('.requests tbody tr')")
     assert page.js("document.querySelector('.requests .mine') !== null"), "the page knows its own requests"
     page.click(".requests .who button")
-    page.wait("/prompt|prefill|drawn|looked/.test(document.querySelector('.detail td').textContent)")
+    page.wait("/prompt|prefill|drawn|looked/.test(document.querySelector('.detail td')?.textContent)")
     page.wait("/^done/.test(document.querySelector('.requests .doing:not(.label)').textContent)")
-    page.wait("/ 0 held/.test(document.querySelector('.blocks .note').textContent)")
+    page.wait("/ 0 held/.test(document.querySelector('.blocks .note')?.textContent)")
     figures = page.js("[...document.querySelectorAll('.figure .value')].map(e => e.textContent)")
     assert "–" not in figures[:3], "tokens a second, first token, between tokens"
     drawn = "(c => new Set(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).size)"
@@ -160,7 +161,16 @@ def test_the_engine_at_work(page: Browser, server: Served) -> None:
     page.js("document.querySelector('.blocks canvas').focus()")
     page.press("ArrowRight")
     page.press("ArrowRight")
-    assert page.js("document.querySelector('.pointed').textContent").startswith("block 1: ")
+    assert page.js("document.querySelector('.blocks .pointed').textContent").startswith("block 1: ")
+    page.js("document.querySelector('.steps canvas').focus()")
+    pointed = "document.querySelector('.steps .pointed').textContent"
+    page.press("ArrowLeft")
+    last = page.js(pointed)
+    page.press("ArrowLeft")
+    before = page.js(pointed)
+    assert (
+        last.startswith("step ") and last.endswith(": 1 next token") and before.startswith("step ") and before != last
+    )
     page.press("c")
     page.wait("!document.querySelector('#chat-view').hidden")
     page.wait("fetch('health')")
@@ -186,6 +196,32 @@ def test_keyboard(page: Browser) -> None:
     assert page.js("document.querySelector('.settings textarea').value") == "np", (
         "letters are letters where people write"
     )
+    page.press("Escape")
+    assert page.js("document.querySelector('.settings').hidden")
+    assert page.js("document.activeElement.getAttribute('aria-label')") == "Parameters"
+    page.press("?")
+    page.click("dialog [type=checkbox]")
+    page.press("Escape")
+    page.press("t")
+    assert page.js("document.documentElement.dataset.theme") == "dark", "single letters are not for everybody"
+
+
+def test_the_arrow_up_edits_what_was_said_last(page: Browser) -> None:
+    page.press("ArrowUp")
+    assert page.js("document.activeElement.closest('.composer') !== null"), "there is nothing yet"
+    ask(page, "Name a colour.", 2)
+    answered(page)
+    page.press("ArrowUp")
+    assert page.js("document.activeElement.value") == "Name a colour."
+    page.press("Escape")
+    assert page.js("document.activeElement.closest('.composer') !== null")
+    page.press("ArrowUp")
+    page.type(" And a number.")
+    page.press("Enter")
+    answered(page)
+    assert page.js("[...document.querySelectorAll('.said')].map(e => e.textContent)") == [
+        "Name a colour. And a number."
+    ]
 
 
 def test_everything_has_a_name(page: Browser) -> None:
@@ -205,19 +241,28 @@ def test_text_can_be_read_in_both_themes(page: Browser, theme: str) -> None:
     page.theme(theme)
     contrast = """((text, ground) => {
       const probe = document.body.appendChild(document.createElement('i'));
-      const light = name => {
-        probe.style.color = `var(--${name})`;
-        const parts = getComputedStyle(probe).color.match(/[\\d.]+/g).slice(0, 3).map(Number);
+      const pixel = document.createElement('canvas').getContext('2d');
+      const light = colour => {
+        probe.style.color = colour.startsWith('--') ? `var(${colour})` : colour;
+        pixel.fillStyle = getComputedStyle(probe).color;
+        pixel.fillRect(0, 0, 1, 1);
+        const parts = [...pixel.getImageData(0, 0, 1, 1).data].slice(0, 3);
         const [r, g, b] = parts.map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
         return 0.2126 * r + 0.7152 * g + 0.0722 * b;
       };
       const [a, b] = [light(text), light(ground)].sort((x, y) => y - x);
       return (a + 0.05) / (b + 0.05);
     })"""
-    for text in ("ink", "ink-soft", "accent", "warn"):
+    for text in ("ink", "ink-soft", "accent", "warn", "code-string", "code-number"):
         for ground in ("paper", "sheet", "sunk"):
-            assert page.js(f"{contrast}('{text}', '{ground}')") >= 4.5, (text, ground)
-    assert page.js(f"{contrast}('on-accent', 'accent')") >= 4.5
+            assert page.js(f"{contrast}('--{text}', '--{ground}')") >= 4.5, (text, ground)
+    assert page.js(f"{contrast}('--on-accent', '--accent')") >= 4.5
+    assert page.js(f"{contrast}('--ink', '--accent-wash')") >= 4.5
+    owners = page.js(
+        "import('/page/js/engine/palette.js').then(m => Array.from({length: 20}, (_, i) => m.ownerColour(i)))"
+    )
+    for owner in owners:
+        assert page.js(f"{contrast}('{owner}', '--paper')") >= 3, "blocks and bars can be told from the paper"
 
 
 def test_a_phone(page: Browser) -> None:
@@ -229,6 +274,7 @@ def test_a_phone(page: Browser) -> None:
         page.js(f"location.hash = '{view}'")
         page.wait("document.querySelector('.requests tbody tr') || location.hash.startsWith('#chat')")
         assert page.js("document.documentElement.scrollWidth") <= 360
+        assert page.js("document.documentElement.scrollHeight") <= 740, "the views scroll, the page does not"
         wide = "[...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > 361).length"
         assert page.js(wide) == 0
     page.js("location.hash = '#chat'")
@@ -240,19 +286,81 @@ def test_a_phone(page: Browser) -> None:
 
 
 def test_a_server_that_asks_for_a_key(chromium: Browser, locked: Served) -> None:
+    key = "dialog[open] input[type=password]"
+    stored = "[localStorage.getItem('quire.key'), sessionStorage.getItem('quire.key')]"
     chromium.open(f"{locked.url}/")
-    chromium.wait("document.querySelector('dialog[open] input')")
+    chromium.wait(f"document.querySelector('{key}')")
+    chromium.press("Escape")
+    chromium.wait("document.querySelector('#notice').textContent.includes('no API key was given')")
+    chromium.click("#notice button")
+    chromium.wait(f"document.querySelector('{key}')")
     chromium.type("wrong")
     chromium.press("Enter")
-    chromium.wait("document.querySelectorAll('dialog[open] input').length === 1")
-    chromium.wait("document.querySelector('dialog[open] p').textContent.includes('no valid API key')")
-    chromium.js("document.querySelector('dialog[open] input').select()")
+    chromium.wait("document.querySelector('dialog[open] p')?.textContent.includes('no valid API key')")
+    assert chromium.js("document.querySelectorAll('dialog').length") == 1
+    chromium.js(f"document.querySelector('{key}').select()")
     chromium.type("open sesame")
     chromium.press("Enter")
     chromium.wait("document.querySelector('#model').value && !document.querySelector('dialog')")
+    assert chromium.js("document.querySelector('#notice').hidden")
+    assert chromium.js(stored) == [None, "open sesame"], "until the tab is closed, unless somebody wants it kept"
     ask(chromium, "Hi", 2)
     answered(chromium)
+    chromium.js("[...document.querySelectorAll('.settings .actions button')].at(-1).click()")
+    chromium.js("document.querySelector('dialog [name=keep]').click()")
+    chromium.press("Enter")
+    chromium.wait("!document.querySelector('dialog')")
+    assert chromium.js(stored) == ["open sesame", None]
+    chromium.js("[...document.querySelectorAll('.settings .actions button')].at(-1).click()")
+    chromium.click("dialog .dialog-buttons button:first-child")
+    chromium.wait("!document.querySelector('dialog')")
+    assert chromium.js(stored) == [None, None]
     chromium.close()
+
+
+def offline(page: Browser, is_offline: bool) -> None:
+    rates = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    page.call("Network.emulateNetworkConditions", offline=is_offline, **rates)
+
+
+def test_a_server_that_goes_away_and_comes_back(page: Browser) -> None:
+    offline(page, True)
+    ask(page, "Hi", 4)
+    page.wait("document.querySelector('.message .problem')")
+    assert "The server does not answer." in page.js("document.querySelector('.message .problem').textContent")
+    page.js("location.hash = '#engine'")
+    page.wait("document.querySelector('.engine-head .state').textContent === 'The server does not answer.'")
+    page.js("document.dispatchEvent(new Event('visibilitychange'))")  # somebody comes back to the tab
+    page.wait("!document.querySelector('#notice').hidden")
+    offline(page, False)
+    page.wait("document.querySelector('.engine-head .state').textContent === 'ready'")
+    page.wait("document.querySelector('#notice').hidden")
+    page.js("location.hash = '#chat'")
+    page.click(".message .problem button")
+    assert answered(page) and page.js("document.querySelector('.message .problem') === null")
+    page.events = [event for event in page.events if event.get("method") != "Log.entryAdded"]  # of failed requests
+
+
+def test_several_models(chromium: Browser, default_model: Path) -> None:
+    with served_many(default_model, ["one", "two"], max_loaded=1) as server:
+        chromium.open(f"{server.url}/#engine")
+        chromium.wait("document.querySelector('.engine-head .state').textContent === 'ready'")
+        assert chromium.js("[...document.querySelector('#model').options].map(o => o.textContent)") == [
+            "one",
+            "two (loads when asked)",
+        ]
+        chosen = "(s => { s.value = 'two'; s.dispatchEvent(new Event('change')) })(document.querySelector('#model'))"
+        chromium.js(chosen)
+        chromium.wait("document.querySelector('.engine-head .state').textContent.includes('not loaded')")
+        assert chromium.js("document.querySelector('.engine .panel') === null"), "nothing of the other is left"
+        chromium.js("location.hash = '#chat'")
+        ask(chromium, "Hi", 2)
+        answered(chromium)
+        assert sent(chromium)[0]["model"] == "two"
+        chromium.js("location.hash = '#engine'")
+        chromium.wait("document.querySelector('.requests .mine')")
+        assert chromium.js("document.querySelector('.engine-head h2').textContent") == "two"
+        chromium.close()
 
 
 def test_a_failure_is_told(page: Browser) -> None:

@@ -15,9 +15,10 @@ from quire.engine.messages import Seen, decode_from_engine, encode
 from quire.engine.options import EngineOptions
 
 
-def engine(num_blocks: int = 64, ahead: int = 0, **options: int) -> Engine:
+def engine(num_blocks: int = 64, ahead: int = 0, window: int = 0, **options: int) -> Engine:
     given = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 16, **options}
-    return Engine(FakeExecutor(num_blocks=num_blocks, vocab_size=500, ahead=ahead), EngineOptions(**given))
+    executor = FakeExecutor(num_blocks=num_blocks, vocab_size=500, ahead=ahead, window=window)
+    return Engine(executor, EngineOptions(**given))
 
 
 def request(name: str, num_prompt: int, max_tokens: int, **params: int) -> Request:
@@ -66,6 +67,24 @@ def test_owners_references_and_batches(at_once: None, ahead: int) -> None:
     chunks = [(chunk.request_id, chunk.start, chunk.count) for step in steps for chunk in step.chunks]
     assert chunks == [("a", 0, 40), ("b", 32, 8)]
     assert max(step.decoding for step in steps) == 2
+
+
+@pytest.mark.parametrize("window", [0, 40])
+def test_every_held_block_has_an_owner(at_once: None, window: int) -> None:
+    """Also those behind which a window has closed, and those that wait to be copied."""
+    seen = engine(num_blocks=40, window=window)
+    seen.watch(True)
+    for name in ("a", "b"):
+        seen.submit(request(name, 70, 60, n=3))
+    num_snapshots = 0
+    while seen.has_work:
+        seen.step()
+        if snapshot := seen.snapshot():
+            num_snapshots += 1
+            held = [refs > 0 for refs in snapshot.refs]
+            assert [owner >= FIRST_OWNER for owner in owners(snapshot)] == held
+            assert sum(held) == snapshot.stats.held_blocks
+    assert num_snapshots > 60
 
 
 def test_those_who_wait_and_those_who_had_to_give_way(at_once: None) -> None:

@@ -71,7 +71,7 @@ def refuse_impossible(request: Request, limits: Limits, num_blocks: int, window:
     if num_prompt >= limits.max_model_len or length > limits.max_model_len:
         room = limits.max_model_len - num_prompt
         raise PromptTooLong(
-            f"the prompt has {num_prompt} tokens and max_tokens is {params.max_tokens}, "
+            f"the prompt has {len(request.prompt_ids)} tokens and max_tokens is {params.max_tokens}, "
             f"and the context holds {limits.max_model_len} tokens",
             f"shorten the prompt or let max_tokens be at most {room}" if room > 0 else "shorten the prompt",
             param="max_tokens" if room > 0 else "prompt",
@@ -90,8 +90,9 @@ def refuse_impossible(request: Request, limits: Limits, num_blocks: int, window:
     needed = min(needed, width * window.most_blocks(length - 1))
     if needed > num_blocks:
         raise BadRequest(
-            f"a prompt of {num_prompt} tokens with max_tokens {params.max_tokens} needs {needed} cache blocks "
-            f"of {limits.block_size} tokens{f' for {width} beams' if width > 1 else ''}, and there are {num_blocks}",
+            f"a prompt of {len(request.prompt_ids)} tokens with max_tokens {params.max_tokens} "
+            f"needs {needed} cache blocks of {limits.block_size} tokens{f' for {width} beams' if width > 1 else ''}, "
+            f"and there are {num_blocks}",
             "lower max_tokens, or give the cache more memory",
             param="max_tokens",
         )

@@ -125,6 +125,8 @@ class EngineClient:
 
     async def stop(self) -> None:
         self.state = "stopped"
+        for viewer in self._viewers:
+            viewer.end()
         if self._supervisor is None:
             return
         self._supervisor.cancel()

@@ -13,6 +13,7 @@ class Viewer:
     """Has the newest snapshot. Of those it was too slow to fetch it still gets the steps."""
 
     def __init__(self) -> None:
+        self.ended = False  # the engine is gone, and another would not be seen by this one
         self._snapshot: Snapshot | None = None
         self._arrived = asyncio.Event()
 
@@ -20,6 +21,10 @@ class Viewer:
         missed = self._snapshot.steps if self._snapshot else []
         steps = [*missed, *snapshot.steps][-MAX_STEPS:]
         self._snapshot = replace(snapshot, steps=steps)  # it is shared with other viewers
+        self._arrived.set()
+
+    def end(self) -> None:
+        self.ended = True
         self._arrived.set()
 
     async def next(self, patience: float) -> Snapshot | None:

@@ -82,13 +82,14 @@ class LocalExecutor:
         spec = kv_spec(config, self.block_size, self._kv_dtype())
         if self.backend == "cuda":
             check_gpu_spec(spec)
-            _refuse_seq2seq(config)
         self._check_swap_space()
         ops = self._ops()
         if self.backend == "cuda":  # how much is free is known when the weights are there
             model = model_family.load(ops, checkpoint, config, longest(config, self.max_model_len))
             adapters = self._new_adapters(ops, model)
-            size = self._size(config, spec, self._room(ops, adapters.forward if adapters else model.forward, spec))
+            forward = adapters.forward if adapters else model.forward
+            room = self._room(ops, forward, spec, sources=model.encode is not None)
+            size = self._size(config, spec, room)
         else:
             free = max(available_memory() - checkpoint.nbytes, 0)
             size = self._size(config, spec, min(free // 2, MOST_CACHE_BYTES))
@@ -137,11 +138,11 @@ class LocalExecutor:
             raise Unsupported(f"adapters of a `{model.config.architecture}`", "leave out enable_lora")
         return Adapters(ops, model, self.max_loras, self.max_lora_rank)
 
-    def _room(self, ops: Any, forward: Callable[[OpSet, Any], Value], spec: KVSpec) -> int:
+    def _room(self, ops: Any, forward: Callable[[OpSet, Any], Value], spec: KVSpec, sources: bool) -> int:
         """Bytes for pages at most, found out by running a step; no need to where their size is given."""
         if self.kv_cache_memory_bytes is not None:
             return self.kv_cache_memory_bytes
-        return int(ops.room(forward, spec, self.max_num_batched_tokens))
+        return int(ops.room(forward, spec, self.max_num_batched_tokens, sources))
 
     def _size(self, config: ModelConfig, spec: KVSpec, most_bytes: int) -> KVSize:
         return size_cache(
@@ -208,8 +209,3 @@ class LocalExecutor:
                 "utilization": self.gpu_memory_utilization,
             }
         return getattr(import_module(module), name)(**options)
-
-
-def _refuse_seq2seq(config: ModelConfig) -> None:
-    if isinstance(config, Seq2SeqConfig):
-        raise Unsupported(f"a `{config.architecture}` on a GPU", "use device cpu")

@@ -169,6 +169,7 @@ class Layer:
     after2: Any = None  # of what the feed-forward layer adds
     q_norm: Any = None
     k_norm: Any = None
+    sinks: Any = None  # see OpSet.paged_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +250,8 @@ def attention(c: LlamaConfig, layer: Layer, index: int, ops: OpSet, x: Value, an
         q, k = ops.rope(q, angles, c.head_dim), ops.rope(k, angles, c.head_dim)
     ops.write_kv(k, v, batch, index)
     scale = 1 / sqrt(c.head_dim) if c.score_scale is None else c.score_scale
-    found = ops.paged_attention(q, batch, index, c.head_dim, scale, c.windows[index], c.score_cap)
+    window, cap = c.windows[index], c.score_cap
+    found = ops.paged_attention(q, batch, index, c.head_dim, scale, window, cap, sinks=layer.sinks)
     return ops.linear(found, layer.out)
 
 

@@ -101,34 +101,49 @@ class Matrix:
         return self.bias if part.bias is None else part.bias
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Experts:
     """A matrix for each expert, its parts one below the other: name -> number of outputs.
 
-    A name with `{}` in it, for the expert's number, is a linear layer of one expert, stored as `name.weight`. A name
-    without is one tensor of all experts, [experts, outputs, inputs] ([experts, inputs, outputs] where `transposed`)."""
+    A name with `{}` in it, for the expert's number, is a linear layer of one expert, stored as `name.weight` and
+    `name.bias`. A name without is one tensor of all experts, [experts, outputs, inputs] ([experts, inputs, outputs]
+    where `transposed`), whose biases are `name_bias` [experts, outputs]."""
 
     parts: Mapping[str, int]
     num_inputs: int
     num_experts: int
     transposed: bool = False
+    bias: bool = False
+    order: NDArray[np.int32] | None = None  # output i of a part is the stored output order[i]
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         for name, num_outputs in self.parts.items():
             axes = (self.num_inputs, num_outputs) if self.transposed else (num_outputs, self.num_inputs)
-            if "{}" in name:
-                yield from ((f"{name.format(expert)}.weight", axes) for expert in range(self.num_experts))
-            else:
-                yield name, (self.num_experts, *axes)
+            yield from self._stored(name, "weight", axes)
+            if self.bias:
+                yield from self._stored(name, "bias", (num_outputs,))
+
+    def _stored(self, name: str, kind: str, axes: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+        if "{}" in name:
+            yield from ((f"{name.format(expert)}.{kind}", axes) for expert in range(self.num_experts))
+        else:
+            yield name if kind == "weight" else f"{name}_bias", (self.num_experts, *axes)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedExperts:
         stored = iter(tensors)
-        by_part = [
-            [next(stored) for _ in range(self.num_experts)] if "{}" in name else _unstacked(next(stored))
-            for name in self.parts
-        ]
-        experts = [[t.transposed() if self.transposed else t for t in parts] for parts in zip(*by_part, strict=True)]
-        return ops.pack_experts(experts)
+
+        def of_all(name: str) -> list[StoredTensor]:
+            return [next(stored) for _ in range(self.num_experts)] if "{}" in name else _unstacked(next(stored))
+
+        weights, biases = [], []
+        for name in self.parts:
+            weights.append([self._ordered(t.transposed() if self.transposed else t) for t in of_all(name)])
+            if self.bias:
+                biases.append([self._ordered(bias) for bias in of_all(name)])
+        return ops.pack_experts([*zip(*weights, strict=True)], [*zip(*biases, strict=True)] if biases else None)
+
+    def _ordered(self, tensor: StoredTensor) -> StoredTensor:
+        return tensor if self.order is None else tensor.ordered(self.order)
 
 
 def _unstacked(tensor: StoredTensor) -> list[StoredTensor]:

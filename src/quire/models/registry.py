@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "Qwen2MoeForCausalLM": "quire.models.mixture",
     "Qwen3MoeForCausalLM": "quire.models.mixture",
     "OlmoeForCausalLM": "quire.models.mixture",
+    "GptOssForCausalLM": "quire.models.gpt_oss",
     "GraniteForCausalLM": "quire.models.granite",
     "GraniteMoeForCausalLM": "quire.models.granite",
     "Olmo2ForCausalLM": "quire.models.olmo2",

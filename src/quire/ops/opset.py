@@ -187,6 +187,7 @@ class Activation(IntEnum):
     RELU_SQUARED = 4
     QUICK_GELU = 5  # x * sigmoid(1.702 x)
     TANH = 6
+    CLAMPED_SWIGLU = 7  # min(x, 7) * sigmoid(1.702 min(x, 7)); what it is multiplied with is kept in -7 .. 7, plus 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +262,9 @@ class OpSet(Protocol):
         """Stack the parts' rows into one matrix. The parts may be stored in different types. `keep` is for backends
         that quantize matrices on the way."""
 
-    def pack_experts(self, experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
+    def pack_experts(
+        self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
+    ) -> PackedExperts:
         """One matrix an expert, each stacked of parts as in `pack`; all have one shape."""
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
@@ -294,11 +297,13 @@ class OpSet(Protocol):
         max_rows: int,
         max_model_len: int,
         sampler: Sampler | None = None,
+        sources: bool = False,
     ) -> Program:
         """`forward(ops, batch)` returns the logits, for batches of at most `max_tokens` of at most `max_rows` sequences
         of at most `max_model_len`. `batch` has the fields of `StepBatch`, to be handed to ops and never looked into.
 
-        An id below zero stands for the token that `sampler` drew last for row ~id."""
+        An id below zero stands for the token that `sampler` drew last for row ~id. `sources`: whether sequences have
+        sources, or are some."""
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 
@@ -346,13 +351,15 @@ class OpSet(Protocol):
         window: int = 0,
         softcap: float = 0.0,
         slopes: Any = None,
+        sinks: Any = None,
         biases: Any = None,
     ) -> Value:
         """q [T, heads * head_dim] -> [T, heads * head_dim]. Causal; query heads share KV heads in neighbouring
         groups. With `window`, a position sees only itself and the window - 1 before it. Scores are q . k * scale;
         with `softcap`, softcap * tanh(scores / softcap); with `slopes`, a vector [heads], plus slope * (position of
         the key - position of the query); with `biases` [heads, 2n + 1], plus what stands n + that distance in, which
-        is -n or n where it is less or more."""
+        is -n or n where it is less or more. With `sinks`, a vector [heads], the softmax has one score more, which
+        stands for a value of zeros."""
 
     def cross_attention(self, q: Value, batch: Any, layer: int, head_dim: int, scale: float) -> Value:
         """q [T, heads * head_dim] -> [T, heads * head_dim]: every token attends to all of its sequence's source, whose

@@ -188,6 +188,7 @@ class PackedExperts:
     num_inputs: int
     nbytes: int
     packed: Any
+    biases: Any = None  # [num_experts, num_outputs]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

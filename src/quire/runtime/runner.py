@@ -39,7 +39,10 @@ class Runner:
         self.sampler = ops.new_sampler(max_rows, model.config.vocab)
         self.adapters = adapters
         forward = model.forward if adapters is None else adapters.forward
-        self.program = ops.compile(forward, self.cache, max_tokens, max_rows, size.max_model_len, self.sampler)
+        sources = model.encode is not None
+        self.program = ops.compile(
+            forward, self.cache, max_tokens, max_rows, size.max_model_len, self.sampler, sources=sources
+        )
         self.sources = _sources(ops, model, self.cache, size, max_rows, max_tokens)
         self.guides: Guides | None = None
         self._vocab = model.config.vocab
@@ -136,7 +139,7 @@ def _sources(ops: OpSet, model: Model, cache: KVCache, size: KVSize, max_rows: i
     assert isinstance(model.config, Seq2SeqConfig)
     longest = min(model.config.seq2seq.max_source, size.max_model_len)
     most = max(max_tokens, longest)
-    encoder = ops.compile(model.encode, cache, most, max_rows, longest)
+    encoder = ops.compile(model.encode, cache, most, max_rows, longest, sources=True)
     return Sources(encoder, max_rows, longest, most, size.spec.block_size)
 
 

@@ -137,6 +137,7 @@ class Pages:
             "root": offer.adapter_of or offer.name,
             "parent": offer.adapter_of or None,
             "max_model_len": offer.info.max_model_len if offer.info else None,
+            "task": offer.info.task if offer.info else None,
         }
 
     async def health(self, http: Request) -> Response:

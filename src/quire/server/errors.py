@@ -13,6 +13,10 @@ class ModelNotAllowed(QuireError):
     status, code = 403, "model_not_allowed"
 
 
+class NotAllowed(QuireError):
+    status, code = 403, "not_allowed"
+
+
 class OverQuota(QuireError):
     """`wait`: seconds until it is worth to ask again."""
 

@@ -33,6 +33,7 @@ class KeyEntry(Struct, kw_only=True, forbid_unknown_fields=True):
     max_concurrency: Count | None = None
     priority: int = 0  # of its requests, under the priority policy: lower runs earlier
     models: list[str] | None = None  # that it may use; null: all
+    live: bool = False  # whether it may look at the engine, and so at the load that others make
 
     @property
     def limits(self) -> Limits:
@@ -55,6 +56,7 @@ class Key:
     quota: Quota
     priority: int | None = None  # None: what the request says
     models: frozenset[str] | None = None  # None: all
+    live: bool = True
 
     def allows(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -109,7 +111,7 @@ class KeyRing:
                 quota = Quota(entry.name, entry.limits)
             digest = bytes.fromhex(entry.sha256) if entry.sha256 else _digest((entry.key or "").encode())
             models = None if entry.models is None else frozenset(entry.models)
-            keys.append(Key(entry.name, digest, quota, entry.priority, models))
+            keys.append(Key(entry.name, digest, quota, entry.priority, models, entry.live))
         return keys
 
 

@@ -1,6 +1,6 @@
-"""GET /live: the engine while it works, as server-sent events. docs/page.md says what is in them.
+"""GET /live: the engine while it works, as server-sent events. docs/page.md says what is in them, and who may look.
 
-Request ids are shortened to their last letters and no text is ever in here: whoever may use the server may look."""
+Request ids are the server's own, shortened to their last letters, and no text is ever in here."""
 
 import asyncio
 import time
@@ -17,10 +17,11 @@ from starlette.types import Receive, Scope, Send
 from quire.core.errors import QueueFull, Unavailable
 from quire.core.records import RequestRecord
 from quire.engine.models import unknown_model
-from quire.server.errors import ClientGone
+from quire.server.errors import ClientGone, NotAllowed
 from quire.server.generate import unless_gone
 from quire.server.recent import Percentiles
 from quire.server.site import Site
+from quire.server.visit import current_visit
 
 if TYPE_CHECKING:
     from quire.core.snapshot import Snapshot
@@ -40,8 +41,14 @@ class Live:
     def __init__(self, site: Site) -> None:
         self._site = site
         self.num_viewers = 0
+        self._packed: dict[
+            tuple[str, str], tuple[bytes, bytes]
+        ] = {}  # the last map of each model, as it came and as it goes
 
     async def view(self, http: Request) -> Response:
+        visit = current_visit()
+        if visit is not None and visit.key is not None and not visit.key.live:
+            raise NotAllowed(f"key `{visit.key.name}` may not look at the engine", "its entry needs `live: true`")
         if self.num_viewers >= MAX_VIEWERS:
             raise QueueFull(f"{self.num_viewers} look already, and {MAX_VIEWERS} may", "try again later", retry_after=5)
         return _Events(self, await self._service(http.query_params.get("model")))
@@ -63,6 +70,8 @@ class Live:
             async with service.watch() as viewer:
                 while self._site.models.state not in ("draining", "stopped"):  # nobody waits for those who look
                     snapshot = await viewer.next(HEARTBEAT)
+                    if viewer.ended:
+                        return
                     finished, num_seen = recent.since(num_seen), recent.num_finished
                     yield b"data: " + _encode(self._event(service, snapshot, finished)) + b"\n\n"
         finally:
@@ -80,8 +89,17 @@ class Live:
             restarts=metrics.restarts,
             latency=metrics.recent.latencies(),
             finished=[_finished(record) for record in finished],
-            engine=_engine(snapshot) if snapshot else None,
+            engine=self._engine(info.name, snapshot) if snapshot else None,
         )
+
+    def _engine(self, model: str, snapshot: "Snapshot") -> dict[str, Any]:
+        shown = _labelled(snapshot)
+        for name in ("owners", "refs"):
+            raw, packed = self._packed.get((model, name), (b"", b""))
+            if raw is not shown[name]:  # once for all who look
+                raw, packed = self._packed[model, name] = shown[name], zlib.compress(shown[name], 1)
+            shown[name] = packed  # base64 in JSON
+        return shown
 
 
 class Event(msgspec.Struct, kw_only=True):
@@ -119,7 +137,7 @@ class _Events(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _engine(snapshot: "Snapshot") -> dict[str, Any]:
+def _labelled(snapshot: "Snapshot") -> dict[str, Any]:
     shown: dict[str, Any] = msgspec.to_builtins(snapshot, builtin_types=(bytes,))
     for view in shown["sequences"]:
         view["request_id"] = _label(view["request_id"])
@@ -127,8 +145,6 @@ def _engine(snapshot: "Snapshot") -> dict[str, Any]:
         step["preempted"] = [_label(request_id) for request_id in step["preempted"]]
         for chunk in step["chunks"]:
             chunk["request_id"] = _label(chunk["request_id"])
-    for name in ("owners", "refs"):
-        shown[name] = zlib.compress(shown[name], 1)  # base64 in JSON
     return shown
 
 

@@ -133,6 +133,16 @@ def _olmo(config: CheckpointConfig) -> dict[str, Any]:
     return {"architectures": ["Olmo3ForCausalLM"], **kinds}
 
 
+def _gpt_oss(config: CheckpointConfig) -> dict[str, Any]:
+    """Every other layer has a window. The ends of YaRN's ramp lie between pairs, which files have no word for."""
+    layers = range(config.int("num_hidden_layers"))
+    scaling = config.dict("rope_scaling", default={})
+    return {
+        "layer_types": _layer_types((layer + 1) % 2 for layer in layers),
+        "rope_scaling": {**scaling, "truncate": False} if scaling else None,
+    }
+
+
 def _layer_types(pattern: Iterable[int]) -> list[str]:
     return ["sliding_attention" if local else "full_attention" for local in pattern]
 
@@ -230,6 +240,20 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         tensors=OUTER_TENSORS,
         layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
         expects={"attention.clamp_kqv": None},
+    ),
+    "gpt-oss": Architecture(
+        name="GptOssForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "gpt_oss", "hidden_act": "silu", "attention_bias": True},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            **EXPERTS,
+            "attn_sinks": "self_attn.sinks",
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "mlp.router",
+        },
+        derive=_gpt_oss,
     ),
     "granite": Architecture(
         name="GraniteForCausalLM",
@@ -340,7 +364,7 @@ def translate_name(row: Architecture, name: str) -> TensorName | None:
     layer, part, kind = match.groups()
     translated = row.layer_tensors[part]
     return TensorName(
-        f"{row.layers}.{layer}.{translated}" + ("" if translated.endswith("_bias") else f".{kind}"),
+        f"{row.layers}.{layer}.{translated}" + ("" if translated.endswith(("_bias", ".sinks")) else f".{kind}"),
         row.interleaved.get(part),
         row.norms_plus if part.endswith("_norm") else 0.0,
         part == "ffn_gate_inp_shexp",

@@ -90,17 +90,20 @@ class NativeOps:
                 self._noted.add(note)
                 log.warning("%s", note)
 
-    def pack_experts(self, experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
-        if any(part.column_order is not None for parts in experts for part in parts):
-            raise Unsupported(
-                f"{experts[0][0].name} has its inputs in the order of their groups (act-order)",
-                "experts on a CPU take them in their own order: quantize it without `desc_act`",
-            )
+    def pack_experts(
+        self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
+    ) -> PackedExperts:
+        for part, *others in experts:
+            for other in others:
+                if _order(other) != _order(part):
+                    raise Unsupported(f"{part.name} and {other.name} have their inputs in different orders (act-order)")
         packed = [self.pack(parts) for parts in experts]
         first = packed[0]
         assert all((w.num_outputs, w.num_inputs) == (first.num_outputs, first.num_inputs) for w in packed)
         matrices = [w.packed for w in packed]
-        return PackedExperts(len(packed), first.num_outputs, first.num_inputs, sum(w.nbytes for w in packed), matrices)
+        added = None if biases is None else np.concatenate([self.vector(part) for parts in biases for part in parts])
+        nbytes = sum(w.nbytes for w in packed) + (0 if added is None else added.nbytes)
+        return PackedExperts(len(packed), first.num_outputs, first.num_inputs, nbytes, matrices, added)
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
         matrices = [_pack([head]) for head in heads]
@@ -142,6 +145,7 @@ class NativeOps:
         max_rows: int = 0,
         max_model_len: int = 0,
         sampler: Sampler | None = None,
+        sources: bool = False,
     ) -> NativeProgram:
         assert isinstance(cache, NativeCache), "the cache was made by another op set"
         return NativeProgram(forward, cache, max_tokens, self.threads)
@@ -168,7 +172,11 @@ def _quantized(part: StoredTensor, kind: StorageType) -> StoredTensor:
 
 def _kind(part: StoredTensor) -> tuple[str, bytes]:
     """What parts of one matrix have in common."""
-    return part.type.name, b"" if part.column_order is None else part.column_order.tobytes()
+    return part.type.name, _order(part)
+
+
+def _order(part: StoredTensor) -> bytes:
+    return b"" if part.column_order is None else part.column_order.tobytes()
 
 
 def _pack(parts: list[StoredTensor]) -> Any:

@@ -152,19 +152,21 @@ class Recorder:
         window: int = 0,
         softcap: float = 0.0,
         slopes: Float32 | None = None,
+        sinks: Float32 | None = None,
         biases: Float32 | None = None,
     ) -> Columns:
         assert not self._spec.latent, "pages of latents have no keys and values"
         assert head_dim == self._spec.head_dim, f"heads of {head_dim} columns and pages of {self._spec.head_dim}"
         assert q.columns % (head_dim * self._spec.num_kv_heads) == 0, f"{q.columns} columns of q"
         assert 0 <= layer < self._spec.num_layers and window >= 0 and softcap >= 0
-        assert slopes is None or slopes.shape == (q.columns // head_dim,), f"{q.columns} columns of q, other slopes"
+        for vector in (slopes, sinks):
+            assert vector is None or vector.shape == (q.columns // head_dim,), f"{q.columns} columns of q, other heads"
         bias = _given(biases, q.columns // head_dim)
         out = _fresh(q.columns)
         return self._note(
             (q,),
             out,
-            lambda tape, at: tape.attention(at(q), layer, scale, window, softcap, slopes, at(out), **bias),
+            lambda tape, at: tape.attention(at(q), layer, scale, window, softcap, slopes, sinks, at(out), **bias),
             barrier=True,
             any_rows=True,
         )
@@ -266,6 +268,8 @@ class Recorder:
                 at(router_logits),
                 gate_up.packed,
                 down.packed,
+                gate_up_biases=gate_up.biases,
+                down_biases=down.biases,
                 top_k=routing.top_k,
                 sigmoid=routing.scoring == "sigmoid",
                 renormalize=routing.renormalize,

@@ -20,6 +20,7 @@ def paged_attention(
     window: int,
     softcap: float = 0.0,
     slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     biases: Tensor | None = None,
     causal: bool = True,
 ) -> Tensor:
@@ -30,7 +31,7 @@ def paged_attention(
         tokens = slice(seq_starts[seq], seq_starts[seq + 1])
         num_pages = -(-context_len // cache.spec.block_size)
         k, v = cache.read(layer, block_tables[seq, :num_pages], context_len)
-        out[tokens] = attention(q[tokens], k, v, scale, window, softcap, slopes, causal, biases)
+        out[tokens] = attention(q[tokens], k, v, scale, window, softcap, slopes, sinks, causal, biases)
     return out
 
 
@@ -60,11 +61,12 @@ def attention(
     window: int,
     softcap: float = 0.0,
     slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     causal: bool = True,
     biases: Tensor | None = None,
 ) -> Tensor:
-    """q [n, heads, head_dim], k [m, kv_heads, head_dim], v [m, kv_heads, value_dim], slopes [heads], biases [heads,
-    2 * reach + 1] -> [n, heads, value_dim].
+    """q [n, heads, head_dim], k [m, kv_heads, head_dim], v [m, kv_heads, value_dim], slopes and sinks [heads], biases
+    [heads, 2 * reach + 1] -> [n, heads, value_dim].
 
     The queries stand at the last n of the m positions."""
     group = q.shape[1] // k.shape[1]
@@ -81,7 +83,10 @@ def attention(
     if not causal:
         distance = distance.abs()
     visible = (distance >= 0) & (distance < window) if window else distance >= 0
-    return (scores.masked_fill(~visible, float("-inf")).softmax(dim=-1) @ v).transpose(0, 1)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(-1, len(q), 1)], dim=-1)
+    return (scores.softmax(dim=-1)[..., : k.shape[1]] @ v).transpose(0, 1)
 
 
 def distances(n: int, m: int, device: torch.device) -> Tensor:

@@ -59,10 +59,16 @@ class TorchOps:
         num_outputs, num_inputs = weight.shape
         return PackedWeight(num_outputs, num_inputs, weight.nbytes, weight, packed_bias)
 
-    def pack_experts(self, experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
-        stacked = torch.stack([torch.cat([self._tensor(part) for part in parts]) for parts in experts])
+    def pack_experts(
+        self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
+    ) -> PackedExperts:
+        stacked = self._stacked(experts)
         num_experts, num_outputs, num_inputs = stacked.shape
-        return PackedExperts(num_experts, num_outputs, num_inputs, stacked.nbytes, stacked)
+        added = None if biases is None else self._stacked(biases)
+        return PackedExperts(num_experts, num_outputs, num_inputs, stacked.nbytes, stacked, added)
+
+    def _stacked(self, experts: Sequence[Sequence[StoredTensor]]) -> Tensor:
+        return torch.stack([torch.cat([self._tensor(part) for part in parts]) for parts in experts])
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
         stacked = torch.stack([self._tensor(head) for head in heads])
@@ -98,6 +104,7 @@ class TorchOps:
         max_rows: int = 0,
         max_model_len: int = 0,
         sampler: Sampler | None = None,
+        sources: bool = False,
     ) -> "TorchProgram":
         assert isinstance(cache, TorchCache) and (sampler is None or isinstance(sampler, TorchSampler))
         return TorchProgram(self, forward, cache, max_tokens, sampler)
@@ -163,11 +170,13 @@ class TorchOps:
         window: int = 0,
         softcap: float = 0.0,
         slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
         biases: Tensor | None = None,
     ) -> Tensor:
         heads = q.unflatten(-1, (-1, head_dim))
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
-        return paged_attention(heads, batch.cache, layer, *runs, scale, window, softcap, slopes, biases).flatten(1)
+        pages = heads, batch.cache, layer, *runs
+        return paged_attention(*pages, scale, window, softcap, slopes, sinks, biases).flatten(1)
 
     def cross_attention(self, q: Tensor, batch: TorchBatch, layer: int, head_dim: int, scale: float) -> Tensor:
         assert batch.source_tables is not None, "the sequences of this step have no sources"
@@ -205,6 +214,8 @@ class TorchOps:
 
     def activate_and_mul(self, x: Tensor, kind: Activation) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
+        if kind is Activation.CLAMPED_SWIGLU:
+            up = up.clamp(-7, 7) + 1
         return ACTIVATIONS[kind](gate) * up
 
     def moe(
@@ -221,8 +232,9 @@ class TorchOps:
         found = x.new_empty(*ids.shape, down.num_outputs)
         for expert in ids.unique().tolist():
             rows, places = (ids == expert).nonzero(as_tuple=True)
-            hidden = self.activate_and_mul(F.linear(x[rows], gate_up.packed[expert]), kind)
-            found[rows, places] = F.linear(hidden, down.packed[expert])
+            biases = [None if experts.biases is None else experts.biases[expert] for experts in (gate_up, down)]
+            hidden = self.activate_and_mul(F.linear(x[rows], gate_up.packed[expert], biases[0]), kind)
+            found[rows, places] = F.linear(hidden, down.packed[expert], biases[1])
         return (found * weights[..., None]).sum(dim=1)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
@@ -253,6 +265,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.RELU_SQUARED: lambda x: F.relu(x).square(),
     Activation.QUICK_GELU: lambda x: x * torch.sigmoid(1.702 * x),
     Activation.TANH: torch.tanh,
+    Activation.CLAMPED_SWIGLU: lambda x: x.clamp(max=7) * torch.sigmoid(1.702 * x.clamp(max=7)),
 }
 
 

@@ -83,7 +83,7 @@ def _activation_kernel(
     wait_for_inputs(OVERLAP)
     gate = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * x_stride + n + columns, mask=inside, other=0.0).to(tl.float32)
-    y = activate(gate, ACTIVATION) * up
+    y = activate_times(gate, up, ACTIVATION)
     store_columns(out_ptr, scale_ptr, y, row, first, n, GROUP, MOST, BLOCK)
 
 
@@ -102,6 +102,17 @@ def activate(x, ACTIVATION: tl.constexpr):
         y = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
     elif ACTIVATION == 5:
         y = x * tl.sigmoid(1.702 * x)
-    else:
+    elif ACTIVATION == 6:
         y = 2.0 * tl.sigmoid(2.0 * x) - 1.0
+    else:
+        low = tl.minimum(x, 7.0)
+        y = low * tl.sigmoid(1.702 * low)
     return y
+
+
+@triton.jit
+def activate_times(gate, up, ACTIVATION: tl.constexpr):
+    """As `OpSet.activate_and_mul`."""
+    if ACTIVATION == 7:
+        up = tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0
+    return activate(gate, ACTIVATION) * up

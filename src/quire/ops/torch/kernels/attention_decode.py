@@ -26,7 +26,7 @@ from quire.ops.torch.kernels.attention_pages import (
     product_type,
 )
 from quire.ops.torch.kernels.attention_plan import COUNTERS, DecodePlan, find_run, first_seen
-from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend
+from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend, sink
 from quire.ops.torch.kernels.overlap import overlap_options, wait_for_inputs
 
 TO_POWERS_OF_TWO = tl.constexpr(LOG2E)
@@ -105,6 +105,8 @@ def decode(
         runs.context_lens,
         runs.block_tables,
         scoring.slopes,
+        scoring.sinks,
+        scoring.biases,
         tree,
         positions,
         runs.num_seqs,
@@ -132,6 +134,7 @@ def decode(
         MAX_SPLITS=plan.max_splits,
         SPLIT=plan.split,
         WINDOW=scoring.window,
+        REACH=scoring.reach,
         CAPPED=scoring.soft_cap > 0.0,
         CODES=codes,
         OFFSETS=offset_type(k),
@@ -164,6 +167,8 @@ def _decode(
     context_lens,
     block_tables,
     slopes,
+    sinks,
+    biases,
     tree,
     positions,
     num_seqs,
@@ -191,6 +196,7 @@ def _decode(
     MAX_SPLITS: tl.constexpr,
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     CAPPED: tl.constexpr,
     CODES: tl.constexpr,
     OFFSETS: tl.constexpr,
@@ -236,6 +242,9 @@ def _decode(
         slope = None
         if slopes is not None:
             slope = tl.load(slopes + q_head_row, mask=exists, other=0.0) * TO_POWERS_OF_TWO
+        bias = None
+        if biases is not None:
+            bias = biases + q_head_row * (2 * REACH + 1) + REACH
 
         acc, peak, total = attend(
             tl.zeros([ROWS, D_PAD], tl.float32),
@@ -255,6 +264,7 @@ def _decode(
             unit_slot,
             query_pos,
             slope,
+            bias,
             ancestors,
             run_begin,
             positions + token if tree is not None else None,
@@ -262,6 +272,7 @@ def _decode(
             cap,
             True,
             WINDOW,
+            REACH,
             CAPPED,
             CODES,
             OFFSETS,
@@ -271,6 +282,9 @@ def _decode(
             D,
             D_PAD,
         )
+        if sinks is not None:  # in the first part alone
+            score = tl.load(sinks + q_head_row, mask=exists, other=0.0) * TO_POWERS_OF_TWO
+            acc, peak, total = sink(acc, peak, total, tl.where(part == 0, score, float("-inf")))
         finish(
             acc,
             peak,

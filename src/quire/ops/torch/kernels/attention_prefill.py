@@ -18,7 +18,7 @@ from torch import Tensor
 from quire.ops.torch.kernels.attention_codes import in_words
 from quire.ops.torch.kernels.attention_pages import LOG2E, Pages, Runs, Scoring, offset_type, power_of_two, product_type
 from quire.ops.torch.kernels.attention_plan import PrefillPlan, find_run
-from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend
+from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend, sink
 
 TO_POWERS_OF_TWO = tl.constexpr(LOG2E)
 
@@ -92,6 +92,8 @@ def prefill(
         runs.context_lens,
         runs.block_tables,
         scoring.slopes,
+        scoring.sinks,
+        scoring.biases,
         runs.num_seqs,
         factor,
         cap,
@@ -111,6 +113,7 @@ def prefill(
         TILE=plan.tile,
         ROWS=launch.rows,
         WINDOW=scoring.window,
+        REACH=scoring.reach,
         CAPPED=scoring.soft_cap > 0.0,
         CODES=codes,
         OFFSETS=offset_type(k),
@@ -140,6 +143,8 @@ def _prefill(
     context_lens,
     block_tables,
     slopes,
+    sinks,
+    biases,
     num_seqs,
     factor,
     cap,
@@ -159,6 +164,7 @@ def _prefill(
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
     WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     CAPPED: tl.constexpr,
     CODES: tl.constexpr,
     OFFSETS: tl.constexpr,
@@ -190,6 +196,9 @@ def _prefill(
     slope = None
     if slopes is not None:
         slope = tl.load(slopes + head, mask=exists, other=0.0) * TO_POWERS_OF_TWO
+    bias = None
+    if biases is not None:
+        bias = biases + head * (2 * REACH + 1) + REACH
 
     # Positions first .. last are the queries'. All of them see full_begin .. full_end.
     first = context_len - num_queries + tile * TILE
@@ -225,6 +234,7 @@ def _prefill(
             unit_slot,
             first + row // GROUP,
             slope,
+            bias,
             None,
             0,
             None,
@@ -232,6 +242,7 @@ def _prefill(
             cap,
             phase != 1,
             WINDOW,
+            REACH,
             CAPPED,
             CODES,
             OFFSETS,
@@ -241,6 +252,8 @@ def _prefill(
             D,
             D_PAD,
         )
+    if sinks is not None:
+        acc, peak, total = sink(acc, peak, total, tl.load(sinks + head, mask=exists, other=0.0) * TO_POWERS_OF_TWO)
     result = acc * (v_scale / tl.where(total == 0.0, 1.0, total))[:, None]
     out_at = (token + query).to(tl.int64) * out_token + head * out_head
     tl.store(out + out_at[:, None] + columns[None, :], result, mask=present)

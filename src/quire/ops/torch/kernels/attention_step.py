@@ -25,7 +25,7 @@ from quire.ops.torch.kernels.attention_pages import (
     product_type,
 )
 from quire.ops.torch.kernels.attention_plan import COUNTERS, DecodePlan, find_run, first_seen
-from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend
+from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend, sink
 from quire.ops.torch.kernels.kv_write import cos_and_sin, store_key_and_value, turned_heads
 from quire.ops.torch.kernels.overlap import overlap_options
 
@@ -89,6 +89,7 @@ def decode_step(
         runs.context_lens,
         runs.block_tables,
         scoring.slopes,
+        scoring.sinks,
         num_tokens,
         programs,
         factor,
@@ -156,6 +157,7 @@ def _decode_step(
     context_lens,
     block_tables,
     slopes,
+    sinks,
     num_seqs,
     programs,
     factor,
@@ -274,12 +276,14 @@ def _decode_step(
             tl.zeros([ROWS], tl.int32) + (context_len - 1),
             slope,
             None,
+            None,
             0,
             None,
             factor,
             cap,
             True,
             WINDOW,
+            0,
             CAPPED,
             CODES,
             OFFSETS,
@@ -289,6 +293,9 @@ def _decode_step(
             D,
             D_PAD,
         )
+        if sinks is not None:  # in the first part alone
+            score = tl.load(sinks + q_head_row, mask=exists, other=0.0) * TO_POWERS_OF_TWO
+            acc, peak, total = sink(acc, peak, total, tl.where(part == 0, score, float("-inf")))
         finish(
             acc,
             peak,

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.opset import Activation
-from quire.ops.torch.kernels.activation import activate
+from quire.ops.torch.kernels.activation import activate_times
 from quire.ops.torch.kernels.moe_codes import MOST_ROUTES, CodedExperts, coded_products
 
 SORT_BLOCK = 1024  # routes at a time
@@ -40,8 +40,11 @@ def mixture(
     gate_up: Tensor | CodedExperts,
     down: Tensor | CodedExperts,
     activation: Activation = Activation.SILU,
+    gate_up_biases: Tensor | None = None,
+    down_biases: Tensor | None = None,
 ) -> Tensor:
-    """x [T, H]; ids [T, k] int32 and weights [T, k] fp32; gate_up [E, 2 I, H], down [E, H, I] -> [T, H].
+    """x [T, H]; ids [T, k] int32 and weights [T, k] fp32; gate_up [E, 2 I, H], down [E, H, I], biases [E, 2 I] and
+    [E, H] fp32 -> [T, H].
 
     An id outside 0 .. E is an expert that lives elsewhere: it adds nothing."""
     T, k = expert_ids.shape
@@ -51,9 +54,9 @@ def mixture(
     E, inner = (down.num_experts, down.rows.num_inputs) if isinstance(down, CodedExperts) else down.shape[::2]
     routing = sort_by_expert(expert_ids, E, tile_block(T * k, E, MOST_ROUTES if coded else 128))
     hidden = x.new_empty(T * k, inner)
-    _launch(x, gate_up, expert_weights, hidden, routing, routes_a_row=k, activation=int(activation))
+    _launch(x, gate_up, gate_up_biases, expert_weights, hidden, routing, routes_a_row=k, activation=int(activation))
     parts = x.new_empty(T * k, x.shape[1])
-    _launch(hidden, down, expert_weights, parts, routing, routes_a_row=1, activation=-1)
+    _launch(hidden, down, down_biases, expert_weights, parts, routing, routes_a_row=1, activation=-1)
     return _add_routes(parts, expert_ids, E)
 
 
@@ -129,6 +132,7 @@ def _sort_kernel(
 def _launch(
     x: Tensor,
     w: Tensor | CodedExperts,
+    biases: Tensor | None,
     expert_weights: Tensor,
     out: Tensor,
     routing: Routing,
@@ -139,7 +143,7 @@ def _launch(
     the route's weight."""
     if isinstance(w, CodedExperts):
         tiles = (routing.routes, routing.tile_experts, routing.block)
-        coded_products(x, w, expert_weights, out, *tiles, routes_a_row, activation)
+        coded_products(x, w, biases, expert_weights, out, *tiles, routes_a_row, activation)
         return
     N, K = out.shape[1], x.shape[1]
     assert x.stride(1) == 1 and w.is_contiguous() and expert_weights.is_contiguous()
@@ -152,6 +156,7 @@ def _launch(
     _mixture_kernel[(num_tiles * triton.cdiv(N, block_n),)](
         x,
         w,
+        biases,
         expert_weights,
         out,
         routing.routes,
@@ -178,6 +183,7 @@ def _launch(
 def _mixture_kernel(
     x_ptr,
     w_ptr,
+    bias_ptr,
     weight_ptr,
     out_ptr,
     route_ptr,
@@ -219,8 +225,13 @@ def _mixture_kernel(
             sums = tl.dot(_load(w_rows + k[None, :], k, K, WHOLE_CHUNKS), x, sums, input_precision="ieee")
             if ACTIVATION >= 0:
                 up_sums = tl.dot(_load(up_rows + k[None, :], k, K, WHOLE_CHUNKS), x, up_sums, input_precision="ieee")
+        if bias_ptr is not None:
+            biases = bias_ptr + expert * (2 * N if ACTIVATION >= 0 else N) + tl.minimum(outputs, N - 1)
+            sums += tl.load(biases)[:, None]
+            if ACTIVATION >= 0:
+                up_sums += tl.load(biases + N)[:, None]
         if ACTIVATION >= 0:
-            sums = activate(sums, ACTIVATION) * up_sums
+            sums = activate_times(sums, up_sums, ACTIVATION)
         else:
             sums *= tl.load(weight_ptr + routes, mask=present, other=0.0)[None, :]
         places = routes.to(tl.int64)[None, :] * N + outputs[:, None]

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.torch.kernels.activation import activate
+from quire.ops.torch.kernels.activation import activate_times
 from quire.ops.torch.kernels.quant_gemv import appended
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
 from quire.ops.torch.kernels.quant_linear import group_sums
@@ -48,6 +48,7 @@ def stack_experts(parts: Sequence[GroupedWeight], num_experts: int) -> CodedExpe
 def coded_products(
     x: Tensor,
     experts: CodedExperts,
+    biases: Tensor | None,
     expert_weights: Tensor,
     out: Tensor,
     routes: Tensor,
@@ -69,6 +70,7 @@ def coded_products(
         w.offsets,
         None if w.offsets is None else group_sums(x, w),
         table_of(w, asm),
+        biases,
         expert_weights,
         out,
         routes,
@@ -105,6 +107,7 @@ def _coded_kernel(
     offset_ptr,
     x_sum_ptr,
     table_ptr,
+    bias_ptr,
     weight_ptr,
     out_ptr,
     route_ptr,
@@ -141,13 +144,19 @@ def _coded_kernel(
             x_ptr, words_ptr, scale_ptr, offset_ptr, x_sum_ptr, table_ptr, rows, present, first, num_rows, K,
             all_outputs, chunks, x_stride, BITS, GROUP, WIDTH, ZERO, TABLE, ASM, WHOLE_CHUNKS, BLOCK_M, BLOCK_N, STAGES,
         )  # fmt: skip
+        biases = None
+        if bias_ptr is not None:
+            biases = bias_ptr + first
+            sums += tl.load(biases)[:, None]
         if ACTIVATION >= 0:  # the rows of up stand N below those of gate
             up = _product(
                 x_ptr, words_ptr, scale_ptr, offset_ptr, x_sum_ptr, table_ptr, rows, present, first + N, num_rows, K,
                 all_outputs, chunks, x_stride, BITS, GROUP, WIDTH, ZERO, TABLE, ASM, WHOLE_CHUNKS, BLOCK_M, BLOCK_N,
                 STAGES,
             )  # fmt: skip
-            sums = activate(sums, ACTIVATION) * up
+            if bias_ptr is not None:
+                up += tl.load(biases + N)[:, None]
+            sums = activate_times(sums, up, ACTIVATION)
         else:
             sums *= tl.load(weight_ptr + routes, mask=present, other=0.0)[None, :]
         places = routes.to(tl.int64)[None, :] * N + outputs[:, None]

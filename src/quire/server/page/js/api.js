@@ -1,6 +1,7 @@
 // The server, as this page asks it. Addresses are relative: a proxy may have mounted it anywhere.
 
 import { eventsOf } from "./sse.js";
+import { kept, untilClosed } from "./storage.js";
 
 const KEY = "quire.key";
 
@@ -11,8 +12,14 @@ export class ApiError extends Error {
   }
 }
 
-export const savedKey = () => localStorage.getItem(KEY) ?? "";
-export const saveKey = (key) => (key ? localStorage.setItem(KEY, key) : localStorage.removeItem(KEY));
+export const savedKey = () => untilClosed.getItem(KEY) ?? kept.getItem(KEY) ?? "";
+export const keyIsKept = () => kept.getItem(KEY) !== null;
+
+/** In this browser, or until the tab is closed; "" forgets it. */
+export function saveKey(key, keep) {
+  for (const storage of [kept, untilClosed]) storage.removeItem(KEY);
+  if (key) (keep ? kept : untilClosed).setItem(KEY, key);
+}
 
 let askForKey = async () => false;
 
@@ -24,10 +31,32 @@ export async function call(path, options = {}) {
   for (;;) {
     const key = savedKey();
     const headers = { ...options.headers, ...(key && { authorization: `Bearer ${key}` }) };
-    const response = await fetch(path, { ...options, headers });
+    const response = await reached(fetch(path, { ...options, headers }), "The server does not answer.");
     if (response.ok) return response;
     const problem = new ApiError(response.status, await reasonOf(response));
     if (response.status !== 401 || !(await askForKey(problem.message))) throw problem;
+  }
+}
+
+/** A browser's own words for a network that fails say nothing to anybody. */
+async function reached(promise, words) {
+  try {
+    return await promise;
+  } catch (error) {
+    throw error instanceof TypeError ? new ApiError(0, words) : error;
+  }
+}
+
+async function* eventsFrom(response) {
+  const events = eventsOf(response);
+  try {
+    for (;;) {
+      const { done, value } = await reached(events.next(), "The connection to the server broke off.");
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    events.return();
   }
 }
 
@@ -52,7 +81,7 @@ export async function* streamChat(body, signal) {
     body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
     signal,
   });
-  for await (const chunk of eventsOf(response)) {
+  for await (const chunk of eventsFrom(response)) {
     if (chunk.error) throw new ApiError(500, chunk.error.message);
     yield chunk;
   }
@@ -61,5 +90,5 @@ export async function* streamChat(body, signal) {
 /** What the engine does, until `signal` says that nobody looks any more. */
 export async function* streamLive(model, signal) {
   const query = model ? `?model=${encodeURIComponent(model)}` : "";
-  yield* eventsOf(await call(`live${query}`, { signal }));
+  yield* eventsFrom(await call(`live${query}`, { signal }));
 }

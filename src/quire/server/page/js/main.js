@@ -3,18 +3,19 @@
 import { onKeyWanted } from "./api.js";
 import { ChatView } from "./chat/view.js";
 import { Shelf } from "./chat/shelf.js";
-import { announce, icon } from "./dom.js";
+import { h, icon } from "./dom.js";
 import { EngineView } from "./engine/view.js";
 import { askForKey } from "./keydialog.js";
 import { ModelChoice } from "./models.js";
 import { Shortcuts } from "./shortcuts.js";
+import { kept } from "./storage.js";
 import { Store } from "./store.js";
 import { currentTheme, onTheme, toggleTheme } from "./theme.js";
 
 const byId = (id) => document.getElementById(id);
 onKeyWanted(askForKey);
 
-const store = new Store(localStorage);
+const store = new Store(kept);
 const models = new ModelChoice(byId("model"), () => route());
 const chat = new ChatView(byId("chat-view"), { store, model: () => models.value, onchange: showShelf });
 const engine = new EngineView(byId("engine-view"), chat.ours);
@@ -67,9 +68,22 @@ function route() {
   showShelf();
 }
 
+const shelfIsOpen = () => byId("shelf").classList.contains("open"); // where it lies over the page
+
 function openShelf(open) {
   byId("shelf").classList.toggle("open", open);
   byId("open-shelf").setAttribute("aria-expanded", String(open));
+}
+
+function toggleShelf() {
+  openShelf(!shelfIsOpen());
+  (shelfIsOpen() ? byId("shelf").querySelector("button") : byId("open-shelf")).focus();
+}
+
+/** What lies over the page goes first. */
+function escape() {
+  if (shelfIsOpen()) toggleShelf();
+  else if (!chat.closeSettings()) chat.stop();
 }
 
 /** `step` is 1 for the next older conversation, -1 for the next newer one. */
@@ -80,7 +94,7 @@ function leaf(step) {
 }
 
 const shortcuts = new Shortcuts([
-  ["Escape", "stop the answer", () => chat.stop(), true],
+  ["Escape", "close what is open, or stop the answer", escape, true],
   ["/", "write a message", () => ((location.hash = "#chat"), chat.composer.input.focus())],
   ["n", "new conversation", startNew],
   ["r", "answer again", () => chat.retry()],
@@ -101,13 +115,28 @@ byId("theme").addEventListener("click", toggleTheme);
 byId("help").append(icon("keys"));
 byId("help").addEventListener("click", () => shortcuts.show());
 byId("open-shelf").append(icon("menu"));
-byId("open-shelf").addEventListener("click", () => openShelf(!byId("shelf").classList.contains("open")));
+byId("open-shelf").addEventListener("click", toggleShelf);
 byId("main").addEventListener("pointerdown", () => openShelf(false));
 addEventListener("storage", showShelf); // another tab has changed something
 addEventListener("hashchange", route);
 
-models
-  .refresh()
-  .catch((error) => announce(`The models could not be listed: ${error.message}`))
-  .finally(route);
+const PATIENCE = 3000; // milliseconds until a server that does not answer is asked again
+let asking = null;
+
+/** The list of models, as often as it takes; what keeps it from coming stands under the masthead. */
+async function refresh() {
+  clearTimeout(asking);
+  try {
+    await models.refresh();
+    byId("notice").hidden = true;
+  } catch (error) {
+    const again = h("button", { type: "button", onclick: () => refresh().then(route) }, error.status === 401 ? "Enter a key" : "Try again");
+    if (byId("notice").textContent !== error.message + again.textContent) byId("notice").replaceChildren(h("span", error.message), again);
+    byId("notice").hidden = false;
+    if (!error.status) asking = setTimeout(() => refresh().then(route), PATIENCE);
+  }
+}
+
+document.addEventListener("visibilitychange", () => document.hidden || refresh()); // models come and go
+refresh().finally(route);
 if (!location.hash.startsWith("#engine")) chat.composer.input.focus();

@@ -2,14 +2,26 @@
 
 import { h } from "./dom.js";
 import { listModels } from "./api.js";
+import { kept } from "./storage.js";
 
 const CHOSEN = "quire.model";
+
+/** [{id, text}] of those that can be talked to: of a model that makes vectors only, the server says so. */
+export function offered(models) {
+  return models
+    .filter(({ task }) => task !== "embed" && task !== "score")
+    .map(({ id, parent, max_model_len: length }) => {
+      const more = parent ? ` (adapter of ${parent})` : length === null ? " (loads when asked)" : "";
+      return { id, text: id + more };
+    });
+}
 
 export class ModelChoice {
   constructor(select, onchange) {
     this.select = select;
+    select.disabled = true;
     select.addEventListener("change", () => {
-      localStorage.setItem(CHOSEN, select.value);
+      kept.setItem(CHOSEN, select.value);
       onchange();
     });
   }
@@ -24,14 +36,11 @@ export class ModelChoice {
   }
 
   async refresh() {
-    const models = await listModels();
-    const chosen = this.select.value || localStorage.getItem(CHOSEN);
-    this.select.replaceChildren(
-      ...models.map(({ id, parent, max_model_len: length }) => {
-        const more = parent ? ` (adapter of ${parent})` : length === null ? " (loads when asked)" : "";
-        return h("option", { value: id }, id + more);
-      }),
-    );
+    const models = offered(await listModels());
+    const chosen = this.select.value || kept.getItem(CHOSEN);
+    this.select.replaceChildren(...models.map(({ id, text }) => h("option", { value: id }, text)));
+    this.select.disabled = models.length === 0;
+    if (!models.length) this.select.append(h("option", { value: "" }, "no model to talk to"));
     this.choose(chosen);
   }
 }

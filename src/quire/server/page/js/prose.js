@@ -1,5 +1,6 @@
 // The tree that markdown.js makes, as elements. While a text grows, blocks that have not changed stay as they are.
 
+import { tokens } from "./code.js";
 import { h, icon, announce } from "./dom.js";
 import { parse } from "./markdown.js";
 
@@ -63,7 +64,8 @@ function codeBlock({ language, text }) {
     icon("copy"),
     label,
   );
-  return h("figure.code", h("figcaption", h("span", language || "text"), button), h("pre", { tabindex: "0" }, h("code", text)));
+  const parts = tokens(text, language).map((part) => (part.kind ? h(`span.${part.kind}`, part.text) : part.text));
+  return h("figure.code", h("figcaption", h("span", language || "text"), button), h("pre", { tabindex: "0" }, h("code", parts)));
 }
 
 function table({ head, rows, align }) {

@@ -1,8 +1,11 @@
-// Keys. Single letters work where nobody is typing.
+// Keys. Single letters work where nobody is typing, unless somebody wants none: speech and shaking hands press them too.
 
 import { h, dialog } from "./dom.js";
+import { kept } from "./storage.js";
 
+const LETTERS = "quire.letters";
 const typing = (target) => target.closest("input, textarea, select, [contenteditable]") !== null;
+const lettersAreKeys = () => kept.getItem(LETTERS) !== "off";
 
 export class Shortcuts {
   /** `keys`: [key, what it does, action, also while typing?] */
@@ -12,6 +15,7 @@ export class Shortcuts {
       if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || document.querySelector("dialog[open]")) return;
       const found = keys.find(([key]) => key === event.key);
       if (!found || (typing(event.target) && !found[3])) return;
+      if (event.key.length === 1 && !lettersAreKeys()) return;
       event.preventDefault();
       found[2]();
     });
@@ -21,11 +25,18 @@ export class Shortcuts {
     const more = [
       ["Enter", "send the message"],
       ["Shift Enter", "begin a line"],
+      ["ArrowUp", "in an empty message: edit what you said last"],
     ];
-    const named = { Escape: "Esc" };
+    const named = { Escape: "Esc", ArrowUp: "↑" };
+    const letters = h("input", { type: "checkbox", onchange: () => kept.setItem(LETTERS, letters.checked ? "on" : "off") });
+    letters.checked = lettersAreKeys();
     dialog(
       "Keyboard",
-      h("dl.shortcuts", [...more, ...this.keys].map(([key, does]) => [h("dt", h("kbd", named[key] ?? key)), h("dd", does)])),
+      h(
+        "div",
+        h("dl.shortcuts", [...more, ...this.keys].map(([key, does]) => [h("dt", h("kbd", named[key] ?? key)), h("dd", does)])),
+        h("label.check", letters, h("span", "Single letters and signs are shortcuts")),
+      ),
     );
   }
 }

@@ -1,5 +1,7 @@
 // Light or dark: as the system has it until somebody chooses.
 
+import { kept } from "./storage.js";
+
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const root = document.documentElement;
 const listeners = new Set();
@@ -9,11 +11,7 @@ export const currentTheme = () => root.dataset.theme ?? (dark.matches ? "dark" :
 export function toggleTheme() {
   const next = currentTheme() === "dark" ? "light" : "dark";
   root.dataset.theme = next;
-  try {
-    localStorage.setItem("quire.theme", next);
-  } catch {
-    // it lasts as long as the page
-  }
+  kept.setItem("quire.theme", next);
   for (const listener of listeners) listener();
 }
 

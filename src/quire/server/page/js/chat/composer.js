@@ -3,12 +3,13 @@
 import { h, icon, iconButton } from "../dom.js";
 
 export class Composer {
-  constructor({ onsend, onstop, onsettings }) {
+  constructor({ onsend, onstop, onedit, onsettings }) {
     this.input = h("textarea", {
       rows: "1",
       placeholder: "Write a message",
       "aria-label": "Message",
       onkeydown: (event) => {
+        if (event.key === "ArrowUp" && !this.input.value && onedit()) event.preventDefault();
         if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
         event.preventDefault();
         this.#send(onsend);

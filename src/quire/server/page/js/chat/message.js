@@ -42,10 +42,11 @@ export class MessageView {
   }
 
   edit() {
+    const before = document.activeElement;
     const input = h("textarea", { value: this.message.content, rows: "4", "aria-label": "Message" });
     const close = () => {
       this.#showSaid();
-      this.element.querySelector("header button:last-of-type").focus();
+      before.focus();
     };
     const form = h(
       "form",
@@ -69,6 +70,7 @@ export class MessageView {
     );
     this.body.replaceChildren(form);
     input.focus();
+    input.setSelectionRange(input.value.length, input.value.length);
   }
 
   /** The answer has grown, or has ended. */
@@ -78,7 +80,8 @@ export class MessageView {
     if (reasoning) this.#reason(reasoning, writing && !content);
     if (!this.prose.element.isConnected) this.body.append(this.prose.element);
     this.prose.set(content);
-    const problem = error && h("p.problem", { role: "alert" }, error);
+    const again = () => h("button", { type: "button", onclick: () => this.actions.retry() }, "Try again");
+    const problem = error && h("p.problem", { role: "alert" }, h("span", error), again());
     this.footer.replaceChildren(...[problem, stats?.tokens && describeStats(stats, finish)].filter(Boolean));
   }
 

@@ -15,7 +15,7 @@ export class Settings {
       { hidden: true, "aria-label": "Parameters", id: "settings" },
       h("header", h("h2", "Parameters"), iconButton("close", "Close parameters", onclose)),
       h("label", "System prompt", this.system),
-      h(".pair", this.fields.map(({ label }) => label)),
+      this.fields.map(({ label }) => label),
       h("label", "Stop at", this.stop),
       h(".actions", actions.map(({ label, run }) => h("button", { type: "button", onclick: run }, label))),
     );
@@ -27,7 +27,7 @@ export class Settings {
     input.name = name;
     if (parameter.whole) input.step = String(step);
     input.addEventListener("input", () => this.#read());
-    return { parameter, input, label: h("label", h("span", label), h("small", hint), input) };
+    return { parameter, input, label: h("label.number", h("span", label, h("small", hint)), input) };
   }
 
   show(chat) {

@@ -24,11 +24,12 @@ export class ChatView {
     this.writing = new Map(); // id of a conversation -> {chat, message, controller, answer}
     this.ours = new Set(); // ends of the ids of our requests, to find them again in the engine's view
     this.leaf = h(".leaf");
-    this.transcript = h(".transcript", { role: "log", "aria-label": "Conversation", tabindex: "0", onscroll: () => this.#scrolled() }, this.leaf);
+    this.transcript = h(".transcript", { role: "log", "aria-live": "off", "aria-label": "Conversation", tabindex: "0", onscroll: () => this.#scrolled() }, this.leaf);
     this.toEnd = h("button.to-end", { type: "button", hidden: true, onclick: () => this.#follow(true) }, "To the end");
     this.composer = new Composer({
       onsend: (text) => this.send(text),
       onstop: () => this.stop(),
+      onedit: () => this.editLast(),
       onsettings: () => this.toggleSettings(),
     });
     this.settings = new Settings({
@@ -68,6 +69,7 @@ export class ChatView {
     this.stop();
     this.chat.messages.length = index;
     this.send(text);
+    if (matchMedia("(hover: hover)").matches) this.composer.input.focus(); // elsewhere a keyboard would come up
   }
 
   retry() {
@@ -75,8 +77,11 @@ export class ChatView {
     if (index >= 0) this.#askAgain(index, this.chat.messages[index].content);
   }
 
+  /** Whether there is anything to edit. */
   editLast() {
-    this.views.findLast((view) => view.mine)?.edit();
+    const last = this.views.findLast((view) => view.mine);
+    last?.edit();
+    return Boolean(last);
   }
 
   stop() {
@@ -177,6 +182,15 @@ export class ChatView {
     panel.hidden = !panel.hidden;
     this.composer.settings.setAttribute("aria-expanded", String(!panel.hidden));
     (panel.hidden ? this.composer.settings : this.settings.system).focus();
+  }
+
+  /** Whether it was open, and either lies over the page or is where people are. */
+  closeSettings() {
+    const panel = this.settings.element;
+    const over = getComputedStyle(panel).position === "fixed";
+    if (panel.hidden || !(over || panel.contains(document.activeElement))) return false;
+    this.toggleSettings();
+    return true;
   }
 
   #export(ending, type, text) {

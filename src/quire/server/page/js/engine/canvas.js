@@ -30,3 +30,20 @@ export class Canvas {
     return { context: this.context, width, height };
   }
 }
+
+/** Things on a canvas that can be pointed at, with the pointer or with keys.
+ *  `find(event)` is what is under the pointer, `move(key)` where a key leads (undefined: nowhere), `point(thing | null)` shows it. */
+export function pointable(element, { find, move, point }) {
+  element.tabIndex = 0;
+  element.setAttribute("role", "application"); // so that screen readers leave the arrow keys to it
+  element.addEventListener("pointermove", (event) => point(find(event)));
+  element.addEventListener("pointerleave", () => point(null));
+  element.addEventListener("blur", () => point(null));
+  element.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") return point(null);
+    const thing = move(event.key);
+    if (thing === undefined) return;
+    event.preventDefault();
+    point(thing);
+  });
+}

@@ -20,26 +20,30 @@ export class Figures {
   show(event, history) {
     const { latency, memory, restarts } = event;
     const now = history.rates.at(-1);
-    this.rate.set(now.generation < 10 && now.generation > 0 ? now.generation.toFixed(1) : whole(now.generation), "", `prefill ${whole(now.prefill)} a second`);
+    this.rate.set(now.generation < 10 && now.generation > 0 ? now.generation.toFixed(1) : whole(now.generation), "", [`prompts: ${whole(now.prefill)} a second`]);
     this.rate.line(history.rates.map((rate) => rate.generation));
     this.#latency(this.first, latency.first_token, "request");
     this.#latency(this.next, latency.next_token, "token");
     if (!history.snapshot) return;
     const { stats, max_num_seqs: rows, resident_bytes: resident, block_size: size } = history.snapshot;
     const trouble = [stats.preemptions && plural(stats.preemptions, "preemption"), restarts && plural(restarts, "restart")].filter(Boolean);
-    this.batch.set(whole(stats.running), `of ${whole(rows)}`, [`${whole(stats.waiting)} waiting`, ...trouble].join(" · "));
-    this.hits.set(percent(stats.prefix_hits, stats.prefix_queries), stats.prefix_queries ? "%" : "", `${whole(stats.prefix_hits)} of ${whole(stats.prefix_queries)} prompt tokens`);
+    this.batch.set(whole(stats.running), `of ${whole(rows)}`, [`${whole(stats.waiting)} waiting`, ...trouble]);
+    const found = stats.prefix_queries ? `${whole(stats.prefix_hits)} of ${whole(stats.prefix_queries)}` : "none yet";
+    this.hits.set(percent(stats.prefix_hits, stats.prefix_queries), stats.prefix_queries ? "%" : "", [found, "prompt tokens"]);
     const perBlock = memory.cache / stats.num_blocks;
-    const unused = stats.held_slots ? ` · ${percent(stats.held_slots - stats.used_slots, stats.held_slots)} % of it unused` : "";
-    this.memory.set(
-      ...bytes(stats.held_blocks * perBlock),
-      `of ${inBytes(memory.cache)}${unused} · weights ${inBytes(memory.weights)}${resident ? ` · process ${inBytes(resident)}` : ""}`,
-    );
+    const [value, unit] = bytes(stats.held_blocks * perBlock);
+    this.memory.set(value, `${unit} of ${inBytes(memory.cache)}`, [
+      stats.held_slots && `${percent(stats.held_slots - stats.used_slots, stats.held_slots)} % of it empty`,
+      `weights ${inBytes(memory.weights)}`,
+      resident && `process ${inBytes(resident)}`,
+    ]);
     this.memory.element.title = `a block is ${inBytes(perBlock)}, ${size} tokens`;
   }
 
   #latency(figure, { p50, p90, p99, count }, noun) {
-    figure.set(...seconds(p50), count ? `90 %: ${inSeconds(p90)} · 99 %: ${inSeconds(p99)} · last ${plural(count, noun)}` : "none yet");
+    const [value, unit] = seconds(p50);
+    const lines = count ? [`90 % within ${inSeconds(p90)}`, `99 % within ${inSeconds(p99)}`, `last ${plural(count, noun)}`] : ["none yet"];
+    figure.set(value, count ? `${unit} median` : "", lines);
   }
 }
 
@@ -53,10 +57,10 @@ class Figure {
     this.canvas?.element.setAttribute("aria-hidden", "true");
   }
 
-  set(value, unit, more) {
+  set(value, unit, lines) {
     this.value.textContent = value;
     this.unit.textContent = unit;
-    this.more.textContent = more;
+    this.more.replaceChildren(...lines.filter(Boolean).map((line) => h("div", line)));
   }
 
   line(values) {

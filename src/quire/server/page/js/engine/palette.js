@@ -20,6 +20,6 @@ export function colour(name) {
 const GOLDEN = 137.508; // degrees: neighbours in time are far apart in colour, however many there are
 
 export function ownerColour(number, alpha = 1) {
-  const [light, chroma] = currentTheme() === "dark" ? [0.74, 0.11] : [0.64, 0.125];
+  const [light, chroma] = currentTheme() === "dark" ? [0.74, 0.11] : [0.62, 0.125];
   return `oklch(${light} ${chroma} ${((28 + number * GOLDEN) % 360).toFixed(1)} / ${alpha})`;
 }

@@ -1,7 +1,8 @@
 // Who waits, in the order in which they will be taken.
 
 import { h } from "../dom.js";
-import { inSeconds, plural, whole } from "./units.js";
+import { ownerColour } from "./palette.js";
+import { inSeconds, whole } from "./units.js";
 
 const SHOWN = 40;
 
@@ -13,14 +14,17 @@ export class Queue {
     this.element = h("section.panel.queue", { "aria-label": "Queue" }, h("header", h("h3", "Queue"), this.note), this.nobody, this.list);
   }
 
-  show({ snapshot, now }) {
+  show({ snapshot, now, requests }) {
     const waiting = snapshot.sequences.filter((view) => view.state !== "running");
     const { stats } = snapshot;
     this.nobody.hidden = waiting.length > 0;
-    this.note.textContent = stats.waiting ? `${plural(stats.waiting, "sequence")} for ${plural(snapshot.max_num_seqs - stats.running, "free row")}` : "";
+    const lacking = stats.running >= snapshot.max_num_seqs ? "a row" : "blocks";
+    this.note.textContent = stats.waiting ? `${whole(stats.waiting)} waiting for ${lacking}` : "";
     const items = waiting.slice(0, SHOWN).map((view) => {
       const text = `${whole(view.num_known)} tokens, ${inSeconds(now - view.arrival)}`;
-      return h(`li.${view.state}`, { title: view.request_id }, view.state === "preempted" ? `preempted, ${text}` : text);
+      const dot = h("span.dot");
+      dot.style.background = ownerColour(requests.get(view.request_id)?.number ?? 0);
+      return h(`li.${view.state}`, { title: view.request_id }, dot, view.state === "preempted" ? `preempted, ${text}` : text);
     });
     if (stats.waiting > items.length) items.push(h("li", `${whole(stats.waiting - items.length)} more`));
     this.list.replaceChildren(...items);

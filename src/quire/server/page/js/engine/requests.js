@@ -18,9 +18,16 @@ export class Requests {
     this.body = h("tbody");
     this.note = h("span.note");
     this.nothing = h("p.nothing", "No request has been seen yet.");
-    const head = h("tr", h("th.who.label", "Request"), h("th.doing.label", "State"), h("th.count.label", "Tokens"), h("th.label", "Life"));
+    this.since = h("span");
+    const clock = h(".clock", h("span.hidden", "Life, from "), this.since, h("span", "now"));
+    const head = h("tr", h("th.who.label", "Request"), h("th.doing.label", "State"), h("th.count.label", "Prompt → output"), h("th.label", clock));
     this.table = h("table", h("thead", head), this.body);
-    this.element = h("section.panel.requests", { "aria-label": "Requests" }, h("header", h("h3", "Requests"), this.note), this.nothing, this.table);
+    this.element = h("section.panel.requests", { "aria-label": "Requests" }, h("header", h("h3", "Requests"), this.note), this.nothing, this.table, this.#legend());
+  }
+
+  #legend() {
+    const key = (name, text) => h("span.key", h(`span.bar.${name}`), text);
+    return h(".legend", key("queued", "queued"), key("prefill", "prompt"), key("decode", "output"), key("preempted", "preempted"), h("span", "a line: before anybody looked"));
   }
 
   show(history) {
@@ -30,7 +37,9 @@ export class Requests {
     this.table.hidden = shown.length === 0;
     const oldest = Math.min(history.now, ...shown.filter((request) => !request.record).map((request) => request.arrival));
     this.window = WINDOWS.find((window) => window >= history.now - oldest) ?? WINDOWS.at(-1);
-    this.note.textContent = `the last ${this.window} seconds: hollow queued, solid prefill, tinted decode, striped preempted`;
+    const more = history.requests.size - shown.length;
+    this.note.textContent = more > 0 ? `${more} more are not shown` : "";
+    this.since.textContent = `${this.window} s ago`;
     const rows = shown.map((request) => {
       if (!this.rows.has(request.id)) this.rows.set(request.id, new Row(request, this.ours));
       return this.rows.get(request.id);
@@ -56,7 +65,7 @@ function byInterest(a, b) {
   return a.record ? b.record.finished - a.record.finished : a.number - b.number;
 }
 
-const STATES = { running: "running", waiting: "waiting", preempted: "preempted", stop: "done", length: "done, length", cancelled: "cancelled", error: "failed" };
+const STATES = { running: "running", waiting: "waiting", preempted: "preempted", stop: "done", length: "done", cancelled: "cancelled", error: "failed" };
 
 class Row {
   constructor(request, ours) {
@@ -67,7 +76,7 @@ class Row {
     this.count = h("td.count");
     this.words = h("td", { colspan: "4" });
     this.detail = h("tr.detail", { hidden: true }, this.words);
-    this.button = h("button", { type: "button", "aria-expanded": "false", title: "Its life in words", onclick: () => this.#toggle() }, this.dot, h(`span${ours.has(request.id) ? ".mine" : ""}`, request.id));
+    this.button = h("button", { type: "button", "aria-expanded": "false", title: "Its life in words", onclick: () => this.#toggle() }, this.dot, request.id, ours.has(request.id) && h("span.mine", "yours"));
     this.elements = [h("tr", h("td.who", this.button), this.state, this.count, h("td", this.canvas.element)), this.detail];
   }
 

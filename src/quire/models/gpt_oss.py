@@ -1,0 +1,62 @@
+"""gpt-oss: a mixture whose attention has sinks, with a window in every other layer, and biases everywhere.
+
+Checkpoints store the gate and the up of an expert row by row in turn: in 4 bits (MXFP4), which become a tensor for each
+expert (weights/formats/mxfp4.py), or in floats, all experts in one tensor, inputs first. GGUF has gate and up apart."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from quire.models import llama, mixture
+from quire.models.loading import Experts, Matrix, Model, Vector, Wanted
+from quire.models.mixture import MixtureConfig
+from quire.ops.opset import Activation, Keep, OpSet
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+GATE, UP, GATE_UP, DOWN = (f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "gate_up", "down"))
+ALL_GATE_UP, ALL_DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+
+
+def config(hf: CheckpointConfig) -> MixtureConfig:
+    hf.expect("hidden_act", "silu", None)
+    hf.expect("swiglu_limit", 7.0, None)
+    hf.expect("swiglu_alpha", 1.702, None)
+    numbers = mixture.numbers(hf.with_values({"norm_topk_prob": True}))
+    return MixtureConfig(**numbers | {"activation": Activation.CLAMPED_SWIGLU})
+
+
+def load(ops: OpSet, checkpoint: Checkpoint, config: MixtureConfig, max_model_len: int) -> Model:
+    names = [layer_names(config, set(checkpoint.names()))] * config.layers
+    forward = partial(llama.forward, feed_forward=mixture.feed_forward)
+    return llama.load_with(ops, checkpoint, config, max_model_len, forward, names, mixture.Layer)
+
+
+def layer_names(c: MixtureConfig, stored: set[str]) -> Wanted:
+    names = {ours: want for ours, want in llama.layer_names(c).items() if ours not in ("gate_up", "down")}
+    return {
+        **names,
+        "sinks": Vector("self_attn", c.heads, of="sinks"),
+        "router": Matrix({"mlp.router": c.num_experts}, c.hidden, bias=True, keep=Keep.ALL),
+        **_experts(c, stored),
+    }
+
+
+def _experts(c: MixtureConfig, stored: set[str]) -> Wanted:
+    def is_stored(name: str) -> bool:
+        return f"model.layers.0.{name.format(0)}.weight" in stored
+
+    gate_up = Experts({GATE_UP: 2 * c.expert_size}, c.hidden, c.num_experts, bias=True, order=_in_turn(c.expert_size))
+    down = Experts({DOWN: c.hidden}, c.expert_size, c.num_experts, bias=True)
+    if is_stored(GATE):
+        gate_up = replace(gate_up, parts={GATE: c.expert_size, UP: c.expert_size}, order=None)
+    elif not is_stored(GATE_UP):
+        gate_up = replace(gate_up, parts={ALL_GATE_UP: 2 * c.expert_size}, transposed=True)
+        down = replace(down, parts={ALL_DOWN: c.hidden}, transposed=True)
+    return {"experts_gate_up": gate_up, "experts_down": down}
+
+
+def _in_turn(size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    rows = np.arange(2 * size, dtype=np.int32)
+    return np.concatenate([rows[::2], rows[1::2]])
