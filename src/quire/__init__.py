@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from quire.core.params import SamplingParams as SamplingParams
     from quire.engine.async_engine import AsyncEngine as AsyncEngine
     from quire.engine.embed import Embedder as Embedder
+    from quire.engine.generate import LoRARequest as LoRARequest
     from quire.engine.llm import LLM as LLM
     from quire.engine.llm import BeamSearchParams as BeamSearchParams
     from quire.engine.options import EngineOptions as EngineOptions
@@ -27,6 +28,7 @@ _HOMES = {
     "Embedder": ("quire.engine.embed", "Embedder"),
     "BeamSearchParams": ("quire.engine.llm", "BeamSearchParams"),
     "SamplingParams": ("quire.core.params", "SamplingParams"),
+    "LoRARequest": ("quire.engine.generate", "LoRARequest"),
     "AsyncEngine": ("quire.engine.async_engine", "AsyncEngine"),
     "EngineOptions": ("quire.engine.options", "EngineOptions"),
     "RequestOutput": ("quire.engine.outputs", "RequestOutput"),

@@ -1,15 +1,18 @@
 """Several adapters in one batch against PEFT, which merges them one by one into the model."""
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config
+from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig, MixtralConfig, Phi3Config, Qwen2Config
 
 from models.checking import BACKENDS, BLOCK_SIZE, MAX_LEN, PROMPT, TINY, assert_close, make_ops, random_model
+from models.gguf_writing import write_gguf
 from models.lora_files import NONE, Adapted, adapted_model
 from quire.core.errors import BadRequest, Unsupported
 from quire.models.registry import family
+from quire.ops.native import NativeOps
 from quire.ops.opset import OpSet, StepBatch
 from quire.runtime.adapters import Adapters
 from quire.runtime.kv import kv_spec
@@ -48,12 +51,23 @@ CASES = {
             "attn": {"r": 64, "target_modules": ["c_attn"], "fan_in_fan_out": True},
         },
     ),
+    "gpt-neox": (  # whose q, k and v are stored head by head
+        GPTNeoXConfig,
+        TINY,
+        {"all": {"r": 8, "target_modules": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]}},
+    ),
+    "phi3": (  # whose q, k and v are one layer
+        Phi3Config,
+        TINY,
+        {"all": {"r": 8, "target_modules": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]}},
+    ),
     "mixtral": (
         MixtralConfig,
         {**TINY, "num_local_experts": 4, "num_experts_per_tok": 2},
         {name: LLAMA_LIKE[name] | {"target_modules": ALL[:4]} for name in ("all", "wide")},
     ),
 }
+ALSO = ("llama", "gpt2")  # on plain torch as well
 RANKS = {name: options["r"] for _, _, adapters in CASES.values() for name, options in adapters.items()}
 
 
@@ -70,8 +84,8 @@ def models(tmp_path_factory):
 class Together:
     """One sequence for each adapter, and one without, in the same steps."""
 
-    def __init__(self, ops: OpSet, theirs: Adapted, max_rank: int = 64) -> None:
-        checkpoint = open_checkpoint(theirs.path)
+    def __init__(self, ops: OpSet, theirs: Adapted, max_rank: int = 64, path: Path | None = None) -> None:
+        checkpoint = open_checkpoint(path or theirs.path)
         module = family(checkpoint.config.architecture)
         config = module.config(checkpoint.config)
         model = module.load(ops, checkpoint, config, MAX_LEN)
@@ -110,8 +124,10 @@ class Together:
         return dict(zip(ids, np.split(logits, np.cumsum(counts)[:-1]), strict=True))
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [(backend, name) for backend in BACKENDS for name in CASES if backend == "native" or name in ALSO],
+)
 def test_every_row_has_the_logits_of_its_merged_model(models, backend, name):
     theirs = models(name)
     ours = Together(make_ops(backend), theirs)
@@ -136,6 +152,25 @@ def test_a_row_has_the_same_bits_alone_and_among_other_adapters(models):
         assert np.array_equal(ours.run({adapter: PROMPT}, 0)[adapter], together[adapter])
         ours.run({adapter: PROMPT[:7]}, 0)
         assert np.array_equal(ours.run({adapter: PROMPT}, 7)[adapter], together[adapter][7:])
+
+
+def test_the_model_may_be_a_gguf_file(models, tmp_path):
+    """Which stores the rows of q and k in another order."""
+    theirs = models("llama")
+    ours = Together(make_ops("native"), theirs, path=write_gguf(theirs.path, tmp_path / "model.gguf"))
+    for name, logits in ours.run(dict.fromkeys(ours.names, PROMPT), 0).items():
+        assert_close(logits, theirs.expected[name].prefill)
+
+
+def test_the_model_may_be_quantized(models):
+    """Adapters stay floats: they change a quantized model by as much as the one it was made of."""
+    theirs = models("llama")
+    ours = Together(NativeOps(quantization="int8"), theirs).run(dict.fromkeys(theirs.expected, PROMPT), 0)
+    errors = {}
+    for name, logits in ours.items():
+        expected = theirs.expected[name].prefill
+        errors[name] = np.sqrt(np.mean((logits - expected) ** 2) / np.mean(expected**2))
+    assert 0 < max(errors.values()) < 2 * errors[NONE] < 0.1
 
 
 def test_the_gpus_kernels_agree(models):

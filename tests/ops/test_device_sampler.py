@@ -7,6 +7,7 @@ import os
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +19,7 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
 from quire.core.watermark import Watermark  # noqa: E402
-from quire.ops.opset import BROKEN, CANDIDATES, RowParams  # noqa: E402
+from quire.ops.opset import BROKEN, CANDIDATES, Masks, RowParams  # noqa: E402
 from quire.ops.philox import uniform_bits  # noqa: E402
 from quire.ops.torch.device_sampler import DeviceSampler  # noqa: E402
 from quire.ops.torch.kernels.philox import uniform_below  # noqa: E402
@@ -51,9 +52,10 @@ class Pair:
         for sampler in (self.device, self.spec):
             sampler.admit(row, params, list(tokens), len(tokens) if num_prompt is None else num_prompt)
 
-    def draw(self, logits: torch.Tensor, rows: list[int]) -> list[int]:
+    def draw(self, logits: torch.Tensor, rows: list[int], masks: Masks | None = None) -> list[int]:
         """Draws with both, which must agree. -> tokens"""
-        found, expected = self.device.draw(logits.to(DEVICE), rows), self.spec.draw(logits.float(), rows)
+        found = self.device.draw(logits.to(DEVICE), rows, masks)
+        expected = self.spec.draw(logits.float(), rows, masks)
         for ours, theirs in zip(found, expected, strict=True):
             assert ours.token == theirs.token
             assert_same_logprobs(ours.logprobs, theirs.logprobs)
@@ -221,6 +223,19 @@ def test_when_all_is_masked_the_best_allowed_is_taken():
     params = replace(PLAIN, allowed=(0, 1), banned=((0,), (1,)), logit_bias=((0, 50.0),))
     assert draw_one([1.0, 2.0, 3.0], params) == 1
     assert draw_one([1.0, 2.0, 3.0], replace(params, top_p=0.5)) == 1
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"top_k": 5}])
+def test_masks_of_a_step(params):
+    """Half of the tokens, one token, or none; and a line without a mask."""
+    pair = Pair(4)
+    for row in range(4):
+        pair.admit(row, replace(PLAIN, seed=row, **params, num_logprobs=1, presence_penalty=0.5), [1, 2], 1)
+    bits = np.zeros((3, -(-VOCAB // 32) * 32), np.uint8)
+    bits[0, ::2] = bits[1, 5] = 1
+    masks = Masks([0, 2, 3], np.packbits(bits, axis=1, bitorder="little").view(np.uint32))
+    tokens = pair.draw(bell(4), [3, 0, 1, 2], masks)
+    assert tokens[0] % 2 == 0 and tokens[2] == 5 and tokens[3] == BROKEN
 
 
 def test_logits_that_are_not_numbers():

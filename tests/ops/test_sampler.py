@@ -20,7 +20,7 @@ from quire.core.params import SamplingParams
 from quire.core.plan import Admission
 from quire.core.watermark import Watermark
 from quire.ops.native.sampler import NativeSampler
-from quire.ops.opset import BROKEN, CANDIDATES, RowParams
+from quire.ops.opset import BROKEN, CANDIDATES, Masks, RowParams
 from quire.ops.torch.sampler import Row, TorchSampler, edit, survivors, weights
 from quire.runtime.sampling import row_params
 
@@ -307,6 +307,71 @@ def test_candidates_are_the_best_continuations_and_nothing_is_appended():
     best = (masked / 0.5).log_softmax(-1).topk(6)
     assert [t for t, _, _ in first.logprobs] == best.indices.tolist()
     assert [p for _, p, _ in first.logprobs] == pytest.approx(best.values.tolist(), abs=1e-9)
+
+
+# -- masks of a step -------------------------------------------------------------------------------------------------
+
+
+def masks_of(allowed: dict[int, list[int]], vocab: int) -> Masks:
+    """By line. Bits beyond the vocabulary are set: they mean nothing."""
+    bits = np.zeros((len(allowed), -(-vocab // 32) * 32), np.uint8)
+    bits[:, vocab:] = 1
+    for i, tokens in enumerate(allowed.values()):
+        bits[i, tokens] = 1
+    return Masks(list(allowed), np.packbits(bits, axis=1, bitorder="little").view(np.uint32))
+
+
+@pytest.mark.parametrize("vocab", [7, 64, 5003])
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, *FILTERS.values()], ids=["greedy", *FILTERS])
+def test_masked_lines_draw_what_their_masks_permit_and_others_do_not_care(vocab, params):
+    logits = bell(vocab, 5)
+    order = np.argsort(logits, axis=1)
+    masks = masks_of({1: order[1, : vocab // 2].tolist(), 3: [int(order[3, 0])], 4: order[4, -3:].tolist()}, vocab)
+    native, spec, plain = NativeSampler(5, vocab, 2), TorchSampler(5, vocab), NativeSampler(5, vocab)
+    asked = replace(PLAIN, **params, num_logprobs=2, repetition_penalty=1.2, logit_bias=((2, 1.0),))
+    for sampler in (native, spec, plain):
+        for row in range(5):
+            sampler.admit(row, replace(asked, seed=row), [1, 2, 3], 2)
+    found = native.draw(logits, range(5), masks)
+    for ours, theirs in zip(found, spec.draw(torch.from_numpy(logits), range(5), masks), strict=True):
+        assert_same(ours, theirs)
+    assert found[1].token in order[1, : vocab // 2] and found[3].token == order[3, 0]
+    unmasked = plain.draw(logits, range(5))
+    assert [found[row] for row in (0, 2)] == [unmasked[row] for row in (0, 2)]
+    assert found[3].logprobs[1:] == unmasked[3].logprobs[1:]  # of the raw logits
+    assert found[3].logprobs[0][2] == vocab  # the rank of the least likely token
+
+
+@pytest.mark.parametrize("kind", [NativeSampler, TorchSampler])
+def test_a_mask_outweighs_all_other_wishes(kind):
+    """What a language leaves is drawn, if nothing else is there, though it is banned, biased or a stop token."""
+    logits = np.array([[3.0, 2.0, 1.0, 0.0]], np.float32)
+    wishes = replace(PLAIN, banned=((3,),), stop_ids=(3,), min_tokens=9, logit_bias=((3, -100.0),))
+
+    def draw(allowed: list[int], params: RowParams):
+        sampler = kind(1, 4)
+        sampler.admit(0, params, [1], 1)
+        lines = logits if kind is NativeSampler else torch.from_numpy(logits)
+        return sampler.draw(lines, [0], masks_of({0: allowed}, 4))[0]
+
+    assert draw([3], wishes).token == 3
+    assert draw([2, 3], wishes).token == 2
+    assert draw([], wishes).token == BROKEN
+    assert draw([3], replace(PLAIN, allowed=(0, 1))).token == BROKEN
+    candidates = draw([1, 3], replace(PLAIN, num_candidates=4))
+    assert candidates.token == CANDIDATES and [token for token, _, _ in candidates.logprobs] == [1, 3]
+
+
+def test_masks_of_another_shape_are_refused():
+    sampler = NativeSampler(2, 40)
+    sampler.admit(0, PLAIN, [1], 1)
+    for masks in (
+        Masks([0], np.zeros((1, 1), np.uint32)),
+        Masks([0, 1], np.zeros((1, 2), np.uint32)),
+        Masks([1], np.zeros((1, 2), np.uint32)),
+    ):
+        with pytest.raises((ValueError, IndexError)):
+            sampler.draw(bell(40), [0], masks)
 
 
 # -- the same request gives the same tokens --------------------------------------------------------------------------

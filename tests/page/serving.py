@@ -49,7 +49,7 @@ def served(model: Path, options: ServerOptions | None = None) -> Iterator[Served
             client.observer = metrics.of(client.info.name)
             yield
 
-    with _served(OneModel(client), started(), options or ServerOptions(), metrics) as served:
+    with _served(OneModel(client, client.adapters), started(), options or ServerOptions(), metrics) as served:
         yield served
 
 

@@ -1,13 +1,14 @@
 """A service without a model: bytes are tokens, and the answer is a function of the prompt and the parameters.
 
 Words in the prompt make it misbehave: !full, !down, !crash, !fail (in the middle), !hang (after two
-tokens), !slow."""
+tokens), !slow, !burst (says that more events are there already)."""
 
 import asyncio
 import time
 from array import array
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
+from typing import ClassVar
 
 from quire.core.errors import BadRequest, PromptTooLong, QueueFull, Unavailable
 from quire.core.records import RequestRecord
@@ -32,6 +33,7 @@ class ByteTokenizer:
     eos_ids = (EOS,)
     bos_token = "<s>"
     eos_token = "</s>"
+    special_tokens: ClassVar[dict[str, str]] = {"bos_token": "<s>", "eos_token": "</s>"}
     chat_template = CHATML
     special_ids = frozenset({BOS, EOS})
     strips_space = False
@@ -65,6 +67,10 @@ class FakeStream:
         self.id = request.id
         self.record: RequestRecord | None = None
         self._arrival, self._first, self._count = time.monotonic(), None, 0
+
+    @property
+    def num_ready(self) -> int:
+        return (self._request.params.max_tokens or 0) - self._count if "!burst" in self._text else 0
 
     async def aclose(self) -> None:
         self._closed.set()

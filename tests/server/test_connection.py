@@ -1,9 +1,10 @@
 """Clients that send too much, too slowly, or do not read."""
 
+import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -104,6 +105,19 @@ def test_who_does_not_read_is_disconnected() -> None:
             assert not server.service.open
 
 
+def test_bodies_of_all_requests_together_are_bounded() -> None:
+    with running(ServerOptions(max_body_bytes=1000)) as server, ExitStack() as senders:
+        for _ in range(16):
+            made = senders.enter_context(connection(server))
+            made.sendall(HEAD + b"Content-Length: 1000\r\n\r\n" + b"[" * 990)
+        eventually(lambda: server.complete(prompt="x" * 400).status_code == 429)
+        refused = server.complete(prompt="x" * 400)
+        assert "more than 16000 bytes" in refused.json()["error"]["message"] and refused.headers["retry-after"] == "1"
+        assert server.http.get("/health").status_code == 200
+        senders.close()
+        eventually(lambda: server.complete(prompt="x" * 400).status_code == 200)
+
+
 def test_one_connection_too_many_is_told_so() -> None:
     with (
         running(ServerOptions(max_connections=2)) as server,
@@ -115,3 +129,17 @@ def test_one_connection_too_many_is_told_so() -> None:
         assert told.startswith(b"HTTP/1.1 503") and b"the server has 2 connections" in told
     with running(ServerOptions(max_connections=1)) as server:
         assert server.complete().status_code == 200
+
+
+@pytest.mark.parametrize("word", ["", "!burst", "!burst!fail"])
+def test_what_is_there_at_the_same_time_is_sent_at_once(word: str) -> None:
+    with running() as server:
+        body = {"prompt": word, "add_special_tokens": True, "stream": True, "max_tokens": 20}
+        with post(server.port, "/v1/completions", body) as made:
+            told = b""
+            while not told.endswith(b"0\r\n\r\n"):
+                told += made.recv(65536)
+    sent = re.findall(rb"\r\n[0-9a-f]+\r\n(?=data: )", told)  # each a write
+    events = told.count(b"data: {")
+    assert (len(sent), events) == {"": (21, 20), "!burst": (2, 20), "!burst!fail": (1, 4)}[word]
+    assert (b'"code":"engine_failed"' in told) == ("!fail" in word)

@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--load", metavar="FILE", help="go on from a conversation that /save wrote")
     add_model_flags(parser)
     arguments = parser.parse(argv)
-    chat = Conversation(read_flags(SamplingFlags, arguments).params(), arguments.system)
+    chat = Conversation(read_flags(SamplingFlags, arguments).params(), arguments.system, arguments.lora)
     terminal = Terminal()
     if arguments.load is not None:
         terminal.note(obey(f"/load {arguments.load}", chat).note)
@@ -86,7 +86,8 @@ def answer(engine: TextEngine, chat: Conversation, terminal: Terminal, question:
     """Ask, and show the answer as it comes. Ctrl-C stops it; what came until then stays in the conversation."""
     chat.ask(question)
     reply = Answer()
-    request = GenerateRequest(id=request_id, params=chat.params, messages=[dict(m) for m in chat.messages()])
+    messages = [dict(message) for message in chat.messages()]
+    request = GenerateRequest(id=request_id, params=chat.params, messages=messages, adapter=chat.adapter)
     try:
         with first_interrupt_noted() as interrupted:
             reply.follow(engine.stream(request), terminal.write, interrupted.is_set)

@@ -24,6 +24,7 @@ _ROLES = ("system", "user", "assistant")
 class Conversation:
     params: SamplingParams
     system: str | None = None
+    adapter: str = ""
     turns: list[Message] = field(default_factory=list)  # user and assistant, alternating
 
     def messages(self) -> list[Message]:

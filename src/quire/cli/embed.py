@@ -9,7 +9,7 @@ from dataclasses import fields
 
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
-from quire.engine.options import EngineOptions
+from quire.engine.options import LORA, EngineOptions
 
 EXAMPLES = """\
   quire embed -m ./all-MiniLM-L6-v2 "A quire is a gathering of pages"
@@ -21,7 +21,7 @@ EXAMPLES = """\
 _NOT_HERE = (
     *("model", "task", "seed", "served_model_name", "max_queued_requests", "max_wait", "scheduling_policy"),
     *("enable_prefix_caching", "long_prefill_token_threshold", "block_size", "kv_cache_memory_bytes", "swap_space"),
-    *("load_format", "gpu_memory_utilization", "enforce_eager"),
+    *("load_format", "gpu_memory_utilization", "enforce_eager", *LORA),
 )
 
 

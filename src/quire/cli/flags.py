@@ -1,7 +1,8 @@
 """Flags made of a dataclass, and the dataclass made of the flags.
 
 Every field is a flag of the same name; its default stands in the dataclass and nowhere else. What else is to be known
-of it (`help`, `metavar`, `choices`, `unit: "bytes"`) stands in the field's metadata, or the command says it in `about`.
+of it (`help`, `metavar`, `choices`, `unit: "bytes"`, `several`: values behind one flag) stands in the field's metadata,
+or the command says it in `about`.
 Where a flag is not given, the environment variable QUIRE_<FIELD> stands in for it."""
 
 import argparse
@@ -68,6 +69,8 @@ class _Flag:
             group.add_argument(self.name, action=argparse.BooleanOptionalAction, **settings)
         else:
             action = "append" if self.many else "store"
+            if self.metadata.get("several"):
+                action, settings["nargs"] = "extend", "+"
             group.add_argument(self.name, action=action, type=self._argument, metavar=self._metavar(), **settings)
 
     def shape(self, value: Any) -> Any:

@@ -9,16 +9,17 @@ from quire.cli.answer import TextEngine
 from quire.cli.flags import About, add_flags, read_flags
 from quire.cli.parser import Parser
 from quire.cli.sampling import SamplingFlags
-from quire.engine.options import EngineOptions
+from quire.engine.options import LORA, EngineOptions
 
 # `seed` is the sampling flag here. One user's process has nobody to be named to, and no queue.
-_SERVING_ONLY = ("seed", "served_model_name", "max_queued_requests", "scheduling_policy")
+_SERVING_ONLY = ("seed", "served_model_name", "max_queued_requests", "scheduling_policy", *LORA)
 
 
 def add_model_flags(parser: Parser, *, about: About | None = None) -> None:
     parser.add_argument(
         "-m", "--model", default=argparse.SUPPRESS, help="path, repository or short name (default: smollm2)"
     )
+    parser.add_argument("--lora", metavar="PATH", default="", help="a LoRA adapter: a directory that PEFT has saved")
     add_flags(parser, SamplingFlags, "sampling", about=about)
     add_flags(parser, EngineOptions, "engine", skip=("model", *_SERVING_ONLY))
 
@@ -30,7 +31,12 @@ def load(arguments: argparse.Namespace) -> tuple[TextEngine, str, float]:
     from quire.engine.llm import LLM
 
     given: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(options)}
-    return LLM(**given), options.model, time.monotonic() - started
+    if arguments.lora:
+        given |= {"enable_lora": True, "max_loras": 1}
+    llm = LLM(**given)
+    if arguments.lora:
+        llm.load_adapter(arguments.lora, arguments.lora)
+    return llm, options.model, time.monotonic() - started
 
 
 def _without_seed(arguments: argparse.Namespace) -> dict[str, Any]:

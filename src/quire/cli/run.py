@@ -44,6 +44,7 @@ def run(argv: Sequence[str]) -> int:
 
     engine, model, load_seconds = load(arguments)
     request = make_request(engine, prompt, params, system=arguments.system, raw=arguments.raw)
+    request.adapter = arguments.lora
     answer, terminal = Answer(), Terminal()
     answer.follow(engine.stream(request), (lambda text: None) if arguments.json else terminal.write)
     if arguments.json:

@@ -78,7 +78,7 @@ async def _run(requests: Requests, results: Results, options: EngineOptions) -> 
         async def work() -> None:
             if before < total:  # else there is nothing to load a model for
                 async with EngineClient(options) as client:
-                    await run_batch(OneModel(client), todo, options.max_num_seqs * KEPT_WAITING, tell)
+                    await run_batch(OneModel(client, client.adapters), todo, options.max_num_seqs * KEPT_WAITING, tell)
 
         working = asyncio.ensure_future(work())
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, working.cancel)

@@ -20,6 +20,7 @@ EXAMPLES = """\
   quire serve --host 0.0.0.0 --api-key "$KEY"         reachable from other machines
   quire serve --keys-file keys.toml --ssl-certfile cert.pem --ssl-keyfile key.pem --access-log
   quire serve --models chat=smollm2,embed=./all-MiniLM-L6-v2
+  quire serve ./llama --lora-modules sql=./sql-lora   requests for the model `sql` use the adapter
   quire serve --max-wait 10 --request-timeout 120     refuse early what would be late
   QUIRE_PORT=9000 QUIRE_THREADS=4 quire serve         every flag is also an environment variable
 """
@@ -80,6 +81,10 @@ SERVER_FLAGS: About = {
     "reasoning_parser": {
         "choices": ("auto", "none", *REASONING_FORMATS),
         "help": "how the model marks its thoughts, which are split from the answer; none leaves them in it",
+    },
+    "allow_runtime_lora_updating": {
+        "help": "let clients load and unload LoRA adapters: whoever reaches the port can then make the server read any "
+        "directory of this machine as one"
     },
     "watermark_gamma": {"help": "part of the vocabulary that a watermark favours"},
     "watermark_delta": {"help": "how much it favours it, added to logits"},

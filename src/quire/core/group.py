@@ -20,6 +20,7 @@ class Group:
         "adapter",
         "arrival",
         "deadline",
+        "end_ids",
         "from_start",
         "held",
         "held_prompt_logprobs",
@@ -68,8 +69,9 @@ class Group:
         self.num_source = self.num_prompt - len(request.start_ids) if request.start_ids else 0  # slots: whole blocks
         self.length = limits.length(request)  # prompt and output, where a sample ends
         self.min_stop_length = self.num_prompt + max(params.min_tokens, 1)  # a shorter one is not ended by a stop token
-        eos_ids = () if params.ignore_eos else request.eos_ids
+        eos_ids = () if params.ignore_eos and params.structured is None else request.eos_ids
         self.stop_ids = frozenset((*eos_ids, *params.stop_token_ids))
+        self.end_ids = frozenset(request.eos_ids if params.structured else ())  # where a language ends, an answer ends
         self.search = self._new_search() if params.beam_width else None
         # for each token before the next is planned: which beams live on, or what the language then allows
         self.waits = self.search is not None or params.structured is not None
@@ -100,7 +102,7 @@ class Group:
             params.beam_width,
             max_tokens=self.length - self.num_prompt,
             stop_ids=self.stop_ids,
-            min_tokens=params.min_tokens,
+            min_tokens=0 if params.structured else params.min_tokens,
             length_penalty=params.length_penalty,
             early_stopping=params.early_stopping,
             num_logprobs=params.logprobs or 0,
@@ -120,7 +122,7 @@ class Group:
 
     def finish_reason(self, token: int, length: int) -> FinishReason | None:
         """Whether a sample ends with `token`, the last of `length`."""
-        if token in self.stop_ids and length >= self.min_stop_length:
+        if token in self.end_ids or (token in self.stop_ids and length >= self.min_stop_length):
             return "stop"
         return "length" if length >= self.length else None
 

@@ -9,6 +9,7 @@ from quire.core.errors import BadRequest
 
 StructuredKind = Literal["json", "json_schema", "regex", "choice", "grammar"]
 
+MAX_CHOICES = 20_000
 MAX_TEXT = 256 * 1024  # characters; a schema of more takes longer to compile than anyone should wait for
 
 
@@ -26,6 +27,16 @@ class Structured:
                 "ask for something simpler",
                 param="structured",
             )
+
+    @classmethod
+    def one_of(cls, choices: Sequence[str], field: str = "choice") -> "Structured":
+        if isinstance(choices, str) or not all(isinstance(text, str) for text in choices):
+            raise BadRequest(f"{field} is not a list of texts", param=field)
+        if not choices:
+            raise BadRequest(f"{field} is empty: there is nothing to answer", param=field)
+        if len(choices) > MAX_CHOICES:
+            raise BadRequest(f"{field} has {len(choices)} texts, and {MAX_CHOICES} are allowed", param=field)
+        return cls("choice", json_format.dumps(list(choices), ensure_ascii=False))
 
     @classmethod
     def of(
@@ -47,7 +58,7 @@ class Structured:
         if regex is not None:
             found["regex"] = cls("regex", regex)
         if choice is not None:
-            found["choice"] = cls("choice", _choices(choice))
+            found["choice"] = cls.one_of(choice)
         if grammar is not None:
             found["grammar"] = cls("grammar", grammar)
         if len(found) > 1:
@@ -55,11 +66,3 @@ class Structured:
                 f"{' and '.join(found)} are given, and an answer is in one language", "give one", param=[*found][1]
             )
         return next(iter(found.values()), None)
-
-
-def _choices(choice: Sequence[str]) -> str:
-    if isinstance(choice, str) or not all(isinstance(text, str) for text in choice):
-        raise BadRequest("choice is not a list of texts", param="choice")
-    if not choice:
-        raise BadRequest("choice is empty: there is nothing to answer", param="choice")
-    return json_format.dumps(list(choice))

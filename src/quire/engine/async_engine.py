@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.core.params import SamplingParams
 from quire.engine.client import EngineClient
-from quire.engine.generate import Prompt, request_for
+from quire.engine.generate import LoRARequest, Prompt, request_for
 from quire.engine.options import EngineOptions
 from quire.engine.outputs import RequestOutput
 from quire.engine.sources import DEFAULT_MODEL
@@ -39,11 +39,16 @@ class AsyncEngine:
         sampling_params: SamplingParams,
         request_id: str,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
         """The output so far, each time it has grown. Leaving the loop early, or `abort`, cancels the request."""
         await self.start()
         wanted = request_for(prompt, id=request_id, params=sampling_params, priority=priority)
+        if lora_request is not None:
+            if lora_request.lora_name not in self.client.adapters.names():
+                await self.client.adapters.load(lora_request.lora_name, lora_request.lora_path)
+            wanted.adapter = lora_request.lora_name
         stream = await self.client.submit(wanted)
         self._streams[request_id] = stream
         output = RequestOutput.of(stream.live.request, wanted.prompt)

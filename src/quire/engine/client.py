@@ -12,16 +12,35 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import msgspec
+
 from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
 from quire.core.records import StepRecord
 from quire.core.request import SequenceEvent
 from quire.core.texts import ReadEvent, ReadRequest, Task, Tokens
+from quire.engine.adapters import ClientAdapters
 from quire.engine.child import EngineProcess
 from quire.engine.forecast import Forecast
 from quire.engine.generate import GenerateRequest
 from quire.engine.grammar_check import GrammarCheck
 from quire.engine.live import LiveRequest
-from quire.engine.messages import Cancel, Failed, FromEngine, HasRead, Ready, Refused, Rests, Seen, Start, Step, Watch
+from quire.engine.messages import (
+    AdapterGone,
+    AdapterLoaded,
+    Cancel,
+    Failed,
+    FromEngine,
+    HasRead,
+    LoadAdapter,
+    Ready,
+    Refused,
+    Rests,
+    Seen,
+    Start,
+    Step,
+    ToEngine,
+    Watch,
+)
 from quire.engine.options import EngineOptions
 from quire.engine.prompt import Prompter
 from quire.engine.service import ModelInfo, Observer, State
@@ -66,6 +85,7 @@ class EngineClient:
         self.state: State = "starting"
         self.info: ModelInfo
         self.tokenizer: Tokenizer
+        self.adapters = ClientAdapters(options, self._send)
         self._live: dict[str, UnderWay] = {}
         self._forecast = Forecast(options.max_num_seqs)
         self._viewers: set[Viewer] = set()
@@ -85,6 +105,7 @@ class EngineClient:
     async def start(self) -> None:
         """Find the model, start an engine, and return when it is ready; raise if it cannot be."""
         files = await asyncio.to_thread(resolve_model, self.options.model, revision=self.options.revision)
+        await self.adapters.find_given()
         self._start = Start(str(files.path), self.options)
         self._ready = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise())
@@ -131,6 +152,7 @@ class EngineClient:
             return
         self._supervisor.cancel()
         await asyncio.gather(self._supervisor, return_exceptions=True)
+        self.adapters.engine_died(Unavailable("the server is shutting down"))
         if self._grammar_check is not None:
             await self._grammar_check.stop()
         for one in list(self._live.values()):
@@ -147,6 +169,7 @@ class EngineClient:
         if prepared.params.structured is not None:
             assert self._grammar_check is not None, "not started"
             await self._grammar_check.check(prepared.params.structured)
+        prepared.adapter = self.adapters.key(request.adapter)  # now: it may have been unloaded meanwhile
         stream = Stream(LiveRequest(prepared, self.tokenizer), self._forget, self.cancel)
         await self._begin(stream)
         return stream
@@ -231,6 +254,11 @@ class EngineClient:
         if self.state == "ready":  # else it is sent with all the others, once there is an engine
             await self._tell(one)
 
+    async def _send(self, message: ToEngine) -> None:
+        if isinstance(message, LoadAdapter) and self.state != "ready":  # else nobody would answer it
+            raise Unavailable(f"the engine is {self.state}", "try again in a moment")
+        await self._engine.send(message)
+
     async def _tell(self, one: UnderWay) -> None:
         for message in one.again():
             await self._engine.send(message)
@@ -262,7 +290,9 @@ class EngineClient:
         """Keep an engine running until this task is cancelled or it is clear that none can run."""
         failures = 0
         while True:
-            self._engine = await EngineProcess.start(self._start)
+            restarted = self._ready is None or self._ready.done()
+            start = msgspec.structs.replace(self._start, adapters=self.adapters.held, restarted=restarted)
+            self._engine = await EngineProcess.start(start)
             problem: QuireError | None = None
             try:
                 async for message in self._engine.messages():
@@ -282,6 +312,7 @@ class EngineClient:
                 return
             if failures > MAX_RESTARTS or isinstance(problem, DoesNotFit):
                 self.state = "stopped"
+                self.adapters.engine_died(problem)
                 log.error("%s: it is not started again", problem.message)
                 for one in list(self._live.values()):
                     one.give_up(problem.message)
@@ -297,6 +328,7 @@ class EngineClient:
         for one in under_way:
             if not one.finished:
                 await self._tell(one)
+        await self.adapters.engine_ready()
         if self._viewers:
             await self._engine.send(Watch(True))
         if self._ready is not None and not self._ready.done():
@@ -307,6 +339,7 @@ class EngineClient:
         log.error("%s: it is started again, and %d requests go on there", problem.message, len(self._live))
         if self.state != "draining":
             self.state = "restarting"
+        self.adapters.engine_died(problem)
         if self.observer:
             self.observer.restarted()
         for one in list(self._live.values()):
@@ -326,6 +359,8 @@ class EngineClient:
         elif isinstance(message, Seen):
             for viewer in self._viewers:
                 viewer.show(message.snapshot)
+        elif isinstance(message, AdapterLoaded | AdapterGone):
+            self.adapters.receive(message)
         elif isinstance(message, Refused) and (one := self._live.get(message.request_id)):
             one.refuse(message.problem.error())
 

@@ -57,6 +57,10 @@ class CompilingEngine:
     def snapshot(self) -> Snapshot | None:
         return self._engine.snapshot()
 
+    def uses_adapter(self, key: str) -> bool:
+        waits = any(waiting.request.adapter == key for waiting in self._waiting.values())
+        return waits or self._engine.uses_adapter(key)
+
     def submit(self, request: Request) -> None:
         structured = request.params.structured
         if structured is None or self._grammars.find(structured) is not None:

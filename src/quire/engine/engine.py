@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire.core.errors import Unsupported
+from quire.core.errors import UnknownModel, Unsupported
 from quire.core.limits import Limits
 from quire.core.plan import StepPlan
 from quire.core.records import SchedulerStats, StepRecord
@@ -18,6 +18,7 @@ from quire.core.snapshot import Snapshot
 from quire.engine.options import EngineOptions
 from quire.engine.watch import Watch
 from quire.executors.protocol import Executor
+from quire.runtime.adapters import Loaded
 from quire.text.grammar import Grammar, GrammarCompiler
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Engine:
         self._launched: deque[_Launched] = deque()
         self._collected = 0.0  # when the last step ended
         self._watch: Watch | None = None  # while somebody looks
+        self.adapters: set[str] = set()  # that requests may ask for
         self._languages: dict[str, Grammar] = {}  # of requests under way: compiled as long as they are needed
         self._scheduler = Scheduler(
             Limits(
@@ -68,6 +70,7 @@ class Engine:
             prefix_caching=options.enable_prefix_caching,
             ahead=self.capacity.ahead,
             window=self.capacity.window,
+            num_adapters=options.num_loras,
         )
 
     @property
@@ -77,6 +80,8 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Raises a QuireError if the request could never be served. Its language, if it has one and is not known yet,
         is compiled meanwhile."""
+        if request.adapter and request.adapter not in self.adapters:
+            raise UnknownModel(f"no adapter `{request.adapter}` is loaded", param="model")
         structured = request.params.structured
         if structured is None:
             self._scheduler.add(request, time.monotonic())
@@ -108,6 +113,19 @@ class Engine:
             if plan.runs and len(self._launched) <= self.capacity.ahead:
                 return events
         return events + self._collect() if self._launched else events
+
+    def add_adapter(self, key: str, loaded: Loaded) -> None:
+        """What the executor has loaded. Between steps, as below."""
+        self.executor.add_adapter(key, loaded)
+        self.adapters.add(key)
+
+    def remove_adapter(self, key: str) -> None:
+        """No request under way may use it."""
+        self.adapters.remove(key)
+        self.executor.remove_adapter(key)
+
+    def uses_adapter(self, key: str) -> bool:
+        return self._scheduler.uses(key)
 
     def _forget_ended(self, events: list[SequenceEvent]) -> list[SequenceEvent]:
         if self._languages:

@@ -29,6 +29,15 @@ class GenerateRequest:
     timeout: float | None = None  # seconds until the request is given up
 
 
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """A LoRA adapter, loaded when it is first asked for. The number is vLLM's, and nothing here depends on it."""
+
+    lora_name: str
+    lora_int_id: int = 0
+    lora_path: str = ""
+
+
 def request_for(prompt: Prompt, **given: Any) -> GenerateRequest:
     """A request for a prompt in any of its forms."""
     if isinstance(prompt, Mapping):

@@ -15,12 +15,13 @@ from typing import Any
 from quire.core.errors import BadRequest, EngineFailed
 from quire.core.params import SamplingParams
 from quire.engine.engine import Engine
-from quire.engine.generate import GenerateRequest, Prompt, request_for
+from quire.engine.generate import GenerateRequest, LoRARequest, Prompt, request_for
 from quire.engine.live import LiveRequest
-from quire.engine.options import EngineOptions
+from quire.engine.options import EngineOptions, named_values
 from quire.engine.outputs import CompletionOutput, RequestOutput
 from quire.engine.prompt import Prompter
 from quire.engine.sources import DEFAULT_MODEL, resolve_model
+from quire.engine.sources.adapters import resolve_adapter
 from quire.engine.start import load_tokenizer, local_executor
 from quire.text.event import TextEvent
 from quire.text.tokenizer import Tokenizer
@@ -63,6 +64,9 @@ class LLM:
             self.options.seed,
             self.engine.capacity.seq2seq,
         )
+        self._adapters: dict[str, str] = {}  # name -> where it was loaded from
+        for name, path in named_values(self.options.lora_modules, "lora_modules", "PATH").items():
+            self.load_adapter(name, path)
         self._ids = (f"request-{number}" for number in itertools.count())
 
     def generate(
@@ -71,15 +75,17 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete every prompt; outputs come in the order of the prompts."""
+        """Complete every prompt; outputs come in the order of the prompts. `lora_request`: for all, or one each."""
         one = isinstance(prompts, str | Mapping) or _is_ids(prompts)
         many: list[Any] = [prompts] if one else list(prompts)
         params = _one_each(sampling_params, len(many))
         requests = [self._request(prompt, p) for prompt, p in zip(many, params, strict=True)]
         if priority is not None:
             requests = [replace(request, priority=p) for request, p in zip(requests, priority, strict=True)]
+        self._adapt(requests, lora_request)
         return self._run(requests, use_tqdm)
 
     def chat(
@@ -88,6 +94,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -100,13 +107,12 @@ class LLM:
             **(chat_template_kwargs or {}),
         }
         params = _one_each(sampling_params, len(conversations))
-        return self._run(
-            [
-                GenerateRequest(id=next(self._ids), params=p, messages=[dict(m) for m in c], template_options=template)
-                for c, p in zip(conversations, params, strict=True)
-            ],
-            use_tqdm,
-        )
+        requests = [
+            GenerateRequest(id=next(self._ids), params=p, messages=[dict(m) for m in c], template_options=template)
+            for c, p in zip(conversations, params, strict=True)
+        ]
+        self._adapt(requests, lora_request)
+        return self._run(requests, use_tqdm)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool | None = None
@@ -122,6 +128,24 @@ class LLM:
                 yield from (event for owner, event in self._step({live.request.id: live}) if owner is live)
         finally:
             self.engine.cancel(live.request.id)
+
+    def _adapt(
+        self, requests: list[GenerateRequest], wanted: LoRARequest | Sequence[LoRARequest | None] | None
+    ) -> None:
+        each = wanted if isinstance(wanted, Sequence) else [wanted] * len(requests)
+        if len(each) != len(requests):
+            raise BadRequest(f"{len(requests)} prompts and {len(each)} LoRA requests", "give one for all, or one each")
+        for request, adapter in zip(requests, each, strict=True):
+            if adapter is not None:
+                self.load_adapter(adapter.lora_name, adapter.lora_path)
+                request.adapter = adapter.lora_name
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Unless it is there. A name stays with what it was first loaded from."""
+        if self._adapters.setdefault(name, path) != path and path:
+            raise BadRequest(f"an adapter is called `{name}` already, from {self._adapters[name]}", param="lora_name")
+        if name not in self.engine.adapters:
+            self.engine.add_adapter(name, self.engine.executor.load_adapter(resolve_adapter(path)))
 
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer

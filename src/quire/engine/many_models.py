@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from quire.core.errors import DoesNotFit, QueueFull, Unavailable
+from quire.core.errors import BadRequest, DoesNotFit, QueueFull, Unavailable
 from quire.engine.client import EngineClient
 from quire.engine.generate import GenerateRequest
 from quire.engine.models import unknown_model
@@ -65,6 +65,12 @@ class ManyModels:
         slot = self._slots[name] if name is not None else next(iter(self._slots.values()))
         await slot.loaded()
         return Found(slot)
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        raise BadRequest("adapters are loaded for one model, and this server has several", "serve the model by itself")
+
+    async def unload_adapter(self, name: str) -> None:
+        raise unknown_model(name, [], "adapter")
 
     async def drain(self) -> None:
         self.state = "draining"

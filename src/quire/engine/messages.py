@@ -17,6 +17,8 @@ from quire.executors.protocol import Capacity
 class Start(msgspec.Struct, tag=True):
     path: str  # the checkpoint, found and fetched
     options: EngineOptions
+    adapters: dict[str, str] = {}  # key -> where its files are
+    restarted: bool = False  # another engine was there before
 
 
 class Submit(msgspec.Struct, tag=True):
@@ -36,6 +38,17 @@ class Watch(msgspec.Struct, tag=True):
     """Somebody looks, or nobody does any more."""
 
     on: bool
+
+
+class LoadAdapter(msgspec.Struct, tag=True):
+    key: str
+    path: str  # where its files are
+
+
+class UnloadAdapter(msgspec.Struct, tag=True):
+    """As soon as no request uses it."""
+
+    key: str
 
 
 class Ready(msgspec.Struct, tag=True):
@@ -79,6 +92,17 @@ class Failed(msgspec.Struct, tag=True):
     problem: "Problem"
 
 
+class AdapterLoaded(msgspec.Struct, tag=True):
+    key: str
+    problem: "Problem | None" = None  # why it was not
+
+
+class AdapterGone(msgspec.Struct, tag=True):
+    """No request uses it any more."""
+
+    key: str
+
+
 class Problem(msgspec.Struct):
     """A QuireError on its way through the wire."""
 
@@ -100,8 +124,8 @@ class Problem(msgspec.Struct):
         return problem
 
 
-ToEngine = Start | Submit | Read | Cancel | Watch
-FromEngine = Ready | Step | HasRead | Rests | Seen | Refused | Failed
+ToEngine = Start | Submit | Read | Cancel | Watch | LoadAdapter | UnloadAdapter
+FromEngine = Ready | Step | HasRead | Rests | Seen | Refused | Failed | AdapterLoaded | AdapterGone
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToEngine)

@@ -1,7 +1,7 @@
 """Every option of the engine, once. Flags, keywords of `LLM` and environment variables come from here."""
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -10,7 +10,7 @@ from quire.engine.sources.aliases import DEFAULT_MODEL
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
-    """A field with its help text; `more` may hold `choices`, `metavar` and `unit` ("bytes")."""
+    """A field with its help text; `more` may hold what cli/flags.py tells of."""
     return field(default=default, metadata={"help": help, **more})
 
 
@@ -64,6 +64,15 @@ class EngineOptions:
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory that may be taken")
     enforce_eager: bool = option(False, "launch every op by itself instead of replaying CUDA graphs")
     batch_invariant: bool = option(False, "on a GPU: the same bits whatever else is in the batch, at a price in speed")
+    enable_lora: bool = option(False, "let requests ask for LoRA adapters, by the names these are loaded under")
+    lora_modules: tuple[str, ...] = option(
+        (),
+        "LoRA adapters to load at the start: directories that PEFT has saved, or repositories",
+        metavar="NAME=PATH",
+        several=True,
+    )
+    max_loras: int = option(4, "LoRA adapters used in one step at most; requests for more wait")
+    max_lora_rank: int = option(64, "the highest rank of a LoRA adapter")
     scheduling_policy: str = option("fcfs", "who runs first", choices=("fcfs", "priority"))
     max_queued_requests: int = option(1024, "requests that may wait before more are answered with 429")
     max_wait: float | None = option(
@@ -80,6 +89,7 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise BadRequest(f"{name} is {value}", f"{name} must be at least {low}", param=name)
+        named_values(self.lora_modules, "lora_modules", "PATH")
         if self.gpu_memory_utilization > 1:
             raise BadRequest(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}",
@@ -90,6 +100,11 @@ class EngineOptions:
             choices, value = spec.metadata.get("choices"), getattr(self, spec.name)
             if choices and value is not None and value not in choices:
                 raise BadRequest(f"{spec.name} is {value!r}", f"choose from {', '.join(choices)}", param=spec.name)
+
+    @property
+    def num_loras(self) -> int:
+        """LoRA adapters in one step; 0: they are not enabled."""
+        return self.max_loras if self.enable_lora or self.lora_modules else 0
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "EngineOptions":
@@ -104,7 +119,25 @@ class EngineOptions:
         return cls(**given)
 
 
+LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")  # the options of adapters
+
+
+def named_values(given: Sequence[str], option: str, kind: str) -> dict[str, str]:
+    """["a=x,b=y", "c=z"] -> {"a": "x", "b": "y", "c": "z"}"""
+    found: dict[str, str] = {}
+    for entry in (part for text in given for part in text.split(",")):
+        name, equals, value = entry.partition("=")
+        if not (name and equals and value):
+            raise BadRequest(f"{option} has `{entry}`", f"write NAME={kind}", param=option)
+        if name in found:
+            raise BadRequest(f"{option} has two called `{name}`", "give each a name of its own", param=option)
+        found[name] = value
+    return found
+
+
 _LEAST = {
+    "max_loras": 1,
+    "max_lora_rank": 1,
     "max_model_len": 2,
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,

@@ -14,6 +14,7 @@ import zmq
 from quire.core.errors import QuireError
 from quire.core.request import Request
 from quire.core.texts import ReadRequest
+from quire.engine.adapter_shelf import AdapterShelf, load_adapters
 from quire.engine.compiling import CompilingEngine
 from quire.engine.engine import Engine
 from quire.engine.messages import (
@@ -21,6 +22,7 @@ from quire.engine.messages import (
     Failed,
     FromEngine,
     HasRead,
+    LoadAdapter,
     Problem,
     Read,
     Ready,
@@ -31,11 +33,11 @@ from quire.engine.messages import (
     Step,
     Submit,
     ToEngine,
+    UnloadAdapter,
     Watch,
     decode_to_engine,
     encode,
 )
-from quire.engine.options import EngineOptions
 from quire.engine.start import load_tokenizer, local_executor, task_of
 
 
@@ -48,7 +50,7 @@ def main(address: str) -> int:
         if start is None:
             return 0
         assert isinstance(start, Start), start
-        _load_and_serve(Path(start.path), start.options, server)
+        _load_and_serve(start, server)
     except Exception as error:
         server.send(Failed(Problem.of(error)))
         if not isinstance(error, QuireError):
@@ -59,14 +61,18 @@ def main(address: str) -> int:
     return 0
 
 
-def _load_and_serve(path: Path, options: EngineOptions, server: "_Server") -> None:
+def _load_and_serve(start: Start, server: "_Server") -> None:
+    path, options = Path(start.path), start.options
     if task_of(path, options) == "generate":
         engine = Engine(local_executor(path, options), options, lambda: load_tokenizer(path, options))
         assert engine.grammars is not None
+        load_adapters(engine, start.adapters, start.restarted, server.send)
         compiling = CompilingEngine(engine, engine.grammars, server.refuse)
+        shelf = AdapterShelf(engine, compiling, server.send)
         server.wake_for(compiling.fileno())
+        server.wake_for(shelf.fileno())
         server.send(Ready(engine.capacity))
-        _serve(compiling, server, Step)
+        _serve(compiling, server, Step, shelf)
         engine.stop()
     else:
         from quire.engine.reading_engine import ReadingEngine
@@ -77,7 +83,9 @@ def _load_and_serve(path: Path, options: EngineOptions, server: "_Server") -> No
         reading.stop()
 
 
-def _serve(engine: Any, server: "_Server", report: type[Step] | type[HasRead]) -> None:
+def _serve(
+    engine: Any, server: "_Server", report: type[Step] | type[HasRead], shelf: AdapterShelf | None = None
+) -> None:
     """Take messages as they come and step while there is work, until the server process is gone.
 
     `engine` is a `CompilingEngine`, whose steps are told as `Step`s, or a `ReadingEngine`, and they are `HasRead`s."""
@@ -97,6 +105,10 @@ def _serve(engine: Any, server: "_Server", report: type[Step] | type[HasRead]) -
                     cancelled = True
                 case Watch(on):
                     engine.watch(on)
+                case LoadAdapter(key, path) if shelf is not None:
+                    shelf.load(key, Path(path))
+                case UnloadAdapter(key) if shelf is not None:
+                    shelf.unload(key)
             message = server.receive(0.0)
         record = None
         if engine.has_work:
@@ -106,6 +118,8 @@ def _serve(engine: Any, server: "_Server", report: type[Step] | type[HasRead]) -
             server.send(report(events, record))
         if (cancelled or events) and record is None and not engine.has_work:
             server.send(Rests(engine.stats()))
+        if shelf is not None:
+            shelf.tidy()
         if seen := engine.snapshot():
             server.send(Seen(seen))
 

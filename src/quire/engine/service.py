@@ -59,6 +59,10 @@ class TextStream(Protocol):
     def record(self) -> RequestRecord | None:
         """Once it has ended or was closed."""
 
+    @property
+    def num_ready(self) -> int:
+        """Events that can be had without waiting."""
+
     def __aiter__(self) -> AsyncIterator[TextEvent]: ...
 
     async def aclose(self) -> None: ...
@@ -106,6 +110,18 @@ class Found:
     adapter: str = ""  # the adapter's name, where the name is that of one
 
 
+class Adapters(Protocol):
+    """The LoRA adapters of one model, by name."""
+
+    def names(self) -> list[str]: ...
+
+    async def load(self, name: str, path: str) -> None:
+        """Returns when requests can ask for it. Raises BadRequest."""
+
+    async def unload(self, name: str) -> None:
+        """Requests under way go on with it; from now on there are no others."""
+
+
 class Models(Protocol):
     """The models behind one address, by name."""
 
@@ -116,6 +132,12 @@ class Models(Protocol):
 
     async def find(self, name: str | None) -> Found:
         """The model of that name, loaded if it was not; None is the first one. Raises UnknownModel."""
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """From now on the name leads to a LoRA adapter. Raises BadRequest."""
+
+    async def unload_adapter(self, name: str) -> None:
+        """From now on it leads nowhere. Raises UnknownModel."""
 
     async def drain(self) -> None:
         """Take no more requests, and return when those under way have ended."""

@@ -49,6 +49,8 @@ def local_executor(path: Path, options: EngineOptions) -> Executor:
         gpu_memory_utilization=options.gpu_memory_utilization,
         enforce_eager=options.enforce_eager,
         batch_invariant=options.batch_invariant,
+        max_loras=options.num_loras,
+        max_lora_rank=options.max_lora_rank,
     )
 
 

@@ -62,6 +62,10 @@ class Stream:
     def record(self) -> RequestRecord | None:
         return self.live.record
 
+    @property
+    def num_ready(self) -> int:
+        return self._queue.qsize()
+
     def again(self) -> list[ToEngine]:
         ended = [Cancel(self.id, index) for index in self.live.ended_samples]
         return [Submit(self.live.resumption()), *ended]

@@ -302,6 +302,7 @@ def load_weights(
 
 def _load(ops: OpSet, checkpoint: Checkpoint, prefix: str, want: Want) -> Any:
     loaded = want.load(ops, [checkpoint.tensor(prefix + name) for name, _ in want.shapes()])
+    checkpoint.forget()
     return replace(loaded, layers=want.layers(prefix)) if isinstance(want, Matrix) else loaded
 
 

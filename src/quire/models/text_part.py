@@ -37,6 +37,9 @@ class TextPart:
     def tensor(self, name: str) -> StoredTensor:
         return self._whole.tensor(self._names[name])
 
+    def forget(self) -> None:
+        self._whole.forget()
+
 
 def text_part(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint itself, where it has nothing else."""

@@ -4,7 +4,7 @@ Every family's forward pass serves: `Adapted` stands in for the op set, and lets
 the adapters of the batch's rows add to it."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,11 @@ class Adapters:
             for part, layer in enumerate(w.layers):
                 self._layers.setdefault(_inside(layer.name), []).append((w, part))
         self._held: dict[str, Loaded] = {}
-        self.forward: Callable[[OpSet, Any], Value] = lambda ops, batch: model.forward(
-            Adapted(ops, self._slots, batch), batch
-        )
+        self._forward = model.forward
+
+    def forward(self, ops: OpSet, batch: Any) -> Value:
+        """The model's forward pass, with adapters."""
+        return self._forward(Adapted(ops, self._slots, batch), batch)
 
     def load(self, path: Path) -> Loaded:
         """Read an adapter and make it ready. Raises if it cannot be one of this model."""

@@ -30,6 +30,7 @@ AnyCall = TypeVar("AnyCall", bound=Call)
 Endpoint = Callable[[Request], Awaitable[Response]]
 log = logging.getLogger("quire.server")
 
+PART_BYTES = 1 << 16  # sent at once, at most, if a chunk is not longer
 PARSE_INLINE_BYTES = 1 << 16  # larger bodies are parsed in a thread: other streams go on meanwhile
 
 
@@ -174,21 +175,28 @@ class _Streamed(Response):
             await asyncio.sleep(min(wait, self._keep_alive))
 
     async def _parts(self) -> AsyncGenerator[bytes, None]:
-        frame = self._dialect.frame
+        """What is there at the same time is sent at once: the further the server is behind, the less a token costs."""
+        frame, part = self._dialect.frame, bytearray()
         try:
             async with aclosing(_merged(self._streams)) as events:
                 async for prompt, event in events:
                     if error := failure(event):
                         raise error
-                    if chunks := self._call.chunks(prompt, event):
-                        yield b"".join(map(frame, chunks))
-            yield b"".join(map(frame, self._call.end())) + self._dialect.last
+                    for chunk in self._call.chunks(prompt, event):
+                        part += frame(chunk)
+                    if part and (len(part) >= PART_BYTES or not any(stream.num_ready for stream in self._streams)):
+                        yield bytes(part)
+                        part.clear()
+            for chunk in self._call.end():
+                part += frame(chunk)
+            yield bytes(part) + self._dialect.last
         except QuireError as error:
             note_error(error)
-            yield frame(self._dialect.error(error))
+            yield bytes(part) + frame(self._dialect.error(error))
         except Exception:
             log.exception("a stream failed")
-            yield frame(self._dialect.error(QuireError("the server failed in the middle of this stream")))
+            problem = QuireError("the server failed in the middle of this stream")
+            yield bytes(part) + frame(self._dialect.error(problem))
 
 
 async def _merged(streams: list["TextStream"]) -> AsyncGenerator[tuple[int, TextEvent], None]:

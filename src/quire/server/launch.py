@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+from quire.core.errors import BadRequest
 from quire.engine.client import EngineClient
 from quire.engine.models import OneModel
 from quire.engine.options import EngineOptions
@@ -36,6 +37,8 @@ async def _main(engine: EngineOptions, server: ServerOptions, on_ready: Callable
 @asynccontextmanager
 async def _models(engine: EngineOptions, server: ServerOptions, metrics: Metrics) -> AsyncIterator[Models]:
     if server.models:
+        if engine.num_loras:
+            raise BadRequest("adapters belong to one model, and --models names several", "serve the model by itself")
         from quire.engine.many_models import ManyModels
 
         each = {
@@ -47,7 +50,7 @@ async def _models(engine: EngineOptions, server: ServerOptions, metrics: Metrics
     else:
         async with EngineClient(engine) as client:
             client.observer = metrics.of(client.info.name)
-            yield OneModel(client)
+            yield OneModel(client, client.adapters)
 
 
 def _allow_open_files() -> None:

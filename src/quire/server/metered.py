@@ -55,6 +55,20 @@ class MeteredModels:
         except TimeoutError:
             raise DeadlinePassed("the model was not loaded in time", "allow more time, or try again") from None
 
+    async def load_adapter(self, name: str, path: str) -> None:
+        self._check_adapter(name)
+        await self._models.load_adapter(name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        self._check_adapter(name)
+        await self._models.unload_adapter(name)
+
+    @staticmethod
+    def _check_adapter(name: str) -> None:
+        visit = current_visit()
+        if visit is not None and visit.key is not None:
+            visit.key.check(name)
+
     async def drain(self) -> None:
         await self._models.drain()
 
@@ -112,6 +126,10 @@ class MeteredStream:
     @property
     def record(self) -> "RequestRecord | None":
         return self._stream.record
+
+    @property
+    def num_ready(self) -> int:
+        return self._stream.num_ready
 
     def __aiter__(self) -> AsyncIterator[TextEvent]:
         return self._stream.__aiter__()

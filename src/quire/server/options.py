@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from quire.core.errors import BadRequest
 from quire.core.watermark import DEFAULT_DELTA, DEFAULT_GAMMA, DEFAULT_KEY, Watermark
+from quire.engine.options import named_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class ServerOptions:
     root_path: str = ""  # where a proxy in front has mounted it
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
+    allow_runtime_lora_updating: bool = False  # adapters may be loaded and unloaded over HTTP
     access_log: bool = False
     tool_call_parser: str = "auto"  # how tool calls are written; auto looks at the chat template
     reasoning_parser: str = "auto"  # how thoughts are marked; none: they stay in the text
@@ -69,13 +71,4 @@ _LEAST = {
 
 
 def named_models(given: Sequence[str]) -> dict[str, str]:
-    """["a=x,b=y", "c=z"] -> {"a": "x", "b": "y", "c": "z"}"""
-    found: dict[str, str] = {}
-    for entry in (part for text in given for part in text.split(",")):
-        name, equals, model = entry.partition("=")
-        if not (name and equals and model):
-            raise BadRequest(f"models has `{entry}`", "write NAME=MODEL", param="models")
-        if name in found:
-            raise BadRequest(f"models has two called `{name}`", "give each a name of its own", param="models")
-        found[name] = model
-    return found
+    return named_values(given, "models", "MODEL")

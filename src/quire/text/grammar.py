@@ -3,6 +3,7 @@
 The work is llguidance's (docs/decisions/005-llguidance.md), which is imported when the first language is compiled."""
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -20,29 +21,70 @@ if TYPE_CHECKING:
 
 KEPT = 64  # languages that stay compiled while nobody uses them
 DEEP_STACK = 256 * 2**20  # bytes: llguidance follows references by recursion
+ALLOWANCE = 0.25  # CPU seconds that following one answer may take at once, and
+ALLOWANCE_PER_TOKEN = 0.001  # for every token of it; ordinary schemas need a twentieth of that
+SOON = 0.05  # seconds of compiling that the loop can wait for
 
 T = TypeVar("T")
 
 
-class GrammarMatcher:
-    """Where an answer stands in its language. Copies of one start share nothing that they change."""
+class Grammar:
+    """A compiled language. What its matchers find out about it they share; its limits hold for all that together."""
 
-    def __init__(self, matcher: "LLMatcher") -> None:
-        self._matcher = matcher
+    __slots__ = ("__weakref__", "_start", "num_matchers", "seconds")
+
+    def __init__(self, start: "LLMatcher", seconds: float) -> None:
+        self._start = start
+        self.seconds = seconds  # that compiling it took
+        self.num_matchers = 0  # that were ever made
+
+    def matcher(self) -> "LLMatcher":
+        self.num_matchers += 1
+        return self._start.deep_copy()
+
+
+class GrammarMatcher:
+    """Where an answer stands in its language."""
+
+    def __init__(self, grammar: Grammar, renew: Callable[[], Grammar]) -> None:
+        """`renew` compiles the language again: in one that others have used much, a limit may be reached by what they
+        found out. What an answer may be does not depend on them."""
+        self._grammar, self._renew = grammar, renew
+        self._matcher = grammar.matcher()
+        self._tokens: list[int] = []
+        self._spent = 0.0
 
     @property
     def error(self) -> str:
         """Why it cannot go on; empty while it can."""
-        return self._matcher.get_error().split("\n")[0] if self._matcher.is_error() else ""
+        if self._matcher.is_error():
+            return self._matcher.get_error().split("\n")[0]
+        if self._spent > ALLOWANCE + ALLOWANCE_PER_TOKEN * len(self._tokens):
+            return f"following it took {self._spent:.2f} s for {len(self._tokens)} tokens; ask for something simpler"
+        return ""
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more can follow."""
+        return self._matcher.is_stopped()
 
     def mask(self) -> bytes:
         """A bit for every token that may follow: token t is bit t % 8 of byte t / 8. Where the answer may end, the
-        tokens that end a text are among them; where it must, they are alone."""
-        return self._matcher.compute_bitmask()
+        tokens that end a text are among them; where it must, they are alone. None where there is an `error`."""
+        begin = time.thread_time()
+        mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error() and self._begin_anew():
+            mask = self._matcher.compute_bitmask()
+        self._spent += time.thread_time() - begin
+        return mask
 
     def advance(self, tokens: Sequence[int]) -> bool:
         """Take in what was drawn. False: it is outside the language, and `error` says so from now on."""
-        return self._matcher.consume_tokens(list(tokens))
+        begin = time.thread_time()
+        self._tokens += tokens
+        done = self._matcher.consume_tokens(list(tokens)) or self._begin_anew()
+        self._spent += time.thread_time() - begin
+        return done
 
     def count_valid(self, tokens: Sequence[int]) -> int:
         """How many of these, the first first, might be drawn next. Nothing is taken in: for drafts."""
@@ -50,20 +92,16 @@ class GrammarMatcher:
 
     def rollback(self, count: int) -> None:
         """Forget the last `count` tokens taken in."""
+        del self._tokens[len(self._tokens) - count :]
         self._matcher.rollback(count)
 
-
-class Grammar:
-    """A compiled language."""
-
-    __slots__ = ("__weakref__", "_start")
-
-    def __init__(self, start: "LLMatcher") -> None:
-        self._start = start
-
-    def matcher(self) -> GrammarMatcher:
-        """At the beginning of an answer."""
-        return GrammarMatcher(self._start.deep_copy())
+    def _begin_anew(self) -> bool:
+        if self._grammar.num_matchers == 1 or self._grammar.seconds > SOON:
+            return False
+        self._grammar = self._renew()
+        self._spent += self._grammar.seconds
+        self._matcher = self._grammar.matcher()
+        return self._matcher.consume_tokens(self._tokens)
 
 
 class GrammarCompiler:
@@ -81,11 +119,12 @@ class GrammarCompiler:
         """If it is compiled."""
         return self._known.get(structured)
 
-    def compile(self, structured: Structured) -> Grammar:
+    def compile(self, structured: Structured, *, anew: bool = False) -> Grammar:
         """Raises BadRequest for a language that cannot be compiled within the limits. From any thread: others wait."""
         with self._compiling:
-            if (grammar := self._known.get(structured)) is None:
-                grammar = self._known[structured] = Grammar(with_deep_stack(lambda: self._compile(structured)))
+            grammar = None if anew else self._known.get(structured)
+            if grammar is None:
+                grammar = self._known[structured] = with_deep_stack(lambda: self._compile(structured))
             self._kept[structured] = grammar
             self._kept.move_to_end(structured)
             if len(self._kept) > KEPT:
@@ -93,17 +132,23 @@ class GrammarCompiler:
         return grammar
 
     def matcher(self, structured: Structured) -> GrammarMatcher:
-        return (self.find(structured) or self.compile(structured)).matcher()
+        """At the beginning of an answer."""
+        grammar = self.find(structured) or self.compile(structured)
+        return GrammarMatcher(grammar, lambda: self.compile(structured, anew=True))
 
-    def _compile(self, structured: Structured) -> "LLMatcher":
+    def _compile(self, structured: Structured) -> Grammar:
         from llguidance import LLMatcher
 
         if self._vocabulary is None:
             self._vocabulary = grammar_vocabulary(self._load_tokenizer(), self._vocab_size)
-        matcher = LLMatcher(self._vocabulary, grammar_source(structured), log_level=0, limits=_limits())
-        if matcher.is_error():
-            raise wrong_language(structured, matcher.get_error())
-        return matcher
+        begin = time.thread_time()
+        start = LLMatcher(self._vocabulary, grammar_source(structured), log_level=0, limits=_limits())
+        first = start.deep_copy()
+        first.compute_bitmask()  # a language without words is noticed here
+        for matcher in (start, first):
+            if matcher.is_error():
+                raise wrong_language(structured, matcher.get_error())
+        return Grammar(start, time.thread_time() - begin)
 
 
 def _limits() -> "LLParserLimits":
@@ -114,7 +159,7 @@ def _limits() -> "LLParserLimits":
         initial_lexer_fuel=1_000_000,  # while compiling: about 20 ms
         step_lexer_fuel=100_000,  # a mask: about 7 ms; those of ordinary schemas take 0.01 to 0.1 ms
         step_max_items=25_000,
-        max_items_in_row=1_000,
+        max_items_in_row=2_000,
         max_lexer_states=20_000,  # 2 kB each at most
         max_grammar_size=200_000,
         verbose_errors=False,

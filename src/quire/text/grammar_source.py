@@ -5,10 +5,15 @@ from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.core.structured import Structured
+from quire.text.narrowed_schema import narrowed
 
 # JSON may have spaces and line breaks between its parts, as vLLM allows by default; but never more than so many in a
 # row, because small models can go on with them for ever.
-JSON_STYLE: Any = {"whitespace_pattern": r"[ \n\r\t]{0,40}", "coerce_one_of": True}
+JSON_STYLE: Any = {
+    "whitespace_pattern": r"[ \n\r\t]{0,40}",
+    "coerce_one_of": False,
+    "lenient": False,  # what cannot be held is refused
+}
 ANY_OBJECT = '{"type": "object"}'
 
 
@@ -19,12 +24,15 @@ def grammar_source(structured: Structured) -> str:
     try:
         match structured.kind:
             case "json":
-                return LLMatcher.grammar_from_json_schema(ANY_OBJECT, defaults=JSON_STYLE)
+                return LLMatcher.grammar_from_json_schema(ANY_OBJECT, overrides=JSON_STYLE)
             case "json_schema":
                 schema = _parse(structured.text, "schema")
-                if not isinstance(schema, dict):
-                    schema = {} if schema is True else {"not": {}}
-                return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=JSON_STYLE)
+                if schema is False:
+                    raise ValueError("nothing is valid by the schema `false`")
+                if schema is not True and not isinstance(schema, dict):
+                    raise ValueError("a schema is an object, `true` or `false`")
+                schema = {} if schema is True else narrowed(schema)
+                return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_STYLE)
             case "regex":
                 return LLMatcher.grammar_from_lark(f"start: /{_lark_expression(structured.text)}/")
             case "choice":

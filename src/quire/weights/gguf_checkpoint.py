@@ -79,6 +79,9 @@ class GGUFCheckpoint:
             return replace(stored, data=stored.data.reshape(-1, itemsize)[order].reshape(1, -1))
         return replace(stored, row_order=order)
 
+    def forget(self) -> None:
+        self._gguf.file.forget()
+
     def _find(self, name: str) -> tuple[TensorEntry, TensorName]:
         if name not in self._entries:
             raise BadCheckpoint(f"{self.path} has no tensor {name!r}")

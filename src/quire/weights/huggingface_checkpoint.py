@@ -54,6 +54,9 @@ class HuggingFaceCheckpoint:
     def tensor(self, name: str) -> StoredTensor:
         return self._made[name].make() if name in self._made else self._raw.tensor(name)
 
+    def forget(self) -> None:
+        self._raw.forget()
+
 
 def read_tensors(directory: Path) -> RawTensors:
     """Of a checkpoint, or of one of the modules that sentence-transformers puts behind it."""

@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 from quire.core.structured import Structured
-from quire.text.closed_schema import closed
 from quire.text.tools.call import CallDelta, Found
 
 
@@ -56,5 +55,4 @@ def language_of_calls(tools: list[dict[str, Any]], parallel: bool) -> Structured
 
 
 def _parameters(tool: dict[str, Any]) -> dict[str, Any]:
-    parameters: dict[str, Any] = closed(tool["function"].get("parameters") or {"type": "object", "properties": {}})
-    return dict(parameters)
+    return dict(tool["function"].get("parameters") or {"type": "object", "properties": {}})

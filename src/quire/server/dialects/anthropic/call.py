@@ -11,6 +11,7 @@ from quire.server.dialects.anthropic.messages import plain_messages
 from quire.server.dialects.anthropic.shapes import (
     BlockStart,
     Ended,
+    Event,
     Message,
     MessageDelta,
     MessageStart,
@@ -23,12 +24,15 @@ from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.fields import new_id
 from quire.server.dialects.reading import Reading, put_chat
 from quire.server.fold import Completion
+from quire.server.openapi import EVENTS, JSON, answers, reads
 from quire.text.event import TextEvent
 from quire.text.tools.use import ToolUse
 
 _decoder = msgspec.json.Decoder(MessagesBody)
 
 
+@reads(MessagesBody)
+@answers({JSON: Message, EVENTS: Event})
 def parse_messages(body: bytes, context: Context) -> "MessagesCall":
     given = read(body, _decoder)
     use = tool_use(given)

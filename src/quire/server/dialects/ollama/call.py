@@ -13,10 +13,11 @@ from quire.server.body import decode
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.ollama.fields import Fields, num_logprobs, refuse, refuse_unloading, structured
 from quire.server.dialects.ollama.options import sampling_params
-from quire.server.dialects.ollama.shapes import Answer, Clock, Message, logprobs_of, timestamp
+from quire.server.dialects.ollama.shapes import LINES, Answer, Clock, Message, logprobs_of, timestamp
 from quire.server.dialects.openai.fields import new_id
 from quire.server.dialects.reading import Reading, WholeCall, put_chat, whole_calls
 from quire.server.fold import Completion
+from quire.server.openapi import JSON, answers, reads
 from quire.text.answer import Gain
 from quire.text.chat_format import NO_TOOLS
 from quire.text.event import TextEvent, TokenLogprob
@@ -58,6 +59,8 @@ _generate = msgspec.json.Decoder(GenerateBody)
 _chat = msgspec.json.Decoder(ChatBody)
 
 
+@reads(GenerateBody)
+@answers({JSON: Answer, LINES: Answer})
 def parse_generate(body: bytes, context: Context) -> "OllamaCall":
     given = decode(body, _generate)
     for name in ("suffix", "template", "context", "images"):
@@ -75,6 +78,8 @@ def parse_generate(body: bytes, context: Context) -> "OllamaCall":
     return OllamaCall(given, [request], chat=False, reads=lambda ids: Reading.of(request, context, NO_TOOLS, ids))
 
 
+@reads(ChatBody)
+@answers({JSON: Answer, LINES: Answer})
 def parse_chat(body: bytes, context: Context) -> "OllamaCall":
     given = decode(body, _chat)
     if not given.messages:

@@ -1,6 +1,7 @@
 """The API of OpenAI, with the extra fields that users of vLLM know."""
 
 from quire.server.dialects.dialect import Dialect
+from quire.server.dialects.openai.adapters import AdapterRoutes
 from quire.server.dialects.openai.chat import parse_chat
 from quire.server.dialects.openai.completions import parse_completion
 from quire.server.dialects.openai.responses.routes import Responses
@@ -12,6 +13,6 @@ DIALECT = Dialect(
     error=error_body,
     frame=sse,
     last=b"data: [DONE]\n\n",
-    pages=lambda site: Responses(site).routes(),
+    pages=lambda site: [*Responses(site).routes(), *AdapterRoutes(site).routes()],
     idle=b": keep-alive\n\n",
 )

@@ -8,13 +8,14 @@ from quire.core.errors import BadRequest
 from quire.engine.generate import GenerateRequest
 from quire.server.body import decode
 from quire.server.dialects.dialect import Context
-from quire.server.dialects.openai.chat_call import ChatCall
+from quire.server.dialects.openai.chat_call import ChatCall, ChatChoice
 from quire.server.dialects.openai.fields import Fields, Int, check, new_id, refuse, sampling_params
 from quire.server.dialects.openai.messages import Message, plain_messages, template_kwargs
+from quire.server.dialects.openai.shapes import Answer
 from quire.server.dialects.openai.structured import language_asked
 from quire.server.dialects.openai.tools import NamedTool, Tool, tool_use
 from quire.server.dialects.reading import put_chat
-from quire.server.openapi import reads
+from quire.server.openapi import EVENTS, JSON, answers, reads
 
 
 class ChatBody(Fields, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +67,7 @@ _decoder = msgspec.json.Decoder(ChatBody)
 
 
 @reads(ChatBody)
+@answers({JSON: Answer[ChatChoice], EVENTS: Answer[ChatChoice]})
 def parse_chat(body: bytes, context: Context) -> ChatCall:
     chat = decode(body, _decoder)
     refuse(chat, _NOT_SUPPORTED)

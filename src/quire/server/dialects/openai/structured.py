@@ -7,7 +7,6 @@ from msgspec import Struct
 
 from quire.core.errors import BadRequest
 from quire.core.structured import Structured
-from quire.text.closed_schema import closed
 
 Schema = dict[str, Any] | bool  # JSON schema knows `true` and `false`
 
@@ -83,9 +82,7 @@ def _of(name: str, value: Any) -> Structured:
     if kind == "json":
         return of_schema(value, name)
     if kind == "choice":
-        if not value:
-            raise BadRequest(f"{name} is empty", "give at least one choice", param=name)
-        return Structured("choice", json.dumps(value, ensure_ascii=False))
+        return Structured.one_of(value, name)
     if not value:
         raise BadRequest(f"{name} is empty", param=name)
     return Structured("regex" if kind == "regex" else "grammar", value)
@@ -99,7 +96,7 @@ def of_schema(schema: str | Schema, where: str) -> Structured:
             raise BadRequest(f"{where} is not JSON: {error}", param=where) from None
         if not isinstance(schema, dict | bool):
             raise BadRequest(f"{where} is not a JSON schema", "give an object", param=where)
-    return Structured("json_schema", json.dumps(closed(schema), ensure_ascii=False))
+    return Structured("json_schema", json.dumps(schema, ensure_ascii=False))
 
 
 def _of_response_format(given: ResponseFormat) -> Structured | None:

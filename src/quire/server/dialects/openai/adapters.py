@@ -1,0 +1,73 @@
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them.
+
+Whoever may call them makes the server read a directory of its machine, or fetch one: they are there only where the
+operator has said so."""
+
+import logging
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from quire.server.body import decode, read_body
+from quire.server.errors import NotAllowed
+from quire.server.openapi import reads
+
+if TYPE_CHECKING:
+    from quire.server.site import Site
+
+log = logging.getLogger("quire.server")
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class LoadBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    lora_name: Name
+    lora_path: Name
+    base_model_name: str | None = None  # what vLLM writes into its list of models
+
+
+class UnloadBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    lora_name: Name
+    lora_int_id: int | None = None  # vLLM's own number of it
+
+
+_load = msgspec.json.Decoder(LoadBody)
+_unload = msgspec.json.Decoder(UnloadBody)
+
+
+class AdapterRoutes:
+    def __init__(self, site: "Site") -> None:
+        self._models, self._options = site.models, site.options
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/load_lora_adapter", self.load, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", self.unload, methods=["POST"]),
+        ]
+
+    @reads(LoadBody)
+    async def load(self, http: Request) -> Response:
+        self._check()
+        body = decode(await read_body(http, self._options.max_body_bytes), _load)
+        await self._models.load_adapter(body.lora_name, body.lora_path)
+        log.info("adapter `%s` loaded from %s", body.lora_name, body.lora_path)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    @reads(UnloadBody)
+    async def unload(self, http: Request) -> Response:
+        self._check()
+        body = decode(await read_body(http, self._options.max_body_bytes), _unload)
+        await self._models.unload_adapter(body.lora_name)
+        log.info("adapter `%s` unloaded", body.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    def _check(self) -> None:
+        if not self._options.allow_runtime_lora_updating:
+            raise NotAllowed(
+                "adapters cannot be loaded or unloaded over HTTP here",
+                "the operator can allow it with --allow-runtime-lora-updating",
+            )

@@ -1,0 +1,242 @@
+"""Languages, compiled for real vocabularies and walked through at random."""
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
+
+from quire.core.errors import BadRequest
+from quire.core.structured import MAX_CHOICES, MAX_TEXT, Structured
+from quire.text import grammar as grammar_module
+from quire.text.grammar import KEPT, GrammarCompiler, GrammarMatcher
+from quire.text.tokenizer import Tokenizer
+
+VOCAB = 49152
+
+
+@pytest.fixture(scope="module")
+def tokenizer(default_model: Path) -> Tokenizer:
+    return Tokenizer.load(default_model)
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(lambda: tokenizer, VOCAB)
+
+
+def bits(matcher: GrammarMatcher) -> np.ndarray:
+    found = np.unpackbits(np.frombuffer(matcher.mask(), np.uint8), bitorder="little")[:VOCAB].astype(bool)
+    assert not matcher.error, matcher.error
+    return found
+
+
+def allowed(matcher: GrammarMatcher) -> set[int]:
+    return set(np.flatnonzero(bits(matcher)).tolist())
+
+
+@pytest.fixture(scope="module")
+def closing(tokenizer: Tokenizer) -> list[int]:
+    return [token for token in range(VOCAB) if tokenizer.token_bytes(token) in (b'"', b"}", b"]", b")")]
+
+
+def walk(grammars: GrammarCompiler, tokenizer: Tokenizer, structured: Structured, seed: int, closing: list[int]) -> str:
+    """A text of the language, its tokens drawn at random; those that end something are preferred sooner or later."""
+    chance, matcher, tokens = random.Random(seed), grammars.matcher(structured), []
+    for step in range(400):
+        options = bits(matcher)
+        may_end = options[tokenizer.eos_ids].any()
+        options[tokenizer.eos_ids] = False
+        if may_end and (not options.any() or chance.random() < 0.3):
+            return tokenizer.decode(tokens)
+        closers = [token for token in closing if options[token]]
+        if not closers or chance.random() > step / 60:
+            closers = np.flatnonzero(options).tolist()
+        tokens.append(chance.choice(closers))
+        assert matcher.advance(tokens[-1:])
+    raise AssertionError(f"no end in sight: {tokenizer.decode(tokens)!r}")
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 3},
+        "when": {"type": "string", "format": "date"},
+        "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+    },
+    "required": ["name", "age", "tags"],
+}
+GBNF = 'root ::= item ("," item)*\nitem ::= [0-9] | "(" root ")"\n'
+LARK = 'start: item ("," item)*\nitem: /[0-9]/ | "(" start ")"\n'
+
+
+def is_list(text: str) -> bool:
+    while (shorter := re.sub(r"\([0-9](,[0-9])*\)", "0", text)) != text:
+        text = shorter
+    return re.fullmatch(r"[0-9](,[0-9])*", text) is not None
+
+
+LANGUAGES: dict[str, tuple[Structured, Any]] = {
+    "json": (Structured("json"), lambda text: isinstance(json.loads(text), dict)),
+    "schema": (
+        Structured("json_schema", json.dumps(SCHEMA)),
+        lambda text: Draft202012Validator(SCHEMA).is_valid(json.loads(text)),
+    ),
+    "any": (Structured("json_schema", "true"), lambda text: json.loads(text) is not ...),
+    "regex": (
+        Structured("regex", r"[a-c]{2,5}/\d+(é|ß)?"),
+        lambda text: re.fullmatch(r"[a-c]{2,5}/[0-9]+(é|ß)?", text),
+    ),
+    "choice": (Structured.one_of(["yes", "no", "näh\n", '"']), lambda text: text in ["yes", "no", "näh\n", '"']),
+    "gbnf": (Structured("grammar", GBNF), is_list),
+    "lark": (Structured("grammar", LARK), is_list),
+}
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_a_random_walk_is_in_the_language(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, closing: list[int], name: str
+) -> None:
+    structured, check = LANGUAGES[name]
+    for seed in range(6):
+        text = walk(grammars, tokenizer, structured, seed, closing)
+        assert check(text), text
+
+
+def test_where_the_answer_must_end_only_that_is_allowed(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    matcher = grammars.matcher(Structured.one_of(["yes", "yesterday"]))
+    assert not allowed(matcher) & set(tokenizer.eos_ids)
+    assert matcher.advance(tokenizer.encode("yes", add_special_tokens=False))
+    assert set(tokenizer.eos_ids) < allowed(matcher)
+    assert matcher.advance(tokenizer.encode("terday", add_special_tokens=False))
+    assert allowed(matcher) == set(tokenizer.eos_ids)
+
+
+def test_special_tokens_are_no_text(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    options = allowed(grammars.matcher(Structured("regex", "(?s:.*)")))
+    assert options & tokenizer.special_ids == set(tokenizer.eos_ids)
+    assert len(options) > VOCAB * 0.9
+
+
+def test_what_is_outside_is_told_and_drafts_are_counted(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    matcher = grammars.matcher(Structured("regex", "[0-9]+;"))
+    digits, letters = (tokenizer.encode(text, add_special_tokens=False) for text in ("1234", "abc"))
+    before = matcher.mask()
+    assert matcher.count_valid([*digits, *letters]) == len(digits)
+    assert matcher.mask() == before
+    assert matcher.advance(digits)
+    matcher.rollback(len(digits))
+    assert matcher.mask() == before
+    assert not matcher.advance(letters)
+    assert matcher.error
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[Structured, str]] = {
+    "unique items": (Structured("json_schema", '{"type": "array", "uniqueItems": true}'), "uniqueItems"),
+    "not": (Structured("json_schema", '{"not": {"type": "null"}}'), "not"),
+    "if": (Structured("json_schema", '{"if": {"type": "null"}, "then": true}'), "if"),
+    "even if it asks not to be": (
+        Structured("json_schema", '{"x-guidance": {"lenient": true}, "type": "array", "uniqueItems": true}'),
+        "uniqueItems",
+    ),
+    "two may hold": (Structured("json_schema", '{"oneOf": [{"type": "number"}, {"type": "integer"}]}'), "oneOf"),
+    "a format": (Structured("json_schema", '{"type": "string", "format": "regex"}'), "regex"),
+    "elsewhere": (Structured("json_schema", '{"$ref": "https://example.com/schema"}'), "example.com"),
+    "nothing is valid": (Structured("json_schema", "false"), "nothing is valid"),
+    "nothing but itself": (Structured("json_schema", '{"$ref": "#"}'), "cannot be used"),
+    "no schema": (Structured("json_schema", "5"), "a schema is an object"),
+    "no JSON": (Structured("json_schema", '{"type": '), "not JSON"),
+    "deep": (Structured("json_schema", '{"items":' * 5000 + "{}" + "}" * 5000), "recursion"),
+    "look-around": (Structured("regex", "(?!a)b"), "look-around"),
+    "backreferences": (Structured("regex", r"(a)\1"), "backreferences"),
+    "no expression": (Structured("regex", "(a"), "unclosed"),
+    "parentheses": (Structured("regex", "(" * 5000 + ")" * 5000), "nested"),
+    "an unknown rule": (Structured("grammar", "root ::= foo"), "foo"),
+    "no grammar": (Structured("grammar", "root ::= ((("), "Expected"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_held_is_refused_by_name(grammars: GrammarCompiler, name: str) -> None:
+    structured, word = REFUSED[name]
+    with pytest.raises(BadRequest, match=word) as refusal:
+        grammars.compile(structured)
+    assert len(refusal.value.message) < 500
+    assert refusal.value.param == "structured"
+
+
+def test_what_is_too_long_is_refused_before_anything_is_done() -> None:
+    with pytest.raises(BadRequest, match=f"{MAX_TEXT} are allowed"):
+        Structured("regex", "a" * (MAX_TEXT + 1))
+    with pytest.raises(BadRequest, match=f"{MAX_CHOICES} are allowed"):
+        Structured.one_of(["x"] * 10**6)
+    for wrong in ([], "text", [1]):
+        with pytest.raises(BadRequest, match="choice"):
+            Structured.of(choice=wrong)  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match="json and regex"):
+        Structured.of(json={}, regex="a")
+
+
+# -- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_a_language_is_compiled_once_and_kept_while_it_is_used(tokenizer: Tokenizer) -> None:
+    grammars = GrammarCompiler(lambda: tokenizer, VOCAB)
+    held = grammars.compile(Structured("regex", "a0"))
+    for number in range(1, KEPT + 3):
+        grammars.compile(Structured("regex", f"a{number}"))
+    assert grammars.find(Structured("regex", "a0")) is held is grammars.compile(Structured("regex", "a0"))
+    assert grammars.find(Structured("regex", "a1")) is None
+    assert grammars.find(Structured("regex", f"a{KEPT + 2}")) is not None
+
+
+@pytest.fixture
+def few_states(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Limits that a few tokens reach."""
+    from llguidance._lib import LLParserLimits
+
+    limits = LLParserLimits(max_lexer_states=400, verbose_errors=False)
+    monkeypatch.setattr(grammar_module, "_limits", lambda: limits)
+    yield
+
+
+def test_what_others_have_used_up_is_no_limit(tokenizer: Tokenizer, few_states: None) -> None:
+    """Matchers of a language share the states that they have come to, and all of them stop at the limit."""
+    grammars = GrammarCompiler(lambda: tokenizer, VOCAB)
+    word = Structured("regex", "[a-z]{1,2000}")
+    fresh = grammars.matcher(word)
+    letters = tokenizer.encode("z", add_special_tokens=False)
+    masks = [fresh.mask()]
+    for _ in range(30):
+        assert fresh.advance(letters)
+        masks.append(fresh.mask())
+    long = grammars.matcher(word)
+    for _ in range(2000):
+        if not long.advance(letters) or not long.mask() or long.error:
+            break
+    assert "too many states" in long.error  # alone it comes that far and no further
+    again = grammars.matcher(word)
+    assert [again.mask(), *(again.advance(letters) and again.mask() for _ in range(30))] == masks
+    assert not again.error
+
+
+def test_a_language_that_takes_too_long_to_follow_ends(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_module, "ALLOWANCE", 0.02)
+    matcher = grammars.matcher(Structured("grammar", 'start: a\na: a a a | a a | "x" | ""'))
+    letter = tokenizer.encode("x", add_special_tokens=False)
+    for _ in range(100):
+        matcher.mask()
+        if matcher.error or not matcher.advance(letter):
+            break
+    assert "following it took" in matcher.error

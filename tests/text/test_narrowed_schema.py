@@ -1,0 +1,124 @@
+"""What is valid by a narrowed schema is valid by the schema."""
+
+import itertools
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from quire.text.narrowed_schema import narrowed
+
+
+def valid(instance: Any, schema: Any) -> bool:
+    return Draft202012Validator(schema).is_valid(instance)
+
+
+def test_objects_are_closed_wherever_they_are() -> None:
+    inner = {"type": "object", "properties": {"b": {"type": "integer"}}}
+    shut = {**inner, "additionalProperties": False}
+    assert narrowed(inner) == shut
+    assert narrowed({"properties": {"a": inner}, "required": ["a"]})["properties"]["a"] == shut
+    assert narrowed({"type": "array", "items": inner}) == {"type": "array", "items": shut}
+    assert narrowed({"anyOf": [inner, {"type": "null"}]}) == {"anyOf": [shut, {"type": "null"}]}
+    assert narrowed({"$ref": "#/$defs/X", "$defs": {"X": inner}}) == {"$ref": "#/$defs/X", "$defs": {"X": shut}}
+    assert narrowed({"additionalProperties": inner}) == {"additionalProperties": shut}
+
+
+NAMED = {"properties": {"a": True}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {**NAMED, "additionalProperties": True},
+        {**NAMED, "patternProperties": {"x": True}},
+        {**NAMED, "anyOf": [{"required": ["a"]}]},
+        {"allOf": [NAMED, {"properties": {"b": True}}]},
+        {"properties": {"kind": True}, "anyOf": [NAMED, {"properties": {"b": True}}]},
+        {"$ref": "#/$defs/base", "properties": {"b": True}, "$defs": {"base": NAMED}},
+        {"not": NAMED},
+        {"const": NAMED},
+        {"default": {"format": "colour"}, "examples": [{"oneOf": [True]}]},
+    ],
+)
+def test_what_was_decided_or_is_put_together_or_is_no_schema_stays(schema: dict[str, Any]) -> None:
+    assert narrowed(schema) == schema
+
+
+VALUES = [None, True, 0, 1.5, "", "x", [], [1], {}]
+OBJECTS = [
+    {name: value for name, value in zip("abk", values, strict=True) if value != "none"}
+    for values in itertools.product([1, "s", "none"], [1, "none"], ["x", "y", "none"])
+]
+A, B = {"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {"type": "integer"}}}
+KIND_X = {"type": "object", "properties": {"k": {"const": "x"}, "a": True}, "required": ["k"]}
+KIND_Y = {"type": "object", "properties": {"k": {"enum": ["y", "z"]}, "b": True}, "required": ["k"]}
+EXCLUSIVE = {
+    "types": [{"type": "string"}, {"type": ["integer", "null"]}, A | {"type": "object"}],
+    "values": [{"const": "x"}, {"enum": [0, None]}, {"type": "array"}],
+    "a tag": [KIND_X, KIND_Y],
+    "a tag behind references": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/y"}],
+    "what each has to have": [{**A, "required": ["a"]}, {**B, "required": ["b"]}],
+    "only required": [{"required": ["a"]}, {"required": ["b"]}, {"required": ["k"]}],
+    "one has to have what the closed other cannot": [
+        {**A, "type": "object", "additionalProperties": False},
+        {**B, "type": "object", "required": ["b"]},
+    ],
+    "types of a property": [
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
+    ],
+}
+SHARED = {
+    "numbers": [{"type": "number"}, {"type": "integer"}],
+    "values": [{"enum": ["x", "y"]}, {"const": "x"}],
+    "anything": [True, {"type": "string"}],
+    "optional properties": [A, B],
+    "one is open": [{**A, "type": "object", "required": ["a"]}, {**B, "type": "object"}],
+    "a reference elsewhere": [{"$ref": "https://example.com/x"}, {"type": "null"}],
+    "a reference to itself": [{"$ref": "#"}, {"type": "null"}],
+}
+DEFS = {"x": KIND_X, "y": KIND_Y}
+
+
+@pytest.mark.parametrize("name", EXCLUSIVE)
+def test_alternatives_that_exclude_each_other_may_be_any_of_them(name: str) -> None:
+    schema = {"oneOf": EXCLUSIVE[name], "$defs": DEFS}
+    made = narrowed(schema)
+    assert "oneOf" not in made
+    followed = [instance for instance in VALUES + OBJECTS if valid(instance, made)]
+    assert len(followed) > 1
+    assert [instance for instance in followed if not valid(instance, schema)] == []
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_other_alternatives_stay_as_they_are(name: str) -> None:
+    """Closed, or without words for other types, they would look as if they excluded each other."""
+    schema = {"oneOf": SHARED[name], "$defs": DEFS}
+    assert narrowed(schema)["oneOf"] == SHARED[name]
+
+
+def test_formats() -> None:
+    assert narrowed({"type": "string", "format": "colour"}) == {"type": "string"}
+    assert narrowed({"format": "date"}) == {"format": "date"}
+    assert narrowed({"format": "regex"}) == {"format": "regex"}  # refused when it is compiled
+    assert narrowed({"format": "iri-reference"}) == {"format": "uri"}
+    assert narrowed({"format": "json-pointer", "pattern": "x"}) == {"format": "json-pointer", "pattern": "x"}
+    pointer = narrowed({"format": "json-pointer"})
+    assert [valid(text, pointer) for text in ("", "/a/~1b", "a", "/~2")] == [True, True, False, False]
+
+
+def test_drafts_that_nobody_knows_are_left_out() -> None:
+    assert narrowed({"$schema": "https://json-schema.org/draft-07/schema"}) == {
+        "$schema": "http://json-schema.org/draft-07/schema#"
+    }
+    assert narrowed({"$schema": "http://example.com/mine", "items": {"$schema": "x"}}) == {"items": {}}
+
+
+def test_a_schema_nested_too_deeply_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(200):
+        schema = {"items": schema}
+    with pytest.raises(ValueError, match="nested deeper than 128"):
+        narrowed(schema)
