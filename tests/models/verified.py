@@ -40,6 +40,8 @@ KNOWN_AS = {
     "Mistral3ForConditionalGeneration": "Mistral Small 3.1 and 3.2, their text",
     "Ernie4_5ForCausalLM": "ERNIE 4.5 0.3B",
     "SeedOssForCausalLM": "Seed-OSS 36B",
+    "Glm4MoeForCausalLM": "GLM-4.5, 4.6, 4.7",
+    "Exaone4ForCausalLM": "EXAONE 4.0",
     "GlmForCausalLM": "GLM-4-9B, Edge",
     "Glm4ForCausalLM": "GLM-4-0414, Z1",
     "CohereForCausalLM": "Command R, R+, Aya",
