@@ -8,6 +8,7 @@ import pytest
 from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig, MixtralConfig, Phi3Config, Qwen2Config
 
 from models.checking import BACKENDS, BLOCK_SIZE, MAX_LEN, PROMPT, TINY, assert_close, make_ops, random_model
+from models.gguf_gpt_writing import write_gguf as write_gpt_gguf
 from models.gguf_writing import write_gguf
 from models.lora_files import NONE, Adapted, adapted_model
 from quire.core.errors import BadRequest, Unsupported
@@ -154,10 +155,11 @@ def test_a_row_has_the_same_bits_alone_and_among_other_adapters(models):
         assert np.array_equal(ours.run({adapter: PROMPT}, 7)[adapter], together[adapter][7:])
 
 
-def test_the_model_may_be_a_gguf_file(models, tmp_path):
-    """Which stores the rows of q and k in another order."""
-    theirs = models("llama")
-    ours = Together(make_ops("native"), theirs, path=write_gguf(theirs.path, tmp_path / "model.gguf"))
+@pytest.mark.parametrize(("name", "write"), [("llama", write_gguf), ("gpt-neox", write_gpt_gguf)])
+def test_the_model_may_be_a_gguf_file(models, tmp_path, name, write):
+    """Which stores rows in another order: those of q and k, or q, k and v apart."""
+    theirs = models(name)
+    ours = Together(make_ops("native"), theirs, path=write(theirs.path, tmp_path / "model.gguf"))
     for name, logits in ours.run(dict.fromkeys(ours.names, PROMPT), 0).items():
         assert_close(logits, theirs.expected[name].prefill)
 

@@ -66,7 +66,7 @@ class ManyModels:
         await slot.loaded()
         return Found(slot)
 
-    async def load_adapter(self, name: str, path: str) -> None:
+    async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
         raise BadRequest("adapters are loaded for one model, and this server has several", "serve the model by itself")
 
     async def unload_adapter(self, name: str) -> None:
