@@ -293,4 +293,4 @@ def test_windows_let_sequences_outgrow_the_pool() -> None:
         hits += stats.prefix_hits
         longest = max(len(a.request.prompt_ids) + (a.request.params.max_tokens or 0) for a in workload)
         outgrown += longest > setting.num_blocks * BLOCK
-    assert preemptions > 100 and hits > 500 and outgrown > 20
+    assert preemptions > 100 and hits > 100 and outgrown > 20
