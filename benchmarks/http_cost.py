@@ -6,7 +6,7 @@
 
 Chats with texts for prompts, streamed, an event a token. CPU time is what the kernel counted for each process between
 the first request and the last answer. Neighbours on the machine stretch the clock, and make the engine's threads wait
-for each other, which counts as the engine's time: hence microseconds a token beside the share."""
+for each other, which counts as the engine's time: hence microseconds a token beside the share, and `--threads 1`."""
 
 import argparse
 import asyncio
@@ -126,25 +126,8 @@ def _part(frames: list[str]) -> str:
     return "other"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", default="smollm2")
-    parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--output-tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--profile", action="store_true", help="sample the server process, in a round of its own")
-    args = parser.parse_args()
-    interruptible()
-    costs, parts = [], Counter[str]()
-    with own_server(args.model) as (url, process):
-        asyncio.run(_chats(url, bodies(args.streams, 4, seed=-1)))  # warm
-        for seed in range(args.rounds):
-            note_others(f"round {seed + 1} of {args.rounds}")
-            costs.append(measure(url, process, bodies(args.streams, args.output_tokens, seed)))
-        if args.profile:
-            with profiled(process.process.pid) as parts:
-                asyncio.run(_chats(url, bodies(args.streams, args.output_tokens, seed=args.rounds)))
-    print(f"{args.model}, {args.streams} streams of {args.output_tokens} tokens; medians (lowest - highest)")
+def table(costs: list[Cost]) -> str:
+    lines = []
     for name, figures, form in (
         ("server process, us a token", [cost.server / cost.num_tokens * 1e6 for cost in costs], ".0f"),
         ("engine process, us a token", [cost.engine / cost.num_tokens * 1e6 for cost in costs], ".0f"),
@@ -152,7 +135,31 @@ def main() -> None:
         ("tokens/s", [cost.num_tokens / cost.seconds for cost in costs], ".0f"),
     ):
         spread = f"{min(figures):{form}} - {max(figures):{form}}"
-        print(f"  {name:<28}{statistics.median(figures):>8{form}}   ({spread})")
+        lines.append(f"  {name:<28}{statistics.median(figures):>8{form}}   ({spread})")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, help="of the engine; with 1 none waits for another")
+    parser.add_argument("--profile", action="store_true", help="sample the server process, in a round of its own")
+    args = parser.parse_args()
+    interruptible()
+    costs, parts = [], Counter[str]()
+    with own_server(args.model, *(["--threads", str(args.threads)] if args.threads else [])) as (url, process):
+        asyncio.run(_chats(url, bodies(args.streams, 4, seed=-1)))  # warm
+        for seed in range(args.rounds):
+            note_others(f"round {seed + 1} of {args.rounds}")
+            costs.append(measure(url, process, bodies(args.streams, args.output_tokens, seed)))
+        print(f"{args.model}, {args.streams} streams of {args.output_tokens} tokens; medians (lowest - highest)")
+        print(table(costs), flush=True)
+        if args.profile:
+            with profiled(process.process.pid) as parts:
+                asyncio.run(_chats(url, bodies(args.streams, args.output_tokens, seed=args.rounds)))
     for name, count in parts.most_common():
         print(f"  {name:<42}{count / parts.total():>6.1%}")
     result = {"benchmark": "http_cost", "machine": describe(), "rounds": [asdict(cost) for cost in costs]}

@@ -84,9 +84,9 @@ void activate_and_mul_with(const float* x, int64_t n, float* out) {
                    rest);
 }
 
-#define QUIRE_EACH_ACTIVATION(function)                                                              \
-    {function<Activation::Silu>, function<Activation::Gelu>,        function<Activation::GeluTanh>,  \
-     function<Activation::Relu>, function<Activation::ReluSquared>, function<Activation::QuickGelu>, \
+#define QUIRE_EACH_ACTIVATION(function)                                                               \
+    {function<Activation::Silu>, function<Activation::Gelu>,         function<Activation::GeluTanh>,  \
+     function<Activation::Relu>, function<Activation::ReluSquared>,  function<Activation::QuickGelu>, \
      function<Activation::Tanh>, function<Activation::ClampedSwiglu>}
 
 void activate(Activation kind, const float* x, int64_t n, float* out) {

@@ -8,6 +8,7 @@ void bind_batch(nb::module_& m);
 void bind_matrix(nb::module_& m);
 void bind_tape(nb::module_& m);
 void bind_sampler(nb::module_& m);
+void bind_sentencepiece(nb::module_& m);
 
 NB_MODULE(_native, m) {
     m.doc() = "CPU kernels of Quire";
@@ -15,4 +16,5 @@ NB_MODULE(_native, m) {
     bind_matrix(m);
     bind_tape(m);
     bind_sampler(m);
+    bind_sentencepiece(m);
 }

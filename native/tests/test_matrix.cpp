@@ -19,6 +19,7 @@
 
 void print_times(const std::vector<std::string>& names);
 void test_attention(int& passed, int& failed);
+void test_low_rank(int& passed, int& failed);
 void test_ops(int& passed, int& failed);
 
 namespace {
@@ -229,6 +230,7 @@ int main(int argc, char** argv) {
     test_non_finite(storage_info(Storage::F16));
     test_attention(passed, failed);
     test_ops(passed, failed);
+    test_low_rank(passed, failed);
     std::printf("tables:");
     for (const char* const* isa = available_isas(); *isa; ++isa) std::printf(" %s", *isa);
     std::printf("\n%d passed, %d failed\n", passed, failed);

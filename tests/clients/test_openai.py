@@ -14,6 +14,7 @@ from clients.served import SECONDS, served
 
 MODEL = "smollm2"
 HELLO: Any = [{"role": "user", "content": "Say hello."}]
+ENDS: Any = [{"role": "user", "content": "What is 2+2? Say the number only."}]  # an answer that ends by itself
 SHORT: Any = {"model": MODEL, "temperature": 0}
 
 WEATHER: Any = {
@@ -47,9 +48,11 @@ def test_chat_and_stream_and_async(client: openai.OpenAI) -> None:
     full = client.chat.completions.create(**SHORT, messages=HELLO, max_tokens=12)
     text = full.choices[0].message.content
     assert text and full.usage and full.usage.completion_tokens <= 12
-    with client.chat.completions.stream(**SHORT, messages=HELLO, max_tokens=12) as stream:
+    parts = client.chat.completions.create(**SHORT, messages=HELLO, max_tokens=12, stream=True)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == text
+    with client.chat.completions.stream(**SHORT, messages=ENDS) as stream:
         told = "".join(event.delta for event in stream if event.type == "content.delta")
-        assert told == text == stream.get_final_completion().choices[0].message.content
+        assert told == stream.get_final_completion().choices[0].message.content
 
     async def several() -> list[str | None]:
         async with openai.AsyncOpenAI(base_url=client.base_url, api_key="none") as several:

@@ -30,6 +30,7 @@ ARCHITECTURES = {
     "Olmo3ForCausalLM": gguf.MODEL_ARCH.OLMO2,
     "Glm4ForCausalLM": gguf.MODEL_ARCH.GLM4,
     "Ernie4_5ForCausalLM": gguf.MODEL_ARCH.ERNIE4_5,
+    "Exaone4ForCausalLM": gguf.MODEL_ARCH.EXAONE4,
     "SeedOssForCausalLM": gguf.MODEL_ARCH.SEED_OSS,
     "OlmoeForCausalLM": gguf.MODEL_ARCH.OLMOE,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
@@ -41,13 +42,18 @@ PAIRWISE = ("Llama", "Mixtral", "Granite", "SmolLM3")  # families
 EXPERT = re.compile(r"model\.layers\.(\d+)\.(.*)\.experts\.(\d+)\.(\w+)\.weight")
 
 
-def write_gguf(source: Path, path: Path, experts: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32) -> Path:
-    """`experts`: how stacks of them are stored"""
+def write_gguf(
+    source: Path,
+    path: Path,
+    experts: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    called: str | None = None,
+) -> Path:
+    """`experts`: how stacks of them are stored; `called`: the architecture, where it is not that of the checkpoint"""
     config = json.loads((source / "config.json").read_text())
     architecture = config["architectures"][0]
     arch = ARCHITECTURES[architecture]
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    writer = gguf.GGUFWriter(path, called or gguf.MODEL_ARCH_NAMES[arch])
     add_metadata(writer, config)
     rope = config["rope_parameters"]
     if "long_factor" in rope:
@@ -123,7 +129,7 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if "beta_fast" in full:
         writer.add_rope_scaling_yarn_beta_fast(full["beta_fast"])
         writer.add_rope_scaling_yarn_beta_slow(full["beta_slow"])
-    if config["model_type"] == "olmo3":
+    if config["model_type"] in ("olmo3", "exaone4") and config["sliding_window"]:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     optional = {
         "head_dim": (writer.add_key_length, writer.add_value_length),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import (
     Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
@@ -66,6 +67,7 @@ CASES: Cases = {
     "olmo3": (Olmo3Config, {"num_hidden_layers": 5, "sliding_window": 6, "rope_parameters": YARN_IN_SOME}),
     "glm4": (Glm4Config, {"head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": 0}),
     "ernie": (Ernie4_5Config, {"head_dim": 24, "use_bias": False}),
+    "exaone4": (Exaone4Config, {"num_hidden_layers": 5, "sliding_window": 5, "sliding_window_pattern": 4}),
     "seed-oss": (SeedOssConfig, {"head_dim": 24, "attention_bias": True, "attention_out_bias": False}),
     "olmoe": (OlmoeConfig, {"num_experts": 6, "num_experts_per_tok": 3}),
     "phi3": (Phi3Config, {"sliding_window": 7}),
@@ -103,3 +105,10 @@ def test_quantized_experts_are_cut_out_of_their_stack(tmp_path: Path) -> None:
     assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits)
     rounded = compute(make_ops("native"), path)(PROMPT, 0)  # which multiplies with 8-bit activations
     assert np.abs(rounded - logits).max() < 0.05 * np.abs(logits).max()
+
+
+def test_internlm2_is_llama_under_another_name(tmp_path: Path) -> None:
+    model = random_model(LlamaConfig(**TINY), seed=2)
+    model.save_pretrained(tmp_path)
+    path = write_gguf(tmp_path, tmp_path / "model.gguf", called="internlm2")
+    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model))

@@ -1,5 +1,7 @@
 """The GPU's op set beside the plain one, on a GPU or in Triton's interpreter: logits, prefilled and decoded."""
 
+import gguf
+import gguf.quants
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from models.gpu_steps import BLOCK, LENGTH, logits_of, run_steps
 from quire.models.registry import family
 from quire.ops.opset import Activation, KVSpec, Routing
-from quire.ops.tensors import Q8_0, StoredTensor, stored_floats
+from quire.ops.tensors import MXFP4, Q8_0, StoredTensor, stored_floats
 from quire.ops.torch import TorchOps
 from quire.ops.torch.gpu import GpuOps
 from quire.ops.torch.gpu_program import written_nowhere
@@ -163,11 +165,17 @@ def q8_0(array):
     return StoredTensor("", array.shape, Q8_0, blocks.reshape(len(array), -1))
 
 
+def mxfp4(array):
+    kind = gguf.GGMLQuantizationType.MXFP4
+    return StoredTensor("", array.shape, MXFP4, gguf.quants.quantize(array, kind))
+
+
 @pytest.mark.parametrize(
     ("store", "quantization", "bound", "bits"),
     [
         (lambda array: stored_floats("t", array), None, 2e-3, 16),
         (q8_0, None, 2e-3, 8.5),
+        (mxfp4, None, 2e-3, 5),
         (lambda array: stored_floats("t", array), "int8", 2e-2, 8.5),
         (lambda array: stored_floats("t", array), "int4", 0.2, 5),
     ],

@@ -1,11 +1,17 @@
 """Llama and what differs from it in a few numbers, against transformers."""
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from transformers import (
     Ernie4_5Config,
+    Exaone4Config,
     Glm4Config,
     GlmConfig,
     LlamaConfig,
@@ -21,6 +27,7 @@ from transformers import (
 )
 
 from models.checking import BACKENDS, TINY, Cases, Theirs, check_against_transformers, checkpoints_of
+from quire.models.internlm2 import OURS
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
 LLAMA3 = {
@@ -90,6 +97,8 @@ CASES: Cases = {
     "olmo2-mha": (Olmo2Config, {"num_key_value_heads": 4, "attention_bias": True, "hidden_size": 96}),
     "olmo3": (Olmo3Config, {"num_hidden_layers": 5, "sliding_window": 6, "num_key_value_heads": 4}),
     "olmo3-yarn": (Olmo3Config, {"num_hidden_layers": 4, "sliding_window": 5, "rope_parameters": YARN_IN_SOME}),
+    "exaone4": (Exaone4Config, {"sliding_window": None, "head_dim": 24, "layer_types": ["full_attention"] * 2}),
+    "exaone4-32b": (Exaone4Config, {"num_hidden_layers": 4, "sliding_window": 5, "sliding_window_pattern": 2}),
     "glm": (GlmConfig, HALF | {"head_dim": 16, "attention_bias": True}),
     "glm-mqa": (GlmConfig, HALF | {"head_dim": 24, "attention_bias": False, "num_key_value_heads": 1}),
     "glm4": (Glm4Config, HALF | {"head_dim": 16, "attention_bias": False}),
@@ -109,3 +118,47 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     checkpoints: Callable[[str], Theirs], backend: str, name: str
 ) -> None:
     check_against_transformers(backend, checkpoints(name))
+
+
+# -- families whose code transformers does not have: Llama under other names -------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["heads-9-of-3", "mha", "dynamic"])
+@pytest.mark.verifies("safetensors", architecture="InternLM2ForCausalLM")
+def test_internlm2_is_llama_with_q_k_and_v_in_groups(
+    checkpoints: Callable[[str], Theirs], name: str, backend: str, tmp_path: Path
+) -> None:
+    theirs = checkpoints(name)
+    config = json.loads((theirs.path / "config.json").read_text())
+    tensors, renamed = load_file(theirs.path / "model.safetensors"), {}
+    kv_heads, head_dim = config["num_key_value_heads"], config["hidden_size"] // config["num_attention_heads"]
+    for layer in range(config["num_hidden_layers"]):
+        parts = [tensors.pop(f"model.layers.{layer}.self_attn.{part}_proj.weight") for part in "qkv"]
+        groups = [part.reshape(kv_heads, -1, head_dim, config["hidden_size"]) for part in parts]
+        fused = np.concatenate(groups, axis=1).reshape(-1, config["hidden_size"])
+        renamed[f"model.layers.{layer}.attention.wqkv.weight"] = np.ascontiguousarray(fused)
+    for tensor_name, data in tensors.items():
+        for theirs_name, ours in OURS.items():
+            tensor_name = tensor_name.replace(ours, theirs_name)
+        renamed[tensor_name] = data
+    save_file(renamed, tmp_path / "model.safetensors")
+    config |= {"architectures": ["InternLM2ForCausalLM"], "bias": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    check_against_transformers(backend, replace(theirs, path=tmp_path))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["biases", "head-dim"])
+@pytest.mark.verifies("safetensors", architecture="InternLM3ForCausalLM")
+def test_internlm3_is_llama_with_other_words_for_biases(
+    checkpoints: Callable[[str], Theirs], name: str, backend: str, tmp_path: Path
+) -> None:
+    theirs = checkpoints(name)
+    config = json.loads((theirs.path / "config.json").read_text())
+    biased = config.pop("attention_bias"), config.pop("mlp_bias")
+    assert biased == (name == "biases",) * 2
+    config |= {"architectures": ["InternLM3ForCausalLM"], "bias": biased[0], "qkv_bias": biased[0]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes((theirs.path / "model.safetensors").read_bytes())
+    check_against_transformers(backend, replace(theirs, path=tmp_path))

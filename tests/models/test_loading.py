@@ -53,6 +53,8 @@ class Tensors:
         rows = np.ones((int(np.prod(shape[:-1])), shape[-1]), np.float32)
         return StoredTensor(name, shape, F32, rows.view(np.uint8))
 
+    def forget(self) -> None: ...
+
 
 def complete() -> dict[str, tuple[int, ...]]:
     layer = [shape for want in llama.layer_names(CONFIG).values() for shape in want.shapes()]

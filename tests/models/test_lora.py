@@ -1,19 +1,30 @@
 """Several adapters in one batch against PEFT, which merges them one by one into the model."""
 
+import json
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
-from transformers import GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config
+from gguf.quants import quantize
+from safetensors.numpy import load_file
+from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig, MixtralConfig, Phi3Config, Qwen2Config
 
 from models.checking import BACKENDS, BLOCK_SIZE, MAX_LEN, PROMPT, TINY, assert_close, make_ops, random_model
+from models.gguf_gpt_writing import write_gguf as write_gpt_gguf
+from models.gguf_writing import write_gguf
 from models.lora_files import NONE, Adapted, adapted_model
-from quire.core.errors import BadRequest, Unsupported
+from quire.core.errors import BadCheckpoint, BadRequest, Unsupported
 from quire.models.registry import family
+from quire.ops.native import NativeOps
 from quire.ops.opset import OpSet, StepBatch
 from quire.runtime.adapters import Adapters
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
+from quire.weights.gguf_adapter import read_gguf_adapter
+from weights.gguf_files import finish, interleave
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LLAMA_LIKE = {
@@ -48,12 +59,23 @@ CASES = {
             "attn": {"r": 64, "target_modules": ["c_attn"], "fan_in_fan_out": True},
         },
     ),
+    "gpt-neox": (  # whose q, k and v are stored head by head
+        GPTNeoXConfig,
+        TINY,
+        {"all": {"r": 8, "target_modules": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]}},
+    ),
+    "phi3": (  # whose q, k and v are one layer
+        Phi3Config,
+        TINY,
+        {"all": {"r": 8, "target_modules": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]}},
+    ),
     "mixtral": (
         MixtralConfig,
         {**TINY, "num_local_experts": 4, "num_experts_per_tok": 2},
         {name: LLAMA_LIKE[name] | {"target_modules": ALL[:4]} for name in ("all", "wide")},
     ),
 }
+ALSO = ("llama", "gpt2")  # on plain torch as well
 RANKS = {name: options["r"] for _, _, adapters in CASES.values() for name, options in adapters.items()}
 
 
@@ -70,8 +92,8 @@ def models(tmp_path_factory):
 class Together:
     """One sequence for each adapter, and one without, in the same steps."""
 
-    def __init__(self, ops: OpSet, theirs: Adapted, max_rank: int = 64) -> None:
-        checkpoint = open_checkpoint(theirs.path)
+    def __init__(self, ops: OpSet, theirs: Adapted, max_rank: int = 64, path: Path | None = None) -> None:
+        checkpoint = open_checkpoint(path or theirs.path)
         module = family(checkpoint.config.architecture)
         config = module.config(checkpoint.config)
         model = module.load(ops, checkpoint, config, MAX_LEN)
@@ -90,13 +112,18 @@ class Together:
 
     def run(self, ids: dict[str, list[int]], start: int) -> dict[str, np.ndarray]:
         """The logits of all ids from `start` on."""
+        logits = np.asarray(self.program.run(self.batch(ids, start))).copy()
+        ends = np.cumsum([len(tokens) - start for tokens in ids.values()])
+        return dict(zip(ids, np.split(logits, ends[:-1]), strict=True))
+
+    def batch(self, ids: dict[str, list[int]], start: int) -> StepBatch:
         tables = {name: table for name, table in zip(self.names, self.tables, strict=True) if name in ids}
         counts = [len(tokens) - start for tokens in ids.values()]
         positions = [np.arange(start, len(tokens), dtype=np.int32) for tokens in ids.values()]
         slots = [
             tables[name][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for name, p in zip(ids, positions, strict=True)
         ]
-        batch = StepBatch(
+        return StepBatch(
             ids=np.concatenate([np.array(tokens[start:], np.int32) for tokens in ids.values()]),
             positions=np.concatenate(positions),
             slots=np.concatenate(slots),
@@ -106,12 +133,12 @@ class Together:
             logit_rows=np.arange(sum(counts), dtype=np.int32),
             adapters=np.repeat(np.array([self.slots[name] for name in ids], np.int32), counts),
         )
-        logits = np.asarray(self.program.run(batch)).copy()
-        return dict(zip(ids, np.split(logits, np.cumsum(counts)[:-1]), strict=True))
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [(backend, name) for backend in BACKENDS for name in CASES if backend == "native" or name in ALSO],
+)
 def test_every_row_has_the_logits_of_its_merged_model(models, backend, name):
     theirs = models(name)
     ours = Together(make_ops(backend), theirs)
@@ -138,18 +165,91 @@ def test_a_row_has_the_same_bits_alone_and_among_other_adapters(models):
         assert np.array_equal(ours.run({adapter: PROMPT}, 7)[adapter], together[adapter][7:])
 
 
+@pytest.mark.parametrize(("name", "write"), [("llama", write_gguf), ("gpt-neox", write_gpt_gguf)])
+def test_the_model_may_be_a_gguf_file(models, tmp_path, name, write):
+    """Which stores rows in another order: those of q and k, or q, k and v apart."""
+    theirs = models(name)
+    ours = Together(make_ops("native"), theirs, path=write(theirs.path, tmp_path / "model.gguf"))
+    for name, logits in ours.run(dict.fromkeys(ours.names, PROMPT), 0).items():
+        assert_close(logits, theirs.expected[name].prefill)
+
+
+def write_gguf_adapter(source, path, kind=gguf.GGMLQuantizationType.F32):
+    """As llama.cpp's converter would: the rows of B of q and k are interleaved with those of the model."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, TINY["num_hidden_layers"])
+    config = json.loads((source / "adapter_config.json").read_text())
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", config["lora_alpha"])
+    for stored, data in load_file(source / "adapter_model.safetensors").items():
+        layer, _, side = stored.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
+        if side == "lora_B" and layer.endswith(("q_proj", "k_proj")):
+            data = interleave(data, TINY["num_attention_heads" if layer.endswith("q_proj") else "num_key_value_heads"])
+        if data.shape[1] % 32 == 0:
+            writer.add_tensor(f"{names.get_name(layer)}.weight.{side.lower()}", quantize(data, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(f"{names.get_name(layer)}.weight.{side.lower()}", data)
+    return finish(writer, path)
+
+
+def test_llama_cpps_adapters_are_those_of_peft(models, tmp_path):
+    theirs = models("llama")
+    both = replace(
+        theirs, adapters={**theirs.adapters, "all": write_gguf_adapter(theirs.adapters["all"], tmp_path / "a")}
+    )
+    for path in (None, write_gguf(theirs.path, tmp_path / "model.gguf")):
+        ours = Together(make_ops("native"), both, path=path)
+        assert_close(ours.run({"all": PROMPT}, 0)["all"], theirs.expected["all"].prefill)
+    coded = write_gguf_adapter(theirs.adapters["wide"], tmp_path / "b", gguf.GGMLQuantizationType.Q8_0)
+    ours = Together(make_ops("native"), replace(theirs, adapters={"wide": coded})).run({"wide": PROMPT}, 0)["wide"]
+    expected = theirs.expected["wide"].prefill
+    assert 0 < np.abs(ours - expected).max() < 0.05 * np.abs(expected).max()
+
+
+def test_other_gguf_files_are_no_adapters(models, tmp_path):
+    theirs = models("llama")
+    with pytest.raises(BadCheckpoint, match=r"general\.type is missing"):
+        read_gguf_adapter(write_gguf(theirs.path, tmp_path / "model.gguf"), {})
+    path = write_gguf_adapter(theirs.adapters["all"], tmp_path / "adapter.gguf")
+    with pytest.raises(BadCheckpoint, match="another model"):
+        read_gguf_adapter(path, {"num_attention_heads": 3, "num_key_value_heads": 2})
+
+
+def test_the_model_may_be_quantized(models):
+    """Adapters stay floats: they change a quantized model by as much as the one it was made of."""
+    theirs = models("llama")
+    ours = Together(NativeOps(quantization="int8"), theirs).run(dict.fromkeys(theirs.expected, PROMPT), 0)
+    errors = {}
+    for name, logits in ours.items():
+        expected = theirs.expected[name].prefill
+        errors[name] = np.sqrt(np.mean((logits - expected) ** 2) / np.mean(expected**2))
+    assert 0 < max(errors.values()) < 2 * errors[NONE] < 0.1
+
+
 def test_the_gpus_kernels_agree(models):
     """In Triton's interpreter, where there is no GPU."""
     torch = pytest.importorskip("torch")
     from quire.ops.torch.gpu import GpuOps
+    from quire.ops.torch.gpu_program import Inputs
 
     theirs = models("llama")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     ids = {"odd": PROMPT[:2], NONE: PROMPT[:1], "all": PROMPT[:1]}
-    both = GpuOps(device, "float32"), make_ops("torch")
-    found, expected = (Together(ops, theirs, max_rank=8).run(ids, 0) for ops in both)
+    ours, plain = (Together(ops, theirs, max_rank=8) for ops in (GpuOps(device, "float32"), make_ops("torch")))
+    found, expected = (each.run(ids, 0) for each in (ours, plain))
     for name in ids:
         assert_close(found[name], expected[name])
+
+    # What a CUDA graph captures, and what it is sent: a step that only decodes, padded to four sequences.
+    step = ours.batch(dict.fromkeys(ids, PROMPT[:1]), 0)
+    inputs = Inputs(4, ours.blocks, torch.device(device))
+    inputs.send(step)
+    batch = ours.program._decoding(inputs, adapted=True)
+    with torch.inference_mode():
+        padded = ours.program._forward(batch)[:3]
+    assert batch.adapts and inputs.tensors[4].tolist() == [*step.adapters, -1]
+    assert_close(padded.cpu().numpy(), np.concatenate([*plain.run(dict.fromkeys(ids, PROMPT[:1]), 0).values()]))
 
 
 def test_what_the_model_does_not_have_is_listed_all_at_once(models):

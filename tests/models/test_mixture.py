@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import (
+    Glm4MoeConfig,
     GraniteConfig,
     GraniteMoeConfig,
     MixtralConfig,
@@ -36,6 +37,10 @@ FACTORS = {
     "logits_scaling": 4.0,
 }
 QWEN2_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+GLM_MOE = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "routed_scaling_factor": 1.5,
+    "num_mtp_layers": 0,
+}  # fmt: skip
 CASES: Cases = {
     "mixtral": (MixtralConfig, {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral-window": (MixtralConfig, {"num_local_experts": 4, "sliding_window": 6, "num_key_value_heads": 1}),
@@ -50,6 +55,14 @@ CASES: Cases = {
     "qwen3-moe-window": (Qwen3MoeConfig, QWEN2_MOE | {"use_sliding_window": True, "sliding_window": 5}),
     "olmoe": (OlmoeConfig, {"num_experts": 7, "num_experts_per_tok": 4}),
     "olmoe-mha": (OlmoeConfig, {"num_experts": 4, "num_experts_per_tok": 1, "num_key_value_heads": 4}),
+    "glm4-moe": (
+        Glm4MoeConfig,
+        GLM_MOE | {"num_hidden_layers": 3, "use_qk_norm": True, "head_dim": 24, "attention_bias": True},
+    ),
+    "glm4-moe-groups": (
+        Glm4MoeConfig,
+        GLM_MOE | {"n_group": 4, "topk_group": 2, "head_dim": 16, "n_shared_experts": 2, "first_k_dense_replace": 0},
+    ),
     "granite": (GraniteConfig, FACTORS),
     "granite-tied": (GraniteConfig, FACTORS | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "granite-moe": (GraniteMoeConfig, FACTORS | {"num_local_experts": 6, "num_experts_per_tok": 3}),

@@ -339,6 +339,14 @@ def test_what_is_drawn_of_a_pool(page: Browser) -> None:
         assert place["each"] == 1 or count > 10_000
 
 
+def test_what_the_queue_waits_for(page: Browser) -> None:
+    lacking = """(m, running, held) => m.lacking({stats: {running, num_blocks: 10, held_blocks: held}, max_num_seqs: 4,
+                                             block_size: 16}, {num_known: 40})"""
+    assert run(page, "engine/queue.js", lacking, 4, 0) == "a row"
+    assert run(page, "engine/queue.js", lacking, 3, 8) == "blocks"
+    assert run(page, "engine/queue.js", lacking, 3, 7) == "the next step"
+
+
 PIECES = [
     "<script>hacked=1</script>",
     "<img src=x onerror=hacked=1>",

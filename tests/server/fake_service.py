@@ -8,6 +8,7 @@ import time
 from array import array
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
+from typing import ClassVar
 
 from quire.core.errors import BadRequest, PromptTooLong, QueueFull, Unavailable
 from quire.core.records import RequestRecord
@@ -32,6 +33,7 @@ class ByteTokenizer:
     eos_ids = (EOS,)
     bos_token = "<s>"
     eos_token = "</s>"
+    special_tokens: ClassVar[dict[str, str]] = {"bos_token": "<s>", "eos_token": "</s>"}
     chat_template = CHATML
     special_ids = frozenset({BOS, EOS})
     strips_space = False

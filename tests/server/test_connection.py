@@ -4,7 +4,8 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 
 import pytest
 
@@ -73,6 +74,19 @@ def test_a_second_request_on_a_connection_has_its_own_time() -> None:
         assert answer(made).startswith(b"HTTP/1.1 408")
 
 
+def test_a_request_is_answered_once() -> None:
+    with running(replace(QUICK, max_body_bytes=10)) as server, connection(server) as made:
+        made.sendall(HEAD + b"Content-Length: 20\r\n\r\n" + b"[" * 15)  # refused, and never sent whole
+        told = answer(made)
+        assert told.startswith(b"HTTP/1.1 413") and told.count(b"HTTP/1.1") == 1
+    with running(QUICK) as server, connection(server) as made:
+        body = b'{"prompt": "!slow", "max_tokens": 60, "stream": true}'
+        made.sendall(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body) + b"GET /he")  # the next one: too late
+        told = answer(made)
+        assert told.startswith(b"HTTP/1.1 200") and told.count(b"HTTP/1.1") == 2
+        assert told.index(b"[DONE]") < told.index(b"HTTP/1.1 408")
+
+
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
@@ -103,6 +117,19 @@ def test_who_does_not_read_is_disconnected() -> None:
         with made:
             eventually(lambda: server.metrics.http_requests["/v1/completions", "200"] == 1, 20)
             assert not server.service.open
+
+
+def test_bodies_of_all_requests_together_are_bounded() -> None:
+    with running(ServerOptions(max_body_bytes=1000)) as server, ExitStack() as senders:
+        for _ in range(16):
+            made = senders.enter_context(connection(server))
+            made.sendall(HEAD + b"Content-Length: 1000\r\n\r\n" + b"[" * 990)
+        eventually(lambda: server.complete(prompt="x" * 400).status_code == 429)
+        refused = server.complete(prompt="x" * 400)
+        assert "more than 16000 bytes" in refused.json()["error"]["message"] and refused.headers["retry-after"] == "1"
+        assert server.http.get("/health").status_code == 200
+        senders.close()
+        eventually(lambda: server.complete(prompt="x" * 400).status_code == 200)
 
 
 def test_one_connection_too_many_is_told_so() -> None:

@@ -57,7 +57,7 @@ async def complete(http: httpx.AsyncClient, model: str) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
-async def change(http: httpx.AsyncClient, what: str, **body: str) -> httpx.Response:
+async def change(http: httpx.AsyncClient, what: str, **body: object) -> httpx.Response:
     return await http.post(f"/v1/{what}_lora_adapter", json=body)
 
 
@@ -80,6 +80,10 @@ def test_adapters_are_models_that_come_and_go(
 
             again = await change(http, "load", lora_name="poems", lora_path=str(adapters["sql"]))
             assert again.status_code == 400 and "already" in again.json()["error"]["message"]
+            swapped = {"lora_name": "poems", "load_inplace": True}
+            for name in ("sql", "poems"):
+                assert (await change(http, "load", lora_path=str(adapters[name]), **swapped)).status_code == 200
+                assert await complete(http, "poems") == expected[name]
             for path in ("/nowhere", str(tiny_model)):
                 wrong = await change(http, "load", lora_name="new", lora_path=path)
                 assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "lora_path", wrong.text

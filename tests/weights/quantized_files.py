@@ -191,6 +191,34 @@ def packed(bits: int, group: int, *, symmetric: bool, act_order: bool = False) -
     return pack
 
 
+def hqq(bits: int, group: int) -> Packer:
+    """Zero points are fractions, and codes of distant rows share a word."""
+
+    def pack(w: np.ndarray) -> tuple[Tensors, np.ndarray]:
+        rows = w.reshape(-1, group)
+        low, high = rows.min(1, keepdims=True), rows.max(1, keepdims=True)
+        scales = ((high - low) / (2**bits - 1)).astype(np.float16)
+        zeros = (-low / scales).astype(np.float16)
+        codes = np.clip(np.rint(rows / scales + zeros), 0, 2**bits - 1).astype(np.int32)
+        a_word, first = (10, 27) if bits == 3 else (8 // bits, 8 - bits)
+        planes = np.pad(codes, ((0, -len(codes) % a_word), (0, 0))).reshape(a_word, -1, group)
+        words = sum(plane << (first - bits * index) for index, plane in enumerate(planes))
+        numbers = {"nbits": bits, "group_size": group, "axis": 1}
+        tensors = {
+            "W_q": torch.from_numpy(words.astype(np.int32 if bits == 3 else np.uint8)),
+            "scale": torch.from_numpy(scales),
+            "zero": torch.from_numpy(zeros),
+            "shape": torch.tensor(w.shape),
+            "packing": torch.tensor(list(f"{bits}bit_u8".encode()), dtype=torch.uint8),
+            "view_as_float": torch.tensor(0, dtype=torch.uint8),
+            **{key: torch.tensor(number, dtype=torch.int32) for key, number in numbers.items()},
+        }
+        wide = scales.astype(np.float32), zeros.astype(np.float32)
+        return tensors, (wide[0] * (codes.astype(np.float32) - wide[1])).reshape(w.shape)
+
+    return pack
+
+
 def int8_channels(w: np.ndarray) -> tuple[Tensors, np.ndarray]:
     scales = torch.from_numpy(np.abs(w).max(1, keepdims=True) / 127).bfloat16()
     codes = torch.from_numpy(w).div(scales.float()).round().clamp(-128, 127).to(torch.int8)
@@ -224,6 +252,7 @@ def _compressed(format: str, bits: int = 8) -> dict[str, Any]:
 GPTQ = {"quant_method": "gptq", "group_size": 64, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "zero_point": True}
 BNB = {"quant_method": "bitsandbytes"}
+HQQ = {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"axis": 1}}}
 PACKED = "pack-quantized"
 FORMATS: dict[str, Format] = {
     "gptq-4": Format(gptq(4, 64, symmetric=True), GPTQ | {"bits": 4}, "Q4_0"),
@@ -247,6 +276,10 @@ FORMATS: dict[str, Format] = {
     "packed-4-asymmetric": Format(packed(4, 128, symmetric=False), _compressed(PACKED, 4), "Q4_Z"),
     "packed-4-act-order": Format(packed(4, 32, symmetric=True, act_order=True), _compressed(PACKED, 4), "Q4_0"),
     "packed-8": Format(packed(8, 64, symmetric=True), _compressed(PACKED, 8), "Q8_0"),
+    "hqq-4": Format(hqq(4, 64), HQQ, "Q4_Z"),
+    "hqq-3": Format(hqq(3, 32), HQQ, "Q4_Z"),
+    "hqq-2": Format(hqq(2, 64), HQQ, "Q4_Z"),
+    "hqq-8": Format(hqq(8, 128), HQQ, "Q8_M", exact=False),  # offsets of 24 bits
     "w8a8": Format(int8_channels, _compressed("int-quantized"), "Q8_0"),
     "fp8-outputs": Format(fp8("outputs"), _compressed("float-quantized"), "FP8", exact=False),
     "fp8-tensor": Format(fp8("tensor"), {"quant_method": "fp8"}, "FP8", exact=False),

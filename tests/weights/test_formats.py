@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import _native
-from quire.core.errors import BadCheckpoint, QuireError
+from quire.core.errors import BadCheckpoint, QuireError, Unsupported
 from quire.ops.dequantize import dequantize
 from quire.weights.bits import num_words, unpack
 from quire.weights.checkpoint import open_checkpoint
@@ -107,6 +107,9 @@ WRONG = {
         "packed-4", "weight_shape", torch.tensor([128, 512]), r"weight_packed.*\[128, 32\].*\[128, 512\]",
     ),
     "fp8 scales of no shape": ("fp8-blocks", "weight_scale_inv", torch.zeros(7, 3), r"weight_scale_inv.*\[7, 3\]"),
+    "hqq scales of no shape": ("hqq-4", "scale", torch.zeros(77, 1), r"zero.*\[512, 1\].*\[77, 1\]"),
+    "hqq codes of another shape": ("hqq-4", "W_q", torch.zeros(9, 64, dtype=torch.uint8), r"W_q.*\[9, 64\]"),
+    "hqq of five bits": ("hqq-4", "nbits", torch.tensor(5, dtype=torch.int32), "nbits' is 5"),
     "int8 scales of no shape": ("w8a8", "weight_scale", torch.zeros(7), r"weight_scale.*\[7\]"),
 }  # fmt: skip
 
@@ -121,7 +124,7 @@ def test_what_does_not_fit_together_is_named(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quant_method": "hqq"}, "quant_method is 'hqq'"),
+        ({"quant_method": "eetq"}, "quant_method is 'eetq'"),
         ({"quant_method": "gptq", "bits": 5}, "quantization_config.bits is 5"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
         ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv_fast"}, "version is 'gemv_fast'"),
@@ -170,3 +173,8 @@ def test_errors_are_ours(tmp_path: Path) -> None:
                     checkpoint.tensor(MATRIX)
             except QuireError as error:
                 assert "down_proj" in error.message, (name, part)
+
+
+def test_hqq_along_the_outputs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=r"down_proj\.axis is 0"):
+        open_checkpoint(damaged(tmp_path, "hqq-4", "axis", torch.tensor(0, dtype=torch.int32)))

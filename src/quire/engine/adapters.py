@@ -50,13 +50,14 @@ class ClientAdapters:
             raise UnknownModel(f"no adapter `{name}`", f"did you mean `{near[0]}`?" if near else "", param="model")
         return self._keys[name] if name else ""
 
-    async def load(self, name: str, path: str) -> None:
-        """Returns when requests can ask for it. Raises if there is no such adapter, or it is not one of this model."""
+    async def load(self, name: str, path: str, in_place: bool = False) -> None:
+        """Returns when requests can ask for it. Raises if there is no such adapter, or it is not one of this model.
+        `in_place`: one that has the name already gives it up, and only then."""
         if not self._enabled:
             raise BadRequest("adapters are not enabled", "start the server with --enable-lora")
         if not name:
             raise BadRequest("an adapter has no name", param="lora_name")
-        if name in self._keys or name in self._reserved:
+        if (name in self._keys and not in_place) or name in self._reserved:
             raise BadRequest(f"an adapter is called `{name}` already", "unload it first", param="lora_name")
         key = self._new_key(name)
         self._reserved.add(name)
@@ -70,6 +71,8 @@ class ClientAdapters:
         finally:
             self._reserved.discard(name)
             self._loading.pop(key, None)
+        if name in self._keys:
+            await self.unload(name)
         self._keys[name] = key
         self._paths[key] = str(files)
 

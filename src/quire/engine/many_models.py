@@ -66,7 +66,7 @@ class ManyModels:
         await slot.loaded()
         return Found(slot)
 
-    async def load_adapter(self, name: str, path: str) -> None:
+    async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
         raise BadRequest("adapters are loaded for one model, and this server has several", "serve the model by itself")
 
     async def unload_adapter(self, name: str) -> None:
@@ -197,6 +197,8 @@ class Slot:
         await client.start()
         log.info("`%s` is loaded, after %.1f s", self.name, time.monotonic() - begin)
         self.client, self.info, self.tokenizer = client, client.info, client.tokenizer
+        if observer is not None:
+            observer.loaded()
 
     async def unload(self) -> None:
         """Let what is under way finish, and end the engine. What comes meanwhile waits until it is loaded again."""

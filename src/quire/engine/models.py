@@ -33,12 +33,12 @@ class OneModel:
             raise unknown_model(name, [offer.name for offer in self.offers()])
         return Found(self._service)
 
-    async def load_adapter(self, name: str, path: str) -> None:
+    async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
         if self._adapters is None:
             raise BadRequest("this server has no adapters", "start it with --enable-lora")
         if name == self._service.info.name:
             raise BadRequest(f"`{name}` is the model's own name", "call the adapter something else", param="lora_name")
-        await self._adapters.load(name, path)
+        await self._adapters.load(name, path, in_place)
 
     async def unload_adapter(self, name: str) -> None:
         if name not in self._names() or self._adapters is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import zmq
 
-from quire.core.errors import QuireError
+from quire.core.errors import QuireError, Unsupported
 from quire.core.request import Request
 from quire.core.texts import ReadRequest
 from quire.engine.adapter_shelf import AdapterShelf, load_adapters
@@ -75,6 +75,8 @@ def _load_and_serve(start: Start, server: "_Server") -> None:
         _serve(compiling, server, Step, shelf)
         engine.stop()
     else:
+        if options.num_loras:
+            raise Unsupported("adapters are for models that continue texts", "leave out enable_lora and lora_modules")
         from quire.engine.reading_engine import ReadingEngine
 
         reading = ReadingEngine(path, options)

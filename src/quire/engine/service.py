@@ -45,6 +45,9 @@ class Observer(Protocol):
     def restarted(self) -> None:
         """The engine died and was started again."""
 
+    def loaded(self) -> None:
+        """There is an engine for it, from now on."""
+
     def unloaded(self) -> None:
         """The engine ended because others needed the room."""
 
@@ -115,8 +118,8 @@ class Adapters(Protocol):
 
     def names(self) -> list[str]: ...
 
-    async def load(self, name: str, path: str) -> None:
-        """Returns when requests can ask for it. Raises BadRequest."""
+    async def load(self, name: str, path: str, in_place: bool = False) -> None:
+        """Returns when requests can ask for it; with `in_place`, instead of one of that name. Raises BadRequest."""
 
     async def unload(self, name: str) -> None:
         """Requests under way go on with it; from now on there are no others."""
@@ -133,8 +136,9 @@ class Models(Protocol):
     async def find(self, name: str | None) -> Found:
         """The model of that name, loaded if it was not; None is the first one. Raises UnknownModel."""
 
-    async def load_adapter(self, name: str, path: str) -> None:
-        """From now on the name leads to a LoRA adapter. Raises BadRequest."""
+    async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
+        """From now on the name leads to a LoRA adapter; with `in_place`, also if it has led to another. Raises
+        BadRequest."""
 
     async def unload_adapter(self, name: str) -> None:
         """From now on it leads nowhere. Raises UnknownModel."""

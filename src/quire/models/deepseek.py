@@ -101,7 +101,7 @@ def config(hf: CheckpointConfig) -> DeepseekConfig:
         experts=hf.int("n_routed_experts"),
         expert_size=expert_size,
         shared_size=hf.int("n_shared_experts", 0) * expert_size,
-        routing=_routing(hf),
+        routing=read_routing(hf),
         num_predicting=hf.int("num_nextn_predict_layers", 0),
     )
 
@@ -112,7 +112,7 @@ def _scale(rope: RopeSpec, head_dim: int) -> float:
     return (yarn_temperature(rope.stretch, sharper) if sharper else 1.0) ** 2 / sqrt(head_dim)
 
 
-def _routing(hf: CheckpointConfig) -> Routing:
+def read_routing(hf: CheckpointConfig) -> Routing:
     top_k, scale = hf.int("num_experts_per_tok"), hf.float("routed_scaling_factor", 1.0)
     groups, top_groups = hf.int("n_group", 1), hf.int("topk_group", 1)
     if hf.architecture == "DeepseekV2ForCausalLM":
@@ -128,6 +128,11 @@ def _routing(hf: CheckpointConfig) -> Routing:
         routing = Routing(top_k, "sigmoid", renormalize, scale, groups, top_groups, "best two")
     routing.check(hf.int("n_routed_experts"))
     return routing
+
+
+def predicting_layers(layers: int, count: int) -> list[str]:
+    """Patterns of the names of `count` layers behind the last, which guess further tokens and are not read."""
+    return [rf"model\.layers\.{layers + index}\..*" for index in range(count)]
 
 
 def top_names(c: DeepseekConfig) -> Wanted:
@@ -246,7 +251,7 @@ class Weights:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: DeepseekConfig, max_model_len: int) -> Model:
-    predicting = [rf"model\.layers\.{config.layers + i}\..*" for i in range(config.num_predicting)]
+    predicting = predicting_layers(config.layers, config.num_predicting)
     unused = "|".join([UNUSED, *predicting, *(["lm_head.weight"] if config.tied else [])])
     named = {f"model.layers.{layer}.": layer_names(config, layer) for layer in range(config.layers)}
     top, layers = load_weights(ops, checkpoint, top_names(config), named, unused)

@@ -50,10 +50,11 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
 
 
 def layer_names(c: gpt.GPTConfig, hf: CheckpointConfig) -> Wanted:
-    order = None if hf.bool(gpt.QKV_APART, False) else groups_apart(c.kv_heads, c.heads, c.head_dim)
+    order = groups_apart(c.kv_heads, c.heads, c.head_dim)
+    qkv = Part(c.q_size + 2 * c.kv_size, order, ordered=hf.bool(gpt.QKV_APART, False))
     return {
         **_norms(c, hf),
-        "qkv": Matrix({"self_attention.query_key_value": Part(c.q_size + 2 * c.kv_size, order)}, c.hidden, c.bias),
+        "qkv": Matrix({"self_attention.query_key_value": qkv}, c.hidden, c.bias),
         "out": Matrix({"self_attention.dense": c.hidden}, c.q_size, c.bias),
         "up": Matrix({"mlp.dense_h_to_4h": c.intermediate}, c.hidden, c.bias),
         "down": Matrix({"mlp.dense_4h_to_h": c.hidden}, c.intermediate, c.bias),

@@ -37,7 +37,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
 
 
 def layer_names(c: gpt.GPTConfig, by_head: bool) -> Wanted:
-    qkv = Part(3 * c.q_size, groups_apart(c.heads, c.heads, c.head_dim) if by_head else None)
+    qkv = Part(3 * c.q_size, groups_apart(c.heads, c.heads, c.head_dim), ordered=not by_head)
     return {
         "norm1": LayerNorm("input_layernorm", c.hidden),
         "qkv": Matrix({"attention.query_key_value": qkv}, c.hidden, bias=c.bias),

@@ -64,6 +64,8 @@ def numbers(hf: CheckpointConfig) -> dict[str, Any]:
     hidden, layers, heads = hf.int("hidden_size"), hf.int("num_hidden_layers"), hf.int("num_attention_heads")
     head_dim = hf.int("head_dim", hidden // max(heads, 1))
     all_biases = hf.bool("use_bias", False)  # ERNIE 4.5
+    if hf.architecture == "InternLM3ForCausalLM":
+        all_biases = hf.bool("bias", False)
     attention_bias = hf.bool("attention_bias", all_biases)
     max_position = hf.int("max_position_embeddings")
     rope = read_rope(hf, head_dim, max_position)
@@ -84,7 +86,7 @@ def numbers(hf: CheckpointConfig) -> dict[str, Any]:
         "rotated": _rotated(hf, layers),
         "pairwise": hf.architecture == "Ernie4_5ForCausalLM",
         "tied": hf.bool("tie_word_embeddings", False),
-        "qkv_bias": attention_bias or hf.architecture == "Qwen2ForCausalLM",
+        "qkv_bias": hf.bool("qkv_bias", attention_bias or hf.architecture == "Qwen2ForCausalLM"),
         "out_bias": hf.bool("attention_out_bias", attention_bias),  # Seed-OSS has one of its own
         "mlp_bias": hf.bool("mlp_bias", all_biases),
         "qk_norms": "heads" if hf.architecture == "Qwen3ForCausalLM" else "none",
@@ -199,11 +201,12 @@ def load_with(
     forward: Callable[[Any, "Weights", OpSet, Any], Value],
     layer_names: Sequence[Wanted],  # for each layer
     layer_type: type["Layer"] | None = None,
+    unused: Sequence[str] = (),  # patterns of names, besides those of all
 ) -> Model:
     """For families with another forward pass."""
-    unused = "|".join([UNUSED, ROPE_FACTORS, *(["lm_head.weight"] if config.tied else [])])
+    unused = [UNUSED, ROPE_FACTORS, *(["lm_head.weight"] if config.tied else []), *unused]
     named = {f"model.layers.{index}.": names for index, names in enumerate(layer_names)}
-    top, layers = load_weights(ops, checkpoint, top_names(config), named, unused)
+    top, layers = load_weights(ops, checkpoint, top_names(config), named, "|".join(unused))
     factors = dequantize(checkpoint.tensor(ROPE_FACTORS)).ravel() if ROPE_FACTORS in checkpoint.names() else None
     weights = Weights(
         **top,

@@ -30,6 +30,7 @@ class Model:
     config: ModelConfig
     forward: Callable[[OpSet, Any], Value]  # (ops, batch) -> logits
     weights: Sequence[Mapping[str, Any]]  # as `load_weights` has made them
+    encode: Callable[[OpSet, Any], Value] | None = None  # of an encoder-decoder: writes what is attended to of sources
 
     @property
     def weight_bytes(self) -> int:
@@ -50,6 +51,7 @@ class Part:
 
     num_outputs: int
     order: NDArray[np.int32] | None = None  # output i is the stored output order[i], in the weight and in the bias
+    ordered: bool = False  # of the model as published: this checkpoint has them in our order already
     num_stored: int | None = None  # outputs in the checkpoint, where not all are taken
     bias: bool | None = None  # whether it is stored; None: as in the other parts. What has none adds 0
 
@@ -74,7 +76,7 @@ class Matrix:
                 yield f"{name}.bias", (stored,)
 
     def layers(self, prefix: str) -> tuple[LinearLayer, ...]:
-        """What it is made of, by the names they have in the checkpoint."""
+        """What it is made of, by the names and with the outputs that they have in the model as published."""
         return tuple(
             LinearLayer(prefix + name, part.num_outputs, part.num_stored or part.num_outputs, part.order)
             for name, part in self._parts()
@@ -88,8 +90,9 @@ class Matrix:
             weight = weight.transposed() if self.transposed else weight
             zeros = np.zeros(part.num_stored or part.num_outputs, np.float32)
             bias = next(stored) if self._has_bias(part) else stored_floats(f"{name}.bias", zeros)
-            weights.append(weight if part.order is None else weight.ordered(part.order))
-            biases.append(bias if part.order is None else bias.ordered(part.order))
+            order = None if part.ordered else part.order
+            weights.append(weight if order is None else weight.ordered(order))
+            biases.append(bias if order is None else bias.ordered(order))
         has_bias = any(self._has_bias(part) for _, part in self._parts())
         return ops.pack(weights, biases if has_bias else None, keep=self.keep)
 
@@ -301,6 +304,7 @@ def load_weights(
 
 def _load(ops: OpSet, checkpoint: Checkpoint, prefix: str, want: Want) -> Any:
     loaded = want.load(ops, [checkpoint.tensor(prefix + name) for name, _ in want.shapes()])
+    checkpoint.forget()
     return replace(loaded, layers=want.layers(prefix)) if isinstance(want, Matrix) else loaded
 
 

@@ -1,7 +1,8 @@
-"""Llama with experts: Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE.
+"""Llama with experts: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE and GLM-4.5.
 
 A router sends each token to a few of many small feed-forward layers. Qwen2-MoE has one more that every token goes to,
-through a gate; Qwen's may leave some layers without experts."""
+through a gate, and GLM-4.5 one without; Qwen's and GLM's may leave some layers without experts. GLM-4.5 chooses experts
+as DeepSeek-V3 does."""
 
 from collections.abc import Container
 from dataclasses import dataclass, replace
@@ -10,12 +11,15 @@ from typing import Any
 
 from quire.core.errors import BadCheckpoint
 from quire.models import llama
+from quire.models.deepseek import predicting_layers, read_routing
 from quire.models.llama import LlamaConfig
-from quire.models.loading import Experts, Matrix, Model, Wanted
+from quire.models.loading import Experts, Matrix, Model, Vector, Want, Wanted
 from quire.ops.opset import Keep, OpSet, Routing, Value
 from quire.ops.tensors import PackedExperts, PackedWeight
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
+
+GLM = "Glm4MoeForCausalLM"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +29,40 @@ class MixtureConfig(LlamaConfig):
     expert_size: int  # columns between an expert's two matrices; `intermediate` is that of layers without experts
     shared_size: int  # of the expert that every token goes to; 0: there is none
     sparse: tuple[bool, ...]  # for each layer: whether it has experts
+    num_predicting: int = 0  # layers behind the last that guess further tokens: not read
+
+    @property
+    def corrected(self) -> bool:
+        """Whether experts are chosen by corrected scores."""
+        return self.routing.scoring == "sigmoid"
 
 
 def config(hf: CheckpointConfig) -> MixtureConfig:
     hf.expect("hidden_act", "silu")
     if hf.architecture == "OlmoeForCausalLM":
         hf.expect("clip_qkv", None)
+    if hf.architecture == GLM:
+        return MixtureConfig(**_glm_numbers(hf))
     return MixtureConfig(**numbers(hf))
+
+
+def _glm_numbers(hf: CheckpointConfig) -> dict[str, Any]:
+    expert_size, dense = hf.int("moe_intermediate_size"), hf.int("first_k_dense_replace", 1)
+    hf = hf.with_values(
+        {
+            "num_local_experts": hf.int("n_routed_experts"),
+            "partial_rotary_factor": hf.get("partial_rotary_factor", 0.5),
+            "shared_expert_intermediate_size": hf.int("n_shared_experts", 0) * expert_size,
+        }
+    )
+    common = numbers(hf)
+    return common | {
+        "out_bias": False,
+        "qk_norms": "heads" if hf.bool("use_qk_norm", False) else "none",
+        "routing": read_routing(hf),
+        "sparse": tuple(layer >= dense for layer in range(common["layers"])),
+        "num_predicting": hf.int("num_nextn_predict_layers", 0),
+    }
 
 
 def numbers(hf: CheckpointConfig) -> dict[str, Any]:
@@ -113,18 +144,21 @@ def _names(c: MixtureConfig, stored: Container[str]) -> Names:
 
 def expert_names(c: MixtureConfig, names: Names) -> Wanted:
     outputs = 2 * c.expert_size // len(names.gate_up)
-    wanted: dict[str, Matrix | Experts] = {
+    wanted: dict[str, Want] = {
         "router": Matrix({names.router: c.num_experts}, c.hidden, keep=Keep.ALL),
         "experts_gate_up": Experts(dict.fromkeys(names.gate_up, outputs), c.hidden, c.num_experts),
         "experts_down": Experts({names.down: c.hidden}, c.expert_size, c.num_experts),
     }
+    if c.corrected:
+        wanted["correction"] = Vector(names.router, c.num_experts, of="e_score_correction_bias")
     if c.shared_size:
-        gate_up = {f"mlp.shared_expert.{part}_proj": c.shared_size for part in ("gate", "up")}
+        shared = "mlp.shared_experts" if c.architecture == GLM else "mlp.shared_expert"
         wanted |= {
-            "gate_up": Matrix(gate_up, c.hidden),
-            "down": Matrix({"mlp.shared_expert.down_proj": c.hidden}, c.shared_size),
-            "shared_gate": Matrix({"mlp.shared_expert_gate": 1}, c.hidden, keep=Keep.ALL),
+            "gate_up": Matrix({f"{shared}.{part}_proj": c.shared_size for part in ("gate", "up")}, c.hidden),
+            "down": Matrix({f"{shared}.down_proj": c.hidden}, c.shared_size),
         }
+    if c.shared_size and c.architecture != GLM:
+        wanted["shared_gate"] = Matrix({"mlp.shared_expert_gate": 1}, c.hidden, keep=Keep.ALL)
     return wanted
 
 
@@ -138,12 +172,14 @@ class Layer(llama.Layer):
     experts_gate_up: PackedExperts | None = None
     experts_down: PackedExperts | None = None
     shared_gate: PackedWeight | None = None
+    correction: Any = None
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: MixtureConfig, max_model_len: int) -> Model:
     forward = partial(llama.forward, feed_forward=feed_forward)
     names = layer_names(config, set(checkpoint.names()))
-    return llama.load_with(ops, checkpoint, config, max_model_len, forward, names, Layer)
+    predicting = predicting_layers(config.layers, config.num_predicting)
+    return llama.load_with(ops, checkpoint, config, max_model_len, forward, names, Layer, predicting)
 
 
 def feed_forward(c: MixtureConfig, layer: Layer, ops: OpSet, x: Value) -> Value:
@@ -151,7 +187,9 @@ def feed_forward(c: MixtureConfig, layer: Layer, ops: OpSet, x: Value) -> Value:
         return llama.mlp(c, layer, ops, x)
     assert layer.experts_gate_up is not None and layer.experts_down is not None
     experts = (layer.experts_gate_up, layer.experts_down)
-    mixed = ops.moe(x, ops.linear(x, layer.router), *experts, c.routing, c.activation)
-    if layer.shared_gate is None:
+    mixed = ops.moe(x, ops.linear(x, layer.router), *experts, c.routing, c.activation, layer.correction)
+    if layer.gate_up is None:
         return mixed
-    return ops.add(mixed, ops.mul_sigmoid(llama.mlp(c, layer, ops, x), ops.linear(x, layer.shared_gate)))
+    shared = llama.mlp(c, layer, ops, x)
+    gated = shared if layer.shared_gate is None else ops.mul_sigmoid(shared, ops.linear(x, layer.shared_gate))
+    return ops.add(mixed, gated)

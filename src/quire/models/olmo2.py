@@ -1,5 +1,6 @@
 """OLMo 2 and 3: Llama whose norms come after attention and feed-forward, with norms of whole queries and keys. In 3,
-three layers in four have a window, and only the fourth stretches its rotation."""
+three layers in four have a window, and only the fourth stretches its rotation. EXAONE 4 norms heads; where some of its
+layers have a window, the others do not rotate."""
 
 from dataclasses import replace
 
@@ -18,6 +19,10 @@ def config(hf: CheckpointConfig) -> LlamaConfig:
     if hf.architecture == "Olmo3ForCausalLM" and "layer_types" not in hf:
         layers = range(1, hf.int("num_hidden_layers") + 1)
         hf = hf.with_values({"layer_types": [["full", "sliding"][layer % 4 > 0] + "_attention" for layer in layers]})
+    if hf.architecture == "Exaone4ForCausalLM":
+        numbers = llama.numbers(hf)
+        rotated = tuple(map(bool, numbers["windows"])) if any(numbers["windows"]) else numbers["rotated"]
+        return LlamaConfig(**numbers | {"qk_norms": "heads", "rotated": rotated})
     c = LlamaConfig(**llama.numbers(hf) | {"qk_norms": "rows"})
     if hf.architecture != "Olmo3ForCausalLM":
         return c

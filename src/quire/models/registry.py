@@ -26,12 +26,16 @@ ARCHITECTURES = {
     "MixtralForCausalLM": "quire.models.mixture",
     "Qwen2MoeForCausalLM": "quire.models.mixture",
     "Qwen3MoeForCausalLM": "quire.models.mixture",
+    "Glm4MoeForCausalLM": "quire.models.mixture",
     "OlmoeForCausalLM": "quire.models.mixture",
     "GptOssForCausalLM": "quire.models.gpt_oss",
     "GraniteForCausalLM": "quire.models.granite",
     "GraniteMoeForCausalLM": "quire.models.granite",
     "Olmo2ForCausalLM": "quire.models.olmo2",
     "Olmo3ForCausalLM": "quire.models.olmo2",
+    "Exaone4ForCausalLM": "quire.models.olmo2",
+    "InternLM2ForCausalLM": "quire.models.internlm2",
+    "InternLM3ForCausalLM": "quire.models.llama",
     "GlmForCausalLM": "quire.models.glm",
     "Glm4ForCausalLM": "quire.models.glm",
     "CohereForCausalLM": "quire.models.cohere",
@@ -53,6 +57,15 @@ ARCHITECTURES = {
     "PhiForCausalLM": "quire.models.phi",
     "StableLmForCausalLM": "quire.models.stablelm",
     "OlmoForCausalLM": "quire.models.olmo",
+}
+
+ENCODER_DECODERS = {  # they read a text and then write another
+    "T5ForConditionalGeneration": "quire.models.t5",
+    "MT5ForConditionalGeneration": "quire.models.t5",
+    "BartForConditionalGeneration": "quire.models.bart",
+    "MBartForConditionalGeneration": "quire.models.bart",
+    "MarianMTModel": "quire.models.bart",
+    "PegasusForConditionalGeneration": "quire.models.bart",
 }
 
 EMBEDDERS = {  # vectors of texts come out. Decoders can give them too: see runtime/headless.py
@@ -80,7 +93,11 @@ SCORERS = {  # a number for a pair of texts comes out
 
 Purpose = Literal["generate", "embed", "score"]
 
-PURPOSES: dict[Purpose, dict[str, str]] = {"generate": ARCHITECTURES, "embed": EMBEDDERS, "score": SCORERS}
+PURPOSES: dict[Purpose, dict[str, str]] = {
+    "generate": ARCHITECTURES | ENCODER_DECODERS,
+    "embed": EMBEDDERS,
+    "score": SCORERS,
+}
 
 _WHAT_FOR = {
     "generate": ("continues texts", "use `quire run`, `chat` or `serve`, or LLM"),

@@ -1,4 +1,4 @@
-"""The language model inside a checkpoint that sees images, too."""
+"""Checkpoints whose tensors have other names than ours, such as the language model inside one that sees images."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +10,8 @@ from quire.weights.config import CheckpointConfig
 PREFIXES = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
 
 
-class TextPart:
-    """Tensors under the names they have in a checkpoint of the language model alone."""
+class Renamed:
+    """Some tensors of a checkpoint, under other names."""
 
     def __init__(self, whole: Checkpoint, names: Mapping[str, str]) -> None:
         self._whole, self._names = whole, names  # ours -> the checkpoint's
@@ -37,13 +37,17 @@ class TextPart:
     def tensor(self, name: str) -> StoredTensor:
         return self._whole.tensor(self._names[name])
 
+    def forget(self) -> None:
+        self._whole.forget()
+
 
 def text_part(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint itself, where it has nothing else."""
+    """Tensors under the names they have in a checkpoint of the language model alone. One that has nothing else stays as
+    it is."""
     names = {
         ours + name.removeprefix(prefix): name
         for name in checkpoint.names()
         for prefix, ours in PREFIXES.items()
         if name.startswith(prefix)
     }
-    return TextPart(checkpoint, names) if names else checkpoint
+    return Renamed(checkpoint, names) if names else checkpoint

@@ -146,12 +146,12 @@ def stored_floats(name: str, values: NDArray[np.float32]) -> StoredTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearLayer:
-    """A linear layer of a checkpoint that a packed matrix was made of."""
+    """A linear layer that a packed matrix was made of, as it is in the model as published."""
 
     name: str  # without `.weight`
     num_outputs: int  # of the packed matrix
-    num_stored: int  # outputs in the checkpoint
-    order: NDArray[np.int32] | None = None  # output i is the stored output order[i]; None: they are the same
+    num_stored: int  # its outputs
+    order: NDArray[np.int32] | None = None  # output i of the packed matrix is its output order[i]; None: i
 
 
 @dataclass(frozen=True, slots=True, eq=False)

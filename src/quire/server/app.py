@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -24,7 +25,7 @@ from quire.server.keys import KeyRing
 from quire.server.live import Live
 from quire.server.metered import MeteredModels
 from quire.server.metrics import Metrics
-from quire.server.openapi import openapi
+from quire.server.openapi import JSON, answers, openapi
 from quire.server.options import ServerOptions
 from quire.server.pagefiles import page_routes
 from quire.server.quota import RATE_HEADERS
@@ -54,6 +55,7 @@ def create_app(
         Route("/v1/models/{name:path}", pages.model),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/tokenizer_info", tokens.info),
         Route("/health", pages.health),
         Route("/ready", pages.ready),
         Route("/metrics", pages.metrics_text),
@@ -75,14 +77,15 @@ def create_app(
             handle = generation_route(models, dialect, parse, options)
             routes.append(Route(path, handle, methods=["POST"]))
 
+    @answers({JSON: dict[str, Any]})
     async def description(http: Request) -> Response:
-        return json_response(openapi(routes, parsers))
+        return json_response(openapi(routes, parsers, shapes, shape))
 
     routes.append(Route("/openapi.json", description))
 
     async def refused(http: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = error_response(_as_ours(http, error), shape)
+        response = error_response(_as_ours(http, error), shapes.get(http.url.path, shape))
         response.headers.update(error.headers or {})
         return response
 
@@ -111,6 +114,30 @@ def _as_ours(http: Request, error: HTTPException) -> QuireError:
     raise AssertionError(f"unexpected HTTP status {error.status_code}") from error
 
 
+class Model(Struct, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int  # seconds since 1970
+    owned_by: str = "quire"
+    root: str
+    parent: str | None
+    max_model_len: int | None
+    task: str | None
+
+
+class ModelList(Struct):
+    data: list[Model]
+    object: str = "list"
+
+
+class Status(Struct):
+    status: str
+
+
+class Version(Struct):
+    version: str
+
+
 class Pages:
     """What can be asked about the server."""
 
@@ -119,39 +146,43 @@ class Pages:
         self._metrics = site.metrics
         self._created = int(time.time())
 
+    @answers({JSON: ModelList})
     async def models(self, http: Request) -> Response:
-        return json_response({"object": "list", "data": list(map(self._model, self._models.offers()))})
+        return json_response(ModelList(list(map(self._model, self._models.offers()))))
 
+    @answers({JSON: Model})
     async def model(self, http: Request) -> Response:
         name, offers = http.path_params["name"], {offer.name: offer for offer in self._models.offers()}
         if name not in offers:
             raise unknown_model(name, list(offers))
         return json_response(self._model(offers[name]))
 
-    def _model(self, offer: "Offer") -> dict[str, object]:
-        return {
-            "id": offer.name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "quire",
-            "root": offer.adapter_of or offer.name,
-            "parent": offer.adapter_of or None,
-            "max_model_len": offer.info.max_model_len if offer.info else None,
-            "task": offer.info.task if offer.info else None,
-        }
+    def _model(self, offer: "Offer") -> Model:
+        return Model(
+            id=offer.name,
+            created=self._created,
+            root=offer.adapter_of or offer.name,
+            parent=offer.adapter_of or None,
+            max_model_len=offer.info.max_model_len if offer.info else None,
+            task=offer.info.task if offer.info else None,
+        )
 
+    @answers({JSON: Status}, also=(503,))
     async def health(self, http: Request) -> Response:
         state = self._models.state
-        return json_response({"status": state}, 503 if state == "stopped" else 200)
+        return json_response(Status(state), 503 if state == "stopped" else 200)
 
+    @answers({JSON: Status}, also=(503,))
     async def ready(self, http: Request) -> Response:
         state = self._models.state
-        return json_response({"status": state}, 200 if state == "ready" else 503)
+        return json_response(Status(state), 200 if state == "ready" else 503)
 
+    @answers({"text/plain": str})
     async def metrics_text(self, http: Request) -> Response:
         from quire.server.exposition import MEDIA_TYPE, prometheus_text
 
         return Response(prometheus_text(self._metrics), media_type=MEDIA_TYPE)
 
+    @answers({JSON: Version})
     async def version(self, http: Request) -> Response:
-        return json_response({"version": __version__})
+        return json_response(Version(__version__))

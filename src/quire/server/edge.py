@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.core.errors import BadRequest, QuireError, Unavailable
+from quire.core.errors import BadRequest, QueueFull, QuireError, Unavailable
 from quire.server.errors import ClientGone
 from quire.server.keys import KeyRing
 from quire.server.logs import log_visit
@@ -29,6 +29,7 @@ Shape = Callable[[QuireError], object]
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})  # for probes and scrapers, which have no key
 OPEN_PAGE = re.compile(r"/(page/.*)?")  # the page, which asks for the key; what is posted to / is another matter
+MOST_BODIES = 16  # of the longest: what all requests under way may have sent together
 CLIENT_CLOSED = 499  # never sent: how a request whose client left is counted
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -51,6 +52,7 @@ class Edge:
         self._app = app
         self._options, self._keys, self._metrics, self._trace = options, keys, metrics, trace
         self._shapes, self._shape = shapes, shape
+        self._body_bytes = 0  # of requests under way
         # Paths as declared: clients cannot make up label values.
         self._fixed = {route.path for route in routes if "{" not in route.path}
         self._open: dict[Any, str] = {route.endpoint: route.path for route in routes if "{" in route.path}
@@ -75,6 +77,13 @@ class Edge:
                     told.update(visit.key.quota.headers())
             await send(message)
 
+        async def receive_counted() -> Message:
+            message = await receive()
+            if size := len(message.get("body", b"")):
+                visit.body_bytes += size
+                self._hold(size)
+            return message
+
         async def refuse(error: QuireError) -> None:
             await error_response(error, shape)(scope, receive, send_with_id)
 
@@ -87,7 +96,7 @@ class Edge:
                 if scope["method"] == "POST":
                     visit.enter()
                     entered = True
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive_counted, send_with_id)
         except QuireError as error:
             await refuse(error)
         except asyncio.CancelledError:  # the time to drain is over; the task ends here
@@ -102,10 +111,19 @@ class Edge:
                     QuireError("the server failed on this request", f"its id in the server's log is {visit.id}")
                 )
         finally:
+            self._body_bytes -= visit.body_bytes
             if entered:
                 visit.release()
             self._end(visit, headers, self._route(scope, path), status)
         return None
+
+    def _hold(self, num_bytes: int) -> None:
+        self._body_bytes += num_bytes
+        most = MOST_BODIES * self._options.max_body_bytes
+        if self._body_bytes > most:
+            raise QueueFull(
+                f"the requests under way have more than {most} bytes in their bodies", "try again later", retry_after=1
+            )
 
     def _route(self, scope: Scope, path: str) -> str:
         return path if path in self._fixed else self._open.get(scope.get("endpoint", ""), "other")

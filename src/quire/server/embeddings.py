@@ -15,7 +15,7 @@ from quire.engine.texts import EmbedRequest, Text
 from quire.server.body import decode, read_body
 from quire.server.dialects.openai.fields import Int, new_id
 from quire.server.generate import unless_gone
-from quire.server.openapi import reads
+from quire.server.openapi import JSON, answers, reads
 from quire.server.replies import json_response
 from quire.server.site import Site
 
@@ -40,6 +40,18 @@ class Embedding(Struct):
     object: str = "embedding"
 
 
+class EmbeddingUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct, kw_only=True):
+    object: str = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
 _decoder = msgspec.json.Decoder(EmbeddingsBody)
 
 
@@ -51,6 +63,7 @@ class Embeddings:
         return [Route("/v1/embeddings", self.embeddings, methods=["POST"])]
 
     @reads(EmbeddingsBody)
+    @answers({JSON: EmbeddingList})
     async def embeddings(self, http: Request) -> Response:
         body = decode(await read_body(http, self._site.options.max_body_bytes), _decoder)
         texts = _texts(body.input)
@@ -65,12 +78,11 @@ class Embeddings:
         found = await unless_gone(http.receive, service.embed(asked))
         spelled = _base64 if body.encoding_format == "base64" else array.tolist
         return json_response(
-            {
-                "object": "list",
-                "data": [Embedding(index, spelled(vector)) for index, vector in enumerate(found.vectors)],
-                "model": service.info.name,
-                "usage": {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens},
-            }
+            EmbeddingList(
+                data=[Embedding(index, spelled(vector)) for index, vector in enumerate(found.vectors)],
+                model=service.info.name,
+                usage=EmbeddingUsage(found.num_tokens, found.num_tokens),
+            )
         )
 
 

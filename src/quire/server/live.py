@@ -19,6 +19,7 @@ from quire.core.records import RequestRecord
 from quire.engine.models import unknown_model
 from quire.server.errors import ClientGone, NotAllowed
 from quire.server.generate import unless_gone
+from quire.server.openapi import EVENTS, answers, asks
 from quire.server.recent import Percentiles
 from quire.server.site import Site
 from quire.server.visit import current_visit
@@ -35,16 +36,28 @@ FINISHED_AT_FIRST = 32  # requests that had ended before somebody looked
 _encode = msgspec.json.Encoder().encode
 
 
+class Event(msgspec.Struct, kw_only=True):
+    model: str
+    state: str
+    now: float  # time.monotonic(), as all times in here
+    memory: dict[str, int]  # bytes
+    tokens: dict[str, int]  # since the server started
+    restarts: int
+    latency: dict[str, Percentiles]  # seconds
+    finished: list[dict[str, Any]]  # requests that ended since the last event
+    engine: dict[str, Any] | None  # None: nothing has changed there
+
+
 class Live:
     """The route, and how many look."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self.num_viewers = 0
-        self._packed: dict[
-            tuple[str, str], tuple[bytes, bytes]
-        ] = {}  # the last map of each model, as it came and as it goes
+        self._packed: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # of each model the last maps: raw, and packed
 
+    @asks(model=str)
+    @answers({EVENTS: Event})
     async def view(self, http: Request) -> Response:
         visit = current_visit()
         if visit is not None and visit.key is not None and not visit.key.live:
@@ -77,7 +90,7 @@ class Live:
         finally:
             self.num_viewers -= 1
 
-    def _event(self, service: "Service", snapshot: "Snapshot | None", finished: list[RequestRecord]) -> "Event":
+    def _event(self, service: "Service", snapshot: "Snapshot | None", finished: list[RequestRecord]) -> Event:
         info = service.info
         metrics = self._site.metrics.of(info.name)
         return Event(
@@ -100,18 +113,6 @@ class Live:
                 raw, packed = self._packed[model, name] = shown[name], zlib.compress(shown[name], 1)
             shown[name] = packed  # base64 in JSON
         return shown
-
-
-class Event(msgspec.Struct, kw_only=True):
-    model: str
-    state: str
-    now: float  # time.monotonic(), as all times in here
-    memory: dict[str, int]  # bytes
-    tokens: dict[str, int]  # since the server started
-    restarts: int
-    latency: dict[str, Percentiles]  # seconds
-    finished: list[dict[str, Any]]  # requests that ended since the last event
-    engine: dict[str, Any] | None  # None: nothing has changed there
 
 
 class _Events(Response):

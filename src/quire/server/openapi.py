@@ -1,8 +1,9 @@
-"""/openapi.json: what can be posted where, from the types that read it."""
+"""/openapi.json: what can be asked where and what is answered, from the types that read and write it."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 from starlette.routing import Route
@@ -10,60 +11,121 @@ from starlette.routing import Route
 from quire import __version__
 
 Reader = TypeVar("Reader", bound=Callable[..., Any])
+Shape = Callable[..., object]  # of errors; its return type says how they look
 
-_BODY = "__quire_body__"
+JSON = "application/json"
+EVENTS = "text/event-stream"
+
+_TOLD = "__quire_told__"
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")  # as Starlette writes it
 _REFERENCE = "#/components/schemas/{name}"
 
 
-def reads(body: type[msgspec.Struct]) -> Callable[[Reader], Reader]:
-    """Says of a function which body it reads: of a route's endpoint, or of a dialect's parser."""
+@dataclass(slots=True)
+class Told:
+    """What is known of one operation."""
 
+    body: Any = None
+    only: Mapping[str, tuple[Any, ...]] = field(
+        default_factory=dict
+    )  # fields of it that are taken with these values only
+    answers: Mapping[str, Any] = field(default_factory=dict)  # media type -> a type; of a stream, that of its pieces
+    also: tuple[int, ...] = ()  # statuses beside 200 that have the same answer
+    query: Mapping[str, Any] = field(default_factory=dict)  # name -> a type
+
+
+def reads(body: type[msgspec.Struct], only: Mapping[str, tuple[Any, ...]] | None = None) -> Callable[[Reader], Reader]:
+    """Says of a function which body it reads: of a route's endpoint, or of a dialect's parser. `only`: fields that are
+    known and not supported, each with the values that are taken all the same."""
+    return _telling(body=body, only=only or {})
+
+
+def answers(by_media_type: Mapping[str, Any], also: tuple[int, ...] = ()) -> Callable[[Reader], Reader]:
+    return _telling(answers=by_media_type, also=also)
+
+
+def asks(**query: Any) -> Callable[[Reader], Reader]:
+    """Parameters that may stand in the query."""
+    return _telling(query=query)
+
+
+def _telling(**what: Any) -> Callable[[Reader], Reader]:
     def mark(reader: Reader) -> Reader:
-        setattr(reader, _BODY, body)
+        told = getattr(reader, _TOLD, None) or Told()
+        for name, value in what.items():
+            setattr(told, name, value)
+        setattr(reader, _TOLD, told)
         return reader
 
     return mark
 
 
-def openapi(routes: Iterable[Route], parsers: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
-    """`parsers`: path -> what reads its body, for the routes whose endpoint leaves that to another."""
-    bodies: dict[str, type[msgspec.Struct]] = {}
+def openapi(
+    routes: Iterable[Route], parsers: Mapping[str, Callable[..., Any]], shapes: Mapping[str, Shape], shape: Shape
+) -> dict[str, Any]:
+    """`parsers`: path -> what reads the body posted there, for the routes whose endpoint leaves that to another.
+    `shapes`: path -> how an error looks there; `shape`: elsewhere."""
+    operations: list[tuple[Route, str, Told, Any]] = []
     for route in routes:
-        body = getattr(parsers.get(route.path, route.endpoint), _BODY, None)
-        if body is not None:
-            bodies[route.path] = body
-    kinds = list(dict.fromkeys(bodies.values()))
-    schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
-    by_kind = dict(zip(kinds, schemas, strict=True))
-    paths: dict[str, dict[str, Any]] = {}
-    for route in routes:
-        path, parameters = _path(route.path)
+        error = get_type_hints(shapes.get(route.path, shape))["return"]
         for method in sorted((route.methods or set()) - {"HEAD"}):
-            operation: dict[str, Any] = {"operationId": _operation_id(method, route.path), "responses": _RESPONSES}
-            if parameters:
-                operation["parameters"] = parameters
-            if route.path in bodies:
-                schema = by_kind[bodies[route.path]]
-                operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-            paths.setdefault(path, {})[method.lower()] = operation
+            speaker = parsers.get(route.path, route.endpoint) if method == "POST" else route.endpoint
+            operations.append((route, method, getattr(speaker, _TOLD, None) or Told(), error))
+    schemas = _Schemas(operations)
+    paths: dict[str, dict[str, Any]] = {}
+    for route, method, told, error in operations:
+        path = _PARAMETER.sub(r"{\1}", route.path)
+        paths.setdefault(path, {})[method.lower()] = _operation(route, method, told, error, schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Quire", "version": __version__},
         "paths": paths,
-        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "components": {"schemas": schemas.components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
     }
 
 
-_RESPONSES = {"200": {"description": "the answer"}, "default": {"description": "an error, in the dialect's own shape"}}
+class _Schemas:
+    """The schemas of all types that the operations name."""
+
+    def __init__(self, operations: Iterable[tuple[Route, str, Told, Any]]) -> None:
+        self._kinds: list[Any] = []
+        for _, _, told, error in operations:
+            for kind in (told.body, *told.answers.values(), *told.query.values(), error):
+                if kind is not None and kind not in self._kinds:
+                    self._kinds.append(kind)
+        self._schemas, self.components = msgspec.json.schema_components(self._kinds, ref_template=_REFERENCE)
+        for _, _, told, _ in operations:
+            for name, values in told.only.items():
+                of_body = self.components[self.of(told.body)["$ref"].rpartition("/")[2]]
+                of_body["properties"][name] = {"enum": [None, *values], "default": None}
+
+    def of(self, kind: Any) -> dict[str, Any]:
+        return self._schemas[self._kinds.index(kind)]
 
 
-def _path(declared: str) -> tuple[str, list[dict[str, Any]]]:
-    names = _PARAMETER.findall(declared)
-    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-    return _PARAMETER.sub(r"{\1}", declared), parameters
+def _operation(route: Route, method: str, told: Told, error: Any, schemas: _Schemas) -> dict[str, Any]:
+    answer = {"description": "the answer", "content": _content(told.answers, schemas)}
+    problem = {"description": "an error, in the dialect's own shape", "content": _content({JSON: error}, schemas)}
+    operation: dict[str, Any] = {
+        "operationId": f"{method.lower()}_{re.sub(r'[^a-zA-Z0-9]+', '_', route.path).strip('_') or 'root'}",
+        "responses": {str(status): answer for status in (200, *told.also)} | {"4XX": problem, "5XX": problem},
+    }
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PARAMETER.findall(route.path)
+    ] + [{"name": name, "in": "query", "schema": schemas.of(kind)} for name, kind in told.query.items()]
+    if parameters:
+        operation["parameters"] = parameters
+    if told.body is not None:
+        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas.of(told.body)}}}
+    return operation
 
 
-def _operation_id(method: str, path: str) -> str:
-    return f"{method.lower()}_{re.sub(r'[^a-zA-Z0-9]+', '_', path).strip('_')}"
+def _content(by_media_type: Mapping[str, Any], schemas: _Schemas) -> dict[str, Any]:
+    """Before 3.2, OpenAPI has no word for the pieces of a stream."""
+    content: dict[str, Any] = {}
+    for media_type, kind in by_media_type.items():
+        whole = media_type == JSON or kind is str
+        content[media_type] = {"schema" if whole else "x-itemSchema": schemas.of(kind)}
+    return content

@@ -1,6 +1,7 @@
 """Responses that are not a generation: plain JSON and errors."""
 
 from collections.abc import Awaitable, Callable
+from functools import wraps
 
 import msgspec
 from starlette.requests import Request
@@ -34,6 +35,7 @@ def in_shape(
 ) -> Callable[[Request], Awaitable[Response]]:
     """A page of a dialect, whose errors are told as that dialect tells them."""
 
+    @wraps(endpoint)
     async def handle(http: Request) -> Response:
         try:
             return await endpoint(http)

@@ -3,7 +3,7 @@
 import time
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -12,9 +12,9 @@ from quire.core.errors import BadRequest
 from quire.engine.texts import ScoreRequest
 from quire.server.body import decode, read_body
 from quire.server.dialects.openai.fields import Int, new_id
-from quire.server.embeddings import MOST_TEXTS, truncates
+from quire.server.embeddings import MOST_TEXTS, EmbeddingUsage, truncates
 from quire.server.generate import unless_gone
-from quire.server.openapi import reads
+from quire.server.openapi import JSON, answers, reads
 from quire.server.replies import json_response
 from quire.server.site import Site
 
@@ -43,6 +43,34 @@ class ScoreBody(Struct, kw_only=True, forbid_unknown_fields=True):
     user: str | None = None
 
 
+class Ranked(Struct):
+    index: int
+    relevance_score: float
+    document: Document | UnsetType = UNSET
+
+
+class Ranking(Struct):
+    id: str
+    model: str
+    usage: EmbeddingUsage
+    results: list[Ranked]
+
+
+class Score(Struct):
+    index: int
+    score: float
+    object: str = "score"
+
+
+class ScoreList(Struct, kw_only=True):
+    id: str
+    object: str = "list"
+    created: int  # seconds since 1970
+    model: str
+    data: list[Score]
+    usage: EmbeddingUsage
+
+
 _rerank = msgspec.json.Decoder(RerankBody)
 _score = msgspec.json.Decoder(ScoreBody)
 
@@ -56,6 +84,7 @@ class Rerank:
         return [*ranking, *(Route(path, self.score, methods=["POST"]) for path in ("/v1/score", "/score"))]
 
     @reads(RerankBody)
+    @answers({JSON: Ranking})
     async def rerank(self, http: Request) -> Response:
         body = decode(await read_body(http, self._site.options.max_body_bytes), _rerank)
         if body.top_n is not None and body.top_n < 0:
@@ -65,22 +94,28 @@ class Rerank:
             http, body.model, [(body.query, text) for text in texts], body.truncate_prompt_tokens, "documents"
         )
         order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n or None]
-        results: list[dict[str, object]] = [{"index": index, "relevance_score": scores[index]} for index in order]
+        results = [Ranked(index, scores[index]) for index in order]
         if body.return_documents is not False:
-            results = [
-                {**result, "document": {"text": texts[index]}} for result, index in zip(results, order, strict=True)
-            ]
-        return json_response({"id": new_id("rerank"), "model": name, "usage": _usage(num_tokens), "results": results})
+            for result in results:
+                result.document = Document(texts[result.index])
+        return json_response(Ranking(new_id("rerank"), name, EmbeddingUsage(num_tokens, num_tokens), results))
 
     @reads(ScoreBody)
+    @answers({JSON: ScoreList})
     async def score(self, http: Request) -> Response:
         body = decode(await read_body(http, self._site.options.max_body_bytes), _score)
         name, scores, num_tokens = await self._scores(
             http, body.model, _pairs(body.text_1, body.text_2), body.truncate_prompt_tokens, "text_2"
         )
-        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
-        head = {"id": new_id("score"), "object": "list", "created": int(time.time()), "model": name}
-        return json_response({**head, "data": data, "usage": _usage(num_tokens)})
+        return json_response(
+            ScoreList(
+                id=new_id("score"),
+                created=int(time.time()),
+                model=name,
+                data=[Score(index, score) for index, score in enumerate(scores)],
+                usage=EmbeddingUsage(num_tokens, num_tokens),
+            )
+        )
 
     async def _scores(
         self, http: Request, model: str | None, pairs: list[tuple[str, str]], truncate: int | None, field: str
@@ -108,7 +143,3 @@ def _pairs(first: str | list[str], second: str | list[str]) -> list[tuple[str, s
             param="text_1",
         )
     return list(zip(ones, others, strict=True))
-
-
-def _usage(num_tokens: int) -> dict[str, int]:
-    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as vLLM has them."""
+"""POST /tokenize and /detokenize and GET /tokenizer_info, as vLLM has them."""
 
 import asyncio
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from quire.core.errors import BadRequest
 from quire.server.body import decode, read_body
 from quire.server.dialects.openai.messages import Message, plain_messages, template_kwargs
 from quire.server.dialects.openai.tools import Tool, tool_use
-from quire.server.openapi import reads
+from quire.server.openapi import JSON, answers, asks, reads
 from quire.server.replies import json_response
 from quire.text.chat_format import chat_format
 from quire.text.chat_template import ChatTemplate
@@ -39,34 +39,41 @@ class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     tokens: list[int]
 
 
+class Tokenized(Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(Struct):
+    prompt: str
+
+
 _tokenize = msgspec.json.Decoder(TokenizeBody)
 _detokenize = msgspec.json.Decoder(DetokenizeBody)
 
 
 class Tokens:
-    """The two routes."""
+    """The three routes."""
 
     def __init__(self, models: "Models", max_body_bytes: int) -> None:
         self._models = models
         self._limit = max_body_bytes
 
     @reads(TokenizeBody)
+    @answers({JSON: Tokenized})
     async def tokenize(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit), _tokenize)
         service = (await self._models.find(body.model)).service
         tokenizer = service.tokenizer
         ids = await asyncio.to_thread(_encode, tokenizer, body)
-        strs = [tokenizer.token_bytes(token).decode("utf-8", errors="replace") for token in ids]
-        return json_response(
-            {
-                "count": len(ids),
-                "max_model_len": service.info.max_model_len,
-                "tokens": ids,
-                "token_strs": strs if body.return_token_strs else None,
-            }
-        )
+        texts = [tokenizer.token_bytes(token).decode("utf-8", errors="replace") for token in ids]
+        told = Tokenized(len(ids), service.info.max_model_len, ids, texts if body.return_token_strs else None)
+        return json_response(told)
 
     @reads(DetokenizeBody)
+    @answers({JSON: Detokenized})
     async def detokenize(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit), _detokenize)
         service = (await self._models.find(body.model)).service
@@ -74,7 +81,22 @@ class Tokens:
         if wrong := [token for token in body.tokens if not 0 <= token < size]:
             raise BadRequest(f"token id {wrong[0]} is not in the vocabulary, which has {size}", param="tokens")
         text = await asyncio.to_thread(service.tokenizer.decode, body.tokens, skip_special_tokens=False)
-        return json_response({"prompt": text})
+        return json_response(Detokenized(text))
+
+    @asks(model=str)
+    @answers({JSON: dict[str, Any]})
+    async def info(self, http: Request) -> Response:
+        """What a client needs that leaves tokenizing to the server, such as lm-eval."""
+        service = (await self._models.find(http.query_params.get("model"))).service
+        tokenizer = service.tokenizer
+        return json_response(
+            {
+                **tokenizer.special_tokens,
+                "tokenizer_class": "Tokenizer",
+                "model_max_length": service.info.max_model_len,
+                "chat_template": tokenizer.chat_template,
+            }
+        )
 
 
 def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:

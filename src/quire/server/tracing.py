@@ -14,7 +14,18 @@ from quire.server.visit import Visit
 
 Trace = Callable[[Visit, Headers, int], None]
 
-_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/api/chat": "chat",
+    "/v1/completions": "text_completion",
+    "/api/generate": "text_completion",
+    "/generate": "text_completion",
+    "/generate_stream": "text_completion",
+    "/v1/embeddings": "embeddings",
+    "/api/embed": "embeddings",
+}
 
 
 def tracer(options: ServerOptions) -> Trace | None:
@@ -67,7 +78,8 @@ def traced_by(processor: Any) -> Trace:
 
 def _attributes(visit: Visit, operation: str, status: int) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "gen_ai.system": "quire",
+        "gen_ai.provider.name": "quire",
+        "gen_ai.system": "quire",  # its older name
         "gen_ai.operation.name": operation,
         "gen_ai.request.model": visit.model,
         "gen_ai.response.model": visit.model,

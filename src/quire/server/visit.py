@@ -20,6 +20,7 @@ class Visit:
     key: Key | None = None
     deadline: float | None = None  # time.monotonic()
     began: float = field(default_factory=time.monotonic)
+    body_bytes: int = 0
     model: str = ""  # once it is known
     prompt_tokens: int = 0
     cached_tokens: int = 0

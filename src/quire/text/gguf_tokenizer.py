@@ -11,6 +11,7 @@ from tokenizers import AddedToken, models, normalizers
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.text.byte_level_styles import BYTE_LEVEL_STYLES
+from quire.text.sentencepiece import SentencePieces
 from quire.text.token_bytes import TokenBytes, byte_level, sentencepiece
 from quire.text.tokenizer import Vocabulary, refusing
 from quire.weights.config import CheckpointConfig
@@ -43,6 +44,7 @@ class Pieces:
     tokens: list[str]
     kinds: list[int]
     ids: dict[str, int]
+    uncommon: list[int]  # ids of tokens of another kind than NORMAL
 
     @classmethod
     def read(cls, metadata: CheckpointConfig) -> "Pieces":
@@ -53,7 +55,7 @@ class Pieces:
         if len(ids) != len(tokens):
             first, token = next((index, token) for index, token in enumerate(tokens) if ids[token] != index)
             raise BadCheckpoint(f"{metadata.source}: {KEY}tokens has {token!r} twice, at {first} and {ids[token]}")
-        return cls(metadata, tokens, kinds, ids)
+        return cls(metadata, tokens, kinds, ids, [index for index, kind in enumerate(kinds) if kind != NORMAL])
 
     def id(self, name: str, default: int | None = None) -> int | None:
         """Of the token with a role, such as "bos"; `default` where the file does not say and there is such a token."""
@@ -65,9 +67,9 @@ class Pieces:
             raise BadCheckpoint(f"{self.metadata.source}: {key} is {token}, and there are {len(self.tokens)} tokens")
         return token
 
-    def bpe(self, merges: list[tuple[str, str]], **options: Any) -> tokenizers.Tokenizer:
-        with refusing(f"{self.metadata.source}: {KEY}merges do not fit {KEY}tokens"):
-            return tokenizers.Tokenizer(models.BPE(self.ids, merges, **options))
+    def of(self, *kinds: int) -> list[int]:
+        """The ids of tokens that are not normal."""
+        return [index for index in self.uncommon if self.kinds[index] in kinds]
 
 
 def _byte_level(pieces: Pieces) -> Vocabulary:
@@ -76,31 +78,36 @@ def _byte_level(pieces: Pieces) -> Vocabulary:
         source = pieces.metadata.source
         raise Unsupported(f"{source}: {KEY}pre is {name!r}", f"supported: {', '.join(BYTE_LEVEL_STYLES)}")
     style = BYTE_LEVEL_STYLES[name]
-    backend = pieces.bpe(_pairs(pieces.metadata), ignore_merges=style.ignore_merges)
+    with refusing(f"{pieces.metadata.source}: {KEY}merges do not fit {KEY}tokens"):
+        model = models.BPE(pieces.ids, _pairs(pieces.metadata), ignore_merges=style.ignore_merges)
+    backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = style.words()
     if style.composes:
         backend.normalizer = normalizers.NFC()
+    tokens = pieces.tokens
+    special = [AddedToken(tokens[index], normalized=False, special=True) for index in pieces.of(CONTROL, UNKNOWN)]
+    backend.add_special_tokens(special)
+    backend.add_tokens([AddedToken(tokens[index], normalized=False) for index in pieces.of(USER_DEFINED)])
     return _finish(pieces, backend, byte_level, bos=pieces.id("bos"), eos=pieces.id("eos"), add_bos=style.add_bos)
 
 
 def _sentencepiece(pieces: Pieces) -> Vocabulary:
-    unknown = pieces.id("unknown", 0)
-    backend = pieces.bpe(
-        _merges_by_score(pieces),
-        unk_token=None if unknown is None else pieces.tokens[unknown],
-        fuse_unk=True,
-        byte_fallback=True,
-    )
     space_first = pieces.metadata.bool(KEY + "add_space_prefix", default=True)
-    spaces = normalizers.Replace(" ", "\u2581")
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), spaces]) if space_first else spaces
+    backend = SentencePieces(
+        pieces.tokens,
+        _numbers(pieces.metadata, "scores", len(pieces.tokens)),
+        joined=[kind == NORMAL for kind in pieces.kinds],
+        first=pieces.of(CONTROL, UNKNOWN, USER_DEFINED),
+        unknown=pieces.id("unknown", 0),
+        space_first=space_first,
+    )
     bos, eos = pieces.id("bos", 1), pieces.id("eos", 2)
     return _finish(pieces, backend, sentencepiece, bos=bos, eos=eos, add_bos=True, strips_space=space_first)
 
 
 def _finish(
     pieces: Pieces,
-    backend: tokenizers.Tokenizer,
+    backend: tokenizers.Tokenizer | SentencePieces,
     token_bytes: TokenBytes,
     *,
     bos: int | None,
@@ -110,12 +117,8 @@ def _finish(
 ) -> Vocabulary:
     """What both models have in common: tokens that are matched first, those around a text, and those with a role."""
     tokens, metadata = pieces.tokens, pieces.metadata
-    uncommon = [(index, kind) for index, kind in enumerate(pieces.kinds) if kind != NORMAL]
-    control = [index for index, kind in uncommon if kind in (CONTROL, UNKNOWN)]
-    defined = [index for index, kind in uncommon if kind == USER_DEFINED]
-    no_text = {index: "" for index, kind in uncommon if kind == UNUSED}  # they only fill up the vocabulary
-    backend.add_special_tokens([AddedToken(tokens[index], normalized=False, special=True) for index in control])
-    backend.add_tokens([AddedToken(tokens[index], normalized=False) for index in defined])
+    control, defined = pieces.of(CONTROL, UNKNOWN), pieces.of(USER_DEFINED)
+    no_text = dict.fromkeys(pieces.of(UNUSED), "")  # they only fill up the vocabulary
     named = [*control, *(index for index in defined if tokens[index] != "</s>")]  # Gemma has HTML's tag, too
     ends = [*end_ids(metadata), eos, *(index for index in named if tokens[index] in END_TOKENS)]
     roles = {"bos": bos, "eos": eos, "unk": pieces.id("unknown"), "pad": pieces.id("padding")}
@@ -139,22 +142,6 @@ def _if_added(metadata: CheckpointConfig, name: str, token: int | None, default:
     if metadata.bool(f"{KEY}add_{name}_token", default=False):
         raise BadCheckpoint(f"{metadata.source}: {KEY}add_{name}_token is true, and {KEY}{name}_token_id is missing")
     return []
-
-
-def _merges_by_score(pieces: Pieces) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose joint piece has the highest score, the leftmost first. So every way of
-    cutting a piece into two pieces is a merge, in the order of scores; a short left part is the one further left."""
-    scores = _numbers(pieces.metadata, "scores", len(pieces.tokens))
-    normal = [index for index, kind in enumerate(pieces.kinds) if kind == NORMAL]
-    known = {pieces.tokens[index] for index in normal}
-    merges = []
-    for index in sorted(normal, key=lambda index: -scores[index]):
-        piece = pieces.tokens[index]
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in known and right in known:
-                merges.append((left, right))
-    return merges
 
 
 def _pairs(metadata: CheckpointConfig) -> list[tuple[str, str]]:

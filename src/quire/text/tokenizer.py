@@ -1,8 +1,9 @@
 """Text to ids and back.
 
-Encoding is the `tokenizers` library's. Decoding is ours: every token stands for certain bytes, and a text is those
-bytes as UTF-8, each ill-formed part becoming U+FFFD. So logprobs can show a token's exact bytes, and a stream of tokens
-decodes to the same text as all of them at once (see detokenizer.py)."""
+Encoding is the `tokenizers` library's, or our own for SentencePiece's vocabularies (sentencepiece.py). Decoding is
+ours: every token stands for certain bytes, and a text is those bytes as UTF-8, each ill-formed part becoming U+FFFD. So
+logprobs can show a token's exact bytes, and a stream of tokens decodes to the same text as all of them at once (see
+detokenizer.py)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 import tokenizers
 
 from quire.core.errors import BadCheckpoint, BadRequest
+from quire.text.sentencepiece import SentencePieces
 from quire.text.token_bytes import TokenBytes
 from quire.weights.checkpoint import find_checkpoint
 
@@ -20,7 +22,7 @@ from quire.weights.checkpoint import find_checkpoint
 class Vocabulary:
     """What a reader of a tokenizer's files finds out."""
 
-    backend: tokenizers.Tokenizer
+    backend: tokenizers.Tokenizer | SentencePieces
     token_bytes: TokenBytes  # of tokens that are not in `added`
     strips_space: bool  # encoding puts a space before a text, which decoding takes away again
     added: Mapping[int, str]  # tokens matched in a text before anything else; their text is as it stands
@@ -90,6 +92,7 @@ class Tokenizer:
     def encode_pair(self, first: str, second: str, limit: int | None = None) -> tuple[list[int], list[int]]:
         """-> ids, and what kind of token each is: 0 or 1, as the model was taught. With `limit`, to at most so many
         tokens: whichever text is longer loses its end."""
+        assert isinstance(self._backend, tokenizers.Tokenizer), "no model of pieces takes pairs of texts"
         with _refusing_surrogates(first), _refusing_surrogates(second):
             pair = self._backend.encode(first, second, add_special_tokens=True)
         kept = list(range(len(pair.ids)))

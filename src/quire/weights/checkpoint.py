@@ -31,6 +31,10 @@ class Checkpoint(Protocol):
         """A view of the file, of which nothing is read until it is looked at; or, where a format keeps codes and scales
         apart, blocks that are made of them now."""
 
+    def forget(self) -> None:
+        """What was read of the files is no longer counted as this process's memory. Reading it again is cheap while it
+        is in the page cache."""
+
 
 def find_checkpoint(path: Path) -> Path:
     """The .gguf file, or the directory in Hugging Face's layout, that `path` means."""

@@ -41,3 +41,6 @@ class DecoderBody:
 
     def tensor(self, name: str) -> StoredTensor:
         return self.checkpoint.tensor(name.removeprefix(self.prefix))
+
+    def forget(self) -> None:
+        self.checkpoint.forget()

@@ -41,3 +41,5 @@ class DummyCheckpoint:
         row = (noise.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)  # the upper half of an fp32 is a bf16
         data = np.broadcast_to(row, (prod(shape[:-1]), len(row)))
         return StoredTensor(name, shape, BF16, data, dummy=True)
+
+    def forget(self) -> None: ...

@@ -133,6 +133,14 @@ def _olmo(config: CheckpointConfig) -> dict[str, Any]:
     return {"architectures": ["Olmo3ForCausalLM"], **kinds}
 
 
+def _exaone(config: CheckpointConfig) -> dict[str, Any]:
+    pattern = config.get("sliding_window_pattern")
+    if not config.int("sliding_window", 0):
+        return {"layer_types": None}
+    every = range(1, config.int("num_hidden_layers") + 1)
+    return {"layer_types": _layer_types(pattern if isinstance(pattern, array) else (layer % 4 for layer in every))}
+
+
 def _gpt_oss(config: CheckpointConfig) -> dict[str, Any]:
     """Every other layer has a window. The ends of YaRN's ramp lie between pairs, which files have no word for."""
     layers = range(config.int("num_hidden_layers"))
@@ -203,6 +211,23 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         layer_tensors={**GATED_LAYER, **HEAD_NORMS, **NORMS_AROUND},
         biases={"attention_bias": "attn_q"},
         derive=_olmo,
+    ),
+    "exaone4": Architecture(
+        name="Exaone4ForCausalLM",
+        keys={**DECODER_KEYS, "sliding_window_pattern": "attention.sliding_window_pattern"},
+        constants={"model_type": "exaone4", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **NORMS_AROUND},
+        derive=_exaone,
+    ),
+    "internlm2": Architecture(  # its q, k and v were taken apart
+        name="LlamaForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "llama", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        interleaved=ROTATED_PAIRWISE,
+        biases={"attention_bias": "attn_q"},
     ),
     "glm4": Architecture(
         name="Glm4ForCausalLM",

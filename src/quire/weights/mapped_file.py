@@ -25,6 +25,10 @@ class MappedFile:
             raise BadCheckpoint(f"{path} is empty", "download it again") from error
         self.size = len(self.buffer)
 
+    def forget(self) -> None:
+        """Unmap the pages that were looked at; the next look maps them again."""
+        self.buffer.madvise(mmap.MADV_DONTNEED)
+
     def rows(self, offset: int, num_rows: int, row_bytes: int) -> "NDArray[np.uint8]":
         """-> uint8 [num_rows, row_bytes], read-only. The caller has checked that they lie inside the file."""
         import numpy as np  # here, so that reading a header, as the HTTP process does, costs no numpy

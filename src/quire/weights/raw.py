@@ -73,6 +73,10 @@ class RawTensors:
         rows = self._files[name].file.rows(self._entry(name).offset, prod(shape[:-1]), shape[-1] * kind.block_bytes)
         return StoredTensor(name, shape, kind, rows)
 
+    def forget(self) -> None:
+        for file in {file.path: file.file for file in self._files.values()}.values():
+            file.forget()
+
     def floats(self, name: str) -> NDArray[np.float32]:
         """Of any float type, in the tensor's shape."""
         return dequantize(self.tensor(name)).reshape(self.shape(name))

@@ -31,7 +31,7 @@ FLOATS = {
 }
 GROUP, LEAST_GROUP = 128, 16  # inputs that share a scale, where we choose; rows of odd lengths stay floats
 NF4_GROUP = 64
-EXPERTS_KEPT = ("Q4_0", "Q4_1", "Q8_0")
+EXPERTS_KEPT = ("Q4_0", "Q4_1", "Q8_0", "MXFP4")
 FP8_MOST = 448.0
 DUMMY_SPREAD = 0.02  # of random weights: about what training begins with
 

@@ -15,8 +15,10 @@ TILE_OUTPUTS = 64  # that a kernel takes at once
 
 
 class PackedLowRank(NamedTuple):
-    a: Tensor  # [parts, max_rank, inputs]
-    b: Tensor  # [outputs, max_rank]
+    """In main memory, and of the adapter's own rank: there may be many more than slots."""
+
+    a: Tensor  # [parts, rank, inputs]
+    b: Tensor  # [outputs, rank]
     scales: Tensor  # [parts]
 
 
@@ -41,7 +43,10 @@ class TorchSlots:
     def pack(self, parts: Sequence[LowRank | None]) -> PackedLowRank | None:
         if not any(parts):
             return None
-        a, b, scales = (torch.zeros_like(of[0], device="cpu") for of in (self.a, self.b, self.scales))
+        rank = max(part.rank for part in parts if part is not None)
+        a = torch.zeros_like(self.a[0, :, :rank], device="cpu")
+        b = torch.zeros_like(self.b[0, :, :rank], device="cpu")
+        scales = torch.zeros_like(self.scales[0], device="cpu")
         for index, (part, rows) in enumerate(zip(parts, b.split(self.sizes), strict=True)):
             if part is not None:
                 a[index, : part.rank] = _tensor(part.a)
@@ -50,8 +55,11 @@ class TorchSlots:
         return PackedLowRank(a, b, scales)
 
     def put(self, slot: int, packed: PackedLowRank | None) -> None:
-        for of, new in zip((self.a, self.b, self.scales), packed or (0, 0, 0), strict=True):
-            of[slot] = new
+        for of in (self.a, self.b, self.scales):
+            of[slot].zero_()
+        if packed is not None:
+            rank = packed.a.shape[1]
+            self.a[slot, :, :rank], self.b[slot, :, :rank], self.scales[slot] = packed
 
 
 def _tiles(sizes: Sequence[int]) -> list[tuple[int, int, int]]:

@@ -6,11 +6,19 @@ import msgspec
 
 from quire.engine.generate import GenerateRequest
 from quire.server.dialects.anthropic.blocks import BlockEvents, whole_blocks
-from quire.server.dialects.anthropic.fields import MessagesBody, read, sampling_params, template_options, tool_use
+from quire.server.dialects.anthropic.fields import (
+    NOT_SUPPORTED,
+    MessagesBody,
+    read,
+    sampling_params,
+    template_options,
+    tool_use,
+)
 from quire.server.dialects.anthropic.messages import plain_messages
 from quire.server.dialects.anthropic.shapes import (
     BlockStart,
     Ended,
+    Event,
     Message,
     MessageDelta,
     MessageStart,
@@ -23,12 +31,15 @@ from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.fields import new_id
 from quire.server.dialects.reading import Reading, put_chat
 from quire.server.fold import Completion
+from quire.server.openapi import EVENTS, JSON, answers, reads
 from quire.text.event import TextEvent
 from quire.text.tools.use import ToolUse
 
 _decoder = msgspec.json.Decoder(MessagesBody)
 
 
+@reads(MessagesBody, only=dict.fromkeys(NOT_SUPPORTED, ()))
+@answers({JSON: Message, EVENTS: Event})
 def parse_messages(body: bytes, context: Context) -> "MessagesCall":
     given = read(body, _decoder)
     use = tool_use(given)

@@ -14,6 +14,7 @@ from quire.server.dialects.anthropic.fields import PromptBody, read, template_op
 from quire.server.dialects.anthropic.messages import plain_messages
 from quire.server.dialects.anthropic.shapes import error_body, error_status
 from quire.server.dialects.dialect import Context
+from quire.server.openapi import JSON, answers, reads
 from quire.server.replies import in_shape, json_response
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ _decoder = msgspec.json.Decoder(PromptBody)
 
 
 def pages(site: "Site") -> list[Route]:
+    @reads(PromptBody)
+    @answers({JSON: dict[str, int]})
     async def count_tokens(http: Request) -> Response:
         body = read(await read_body(http, site.options.max_body_bytes), _decoder)
         service = (await site.models.find(body.model)).service

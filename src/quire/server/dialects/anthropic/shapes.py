@@ -1,11 +1,11 @@
 """The objects of Anthropic's Messages API on their way out."""
 
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 from msgspec import Struct
 
-from quire.core.errors import QueueFull, QuireError, Unavailable
+from quire.core.errors import PromptTooLong, QueueFull, QuireError, Unavailable
 
 _encode = msgspec.json.Encoder().encode
 
@@ -21,16 +21,6 @@ class Usage(Struct, kw_only=True):
         return cls(input_tokens=num_prompt - num_cached, cache_read_input_tokens=num_cached, output_tokens=num_output)
 
 
-class Message(Struct, kw_only=True, tag="message"):
-    id: str
-    model: str
-    content: list[Any]
-    role: str = "assistant"
-    stop_reason: str | None = None
-    stop_sequence: str | None = None
-    usage: Usage
-
-
 class Text(Struct, tag="text"):
     text: str = ""
 
@@ -44,6 +34,16 @@ class ToolCall(Struct, kw_only=True, tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any]
+
+
+class Message(Struct, kw_only=True, tag="message"):
+    id: str
+    model: str
+    content: list[Text | Thinking | ToolCall]
+    role: str = "assistant"
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    usage: Usage
 
 
 class TextDelta(Struct, tag="text_delta"):
@@ -94,6 +94,8 @@ class MessageStop(Struct, tag="message_stop"):
     pass
 
 
+Event = MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
+
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -109,10 +111,22 @@ def error_status(error: QuireError) -> int:
     return 529 if isinstance(error, QueueFull | Unavailable) else error.status
 
 
-def error_body(error: QuireError) -> dict[str, Any]:
+class Problem(TypedDict):
+    type: str
+    message: str
+
+
+class ErrorBody(TypedDict):
+    type: str
+    error: Problem
+
+
+def error_body(error: QuireError) -> ErrorBody:
     status = error_status(error)
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     message = f"{error.message} ({error.hint})" if error.hint else error.message
+    if isinstance(error, PromptTooLong):
+        message = f"prompt is too long: {message}"  # what clients look for
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 

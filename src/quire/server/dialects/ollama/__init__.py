@@ -4,7 +4,7 @@ from quire.server.dialects.dialect import Dialect
 from quire.server.dialects.ollama.call import parse_chat, parse_generate
 from quire.server.dialects.ollama.fields import model_name
 from quire.server.dialects.ollama.pages import pages
-from quire.server.dialects.ollama.shapes import error_body, error_status, line
+from quire.server.dialects.ollama.shapes import LINES, error_body, error_status, line
 
 DIALECT = Dialect(
     name="ollama",
@@ -13,7 +13,7 @@ DIALECT = Dialect(
     status=error_status,
     model=model_name,
     frame=line,
-    media_type="application/x-ndjson",
+    media_type=LINES,
     json_only=False,
     pages=pages,
 )

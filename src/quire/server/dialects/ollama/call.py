@@ -13,10 +13,11 @@ from quire.server.body import decode
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.ollama.fields import Fields, num_logprobs, refuse, refuse_unloading, structured
 from quire.server.dialects.ollama.options import sampling_params
-from quire.server.dialects.ollama.shapes import Answer, Clock, Message, logprobs_of, timestamp
+from quire.server.dialects.ollama.shapes import LINES, Answer, Clock, Message, logprobs_of, timestamp
 from quire.server.dialects.openai.fields import new_id
 from quire.server.dialects.reading import Reading, WholeCall, put_chat, whole_calls
 from quire.server.fold import Completion
+from quire.server.openapi import JSON, answers, reads
 from quire.text.answer import Gain
 from quire.text.chat_format import NO_TOOLS
 from quire.text.event import TextEvent, TokenLogprob
@@ -32,10 +33,18 @@ class GenerateBody(Fields, kw_only=True):
     template: str | None = None
     context: list[int] | None = None
     images: list[Any] | None = None
+    width: int | None = None  # these three are of a picture
+    height: int | None = None
+    steps: int | None = None
+
+
+class GivenFunction(Struct):
+    name: str = ""
+    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class GivenCall(Struct, kw_only=True):
-    function: dict[str, Any]
+    function: GivenFunction
     id: str = ""
 
 
@@ -58,9 +67,11 @@ _generate = msgspec.json.Decoder(GenerateBody)
 _chat = msgspec.json.Decoder(ChatBody)
 
 
+@reads(GenerateBody)
+@answers({JSON: Answer, LINES: Answer})
 def parse_generate(body: bytes, context: Context) -> "OllamaCall":
     given = decode(body, _generate)
-    for name in ("suffix", "template", "context", "images"):
+    for name in ("suffix", "template", "context", "images", "width", "height", "steps"):
         refuse(name, getattr(given, name))
     if not given.prompt:
         refuse_unloading(given)
@@ -75,6 +86,8 @@ def parse_generate(body: bytes, context: Context) -> "OllamaCall":
     return OllamaCall(given, [request], chat=False, reads=lambda ids: Reading.of(request, context, NO_TOOLS, ids))
 
 
+@reads(ChatBody)
+@answers({JSON: Answer, LINES: Answer})
 def parse_chat(body: bytes, context: Context) -> "OllamaCall":
     given = decode(body, _chat)
     if not given.messages:
@@ -124,7 +137,8 @@ def _plain(message: GivenMessage) -> dict[str, Any]:
         plain["reasoning_content"] = message.thinking
     if message.tool_calls:
         plain["tool_calls"] = [
-            {"type": "function", "id": call.id, "function": call.function} for call in message.tool_calls
+            {"type": "function", "id": call.id, "function": msgspec.to_builtins(call.function)}
+            for call in message.tool_calls
         ]
     if message.tool_name:
         plain["name"] = message.tool_name

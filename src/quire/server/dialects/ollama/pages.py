@@ -14,7 +14,8 @@ from quire.core.errors import BadRequest
 from quire.engine.models import unknown_model
 from quire.server.body import decode, read_body
 from quire.server.dialects.ollama.fields import bare_name
-from quire.server.dialects.ollama.shapes import error_body, error_status, line, timestamp
+from quire.server.dialects.ollama.shapes import LINES, error_body, error_status, line, timestamp
+from quire.server.openapi import JSON, answers, reads
 from quire.server.replies import in_shape, json_response
 
 if TYPE_CHECKING:
@@ -60,16 +61,21 @@ class Pages:
         self._limit = site.options.max_body_bytes
         self._since = timestamp(time.time())
 
+    @answers({JSON: dict[str, str]})
     async def version(self, http: Request) -> Response:
         return json_response({"version": __version__})
 
+    @answers({JSON: dict[str, list[dict[str, Any]]]})
     async def tags(self, http: Request) -> Response:
         return json_response({"models": [self._listed(offer) for offer in self._models.offers()]})
 
+    @answers({JSON: dict[str, list[dict[str, Any]]]})
     async def running(self, http: Request) -> Response:
         loaded = [offer for offer in self._models.offers() if offer.info is not None]
         return json_response({"models": [self._running(offer) for offer in loaded]})
 
+    @reads(ModelBody)
+    @answers({JSON: dict[str, Any]})
     async def show(self, http: Request) -> Response:
         wanted = decode(await read_body(http, self._limit, json_only=False), _decoder).wanted
         service = (await self._models.find(wanted)).service
@@ -89,6 +95,8 @@ class Pages:
             }
         )
 
+    @reads(ModelBody)
+    @answers({JSON: dict[str, str], LINES: dict[str, str]})
     async def pull(self, http: Request) -> Response:
         """Only what the server was started with: who may ask is not who may download."""
         body = decode(await read_body(http, self._limit, json_only=False), _decoder)
@@ -98,7 +106,7 @@ class Pages:
         if body.stream is False:
             return json_response({"status": "success"})
         told = [{"status": "pulling manifest"}, {"status": "verifying sha256 digest"}, {"status": "success"}]
-        return Response(b"".join(map(line, told)), media_type="application/x-ndjson")
+        return Response(b"".join(map(line, told)), media_type=LINES)
 
     def _listed(self, offer: "Offer") -> dict[str, Any]:
         return {

@@ -2,7 +2,7 @@
 
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -95,7 +95,11 @@ def _finite(logprob: float) -> float:
     return max(logprob, LOWEST_LOGPROB)
 
 
-def error_body(error: QuireError) -> dict[str, str]:
+class ErrorBody(TypedDict):
+    error: str
+
+
+def error_body(error: QuireError) -> ErrorBody:
     if isinstance(error, UnknownModel):  # in the words that clients look for
         return {"error": f"{error.message.replace('no model', 'model')} not found ({error.hint})"}
     return {"error": f"{error.message} ({error.hint})" if error.hint else error.message}
@@ -103,6 +107,9 @@ def error_body(error: QuireError) -> dict[str, str]:
 
 def error_status(error: QuireError) -> int:
     return 503 if isinstance(error, QueueFull) else error.status
+
+
+LINES = "application/x-ndjson"
 
 
 def line(value: object) -> bytes:

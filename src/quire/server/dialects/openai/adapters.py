@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from quire.server.body import decode, read_body
 from quire.server.errors import NotAllowed
-from quire.server.openapi import reads
+from quire.server.openapi import answers, reads
 
 if TYPE_CHECKING:
     from quire.server.site import Site
@@ -27,6 +27,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 class LoadBody(Struct, kw_only=True, forbid_unknown_fields=True):
     lora_name: Name
     lora_path: Name
+    load_inplace: bool = False  # instead of one of that name, which requests under way go on with
     base_model_name: str | None = None  # what vLLM writes into its list of models
 
 
@@ -50,14 +51,16 @@ class AdapterRoutes:
         ]
 
     @reads(LoadBody)
+    @answers({"text/plain": str})
     async def load(self, http: Request) -> Response:
         self._check()
         body = decode(await read_body(http, self._options.max_body_bytes), _load)
-        await self._models.load_adapter(body.lora_name, body.lora_path)
+        await self._models.load_adapter(body.lora_name, body.lora_path, body.load_inplace)
         log.info("adapter `%s` loaded from %s", body.lora_name, body.lora_path)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     @reads(UnloadBody)
+    @answers({"text/plain": str})
     async def unload(self, http: Request) -> Response:
         self._check()
         body = decode(await read_body(http, self._options.max_body_bytes), _unload)

@@ -8,13 +8,14 @@ from quire.core.errors import BadRequest
 from quire.engine.generate import GenerateRequest
 from quire.server.body import decode
 from quire.server.dialects.dialect import Context
-from quire.server.dialects.openai.chat_call import ChatCall
-from quire.server.dialects.openai.fields import Fields, Int, check, new_id, refuse, sampling_params
+from quire.server.dialects.openai.chat_call import ChatCall, ChatChoice
+from quire.server.dialects.openai.fields import NOT_SUPPORTED, Fields, Int, check, new_id, refuse, sampling_params
 from quire.server.dialects.openai.messages import Message, plain_messages, template_kwargs
+from quire.server.dialects.openai.shapes import Answer
 from quire.server.dialects.openai.structured import language_asked
 from quire.server.dialects.openai.tools import NamedTool, Tool, tool_use
 from quire.server.dialects.reading import put_chat
-from quire.server.openapi import reads
+from quire.server.openapi import EVENTS, JSON, answers, reads
 
 
 class ChatBody(Fields, kw_only=True, forbid_unknown_fields=True):
@@ -37,6 +38,7 @@ class ChatBody(Fields, kw_only=True, forbid_unknown_fields=True):
     function_call: Any = None
     audio: Any = None
     modalities: Any = None
+    moderation: Any = None
     prediction: Any = None
     verbosity: Any = None
     web_search_options: Any = None
@@ -44,6 +46,7 @@ class ChatBody(Fields, kw_only=True, forbid_unknown_fields=True):
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
     thinking_token_budget: Any = None
+    tool_prompt: Any = None  # of Text Generation Inference
 
 
 _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -51,6 +54,7 @@ _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "audio": (),
     "modalities": (["text"],),
+    "moderation": (),
     "prediction": (),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -58,6 +62,7 @@ _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "thinking_token_budget": (),
+    "tool_prompt": (),
 }
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
@@ -65,7 +70,8 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
-@reads(ChatBody)
+@reads(ChatBody, only={**NOT_SUPPORTED, **_NOT_SUPPORTED})
+@answers({JSON: Answer[ChatChoice], EVENTS: Answer[ChatChoice]})
 def parse_chat(body: bytes, context: Context) -> ChatCall:
     chat = decode(body, _decoder)
     refuse(chat, _NOT_SUPPORTED)

@@ -165,7 +165,7 @@ class ChatCall:
             delta.tool_calls = [gain_of(call, self._short_ids) for call in gain.calls]
         return delta
 
-    def _chunk(self, choices: list[ChatChoice]) -> Answer:
+    def _chunk(self, choices: list[ChatChoice]) -> Answer[ChatChoice]:
         chunk = self._answer("chat.completion.chunk", choices)
         if self._tally.always:
             chunk.usage = self._tally.usage()
@@ -173,7 +173,7 @@ class ChatCall:
             chunk.usage = None
         return chunk
 
-    def _answer(self, kind: str, choices: list[ChatChoice]) -> Answer:
+    def _answer(self, kind: str, choices: list[ChatChoice]) -> Answer[ChatChoice]:
         return Answer(id=self._id, object=kind, created=self._created, model=self._context.model, choices=choices)
 
     def _logprobs(self, positions: list[list[TokenLogprob]] | None) -> ChatLogprobs | None:

@@ -11,12 +11,12 @@ from quire.core.errors import BadRequest
 from quire.engine.generate import GenerateRequest
 from quire.server.body import decode
 from quire.server.dialects.dialect import Context
-from quire.server.dialects.openai.fields import Fields, Int, check, new_id, sampling_params
+from quire.server.dialects.openai.fields import NOT_SUPPORTED, Fields, Int, check, new_id, sampling_params
 from quire.server.dialects.openai.shapes import Answer, logprob_of, prompt_logprobs_of
 from quire.server.dialects.openai.structured import language_asked
 from quire.server.dialects.openai.tally import Tally, usage_of
 from quire.server.fold import Completion
-from quire.server.openapi import reads
+from quire.server.openapi import EVENTS, JSON, answers, reads
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.fill_in import filling_prompt
 
@@ -54,7 +54,8 @@ class CompletionChoice(Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-@reads(CompletionBody)
+@reads(CompletionBody, only=NOT_SUPPORTED)
+@answers({JSON: Answer[CompletionChoice], EVENTS: Answer[CompletionChoice]})
 def parse_completion(body: bytes, context: Context) -> "CompletionCall":
     completion = decode(body, _decoder)
     check(completion)
@@ -203,7 +204,7 @@ class CompletionCall:
         answer.usage = usage_of(completions)
         return answer
 
-    def _answer(self, choices: list[CompletionChoice]) -> Answer:
+    def _answer(self, choices: list[CompletionChoice]) -> Answer[CompletionChoice]:
         return Answer(id=self._id, object="text_completion", created=self._created, model=self._model, choices=choices)
 
     def _prompt_text(self, prompt: int) -> str:

@@ -1,11 +1,11 @@
 """The objects that chat and completions share on their way out."""
 
-from typing import Any
+from typing import Any, Generic, TypedDict, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from quire.core.errors import QuireError
+from quire.core.errors import PromptTooLong, QuireError
 from quire.text.event import TokenLogprob
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -29,22 +29,38 @@ class Usage(Struct):
         return cls(prompt, completion, prompt + completion, CachedTokens(cached))
 
 
-class Answer(Struct, kw_only=True):
+Choice = TypeVar("Choice")
+
+
+class Answer(Struct, Generic[Choice], kw_only=True):
     """Every object that is sent, streamed or not."""
 
     id: str
     object: str
     created: int  # seconds since 1970
     model: str
-    choices: list[Any]
+    choices: list[Choice]
     usage: Usage | UnsetType | None = UNSET
     prompt_logprobs: Any = UNSET  # chat
     prompt_token_ids: list[int] | UnsetType = UNSET  # chat
 
 
-def error_body(error: QuireError) -> dict[str, dict[str, str | None]]:
+class Problem(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(TypedDict):
+    error: Problem
+
+
+def error_body(error: QuireError) -> ErrorBody:
     kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     message = f"{error.message} ({error.hint})" if error.hint else error.message
+    if isinstance(error, PromptTooLong):
+        message = f"This model's maximum context length is too small: {message}"  # what clients look for
     return {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
 
 

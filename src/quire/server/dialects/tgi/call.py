@@ -17,18 +17,25 @@ from quire.server.dialects.tgi.shapes import (
     logprob_of,
 )
 from quire.server.fold import Completion, Sample
+from quire.server.openapi import EVENTS, JSON, answers, reads
 from quire.text.detokenizer import Detokenizer
 from quire.text.event import TextEvent, TokenLogprob
 
 
+@reads(GenerateBody)
+@answers({JSON: Answer})
 def parse_generate(body: bytes, context: Context) -> "GenerateCall":
     return _call(decode(body, decoder), context, stream=False)
 
 
+@reads(GenerateBody)
+@answers({EVENTS: StreamedToken})
 def parse_generate_stream(body: bytes, context: Context) -> "GenerateCall":
     return _call(decode(body, decoder), context, stream=True)
 
 
+@reads(GenerateBody)
+@answers({JSON: list[Answer], EVENTS: StreamedToken})
 def parse_either(body: bytes, context: Context) -> "GenerateCall":
     given = decode(body, decoder)
     return _call(given, context, stream=bool(given.stream), listed=True)

@@ -15,6 +15,7 @@ from quire.server.chat_text import chat_text
 from quire.server.dialects.openai.messages import Message, plain_messages
 from quire.server.dialects.tgi.fields import MAX_BEST_OF, MAX_STOP_SEQUENCES, MAX_TOP_N_TOKENS
 from quire.server.dialects.tgi.shapes import error_body, error_status
+from quire.server.openapi import JSON, answers, reads
 from quire.server.replies import in_shape, json_response
 
 if TYPE_CHECKING:
@@ -34,10 +35,16 @@ class TokenPlace(Struct):
     stop: int
 
 
+class ChatTokenized(Struct):
+    tokenize_response: list[TokenPlace]
+    templated_text: str
+
+
 _decoder = msgspec.json.Decoder(ChatTokenizeBody)
 
 
 def pages(site: "Site") -> list[Route]:
+    @answers({JSON: dict[str, Any]})
     async def info(http: Request) -> Response:
         service = (await site.models.find(None)).service
         return json_response(
@@ -60,6 +67,8 @@ def pages(site: "Site") -> list[Route]:
             }
         )
 
+    @reads(ChatTokenizeBody)
+    @answers({JSON: ChatTokenized})
     async def chat_tokenize(http: Request) -> Response:
         body = decode(await read_body(http, site.options.max_body_bytes), _decoder)
         tokenizer = (await site.models.find(body.model)).service.tokenizer
@@ -71,10 +80,10 @@ def pages(site: "Site") -> list[Route]:
     ]
 
 
-def _tokenized(tokenizer: "Tokenizer", messages: list[dict[str, Any]]) -> dict[str, Any]:
+def _tokenized(tokenizer: "Tokenizer", messages: list[dict[str, Any]]) -> ChatTokenized:
     text = chat_text(tokenizer, messages)
     ids = tokenizer.encode(text, add_special_tokens=False)
-    return {"tokenize_response": places(tokenizer, ids, text), "templated_text": text}
+    return ChatTokenized(places(tokenizer, ids, text), text)
 
 
 def places(tokenizer: "Tokenizer", ids: list[int], text: str) -> list[TokenPlace]:

@@ -1,6 +1,6 @@
 """The objects that Text Generation Inference sends."""
 
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -83,7 +83,12 @@ def error_status(error: QuireError) -> int:
     return error_kind(error)[0]
 
 
-def error_body(error: QuireError) -> dict[str, str]:
+class ErrorBody(TypedDict):
+    error: str
+    error_type: str
+
+
+def error_body(error: QuireError) -> ErrorBody:
     told = f"{error.message} ({error.hint})" if error.hint else error.message
     kind = error_kind(error)[1]
     prefix = {"validation": "Input validation error: ", "generation": "Request failed during generation: "}

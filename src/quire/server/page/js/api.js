@@ -33,7 +33,7 @@ export async function call(path, options = {}) {
     const headers = { ...options.headers, ...(key && { authorization: `Bearer ${key}` }) };
     const response = await reached(fetch(path, { ...options, headers }), "The server does not answer.");
     if (response.ok) return response;
-    const problem = new ApiError(response.status, await reasonOf(response));
+    const problem = await problemOf(response);
     if (response.status !== 401 || !(await askForKey(problem.message))) throw problem;
   }
 }
@@ -60,13 +60,16 @@ async function* eventsFrom(response) {
   }
 }
 
-async function reasonOf(response) {
+async function problemOf(response) {
   const text = await response.text();
+  let reason;
   try {
-    return JSON.parse(text).error.message;
+    reason = JSON.parse(text).error.message;
   } catch {
-    return text.trim().slice(0, 300) || `${response.status} ${response.statusText}`;
+    reason = text.trim().slice(0, 300) || `${response.status} ${response.statusText}`;
   }
+  if (response.status === 401) reason = `The server asks for a key: ${reason.replace(/ \(.*\)$/, "")}.`; // what is in brackets is for programs
+  return new ApiError(response.status, reason);
 }
 
 export async function listModels() {

@@ -61,7 +61,7 @@ function route() {
     else byId(link).removeAttribute("aria-current");
   }
   document.title = looking ? "Engine · Quire" : "Quire";
-  if (looking) engine.start(models.value);
+  if (looking && listed) engine.start(models.value);
   else engine.stop();
   if (id && id !== chat.chat.id) models.choose(chat.open(id).model);
   openShelf(false);
@@ -122,6 +122,7 @@ addEventListener("hashchange", route);
 
 const PATIENCE = 3000; // milliseconds until a server that does not answer is asked again
 let asking = null;
+let listed = false; // the models, or why they are not
 
 /** The list of models, as often as it takes; what keeps it from coming stands under the masthead. */
 async function refresh() {
@@ -138,5 +139,9 @@ async function refresh() {
 }
 
 document.addEventListener("visibilitychange", () => document.hidden || refresh()); // models come and go
-refresh().finally(route);
+route();
+refresh().finally(() => {
+  listed = true;
+  route();
+});
 if (!location.hash.startsWith("#engine")) chat.composer.input.focus();

@@ -2,21 +2,23 @@
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.core.errors import BadRequest, QuireError
 from quire.server.dialects.dialect import Context, Dialect
-from quire.server.dialects.openai.responses.body import ResponseBody
+from quire.server.dialects.openai.responses.body import NOT_SUPPORTED, ResponseBody
 from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
-from quire.server.dialects.openai.responses.shapes import ResponseObject, frame
+from quire.server.dialects.openai.responses.items import InputItem
+from quire.server.dialects.openai.responses.shapes import Event, ResponseObject, frame
 from quire.server.dialects.openai.responses.store import ResponseStore, Stored
 from quire.server.dialects.openai.shapes import error_body
 from quire.server.generate import answered, refusing, reply, understood
-from quire.server.openapi import reads
+from quire.server.openapi import EVENTS, JSON, answers, asks, reads
 from quire.server.replies import json_response
 
 if TYPE_CHECKING:
@@ -27,6 +29,20 @@ log = logging.getLogger("quire.server")
 
 SHAPE = Dialect(name="responses", routes={}, error=error_body, frame=frame, idle=b": keep-alive\n\n")
 MAX_LISTED = 100
+
+
+class Deleted(Struct):
+    id: str
+    object: str = "response"
+    deleted: bool = True
+
+
+class ItemList(Struct, kw_only=True):
+    object: str = "list"
+    data: list[InputItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class Responses:
@@ -45,7 +61,8 @@ class Responses:
             Route(f"{one}/input_items", self.input_items, methods=["GET"]),
         ]
 
-    @reads(ResponseBody)
+    @reads(ResponseBody, only=NOT_SUPPORTED)
+    @answers({JSON: ResponseObject, EVENTS: Event})
     async def create(self, http: Request) -> Response:
         service, call = await understood(http, self._site.models, SHAPE, self._parse, self._site.options)
         if call.background:
@@ -54,17 +71,21 @@ class Responses:
             call.keep = lambda stored: self._store.put(_tenant(http), stored)
         return await reply(http, SHAPE, service, call, self._site.options.sse_keep_alive)
 
+    @asks(stream=bool)
+    @answers({JSON: ResponseObject})
     async def retrieve(self, http: Request) -> Response:
         if http.query_params.get("stream", "false") != "false":
             raise BadRequest("a stored response cannot be streamed", "leave out stream", param="stream")
         return json_response(self._found(http).response)
 
+    @answers({JSON: Deleted})
     async def delete(self, http: Request) -> Response:
         stored = self._store.delete(_tenant(http), http.path_params["name"])
         if stored.task is not None:
             stored.task.cancel()
-        return json_response({"id": stored.response.id, "object": "response", "deleted": True})
+        return json_response(Deleted(stored.response.id))
 
+    @answers({JSON: ResponseObject})
     async def cancel(self, http: Request) -> Response:
         stored = self._found(http)
         if not stored.response.background:
@@ -74,6 +95,8 @@ class Responses:
             stored.response.status = "cancelled"
         return json_response(stored.response)
 
+    @asks(order=Literal["asc", "desc"], after=str, limit=Annotated[int, Meta(ge=1, le=MAX_LISTED)])
+    @answers({JSON: ItemList})
     async def input_items(self, http: Request) -> Response:
         """A page of them: the newest first, unless `order` is asc."""
         items = self._found(http).input
@@ -91,7 +114,7 @@ class Responses:
         page = items[: int(limit)]
         first, last = (page[0].id, page[-1].id) if page else (None, None)
         more = len(items) > len(page)
-        return json_response({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more})
+        return json_response(ItemList(data=page, first_id=first, last_id=last, has_more=more))
 
     def _parse(self, body: bytes, context: Context) -> ResponseCall:
         return parse_response(body, context, self._recall)

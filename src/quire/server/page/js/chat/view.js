@@ -43,6 +43,7 @@ export class ChatView {
     });
     element.append(h(".conversation", this.transcript, this.toEnd, this.composer.element), this.settings.element);
     this.open(null);
+    new ResizeObserver(() => this.#follow()).observe(this.transcript); // a notice or a keyboard takes room
     addEventListener("pagehide", () => this.writing.forEach(({ chat }) => this.#save(chat)));
   }
 

@@ -9,7 +9,7 @@
 
 const MAX_STEPS = 240;
 const MAX_REQUESTS = 60;
-const RATE_WINDOW = 2; // seconds
+const RATE_WINDOW = 5; // seconds
 const RATES_KEPT = 90;
 
 export class History {

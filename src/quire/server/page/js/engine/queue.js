@@ -18,8 +18,7 @@ export class Queue {
     const waiting = snapshot.sequences.filter((view) => view.state !== "running");
     const { stats } = snapshot;
     this.nobody.hidden = waiting.length > 0;
-    const lacking = stats.running >= snapshot.max_num_seqs ? "a row" : "blocks";
-    this.note.textContent = stats.waiting ? `${whole(stats.waiting)} waiting for ${lacking}` : "";
+    this.note.textContent = stats.waiting ? `${whole(stats.waiting)} waiting for ${lacking(snapshot, waiting[0])}` : "";
     const items = waiting.slice(0, SHOWN).map((view) => {
       const text = `${whole(view.num_known)} tokens, ${inSeconds(now - view.arrival)}`;
       const dot = h("span.dot");
@@ -29,4 +28,11 @@ export class Queue {
     if (stats.waiting > items.length) items.push(h("li", `${whole(stats.waiting - items.length)} more`));
     this.list.replaceChildren(...items);
   }
+}
+
+/** What the first one lacks. */
+export function lacking({ stats, max_num_seqs: rows, block_size: size }, first) {
+  if (stats.running >= rows) return "a row";
+  const needed = Math.ceil((first?.num_known ?? 0) / size);
+  return needed > stats.num_blocks - stats.held_blocks ? "blocks" : "the next step";
 }
