@@ -372,10 +372,6 @@ def find_architecture(metadata: CheckpointConfig) -> Architecture:
         raise Unsupported(f"{metadata.source}: {name}.expert_count is {experts}", f"{name} is read without experts")
     for key, value in row.expects.items():
         metadata.expect(f"{name}.{key}", value, None)
-    if (parts := metadata.int("split.count", default=1)) > 1:
-        raise Unsupported(
-            f"{metadata.source} is one of {parts} parts of a split file", "join them with `gguf-split --merge`"
-        )
     return row
 
 
