@@ -3,6 +3,7 @@
 #
 # .venv        what a user gets: no torch, no compiler needed to run
 # .venv-dev    tests, linters and the libraries that results are compared with
+# .venv-clients  on top of it, clients that hold back what the tests need
 # .venv-llama  llama.cpp, for make bench
 # .venv-vllm   vLLM, for make bench
 
@@ -13,6 +14,7 @@ PORT ?= 8000
 
 SERVING := .venv/.installed
 DEVELOPING := .venv-dev/.installed
+CLIENTS := .venv-clients/.installed
 
 # What make bench compares with: installed into .venv-llama and .venv-vllm unless other places are named.
 LLAMA_VERSION := 0.3.36
@@ -33,11 +35,12 @@ PACKAGE := $(shell find src -type f -name '*.py')
 serve: $(SERVING)
 	@.venv/bin/quire serve $(MODEL) --host $(HOST) --port $(PORT)
 
-test: $(SERVING) $(DEVELOPING)
+test: $(SERVING) $(DEVELOPING) $(CLIENTS)
 	@.venv-dev/bin/quire pull
 	.venv/bin/python tools/check_install.py
 	build/dev/quire_tests
 	.venv-dev/bin/python -m pytest -q $(ARGS)
+	$(if $(ARGS),,.venv-clients/bin/python -m pytest -q tests/clients/apart)
 
 check: $(DEVELOPING)
 	.venv-dev/bin/ruff format --check .
@@ -76,6 +79,15 @@ $(DEVELOPING): $(NATIVE)
 		--config-settings=build-dir=build/dev --config-settings=cmake.define.QUIRE_TESTS=ON --editable '.[dev]'
 	@touch $@
 
+$(CLIENTS): $(DEVELOPING) tests/clients/apart/requirements.txt
+	@test -x .venv-clients/bin/python || .venv-dev/bin/python -m venv .venv-clients
+	@echo "installing clients into .venv-clients (a minute)" >&2
+	@.venv-dev/bin/python -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" \
+		>$$(echo .venv-clients/lib/python*/site-packages)/dev.pth
+	@.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+		--requirement tests/clients/apart/requirements.txt
+	@touch $@
+
 $(LLAMA):
 	@echo "building llama.cpp into .venv-llama, to compare with (a quarter of an hour on two cores)" >&2
 	@PYTHON=$(PYTHON) benchmarks/peers/install_llama.sh .venv-llama $(LLAMA_VERSION)
@@ -87,4 +99,4 @@ $(VLLM):
 	@touch $@
 
 clean:
-	rm -rf build .venv .venv-dev .venv-llama .venv-vllm
+	rm -rf build .venv .venv-dev .venv-clients .venv-llama .venv-vllm

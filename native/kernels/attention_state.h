@@ -71,6 +71,25 @@ void hide(const AttentionTile& t, int query, const Span& span, float* row, float
     }
 }
 
+// A row of scores gains what a table says of the distance to each key.
+void add_biases(const AttentionTile& t, int query, const Span& span, float* row) {
+    const F8 unit = splat(kLog2e);
+    for (int64_t b = 0; b < span.num_blocks; ++b) {
+        for (int64_t slot = 0; slot < span.padded; slot += kLanes) {
+            const int64_t distance = span.base(b) + slot - t.position[query];
+            float kept[kLanes];
+            const float* bias = t.bias[query] + distance;
+            if (distance < -t.reach || distance + kLanes - 1 > t.reach) {
+                for (int64_t i = distance; i < distance + kLanes; ++i)
+                    kept[i - distance] = t.bias[query][i < -t.reach ? -t.reach : i > t.reach ? t.reach : i];
+                bias = kept;
+            }
+            float* scores = row + b * span.padded + slot;
+            store(scores, multiply_add(unit, load(bias), load(scores)));
+        }
+    }
+}
+
 // A row of scores is capped, and gains what the distance to each key is worth.
 void bend(const AttentionTile& t, int query, const Span& span, float* row) {
     if (t.softcap != 0) {
@@ -78,6 +97,7 @@ void bend(const AttentionTile& t, int query, const Span& span, float* row) {
         for (int64_t c = 0; c < span.num_blocks * span.padded; c += kLanes)
             store(row + c, tanh(load(row + c) * inverse) * most);
     }
+    if (t.reach) add_biases(t, query, span, row);
     if (!t.has_slopes) return;
     static constexpr float kPlaces[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7};
     const F8 slope = splat(t.slope[query] * kLog2e);
@@ -98,7 +118,7 @@ QUIRE_INLINE void raise(const AttentionTile& t, State& s, int first, int begin, 
     for (int i = 0; i < N; ++i) most[i] = splat(s.most[first + i]);
     for (int i = begin; i < N; ++i) {
         float* row = s.scores + i * s.score_stride;
-        if (t.softcap != 0 || t.has_slopes) bend(t, first + i, span, row);
+        if (t.softcap != 0 || t.has_slopes || t.reach) bend(t, first + i, span, row);
         hide(t, first + i, span, row, -INFINITY);
     }
     for (int64_t c = 0; c < span.num_blocks * span.padded; c += kLanes) {

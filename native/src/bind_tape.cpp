@@ -32,6 +32,10 @@ using Tables = nb::ndarray<const int32_t, nb::ndim<2>, nb::device::cpu>;
 using Matrices = std::vector<const quire::Matrix*>;
 using ManyMatrices = std::vector<Matrices>;
 
+using Biases = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+const float* data_of(const std::optional<Biases>& table) { return table ? table->data() : nullptr; }
+int64_t reach_of(const std::optional<Biases>& table) { return table ? int64_t(table->shape(1)) / 2 : 0; }
+
 const float* data_of(const std::optional<Floats>& vector) { return vector ? vector->data() : nullptr; }
 int64_t size_of(const std::optional<Floats>& vector) { return vector ? int64_t(vector->size()) : 0; }
 
@@ -72,7 +76,7 @@ quire::Activation activation(int kind) {
 
 void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints context_lens, Tables block_tables,
          Ints logit_rows, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits,
-         std::optional<Ints> adapters) {
+         std::optional<Ints> adapters, std::optional<Ints> source_lens, std::optional<Tables> source_tables) {
     const size_t num_tokens = ids.size(), num_seqs = context_lens.size();
     const auto expect = [](const char* what, size_t found, size_t wanted) {
         if (found != wanted)
@@ -86,6 +90,14 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
     expect("block_tables", block_tables.shape(0), num_seqs);
     if (block_tables.shape(1) > 1 && block_tables.stride(1) != 1)
         throw std::invalid_argument("the rows of block_tables are not contiguous");
+    if (source_lens.has_value() != source_tables.has_value())
+        throw std::invalid_argument("sources have lengths and tables, or neither");
+    if (source_lens) {
+        expect("source_lens", source_lens->size(), num_seqs);
+        expect("source_tables", source_tables->shape(0), num_seqs);
+        if (source_tables->shape(1) > 1 && source_tables->stride(1) != 1)
+            throw std::invalid_argument("the rows of source_tables are not contiguous");
+    }
     if (logits.shape(0) < logit_rows.size()) expect("logits", logits.shape(0), logit_rows.size());
     const quire::Step step{int64_t(num_tokens),
                            int64_t(num_seqs),
@@ -98,6 +110,10 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
                            block_tables.data(),
                            int64_t(block_tables.shape(1)),
                            block_tables.stride(0),
+                           source_lens ? source_lens->data() : nullptr,
+                           source_tables ? source_tables->data() : nullptr,
+                           source_tables ? int64_t(source_tables->shape(1)) : 0,
+                           source_tables ? source_tables->stride(0) : 0,
                            logit_rows.data(),
                            logits.data(),
                            adapters ? adapters->data() : nullptr};
@@ -211,12 +227,18 @@ void bind_tape(nb::module_& m) {
         .def(
             "attention",
             [](Tape& t, View q, int64_t layer, float scale, int64_t window, float softcap, std::optional<Floats> slopes,
-               std::optional<Floats> sinks, View out) {
-                t.add(quire::Attention{q, View{}, layer, scale, window, softcap, data_of(slopes), data_of(sinks), out,
-                                       0});
+               std::optional<Floats> sinks, View out, std::optional<Biases> biases) {
+                t.add(quire::Attention{q, View{}, layer, scale, window, softcap, data_of(slopes), data_of(sinks),
+                                       data_of(biases), reach_of(biases), false, out, 0});
             },
             "q"_a, "layer"_a, "scale"_a, "window"_a, "softcap"_a, "slopes"_a.none().noconvert(),
-            "sinks"_a.none().noconvert(), "out"_a)
+            "sinks"_a.none().noconvert(), "out"_a, "biases"_a.none().noconvert() = nb::none())
+        .def(
+            "cross_attention",
+            [](Tape& t, View q, int64_t layer, float scale, View out) {
+                t.add(quire::Attention{q, View{}, layer, scale, 0, 0.0f, nullptr, nullptr, nullptr, 0, true, out, 0});
+            },
+            "q"_a, "layer"_a, "scale"_a, "out"_a)
         .def(
             "write_latent",
             [](Tape& t, View latent, View turned, int64_t layer) { t.add(quire::WriteLatent{latent, turned, layer}); },
@@ -224,7 +246,7 @@ void bind_tape(nb::module_& m) {
         .def(
             "mla_attention",
             [](Tape& t, View q, View turned, int64_t layer, float scale, View out) {
-                t.add(quire::Attention{q, turned, layer, scale, 0, 0.0f, nullptr, nullptr, out, 0});
+                t.add(quire::Attention{q, turned, layer, scale, 0, 0.0f, nullptr, nullptr, nullptr, 0, false, out, 0});
             },
             "q"_a, "turned"_a, "layer"_a, "scale"_a, "out"_a)
         .def(
@@ -236,11 +258,14 @@ void bind_tape(nb::module_& m) {
         .def(
             "self_attention",
             [](Tape& t, View q, int64_t kv_heads, int64_t head_dim, float scale, bool causal, int64_t window,
-               View out) {
-                const int64_t group = q.columns / head_dim / kv_heads;
-                t.add(quire::SelfAttention{q, {kv_heads, group, head_dim, scale, causal, window}, out, 0});
+               View out, std::optional<Biases> biases) {
+                const quire::SelfAttentionShape shape{kv_heads, q.columns / head_dim / kv_heads, head_dim,
+                                                      scale,    causal,                          window,
+                                                      data_of(biases), reach_of(biases)};
+                t.add(quire::SelfAttention{q, shape, out, 0});
             },
-            "q"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "causal"_a, "window"_a, "out"_a)
+            "q"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "causal"_a, "window"_a, "out"_a,
+            "biases"_a.none().noconvert() = nb::none())
         .def(
             "activate", [](Tape& t, View x, int kind, View out) { t.add(quire::Activate{x, activation(kind), out}); },
             "x"_a, "kind"_a, "out"_a)
@@ -284,5 +309,6 @@ void bind_tape(nb::module_& m) {
         .def("run", run, "ids"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(),
              "seq_starts"_a.noconvert(), "context_lens"_a.noconvert(), "block_tables"_a.noconvert(),
              "logit_rows"_a.noconvert(), "logits"_a.noconvert(), "adapters"_a.none().noconvert() = nb::none(),
+             "source_lens"_a.none().noconvert() = nb::none(), "source_tables"_a.none().noconvert() = nb::none(),
              "Carry out one step. ValueError if it names a token, slot or block that is not there.");
 }

@@ -77,6 +77,8 @@ struct AttentionTile {
     int32_t position[kTileQueries];  // of the query
     bool has_sinks;                  // then the weights of a query sum to less than 1: exp(sink) is in their divisor
     float sink[kTileQueries];        // where there are sinks
+    int64_t reach;                   // 0: none; else scores gain bias[position of the key - position of the query],
+    const float* bias[kTileQueries];  // at indices -reach .. reach: what is further away gains what stands there
     float* scratch;                  // attention_scratch floats of this thread
 };
 
@@ -134,7 +136,7 @@ struct OpKernels {
     void (*write_kv)(const Pages& pages, int64_t layer, int32_t slot, const float* k, const float* v);
     // One token's vector into the layer's latent pages: latent [pages.latent], and behind it turned.
     void (*write_latent)(const Pages& pages, int64_t layer, int32_t slot, const float* latent, const float* turned);
-    // softmax(q . keys * scale, capped and sloped) . values for every query of the tile. A query's sums run over the
+    // softmax(q . keys * scale, capped, sloped and biased) . values for every query of the tile. A query's sums run over the
     // blocks of its sequence in order, whatever the other queries of the tile are.
     void (*attend)(const AttentionTile& tile);
     // The same in two steps, to the same bits: every part alone, then all of them together.

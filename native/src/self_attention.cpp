@@ -87,6 +87,7 @@ void SelfAttentionRunner::attend(const SelfAttentionShape& shape, Rows q, Rows o
                 tile.softcap = 0.0f;
                 tile.has_slopes = false;
                 tile.has_sinks = false;
+                tile.reach = shape.reach;
                 tile.scratch = scratch;
                 for (int i = 0; i < tile.num_queries; ++i) {
                     const int64_t row = run.first + (first + i) / group, head = kv_head * group + (first + i) % group;
@@ -94,6 +95,8 @@ void SelfAttentionRunner::attend(const SelfAttentionShape& shape, Rows q, Rows o
                     const int64_t reach = shape.window ? shape.window - 1 : length;
                     tile.q[i] = q.at(row) + head * head_dim;
                     tile.out[i] = out.at(row) + head * head_dim;
+                    tile.position[i] = int32_t(place);
+                    tile.bias[i] = shape.biases ? shape.biases + head * (2 * shape.reach + 1) + shape.reach : nullptr;
                     tile.first[i] = int32_t(std::max<int64_t>(0, place - reach));
                     tile.last[i] = int32_t(std::min(length - 1, place + (shape.causal ? 0 : reach)));
                 }

@@ -19,7 +19,9 @@ struct SelfAttentionShape {
     int64_t num_kv_heads, group, head_dim;  // group: query heads of a KV head
     float scale;
     bool causal;
-    int64_t window;  // positions less far away are seen; 0: all
+    int64_t window;       // positions less far away are seen; 0: all
+    const float* biases;  // [heads, 2 * reach + 1]: see AttentionTile; or null
+    int64_t reach;
 };
 
 // One object serves all attention of a tape, op after op. Threads call `keep` and then, when all have, `attend`.

@@ -44,6 +44,7 @@ void Tape::add(Op op) {
     }
     if (auto* attention = std::get_if<Attention>(&op)) {
         attention->counter = add_counters(1);
+        reads_sources_ = reads_sources_ || attention->of_source;
         group_ = std::max(group_, attention->q.columns / pages_.value_dim() / pages_.num_kv_heads);
     }
     if (auto* keep = std::get_if<KeepKV>(&op))
@@ -69,7 +70,9 @@ void Tape::run(const Step& step) {
     check(step);
     if (step.num_tokens == 0) return;
     for (std::atomic<int64_t>& counter : counters_) counter.store(0, std::memory_order_relaxed);
-    const int32_t longest = *std::max_element(step.context_lens, step.context_lens + step.num_seqs);
+    int32_t longest = *std::max_element(step.context_lens, step.context_lens + step.num_seqs);
+    if (step.source_lens)
+        longest = std::max(longest, *std::max_element(step.source_lens, step.source_lens + step.num_seqs));
     logit_seqs_.resize(step.num_logits);
     for (int64_t i = 0; i < step.num_logits; ++i) {
         const int32_t* end = std::upper_bound(step.seq_starts, step.seq_starts + step.num_seqs, step.logit_rows[i]);
@@ -127,6 +130,14 @@ void Tape::check(const Step& s) const {
                                         " tokens in a context of " + std::to_string(context) +
                                         " and a block table for " + std::to_string(room));
         within("block_tables", s.block_tables + seq * s.table_stride, ceil_div(context, pages_.block_size),
+               pages_.num_blocks);
+        if (!reads_sources_) continue;
+        const int64_t length = s.source_lens ? s.source_lens[seq] : 0;
+        if (length < 1 || length > s.source_width * pages_.block_size)
+            throw std::invalid_argument("sequence " + std::to_string(seq) + " has a source of " +
+                                        std::to_string(length) + " tokens and a block table for " +
+                                        std::to_string(s.source_width * pages_.block_size));
+        within("source_tables", s.source_tables + seq * s.source_stride, ceil_div(length, pages_.block_size),
                pages_.num_blocks);
     }
 }

@@ -36,6 +36,9 @@ struct Step {
     const int32_t *seq_starts, *context_lens;  // [num_seqs + 1], [num_seqs]
     const int32_t* block_tables;               // [num_seqs, table_width], rows table_stride apart
     int64_t table_width, table_stride;
+    const int32_t* source_lens;    // [num_seqs], or null
+    const int32_t* source_tables;  // [num_seqs, source_width], rows source_stride apart
+    int64_t source_width, source_stride;
     const int32_t* logit_rows;  // [num_logits]
     float* logits;              // [num_logits, vocab]
     const int32_t* adapters;    // [num_tokens] the slot of each token's adapter, or -1; null: nobody has one
@@ -114,6 +117,9 @@ struct Attention {
     float softcap;        // 0: none
     const float* slopes;  // [heads], or null
     const float* sinks;   // likewise
+    const float* biases;  // [heads, 2 * reach + 1]: see AttentionTile; or null
+    int64_t reach;
+    bool of_source;  // every token sees all of its sequence's source, else what stands before it
     View out;
     int64_t counter;  // which of the tape's counters hands out its tiles
 };
@@ -214,6 +220,7 @@ class Tape {
     SelfAttentionRunner self_attention_;
     Buffer<float> attention_scratch_;
     Buffer<float> findings_;                      // of the parts of contexts, where these are shared among threads
+    bool reads_sources_ = false;                  // an op attends to sources
     int64_t max_parts_ = 0;                       // of the step under way
     std::vector<std::atomic<int64_t>> counters_;  // what is taken of the ops' work in the step under way
     Cascade cascade_;                             // who shares a beginning in the step under way

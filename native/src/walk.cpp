@@ -297,10 +297,14 @@ class Walk {
         const int32_t* block_table;
     };
     int64_t num_runs(bool few) const { return few ? step_.num_logits : step_.num_seqs; }
-    Run run_at(bool few, int64_t index) const {
+    Run run_at(const Attention& op, int64_t index) const {
+        const bool few = op.out.few;
         const int64_t seq = few ? tape_.logit_seqs_[index] : index;
         const int64_t start = step_.seq_starts[seq], end = step_.seq_starts[seq + 1], context = step_.context_lens[seq];
         const int32_t* table = step_.block_tables + seq * step_.table_stride;
+        if (op.of_source)
+            return {seq, few ? index : start, few ? 1 : end - start, step_.source_lens[seq],
+                    step_.source_tables + seq * step_.source_stride};
         if (few) return {seq, index, 1, context - (end - 1 - step_.logit_rows[index]), table};
         return {seq, start, end - start, context, table};
     }
@@ -311,7 +315,7 @@ class Walk {
     void run(const Attention& op) {
         const Pages& pages = tape_.pages_;
         const int64_t group = op.q.columns / pages.value_dim() / pages.num_kv_heads;
-        const bool cascades = op.window == 0 && !tape_.cascade_.groups().empty();
+        const bool cascades = op.window == 0 && !op.of_source && !tape_.cascade_.groups().empty();
         int64_t num_tiles = 0;
         each_tile(op, group, [&](const Run& run, int64_t, int64_t, int64_t) {
             num_tiles += !cascades || tape_.cascade_.member(run.seq) < 0;
@@ -390,7 +394,7 @@ class Walk {
         for (const int32_t seq : shared.seqs) {
             const int64_t index = op.out.few ? tape_.seq_logits_[seq] : seq;
             if (index < 0) continue;  // its logits are not wanted
-            const AttentionTile one = tile_at(op, run_at(op.out.few, index), kv_head, group, 0);
+            const AttentionTile one = tile_at(op, run_at(op, index), kv_head, group, 0);
             if (all.num_queries == 0) {
                 all = one;
                 all.num_queries = 0;
@@ -400,6 +404,7 @@ class Walk {
                 all.turned[all.num_queries] = one.turned[i];
                 all.first[all.num_queries] = one.first[i];
                 all.slope[all.num_queries] = one.slope[i];
+                all.bias[all.num_queries] = one.bias[i];
                 all.position[all.num_queries] = one.position[i];
                 all.last[all.num_queries] = int32_t((part + 1) * attention_part(tape_.pages_.block_size) - 1);
             }
@@ -415,6 +420,11 @@ class Walk {
         }
     }
 
+    // The last position that a token of a run sees: its own, or the source's last.
+    static int64_t last_seen(const Attention& op, const Run& run, int64_t token) {
+        return op.of_source ? run.context - 1 : run.context - run.count + token;
+    }
+
     static int64_t num_tiles_of(const Run& run, int64_t group) { return ceil_div(run.count * group, kTileQueries); }
 
     // visit(run, KV head, first query, number of parts) for every tile of the step, in one order.
@@ -422,10 +432,10 @@ class Walk {
     void each_tile(const Attention& op, int64_t group, const Visit& visit) const {
         const int64_t part_size = attention_part(tape_.pages_.block_size);
         for (int64_t i = 0; i < num_runs(op.out.few); ++i) {
-            const Run run = run_at(op.out.few, i);
+            const Run run = run_at(op, i);
             for (int64_t tile = num_tiles_of(run, group) - 1; tile >= 0; --tile) {
                 const int64_t last_query = std::min((tile + 1) * kTileQueries, run.count * group) - 1;
-                const int64_t position = run.context - run.count + last_query / group;
+                const int64_t position = last_seen(op, run, last_query / group);
                 for (int64_t kv_head = 0; kv_head < tape_.pages_.num_kv_heads; ++kv_head)
                     visit(run, kv_head, tile * kTileQueries, position / part_size + 1);
             }
@@ -444,11 +454,12 @@ class Walk {
         tile.softcap = op.softcap;
         tile.has_slopes = op.slopes != nullptr;
         tile.has_sinks = op.sinks != nullptr;
+        tile.reach = op.reach;
         tile.scratch =
             tape_.attention_scratch_.get() + team_.thread * attention_scratch(pages.head_dim, pages.block_size);
         for (int i = 0; i < tile.num_queries; ++i) {
             const int64_t token = (first + i) / group, head = kv_head * group + (first + i) % group;
-            const int64_t position = run.context - run.count + token;
+            const int64_t position = last_seen(op, run, token);
             tile.q[i] = input(op.q, op.out, run.start + token) + head * pages.value_dim();
             tile.turned[i] = pages.latent
                                  ? input(op.turned, op.out, run.start + token) + head * (pages.head_dim - pages.latent)
@@ -457,6 +468,7 @@ class Walk {
             tile.last[i] = tile.position[i] = int32_t(position);
             tile.slope[i] = op.slopes ? op.slopes[head] : 0.0f;
             tile.sink[i] = op.sinks ? op.sinks[head] : 0.0f;
+            tile.bias[i] = op.biases ? op.biases + head * (2 * op.reach + 1) + op.reach : nullptr;
             tile.first[i] = int32_t(op.window ? std::max<int64_t>(0, position - op.window + 1) : 0);
         }
         return tile;

@@ -29,8 +29,8 @@ struct Found {
     std::vector<float> out;  // [queries, head_dim]; of a latent, the rest of a row stays 0
 };
 
-// The last queries of a sequence of random keys and values, by the table in use; scores as they are, or bent: capped
-// and sloped.
+// The last queries of a sequence of random keys and values, by the table in use; scores as they are, or bent: capped,
+// sloped and biased.
 Found attend(const Shape& shape, PageType type, bool bent) {
     const int64_t num_blocks = (shape.context + shape.block_size - 1) / shape.block_size;
     const int64_t num_heads = shape.latent ? 1 : kHeads;
@@ -63,6 +63,9 @@ Found attend(const Shape& shape, PageType type, bool bent) {
     tile.softcap = bent ? 6.0f : 0.0f;
     tile.has_slopes = bent;
     tile.has_sinks = bent;
+    tile.reach = bent ? 20 : 0;
+    std::vector<float> biases(41);
+    for (float& x : biases) x = random.uniform();
     for (int i = 0; i < shape.queries; ++i) {
         tile.q[i] = q.data() + i * shape.head_dim;
         tile.turned[i] = tile.q[i] + shape.latent;
@@ -71,6 +74,7 @@ Found attend(const Shape& shape, PageType type, bool bent) {
         tile.last[i] = tile.position[i] = int32_t(shape.context - shape.queries + i);
         tile.slope[i] = 1.0f / float(i + 2);
         tile.sink[i] = 3.0f - float(i);
+        tile.bias[i] = biases.data() + tile.reach;
     }
     kernels().ops.attend(tile);
     return found;

@@ -179,7 +179,8 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
             served.append(arrival)
         cancel(while_running=False)
         plan = scheduler.schedule()
-        assert plan.num_tokens <= setting.budget, "more tokens than the budget"
+        sources = sum(-(-admission.num_source // BLOCK) * BLOCK for admission in plan.admitted)
+        assert plan.num_tokens - sources <= setting.budget, "more tokens than the budget"
         assert plan.runs or not scheduler.running.items or plan.retired or outputs, (
             "sequences run and none of them moves"
         )
@@ -265,6 +266,21 @@ def test_crowded_pools_preempt_and_give_the_tokens_of_undisturbed_runs() -> None
     assert sum(verify(*crowd(seed)).stats().preemptions for seed in range(25)) > 100
 
 
+def test_sources_are_read_whole_and_shared_whole() -> None:
+    """Prompts become what an encoder reads, and most of them are longer than a step's budget."""
+    preemptions = hits = 0
+    for seed in range(25):
+        setting, workload = crowd(seed)
+        for number, arrival in enumerate(workload):
+            params = replace(arrival.request.params, prompt_logprobs=None)
+            source, start_ids = [1 + number % 3] * (4 + 7 * (number % 3)), [1, 2][: 1 + seed % 2]
+            arrival.request = replace(arrival.request, prompt_ids=source, params=params, start_ids=start_ids)
+        stats = verify(replace(setting, num_blocks=setting.num_blocks + 6, budget=8), workload).stats()
+        preemptions += stats.preemptions
+        hits += stats.prefix_hits
+    assert preemptions > 50 and hits > 50
+
+
 def test_windows_let_sequences_outgrow_the_pool() -> None:
     """A sequence of 60 tokens takes 15 blocks, and there are about as many for all: what is behind the window is free
     again while it runs, and its prefix can still be gone on from."""
@@ -277,4 +293,4 @@ def test_windows_let_sequences_outgrow_the_pool() -> None:
         hits += stats.prefix_hits
         longest = max(len(a.request.prompt_ids) + (a.request.params.max_tokens or 0) for a in workload)
         outgrown += longest > setting.num_blocks * BLOCK
-    assert preemptions > 100 and hits > 500 and outgrown > 20
+    assert preemptions > 100 and hits > 100 and outgrown > 20

@@ -1,23 +1,30 @@
 """Several adapters in one batch against PEFT, which merges them one by one into the model."""
 
+import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
+from gguf.quants import quantize
+from safetensors.numpy import load_file
 from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig, MixtralConfig, Phi3Config, Qwen2Config
 
 from models.checking import BACKENDS, BLOCK_SIZE, MAX_LEN, PROMPT, TINY, assert_close, make_ops, random_model
 from models.gguf_gpt_writing import write_gguf as write_gpt_gguf
 from models.gguf_writing import write_gguf
 from models.lora_files import NONE, Adapted, adapted_model
-from quire.core.errors import BadRequest, Unsupported
+from quire.core.errors import BadCheckpoint, BadRequest, Unsupported
 from quire.models.registry import family
 from quire.ops.native import NativeOps
 from quire.ops.opset import OpSet, StepBatch
 from quire.runtime.adapters import Adapters
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
+from quire.weights.gguf_adapter import read_gguf_adapter
+from weights.gguf_files import finish, interleave
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LLAMA_LIKE = {
@@ -162,6 +169,48 @@ def test_the_model_may_be_a_gguf_file(models, tmp_path, name, write):
     ours = Together(make_ops("native"), theirs, path=write(theirs.path, tmp_path / "model.gguf"))
     for name, logits in ours.run(dict.fromkeys(ours.names, PROMPT), 0).items():
         assert_close(logits, theirs.expected[name].prefill)
+
+
+def write_gguf_adapter(source, path, kind=gguf.GGMLQuantizationType.F32):
+    """As llama.cpp's converter would: the rows of B of q and k are interleaved with those of the model."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, TINY["num_hidden_layers"])
+    config = json.loads((source / "adapter_config.json").read_text())
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", config["lora_alpha"])
+    for stored, data in load_file(source / "adapter_model.safetensors").items():
+        layer, _, side = stored.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
+        if side == "lora_B" and layer.endswith(("q_proj", "k_proj")):
+            data = interleave(data, TINY["num_attention_heads" if layer.endswith("q_proj") else "num_key_value_heads"])
+        if data.shape[1] % 32 == 0:
+            writer.add_tensor(f"{names.get_name(layer)}.weight.{side.lower()}", quantize(data, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(f"{names.get_name(layer)}.weight.{side.lower()}", data)
+    return finish(writer, path)
+
+
+def test_llama_cpps_adapters_are_those_of_peft(models, tmp_path):
+    theirs = models("llama")
+    both = replace(
+        theirs, adapters={**theirs.adapters, "all": write_gguf_adapter(theirs.adapters["all"], tmp_path / "a")}
+    )
+    for path in (None, write_gguf(theirs.path, tmp_path / "model.gguf")):
+        ours = Together(make_ops("native"), both, path=path)
+        assert_close(ours.run({"all": PROMPT}, 0)["all"], theirs.expected["all"].prefill)
+    coded = write_gguf_adapter(theirs.adapters["wide"], tmp_path / "b", gguf.GGMLQuantizationType.Q8_0)
+    ours = Together(make_ops("native"), replace(theirs, adapters={"wide": coded})).run({"wide": PROMPT}, 0)["wide"]
+    expected = theirs.expected["wide"].prefill
+    assert 0 < np.abs(ours - expected).max() < 0.05 * np.abs(expected).max()
+
+
+def test_other_gguf_files_are_no_adapters(models, tmp_path):
+    theirs = models("llama")
+    with pytest.raises(BadCheckpoint, match=r"general\.type is missing"):
+        read_gguf_adapter(write_gguf(theirs.path, tmp_path / "model.gguf"), {})
+    path = write_gguf_adapter(theirs.adapters["all"], tmp_path / "adapter.gguf")
+    with pytest.raises(BadCheckpoint, match="another model"):
+        read_gguf_adapter(path, {"num_attention_heads": 3, "num_key_value_heads": 2})
 
 
 def test_the_model_may_be_quantized(models):

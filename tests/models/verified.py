@@ -22,12 +22,17 @@ from typing import Any
 
 import pytest
 
-from quire.models.registry import PURPOSES
+from quire.models.registry import ARCHITECTURES, EMBEDDERS, ENCODER_DECODERS, SCORERS
 from quire.weights.formats import FORMATS
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- made by tests/models/verified.py -->\n", "<!-- end of what is made -->\n"
-TITLES = {"generate": "Decoders", "embed": "Encoders that make vectors", "score": "Encoders that make scores"}
+TABLES = {
+    "Decoders": ARCHITECTURES,
+    "Encoder-decoders": ENCODER_DECODERS,
+    "Encoders that make vectors": EMBEDDERS,
+    "Encoders that make scores": SCORERS,
+}
 BACKENDS = {"torch": "torch", "native": "CPU", "gpu": "GPU"}  # in the order of the table
 KNOWN_AS = {
     "LlamaForCausalLM": "Llama 1 to 3.3, SmolLM, SmolLM2, Yi, TinyLlama, DeepSeek LLM, ...",
@@ -55,6 +60,8 @@ KNOWN_AS = {
     "FalconForCausalLM": "7B, 40B, 11B, RW",
     "StableLmForCausalLM": "3B, 2-1.6B, 2-12B",
     "OlmoForCausalLM": "the first",
+    "T5ForConditionalGeneration": "also T5 1.1, FLAN-T5, UL2",
+    "MarianMTModel": "Opus-MT",
     "BertModel": "MiniLM, BGE, E5, ...",
 }
 
@@ -112,9 +119,9 @@ def table(proofs: Iterable[Proof]) -> str:
     for proof in proofs:
         by_subject.setdefault(proof.subject, []).append(proof)
     parts = []
-    for purpose, architectures in PURPOSES.items():
+    for title, architectures in TABLES.items():
         rows = [_family(name, module, by_subject.get(name, [])) for name, module in architectures.items()]
-        parts.append(_lines(TITLES[purpose], ["architecture", "file", "cases", "on", "GGUF"], rows))
+        parts.append(_lines(title, ["architecture", "file", "cases", "on", "GGUF"], rows))
     rows = [_format(method, module, by_subject.get(method, [])) for method, module in FORMATS.items()]
     parts.append(_lines("Quantized formats", ["quant_method", "file", "cases", "codes on a GPU"], rows))
     return "\n\n".join(parts) + "\n"

@@ -29,12 +29,14 @@ class Case:
         softcap=0.0,
         slopes=None,
         sinks=None,
+        biases=None,
         seqs=3,
         length=80,
     ):
         rng = np.random.default_rng(0)
         self.softcap = softcap
-        self.slopes, self.sinks = (None if x is None else np.asarray(x, np.float32) for x in (slopes, sinks))
+        given = (None if x is None else np.asarray(x, np.float32) for x in (slopes, sinks, biases))
+        self.slopes, self.sinks, self.biases = given
         self.heads, self.kv_heads, self.head_dim, self.window, self.length = heads, kv_heads, head_dim, window, length
         self.spec = KVSpec(2, kv_heads, head_dim, block_size, dtype)
         self.scale = head_dim**-0.5
@@ -50,7 +52,7 @@ class Case:
         def forward(ops, batch):
             q, k, v = ops.split(ops.embedding(batch.ids, table), self.columns)
             ops.write_kv(k, v, batch, 1)
-            bent = self.softcap, self.slopes, self.sinks
+            bent = self.softcap, self.slopes, self.sinks, self.biases
             out = ops.paged_attention(q, batch, 1, self.head_dim, self.scale, self.window, *bent)
             return ops.logits(out, eye, batch)
 
@@ -86,6 +88,9 @@ class Case:
             scores = dtype(self.softcap) * np.tanh(scores / dtype(self.softcap))
         if self.slopes is not None:
             scores = scores - self.slopes.astype(dtype)[:, None, None] * distance.astype(dtype)
+        if self.biases is not None:
+            reach = self.biases.shape[1] // 2
+            scores = scores + self.biases.astype(dtype)[:, reach + np.clip(-distance, -reach, reach)]
         seen = (distance >= 0) & (distance < (self.window or num_tokens))
         scores = np.where(seen, scores, -np.inf)
         most = scores.max(axis=-1, keepdims=True)
@@ -162,12 +167,13 @@ def test_attention_equals_softmax(name, window, heads, kv_heads, head_dim, block
 
 SLOPES = 2.0 ** -np.arange(1, 10)  # of nine heads
 SINKS = np.arange(9) - 2.0
-BENT = [{"softcap": 5.0}, {"slopes": SLOPES}, {"softcap": 5.0, "slopes": SLOPES}, {"sinks": SINKS}]
+BIASES = np.random.default_rng(5).normal(size=(9, 2 * 21 + 1))  # of up to 21 tokens before; all beyond are one
+BENT = [{"softcap": 5.0}, {"slopes": SLOPES}, {"softcap": 5.0, "slopes": SLOPES}, {"sinks": SINKS}, {"biases": BIASES}]
 
 
 @pytest.mark.parametrize("name", available_isas())
 @pytest.mark.parametrize("window", [0, 19])
-@pytest.mark.parametrize("bent", BENT, ids=["softcap", "slopes", "both", "sinks"])
+@pytest.mark.parametrize("bent", BENT, ids=["softcap", "slopes", "both", "sinks", "biases"])
 @pytest.mark.parametrize(
     ("head_dim", "block_size", "dtype"),
     [(64, 16, "float16"), (20, 5, "float16"), (64, 32, "float32"), (20, 5, "bfloat16"), (21, 24, "int8")],
@@ -234,7 +240,9 @@ def test_so_it_is_where_scores_are_capped_and_sloped():
 
 @pytest.mark.parametrize("name", available_isas())
 @pytest.mark.parametrize("dtype", ["float16", "int8", "float32"])
-@pytest.mark.parametrize("bent", [{}, {"window": 100}, {"softcap": 5.0, "slopes": SLOPES / 64}, {"sinks": SINKS}])
+@pytest.mark.parametrize(
+    "bent", [{}, {"window": 100}, {"softcap": 5.0, "slopes": SLOPES / 64}, {"sinks": SINKS}, {"biases": BIASES}]
+)
 def test_sequences_that_share_pages_find_what_they_find_alone(name, dtype, bent, restore_isa):
     """Twelve sequences begin with the pages of others: more than one tile of queries, in groups that part early (after
     one part of 256) or late (after two), beside one that shares nothing and a chunk of a prompt."""

@@ -6,9 +6,8 @@ import os
 import re
 import signal
 import threading
-import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
-from page.serving import Served
+from page.serving import Served, eventually
 from quire.core.records import RequestRecord
 from quire.server import live, pagefiles
 from quire.server.options import ServerOptions
 from quire.server.recent import NUM_REQUESTS, Recent, percentiles
 from server.running import running
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)
 
 
 def events(response: httpx.Response) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from page.browser import Browser
-from page.serving import Served, served_many
+from page.serving import Served, eventually, served_many
 
 LAST = "[...document.querySelectorAll('.message.model')].at(-1)"
 WRITING = "document.querySelector('.message.writing')"
@@ -173,9 +173,7 @@ def test_the_engine_at_work(page: Browser, server: Served) -> None:
     )
     page.press("c")
     page.wait("!document.querySelector('#chat-view').hidden")
-    page.wait("fetch('health')")
-    page.js("new Promise(done => setTimeout(done, 100))")
-    assert server.num_viewers == 0, "nobody looks any more, so the engine is not watched"
+    eventually(lambda: server.num_viewers == 0)  # nobody looks any more, so the engine is not watched
 
 
 def test_keyboard(page: Browser) -> None:
@@ -354,8 +352,10 @@ def test_several_models(chromium: Browser, default_model: Path) -> None:
         chromium.wait("document.querySelector('.engine-head .state').textContent.includes('not loaded')")
         assert chromium.js("document.querySelector('.engine .panel') === null"), "nothing of the other is left"
         chromium.js("location.hash = '#chat'")
-        ask(chromium, "Hi", 2)
-        answered(chromium)
+        with server.http.stream("GET", "/live", params={"model": "one"}) as first:
+            ask(chromium, "Hi", 2)
+            answered(chromium)
+            assert '"model":"one"' in first.read().decode(), "the view of one that made room has ended"
         assert sent(chromium)[0]["model"] == "two"
         chromium.js("location.hash = '#engine'")
         chromium.wait("document.querySelector('.requests .mine')")

@@ -88,12 +88,17 @@ def test_records_become_metrics() -> None:
 def test_counters_survive_the_engine() -> None:
     server = Metrics()
     metrics = server.of("it")
+    metrics.loaded()
     metrics.step(step(preemptions=5, prefix_hits=7))
     metrics.restarted()
     metrics.step(step(preemptions=1))
     found = of_model(samples(prometheus_text(server).decode()), "it")
     assert found["quire_preemptions_total"] == 6 and found["quire_prefix_cache_hits_total"] == 7
     assert found["quire_engine_restarts_total"] == 1
+    assert found["quire_model_loaded"] == 1 and found["quire_model_loads_total"] == 1
+    metrics.unloaded()
+    found = of_model(samples(prometheus_text(server).decode()), "it")
+    assert found["quire_model_loaded"] == 0 and found["quire_engine_restarts_total"] == 1
 
 
 def test_dashboards_made_for_vllm_find_their_names() -> None:

@@ -19,7 +19,9 @@ def add_model_flags(parser: Parser, *, about: About | None = None) -> None:
     parser.add_argument(
         "-m", "--model", default=argparse.SUPPRESS, help="path, repository or short name (default: smollm2)"
     )
-    parser.add_argument("--lora", metavar="PATH", default="", help="a LoRA adapter: a directory that PEFT has saved")
+    parser.add_argument(
+        "--lora", metavar="PATH", default="", help="a LoRA adapter: a directory that PEFT has saved, or a .gguf file"
+    )
     add_flags(parser, SamplingFlags, "sampling", about=about)
     add_flags(parser, EngineOptions, "engine", skip=("model", *_SERVING_ONLY))
 

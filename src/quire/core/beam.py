@@ -32,6 +32,7 @@ class BeamSearch:
         length_penalty: float = 1.0,
         early_stopping: bool = False,
         num_logprobs: int = 0,
+        num_forced: int = 0,
     ) -> None:
         self.width = width
         self.max_tokens = max_tokens
@@ -40,6 +41,7 @@ class BeamSearch:
         self.length_penalty = length_penalty
         self.early_stopping = early_stopping
         self.num_logprobs = num_logprobs  # alternatives kept beside each token
+        self.num_forced = num_forced  # tokens that all begin with, and that count in their lengths
         self.beams = [Beam()]  # the prompt alone; its continuations seed the others
         self.results: list[Beam] = []  # ended, the best `width` of them, best first
         self.done = False
@@ -48,6 +50,7 @@ class BeamSearch:
         """Replace `beams` by their best continuations; returns for each new beam the place of its parent."""
         assert not self.done and len(continuations) == len(self.beams), "every beam needs its continuations"
         length = len(self.beams[0].tokens) + 1
+        scale = (length + self.num_forced) ** self.length_penalty
         candidates = [
             (beam.logprob + each.logprob, parent, each)
             for parent, (beam, best) in enumerate(zip(self.beams, continuations, strict=True))
@@ -65,13 +68,13 @@ class BeamSearch:
                 parents.append(parent)
             elif place < self.width:
                 beam = self._continue(parent, chosen, logprob, continuations[parent])
-                beam.score = logprob / length**self.length_penalty
+                beam.score = logprob / scale
                 beam.stop_token = chosen.token if stops else None
                 self.results.append(beam)
         self.results.sort(key=lambda beam: -beam.score)  # stable: of equals the earlier result stays
         del self.results[self.width :]
         self.beams = beams
-        self.done = not beams or self._decided(beams[0].logprob / length**self.length_penalty)
+        self.done = not beams or self._decided(beams[0].logprob / scale)
         return parents
 
     def _continue(self, parent: int, chosen: Logprob, logprob: float, best: list[Logprob]) -> Beam:

@@ -7,6 +7,7 @@ from quire.core.limits import Limits
 from quire.core.params import SamplingParams
 from quire.core.plan import Drawn
 from quire.core.request import FinishReason, Logprob, Request, SequenceEvent
+from quire.core.seq2seq import digest, prompt_of
 from quire.core.sequence import Key, Sequence
 
 
@@ -31,12 +32,15 @@ class Group:
         "live",
         "min_stop_length",
         "num_cached",
+        "num_given",
         "num_open",
         "num_prompt",
         "num_prompt_logprobs",
         "num_rows",
+        "num_source",
         "params",
         "preempted",
+        "prompt",
         "ranked",
         "realm",
         "row_params",
@@ -56,9 +60,13 @@ class Group:
         self.arrival = request.arrival
         self.deadline = request.deadline
         self.adapter = request.adapter
-        self.realm = (request.tenant, request.salt, request.adapter)
+        salt = f"{request.salt}/{digest(request.prompt_ids)}" if request.start_ids else request.salt
+        self.realm = (request.tenant, salt, request.adapter)
         self.params = params
-        self.num_prompt = len(request.prompt_ids)
+        self.prompt = prompt_of(request, limits.block_size)
+        self.num_prompt = len(self.prompt)
+        self.num_given = len(request.prompt_ids)  # tokens of the prompt as its sender counts them
+        self.num_source = self.num_prompt - len(request.start_ids) if request.start_ids else 0  # slots: whole blocks
         self.length = limits.length(request)  # prompt and output, where a sample ends
         self.min_stop_length = self.num_prompt + max(params.min_tokens, 1)  # a shorter one is not ended by a stop token
         eos_ids = () if params.ignore_eos and params.structured is None else request.eos_ids
@@ -98,6 +106,7 @@ class Group:
             length_penalty=params.length_penalty,
             early_stopping=params.early_stopping,
             num_logprobs=params.logprobs or 0,
+            num_forced=self.num_prompt - self.num_source - 1 if self.num_source else 0,
         )
 
     def computes_prompt_logprobs(self, seq: Sequence) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from quire.core.errors import BadRequest, PromptTooLong
 from quire.core.request import Request
+from quire.core.seq2seq import Seq2Seq, num_empty
 from quire.core.window import Window
 
 
@@ -14,6 +15,7 @@ class Limits:
     max_model_len: int  # prompt and output of one sequence
     block_size: int = 16  # tokens whose keys and values share a block
     max_queued: int = 4096  # requests that wait for their first step; more are refused
+    seq2seq: Seq2Seq | None = None  # of a model that reads sources
     long_prefill_token_threshold: int = 0  # prompt tokens one sequence may compute in one step; 0: as many as fit
 
     def __post_init__(self) -> None:
@@ -45,22 +47,31 @@ class Limits:
 
     def length(self, request: Request) -> int:
         """The number of tokens, prompt and output, at which a sample of `request` ends."""
-        if request.params.max_tokens is None:
+        num_prompt = self.num_prompt(request)
+        if request.params.max_tokens is not None:
+            return num_prompt + request.params.max_tokens
+        if self.seq2seq is None:
             return self.max_model_len
-        return len(request.prompt_ids) + request.params.max_tokens
+        return min(self.max_model_len, num_prompt - len(request.start_ids) + self.seq2seq.max_answer)
+
+    def num_prompt(self, request: Request) -> int:
+        """Tokens that are known of a sequence before anything is drawn, and empty places between them."""
+        return len(request.prompt_ids) + num_empty(request, self.block_size) + len(request.start_ids)
 
 
 def refuse_impossible(request: Request, limits: Limits, num_blocks: int, window: Window) -> None:
     """Raise if `request` could not be served even with the whole engine to itself."""
     params = request.params
-    num_prompt = len(request.prompt_ids)
-    if num_prompt == 0:
+    if not request.prompt_ids:
         raise BadRequest("the prompt is empty", "give at least one token", param="prompt")
+    if limits.seq2seq is not None:
+        _check_source(request, limits, limits.seq2seq)
+    num_prompt = limits.num_prompt(request)
     length = limits.length(request)
     if num_prompt >= limits.max_model_len or length > limits.max_model_len:
         room = limits.max_model_len - num_prompt
         raise PromptTooLong(
-            f"the prompt has {num_prompt} tokens and max_tokens is {params.max_tokens}, "
+            f"the prompt has {len(request.prompt_ids)} tokens and max_tokens is {params.max_tokens}, "
             f"and the context holds {limits.max_model_len} tokens",
             f"shorten the prompt or let max_tokens be at most {room}" if room > 0 else "shorten the prompt",
             param="max_tokens" if room > 0 else "prompt",
@@ -79,8 +90,9 @@ def refuse_impossible(request: Request, limits: Limits, num_blocks: int, window:
     needed = min(needed, width * window.most_blocks(length - 1))
     if needed > num_blocks:
         raise BadRequest(
-            f"a prompt of {num_prompt} tokens with max_tokens {params.max_tokens} needs {needed} cache blocks "
-            f"of {limits.block_size} tokens{f' for {width} beams' if width > 1 else ''}, and there are {num_blocks}",
+            f"a prompt of {len(request.prompt_ids)} tokens with max_tokens {params.max_tokens} "
+            f"needs {needed} cache blocks of {limits.block_size} tokens{f' for {width} beams' if width > 1 else ''}, "
+            f"and there are {num_blocks}",
             "lower max_tokens, or give the cache more memory",
             param="max_tokens",
         )
@@ -91,10 +103,35 @@ def refuse_impossible(request: Request, limits: Limits, num_blocks: int, window:
             param="logprobs",
         )
     if any(request.resumed):
-        _check_resumed(request, length)
+        _check_resumed(request, length, num_prompt)
 
 
-def _check_resumed(request: Request, length: int) -> None:
+def _check_source(request: Request, limits: Limits, seq2seq: Seq2Seq) -> None:
+    """What the model can read and write; whether both fit together is found out with the others."""
+    num_source, params = len(request.prompt_ids), request.params
+    assert request.start_ids, "an answer begins with something"
+    if num_source > seq2seq.max_source:
+        raise PromptTooLong(
+            f"the prompt has {num_source} tokens, and the model reads {seq2seq.max_source}",
+            "shorten the prompt, or set truncate_prompt_tokens",
+            param="prompt",
+        )
+    room = seq2seq.max_answer - len(request.start_ids)
+    if (params.max_tokens or 1) > room:
+        raise BadRequest(
+            f"max_tokens is {params.max_tokens}, and the model writes {room}",
+            f"let max_tokens be at most {room}",
+            param="max_tokens",
+        )
+    if params.prompt_logprobs is not None:
+        raise BadRequest(
+            "prompt_logprobs is asked for, and an encoder-decoder reads its prompt without predicting it",
+            "leave it out",
+            param="prompt_logprobs",
+        )
+
+
+def _check_resumed(request: Request, length: int, num_prompt: int) -> None:
     params = request.params
     if params.beam_width or params.num_samples > params.n:
         raise BadRequest(
@@ -106,7 +143,7 @@ def _check_resumed(request: Request, length: int) -> None:
             "give the delivered tokens of every sample, an empty list where there are none",
             param="resumed",
         )
-    longest = max(map(len, request.resumed)) + len(request.prompt_ids)
+    longest = max(map(len, request.resumed)) + num_prompt
     if longest > length:
         raise BadRequest(
             f"a resumed sample has {longest} tokens with its prompt, and ends at {length}", param="resumed"

@@ -94,6 +94,8 @@ class Memory:
     def _match(self, seq: Sequence, node: Node | None, start: int, stop: int) -> list[Node]:
         """The blocks that follow `node` along the tokens of `seq`, as far as one can go on from them."""
         path = self.tree.match(seq.group.realm, node, seq.tokens, start, stop)
+        if (start + len(path)) * self.block_size < seq.group.num_source:
+            return []  # what is missing of a source cannot be computed alone
         return path[: self.window.usable(path, start)] if self.tree.gaps else path
 
     def _can_fork(self, seq: Sequence, source: Sequence) -> bool:

@@ -13,9 +13,10 @@ class Request:
     """A prompt as ids. It crosses the process boundary as it is and is never changed."""
 
     id: str
-    prompt_ids: list[int]
+    prompt_ids: list[int]  # of an encoder-decoder: the source
     params: SamplingParams  # with a seed
     eos_ids: list[int] = field(default_factory=list)  # the model's own stop tokens
+    start_ids: list[int] = field(default_factory=list)  # of an encoder-decoder: what the answer begins with
     tenant: str = ""  # prefixes are shared within a tenant only
     salt: str = ""  # separates prefixes further
     adapter: str = ""  # which LoRA adapter, by the key it was loaded under; prefixes are shared within one only

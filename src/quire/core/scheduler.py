@@ -82,7 +82,7 @@ class Scheduler:
         num_samples = 1 if group.search else request.params.num_samples
         for sample in range(num_samples):
             output = [] if group.from_start else request.resumed[sample]
-            group.live.append(Sequence(group, sample, request.prompt_ids + output))
+            group.live.append(Sequence(group, sample, group.prompt + output))
         self._num_live += num_samples
         group.unstarted = list(group.live)
         for seq in group.unstarted[:]:
@@ -188,7 +188,7 @@ class Scheduler:
         """Plan as many tokens of a running sequence as the budget allows; 0 if there is no room.
 
         Whoever finds no room has preempted all that stand behind it, so nobody overtakes it in the rest of the step."""
-        if budget == 0:
+        if budget <= 0:
             return 0
         before = seq.num_computed
         if seq.row < 0 and before == 0:
@@ -228,7 +228,7 @@ class Scheduler:
             if not group.started:
                 group.started = True
                 self._num_queued -= 1
-                self._num_queries += group.num_prompt
+                self._num_queries += group.num_given
             self._count_hits(seq, before)
             wanted = self._chunk(seq, budget)
             self._run(seq, wanted, plan)
@@ -237,9 +237,11 @@ class Scheduler:
 
     def _chunk(self, seq: Sequence, budget: int) -> int:
         """Tokens to compute now. A chunk that does not reach the end stops at a block's end if it can: a full block can
-        be shared, and wastes nothing."""
+        be shared, and wastes nothing. A source is read at once, be the budget what it may."""
         missing = len(seq.tokens) - seq.num_computed
         wanted = min(missing, budget, self.limits.long_prefill_token_threshold or missing)
+        if seq.num_computed < seq.group.num_source:
+            wanted = max(wanted, seq.group.num_source)
         if wanted < missing:
             over = (seq.num_computed + wanted) % self.limits.block_size
             return wanted - over if over < wanted else wanted
@@ -271,6 +273,7 @@ class Scheduler:
                 num_prompt=group.num_prompt,
                 blocks=seq.table[:],
                 stop_ids=sorted(group.stop_ids),
+                num_source=group.num_given if group.num_source else 0,
                 adapter=self.adapters[group.adapter],
             )
         )
@@ -278,7 +281,7 @@ class Scheduler:
     def _count_hits(self, seq: Sequence, before: int) -> None:
         group = seq.group
         if seq is group.leader and not group.preempted:
-            hits = min(seq.num_computed, group.num_prompt) - min(before, group.num_prompt)
+            hits = min(seq.num_computed, group.num_given) - min(before, group.num_given)
             group.num_cached += hits
             self._num_hits += hits
 

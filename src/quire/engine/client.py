@@ -118,7 +118,9 @@ class EngineClient:
             await self.stop()
             raise
         capacity = ready.capacity
-        self._prompter = Prompter(self.tokenizer, capacity.vocab_size, capacity.max_model_len, self.options.seed)
+        self._prompter = Prompter(
+            self.tokenizer, capacity.vocab_size, capacity.max_model_len, self.options.seed, capacity.seq2seq
+        )
         if ready.task == "generate":
             self._grammar_check = GrammarCheck(place, capacity.vocab_size)
         else:

@@ -61,6 +61,7 @@ class Engine:
                 long_prefill_token_threshold=options.long_prefill_token_threshold,
                 block_size=options.block_size,
                 max_model_len=self.capacity.max_model_len,
+                seq2seq=self.capacity.seq2seq,
                 max_queued=sys.maxsize,  # who submits decides how much may wait
             ),
             self.capacity.num_blocks,

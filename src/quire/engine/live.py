@@ -21,7 +21,8 @@ class LiveRequest:
         self.finished = False
         self.record: RequestRecord | None = None  # once finished
         self._tokens: list[list[int]] = [[] for _ in range(request.params.n)]
-        self._samples = [SampleText(tokenizer, request.params, request.prompt_ids) for _ in range(request.params.n)]
+        before = request.start_ids or request.prompt_ids
+        self._samples = [SampleText(tokenizer, request.params, before) for _ in range(request.params.n)]
         self._ended = [False] * request.params.n
         self._num_prompt_logprobs = 0  # delivered
         self._num_known_again = 0  # to be passed over, after a resumption

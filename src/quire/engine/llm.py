@@ -58,7 +58,11 @@ class LLM:
         self.engine = Engine(local_executor(files.path, self.options), self.options, lambda: tokenizer)
         self.tokenizer = tokenizer
         self._prompter = Prompter(
-            self.tokenizer, self.engine.capacity.vocab_size, self.engine.capacity.max_model_len, self.options.seed
+            self.tokenizer,
+            self.engine.capacity.vocab_size,
+            self.engine.capacity.max_model_len,
+            self.options.seed,
+            self.engine.capacity.seq2seq,
         )
         self._adapters: dict[str, str] = {}  # name -> where it was loaded from
         for name, path in named_values(self.options.lora_modules, "lora_modules", "PATH").items():

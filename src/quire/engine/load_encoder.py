@@ -6,7 +6,7 @@ from typing import cast
 from quire.engine.options import EngineOptions
 from quire.engine.start import refuse_gpu_options, uses_gpu
 from quire.models.config import ModelConfig
-from quire.models.registry import decoder_of, family
+from quire.models.registry import Purpose, decoder_of, family
 from quire.ops.opset import OpSet
 from quire.runtime.encoder import EncoderRunner
 from quire.runtime.headless import load_headless
@@ -24,7 +24,8 @@ def load_encoder(
     decoder = decoder_of(checkpoint.config.architecture)
     if decoder is not None:
         checkpoint = as_decoder(checkpoint, decoder)
-    module = family(checkpoint.config.architecture, "generate", "embed", "score")
+    generators: tuple[Purpose, ...] = ("generate",) if decoder is not None else ()
+    module = family(checkpoint.config.architecture, *generators, "embed", "score")
     config = module.config(checkpoint.config)
     length = longest(config, options.max_model_len)
     if options.max_model_len is None and most is not None:

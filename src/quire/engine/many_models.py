@@ -197,6 +197,8 @@ class Slot:
         await client.start()
         log.info("`%s` is loaded, after %.1f s", self.name, time.monotonic() - begin)
         self.client, self.info, self.tokenizer = client, client.info, client.tokenizer
+        if observer is not None:
+            observer.loaded()
 
     async def unload(self) -> None:
         """Let what is under way finish, and end the engine. What comes meanwhile waits until it is loaded again."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from quire.core.errors import BadRequest, PromptTooLong
 from quire.core.params import SamplingParams
 from quire.core.request import Request
+from quire.core.seq2seq import Seq2Seq
 from quire.engine.generate import GenerateRequest
 from quire.text.chat_template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -18,10 +19,18 @@ LONGEST_TOKEN = 256  # letters; 128 spaces are one token for some
 class Prompter:
     """Renders, tokenizes and checks. What it lets through, the scheduler can serve."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_model_len: int, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        max_model_len: int,
+        seed: int | None = None,
+        seq2seq: Seq2Seq | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size  # the model's: a tokenizer may know more tokens than it, or fewer
         self.max_model_len = max_model_len
+        self.seq2seq = seq2seq
         self._seeds = random.Random(
             seed
         )  # for requests that bring none; fixed then, so that a resumed one draws the same
@@ -37,6 +46,7 @@ class Prompter:
             prompt_ids=ids,
             params=params,
             eos_ids=sorted(self.tokenizer.eos_ids),
+            start_ids=list(self.seq2seq.start_ids) if self.seq2seq else [],
             tenant=request.tenant,
             salt=request.salt,
             adapter=request.adapter,
@@ -92,6 +102,8 @@ class Prompter:
                 raise BadRequest("bad_token_ids has an empty sequence", param="bad_token_ids")
             self._check_ids("bad_token_ids", sequence)
         banned = list(params.bad_token_ids)
+        if self.seq2seq:
+            banned += [list(sequence) for sequence in self.seq2seq.banned]
         for word in params.bad_words:
             for spelling in (word, " " + word.lstrip()):  # at the beginning of a text, and inside it
                 ids = self.tokenizer.encode(spelling, add_special_tokens=False)

@@ -45,6 +45,9 @@ class Observer(Protocol):
     def restarted(self) -> None:
         """The engine died and was started again."""
 
+    def loaded(self) -> None:
+        """There is an engine for it, from now on."""
+
     def unloaded(self) -> None:
         """The engine ended because others needed the room."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.plan import StepOutput, StepPlan
 from quire.executors.protocol import Capacity
-from quire.models.config import ModelConfig
+from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.loading import Model
 from quire.models.registry import family
 from quire.ops.opset import KVSpec, OpSet, Value
@@ -87,7 +87,9 @@ class LocalExecutor:
         if self.backend == "cuda":  # how much is free is known when the weights are there
             model = model_family.load(ops, checkpoint, config, longest(config, self.max_model_len))
             adapters = self._new_adapters(ops, model)
-            size = self._size(config, spec, self._room(ops, adapters.forward if adapters else model.forward, spec))
+            forward = adapters.forward if adapters else model.forward
+            room = self._room(ops, forward, spec, sources=model.encode is not None)
+            size = self._size(config, spec, room)
         else:
             free = max(available_memory() - checkpoint.nbytes, 0)
             size = self._size(config, spec, min(free // 2, MOST_CACHE_BYTES))
@@ -110,6 +112,7 @@ class LocalExecutor:
             cache_bytes=size.cache_bytes,
             ahead=self._ahead,
             window=config.window,
+            seq2seq=config.seq2seq if isinstance(config, Seq2SeqConfig) else None,
         )
 
     @property
@@ -129,13 +132,17 @@ class LocalExecutor:
             )
 
     def _new_adapters(self, ops: OpSet, model: Model) -> Adapters | None:
-        return Adapters(ops, model, self.max_loras, self.max_lora_rank) if self.max_loras else None
+        if not self.max_loras:
+            return None
+        if model.encode is not None:
+            raise Unsupported(f"adapters of a `{model.config.architecture}`", "leave out enable_lora")
+        return Adapters(ops, model, self.max_loras, self.max_lora_rank)
 
-    def _room(self, ops: Any, forward: Callable[[OpSet, Any], Value], spec: KVSpec) -> int:
+    def _room(self, ops: Any, forward: Callable[[OpSet, Any], Value], spec: KVSpec, sources: bool) -> int:
         """Bytes for pages at most, found out by running a step; no need to where their size is given."""
         if self.kv_cache_memory_bytes is not None:
             return self.kv_cache_memory_bytes
-        return int(ops.room(forward, spec, self.max_num_batched_tokens))
+        return int(ops.room(forward, spec, self.max_num_batched_tokens, sources))
 
     def _size(self, config: ModelConfig, spec: KVSpec, most_bytes: int) -> KVSize:
         return size_cache(

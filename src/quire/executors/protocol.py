@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from quire.core.plan import StepOutput, StepPlan
+from quire.core.seq2seq import Seq2Seq
 from quire.runtime.adapters import Loaded
 from quire.runtime.guides import Matchers
 
@@ -20,6 +21,7 @@ class Capacity:
     weight_bytes: int
     cache_bytes: int
     ahead: int = 0  # plans it takes beyond the one whose output is awaited
+    seq2seq: Seq2Seq | None = None  # of a model that reads sources
     window: int = 0  # tokens that its layers look back, if all do no further; 0: they see everything
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from quire.core.errors import BadCheckpoint
+from quire.core.seq2seq import Seq2Seq
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,3 +51,12 @@ class EncoderConfig(ModelConfig):
 
     segments: int = 1  # texts of a pair are told apart by so many kinds: token p of kind s is at p + s * max_position
     labels: int = 0  # logits of a text's first token; 0: the vectors of tokens are what it is for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seq2SeqConfig(ModelConfig):
+    """Of a model that reads a source and writes an answer. What all have is told of the part that writes."""
+
+    seq2seq: Seq2Seq
+    encoder_layers: int
+    encoder_heads: int

@@ -30,6 +30,7 @@ class Model:
     config: ModelConfig
     forward: Callable[[OpSet, Any], Value]  # (ops, batch) -> logits
     weights: Sequence[Mapping[str, Any]]  # as `load_weights` has made them
+    encode: Callable[[OpSet, Any], Value] | None = None  # of an encoder-decoder: writes what is attended to of sources
 
     @property
     def weight_bytes(self) -> int:

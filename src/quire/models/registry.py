@@ -59,6 +59,15 @@ ARCHITECTURES = {
     "OlmoForCausalLM": "quire.models.olmo",
 }
 
+ENCODER_DECODERS = {  # they read a text and then write another
+    "T5ForConditionalGeneration": "quire.models.t5",
+    "MT5ForConditionalGeneration": "quire.models.t5",
+    "BartForConditionalGeneration": "quire.models.bart",
+    "MBartForConditionalGeneration": "quire.models.bart",
+    "MarianMTModel": "quire.models.bart",
+    "PegasusForConditionalGeneration": "quire.models.bart",
+}
+
 EMBEDDERS = {  # vectors of texts come out. Decoders can give them too: see runtime/headless.py
     "BertModel": "quire.models.bert",
     "BertForMaskedLM": "quire.models.bert",
@@ -84,7 +93,11 @@ SCORERS = {  # a number for a pair of texts comes out
 
 Purpose = Literal["generate", "embed", "score"]
 
-PURPOSES: dict[Purpose, dict[str, str]] = {"generate": ARCHITECTURES, "embed": EMBEDDERS, "score": SCORERS}
+PURPOSES: dict[Purpose, dict[str, str]] = {
+    "generate": ARCHITECTURES | ENCODER_DECODERS,
+    "embed": EMBEDDERS,
+    "score": SCORERS,
+}
 
 _WHAT_FOR = {
     "generate": ("continues texts", "use `quire run`, `chat` or `serve`, or LLM"),

@@ -37,6 +37,8 @@ class StepBatch:
     block_tables: Int32  # [S, W] block ids; entries past ceil(context_len / block_size) are not read
     logit_rows: Int32  # [R] tokens whose logits are wanted
     adapters: Int32 | None = None  # [T] the slot of the token's adapter, or -1; None: no token has one
+    source_lens: Int32 | None = None  # [S] tokens of the source, where a sequence has one
+    source_tables: Int32 | None = None  # [S, W] the blocks its keys and values are in
 
     @property
     def num_tokens(self) -> int:
@@ -277,6 +279,9 @@ class OpSet(Protocol):
     def table(self, tensor: StoredTensor) -> Any:
         """An embedding table to gather rows from, left where it is stored."""
 
+    def biases(self, table: Float32) -> Any:
+        """[heads, 2n + 1]: what a score gains by the distance of the key; see `paged_attention`."""
+
     def frequencies(self, inv_freq: Float32, scale: float) -> Any:
         """Rotary frequencies [rotary_dim / 2]; cos and sin are multiplied by `scale`."""
 
@@ -292,11 +297,13 @@ class OpSet(Protocol):
         max_rows: int,
         max_model_len: int,
         sampler: Sampler | None = None,
+        sources: bool = False,
     ) -> Program:
         """`forward(ops, batch)` returns the logits, for batches of at most `max_tokens` of at most `max_rows` sequences
         of at most `max_model_len`. `batch` has the fields of `StepBatch`, to be handed to ops and never looked into.
 
-        An id below zero stands for the token that `sampler` drew last for row ~id."""
+        An id below zero stands for the token that `sampler` drew last for row ~id. `sources`: whether sequences have
+        sources, or are some."""
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 
@@ -345,12 +352,18 @@ class OpSet(Protocol):
         softcap: float = 0.0,
         slopes: Any = None,
         sinks: Any = None,
+        biases: Any = None,
     ) -> Value:
         """q [T, heads * head_dim] -> [T, heads * head_dim]. Causal; query heads share KV heads in neighbouring
         groups. With `window`, a position sees only itself and the window - 1 before it. Scores are q . k * scale;
         with `softcap`, softcap * tanh(scores / softcap); with `slopes`, a vector [heads], plus slope * (position of
-        the key - position of the query). With `sinks`, a vector [heads], the softmax has one score more, which stands
-        for a value of zeros."""
+        the key - position of the query); with `biases` [heads, 2n + 1], plus what stands n + that distance in, which
+        is -n or n where it is less or more. With `sinks`, a vector [heads], the softmax has one score more, which
+        stands for a value of zeros."""
+
+    def cross_attention(self, q: Value, batch: Any, layer: int, head_dim: int, scale: float) -> Value:
+        """q [T, heads * head_dim] -> [T, heads * head_dim]: every token attends to all of its sequence's source, whose
+        keys and values are in the layer's pages of batch.source_tables. Heads and scores as above."""
 
     def attention(
         self,
@@ -362,6 +375,7 @@ class OpSet(Protocol):
         scale: float,
         causal: bool = False,
         window: int = 0,
+        biases: Any = None,
     ) -> Value:
         """q [T, heads * head_dim], k and v [T, kv_heads * head_dim] -> [T, heads * head_dim]: the tokens of a sequence
         attend to those of the same sequence in this step, and no cache is read or written. With `causal`, to those up

@@ -13,6 +13,7 @@ from quire.core.errors import BadRequest, Unsupported
 from quire.models.loading import Model
 from quire.ops.opset import AdapterSlots, OpSet, Value
 from quire.ops.tensors import LinearLayer, LowRank, PackedWeight
+from quire.weights.gguf_adapter import read_gguf_adapter
 from quire.weights.peft import listed, read_adapter
 
 Slots = Mapping[PackedWeight, AdapterSlots]
@@ -49,6 +50,7 @@ class Adapters:
                 self._layers.setdefault(_inside(layer.name), []).append((w, part))
         self._held: dict[str, Loaded] = {}
         self._forward = model.forward
+        self._heads = {"num_attention_heads": model.config.heads, "num_key_value_heads": model.config.kv_heads}
 
     def forward(self, ops: OpSet, batch: Any) -> Value:
         """The model's forward pass, with adapters."""
@@ -56,7 +58,7 @@ class Adapters:
 
     def load(self, path: Path) -> Loaded:
         """Read an adapter and make it ready. Raises if it cannot be one of this model."""
-        found = read_adapter(path)
+        found = read_gguf_adapter(path, self._heads) if path.is_file() else read_adapter(path)
         if unknown := [name for name in found if _inside(name) not in self._layers]:
             known = sorted({name.rsplit(".", 1)[1] for name in self._layers})
             raise Unsupported(

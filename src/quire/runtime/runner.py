@@ -6,13 +6,15 @@ from typing import Any
 
 from quire.core.plan import Drawn, StepOutput, StepPlan
 from quire.core.request import Logprob
+from quire.models.config import Seq2SeqConfig
 from quire.models.loading import Model
-from quire.ops.opset import BROKEN, CANDIDATES, Draw, OpSet
+from quire.ops.opset import BROKEN, CANDIDATES, Draw, KVCache, OpSet
 from quire.runtime.adapters import Adapters
 from quire.runtime.batch import Rows, Step
 from quire.runtime.guides import Guides, Matchers
 from quire.runtime.kv import KVSize
 from quire.runtime.sampling import row_params
+from quire.runtime.sources import Sources
 
 
 class Runner:
@@ -37,7 +39,11 @@ class Runner:
         self.sampler = ops.new_sampler(max_rows, model.config.vocab)
         self.adapters = adapters
         forward = model.forward if adapters is None else adapters.forward
-        self.program = ops.compile(forward, self.cache, max_tokens, max_rows, size.max_model_len, self.sampler)
+        sources = model.encode is not None
+        self.program = ops.compile(
+            forward, self.cache, max_tokens, max_rows, size.max_model_len, self.sampler, sources=sources
+        )
+        self.sources = _sources(ops, model, self.cache, size, max_rows, max_tokens)
         self.guides: Guides | None = None
         self._vocab = model.config.vocab
         self._prompt_logprobs: dict[int, int] = {}  # row -> alternatives wanted beside each prompt token
@@ -77,6 +83,8 @@ class Runner:
             assert self.adapters is not None, "no adapters were enabled"
             self.adapters.put(slot, adapter)
         for admission in plan.admitted:
+            if self.sources:
+                admission = self.sources.admit(admission)
             self.rows.admit(admission)
             self.sampler.admit(admission.row, row_params(admission), admission.tokens, admission.num_prompt)
             if self.guides:
@@ -85,7 +93,12 @@ class Runner:
                 self._prompt_logprobs[admission.row] = admission.params.prompt_logprobs
 
     def _launch(self, plan: StepPlan) -> Callable[[], list[Drawn]]:
-        step = self.rows.step(plan.runs)
+        runs = self.sources.read(plan.runs) if self.sources else plan.runs
+        if not runs:
+            return list
+        step = self.rows.step(runs)
+        if self.sources:
+            self.sources.attach(step.batch, runs)
         logits = self.program.run(step.batch)
         rows = step.drawing.tolist()
         masks = self.guides.masks(rows) if self.guides else None  # on a GPU, while the forward pass runs
@@ -118,6 +131,16 @@ class Runner:
             entries = self.sampler.logprobs(logits[lines], targets, self._prompt_logprobs[row])
             found[row] = [_logprobs(line) for line in entries]
         return found
+
+
+def _sources(ops: OpSet, model: Model, cache: KVCache, size: KVSize, max_rows: int, max_tokens: int) -> Sources | None:
+    if model.encode is None:
+        return None
+    assert isinstance(model.config, Seq2SeqConfig)
+    longest = min(model.config.seq2seq.max_source, size.max_model_len)
+    most = max(max_tokens, longest)
+    encoder = ops.compile(model.encode, cache, most, max_rows, longest, sources=True)
+    return Sources(encoder, max_rows, longest, most, size.spec.block_size)
 
 
 def _drawn(row: int, draw: Draw) -> Drawn:

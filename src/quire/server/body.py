@@ -60,7 +60,7 @@ def explain(message: str, body: type[msgspec.Struct]) -> BadRequest:
     """What msgspec says, with the field it is about."""
     kind, path, what = parts(message)
     if kind == "unknown":
-        near = get_close_matches(path, body.__struct_fields__, n=1)
+        near = [] if "." in path else get_close_matches(path, body.__struct_fields__, n=1)
         hint = f"did you mean `{near[0]}`?" if near else ""
         return BadRequest(f"unknown field `{path}`", hint, param=path)
     if kind == "missing":

@@ -57,6 +57,7 @@ GAUGES = [
         "Slots of held blocks that no token occupies, of all slots of held blocks.",
         lambda model: 1.0 - model.now.used_slots / model.now.held_slots if model.now.held_slots else 0.0,
     ),
+    Number("model_loaded", (), "1 while there is an engine for the model.", lambda model: model.is_loaded),
     Number("kv_cache_blocks", (), "Blocks of the KV cache.", lambda model: model.now.num_blocks),
     Number(
         "kv_cache_cached_blocks",
@@ -93,6 +94,7 @@ COUNTERS = [
         "Sequences put back to make room.",
         lambda model: model.total("preemptions"),
     ),
+    Number("model_loads", (), "Times it was loaded.", lambda model: model.loads),
     Number("engine_restarts", (), "Times the engine died and was started again.", lambda model: model.restarts),
 ]
 

@@ -49,7 +49,8 @@ async def _models(engine: EngineOptions, server: ServerOptions, metrics: Metrics
             yield models
     else:
         async with EngineClient(engine) as client:
-            client.observer = metrics.of(client.info.name)
+            client.observer = observer = metrics.of(client.info.name)
+            observer.loaded()
             yield OneModel(client, client.adapters)
 
 

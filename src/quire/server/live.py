@@ -54,9 +54,7 @@ class Live:
     def __init__(self, site: Site) -> None:
         self._site = site
         self.num_viewers = 0
-        self._packed: dict[
-            tuple[str, str], tuple[bytes, bytes]
-        ] = {}  # the last map of each model, as it came and as it goes
+        self._packed: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # of each model the last maps: raw, and packed
 
     @asks(model=str)
     @answers({EVENTS: Event})

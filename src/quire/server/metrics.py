@@ -22,6 +22,8 @@ class ModelMetrics:
         self.cached_tokens = 0
         self.generation_tokens = 0
         self.restarts = 0
+        self.is_loaded = False
+        self.loads = 0
         self.finished: Counter[str] = Counter()  # by reason
         self.recent = Recent()
         self.first_token = Histogram(_SECONDS)
@@ -85,10 +87,15 @@ class ModelMetrics:
         self.now = SchedulerStats()
         self.restarts += 1
 
+    def loaded(self) -> None:
+        self.is_loaded = True
+        self.loads += 1
+
     def unloaded(self) -> None:
         """The engine ended because it was told to."""
         self.restarted()
         self.restarts -= 1
+        self.is_loaded = False
 
     def total(self, name: str) -> int:
         """A counter of the scheduler, over all engines there were."""

@@ -26,14 +26,18 @@ class Told:
     """What is known of one operation."""
 
     body: Any = None
+    only: Mapping[str, tuple[Any, ...]] = field(
+        default_factory=dict
+    )  # fields of it that are taken with these values only
     answers: Mapping[str, Any] = field(default_factory=dict)  # media type -> a type; of a stream, that of its pieces
     also: tuple[int, ...] = ()  # statuses beside 200 that have the same answer
     query: Mapping[str, Any] = field(default_factory=dict)  # name -> a type
 
 
-def reads(body: type[msgspec.Struct]) -> Callable[[Reader], Reader]:
-    """Says of a function which body it reads: of a route's endpoint, or of a dialect's parser."""
-    return _telling(body=body)
+def reads(body: type[msgspec.Struct], only: Mapping[str, tuple[Any, ...]] | None = None) -> Callable[[Reader], Reader]:
+    """Says of a function which body it reads: of a route's endpoint, or of a dialect's parser. `only`: fields that are
+    known and not supported, each with the values that are taken all the same."""
+    return _telling(body=body, only=only or {})
 
 
 def answers(by_media_type: Mapping[str, Any], also: tuple[int, ...] = ()) -> Callable[[Reader], Reader]:
@@ -91,6 +95,10 @@ class _Schemas:
                 if kind is not None and kind not in self._kinds:
                     self._kinds.append(kind)
         self._schemas, self.components = msgspec.json.schema_components(self._kinds, ref_template=_REFERENCE)
+        for _, _, told, _ in operations:
+            for name, values in told.only.items():
+                of_body = self.components[self.of(told.body)["$ref"].rpartition("/")[2]]
+                of_body["properties"][name] = {"enum": [None, *values], "default": None}
 
     def of(self, kind: Any) -> dict[str, Any]:
         return self._schemas[self._kinds.index(kind)]
@@ -115,11 +123,9 @@ def _operation(route: Route, method: str, told: Told, error: Any, schemas: _Sche
 
 
 def _content(by_media_type: Mapping[str, Any], schemas: _Schemas) -> dict[str, Any]:
-    """What is not one JSON value is a text; of what, OpenAPI has no word for before 3.2."""
+    """Before 3.2, OpenAPI has no word for the pieces of a stream."""
     content: dict[str, Any] = {}
     for media_type, kind in by_media_type.items():
-        schema = schemas.of(kind)
-        content[media_type] = (
-            {"schema": schema} if media_type == JSON else {"schema": {"type": "string"}, "x-itemSchema": schema}
-        )
+        whole = media_type == JSON or kind is str
+        content[media_type] = {"schema" if whole else "x-itemSchema": schemas.of(kind)}
     return content

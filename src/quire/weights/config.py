@@ -98,6 +98,11 @@ class CheckpointConfig:
             raise self._bad("architectures", "is missing" if names is None else f"is {names!r}, not a list of names")
         return names[0]
 
+    def generation(self, key: builtins.str, default: Any = None) -> Any:
+        """What the generation config says; older exports keep it with all the rest."""
+        value = self._generation.get(key)
+        return self.get(key, default) if value is None else value
+
     @property
     def eos_ids(self) -> builtins.list[builtins.int]:
         """Tokens that end a text, those of the generation config first."""

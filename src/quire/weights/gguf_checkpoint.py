@@ -20,7 +20,7 @@ from quire.weights.gguf_names import (
     translate_name,
 )
 from quire.weights.gguf_parts import all_parts
-from quire.weights.gguf_tensors import TensorEntry, read_directory, stored_tensor
+from quire.weights.gguf_tensors import TensorEntry, half_split_order, read_directory, stored_tensor
 
 EMBEDDING = "token_embd.weight"
 
@@ -99,12 +99,12 @@ class GGUFCheckpoint:
         return self._entries[name]
 
     def _half_split_order(self, entry: TensorEntry, heads_key: str) -> NDArray[np.int32]:
-        """Rows of a head are stored as 0, n/2, 1, n/2 + 1, ...; this takes them back to 0, 1, 2, ..."""
         num_rows = entry.shape[0]
         num_heads = self.config.int(heads_key)
-        if num_heads < 1 or num_rows % (2 * num_heads):
+        order = half_split_order(num_rows, num_heads)
+        if order is None:
             raise BadCheckpoint(
                 f"{self.path}: tensor {entry.name!r} at offset {entry.offset} has {num_rows} rows, "
                 f"which are not {num_heads} heads of an even number of rows"
             )
-        return np.arange(num_rows, dtype=np.int32).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
+        return order

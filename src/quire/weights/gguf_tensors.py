@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.ops.tensors import GGUF_TYPES, StorageType, StoredTensor
 from quire.weights.gguf import MAX_NAME_BYTES, Cursor, GGUFFile
@@ -59,6 +62,14 @@ def stored_tensor(gguf: GGUFFile, entry: TensorEntry) -> StoredTensor:
     """The tensor, still in the file's pages and under the file's name."""
     rows = gguf.file.rows(entry.offset, entry.num_rows, entry.row_bytes)
     return StoredTensor(entry.name, entry.shape, entry.type, rows)
+
+
+def half_split_order(num_rows: int, num_heads: int) -> NDArray[np.int32] | None:
+    """Rows of a head are stored as 0, n/2, 1, n/2 + 1, ...; this takes them back to 0, 1, 2, ... None: they are not so
+    many heads of an even number of rows."""
+    if num_heads < 1 or num_rows % (2 * num_heads):
+        return None
+    return np.arange(num_rows, dtype=np.int32).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
 def _read_entry(cursor: Cursor, alignment: int) -> TensorEntry:

@@ -35,9 +35,11 @@ class HuggingFaceCheckpoint:
         if self._made:
             parts |= {name for name in self._raw.names() if name.endswith(NOT_WEIGHTS)}
         self._names = [*(name for name in self._raw.names() if name not in parts), *self._made]
-        # The key is often left out, and its default differs between families. The tensors know.
+        # The key is often left out, and its default differs between families. The tensors know (of encoder-decoders not
+        # all: T5 means by it how logits are scaled).
         tied = {"tie_word_embeddings": not any(name.endswith("lm_head.weight") for name in self._names)}
-        self.config = config if "tie_word_embeddings" in config else config.with_values(tied)
+        says = "tie_word_embeddings" in config or config.bool("is_encoder_decoder", False)
+        self.config = config if says else config.with_values(tied)
 
     def names(self) -> list[str]:
         return self._names

@@ -1,4 +1,5 @@
-"""From what a user calls a LoRA adapter to its files: a directory that PEFT has saved, or a repository of the hub."""
+"""From what a user calls a LoRA adapter to its files: a directory that PEFT has saved, a GGUF file, or a repository of
+the hub."""
 
 from importlib import import_module
 from pathlib import Path
@@ -12,12 +13,12 @@ FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 def resolve_adapter(name: str) -> Path:
     path = Path(name).expanduser()
-    if path.is_dir():
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return path
     if not hub.is_repo_id(name) or path.exists():
         raise BadRequest(
             f"{path} is not a directory",
-            "an adapter is the directory that PEFT has saved, or a repository of the hub (owner/name)",
+            "an adapter is the directory that PEFT has saved, a .gguf file, or a repository of the hub (owner/name)",
             param="lora_path",
         )
     library: Any = import_module("huggingface_hub")

@@ -123,6 +123,9 @@ class NativeOps:
         assert order is None or (len(order) == tensor.num_rows and order.min() >= 0 and order.max() < tensor.num_rows)
         return Table(tensor.type.name, np.ascontiguousarray(tensor.data), order, tensor.num_columns)
 
+    def biases(self, table: Float32) -> Float32:
+        return np.ascontiguousarray(table, dtype=np.float32)
+
     def frequencies(self, inv_freq: Float32, scale: float) -> Frequencies:
         return Frequencies(np.ascontiguousarray(inv_freq, dtype=np.float32), scale)
 
@@ -142,6 +145,7 @@ class NativeOps:
         max_rows: int = 0,
         max_model_len: int = 0,
         sampler: Sampler | None = None,
+        sources: bool = False,
     ) -> NativeProgram:
         assert isinstance(cache, NativeCache), "the cache was made by another op set"
         return NativeProgram(forward, cache, max_tokens, self.threads)

@@ -11,6 +11,8 @@ from quire.ops.native.liveness import needed_for_logits, place
 from quire.ops.native.recorder import Columns, Logits, Recorder, SymbolicBatch
 from quire.ops.opset import Float32, StepBatch
 
+OPTIONAL = ("adapters", "source_lens", "source_tables")  # fields of a StepBatch that not every step has
+
 
 class NativeProgram:
     def __init__(
@@ -50,6 +52,8 @@ class NativeProgram:
         num_rows = len(batch.logit_rows)
         if num_rows > len(self._logits):
             self._logits = np.empty((max(num_rows, 2 * len(self._logits)), self._logits.shape[1]), dtype=np.float32)
+        given = {name: getattr(batch, name) for name in OPTIONAL}
+        optional = {name: array for name, array in given.items() if array is not None}
         self._tape.run(
             batch.ids,
             batch.positions,
@@ -59,6 +63,6 @@ class NativeProgram:
             batch.block_tables,
             batch.logit_rows,
             self._logits,
-            *(() if batch.adapters is None else (batch.adapters,)),
+            **optional,
         )
         return self._logits[:num_rows]

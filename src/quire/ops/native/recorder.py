@@ -153,6 +153,7 @@ class Recorder:
         softcap: float = 0.0,
         slopes: Float32 | None = None,
         sinks: Float32 | None = None,
+        biases: Float32 | None = None,
     ) -> Columns:
         assert not self._spec.latent, "pages of latents have no keys and values"
         assert head_dim == self._spec.head_dim, f"heads of {head_dim} columns and pages of {self._spec.head_dim}"
@@ -160,11 +161,25 @@ class Recorder:
         assert 0 <= layer < self._spec.num_layers and window >= 0 and softcap >= 0
         for vector in (slopes, sinks):
             assert vector is None or vector.shape == (q.columns // head_dim,), f"{q.columns} columns of q, other heads"
+        bias = _given(biases, q.columns // head_dim)
         out = _fresh(q.columns)
         return self._note(
             (q,),
             out,
-            lambda tape, at: tape.attention(at(q), layer, scale, window, softcap, slopes, sinks, at(out)),
+            lambda tape, at: tape.attention(at(q), layer, scale, window, softcap, slopes, sinks, at(out), **bias),
+            barrier=True,
+            any_rows=True,
+        )
+
+    def cross_attention(self, q: Columns, batch: Any, layer: int, head_dim: int, scale: float) -> Columns:
+        assert not self._spec.latent and head_dim == self._spec.head_dim
+        assert q.columns % (head_dim * self._spec.num_kv_heads) == 0, f"{q.columns} columns of q"
+        assert 0 <= layer < self._spec.num_layers, f"layer {layer} of {self._spec.num_layers}"
+        out = _fresh(q.columns)
+        return self._note(
+            (q,),
+            out,
+            lambda tape, at: tape.cross_attention(at(q), layer, scale, at(out)),
             barrier=True,
             any_rows=True,
         )
@@ -203,8 +218,10 @@ class Recorder:
         scale: float,
         causal: bool = False,
         window: int = 0,
+        biases: Float32 | None = None,
     ) -> Columns:
         assert k.columns == v.columns and k.columns % head_dim == 0 == q.columns % k.columns and window >= 0
+        bias = _given(biases, q.columns // head_dim)
         kv_heads, out = k.columns // head_dim, _fresh(q.columns)
         self._append(
             Use([k.storage, v.storage], None, barrier=False), lambda tape, at: tape.keep_kv(at(k), at(v), head_dim)
@@ -212,7 +229,7 @@ class Recorder:
         return self._note(
             (q,),
             out,
-            lambda tape, at: tape.self_attention(at(q), kv_heads, head_dim, scale, causal, window, at(out)),
+            lambda tape, at: tape.self_attention(at(q), kv_heads, head_dim, scale, causal, window, at(out), **bias),
             barrier=True,
             any_rows=True,
         )
@@ -318,6 +335,11 @@ class Recorder:
     def _append(self, use: Use, emit: Emit) -> None:
         self.uses.append(use)
         self.emits.append(emit)
+
+
+def _given(biases: Float32 | None, heads: int) -> dict[str, Float32]:
+    assert biases is None or (biases.shape[0] == heads and biases.shape[1] % 2 == 1 < biases.shape[1]), "other biases"
+    return {} if biases is None else {"biases": biases}
 
 
 def _fresh(columns: int) -> Columns:

@@ -21,6 +21,8 @@ def paged_attention(
     softcap: float = 0.0,
     slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    biases: Tensor | None = None,
+    causal: bool = True,
 ) -> Tensor:
     """q [T, heads, head_dim] -> [T, heads, value_dim]. A sequence's pages are gathered; its queries are its last
     positions."""
@@ -29,18 +31,25 @@ def paged_attention(
         tokens = slice(seq_starts[seq], seq_starts[seq + 1])
         num_pages = -(-context_len // cache.spec.block_size)
         k, v = cache.read(layer, block_tables[seq, :num_pages], context_len)
-        out[tokens] = attention(q[tokens], k, v, scale, window, softcap, slopes, sinks)
+        out[tokens] = attention(q[tokens], k, v, scale, window, softcap, slopes, sinks, causal, biases)
     return out
 
 
 def self_attention(
-    q: Tensor, k: Tensor, v: Tensor, seq_starts: Sequence[int], scale: float, causal: bool, window: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seq_starts: Sequence[int],
+    scale: float,
+    causal: bool,
+    window: int,
+    biases: Tensor | None = None,
 ) -> Tensor:
     """q [T, heads, head_dim], k and v [T, kv_heads, head_dim] -> [T, heads, head_dim]"""
     out = torch.empty_like(q)
     for start, end in pairwise(seq_starts):
         tokens = slice(start, end)
-        out[tokens] = attention(q[tokens], k[tokens], v[tokens], scale, window, causal=causal)
+        out[tokens] = attention(q[tokens], k[tokens], v[tokens], scale, window, causal=causal, biases=biases)
     return out
 
 
@@ -54,9 +63,10 @@ def attention(
     slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     causal: bool = True,
+    biases: Tensor | None = None,
 ) -> Tensor:
-    """q [n, heads, head_dim], k [m, kv_heads, head_dim], v [m, kv_heads, value_dim], slopes and sinks [heads] -> [n,
-    heads, value_dim].
+    """q [n, heads, head_dim], k [m, kv_heads, head_dim], v [m, kv_heads, value_dim], slopes and sinks [heads], biases
+    [heads, 2 * reach + 1] -> [n, heads, value_dim].
 
     The queries stand at the last n of the m positions."""
     group = q.shape[1] // k.shape[1]
@@ -67,6 +77,9 @@ def attention(
     distance = distances(q.shape[0], k.shape[1], q.device)
     if slopes is not None:
         scores = scores - slopes[:, None, None] * distance
+    if biases is not None:
+        reach = biases.shape[1] // 2
+        scores = scores + biases[:, (-distance).clamp(-reach, reach) + reach]
     if not causal:
         distance = distance.abs()
     visible = (distance >= 0) & (distance < window) if window else distance >= 0

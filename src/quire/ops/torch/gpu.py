@@ -121,6 +121,9 @@ class GpuOps:
     def table(self, tensor: StoredTensor) -> Tensor:
         return load_floats(tensor, self.dtype, self.device)
 
+    def biases(self, table: Float32) -> Tensor:
+        return torch.tensor(table, dtype=torch.float32, device=self.device).contiguous()
+
     def frequencies(self, inv_freq: Float32, scale: float) -> Frequencies:
         return Frequencies(torch.tensor(inv_freq, device=self.device), scale)
 
@@ -140,6 +143,7 @@ class GpuOps:
         max_rows: int,
         max_model_len: int,
         sampler: Sampler | None = None,
+        sources: bool = False,
     ) -> GpuProgram:
         assert isinstance(cache, TorchCache) and (sampler is None or isinstance(sampler, DeviceSampler))
         return GpuProgram(
@@ -149,16 +153,16 @@ class GpuOps:
             max_rows,
             max_model_len,
             last=None if sampler is None else sampler.last,
-            graphs=self.graphs,
+            graphs=self.graphs and not sources,
             batch_invariant=self.batch_invariant,
         )
 
-    def room(self, forward: Callable[[Any, Any], Any], spec: KVSpec, max_tokens: int) -> int:
+    def room(self, forward: Callable[[Any, Any], Any], spec: KVSpec, max_tokens: int, sources: bool = False) -> int:
         """Bytes for pages: this process's share of the device, less what it holds and the most that a step takes."""
         program = GpuProgram(partial(forward, self), self.new_cache(spec, 1), max_tokens, 1, max_tokens)
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
-        program.run(written_nowhere([max_tokens], spec.block_size))
+        program.run(written_nowhere([max_tokens], spec.block_size, sources))
         torch.cuda.synchronize()
         peak: int = torch.cuda.max_memory_allocated() - held
         torch.cuda.empty_cache()
@@ -266,9 +270,17 @@ class GpuOps:
         return replace(columns_of(x), angles=angles)
 
     def write_kv(self, k: Tensor | Rows | Columns, v: Tensor | Rows | Columns, batch: GpuBatch, layer: int) -> None:
-        """In one kernel with what is to be done to q, so when that is known."""
-        assert batch.unwritten is None, "K and V are attended to before others are written"
+        """In one kernel with what is to be done to q, so when that is known; or when it is clear that none comes."""
+        self._write(batch)
         batch.unwritten = layer, columns_of(k), columns_of(v)
+
+    def _write(self, batch: GpuBatch) -> None:
+        """K and V that no query of this step attends to: an encoder leaves them for others."""
+        if batch.unwritten is not None:
+            layer, k, v = batch.unwritten
+            batch.unwritten = None
+            assert k.angles is None and k.norm is None
+            kv_write(k.stored(), k.stored(), v.tensor(), None, batch.slots, batch.pages(layer), overlap=self._overlap)
 
     def paged_attention(
         self,
@@ -281,8 +293,9 @@ class GpuOps:
         softcap: float = 0.0,
         slopes: Tensor | None = None,
         sinks: Tensor | None = None,
+        biases: Tensor | None = None,
     ) -> Tensor:
-        scoring = Scoring(scale, window, softcap, slopes, sinks)
+        scoring = Scoring(scale, window, softcap, slopes, sinks, biases)
         assert batch.unwritten is not None and batch.unwritten[0] == layer, "a layer's K and V are written before"
         (_, k, v), queries = batch.unwritten, columns_of(q)
         batch.unwritten = None
@@ -291,12 +304,18 @@ class GpuOps:
         norms: dict[str, Any] = {}
         if queries.norm is not None and k.norm is not None:
             norms = {"q_norm": queries.norm.weight, "k_norm": k.norm.weight, "eps": queries.norm.eps}
-        if batch.only_decodes and not batch.batch_invariant:
+        if batch.only_decodes and not batch.batch_invariant and biases is None:
             plan, is_new = batch.decode_plan(window)
             overlap = self._overlap and not is_new  # what it reads early was written long before
             return decode_step(*heads, batch.runs, plan, scoring, **norms, overlap=overlap).flatten(1)
         turned = kv_write(*heads, **norms, overlap=self._overlap)
         return batch.attend(turned, layer, scoring, self._overlap).flatten(1)
+
+    def cross_attention(
+        self, q: Tensor | Rows | Columns, batch: GpuBatch, layer: int, head_dim: int, scale: float
+    ) -> Tensor:
+        assert batch.sources is not None, "the sequences of this step have no sources"
+        return batch.sources.attend(self._heads(q, head_dim), layer, Scoring(scale)).flatten(1)
 
     def attention(
         self,
@@ -308,9 +327,10 @@ class GpuOps:
         scale: float,
         causal: bool = False,
         window: int = 0,
+        biases: Tensor | None = None,
     ) -> Tensor:
         queries, keys, values = (self._heads(x, head_dim) for x in (q, k, v))
-        return self_attention(queries, keys, values, batch.runs, scale, causal, window).flatten(1)
+        return self_attention(queries, keys, values, batch.runs, scale, causal, window, biases).flatten(1)
 
     def _heads(self, x: Tensor | Rows | Columns, head_dim: int) -> Tensor:
         """[T, heads, head_dim], with all done to it."""
@@ -394,6 +414,7 @@ class GpuOps:
         return soft_capped(logits, softcap) if softcap else logits
 
     def rows(self, x: Tensor | Rows | Sum, batch: GpuBatch) -> Tensor:
+        self._write(batch)
         rows = tensor_of(x)
         return rows if batch.all_logits else rows[batch.logit_rows]
 

@@ -44,6 +44,7 @@ class GpuBatch:
     host_starts: Int32 | None = None  # the runs' seq_starts, where some sequence has more than one token
     adapters: Tensor | None = None  # [T] the slot of each token's adapter, or -1; None: no token has one
     adapts: bool = False  # whether the forward pass asks for them
+    sources: "GpuBatch | None" = None  # every token a sequence of its own, whose context is the source it attends to
     unwritten: tuple[int, Columns, Columns] | None = None  # a layer's k and v, or latent and turned, until its q comes
     _decode_plans: dict[int, DecodePlan] = field(default_factory=dict)  # by window
     _prefill_plan: PrefillPlan | None = None

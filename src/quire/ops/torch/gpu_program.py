@@ -28,7 +28,7 @@ def ladder(most: int) -> list[int]:
 TOKENS_BESIDE_A_PROMPT = 128  # of other sequences, in the step that is tried out
 
 
-def written_nowhere(lengths: Sequence[int], block_size: int) -> StepBatch:
+def written_nowhere(lengths: Sequence[int], block_size: int, sources: bool = False) -> StepBatch:
     """A step of prompts of these lengths: to see how much memory it takes, or to have its kernels compiled."""
     starts = np.cumsum([0, *lengths], dtype=np.int32)
     return StepBatch(
@@ -39,6 +39,8 @@ def written_nowhere(lengths: Sequence[int], block_size: int) -> StepBatch:
         context_lens=np.array(lengths, np.int32),
         block_tables=np.zeros((len(lengths), -(-max(lengths) // block_size)), np.int32),
         logit_rows=starts[1:] - 1,
+        source_lens=np.ones(len(lengths), np.int32) if sources else None,
+        source_tables=np.zeros((len(lengths), 1), np.int32) if sources else None,
     )
 
 
@@ -204,4 +206,25 @@ class GpuProgram:
             host_starts=batch.seq_starts if (counts > 1).any() else None,
             batch_invariant=self._batch_invariant,
             adapters=adapters[0] if adapters else None,
+            sources=None if batch.source_lens is None else self._sources(batch, counts, positions, slots),
+        )
+
+    def _sources(self, batch: StepBatch, counts: Int32, positions: Tensor, slots: Tensor) -> GpuBatch:
+        """What tokens attend to of sources: each for itself, as if it were the next token behind the source."""
+        assert batch.source_lens is not None and batch.source_tables is not None
+        starts = np.arange(batch.num_tokens + 1, dtype=np.int32)
+        arrays = starts, np.repeat(batch.source_lens, counts), np.repeat(batch.source_tables, counts, axis=0)
+        runs = Runs(*(torch.from_numpy(array).to(self._device, non_blocking=True) for array in arrays))
+        return GpuBatch(
+            Ids(positions, None),
+            positions,
+            slots,
+            runs,
+            positions,
+            self._cache,
+            self._max_model_len,
+            decodes=True,
+            prefills=False,
+            host_starts=starts,
+            batch_invariant=self._batch_invariant,
         )

@@ -32,6 +32,8 @@ class TorchBatch:
     block_tables: Tensor
     logit_rows: Tensor
     cache: TorchCache
+    source_lens: list[int]
+    source_tables: Tensor | None
     adapters: Tensor | None = None
 
 
@@ -82,6 +84,9 @@ class TorchOps:
     def table(self, tensor: StoredTensor) -> Tensor:
         return self._tensor(tensor)
 
+    def biases(self, table: Float32) -> Tensor:
+        return torch.tensor(table, dtype=torch.float32, device=self.device)
+
     def frequencies(self, inv_freq: Float32, scale: float) -> Frequencies:
         return Frequencies(torch.tensor(inv_freq, device=self.device), scale)
 
@@ -99,6 +104,7 @@ class TorchOps:
         max_rows: int = 0,
         max_model_len: int = 0,
         sampler: Sampler | None = None,
+        sources: bool = False,
     ) -> "TorchProgram":
         assert isinstance(cache, TorchCache) and (sampler is None or isinstance(sampler, TorchSampler))
         return TorchProgram(self, forward, cache, max_tokens, sampler)
@@ -165,10 +171,18 @@ class TorchOps:
         softcap: float = 0.0,
         slopes: Tensor | None = None,
         sinks: Tensor | None = None,
+        biases: Tensor | None = None,
     ) -> Tensor:
         heads = q.unflatten(-1, (-1, head_dim))
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
-        return paged_attention(heads, batch.cache, layer, *runs, scale, window, softcap, slopes, sinks).flatten(1)
+        pages = heads, batch.cache, layer, *runs
+        return paged_attention(*pages, scale, window, softcap, slopes, sinks, biases).flatten(1)
+
+    def cross_attention(self, q: Tensor, batch: TorchBatch, layer: int, head_dim: int, scale: float) -> Tensor:
+        assert batch.source_tables is not None, "the sequences of this step have no sources"
+        heads = q.unflatten(-1, (-1, head_dim))
+        runs = batch.seq_starts, batch.source_lens, batch.source_tables
+        return paged_attention(heads, batch.cache, layer, *runs, scale, window=0, causal=False).flatten(1)
 
     def attention(
         self,
@@ -180,9 +194,10 @@ class TorchOps:
         scale: float,
         causal: bool = False,
         window: int = 0,
+        biases: Tensor | None = None,
     ) -> Tensor:
         q, k, v = (x.unflatten(-1, (-1, head_dim)) for x in (q, k, v))
-        return self_attention(q, k, v, batch.seq_starts, scale, causal, window).flatten(1)
+        return self_attention(q, k, v, batch.seq_starts, scale, causal, window, biases).flatten(1)
 
     def write_latent(self, latent: Tensor, turned: Tensor, batch: TorchBatch, layer: int) -> None:
         batch.cache.write(layer, batch.slots, torch.cat([latent, turned], dim=-1)[:, None])
@@ -295,5 +310,7 @@ class TorchProgram:
             block_tables=index(batch.block_tables),
             logit_rows=index(batch.logit_rows),
             cache=self._cache,
+            source_lens=[] if batch.source_lens is None else batch.source_lens.tolist(),
+            source_tables=None if batch.source_tables is None else index(batch.source_tables),
             adapters=None if batch.adapters is None else index(batch.adapters),
         )

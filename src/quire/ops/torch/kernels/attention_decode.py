@@ -106,6 +106,7 @@ def decode(
         runs.block_tables,
         scoring.slopes,
         scoring.sinks,
+        scoring.biases,
         tree,
         positions,
         runs.num_seqs,
@@ -133,6 +134,7 @@ def decode(
         MAX_SPLITS=plan.max_splits,
         SPLIT=plan.split,
         WINDOW=scoring.window,
+        REACH=scoring.reach,
         CAPPED=scoring.soft_cap > 0.0,
         CODES=codes,
         OFFSETS=offset_type(k),
@@ -166,6 +168,7 @@ def _decode(
     block_tables,
     slopes,
     sinks,
+    biases,
     tree,
     positions,
     num_seqs,
@@ -193,6 +196,7 @@ def _decode(
     MAX_SPLITS: tl.constexpr,
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     CAPPED: tl.constexpr,
     CODES: tl.constexpr,
     OFFSETS: tl.constexpr,
@@ -238,6 +242,9 @@ def _decode(
         slope = None
         if slopes is not None:
             slope = tl.load(slopes + q_head_row, mask=exists, other=0.0) * TO_POWERS_OF_TWO
+        bias = None
+        if biases is not None:
+            bias = biases + q_head_row * (2 * REACH + 1) + REACH
 
         acc, peak, total = attend(
             tl.zeros([ROWS, D_PAD], tl.float32),
@@ -257,6 +264,7 @@ def _decode(
             unit_slot,
             query_pos,
             slope,
+            bias,
             ancestors,
             run_begin,
             positions + token if tree is not None else None,
@@ -264,6 +272,7 @@ def _decode(
             cap,
             True,
             WINDOW,
+            REACH,
             CAPPED,
             CODES,
             OFFSETS,

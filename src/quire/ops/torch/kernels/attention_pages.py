@@ -67,6 +67,13 @@ class Scoring:
     soft_cap: float = 0.0  # 0: none
     slopes: Tensor | None = None  # ALiBi: [heads] fp32
     sinks: Tensor | None = None  # likewise
+    biases: Tensor | None = (
+        None  # [heads, 2 * reach + 1] fp32, side by side: by distance, plus the one that stands there
+    )
+
+    @property
+    def reach(self) -> int:
+        return 0 if self.biases is None else int(self.biases.shape[1]) // 2
 
     def factors(self, k_scale: float) -> tuple[float, float]:
         """-> what q.k is multiplied by, and what its tanh is multiplied by (1 without a cap), for powers of two."""

@@ -93,6 +93,7 @@ def prefill(
         runs.block_tables,
         scoring.slopes,
         scoring.sinks,
+        scoring.biases,
         runs.num_seqs,
         factor,
         cap,
@@ -112,6 +113,7 @@ def prefill(
         TILE=plan.tile,
         ROWS=launch.rows,
         WINDOW=scoring.window,
+        REACH=scoring.reach,
         CAPPED=scoring.soft_cap > 0.0,
         CODES=codes,
         OFFSETS=offset_type(k),
@@ -142,6 +144,7 @@ def _prefill(
     block_tables,
     slopes,
     sinks,
+    biases,
     num_seqs,
     factor,
     cap,
@@ -161,6 +164,7 @@ def _prefill(
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
     WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     CAPPED: tl.constexpr,
     CODES: tl.constexpr,
     OFFSETS: tl.constexpr,
@@ -192,6 +196,9 @@ def _prefill(
     slope = None
     if slopes is not None:
         slope = tl.load(slopes + head, mask=exists, other=0.0) * TO_POWERS_OF_TWO
+    bias = None
+    if biases is not None:
+        bias = biases + head * (2 * REACH + 1) + REACH
 
     # Positions first .. last are the queries'. All of them see full_begin .. full_end.
     first = context_len - num_queries + tile * TILE
@@ -227,6 +234,7 @@ def _prefill(
             unit_slot,
             first + row // GROUP,
             slope,
+            bias,
             None,
             0,
             None,
@@ -234,6 +242,7 @@ def _prefill(
             cap,
             phase != 1,
             WINDOW,
+            REACH,
             CAPPED,
             CODES,
             OFFSETS,

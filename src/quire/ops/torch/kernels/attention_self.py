@@ -11,11 +11,22 @@ from torch import Tensor
 from quire.ops.torch.kernels.attention_pages import LOG2E, Runs, power_of_two, product_type
 from quire.ops.torch.kernels.attention_plan import find_run, plan_prefill
 
+TO_POWERS_OF_TWO = tl.constexpr(LOG2E)
 FINITE_MIN = tl.constexpr(-1e30)  # the maximum of nothing: a difference of two of them is 0 and not NaN
 
 
-def self_attention(q: Tensor, k: Tensor, v: Tensor, runs: Runs, scale: float, causal: bool, window: int) -> Tensor:
-    """q [T, heads, head_dim], k and v [T, kv_heads, head_dim], of any strides but the last -> like q."""
+def self_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    runs: Runs,
+    scale: float,
+    causal: bool,
+    window: int,
+    biases: Tensor | None = None,
+) -> Tensor:
+    """q [T, heads, head_dim], k and v [T, kv_heads, head_dim], of any strides but the last; biases as in Scoring ->
+    like q."""
     num_tokens, num_heads, head_dim = q.shape
     assert k.shape == v.shape and q.stride(2) == k.stride(2) == v.stride(2) == 1
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -29,6 +40,7 @@ def self_attention(q: Tensor, k: Tensor, v: Tensor, runs: Runs, scale: float, ca
         out,
         plan.starts,
         runs.seq_starts,
+        biases,
         runs.num_seqs,
         scale * LOG2E,
         q.stride(0),
@@ -42,6 +54,7 @@ def self_attention(q: Tensor, k: Tensor, v: Tensor, runs: Runs, scale: float, ca
         GROUP=num_heads // k.shape[1],
         CAUSAL=causal,
         WINDOW=window,
+        REACH=0 if biases is None else biases.shape[1] // 2,
         TILE=tile,
         BLOCK_N=block_n,
         D=head_dim,
@@ -70,6 +83,7 @@ def _attend(
     out,
     starts,
     seq_starts,
+    biases,
     num_seqs,
     factor,
     q_token,
@@ -83,6 +97,7 @@ def _attend(
     GROUP: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     D: tl.constexpr,
@@ -128,6 +143,9 @@ def _attend(
         there = inside[:, None] & (columns < D)[None, :]
         keys = tl.load(k + key.to(tl.int64)[:, None] * k_token + columns[None, :], mask=there, other=0.0).to(PRODUCTS)
         scores = tl.dot(rows, tl.trans(keys), input_precision="ieee") * factor
+        if biases is not None:
+            near = tl.minimum(tl.maximum(-distance, -REACH), REACH)
+            scores += tl.load(biases + head * (2 * REACH + 1) + REACH + near) * TO_POWERS_OF_TWO
         scores = tl.where(seen, scores, FINITE_MIN)
         now = tl.maximum(peak, tl.max(scores, axis=1))
         weights = tl.where(seen, tl.exp2(scores - now[:, None]), 0.0)

@@ -9,7 +9,9 @@ import triton
 import triton.language as tl
 
 from quire.ops.torch.kernels.attention_codes import even_and_odd, halves, interleaved
+from quire.ops.torch.kernels.attention_pages import LOG2E
 
+TO_POWERS_OF_TWO = tl.constexpr(LOG2E)
 FINITE_MIN = tl.constexpr(-1e30)
 
 
@@ -32,6 +34,7 @@ def attend(
     unit_slot,
     query_pos,  # [ROWS]
     slope,  # [ROWS], or None
+    bias,  # [ROWS] pointers to what distance 0 is worth, REACH others before and behind it; or None
     ancestors,  # [ROWS] bits, or None: the drafts of its run that the row sees, itself among them
     run_begin,  # the position of the run's first query
     run_positions,  # of the run's queries: in a tree they are depths
@@ -39,6 +42,7 @@ def attend(
     cap,
     MASKED: tl.constexpr,  # not all rows see all of the positions
     WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     CAPPED: tl.constexpr,
     CODES: tl.constexpr,  # K and V have 8 bits
     OFFSETS: tl.constexpr,  # the type of offsets into the layer's pages
@@ -88,6 +92,10 @@ def attend(
             key_pos = tl.where(draft < 0, pos, tl.load(run_positions + draft, mask=(draft >= 0) & inside, other=0))
         if slope is not None:
             scores = scores * rest + slope[:, None] * (key_pos[None, :] - query_pos[:, None])
+            rest = 1.0
+        if bias is not None:
+            distance = tl.minimum(tl.maximum(key_pos[None, :] - query_pos[:, None], -REACH), REACH)
+            scores = scores * rest + tl.load(bias[:, None] + distance) * TO_POWERS_OF_TWO
             rest = 1.0
         if MASKED:
             if ancestors is not None:

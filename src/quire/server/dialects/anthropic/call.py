@@ -6,7 +6,14 @@ import msgspec
 
 from quire.engine.generate import GenerateRequest
 from quire.server.dialects.anthropic.blocks import BlockEvents, whole_blocks
-from quire.server.dialects.anthropic.fields import MessagesBody, read, sampling_params, template_options, tool_use
+from quire.server.dialects.anthropic.fields import (
+    NOT_SUPPORTED,
+    MessagesBody,
+    read,
+    sampling_params,
+    template_options,
+    tool_use,
+)
 from quire.server.dialects.anthropic.messages import plain_messages
 from quire.server.dialects.anthropic.shapes import (
     BlockStart,
@@ -31,7 +38,7 @@ from quire.text.tools.use import ToolUse
 _decoder = msgspec.json.Decoder(MessagesBody)
 
 
-@reads(MessagesBody)
+@reads(MessagesBody, only=dict.fromkeys(NOT_SUPPORTED, ()))
 @answers({JSON: Message, EVENTS: Event})
 def parse_messages(body: bytes, context: Context) -> "MessagesCall":
     given = read(body, _decoder)

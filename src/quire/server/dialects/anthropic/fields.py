@@ -83,10 +83,23 @@ class MessagesBody(PromptBody, kw_only=True):
     container: Any = None
     mcp_servers: Any = None
     context_management: Any = None
+    compaction: Any = None
+    fallbacks: Any = None
+    fallback_credit_token: Any = None
+    thread: Any = None
     diagnostics: Any = None
 
 
-_NOT_SUPPORTED = ("container", "mcp_servers", "context_management", "diagnostics")
+NOT_SUPPORTED = (
+    "container",
+    "mcp_servers",
+    "context_management",
+    "compaction",
+    "fallbacks",
+    "fallback_credit_token",
+    "thread",
+    "diagnostics",
+)
 _CHOICES: dict[str, Choice] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 _INDEX = re.compile(r"\[(\d+)\]")
 
@@ -121,7 +134,7 @@ def tool_use(body: PromptBody) -> ToolUse:
 
 
 def sampling_params(body: MessagesBody) -> SamplingParams:
-    for name in _NOT_SUPPORTED:
+    for name in NOT_SUPPORTED:
         if getattr(body, name):
             raise BadRequest(f"{name}: not supported", "leave it out", param=name)
     if body.temperature is not None and not 0.0 <= body.temperature <= 1.0:

@@ -33,10 +33,18 @@ class GenerateBody(Fields, kw_only=True):
     template: str | None = None
     context: list[int] | None = None
     images: list[Any] | None = None
+    width: int | None = None  # these three are of a picture
+    height: int | None = None
+    steps: int | None = None
+
+
+class GivenFunction(Struct):
+    name: str = ""
+    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class GivenCall(Struct, kw_only=True):
-    function: dict[str, Any]
+    function: GivenFunction
     id: str = ""
 
 
@@ -63,7 +71,7 @@ _chat = msgspec.json.Decoder(ChatBody)
 @answers({JSON: Answer, LINES: Answer})
 def parse_generate(body: bytes, context: Context) -> "OllamaCall":
     given = decode(body, _generate)
-    for name in ("suffix", "template", "context", "images"):
+    for name in ("suffix", "template", "context", "images", "width", "height", "steps"):
         refuse(name, getattr(given, name))
     if not given.prompt:
         refuse_unloading(given)
@@ -129,7 +137,8 @@ def _plain(message: GivenMessage) -> dict[str, Any]:
         plain["reasoning_content"] = message.thinking
     if message.tool_calls:
         plain["tool_calls"] = [
-            {"type": "function", "id": call.id, "function": call.function} for call in message.tool_calls
+            {"type": "function", "id": call.id, "function": msgspec.to_builtins(call.function)}
+            for call in message.tool_calls
         ]
     if message.tool_name:
         plain["name"] = message.tool_name

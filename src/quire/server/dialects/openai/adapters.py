@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from quire.server.body import decode, read_body
 from quire.server.errors import NotAllowed
-from quire.server.openapi import reads
+from quire.server.openapi import answers, reads
 
 if TYPE_CHECKING:
     from quire.server.site import Site
@@ -51,6 +51,7 @@ class AdapterRoutes:
         ]
 
     @reads(LoadBody)
+    @answers({"text/plain": str})
     async def load(self, http: Request) -> Response:
         self._check()
         body = decode(await read_body(http, self._options.max_body_bytes), _load)
@@ -59,6 +60,7 @@ class AdapterRoutes:
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     @reads(UnloadBody)
+    @answers({"text/plain": str})
     async def unload(self, http: Request) -> Response:
         self._check()
         body = decode(await read_body(http, self._options.max_body_bytes), _unload)

@@ -9,7 +9,7 @@ from quire.engine.generate import GenerateRequest
 from quire.server.body import decode
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.chat_call import ChatCall, ChatChoice
-from quire.server.dialects.openai.fields import Fields, Int, check, new_id, refuse, sampling_params
+from quire.server.dialects.openai.fields import NOT_SUPPORTED, Fields, Int, check, new_id, refuse, sampling_params
 from quire.server.dialects.openai.messages import Message, plain_messages, template_kwargs
 from quire.server.dialects.openai.shapes import Answer
 from quire.server.dialects.openai.structured import language_asked
@@ -38,6 +38,7 @@ class ChatBody(Fields, kw_only=True, forbid_unknown_fields=True):
     function_call: Any = None
     audio: Any = None
     modalities: Any = None
+    moderation: Any = None
     prediction: Any = None
     verbosity: Any = None
     web_search_options: Any = None
@@ -45,6 +46,7 @@ class ChatBody(Fields, kw_only=True, forbid_unknown_fields=True):
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
     thinking_token_budget: Any = None
+    tool_prompt: Any = None  # of Text Generation Inference
 
 
 _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -52,6 +54,7 @@ _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "audio": (),
     "modalities": (["text"],),
+    "moderation": (),
     "prediction": (),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -59,6 +62,7 @@ _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "thinking_token_budget": (),
+    "tool_prompt": (),
 }
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
@@ -66,7 +70,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
-@reads(ChatBody)
+@reads(ChatBody, only={**NOT_SUPPORTED, **_NOT_SUPPORTED})
 @answers({JSON: Answer[ChatChoice], EVENTS: Answer[ChatChoice]})
 def parse_chat(body: bytes, context: Context) -> ChatCall:
     chat = decode(body, _decoder)

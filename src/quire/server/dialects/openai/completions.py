@@ -11,7 +11,7 @@ from quire.core.errors import BadRequest
 from quire.engine.generate import GenerateRequest
 from quire.server.body import decode
 from quire.server.dialects.dialect import Context
-from quire.server.dialects.openai.fields import Fields, Int, check, new_id, sampling_params
+from quire.server.dialects.openai.fields import NOT_SUPPORTED, Fields, Int, check, new_id, sampling_params
 from quire.server.dialects.openai.shapes import Answer, logprob_of, prompt_logprobs_of
 from quire.server.dialects.openai.structured import language_asked
 from quire.server.dialects.openai.tally import Tally, usage_of
@@ -54,7 +54,7 @@ class CompletionChoice(Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-@reads(CompletionBody)
+@reads(CompletionBody, only=NOT_SUPPORTED)
 @answers({JSON: Answer[CompletionChoice], EVENTS: Answer[CompletionChoice]})
 def parse_completion(body: bytes, context: Context) -> "CompletionCall":
     completion = decode(body, _decoder)

@@ -56,10 +56,12 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
 
-    user: str | None = None  # these four are taken and change nothing
+    user: str | None = None  # these six are taken and change nothing
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None  # prefixes are cached without being asked
+    prompt_cache_retention: str | None = None
     store: bool | None = None
     service_tier: str | None = None
 
@@ -108,7 +110,7 @@ _SAME_NAME = (
 )
 
 # Fields nobody wrote code for, with the values that ask for nothing. They are refused, never ignored.
-_NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
+NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
     "guided_whitespace_pattern": (),
@@ -130,7 +132,7 @@ def refuse(body: Struct, table: dict[str, tuple[Any, ...]]) -> None:
 
 def check(body: Fields) -> None:
     """What both routes refuse before anything else is looked at."""
-    refuse(body, _NOT_SUPPORTED)
+    refuse(body, NOT_SUPPORTED)
     if body.stream_options is not None:
         if not body.stream:
             raise BadRequest("stream_options is given and stream is not true", param="stream_options")

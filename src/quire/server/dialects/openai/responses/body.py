@@ -72,9 +72,10 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     truncation: str | None = None
     metadata: dict[str, str] | None = None
 
-    user: str | None = None  # these four are taken and change nothing
+    user: str | None = None  # these five are taken and change nothing
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
 
     top_k: Int | None = None  # vLLM's, here as there
@@ -98,7 +99,7 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     stream_options: Any = None
 
 
-_NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
+NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "conversation": (),
     "context_management": ([],),
     "max_tool_calls": (),
@@ -129,7 +130,7 @@ decoder = msgspec.json.Decoder(ResponseBody)
 
 
 def check(body: ResponseBody) -> None:
-    refuse(body, _NOT_SUPPORTED)
+    refuse(body, NOT_SUPPORTED)
     if body.background and body.stream:
         raise BadRequest("a response in the background cannot be streamed", "ask for it by its id", param="stream")
     if body.background and body.store is False:

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from quire.core.errors import BadRequest, QuireError
 from quire.server.dialects.dialect import Context, Dialect
-from quire.server.dialects.openai.responses.body import ResponseBody
+from quire.server.dialects.openai.responses.body import NOT_SUPPORTED, ResponseBody
 from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
 from quire.server.dialects.openai.responses.items import InputItem
 from quire.server.dialects.openai.responses.shapes import Event, ResponseObject, frame
@@ -61,7 +61,7 @@ class Responses:
             Route(f"{one}/input_items", self.input_items, methods=["GET"]),
         ]
 
-    @reads(ResponseBody)
+    @reads(ResponseBody, only=NOT_SUPPORTED)
     @answers({JSON: ResponseObject, EVENTS: Event})
     async def create(self, http: Request) -> Response:
         service, call = await understood(http, self._site.models, SHAPE, self._parse, self._site.options)

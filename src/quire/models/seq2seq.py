@@ -1,0 +1,36 @@
+"""What encoder-decoders have in common: what answers begin with, and the attention of answers to sources.
+
+The encoder reads a source and leaves, in the pages of every layer of the decoder, the keys and values that the layer's
+cross-attention will ask for (`write_source`). The decoder is a decoder like others, with one more attention a layer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from quire.core.errors import BadCheckpoint
+from quire.core.seq2seq import Seq2Seq
+from quire.models.config import Seq2SeqConfig
+from quire.ops.opset import OpSet, Value
+from quire.ops.tensors import PackedWeight
+from quire.weights.config import CheckpointConfig
+
+
+def read_seq2seq(hf: CheckpointConfig, max_source: int, max_answer: int) -> Seq2Seq:
+    start = hf.generation("decoder_start_token_id", hf.generation("bos_token_id"))
+    if type(start) is not int:
+        raise BadCheckpoint(f"{hf.source}: decoder_start_token_id is {start!r}, and answers begin with that token")
+    forced = hf.generation("forced_bos_token_id")
+    banned = [*hf.generation("bad_words_ids", []), *([token] for token in hf.generation("suppress_tokens", []))]
+    return Seq2Seq(
+        start_ids=(start,) if forced is None else (start, forced),
+        max_source=max_source,
+        max_answer=max_answer,
+        banned=tuple(tuple(sequence) for sequence in banned),
+    )
+
+
+def write_source(c: Seq2SeqConfig, cross_kv: Sequence[PackedWeight], ops: OpSet, x: Value, batch: Any) -> Value:
+    """The last op of an encoder, whose output is x. `cross_kv`: of every layer of the decoder."""
+    for index, weight in enumerate(cross_kv):
+        k, v = ops.split(ops.linear(x, weight), (c.kv_size, c.kv_size))
+        ops.write_kv(k, v, batch, index)
+    return ops.rows(x, batch)

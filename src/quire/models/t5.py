@@ -1,0 +1,238 @@
+"""T5, and what differs from it in numbers: T5 1.1, FLAN-T5, mT5.
+
+No positions: scores gain what a table says of the distance, the same in all layers. Distances are sorted into buckets
+that widen with them, up to one for all beyond `relative_attention_max_distance`; so for every head a table of that many
+distances either way says it all. Scores are not scaled; there are no biases."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import log
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.core.errors import BadCheckpoint
+from quire.models.config import Seq2SeqConfig
+from quire.models.loading import Matrix, Model, Table, Vector, Wanted, load_weights
+from quire.models.seq2seq import read_seq2seq, write_source
+from quire.ops.dequantize import dequantize
+from quire.ops.opset import Activation, Keep, OpSet, Value
+from quire.ops.tensors import PackedWeight, StoredTensor
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+LONGEST = 1 << 20  # tokens of a source and its answer: distances know no end, so this is a matter of memory alone
+# The table of words under its other names, which older exports stored as well; and a bias that was never used.
+UNUSED = (
+    r"(encoder|decoder)\.embed_tokens\.weight|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\..*"
+)
+FEED_FORWARD = {
+    "relu": (False, Activation.RELU),
+    "gelu": (False, Activation.GELU),
+    "silu": (False, Activation.SILU),
+    "gated-relu": (True, Activation.RELU),
+    "gated-gelu": (True, Activation.GELU_TANH),
+    "gated-silu": (True, Activation.SILU),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class T5Config(Seq2SeqConfig):
+    intermediate: int
+    eps: float  # of the norms
+    gated: bool  # the feed-forward layer multiplies its activation with a second product
+    activation: Activation
+    buckets: int
+    max_distance: int
+    logit_scale: float
+
+
+def config(hf: CheckpointConfig) -> T5Config:
+    gated, activation = FEED_FORWARD[hf.expect("feed_forward_proj", *FEED_FORWARD, None) or "relu"]
+    hidden, layers, heads = hf.int("d_model"), hf.int("num_layers"), hf.int("num_heads")
+    decoder_layers = hf.int("num_decoder_layers", layers)
+    buckets, max_distance = (
+        hf.int("relative_attention_num_buckets", 32),
+        hf.int("relative_attention_max_distance", 128),
+    )
+    if buckets < 4 or buckets % 2 or max_distance <= buckets // 2:
+        raise BadCheckpoint(f"{hf.source}: {buckets} buckets for distances up to {max_distance}")
+    return T5Config(
+        architecture=hf.architecture,
+        hidden=hidden,
+        layers=decoder_layers,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hf.int("d_kv"),
+        vocab=hf.int("vocab_size"),
+        max_position=2 * hf.int("n_positions", 512),
+        longest=LONGEST,
+        windows=(0,) * decoder_layers,
+        seq2seq=read_seq2seq(hf, LONGEST, LONGEST),
+        encoder_layers=layers,
+        encoder_heads=heads,
+        intermediate=hf.int("d_ff"),
+        eps=hf.float("layer_norm_epsilon", 1e-6),
+        gated=gated,
+        activation=activation,
+        buckets=buckets,
+        max_distance=max_distance,
+        logit_scale=hidden**-0.5 if _scales_logits(hf) else 1.0,
+    )
+
+
+def _scales_logits(hf: CheckpointConfig) -> bool:
+    """The first T5 does. Of later ones, configurations say that the head is not the table of words, meaning this."""
+    if hf.architecture.startswith("MT5"):
+        return False
+    return hf.bool("scale_decoder_outputs", hf.bool("tie_word_embeddings", True))
+
+
+def bucket(distance: NDArray[np.int64], both_ways: bool, num_buckets: int, max_distance: int) -> NDArray[np.int64]:
+    """Of (position of the key - position of the query). Where a query sees only what is before it, all beyond is 0."""
+    first = np.zeros_like(distance)
+    if both_ways:
+        num_buckets //= 2
+        first = np.where(distance > 0, num_buckets, 0)
+        size = np.abs(distance)
+    else:
+        size = np.maximum(-distance, 0)
+    exact = num_buckets // 2  # buckets of one distance each
+    ratio = np.maximum(size, 1).astype(np.float32) / exact
+    wide = exact + (np.log(ratio) / log(max_distance / exact) * (num_buckets - exact)).astype(np.int64)
+    return first + np.where(size < exact, size, np.minimum(wide, num_buckets - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceBiases:
+    """What scores gain by the distance, from what is stored: [buckets, heads]."""
+
+    name: str
+    config: T5Config
+    both_ways: bool
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{self.name}.weight", (self.config.buckets, self.config.heads)
+
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
+        c = self.config
+        stored = dequantize(tensors[0]).reshape(c.buckets, c.heads)
+        distance = np.arange(-c.max_distance, c.max_distance + 1)
+        return ops.biases(stored[bucket(distance, self.both_ways, c.buckets, c.max_distance)].T)
+
+
+def top_names(c: T5Config, head: str) -> Wanted:
+    biases = "block.0.layer.0.SelfAttention.relative_attention_bias"
+    return {
+        "words": Table("shared", c.vocab, c.hidden),
+        "encoder_biases": DistanceBiases(f"encoder.{biases}", c, both_ways=True),
+        "decoder_biases": DistanceBiases(f"decoder.{biases}", c, both_ways=False),
+        "encoder_norm": Vector("encoder.final_layer_norm", c.hidden),
+        "decoder_norm": Vector("decoder.final_layer_norm", c.hidden),
+        "head": Matrix({head: c.vocab}, c.hidden, keep=Keep.EIGHT_BITS),
+    }
+
+
+def layer_names(c: T5Config, feed_forward: int) -> Wanted:
+    """`feed_forward`: which of the parts of a layer it is."""
+    ff = f"layer.{feed_forward}"
+    up = [f"{ff}.DenseReluDense.{name}" for name in (("wi_0", "wi_1") if c.gated else ("wi",))]
+    return {
+        "norm1": Vector("layer.0.layer_norm", c.hidden),
+        "qkv": Matrix({f"layer.0.SelfAttention.{x}": c.q_size for x in "qkv"}, c.hidden),
+        "out": Matrix({"layer.0.SelfAttention.o": c.hidden}, c.q_size),
+        "norm2": Vector(f"{ff}.layer_norm", c.hidden),
+        "up": Matrix(dict.fromkeys(up, c.intermediate), c.hidden),
+        "down": Matrix({f"{ff}.DenseReluDense.wo": c.hidden}, c.intermediate),
+    }
+
+
+def cross_names(c: T5Config) -> Wanted:
+    return {
+        "cross_norm": Vector("layer.1.layer_norm", c.hidden),
+        "cross_q": Matrix({"layer.1.EncDecAttention.q": c.q_size}, c.hidden),
+        "cross_kv": Matrix({f"layer.1.EncDecAttention.{x}": c.kv_size for x in "kv"}, c.hidden),
+        "cross_out": Matrix({"layer.1.EncDecAttention.o": c.hidden}, c.q_size),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    norm1: Any
+    qkv: PackedWeight
+    out: PackedWeight
+    norm2: Any
+    up: PackedWeight  # and the gate before it
+    down: PackedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer(Layer):
+    cross_norm: Any
+    cross_q: PackedWeight
+    cross_kv: PackedWeight
+    cross_out: PackedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    words: Any
+    encoder_biases: Any
+    decoder_biases: Any
+    encoder_norm: Any
+    decoder_norm: Any
+    head: PackedWeight
+    encoder: list[Layer]
+    decoder: list[DecoderLayer]
+
+
+def load(ops: OpSet, checkpoint: Checkpoint, config: T5Config, max_model_len: int) -> Model:
+    head = "lm_head" if "lm_head.weight" in checkpoint.names() else "shared"
+    readers = {f"encoder.block.{index}.": layer_names(config, 1) for index in range(config.encoder_layers)}
+    writers = {
+        f"decoder.block.{index}.": {**layer_names(config, 2), **cross_names(config)} for index in range(config.layers)
+    }
+    top, layers = load_weights(ops, checkpoint, top_names(config, head), readers | writers, UNUSED)
+    weights = Weights(
+        **top,
+        encoder=[Layer(**layer) for layer in layers[: config.encoder_layers]],
+        decoder=[DecoderLayer(**layer) for layer in layers[config.encoder_layers :]],
+    )
+    return Model(
+        config,
+        partial(forward, config, weights),
+        [top, *layers],
+        encode=partial(encode, config, weights),
+    )
+
+
+def encode(c: T5Config, w: Weights, ops: OpSet, batch: Any) -> Value:
+    x = ops.embedding(batch.ids, w.words)
+    for layer in w.encoder:
+        q, k, v = ops.split(ops.linear(ops.rms_norm(x, layer.norm1, c.eps), layer.qkv), (c.q_size,) * 3)
+        found = ops.attention(q, k, v, batch, c.head_dim, 1.0, biases=w.encoder_biases)
+        x = ops.add(x, ops.linear(found, layer.out))
+        x = ops.add(x, feed_forward(c, layer, ops, x))
+    x = ops.rms_norm(x, w.encoder_norm, c.eps)
+    return write_source(c, [layer.cross_kv for layer in w.decoder], ops, x, batch)
+
+
+def forward(c: T5Config, w: Weights, ops: OpSet, batch: Any) -> Value:
+    x = ops.embedding(batch.ids, w.words)
+    for index, layer in enumerate(w.decoder):
+        q, k, v = ops.split(ops.linear(ops.rms_norm(x, layer.norm1, c.eps), layer.qkv), (c.q_size,) * 3)
+        ops.write_kv(k, v, batch, index)
+        found = ops.paged_attention(q, batch, index, c.head_dim, 1.0, biases=w.decoder_biases)
+        x = ops.add(x, ops.linear(found, layer.out))
+        q = ops.linear(ops.rms_norm(x, layer.cross_norm, c.eps), layer.cross_q)
+        x = ops.add(x, ops.linear(ops.cross_attention(q, batch, index, c.head_dim, 1.0), layer.cross_out))
+        x = ops.add(x, feed_forward(c, layer, ops, x))
+    x = ops.rms_norm(x, w.decoder_norm, c.eps)
+    return ops.logits(x if c.logit_scale == 1 else ops.scale(x, c.logit_scale), w.head, batch)
+
+
+def feed_forward(c: T5Config, layer: Layer, ops: OpSet, x: Value) -> Value:
+    act = ops.activate_and_mul if c.gated else ops.activate
+    return ops.linear(act(ops.linear(ops.rms_norm(x, layer.norm2, c.eps), layer.up), c.activation), layer.down)

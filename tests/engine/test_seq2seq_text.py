@@ -1,0 +1,100 @@
+"""An encoder-decoder from text to text: the prompt is the source, and an answer begins with nothing that is shown."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from transformers import BartForConditionalGeneration
+
+from engine.tiny_encoders import TEXTS, wordpiece
+from models.checking_seq2seq import random_model
+from quire import LLM, SamplingParams
+from quire.core.errors import Unsupported
+from quire.engine.client import EngineClient
+from quire.engine.embed import Embedder
+from quire.engine.generate import GenerateRequest
+from quire.engine.models import OneModel
+from quire.engine.options import EngineOptions
+from quire.server.app import create_app
+from quire.server.options import ServerOptions
+
+UNK, CLS, SEP = 1, 2, 3
+BANNED = 6
+SIZES = {
+    "vocab_size": 18,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 48,
+    "pad_token_id": 0,
+    "eos_token_id": SEP,
+    "bos_token_id": None,
+    "decoder_start_token_id": SEP,
+    "forced_eos_token_id": None,
+}
+OPTIONS: dict[str, Any] = {"device": "cpu", "kv_cache_dtype": "float32", "max_num_seqs": 8}
+GREEDY = SamplingParams(temperature=0, max_tokens=16)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bart")
+    model = random_model(BartForConditionalGeneration, SIZES, seed=5)
+    model.generation_config.forced_bos_token_id = CLS
+    model.generation_config.bad_words_ids = [[UNK], [BANNED], [7, 8]]
+    model.save_pretrained(path)
+    wordpiece().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def theirs(folder: Path) -> dict[str, str]:
+    model, tokenizer = BartForConditionalGeneration.from_pretrained(folder), wordpiece()
+    found = {}
+    for text in TEXTS:
+        with torch.inference_mode():
+            answer = model.generate(tokenizer(text, return_tensors="pt").input_ids, max_new_tokens=17, do_sample=False)
+        found[text] = str(tokenizer.decode(answer[0], skip_special_tokens=True))
+    return found
+
+
+def test_texts_are_those_of_transformers(folder: Path, theirs: dict[str, str]) -> None:
+    for text, output in zip(TEXTS, LLM(folder, **OPTIONS).generate(TEXTS, GREEDY), strict=True):
+        assert output.outputs[0].text == theirs[text]
+        assert output.prompt_token_ids == wordpiece()(text).input_ids
+        assert not {UNK, BANNED} & {*output.outputs[0].token_ids}, "a banned token was drawn"
+
+
+def test_completions_over_http_survive_a_killed_engine(folder: Path, theirs: dict[str, str]) -> None:
+    async def main() -> None:
+        async with EngineClient(EngineOptions(model=str(folder), **OPTIONS)) as client:
+            transport = httpx.ASGITransport(create_app(OneModel(client), ServerOptions()))
+            async with httpx.AsyncClient(transport=transport, base_url="http://quire") as http:
+                body = {"model": client.info.name, "prompt": TEXTS[0], "temperature": 0, "max_tokens": 16}
+                answer = (await http.post("/v1/completions", json=body)).json()
+                assert answer["choices"][0]["text"] == theirs[TEXTS[0]]
+                assert answer["usage"]["prompt_tokens"] == len(wordpiece()(TEXTS[0]).input_ids)
+                refused = await http.post("/v1/completions", json={**body, "prompt": "quire " * 60})
+                assert refused.status_code == 400 and "62 tokens" in refused.text
+            stream = await client.submit(GenerateRequest(id="a", prompt=TEXTS[3], params=GREEDY))
+            text = (await anext(aiter(stream))).text
+            os.kill(client.engine_pid, signal.SIGKILL)
+            async for event in stream:
+                text += event.text
+            assert text == theirs[TEXTS[3]]
+
+    asyncio.run(asyncio.wait_for(main(), 90))
+
+
+def test_it_makes_no_vectors(folder: Path) -> None:
+    with pytest.raises(Unsupported, match="continues texts, and does not embed"):
+        Embedder(folder, device="cpu")
