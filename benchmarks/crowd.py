@@ -26,7 +26,7 @@ from benchmarks.processes import Running, interruptible
 
 LEAVING = 1 / 3  # of visits
 ROUTE = "/v1/completions"
-CACHE = "512MiB"  # of keys and values: touched in the first half, so that what grows in the second is a leak
+CACHE = "256MiB"  # of keys and values: touched in the first half, so that what grows in the second is a leak
 PATIENCE = 30.0  # seconds for the server to find out who has left
 
 

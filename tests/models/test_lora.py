@@ -1,6 +1,7 @@
 """Several adapters in one batch against PEFT, which merges them one by one into the model."""
 
 import json
+import shutil
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf.quants import quantize
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig, MixtralConfig, Phi3Config, Qwen2Config
 
 from models.checking import BACKENDS, BLOCK_SIZE, MAX_LEN, PROMPT, TINY, assert_close, make_ops, random_model
@@ -112,13 +113,18 @@ class Together:
 
     def run(self, ids: dict[str, list[int]], start: int) -> dict[str, np.ndarray]:
         """The logits of all ids from `start` on."""
+        logits = np.asarray(self.program.run(self.batch(ids, start))).copy()
+        ends = np.cumsum([len(tokens) - start for tokens in ids.values()])
+        return dict(zip(ids, np.split(logits, ends[:-1]), strict=True))
+
+    def batch(self, ids: dict[str, list[int]], start: int) -> StepBatch:
         tables = {name: table for name, table in zip(self.names, self.tables, strict=True) if name in ids}
         counts = [len(tokens) - start for tokens in ids.values()]
         positions = [np.arange(start, len(tokens), dtype=np.int32) for tokens in ids.values()]
         slots = [
             tables[name][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for name, p in zip(ids, positions, strict=True)
         ]
-        batch = StepBatch(
+        return StepBatch(
             ids=np.concatenate([np.array(tokens[start:], np.int32) for tokens in ids.values()]),
             positions=np.concatenate(positions),
             slots=np.concatenate(slots),
@@ -128,8 +134,6 @@ class Together:
             logit_rows=np.arange(sum(counts), dtype=np.int32),
             adapters=np.repeat(np.array([self.slots[name] for name in ids], np.int32), counts),
         )
-        logits = np.asarray(self.program.run(batch)).copy()
-        return dict(zip(ids, np.split(logits, np.cumsum(counts)[:-1]), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -228,14 +232,25 @@ def test_the_gpus_kernels_agree(models):
     """In Triton's interpreter, where there is no GPU."""
     torch = pytest.importorskip("torch")
     from quire.ops.torch.gpu import GpuOps
+    from quire.ops.torch.gpu_program import Inputs
 
     theirs = models("llama")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     ids = {"odd": PROMPT[:2], NONE: PROMPT[:1], "all": PROMPT[:1]}
-    both = GpuOps(device, "float32"), make_ops("torch")
-    found, expected = (Together(ops, theirs, max_rank=8).run(ids, 0) for ops in both)
+    ours, plain = (Together(ops, theirs, max_rank=8) for ops in (GpuOps(device, "float32"), make_ops("torch")))
+    found, expected = (each.run(ids, 0) for each in (ours, plain))
     for name in ids:
         assert_close(found[name], expected[name])
+
+    # What a CUDA graph captures, and what it is sent: a step that only decodes, padded to four sequences.
+    step = ours.batch(dict.fromkeys(ids, PROMPT[:1]), 0)
+    inputs = Inputs(4, ours.blocks, torch.device(device))
+    inputs.send(step)
+    batch = ours.program._decoding(inputs, adapted=True)
+    with torch.inference_mode():
+        padded = ours.program._forward(batch)[:3]
+    assert batch.adapts and inputs.tensors[4].tolist() == [*step.adapters, -1]
+    assert_close(padded.cpu().numpy(), np.concatenate([*plain.run(dict.fromkeys(ids, PROMPT[:1]), 0).values()]))
 
 
 def test_what_the_model_does_not_have_is_listed_all_at_once(models):
@@ -252,3 +267,24 @@ def test_what_the_model_does_not_have_is_listed_all_at_once(models):
         adapters.load(theirs.adapters["wide"])
     with pytest.raises(Unsupported, match=r"c_attn"):
         adapters.load(models("gpt2").adapters["attn"])
+
+
+@pytest.mark.parametrize(
+    ("prefix", "problem"),
+    [("", ""), ("model.language_model.", ""), ("vision_tower.", "vision_tower.layers.0"), ("model.decoder.", "")],
+)
+def test_layers_are_known_whatever_the_model_is_wrapped_in(models, tmp_path, prefix, problem):
+    theirs = models("llama")
+    shutil.copytree(theirs.adapters["qv"], tmp_path / "qv")
+    path = tmp_path / "qv" / "adapter_model.safetensors"
+    tensors = {
+        name.replace("base_model.model.model.", f"base_model.model.{prefix}"): t for name, t in load_file(path).items()
+    }
+    save_file(tensors, path)
+    renamed = replace(theirs, adapters={"qv": tmp_path / "qv"})
+    if problem:
+        with pytest.raises(Unsupported, match=problem):
+            Together(make_ops("native"), renamed)
+    else:
+        found = Together(make_ops("native"), renamed).run({"qv": PROMPT}, 0)["qv"]
+        assert_close(found, theirs.expected["qv"].prefill)

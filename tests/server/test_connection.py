@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,19 @@ def test_a_second_request_on_a_connection_has_its_own_time() -> None:
             time.sleep(0.4)  # idle, which is allowed for longer
         made.sendall(b"GET /hea")
         assert answer(made).startswith(b"HTTP/1.1 408")
+
+
+def test_a_request_is_answered_once() -> None:
+    with running(replace(QUICK, max_body_bytes=10)) as server, connection(server) as made:
+        made.sendall(HEAD + b"Content-Length: 20\r\n\r\n" + b"[" * 15)  # refused, and never sent whole
+        told = answer(made)
+        assert told.startswith(b"HTTP/1.1 413") and told.count(b"HTTP/1.1") == 1
+    with running(QUICK) as server, connection(server) as made:
+        body = b'{"prompt": "!slow", "max_tokens": 60, "stream": true}'
+        made.sendall(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body) + b"GET /he")  # the next one: too late
+        told = answer(made)
+        assert told.startswith(b"HTTP/1.1 200") and told.count(b"HTTP/1.1") == 2
+        assert told.index(b"[DONE]") < told.index(b"HTTP/1.1 408")
 
 
 @pytest.mark.parametrize(

@@ -75,13 +75,18 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def _not_arrived(self) -> None:
-        if self.flow.read_paused:  # it is the server that lets it wait
+        if self.flow.read_paused or self._has_earlier:  # it is the server that lets it wait
             self._arriving.start()
         elif not self._in_head or self._num_head_bytes:
             seconds = self._bounds.receive_timeout
             self._refuse(408, "request_timeout", f"the request did not come within {seconds:g} s")
         else:
             self.transport.close()  # nothing was asked
+
+    @property
+    def _has_earlier(self) -> bool:
+        """Whether an earlier request of this connection is being answered."""
+        return self._in_head and self.cycle is not None and not self.cycle.response_complete
 
     # -- what goes out ---------------------------------------------------------------------------------------------
 
@@ -108,10 +113,10 @@ class Connection(HttpToolsProtocol):
         """Not worth two lines in the log for each time that somebody asks for a WebSocket."""
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        """An answer, unless one is under way, and the end."""
+        """An answer, and the end. No answer if that to an earlier request is under way, or this one has had its own."""
         self._arriving.stop()
         self._refused(status, code)
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        if not self._has_earlier and (self._in_head or not self.cycle.response_started):
             kind = "invalid_request_error" if status < 500 else "server_error"
             body = msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
             head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
