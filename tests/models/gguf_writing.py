@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "Glm4ForCausalLM": gguf.MODEL_ARCH.GLM4,
     "Ernie4_5ForCausalLM": gguf.MODEL_ARCH.ERNIE4_5,
     "Exaone4ForCausalLM": gguf.MODEL_ARCH.EXAONE4,
+    "Glm4MoeForCausalLM": gguf.MODEL_ARCH.GLM4_MOE,
     "SeedOssForCausalLM": gguf.MODEL_ARCH.SEED_OSS,
     "OlmoeForCausalLM": gguf.MODEL_ARCH.OLMOE,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
@@ -73,6 +74,7 @@ def write_gguf(
         if name.endswith("shared_expert_gate.weight"):
             data = data.reshape(-1)  # as a quantized file has it
         kind = experts if data.ndim == 3 else gguf.GGMLQuantizationType.F32
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         translated = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert translated is not None, name
         writer.add_tensor(translated, gguf.quants.quantize(np.ascontiguousarray(data), kind), raw_dtype=kind)
@@ -111,6 +113,16 @@ def stacked(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
 def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     rope = config["rope_parameters"]
     full = rope.get("full_attention", rope)
+    if config["model_type"] == "glm4_moe":  # with a layer behind the last, for guessing further tokens
+        config = config | {"num_hidden_layers": config["num_hidden_layers"] + 1}
+        writer.add_nextn_predict_layers(1)
+        writer.add_tensor(f"blk.{config['num_hidden_layers'] - 1}.nextn.eh_proj.weight", np.zeros((2, 4), np.float32))
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_expert_count(config["n_routed_experts"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])

@@ -70,8 +70,9 @@ def write_llama(
     arch: str = "llama",
     extra: Mapping[str, Any] | None = None,
     configure: Callable[[gguf.GGUFWriter], None] | None = None,
+    tensors_a_part: int = 0,  # 0: the file is in one
 ) -> Path:
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=tensors_a_part)
     writer.add_block_count(1)
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)

@@ -112,8 +112,25 @@ def test_gguf_of_another_kind_is_unsupported(tmp_path: Path, tensors: dict) -> N
         open_checkpoint(write_llama(tmp_path / "b.gguf", tensors, "qwen2", {"qwen2.expert_count": 8}))
     with pytest.raises(Unsupported, match=r"'blk\.0\.attn_sinks\.weight' is not one that LlamaForCausalLM has"):
         open_checkpoint(write_llama(tmp_path / "c.gguf", tensors | {"blk.0.attn_sinks.weight": np.ones(4, np.float32)}))
-    with pytest.raises(Unsupported, match="one of 3 parts"):
-        open_checkpoint(write_llama(tmp_path / "d.gguf", tensors, extra={"split.count": 3}))
+
+
+def test_gguf_in_parts(tmp_path: Path, tensors: dict) -> None:
+    """As gguf-split and the converter write them."""
+    write_llama(tmp_path / "m.gguf", tensors, tensors_a_part=5)
+    files = sorted(tmp_path.glob("m-*.gguf"))
+    assert len(files) > 2 and files[0].name == f"m-00001-of-{len(files):05}.gguf"
+    for path in (files[0], files[1], tmp_path):  # any of them stands for all
+        assert_holds(path, tensors)
+    last = files[-1].read_bytes()
+    files[-1].unlink()
+    with pytest.raises(BadCheckpoint, match=f"one of {len(files)} parts, and there is no {files[-1].name}"):
+        open_checkpoint(files[0])
+    files[-1].write_bytes(files[1].read_bytes())
+    with pytest.raises(BadCheckpoint, match=r"split\.tensors\.count is|tensor .* is in m-00002"):
+        open_checkpoint(files[0])
+    files[-1].write_bytes(last)
+    with pytest.raises(BadCheckpoint, match="is one of"):
+        open_checkpoint(files[0].rename(tmp_path / "alone.gguf"))
 
 
 @pytest.mark.parametrize("shards", [1, 3])

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from quire.core.errors import BadCheckpoint
 from quire.weights.config import CheckpointConfig
+from quire.weights.gguf_parts import first_part
 
 if TYPE_CHECKING:
     from quire.ops.tensors import StoredTensor
@@ -37,12 +38,14 @@ class Checkpoint(Protocol):
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The .gguf file, or the directory in Hugging Face's layout, that `path` means."""
+    """The .gguf file (the first of its parts), or the directory in Hugging Face's layout, that `path` means."""
     if not path.exists():
         raise BadCheckpoint(f"{path} does not exist")
-    if not path.is_dir() or (path / "config.json").exists():
+    if not path.is_dir():
+        return first_part(path)
+    if (path / "config.json").exists():
         return path
-    files = sorted(path.glob("*.gguf"))
+    files = sorted({first_part(file) for file in path.glob("*.gguf")})
     if len(files) == 1:
         return files[0]
     if files:

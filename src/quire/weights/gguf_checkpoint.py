@@ -19,6 +19,7 @@ from quire.weights.gguf_names import (
     translate_config,
     translate_name,
 )
+from quire.weights.gguf_parts import all_parts
 from quire.weights.gguf_tensors import TensorEntry, half_split_order, read_directory, stored_tensor
 
 EMBEDDING = "token_embd.weight"
@@ -30,7 +31,13 @@ class GGUFCheckpoint:
         self._gguf = GGUFFile(path)
         metadata = CheckpointConfig(path, self._gguf.metadata)
         row = find_architecture(metadata)
-        entries = read_directory(self._gguf)
+        entries: dict[str, TensorEntry] = {}
+        self._files: dict[str, GGUFFile] = {}  # by the file's own name of a tensor
+        for part in all_parts(self._gguf):
+            for name, entry in read_directory(part).items():
+                if name in entries:
+                    raise BadCheckpoint(f"{part.path}: tensor {name!r} is in {self._files[name].path.name}, too")
+                entries[name], self._files[name] = entry, part
         row = row.of_file(entries)
         if EMBEDDING not in entries:
             raise BadCheckpoint(f"{path} has no tensor {EMBEDDING!r}")
@@ -39,19 +46,19 @@ class GGUFCheckpoint:
         self.nbytes = sum(entry.nbytes for entry in entries.values())
         factors = {key: entries.pop(name) for key, name in LONGROPE_TENSORS.items() if name in entries}
         if factors:
-            lists = {key: dequantize(stored_tensor(self._gguf, entry)).ravel() for key, entry in factors.items()}
+            lists = {key: dequantize(self._stored(entry)).ravel() for key, entry in factors.items()}
             values["rope_scaling"] = longrope(metadata, {key: numbers.tolist() for key, numbers in lists.items()})
         self.config = CheckpointConfig(path, values)
         self._entries: dict[str, tuple[TensorEntry, TensorName]] = {}
         for entry in entries.values():
-            name = translate_name(row, entry.name)
-            if name is None:
+            translated = translate_name(row, entry.name)
+            if translated is None:
                 raise Unsupported(f"{path}: tensor {entry.name!r} is not one that {row.name} has")
-            if "{}" not in name.name:
-                self._entries[name.name] = (entry, name)
+            if "{}" not in translated.name:
+                self._entries[translated.name] = (entry, translated)
                 continue
             for expert in range(entry.shape[0]):
-                self._entries[name.name.format(expert)] = (entry, replace(name, expert=expert))
+                self._entries[translated.name.format(expert)] = (entry, replace(translated, expert=expert))
 
     def names(self) -> list[str]:
         return list(self._entries)
@@ -64,7 +71,7 @@ class GGUFCheckpoint:
 
     def tensor(self, name: str) -> StoredTensor:
         entry, translated = self._find(name)
-        stored = replace(stored_tensor(self._gguf, entry), name=name)
+        stored = replace(self._stored(entry), name=name)
         if translated.expert is not None:
             return stored.part(translated.expert, 1).squeezed()
         if translated.plus:
@@ -80,7 +87,11 @@ class GGUFCheckpoint:
         return replace(stored, row_order=order)
 
     def forget(self) -> None:
-        self._gguf.file.forget()
+        for file in {part.path: part.file for part in self._files.values()}.values():
+            file.forget()
+
+    def _stored(self, entry: TensorEntry) -> StoredTensor:
+        return stored_tensor(self._files[entry.name], entry)
 
     def _find(self, name: str) -> tuple[TensorEntry, TensorName]:
         if name not in self._entries:

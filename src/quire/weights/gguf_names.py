@@ -4,16 +4,16 @@ A row names the Hugging Face architecture, the config keys with their GGUF twins
 architecture, add its row to ARCHITECTURES; a dot in a config key leads into an object."""
 
 import re
-from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import log
 from typing import Any
 
 from quire.core.errors import Unsupported
+from quire.weights import gguf_derived
 from quire.weights.config import CheckpointConfig
-from quire.weights.gguf_architecture import Architecture
+from quire.weights.gguf_architecture import Architecture, Variant
 from quire.weights.gguf_deepseek_names import DEEPSEEK_ARCHITECTURES
 from quire.weights.gguf_gpt_names import GPT_ARCHITECTURES
 
@@ -89,6 +89,16 @@ MIXTRAL_EXPERTS = {
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
 
+GLM_KEYS = {
+    "n_routed_experts": "expert_count",
+    "n_shared_experts": "expert_shared_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "num_nextn_predict_layers": "nextn_predict_layers",
+}
+NEXTN = ("eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm")
+
 GEMMA_KEYS = {
     **DECODER_KEYS,
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -106,53 +116,6 @@ GRANITE_KEYS = {
 }
 
 ROTATED_PAIRWISE = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
-
-
-def _gemma(config: CheckpointConfig) -> dict[str, Any]:
-    """What Gemma 2 and 3 files leave to the reader: the largest of each scales scores by the width of a head as it
-    would be without its own width; without a window, all layers see everything."""
-    largest = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}[config.architecture]  # layers
-    heads, width = config.int("num_attention_heads"), config.int("head_dim")
-    if config.int("num_hidden_layers") == largest:
-        width = config.int("hidden_size") // max(heads, 1)
-    derived: dict[str, Any] = {"query_pre_attn_scalar": width}
-    pattern = config.get("sliding_window_pattern")  # a number, or one for each layer
-    if not config.int("sliding_window", 0):
-        derived["sliding_window_pattern"] = 1
-    elif isinstance(pattern, array):
-        derived["layer_types"] = _layer_types(pattern)
-    return derived
-
-
-def _olmo(config: CheckpointConfig) -> dict[str, Any]:
-    """OLMo 3 goes by the name of OLMo 2; it has a window."""
-    if not config.int("sliding_window", 0):
-        return {}
-    pattern = config.get("sliding_window_pattern")
-    kinds = {"layer_types": _layer_types(pattern)} if isinstance(pattern, array) else {}
-    return {"architectures": ["Olmo3ForCausalLM"], **kinds}
-
-
-def _exaone(config: CheckpointConfig) -> dict[str, Any]:
-    pattern = config.get("sliding_window_pattern")
-    if not config.int("sliding_window", 0):
-        return {"layer_types": None}
-    every = range(1, config.int("num_hidden_layers") + 1)
-    return {"layer_types": _layer_types(pattern if isinstance(pattern, array) else (layer % 4 for layer in every))}
-
-
-def _gpt_oss(config: CheckpointConfig) -> dict[str, Any]:
-    """Every other layer has a window. The ends of YaRN's ramp lie between pairs, which files have no word for."""
-    layers = range(config.int("num_hidden_layers"))
-    scaling = config.dict("rope_scaling", default={})
-    return {
-        "layer_types": _layer_types((layer + 1) % 2 for layer in layers),
-        "rope_scaling": {**scaling, "truncate": False} if scaling else None,
-    }
-
-
-def _layer_types(pattern: Iterable[int]) -> list[str]:
-    return ["sliding_attention" if local else "full_attention" for local in pattern]
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -210,7 +173,26 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         tensors=OUTER_TENSORS,
         layer_tensors={**GATED_LAYER, **HEAD_NORMS, **NORMS_AROUND},
         biases={"attention_bias": "attn_q"},
-        derive=_olmo,
+        derive=gguf_derived.olmo,
+    ),
+    "glm4moe": Architecture(
+        name="Glm4MoeForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS, **GLM_KEYS},
+        constants={"model_type": "glm4_moe", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            **HEAD_NORMS,
+            **EXPERTS,
+            **{f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")},
+            "post_attention_norm": "post_attention_layernorm",
+            "exp_probs_b": "mlp.gate.e_score_correction_bias",
+            **{f"nextn.{part}": f"nextn.{part}" for part in NEXTN},
+        },
+        biases={"attention_bias": "attn_q"},
+        expects={"expert_gating_func": 2},  # the sigmoid
+        derive=gguf_derived.glm,
+        variants={"attn_q_norm": Variant(constants={"use_qk_norm": True})},
     ),
     "exaone4": Architecture(
         name="Exaone4ForCausalLM",
@@ -218,7 +200,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         constants={"model_type": "exaone4", "hidden_act": "silu"},
         tensors=OUTER_TENSORS,
         layer_tensors={**GATED_LAYER, **HEAD_NORMS, **NORMS_AROUND},
-        derive=_exaone,
+        derive=gguf_derived.exaone,
     ),
     "internlm2": Architecture(  # its q, k and v were taken apart
         name="LlamaForCausalLM",
@@ -278,7 +260,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "post_attention_norm": "post_attention_layernorm",
             "ffn_gate_inp": "mlp.router",
         },
-        derive=_gpt_oss,
+        derive=gguf_derived.gpt_oss,
     ),
     "granite": Architecture(
         name="GraniteForCausalLM",
@@ -330,7 +312,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         tensors=OUTER_TENSORS,
         layer_tensors={**GATED_LAYER, **NORMS_AROUND},
         norms_plus=1.0,
-        derive=_gemma,
+        derive=gguf_derived.gemma,
     ),
     "gemma3": Architecture(
         name="Gemma3ForCausalLM",
@@ -339,13 +321,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         tensors=OUTER_TENSORS,
         layer_tensors={**GATED_LAYER, **HEAD_NORMS, **NORMS_AROUND},
         norms_plus=1.0,
-        derive=_gemma,
+        derive=gguf_derived.gemma,
     ),
     **GPT_ARCHITECTURES,
     **DEEPSEEK_ARCHITECTURES,
 }
 
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+)\.(weight|bias)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,10 +354,6 @@ def find_architecture(metadata: CheckpointConfig) -> Architecture:
         raise Unsupported(f"{metadata.source}: {name}.expert_count is {experts}", f"{name} is read without experts")
     for key, value in row.expects.items():
         metadata.expect(f"{name}.{key}", value, None)
-    if (parts := metadata.int("split.count", default=1)) > 1:
-        raise Unsupported(
-            f"{metadata.source} is one of {parts} parts of a split file", "join them with `gguf-split --merge`"
-        )
     return row
 
 

@@ -1,0 +1,60 @@
+"""What GGUF files of Llama's kind leave to their reader: config keys that follow from others, one function an
+architecture; see gguf_names.py."""
+
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+from quire.weights.config import CheckpointConfig
+
+
+def gemma(config: CheckpointConfig) -> dict[str, Any]:
+    """What Gemma 2 and 3 files leave to the reader: the largest of each scales scores by the width of a head as it
+    would be without its own width; without a window, all layers see everything."""
+    largest = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}[config.architecture]  # layers
+    heads, width = config.int("num_attention_heads"), config.int("head_dim")
+    if config.int("num_hidden_layers") == largest:
+        width = config.int("hidden_size") // max(heads, 1)
+    derived: dict[str, Any] = {"query_pre_attn_scalar": width}
+    pattern = config.get("sliding_window_pattern")  # a number, or one for each layer
+    if not config.int("sliding_window", 0):
+        derived["sliding_window_pattern"] = 1
+    elif isinstance(pattern, array):
+        derived["layer_types"] = _layer_types(pattern)
+    return derived
+
+
+def olmo(config: CheckpointConfig) -> dict[str, Any]:
+    """OLMo 3 goes by the name of OLMo 2; it has a window."""
+    if not config.int("sliding_window", 0):
+        return {}
+    pattern = config.get("sliding_window_pattern")
+    kinds = {"layer_types": _layer_types(pattern)} if isinstance(pattern, array) else {}
+    return {"architectures": ["Olmo3ForCausalLM"], **kinds}
+
+
+def glm(config: CheckpointConfig) -> dict[str, Any]:
+    """Layers that guess further tokens are counted with the others."""
+    return {"num_hidden_layers": config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0)}
+
+
+def exaone(config: CheckpointConfig) -> dict[str, Any]:
+    pattern = config.get("sliding_window_pattern")
+    if not config.int("sliding_window", 0):
+        return {"layer_types": None}
+    every = range(1, config.int("num_hidden_layers") + 1)
+    return {"layer_types": _layer_types(pattern if isinstance(pattern, array) else (layer % 4 for layer in every))}
+
+
+def gpt_oss(config: CheckpointConfig) -> dict[str, Any]:
+    """Every other layer has a window. The ends of YaRN's ramp lie between pairs, which files have no word for."""
+    layers = range(config.int("num_hidden_layers"))
+    scaling = config.dict("rope_scaling", default={})
+    return {
+        "layer_types": _layer_types((layer + 1) % 2 for layer in layers),
+        "rope_scaling": {**scaling, "truncate": False} if scaling else None,
+    }
+
+
+def _layer_types(pattern: Iterable[int]) -> list[str]:
+    return ["sliding_attention" if local else "full_attention" for local in pattern]
