@@ -1,6 +1,7 @@
 """Several adapters in one batch against PEFT, which merges them one by one into the model."""
 
 import json
+import shutil
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf.quants import quantize
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig, MixtralConfig, Phi3Config, Qwen2Config
 
 from models.checking import BACKENDS, BLOCK_SIZE, MAX_LEN, PROMPT, TINY, assert_close, make_ops, random_model
@@ -266,3 +267,24 @@ def test_what_the_model_does_not_have_is_listed_all_at_once(models):
         adapters.load(theirs.adapters["wide"])
     with pytest.raises(Unsupported, match=r"c_attn"):
         adapters.load(models("gpt2").adapters["attn"])
+
+
+@pytest.mark.parametrize(
+    ("prefix", "problem"),
+    [("", ""), ("model.language_model.", ""), ("vision_tower.", "vision_tower.layers.0"), ("model.decoder.", "")],
+)
+def test_layers_are_known_whatever_the_model_is_wrapped_in(models, tmp_path, prefix, problem):
+    theirs = models("llama")
+    shutil.copytree(theirs.adapters["qv"], tmp_path / "qv")
+    path = tmp_path / "qv" / "adapter_model.safetensors"
+    tensors = {
+        name.replace("base_model.model.model.", f"base_model.model.{prefix}"): t for name, t in load_file(path).items()
+    }
+    save_file(tensors, path)
+    renamed = replace(theirs, adapters={"qv": tmp_path / "qv"})
+    if problem:
+        with pytest.raises(Unsupported, match=problem):
+            Together(make_ops("native"), renamed)
+    else:
+        found = Together(make_ops("native"), renamed).run({"qv": PROMPT}, 0)["qv"]
+        assert_close(found, theirs.expected["qv"].prefill)

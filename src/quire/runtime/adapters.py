@@ -19,7 +19,10 @@ from quire.weights.peft import listed, read_adapter
 Slots = Mapping[PackedWeight, AdapterSlots]
 Loaded = Mapping[PackedWeight, Any]  # an adapter, as the slots of each linear layer take it
 
-_NUMBERED = re.compile(r"(?:.*?\.)?(?P<inside>[^.]+\.\d+\..+)")
+# What a decoder's list of layers may be part of, as it is published or wrapped. A vision tower has layers too.
+WRAPPERS = {"model", "language_model", "text_model", "transformer", "gpt_neox", "decoder"}
+
+_NUMBERED = re.compile(r"(?P<outside>(?:[^.]+\.)*?)(?P<inside>[^.]+\.\d+\..+)")
 
 
 class Adapted:
@@ -65,6 +68,8 @@ class Adapters:
                 f"{path} adapts what this model does not have as linear layers: {listed(unknown)}",
                 f"those that can be adapted are {', '.join(known)}",
             )
+        if len({_inside(name) for name in found}) < len(found):
+            raise Unsupported(f"{path} adapts a layer under two names", f"it has {listed(list(found))}")
         if high := [f"{name} ({added.rank})" for name, added in found.items() if added.rank > self._max_rank]:
             raise BadRequest(
                 f"{path} has ranks above max_lora_rank, which is {self._max_rank}: {listed(high)}",
@@ -94,7 +99,9 @@ def _inside(name: str) -> str:
     """A layer's name from the list it is an element of: whether the model is wrapped in others, names differ in what
     comes before."""
     match = _NUMBERED.fullmatch(name)
-    return match["inside"] if match else name
+    if match is None or not set(match["outside"].split(".")[:-1]) <= WRAPPERS:
+        return name
+    return match["inside"]
 
 
 def _fitting(path: Path, added: LowRank, w: PackedWeight, layer: LinearLayer) -> LowRank:

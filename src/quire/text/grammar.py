@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 KEPT = 64  # languages that stay compiled while nobody uses them
 DEEP_STACK = 256 * 2**20  # bytes: llguidance follows references by recursion
 ALLOWANCE = 0.25  # CPU seconds that following one answer may take at once, and
-ALLOWANCE_PER_TOKEN = 0.001  # for every token of it; ordinary schemas need a twentieth of that
+ALLOWANCE_PER_TOKEN = 0.004  # for every token of it; ordinary schemas need a hundredth of that
 SOON = 0.05  # seconds of compiling that the loop can wait for
 
 T = TypeVar("T")

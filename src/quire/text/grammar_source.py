@@ -44,12 +44,12 @@ def grammar_source(structured: Structured) -> str:
 
 
 def wrong_language(structured: Structured, why: str) -> BadRequest:
+    if why.startswith("oneOf"):
+        why = "`oneOf` is supported where its schemas exclude each other by type, by value or by required properties"
     lines = [line.strip() for line in why.split("\n")]
-    why = next((line for line in lines if line.startswith("error:")), lines[0])[
-        :300
-    ]  # the rest is the parser's insides
+    why = next((line for line in lines if line.startswith("error:")), lines[0])  # the rest is its insides
     return BadRequest(
-        f"the {structured.kind} of the answer cannot be used: {why}",
+        f"the {structured.kind} of the answer cannot be used: {why[:300]}",
         "docs/structured.md lists what is supported",
         param="structured",
     )

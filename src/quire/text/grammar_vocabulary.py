@@ -20,7 +20,9 @@ def grammar_vocabulary(tokenizer: "Tokenizer", vocab_size: int) -> "LLTokenizer"
     ends = [token for token in tokenizer.eos_ids if token < vocab_size]
     if not ends:
         raise Unsupported("the model has no token that ends a text, and structured output needs one")
-    return LLTokenizer(TokenizerWrapper(_Tokens(tokenizer, vocab_size, ends[0])), eos_token=ends)
+    # Tokens that go together: where a whole slice may follow, or none of it, its tokens are not looked at one by one.
+    slices = ["[a-z]+", *LLTokenizer.general_slices()]
+    return LLTokenizer(TokenizerWrapper(_Tokens(tokenizer, vocab_size, ends[0])), eos_token=ends, slices=slices)
 
 
 class _Tokens:

@@ -1,0 +1,100 @@
+"""What answers in a language add to a step: CPU time of masks and of taking in tokens, beside the rest of the step.
+
+    python -m benchmarks.masks                   # 32 users, the default model
+    python -m benchmarks.masks --users 8 --tokens 128
+
+CPU time is counted, of all threads, so that others at work on this machine disturb little. Masks are made by one
+thread while the others wait: their share of a step's time is their CPU time x threads / the CPU time of the step."""
+
+import argparse
+import json
+import statistics
+import time
+from typing import Any
+
+from benchmarks.machine import describe
+from quire import LLM, SamplingParams
+from quire.core.structured import Structured
+from quire.runtime.guides import Guides
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+        "hobbies": {"type": "array", "items": {"type": "string"}, "minItems": 3},
+        "story": {"type": "string", "minLength": 400},
+    },
+    "required": ["name", "age", "hobbies", "story"],
+}
+LANGUAGES = {
+    "none": None,
+    "schema": Structured("json_schema", json.dumps(PERSON)),
+    "free JSON": Structured("json"),
+    "regex": Structured("regex", "([A-Z][a-z]+ )*"),
+    "grammar": Structured("grammar", 'root ::= word ("," word)*\nword ::= [a-z]+'),
+    "200 words": Structured("regex", "([A-Z][a-z]{1,12} ){200}"),  # counting is dear
+}
+
+
+class Meter:
+    """Of the thread that asks for masks."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        Guides.masks = self._timed(Guides.masks)  # type: ignore[method-assign]
+        Guides.advance = self._timed(Guides.advance)  # type: ignore[method-assign]
+
+    def _timed(self, work: Any) -> Any:
+        def timed(*args: Any) -> Any:
+            begin = time.thread_time()
+            try:
+                return work(*args)
+            finally:
+                self.seconds += time.thread_time() - begin
+
+        return timed
+
+
+def steps(llm: LLM, meter: Meter, structured: Structured | None, users: int, tokens: int) -> list[tuple[float, float]]:
+    """CPU seconds of whole steps in which at least half of the users draw, and of their masks; both for all users."""
+    params = [
+        SamplingParams(temperature=1.0, seed=user, max_tokens=tokens, ignore_eos=True, structured=structured)
+        for user in range(users)
+    ]
+    live = [llm._submit(llm._request(f"Person {user}:", params[user])) for user in range(users)]
+    by_id = {one.request.id: one for one in live}
+    found = []
+    while not all(one.finished for one in live):
+        cpu, masks = time.process_time(), meter.seconds
+        llm._step(by_id)
+        record = llm.engine.record
+        if record and record.num_tokens == record.num_drawn >= users / 2:
+            share = users / record.num_drawn
+            found.append(((time.process_time() - cpu) * share, (meter.seconds - masks) * share))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--users", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    llm = LLM(args.model, max_model_len=512, max_num_seqs=args.users, threads=args.threads)
+    meter, result = Meter(), {}
+    for structured in LANGUAGES.values():
+        steps(llm, meter, structured, args.users, 4)  # compiled, and met for the first time
+    for name, structured in LANGUAGES.items():
+        found = steps(llm, meter, structured, args.users, args.tokens)
+        step, masks = (statistics.median(column) * 1e3 for column in zip(*found, strict=True))
+        result[name] = {"step ms": round(step, 1), "masks ms": round(masks, 2), "steps": len(found)}
+        share = masks * args.threads / (step + masks * (args.threads - 1))
+        result[name]["share"] = round(share, 4)
+        print(f"{name:10} {step:7.1f} ms of CPU a step, masks {masks:5.2f} ms: {share:.1%} of its time", flush=True)
+    print(json.dumps({"benchmark": "masks", "machine": describe(), **vars(args), "languages": result}))
+
+
+if __name__ == "__main__":
+    main()
