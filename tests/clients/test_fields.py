@@ -10,13 +10,14 @@ import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_create_params
 from huggingface_hub import ChatCompletionInput, TextGenerationInput, TextGenerationInputGenerateParameters
-from ollama._types import ChatRequest, GenerateRequest
+from ollama._types import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from quire.server.dialects.anthropic.fields import MessagesBody, PromptBody
 from quire.server.dialects.ollama import call as ollama
+from quire.server.dialects.ollama.embed import EmbedBody, OldEmbedBody
 from quire.server.dialects.openai.chat import ChatBody
 from quire.server.dialects.openai.completions import CompletionBody
 from quire.server.dialects.openai.responses.body import ResponseBody
@@ -72,6 +73,8 @@ ROUTES: dict[str, tuple[type[msgspec.Struct], dict[str, Any], set[str]]] = {
     ),
     "/api/generate": (ollama.GenerateBody, {"model": "fake", "prompt": "Hello"}, set(GenerateRequest.model_fields)),
     "/api/chat": (ollama.ChatBody, {"model": "fake", "messages": HELLO}, set(ChatRequest.model_fields)),
+    "/api/embed": (EmbedBody, {"model": "fake", "input": "Hello"}, set(EmbedRequest.model_fields)),
+    "/api/embeddings": (OldEmbedBody, {"model": "fake", "prompt": "Hello"}, set(EmbeddingsRequest.model_fields)),
     "/generate": (tgi.GenerateBody, {"inputs": "Hello"}, of_dataclass(TextGenerationInput)),
 }
 
@@ -110,6 +113,7 @@ def test_the_parameters_of_text_generation() -> None:
         ("/v1/messages/count_tokens", True),
         ("/api/generate", False),
         ("/api/chat", False),
+        ("/api/embed", False),
         ("/generate", False),
     ],
 )

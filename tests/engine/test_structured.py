@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import re
+import signal
 import time
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -274,6 +276,32 @@ def test_hostile_languages_are_refused_while_others_stream(tiny_model: Path) -> 
             again = time.perf_counter()
             assert "cannot be used" in await ask(10, HOSTILE["a long expression"])
             assert time.perf_counter() - again < 0.3  # it is remembered
+
+    run(main())
+
+
+def test_answers_survive_a_killed_engine(tiny_model: Path, llm: LLM) -> None:
+    asked = [params(NAMES[number % 4], seed=number, n=1 + number % 2, temperature=2.0) for number in range(16)]
+    whole = [[answer.token_ids for answer in llm.generate("x", one)[0].outputs] for one in asked]
+
+    async def main() -> None:
+        async with EngineClient(EngineOptions(model=str(tiny_model))) as client:
+            begun: set[int] = set()
+
+            async def read(number: int) -> list[list[int]]:
+                samples: list[list[int]] = [[] for _ in range(asked[number].n)]
+                wanted = GenerateRequest(id=f"r{number}", params=asked[number], prompt="x")
+                async for event in await client.submit(wanted):
+                    samples[event.index] += event.token_ids
+                    begun.add(number)
+                return samples
+
+            tasks = [asyncio.create_task(read(number)) for number in range(16)]
+            while len(begun) < 3:
+                await asyncio.sleep(0.002)
+            assert not all(task.done() for task in tasks)
+            os.kill(client.engine_pid, signal.SIGKILL)
+            assert await asyncio.gather(*tasks) == whole
 
     run(main())
 

@@ -53,11 +53,13 @@ def checkpoints_of(cases: Cases, tiny: Mapping[str, Any]) -> Any:
     return checkpoints
 
 
-def random_model(kind: type[PreTrainedModel], options: dict[str, Any], seed: int, untied: bool = False) -> Any:
-    """Wide enough numbers that every part moves the logits. `untied`: the head is none of the tables of words."""
+def random_model(kind: type[PreTrainedModel], options: dict[str, Any], seed: int) -> Any:
+    """Wide enough numbers that every part moves the logits. T5's head is a matrix of its own where `own_head` is among
+    the options, as T5 1.1 and FLAN have it: their configurations do not say."""
     torch.manual_seed(seed)
-    model = kind(kind.config_class(**options)).eval()
-    if untied:
+    numbers = {key: value for key, value in options.items() if key != "own_head"}
+    model = kind(kind.config_class(**numbers)).eval()
+    if "own_head" in options:
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
     for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
         if "embed_positions" in name and not tensor.requires_grad:

@@ -12,16 +12,27 @@ from .checking_seq2seq import ANSWER, SOURCE, START, Cases, Ours, checkpoints_of
 from .test_seq2seq import BART_TINY, T5_TINY, TINY
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SMALL = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 32}
 CASES: Cases = {
-    "t5-gpu": (T5ForConditionalGeneration, {**T5_TINY, "relative_attention_max_distance": 17}),
-    "bart-gpu": (BartForConditionalGeneration, {**BART_TINY, "encoder_attention_heads": 2}),
+    "t5-gpu": (T5ForConditionalGeneration, {**T5_TINY, **SMALL, "relative_attention_max_distance": 17}),
+    "bart-gpu": (
+        BartForConditionalGeneration,
+        {
+            **BART_TINY,
+            "d_model": 32,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 1,
+            "encoder_ffn_dim": 32,
+            "decoder_ffn_dim": 32,
+        },
+    ),
 }
 checkpoints = checkpoints_of(CASES, TINY)
 
 
 @pytest.mark.verifies("safetensors", backend="gpu")
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize(("name", "batch_invariant"), [("t5-gpu", False), ("t5-gpu", True), ("bart-gpu", False)])
 def test_logits_are_those_of_transformers(checkpoints, name, batch_invariant):
     theirs = checkpoints(name)
     ours = Ours(GpuOps(DEVICE, dtype="float32", batch_invariant=batch_invariant), theirs.path)

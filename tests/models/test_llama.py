@@ -89,6 +89,10 @@ CASES: Cases = {
         },
     ),
     "smollm3": (SmolLM3Config, {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
+    "smollm3-listed": (
+        SmolLM3Config,
+        {"num_hidden_layers": 3, "no_rope_layers": [0, 1, 1], "num_key_value_heads": 1, "tie_word_embeddings": False},
+    ),
     "ernie": (Ernie4_5Config, {"head_dim": 24, "tie_word_embeddings": True}),
     "ernie-biases": (Ernie4_5Config, {"use_bias": True, "head_dim": 16, "tie_word_embeddings": False}),
     "seed-oss": (SeedOssConfig, {"head_dim": 24, "attention_bias": True, "attention_out_bias": False}),

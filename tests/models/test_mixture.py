@@ -65,6 +65,10 @@ CASES: Cases = {
     ),
     "granite": (GraniteConfig, FACTORS),
     "granite-tied": (GraniteConfig, FACTORS | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "granite-moe-tied": (
+        GraniteMoeConfig,
+        FACTORS | {"num_local_experts": 3, "num_experts_per_tok": 1, "tie_word_embeddings": True},
+    ),
     "granite-moe": (GraniteMoeConfig, FACTORS | {"num_local_experts": 6, "num_experts_per_tok": 3}),
 }  # fmt: skip
 

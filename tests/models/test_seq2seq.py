@@ -46,6 +46,7 @@ CASES: Cases = {
     "t5-odd-heads": (T5, {**T5_TINY, "d_kv": 12, "num_heads": 5, "num_layers": 3, "num_decoder_layers": 2}),
     "t5-near": (T5, {**T5_TINY, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}),
     "t5-1.1": (T5, {**T5_TINY, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "t5-own-head": (T5, {**T5_TINY, "feed_forward_proj": "gated-silu", "tie_word_embeddings": False, "own_head": True}),
     "mt5": (MT5, {**T5_TINY, "d_kv": 20, "num_heads": 3}),
     "bart": (BART, BART_TINY),
     "bart-odd": (
@@ -53,6 +54,7 @@ CASES: Cases = {
         {**BART_TINY, "d_model": 60, "encoder_attention_heads": 3, "decoder_attention_heads": 5, "encoder_layers": 3},
     ),
     "bart-scaled": (BART, {**BART_TINY, "scale_embedding": True, "activation_function": "relu"}),
+    "bart-untied": (BART, {**BART_TINY, "tie_word_embeddings": False}),
     "mbart": (MBART, {**BART_TINY, "scale_embedding": True}),
     "marian": (MARIAN, {**BART_TINY, "activation_function": "swish", "scale_embedding": True}),
     "marian-two-vocabularies": (

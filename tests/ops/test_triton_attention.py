@@ -108,6 +108,9 @@ class Case:
                 scores = self.scoring.soft_cap * torch.tanh(scores / self.scoring.soft_cap)
             if self.scoring.slopes is not None:
                 scores = scores - self.scoring.slopes.cpu()[:, None, None] * distance
+            if self.scoring.biases is not None:
+                reach = self.scoring.reach
+                scores = scores + self.scoring.biases.cpu()[:, (-distance).clamp(-reach, reach) + reach]
             scores = scores.masked_fill(~seen, -torch.inf)
             if self.scoring.sinks is not None:
                 sinks = self.scoring.sinks.cpu()[:, None, None].expand(-1, queries, 1)
@@ -134,6 +137,10 @@ def slopes(heads: int) -> torch.Tensor:
     return (2.0 ** -torch.arange(1, heads + 1)).to(DEVICE)
 
 
+def biases(heads: int, reach: int) -> torch.Tensor:
+    return torch.randn(heads, 2 * reach + 1, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+
+
 LENGTHS = [(1, 1), (100, 1)]
 
 
@@ -156,6 +163,7 @@ LENGTHS = [(1, 1), (100, 1)]
         Case(LENGTHS, kv_heads=1, scoring=Scoring(0.3, window=70, soft_cap=3.0, slopes=slopes(4))),
         Case([(1, 1), (64, 1), (200, 1)], kv_heads=2, scoring=Scoring(0.3, sinks=8 * slopes(4) - 1)),
         Case(LENGTHS, kv_heads=1, scoring=Scoring(0.3, window=40, sinks=8 * slopes(4) - 1)),
+        Case(LENGTHS, kv_heads=2, scoring=Scoring(0.3, biases=biases(4, reach=17))),
     ],
     ids=str,
 )
@@ -218,6 +226,7 @@ RUNS = [(5, 5), (1, 1), (70, 20)]  # a prompt, a decoded token, a chunk of anoth
         Case(RUNS[1:], kv_heads=1, scoring=Scoring(0.1, window=60, slopes=slopes(4))),
         Case(RUNS[1:], kv_heads=1, scoring=Scoring(0.5, soft_cap=2.0)),
         Case(RUNS[1:], kv_heads=1, scoring=Scoring(0.3, window=60, sinks=8 * slopes(4) - 1)),
+        Case(RUNS, kv_heads=2, scoring=Scoring(0.3, biases=biases(4, reach=17))),
     ],
     ids=str,
 )

@@ -20,16 +20,19 @@ BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}  # r
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "causal", "window", "dtype"),
+    ("heads", "kv_heads", "head_dim", "causal", "window", "reach", "dtype"),
     [
-        (3, 3, 32, False, 0, torch.float32),
-        (4, 2, 20, False, 0, torch.float16),
-        (2, 1, 64, True, 0, torch.float32),
-        (2, 2, 16, False, 7, torch.bfloat16),
-        (2, 2, 16, True, 7, torch.float32),
+        (3, 3, 32, False, 0, 0, torch.float32),
+        (4, 2, 20, False, 0, 0, torch.float16),
+        (2, 1, 64, True, 0, 0, torch.float32),
+        (2, 2, 16, False, 7, 0, torch.bfloat16),
+        (2, 2, 16, True, 7, 0, torch.float32),
+        (4, 2, 16, False, 0, 11, torch.float32),
     ],
 )
-def test_it_is_plain(heads: int, kv_heads: int, head_dim: int, causal: bool, window: int, dtype: torch.dtype) -> None:
+def test_it_is_plain(
+    heads: int, kv_heads: int, head_dim: int, causal: bool, window: int, reach: int, dtype: torch.dtype
+) -> None:
     make = torch.Generator().manual_seed(0)
     starts = [0, 1, 6, 76, 76, 109]
     # q, k and v are columns of one matrix, as a linear layer leaves them
@@ -38,8 +41,11 @@ def test_it_is_plain(heads: int, kv_heads: int, head_dim: int, causal: bool, win
     q, k, v = (x.unflatten(1, (-1, head_dim)) for x in whole.split(sizes, dim=1))
     lengths = torch.tensor(starts).diff().int().to(DEVICE)
     runs = Runs(torch.tensor(starts).int().to(DEVICE), lengths, torch.zeros(5, 1).int().to(DEVICE))
-    found = self_attention(q, k, v, runs, 0.2, causal, window).double()
-    truth = plain(q.double(), k.double(), v.double(), starts, 0.2, causal, window)
+    biases = torch.randn(heads, 2 * reach + 1, generator=make).to(DEVICE) if reach else None
+    found = self_attention(q, k, v, runs, 0.2, causal, window, biases).double()
+    truth = plain(
+        q.double(), k.double(), v.double(), starts, 0.2, causal, window, None if biases is None else biases.double()
+    )
     assert (found - truth).square().mean().sqrt() / truth.square().mean().sqrt() < BOUNDS[dtype]
 
 

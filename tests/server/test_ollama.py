@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import ollama
 import pytest
 
 from quire.server.dialects.dialect import Context
@@ -216,3 +217,13 @@ def test_pull_knows_what_is_served_and_nothing_else(server: Running) -> None:
     assert lines(server.http.post("/api/pull", json={"model": "fake"}))[-1] == {"status": "success"}
     assert server.http.post("/api/pull", json={"model": "fake", "stream": False}).json() == {"status": "success"}
     assert server.http.post("/api/pull", json={"model": "llama3"}).status_code == 404
+
+
+def test_its_client_embeds(server: Running) -> None:
+    with ollama.Client(f"http://127.0.0.1:{server.port}") as client:
+        found = client.embed("fake:latest", ["ab", "abcd"], dimensions=2)
+        assert found.embeddings == [[3.0, 1.0], [5.0, 1.0]] and found.prompt_eval_count == 8
+        assert client.embed("fake", "ab").embeddings == [client.embeddings("fake", "ab").embedding]
+        assert client.embed("fake", []).embeddings == []
+        with pytest.raises(ollama.ResponseError, match="nobody"):
+            client.embed("nobody", "ab")

@@ -21,7 +21,7 @@ from quire.weights.config import CheckpointConfig
 
 EPS = 1e-5  # of the norms
 SKIPPED = 2  # rows before position 0 in tables of learned positions
-# The table of words under its other names, which older exports stored as well, and waves.
+# The table of words that nobody reads where each side has its own, and waves.
 UNUSED = r"model\.shared\.weight|model\.(encoder|decoder)\.embed_(tokens|positions)\.weight"
 
 
@@ -197,8 +197,7 @@ class Weights:
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: BartConfig, max_model_len: int) -> Model:
     stored = set(checkpoint.names())
-    shared = checkpoint.config.bool("share_encoder_decoder_embeddings", True)
-    words, source_words = (_words(stored, side, shared) for side in ("decoder", "encoder"))
+    words, source_words = (_words(stored, side) for side in ("decoder", "encoder"))
     head = "lm_head" if "lm_head.weight" in stored else words
     reader, writer = layer_names(config, config.encoder_intermediate), layer_names(config, config.intermediate)
     named = {
@@ -224,10 +223,10 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: BartConfig, max_model_len: 
     )
 
 
-def _words(stored: set[str], side: str, shared: bool) -> str:
-    """Where the table of words is: one for both sides, or one each."""
+def _words(stored: set[str], side: str) -> str:
+    """Where the table of words is: one each, or one for both sides."""
     own = f"model.{side}.embed_tokens"
-    return own if not shared or "model.shared.weight" not in stored else "model.shared"
+    return own if f"{own}.weight" in stored else "model.shared"
 
 
 def encode(c: BartConfig, w: Weights, ops: OpSet, batch: Any) -> Value:

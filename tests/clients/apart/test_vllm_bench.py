@@ -5,6 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
 from clients.served import SECONDS
 
 # What `vllm bench serve` runs, twice. `vllm` itself reads all of its commands first, and so needs all that vLLM does.
@@ -21,9 +26,23 @@ for backend, endpoint in (("openai", "/v1/completions"), ("openai-chat", "/v1/ch
 """
 
 
-def test_a_benchmark(address: str, tiny_model: Path, tmp_path: Path) -> None:
-    """The prompts are drawn from the vocabulary of another model: to this one they are a text like any."""
-    command = [sys.executable, "-c", BENCH, "--base-url", address, "--model", "smollm2", "--tokenizer", str(tiny_model)]
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """Of bytes: the prompts that are drawn from it are a text like any to the model."""
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    vocabulary = {token: at for at, token in enumerate(["<|end|>", *sorted(ByteLevel.alphabet())])}
+    backend = Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer, backend.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.add_special_tokens(["<|end|>"])
+    backend.save(str(folder / "tokenizer.json"))
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    return folder
+
+
+def test_a_benchmark(address: str, tokenizer: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BENCH, "--base-url", address, "--model", "smollm2", "--tokenizer", str(tokenizer)]
     command += ["--dataset-name", "random", "--random-input-len", "16", "--random-output-len", "4", "--ignore-eos"]
     command += ["--num-prompts", "4", "--max-concurrency", "2", "--save-result", "--save-detailed"]
     command += ["--result-dir", str(tmp_path)]

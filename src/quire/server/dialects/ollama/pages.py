@@ -13,6 +13,7 @@ from quire import __version__
 from quire.core.errors import BadRequest
 from quire.engine.models import unknown_model
 from quire.server.body import decode, read_body
+from quire.server.dialects.ollama.embed import EmbedPages
 from quire.server.dialects.ollama.fields import bare_name
 from quire.server.dialects.ollama.shapes import LINES, error_body, error_status, line, timestamp
 from quire.server.openapi import JSON, answers, reads
@@ -41,7 +42,7 @@ _decoder = msgspec.json.Decoder(ModelBody)
 
 
 def pages(site: "Site") -> list[Route]:
-    routes = Pages(site)
+    routes, embedding = Pages(site), EmbedPages(site)
 
     def route(path: str, endpoint: Any, method: str = "GET") -> Route:
         return Route(path, in_shape(endpoint, error_body, error_status), methods=[method])
@@ -52,6 +53,8 @@ def pages(site: "Site") -> list[Route]:
         route("/api/ps", routes.running),
         route("/api/show", routes.show, "POST"),
         route("/api/pull", routes.pull, "POST"),
+        route("/api/embed", embedding.embed, "POST"),
+        route("/api/embeddings", embedding.embeddings, "POST"),
     ]
 
 

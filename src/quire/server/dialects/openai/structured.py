@@ -96,7 +96,10 @@ def of_schema(schema: str | Schema, where: str) -> Structured:
             raise BadRequest(f"{where} is not JSON: {error}", param=where) from None
         if not isinstance(schema, dict | bool):
             raise BadRequest(f"{where} is not a JSON schema", "give an object", param=where)
-    return Structured("json_schema", json.dumps(schema, ensure_ascii=False))
+    try:
+        return Structured("json_schema", json.dumps(schema, ensure_ascii=False))
+    except RecursionError:
+        raise BadRequest(f"{where} is nested too deeply", param=where) from None
 
 
 def _of_response_format(given: ResponseFormat) -> Structured | None:

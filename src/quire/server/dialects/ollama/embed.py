@@ -1,0 +1,92 @@
+"""POST /api/embed, and /api/embeddings, which it was before."""
+
+import time
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.core.errors import BadRequest
+from quire.engine.texts import EmbedRequest
+from quire.server.body import decode, read_body
+from quire.server.dialects.ollama.fields import bare_name
+from quire.server.dialects.openai.fields import Int, new_id
+from quire.server.embeddings import MOST_TEXTS
+from quire.server.generate import unless_gone
+from quire.server.openapi import JSON, answers, reads
+from quire.server.replies import json_response
+
+if TYPE_CHECKING:
+    from quire.engine.texts import Embeddings
+    from quire.server.site import Site
+
+
+class EmbedBody(Struct, kw_only=True):
+    model: str
+    input: str | list[str]
+    truncate: bool | None = None  # a text that is too long loses its end, unless this is false
+    dimensions: Int | None = None
+    options: dict[str, Any] | None = None  # these two are taken and change nothing
+    keep_alive: Any = None
+
+
+class OldEmbedBody(Struct, kw_only=True):
+    model: str
+    prompt: str
+    options: dict[str, Any] | None = None
+    keep_alive: Any = None
+
+
+class Embedded(Struct):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int  # nanoseconds
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OldEmbedded(Struct):
+    embedding: list[float]
+
+
+_embed = msgspec.json.Decoder(EmbedBody)
+_old = msgspec.json.Decoder(OldEmbedBody)
+
+
+class EmbedPages:
+    def __init__(self, site: "Site") -> None:
+        self._models = site.models
+        self._limit = site.options.max_body_bytes
+
+    @reads(EmbedBody)
+    @answers({JSON: Embedded})
+    async def embed(self, http: Request) -> Response:
+        began = time.monotonic_ns()
+        body = decode(await read_body(http, self._limit, json_only=False), _embed)
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        if len(texts) > MOST_TEXTS:
+            raise BadRequest(f"input has {len(texts)} texts, and {MOST_TEXTS} are allowed", param="input")
+        if not texts:
+            return json_response(Embedded(body.model, [], time.monotonic_ns() - began, 0, 0))
+        found = await self._found(http, body.model, texts, body.truncate is not False, body.dimensions)
+        vectors = list(map(array.tolist, found.vectors))
+        return json_response(Embedded(body.model, vectors, time.monotonic_ns() - began, 0, found.num_tokens))
+
+    @reads(OldEmbedBody)
+    @answers({JSON: OldEmbedded})
+    async def embeddings(self, http: Request) -> Response:
+        body = decode(await read_body(http, self._limit, json_only=False), _old)
+        if not body.prompt:
+            return json_response(OldEmbedded([]))
+        found = await self._found(http, body.model, [body.prompt], True)
+        return json_response(OldEmbedded(found.vectors[0].tolist()))
+
+    async def _found(
+        self, http: Request, model: str, texts: list[str], truncate: bool, dimensions: int | None = None
+    ) -> "Embeddings":
+        service = (await self._models.find(bare_name(model))).service
+        asked = EmbedRequest(id=new_id("embd"), texts=[*texts], dimensions=dimensions, truncate=truncate)
+        return await unless_gone(http.receive, service.embed(asked))
