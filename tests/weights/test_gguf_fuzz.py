@@ -112,4 +112,4 @@ def test_huge_counts_allocate_nothing(valid: bytes, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_changed_bytes_for_longer(valid: bytes, tmp_path: Path) -> None:
-    fuzz(valid, tmp_path / "damaged.gguf", range(1000, 20000))
+    fuzz(valid, tmp_path / "damaged.gguf", range(1000, 4000))
