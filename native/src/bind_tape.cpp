@@ -257,11 +257,11 @@ void bind_tape(nb::module_& m) {
             "k"_a, "v"_a, "head_dim"_a)
         .def(
             "self_attention",
-            [](Tape& t, View q, int64_t kv_heads, int64_t head_dim, float scale, bool causal, int64_t window,
-               View out, std::optional<Biases> biases) {
-                const quire::SelfAttentionShape shape{kv_heads, q.columns / head_dim / kv_heads, head_dim,
-                                                      scale,    causal,                          window,
-                                                      data_of(biases), reach_of(biases)};
+            [](Tape& t, View q, int64_t kv_heads, int64_t head_dim, float scale, bool causal, int64_t window, View out,
+               std::optional<Biases> biases) {
+                const quire::SelfAttentionShape shape{
+                    kv_heads,        q.columns / head_dim / kv_heads, head_dim, scale, causal, window, data_of(biases),
+                    reach_of(biases)};
                 t.add(quire::SelfAttention{q, shape, out, 0});
             },
             "q"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "causal"_a, "window"_a, "out"_a,

@@ -71,15 +71,15 @@ struct AttentionTile {
     float* out[kTileQueries];           // [value_dim] each
     int32_t first[kTileQueries], last[kTileQueries];
     float scale;
-    float softcap;                   // scores become softcap * tanh(scores / softcap); 0: they stay
-    bool has_slopes;                 // then scores gain slope * (position of the key - position of the query)
-    float slope[kTileQueries];       // where there are slopes, and likewise
-    int32_t position[kTileQueries];  // of the query
-    bool has_sinks;                  // then the weights of a query sum to less than 1: exp(sink) is in their divisor
-    float sink[kTileQueries];        // where there are sinks
-    int64_t reach;                   // 0: none; else scores gain bias[position of the key - position of the query],
+    float softcap;                    // scores become softcap * tanh(scores / softcap); 0: they stay
+    bool has_slopes;                  // then scores gain slope * (position of the key - position of the query)
+    float slope[kTileQueries];        // where there are slopes, and likewise
+    int32_t position[kTileQueries];   // of the query
+    bool has_sinks;                   // then the weights of a query sum to less than 1: exp(sink) is in their divisor
+    float sink[kTileQueries];         // where there are sinks
+    int64_t reach;                    // 0: none; else scores gain bias[position of the key - position of the query],
     const float* bias[kTileQueries];  // at indices -reach .. reach: what is further away gains what stands there
-    float* scratch;                  // attention_scratch floats of this thread
+    float* scratch;                   // attention_scratch floats of this thread
 };
 
 // Blocks whose scores are softened together: about 64 slots, always counted from the sequence's start.
@@ -136,8 +136,8 @@ struct OpKernels {
     void (*write_kv)(const Pages& pages, int64_t layer, int32_t slot, const float* k, const float* v);
     // One token's vector into the layer's latent pages: latent [pages.latent], and behind it turned.
     void (*write_latent)(const Pages& pages, int64_t layer, int32_t slot, const float* latent, const float* turned);
-    // softmax(q . keys * scale, capped, sloped and biased) . values for every query of the tile. A query's sums run over the
-    // blocks of its sequence in order, whatever the other queries of the tile are.
+    // softmax(q . keys * scale, capped, sloped and biased) . values for every query of the tile. A query's sums run
+    // over the blocks of its sequence in order, whatever the other queries of the tile are.
     void (*attend)(const AttentionTile& tile);
     // The same in two steps, to the same bits: every part alone, then all of them together.
     void (*attend_part)(const AttentionTile& tile, int64_t part, float* findings);
