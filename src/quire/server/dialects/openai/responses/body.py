@@ -90,8 +90,10 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     priority: Int | None = None
     cache_salt: str | None = None
 
+    access_programs: Any = None
     conversation: Any = None
     context_management: Any = None
+    image: Any = None
     max_tool_calls: Any = None
     moderation: Any = None
     prompt: Any = None
@@ -100,8 +102,10 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "access_programs": (),
     "conversation": (),
     "context_management": ([],),
+    "image": (),
     "max_tool_calls": (),
     "moderation": (),
     "prompt": (),
