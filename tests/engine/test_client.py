@@ -81,6 +81,9 @@ def test_cancelling_frees_the_engine(tiny_model: Path) -> None:
         def step(self, record: Any) -> None:
             self.held = record.scheduler.held_blocks
 
+        def rests(self, scheduler: Any) -> None:
+            self.held = scheduler.held_blocks
+
         def token(self, seconds: float, count: int) -> None: ...
 
         def request(self, record: Any) -> None: ...

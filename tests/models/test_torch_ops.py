@@ -97,11 +97,13 @@ def test_activations() -> None:
         Activation.RELU_SQUARED: np.maximum(x, 0) ** 2,
         Activation.QUICK_GELU: x * sigmoid(1.702 * x),
         Activation.TANH: np.tanh(x),
+        Activation.CLAMPED_SWIGLU: np.minimum(x, 7) * sigmoid(1.702 * np.minimum(x, 7)),
     }
     assert formulas.keys() == set(Activation)
     for kind, formula in formulas.items():
         close(ops.activate(torch.tensor(x), kind), formula)
-        close(ops.activate_and_mul(torch.tensor(x), kind), formula[:, :4] * x[:, 4:])
+        factor = np.clip(x[:, 4:], -7, 7) + 1 if kind is Activation.CLAMPED_SWIGLU else x[:, 4:]
+        close(ops.activate_and_mul(torch.tensor(x), kind), formula[:, :4] * factor)
 
 
 def test_add_scale_clamp_and_mul_sigmoid() -> None:
