@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, AsyncEngine, SamplingParams
-from quire.core.errors import BadCheckpoint, BadRequest, QueueFull, Unavailable
+from quire.core.errors import BadCheckpoint, BadRequest, EngineFailed, QueueFull, Unavailable
 from quire.engine.client import EngineClient
 from quire.engine.generate import GenerateRequest
 from quire.engine.options import EngineOptions
@@ -139,6 +139,23 @@ def test_a_request_that_kills_every_engine_is_given_up_alone(tiny_model: Path) -
                 async for _ in events:
                     pass
             assert await read(client, request(2)) is not None
+
+    run(main())
+
+
+def test_a_failure_of_the_server_leaves_nobody_waiting(tiny_model: Path) -> None:
+    class Broken:
+        def step(self, record: Any) -> None:
+            raise RuntimeError("a mistake")
+
+        def request(self, record: Any) -> None: ...
+
+    async def main() -> None:
+        async with EngineClient(EngineOptions(model=str(tiny_model)), Broken()) as client:  # type: ignore[arg-type]
+            with pytest.raises(EngineFailed, match="the server failed"):
+                await read(client, request(1))
+            with pytest.raises(Unavailable):
+                await client.submit(request(2))
 
     run(main())
 

@@ -303,6 +303,10 @@ class EngineClient:
                         problem = message.problem.error()
                     else:
                         await self._receive(message)
+            except Exception:  # a mistake of ours: from here on nobody would hear of anything
+                log.exception("what the engine told could not be passed on")
+                self._give_up_all("the server failed")
+                raise
             finally:
                 await self._engine.stop()
             problem = problem or self._engine.death()
@@ -311,14 +315,17 @@ class EngineClient:
                 self._ready.set_exception(problem)  # it never started: whoever waits for it wants to know why
                 return
             if failures > MAX_RESTARTS or isinstance(problem, DoesNotFit):
-                self.state = "stopped"
-                self.adapters.engine_died(problem)
                 log.error("%s: it is not started again", problem.message)
-                for one in list(self._live.values()):
-                    one.give_up(problem.message)
+                self.adapters.engine_died(problem)
+                self._give_up_all(problem.message)
                 return
             self._mourn(problem)
             await asyncio.sleep(min(0.1 * 2**failures, 5.0) if failures > 1 else 0)
+
+    def _give_up_all(self, why: str) -> None:
+        self.state = "stopped"
+        for one in list(self._live.values()):
+            one.give_up(why)
 
     async def _engine_ready(self, ready: Ready) -> None:
         """Give it all that is under way. What comes from now on sends itself."""
