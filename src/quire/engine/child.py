@@ -76,19 +76,21 @@ class EngineProcess:
             ended.cancel()
 
     async def stop(self, patience: float = 5.0) -> None:
-        """End the process, kindly first; leave nothing behind."""
+        """End the process, kindly first, at once if this is cancelled; leave nothing behind."""
         process = self._process
-        if process is not None and process.returncode is None and process.stdin is not None:
-            process.stdin.close()
-            try:
-                await asyncio.wait_for(process.wait(), patience)
-            except TimeoutError:
+        try:
+            if process is not None and process.stdin is not None:
+                process.stdin.close()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), patience)
+        finally:
+            if process is not None and process.returncode is None:
                 process.kill()
                 await process.wait()
-        self._socket.close()
-        for path in (self._folder / "engine", self._folder):
-            with contextlib.suppress(OSError):
-                path.unlink() if path.is_socket() else path.rmdir()
+            self._socket.close()
+            for path in (self._folder / "engine", self._folder):
+                with contextlib.suppress(OSError):
+                    path.unlink() if path.is_socket() else path.rmdir()
 
     def death(self) -> EngineFailed:
         status = self._process.returncode if self._process else None
