@@ -1,7 +1,6 @@
 """/v1/responses through the `openai` package."""
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -19,26 +18,6 @@ WEATHER = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def running_server() -> Iterator[Running]:
-    with running() as server:
-        server.service.info.max_model_len = 4096
-        yield server
-
-
-@pytest.fixture
-def server(running_server: Running) -> Iterator[Running]:
-    yield running_server
-    running_server.service.says = None
-    running_server.service.tokenizer.chat_template = CHATML
-
-
-@pytest.fixture
-def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def test_a_response(client: openai.OpenAI, server: Running) -> None:

@@ -1,7 +1,6 @@
 """Tools, formats and thoughts through the `openai` package: what the engine is asked, and what is made of its text."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -9,7 +8,7 @@ import pytest
 
 from quire.core.structured import Structured
 from server.fake_service import CHATML
-from server.running import Running, running
+from server.running import Running
 
 WEATHER = {
     "type": "function",
@@ -22,26 +21,6 @@ WEATHER = {
 TIME = {"type": "function", "function": {"name": "time"}}
 ASK = [{"role": "user", "content": "How is it in Paris?"}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def running_server() -> Iterator[Running]:
-    with running() as server:
-        server.service.info.max_model_len = 4096
-        yield server
-
-
-@pytest.fixture
-def server(running_server: Running) -> Iterator[Running]:
-    yield running_server
-    running_server.service.says = None
-    running_server.service.tokenizer.chat_template = CHATML
-
-
-@pytest.fixture
-def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def streamed(client: openai.OpenAI, **asked: Any) -> tuple[dict[str, Any], str | None]:
