@@ -108,8 +108,8 @@ class Bench:
             self._marks.append((start, end))
             return logits
 
-        def marked_begin(logits: Any, rows: Any) -> Any:
-            finish = begin(logits, rows)
+        def marked_begin(*given: Any) -> Any:
+            finish = begin(*given)
             self._marks[-1][1].record()
             return finish
 
