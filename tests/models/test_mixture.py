@@ -15,6 +15,7 @@ from transformers import (
     MiniMaxM2Config,
     MixtralConfig,
     OlmoeConfig,
+    PhimoeConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
     SolarOpenConfig,
@@ -45,6 +46,11 @@ GLM_MOE = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "routed_scaling_factor": 1.5,
     "num_mtp_layers": 0,
 }  # fmt: skip
+MSCALES = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_mscale": 1.3, "long_mscale": 1.6,
+    "original_max_position_embeddings": 64, "short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0] * 8,
+}  # fmt: skip
+PHI = {"num_local_experts": 4, "num_experts_per_tok": 2}
 DOTS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "routed_scaling_factor": 1.5}
 CASES: Cases = {
     "mixtral": (MixtralConfig, {"num_local_experts": 5, "num_experts_per_tok": 2}),
@@ -83,6 +89,11 @@ CASES: Cases = {
         Ernie4_5_MoeConfig,
         {"moe_num_experts": 4, "moe_k": 3, "moe_intermediate_size": 32, "moe_num_shared_experts": 0,
          "moe_layer_start_index": 0, "moe_layer_end_index": 0},
+    ),
+    "phimoe": (PhimoeConfig, PHI | {"num_local_experts": 5, "router_jitter_noise": 0.2, "rope_parameters": MSCALES}),
+    "phimoe-window": (
+        PhimoeConfig,
+        PHI | {"attention_bias": True, "lm_head_bias": True, "sliding_window": 6, "router_jitter_noise": 0.3},
     ),
     "granite": (GraniteConfig, FACTORS),
     "granite-tied": (GraniteConfig, FACTORS | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),

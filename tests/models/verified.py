@@ -69,6 +69,8 @@ KNOWN_AS = {
     "Qwen2MoeForCausalLM": "also Qwen1.5-MoE",
     "Phi3ForCausalLM": "Phi-3, Phi-3.5 mini, Phi-4, Phi-4 mini",
     "PhiForCausalLM": "Phi-1, 1.5, 2",
+    "PhimoeForCausalLM": "Phi-3.5-MoE",
+    "PhiMoEForCausalLM": "Phi-3.5-MoE as its authors spell it",
     "DeepseekV2ForCausalLM": "V2, V2.5, V2-Lite",
     "DeepseekV3ForCausalLM": "V3, R1",
     "Gemma3ForConditionalGeneration": "its text",

@@ -14,7 +14,7 @@ import numpy as np
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.config import ModelConfig
-from quire.models.loading import Matrix, Model, Part, Table, Vector, Wanted, load_weights
+from quire.models.loading import Affine, LayerNorm, Matrix, Model, Part, Table, Vector, Wanted, load_weights
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.models.row_orders import pairs_apart
 from quire.models.text_part import text_part
@@ -53,6 +53,8 @@ class LlamaConfig(ModelConfig):
     norms_turned: bool = False  # queries and keys are normed after they have turned, and not before
     slopes: tuple[float, ...] = ()  # for each head: how fast its scores fall with the distance
     norms_plus: float = 0.0  # added to stored norm weights
+    layer_norms: bool = False  # norms take the mean away, and have biases
+    head_bias: bool = False
 
 
 def config(hf: CheckpointConfig) -> LlamaConfig:
@@ -150,9 +152,15 @@ def _rotated(hf: CheckpointConfig, layers: int) -> tuple[bool, ...]:
 def top_names(c: LlamaConfig) -> Wanted:
     return {
         "embed": Table("model.embed_tokens", c.vocab, c.hidden),
-        "norm": Vector("model.norm", c.hidden, plus=c.norms_plus),
-        "head": Matrix({"model.embed_tokens" if c.tied else "lm_head": c.vocab}, c.hidden, keep=Keep.EIGHT_BITS),
+        "norm": _norm(c, "model.norm"),
+        "head": Matrix(
+            {"model.embed_tokens" if c.tied else "lm_head": c.vocab}, c.hidden, c.head_bias, keep=Keep.EIGHT_BITS
+        ),
     }
+
+
+def _norm(c: LlamaConfig, name: str) -> Vector | LayerNorm:
+    return LayerNorm(name, c.hidden) if c.layer_norms else Vector(name, c.hidden, plus=c.norms_plus)
 
 
 def layer_names(c: LlamaConfig) -> Wanted:
@@ -167,11 +175,11 @@ def layer_names(c: LlamaConfig) -> Wanted:
     )
     qk_norms = {f"{x}_norm": Vector(f"self_attn.{named[x]}", size, plus=c.norms_plus) for x, size in sized}
     return {
-        "norm1": Vector("input_layernorm", c.hidden, plus=c.norms_plus),
+        "norm1": _norm(c, "input_layernorm"),
         "qkv": Matrix(qkv, c.hidden, bias=c.qkv_bias),
         **qk_norms,
         "out": Matrix({"self_attn.o_proj": c.hidden}, c.q_size, bias=c.out_bias),
-        "norm2": Vector("post_attention_layernorm", c.hidden, plus=c.norms_plus),
+        "norm2": _norm(c, "post_attention_layernorm"),
         "gate_up": Matrix(gate_up, c.hidden, bias=c.mlp_bias),
         "down": Matrix({"mlp.down_proj": c.hidden}, c.intermediate, bias=c.mlp_bias),
     }
@@ -255,11 +263,14 @@ def forward(
         x = ops.add(x, scaled(ops, normed(ops, found, layer.after1, c.eps), c.residual_scale))
         found = (feed_forward or mlp)(c, layer, ops, normed(ops, x, layer.norm2, c.eps))
         x = ops.add(x, scaled(ops, normed(ops, found, layer.after2, c.eps), c.residual_scale))
-    x = scaled(ops, ops.rms_norm(x, w.norm, c.eps), c.logit_scale)
+    x = scaled(ops, normed(ops, x, w.norm, c.eps), c.logit_scale)
     return ops.logits(x, w.head, batch, c.logit_cap)
 
 
 def normed(ops: OpSet, x: Value, weight: Any, eps: float) -> Value:
+    """By a norm that a layer has, of either kind, or has not."""
+    if isinstance(weight, Affine):
+        return ops.layer_norm(x, *weight, eps)
     return x if weight is None else ops.rms_norm(x, weight, eps)
 
 

@@ -1,4 +1,5 @@
-"""Llama with experts: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, GLM-4.5, MiniMax-M2, dots.llm1, Solar Open and ERNIE 4.5.
+"""Llama with experts: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, GLM-4.5, MiniMax-M2, dots.llm1, Solar Open, ERNIE 4.5 and
+Phi-3.5-MoE, which has layer norms.
 
 A router sends each token to a few of many small feed-forward layers. Qwen2-MoE has one more that every token goes to,
 through a gate, and GLM-4.5, dots.llm1, Solar Open and ERNIE one without; all but Mixtral, OLMoE, MiniMax-M2 and Solar
@@ -21,6 +22,7 @@ from quire.weights.config import CheckpointConfig
 
 GLM, DOTS, SOLAR = "Glm4MoeForCausalLM", "Dots1ForCausalLM", "SolarOpenForCausalLM"
 MINIMAX, ERNIE = "MiniMaxM2ForCausalLM", "Ernie4_5_MoeForCausalLM"
+PHI = "PhimoeForCausalLM"
 UNGATED = (GLM, DOTS, SOLAR, ERNIE)  # every token's own expert is added as it is
 
 
@@ -51,7 +53,15 @@ def config(hf: CheckpointConfig) -> MixtureConfig:
         hf.expect("scoring_func", "sigmoid", None)
         hf.expect("qk_norm_type", "per_layer", None)
         return MixtureConfig(**numbers(hf) | {"routing": Routing(hf.int("num_experts_per_tok"), "sigmoid", True)})
+    if hf.architecture in (PHI, "PhiMoEForCausalLM"):
+        hf = hf.with_values({"architectures": [PHI]})
+        return MixtureConfig(**numbers(hf) | _phi_numbers(hf))
     return MixtureConfig(**numbers(hf))
+
+
+def _phi_numbers(hf: CheckpointConfig) -> dict[str, Any]:
+    top_k, near = hf.expect("num_experts_per_tok", 2), 2 * hf.float("router_jitter_noise", 0.01)
+    return {"routing": Routing(top_k, near=near), "layer_norms": True, "head_bias": hf.bool("lm_head_bias", False)}
 
 
 def _ernie_numbers(hf: CheckpointConfig) -> dict[str, Any]:
@@ -124,7 +134,7 @@ def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
         return llama.listed_windows(hf, layers)
     if hf.architecture == "Qwen2MoeForCausalLM":
         hf.expect("use_sliding_window", False, None)
-    everywhere = hf.architecture == "MixtralForCausalLM" or hf.bool("use_sliding_window", False)
+    everywhere = hf.architecture in ("MixtralForCausalLM", PHI) or hf.bool("use_sliding_window", False)
     return (hf.int("sliding_window", 0) if everywhere else 0,) * layers
 
 
@@ -154,7 +164,12 @@ GRANITE = Names(  # the experts of a layer in one tensor
 )
 GRANITE_APART = replace(MIXTRAL, router=GRANITE.router)  # in GGUF files
 OTHERS = Names("mlp.gate", ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"), "mlp.experts.{}.down_proj")
-NAMES = {"MixtralForCausalLM": (MIXTRAL,), MINIMAX: (MIXTRAL,), "GraniteMoeForCausalLM": (GRANITE, GRANITE_APART)}
+NAMES = {
+    "MixtralForCausalLM": (MIXTRAL,),
+    MINIMAX: (MIXTRAL,),
+    PHI: (MIXTRAL,),
+    "GraniteMoeForCausalLM": (GRANITE, GRANITE_APART),
+}
 CORRECTIONS = {MINIMAX: "block_sparse_moe", ERNIE: "mlp.moe_statics"}  # where they are not with the router
 
 

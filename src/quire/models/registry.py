@@ -39,6 +39,8 @@ ARCHITECTURES = {
     "Glm4MoeForCausalLM": "quire.models.mixture",
     "OlmoeForCausalLM": "quire.models.mixture",
     "MiniMaxM2ForCausalLM": "quire.models.mixture",
+    "PhimoeForCausalLM": "quire.models.mixture",
+    "PhiMoEForCausalLM": "quire.models.mixture",  # as its authors spell it
     "Dots1ForCausalLM": "quire.models.mixture",
     "SolarOpenForCausalLM": "quire.models.mixture",
     "Ernie4_5_MoeForCausalLM": "quire.models.mixture",
