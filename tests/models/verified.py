@@ -82,6 +82,7 @@ KNOWN_AS = {
     "OlmoForCausalLM": "the first",
     "T5ForConditionalGeneration": "also T5 1.1, FLAN-T5, UL2",
     "MarianMTModel": "Opus-MT",
+    "M2M100ForConditionalGeneration": "also NLLB-200",
     "BertModel": "MiniLM, BGE, E5, ...",
 }
 

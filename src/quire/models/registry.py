@@ -84,6 +84,7 @@ ENCODER_DECODERS = {  # they read a text and then write another
     "MT5ForConditionalGeneration": "quire.models.t5",
     "BartForConditionalGeneration": "quire.models.bart",
     "MBartForConditionalGeneration": "quire.models.bart",
+    "M2M100ForConditionalGeneration": "quire.models.bart",
     "MarianMTModel": "quire.models.bart",
     "PegasusForConditionalGeneration": "quire.models.bart",
 }
