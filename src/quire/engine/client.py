@@ -135,6 +135,7 @@ class EngineClient:
             block_size=self.options.block_size,
             task=ready.task,
             dimensions=ready.dimensions,
+            path=str(files.path),
         )
 
     def _text_reader(self, path: Path, capacity: Capacity) -> "TextReader":

@@ -27,6 +27,7 @@ class ModelInfo:
     block_size: int
     task: Task = "generate"
     dimensions: int = 0  # numbers of a vector, where these are what it makes
+    path: str = ""  # of its files
 
 
 class Observer(Protocol):
