@@ -224,8 +224,8 @@ class EngineClient:
             )
 
     async def _check_wait(self, num_tokens: int, timeout: float | None) -> None:
-        """Refuse what would come too late. Until a step has been measured, those who have no time to lose are let in one
-        by one: the first of a burst shows how long the others would take."""
+        """Refuse what would come too late. Until a step has been measured, those who have little time are let in one by
+        one: the first of a burst shows how long the others would take."""
         most = self.options.max_wait
         if timeout is not None or most is not None:
             while not self._forecast.known and any(one.waiting for one in self._live.values()):
