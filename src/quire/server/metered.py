@@ -67,9 +67,9 @@ class MeteredModels:
         except TimeoutError:
             raise DeadlinePassed("the model was not loaded in time", "allow more time, or try again") from None
 
-    async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
+    async def load_adapter(self, name: str, path: str, in_place: bool = False, base: str | None = None) -> None:
         self._check_adapter(name)
-        await self._models.load_adapter(name, path, in_place)
+        await self._models.load_adapter(name, path, in_place, base)
 
     async def unload_adapter(self, name: str) -> None:
         self._check_adapter(name)
