@@ -32,6 +32,7 @@ from quire.engine.messages import (
     FromEngine,
     HasRead,
     LoadAdapter,
+    PrepareLanguages,
     Ready,
     Refused,
     Rests,
@@ -170,6 +171,8 @@ class EngineClient:
         await self._check_wait(len(prepared.prompt_ids), request.timeout)
         if prepared.params.structured is not None:
             assert self._grammar_check is not None, "not started"
+            if not self._grammar_check.started and self.state == "ready":  # both take a second: at the same time
+                await self._engine.send(PrepareLanguages())
             await self._grammar_check.check(prepared.params.structured)
         prepared.adapter = self.adapters.key(request.adapter)  # now: it may have been unloaded meanwhile
         stream = Stream(LiveRequest(prepared, self.tokenizer), self._forget, self.cancel)
