@@ -305,7 +305,7 @@ class GpuOps:
         if queries.norm is not None and k.norm is not None:
             norms = {"q_norm": queries.norm.weight, "k_norm": k.norm.weight, "eps": queries.norm.eps}
         if batch.only_decodes and not batch.batch_invariant and biases is None:
-            plan, is_new = batch.decode_plan(window)
+            plan, is_new = batch.decode_plan(window, queries.size // head_dim)
             overlap = self._overlap and not is_new  # what it reads early was written long before
             return decode_step(*heads, batch.runs, plan, scoring, **norms, overlap=overlap).flatten(1)
         turned = kv_write(*heads, **norms, overlap=self._overlap)
