@@ -245,13 +245,21 @@ def test_the_gpus_kernels_agree(models):
 
     # What a CUDA graph captures, and what it is sent: a step that only decodes, padded to four sequences.
     step = ours.batch(dict.fromkeys(ids, PROMPT[:1]), 0)
-    inputs = Inputs(4, ours.blocks, torch.device(device))
+    inputs = Inputs(4, 4, ours.blocks, torch.device(device), decodes=True)
     inputs.send(step)
-    batch = ours.program._decoding(inputs, adapted=True)
+    batch = ours.program._read_from(inputs, adapted=True)
     with torch.inference_mode():
         padded = ours.program._forward(batch)[:3]
-    assert batch.adapts and inputs.tensors[4].tolist() == [*step.adapters, -1]
+    assert batch.adapts and batch.adapters.tolist() == [*step.adapters, -1]
     assert_close(padded.cpu().numpy(), np.concatenate([*plain.run(dict.fromkeys(ids, PROMPT[:1]), 0).values()]))
+
+    # And one with a prompt, padded in tokens and in sequences.
+    step = ours.batch(ids, 0)
+    inputs = Inputs(7, 5, ours.blocks, torch.device(device), decodes=False)
+    inputs.send(step)
+    with torch.inference_mode():
+        padded = ours.program._forward(ours.program._read_from(inputs, adapted=True))[: len(step.logit_rows)]
+    assert_close(padded.cpu().numpy(), np.concatenate([*expected.values()]))
 
 
 def test_what_the_model_does_not_have_is_listed_all_at_once(models):

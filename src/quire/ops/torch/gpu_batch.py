@@ -9,7 +9,7 @@ from quire.ops.opset import Int32
 from quire.ops.torch.cache import TorchCache
 from quire.ops.torch.gpu_latent import LatentPlan, plan_latent
 from quire.ops.torch.gpu_values import Columns
-from quire.ops.torch.kernels.attention_decode import LEAST_ROWS, decode, decode_launch
+from quire.ops.torch.kernels.attention_decode import LEAST_ROWS, DecodeLaunch, decode, decode_launch
 from quire.ops.torch.kernels.attention_mla import mla_decode
 from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring, power_of_two
 from quire.ops.torch.kernels.attention_plan import DecodePlan, PrefillPlan, num_workers, plan_decode, plan_prefill
@@ -68,12 +68,15 @@ class GpuBatch:
     def decode_plan(self, window: int, num_heads: int) -> tuple[DecodePlan, bool]:
         """-> the step's plan for layers of this window, and whether it was made just now."""
         if is_new := window not in self._decode_plans:
-            spec, kept = self.cache.spec, self.cache.k
-            rows = power_of_two(num_heads // spec.num_kv_heads, LEAST_ROWS)
-            per = decode_launch(spec.head_dim, rows, kept.dtype).per_multiprocessor
-            workers = num_workers(kept.device, per, spec.num_kv_heads, self.runs.num_seqs, self.max_model_len)
+            spec, per = self.cache.spec, self._decode_launch(num_heads).per_multiprocessor
+            workers = num_workers(self.slots.device, per, spec.num_kv_heads, self.runs.num_seqs, self.max_model_len)
             self._decode_plans[window] = plan_decode(self.runs, workers, window=window)
         return self._decode_plans[window], is_new
+
+    def _decode_launch(self, num_heads: int) -> DecodeLaunch:
+        spec = self.cache.spec
+        rows = power_of_two(num_heads // spec.num_kv_heads, LEAST_ROWS)
+        return decode_launch(spec.head_dim, rows, self.cache.k.dtype, with_prompts=self.prefills)
 
     def attend(self, q: Tensor, layer: int, scoring: Scoring, overlap: bool = False) -> Tensor:
         """q [T, heads, head_dim] -> the same."""
@@ -84,7 +87,8 @@ class GpuBatch:
         out = torch.empty_like(q)
         if self.decodes:
             plan, _ = self.decode_plan(scoring.window, q.shape[1])
-            decode(q, pages, self.runs, plan, scoring, out=out, overlap=overlap)
+            launched = self._decode_launch(q.shape[1])
+            decode(q, pages, self.runs, plan, scoring, out=out, launch=launched, overlap=overlap)
         if self.prefills:
             self._prefill(q, pages, scoring, prefill_launch(*shape), out, above=1 if self.decodes else 0)
         return out

@@ -19,7 +19,7 @@ from torch import Tensor
 from quire.ops.torch.kernels.attention_pages import Runs, num_programs
 
 CHUNK = 256  # sequences numbered at once
-LEAST_SHARE = 512  # positions: fewer are read before a program has begun and ended
+LEAST_SHARE = 128  # positions: fewer are read while a program begins and ends
 UNIT = 64  # positions: shares are multiples of it, so that programs read whole tiles
 COUNTERS = 128  # tiles of rows that a sequence's queries and heads make, at most
 FIELDS = tl.constexpr(
