@@ -16,6 +16,7 @@ from quire.ops.torch.gpu_batch import GpuBatch, Ids
 from quire.ops.torch.kernels.attention_pages import Runs
 
 MOST_CAPTURED = 512  # sequences: larger steps keep the GPU busy while the next ops are launched
+ALIGNED = 16  # numbers: a kernel is compiled again for arrays that begin elsewhere, and for tables of other widths
 WITH_PROMPTS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens, likewise
 
 
@@ -23,6 +24,10 @@ def ladder(most: int) -> list[int]:
     """1, 2, 4, 8, then steps of 8 to 64, of 16 to 256 and of 32: a step pads by few."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, MOST_CAPTURED + 1, 32)]
     return sorted({min(size, most) for size in sizes})
+
+
+def aligned(count: int) -> int:
+    return -(-count // ALIGNED) * ALIGNED
 
 
 TOKENS_BESIDE_A_PROMPT = 128  # of other sequences, in the step that is tried out
@@ -44,6 +49,12 @@ def written_nowhere(lengths: Sequence[int], block_size: int, sources: bool = Fal
     )
 
 
+def cut(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Arrays of these sizes, each aligned."""
+    parts = flat.split([aligned(size) for size in sizes])
+    return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+
+
 class Inputs:
     """The arrays of a step of at most T tokens in S sequences: here, on the way, and where the graph reads them. If it
     `decodes`, every sequence has one token.
@@ -53,7 +64,8 @@ class Inputs:
     def __init__(self, num_tokens: int, num_seqs: int, width: int, device: torch.device, decodes: bool) -> None:
         pinned = device.type == "cuda"
         self._sizes = [*[num_tokens] * 4, *[num_seqs] * 2, num_seqs + 1, num_seqs * width]
-        self._hosts = [torch.zeros(sum(self._sizes), dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        length = sum(map(aligned, self._sizes))
+        self._hosts = [torch.zeros(length, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._arrived = [torch.cuda.Event() for _ in self._hosts] if pinned else []
         self.num_tokens, self.num_seqs, self.width, self.decodes = num_tokens, num_seqs, width, decodes
         for host in self._hosts:  # until a step is sent, all of it is padding
@@ -66,7 +78,7 @@ class Inputs:
 
     def _views(self, flat: Tensor) -> tuple[Tensor, ...]:
         """ids, positions, slots, adapters [T], context_lens, logit_rows [S], seq_starts [S + 1], block_tables [S, W]"""
-        *lines, tables = flat.split(self._sizes)
+        *lines, tables = cut(flat, self._sizes)
         return *lines, tables.view(self.num_seqs, self.width)
 
     def send(self, batch: StepBatch) -> None:
@@ -137,7 +149,7 @@ class GpuProgram:
         self._forward, self._cache, self._max_tokens = forward, cache, max_tokens
         self._device = cache.k.device
         self._max_model_len = max_model_len
-        self._width = -(-max_model_len // cache.spec.block_size)
+        self._width = aligned(-(-max_model_len // cache.spec.block_size))
         self._pool: tuple[int, int] | None = None  # of the graphs' memory, which all share: one is replayed at a time
         self._decoding: dict[tuple[int, bool], Captured] = {}  # by size, and with adapters
         self._with_prompts: dict[int, Captured] = {}
@@ -231,15 +243,19 @@ class GpuProgram:
 
     def _on_device(self, batch: StepBatch) -> GpuBatch:
         counts = np.diff(batch.seq_starts)
-        names = ("ids", "positions", "slots", "seq_starts", "context_lens", "logit_rows", "block_tables")
-        arrays: list[Int32] = [getattr(batch, name) for name in names]
+        num_seqs, width = batch.block_tables.shape
+        tables = np.zeros((num_seqs, aligned(width)), np.int32)
+        tables[:, :width] = batch.block_tables
+        names = ("ids", "positions", "slots", "seq_starts", "context_lens", "logit_rows")
+        arrays: list[Int32] = [*(getattr(batch, name) for name in names), tables]
         arrays += [] if batch.adapters is None else [batch.adapters]
-        flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
-        if self._device.type == "cuda":
-            flat = flat.pin_memory()
-        parts = flat.to(self._device, non_blocking=True).split([array.size for array in arrays])
-        ids, positions, slots, seq_starts, context_lens, logit_rows, tables, *adapters = parts
-        runs = Runs(seq_starts, context_lens, tables.view(batch.block_tables.shape))
+        sizes = [array.size for array in arrays]
+        flat = torch.empty(sum(map(aligned, sizes)), dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        for part, array in zip(cut(flat, sizes), arrays, strict=True):
+            part.numpy()[:] = array.ravel()
+        parts = cut(flat.to(self._device, non_blocking=True), sizes)
+        ids, positions, slots, seq_starts, context_lens, logit_rows, table, *adapters = parts
+        runs = Runs(seq_starts, context_lens, table.view(tables.shape))
         return GpuBatch(
             Ids(ids, self._last),
             positions,
