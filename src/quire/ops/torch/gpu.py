@@ -146,6 +146,8 @@ class GpuOps:
         sources: bool = False,
     ) -> GpuProgram:
         assert isinstance(cache, TorchCache) and (sampler is None or isinstance(sampler, DeviceSampler))
+        if sampler is not None and self.graphs and self.device.type == "cuda":
+            sampler.try_out(self.dtype)
         return GpuProgram(
             partial(forward, self),
             cache,
