@@ -50,10 +50,18 @@ def test_the_kernels_agree_with_plain_torch(llama):
 
     # What a CUDA graph captures, and what it is sent: a step that only decodes, padded to four sequences.
     step = ours.batch(dict.fromkeys(ids, PROMPT[:1]), 0)
-    inputs = Inputs(4, ours.blocks, torch.device(DEVICE))
+    inputs = Inputs(4, 4, ours.blocks, torch.device(DEVICE), decodes=True)
     inputs.send(step)
-    batch = ours.program._decoding(inputs, adapted=True)
+    batch = ours.program._read_from(inputs, adapted=True)
     with torch.inference_mode():
         padded = ours.program._forward(batch)[:3]
-    assert batch.adapts and inputs.tensors[4].tolist() == [*step.adapters, -1]
+    assert batch.adapts and batch.adapters.tolist() == [*step.adapters, -1]
     assert_close(padded.cpu().numpy(), np.concatenate([*plain.run(dict.fromkeys(ids, PROMPT[:1]), 0).values()]))
+
+    # And one with a prompt, padded in tokens and in sequences.
+    step = ours.batch(ids, 0)
+    inputs = Inputs(7, 5, ours.blocks, torch.device(DEVICE), decodes=False)
+    inputs.send(step)
+    with torch.inference_mode():
+        padded = ours.program._forward(ours.program._read_from(inputs, adapted=True))[: len(step.logit_rows)]
+    assert_close(padded.cpu().numpy(), np.concatenate([*expected.values()]))

@@ -31,6 +31,7 @@ class CompletionBody(Fields, kw_only=True, forbid_unknown_fields=True):
     echo: bool | None = None
     logprobs: Int | None = None
     suffix: str | None = None
+    decoder_prompt: str | None = None
 
 
 _decoder = msgspec.json.Decoder(CompletionBody)
@@ -84,6 +85,7 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
             prompt_ids=None if isinstance(prompt, str) else prompt,
             add_special_tokens=completion.add_special_tokens is not False,
             truncate_prompt_tokens=completion.truncate_prompt_tokens,
+            decoder_prompt=completion.decoder_prompt,
             tenant=context.tenant,
             salt=completion.cache_salt or "",
             priority=completion.priority or 0,
