@@ -55,7 +55,7 @@ def model(tmp_path_factory):
     [("float32", None, 1e-5), ("float16", None, 5e-3), ("float16", "int8", 2e-2), ("float16", "int4", 0.3)],
 )
 def test_logits_are_those_of_plain_torch(model, dtype, quantization, bound):
-    steps = steps_of(256)
+    steps = steps_of(256, **({} if dtype == "float32" else SHORT))
     plain = logits_of(TorchOps(), model, "float32", steps)
     found = logits_of(GpuOps(DEVICE, dtype=dtype, quantization=quantization), model, "float32", steps)
     assert np.sqrt(np.mean((found - plain) ** 2) / np.mean(plain**2)) < bound
@@ -63,7 +63,7 @@ def test_logits_are_those_of_plain_torch(model, dtype, quantization, bound):
 
 @pytest.mark.parametrize(("kept", "bound"), [("int8", 2e-2), ("fp8", 0.1)])  # three bits, rounded by the interpreter
 def test_keys_and_values_may_be_codes(model, kept, bound):
-    steps = steps_of(256)
+    steps = steps_of(256, **({} if kept == "int8" else SHORT))
     plain = logits_of(TorchOps(), model, kept, steps)
     found = logits_of(GpuOps(DEVICE, dtype="float32"), model, kept, steps)
     assert np.sqrt(np.mean((found - plain) ** 2) / np.mean(plain**2)) < bound
