@@ -39,7 +39,7 @@ test: $(SERVING) $(DEVELOPING) $(CLIENTS)
 	@.venv-dev/bin/quire pull
 	.venv/bin/python tools/check_install.py
 	build/dev/quire_tests
-	.venv-dev/bin/python -m pytest -q $(ARGS)
+	.venv-dev/bin/python -m pytest -q $(or $(ARGS),-n logical --dist loadfile)
 	$(if $(ARGS),,.venv-clients/bin/python -m pytest -q tests/clients/apart)
 
 check: $(DEVELOPING)

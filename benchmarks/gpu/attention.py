@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from quire.ops.torch.cache import quantize
-from quire.ops.torch.kernels.attention_decode import DecodeLaunch, decode, decode_launch
+from quire.ops.torch.kernels.attention_decode import LEAST_ROWS, DecodeLaunch, decode, decode_launch
 from quire.ops.torch.kernels.attention_dense import dense_prefill
-from quire.ops.torch.kernels.attention_mla import MLALaunch, mla_decode, mla_launch, mla_split
-from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
-from quire.ops.torch.kernels.attention_plan import plan_decode, plan_prefill
+from quire.ops.torch.kernels.attention_mla import MLALaunch, mla_decode, mla_launch
+from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring, power_of_two
+from quire.ops.torch.kernels.attention_plan import LEAST_SHARE, num_workers, plan_decode, plan_prefill
 from quire.ops.torch.kernels.attention_prefill import PrefillLaunch, prefill, prefill_launch
 from quire.ops.torch.kernels.kv_write import kv_write
 
@@ -182,19 +182,15 @@ SCORING = Scoring(HEAD_DIM**-0.5)
 def decode_launches(
     step: Step,
     scoring: Scoring = SCORING,
-    split: int | None = None,
+    least: int = LEAST_SHARE,
     launch: DecodeLaunch | None = None,
-    batch_invariant: bool = False,
+    cuts: bool = True,
 ):
     queries = max(queries for _, queries in step.lengths)
-    plan = plan_decode(
-        step.runs,
-        MAX_LEN,
-        max_queries=queries,
-        window=scoring.window,
-        split=split,
-        batch_invariant=batch_invariant,
-    )
+    rows = power_of_two(step.heads // step.kv_heads * queries, LEAST_ROWS)
+    per = (launch or decode_launch(step.head_dim, rows, step.kept)).per_multiprocessor
+    workers = num_workers(step.q.device, per, step.kv_heads, step.runs.num_seqs, MAX_LEN)
+    plan = plan_decode(step.runs, workers, max_queries=queries, window=scoring.window, least=least, cuts=cuts)
     return [lambda p=pages: decode(step.q, p, step.runs, plan, scoring, launch=launch) for pages in step.pages]
 
 
@@ -245,11 +241,11 @@ def sweep_decode() -> None:
             for per in (1, 2, 3, 4):
                 launch = DecodeLaunch(block_n, warps, stages, per)
                 with guarded(f"decode {name} {launch}"):
-                    found.append((seconds_of(decode_launches(step, launch=launch)), launch, 512))
+                    found.append((seconds_of(decode_launches(step, launch=launch)), launch, LEAST_SHARE))
         best = min(found, key=lambda x: x[0])[1]
-        for split in (128, 256, 1024, 2048, 4096):
-            with guarded(f"decode {name} split {split}"):
-                found.append((seconds_of(decode_launches(step, split=split, launch=best)), best, split))
+        for least in (128, 256, 1024):
+            with guarded(f"decode {name} least {least}"):
+                found.append((seconds_of(decode_launches(step, least=least, launch=best)), best, least))
         print_best(f"decode {name}", found)
 
 
@@ -328,9 +324,11 @@ def latent_step(num_seqs: int, context: int, heads: int, kept: torch.dtype) -> t
 
 
 def mla_run(
-    q: Tensor, cache: Tensor, runs: Runs, split: int | None = None, launch: MLALaunch | None = None
+    q: Tensor, cache: Tensor, runs: Runs, least: int = LEAST_SHARE, launch: MLALaunch | None = None
 ) -> Callable[[], Tensor]:
-    plan = plan_decode(runs, MAX_LEN, split=split or mla_split(runs.num_seqs, batch_invariant=False))
+    launch = launch or mla_launch(q.shape[1], q.dtype)
+    workers = num_workers(q.device, launch.per_multiprocessor, launch.tiles(q.shape[1]), runs.num_seqs, MAX_LEN)
+    plan = plan_decode(runs, workers, least=least)
     return lambda: mla_decode(q, cache, runs, plan, 0.05, launch=launch)
 
 
@@ -363,11 +361,11 @@ def sweep_mla() -> None:
             for per in (1, 2):
                 launch = MLALaunch(rows, block_n, warps, stages, per)
                 with guarded(f"latent {heads} heads {launch}"):
-                    found.append((seconds_of([mla_run(q, cache, runs, launch=launch)]), launch, 2048))
+                    found.append((seconds_of([mla_run(q, cache, runs, launch=launch)]), launch, LEAST_SHARE))
         best = min(found, key=lambda x: x[0])[1]
-        for split in (512, 1024, 4096, 8192):
-            with guarded(f"latent split {split}"):
-                found.append((seconds_of([mla_run(q, cache, runs, split, best)]), best, split))
+        for least in (128, 256, 1024):
+            with guarded(f"latent least {least}"):
+                found.append((seconds_of([mla_run(q, cache, runs, least, best)]), best, least))
         print_best(f"latent 32 x 16k, {heads} heads", found)
 
 
@@ -406,13 +404,13 @@ def check() -> None:
             verdict(name, out, truth)
     with guarded("decode alone = decode in a batch"):
         step = Step(odd)
-        whole = decode_launches(step, batch_invariant=True)[0]()
+        whole = decode_launches(step, cuts=False)[0]()
         same = True
         for seq in range(len(odd)):
             runs = Runs(
                 step.runs.seq_starts[:2], step.runs.context_lens[seq : seq + 1], step.runs.block_tables[seq : seq + 1]
             )
-            plan = plan_decode(runs, MAX_LEN)
+            plan = plan_decode(runs, 1, cuts=False)
             alone = decode(step.q[seq : seq + 1].clone(), step.pages[0], runs, plan, SCORING)
             same &= torch.equal(alone[0], whole[seq])
         print(f"{'ok   ' if same else 'WRONG'} decode alone = decode in a batch", flush=True)
@@ -448,8 +446,8 @@ class guarded:
 
 
 def print_best(name: str, found: list[tuple[float, object, int]]) -> None:
-    for seconds, launch, split in sorted(found, key=lambda x: x[0])[:4]:
-        print(f"best for {name}: {seconds * 1e6:.1f} us {launch} split={split}", flush=True)
+    for seconds, launch, least in sorted(found, key=lambda x: x[0])[:4]:
+        print(f"best for {name}: {seconds * 1e6:.1f} us {launch} least={least}", flush=True)
 
 
 def main() -> None:

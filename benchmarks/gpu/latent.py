@@ -46,7 +46,6 @@ class Step:
             _int32(positions),
             starts if (np.diff(starts) > 1).any() else None,
             num_heads=heads,
-            latent=LATENT,
             dtype=BF16,
             max_model_len=MAX_LEN,
             batch_invariant=batch_invariant,
@@ -54,7 +53,7 @@ class Step:
 
     def run(self, launch: MLALaunch | None = None) -> Tensor:
         plan = self.plan
-        return mla_decode(self.q, self.page, plan.runs, plan.splits, SCALE, launch=launch or plan.launch)
+        return mla_decode(self.q, self.page, plan.runs, plan.pieces, SCALE, launch=launch or plan.launch)
 
     def plain(self) -> Tensor:
         found = []

@@ -277,16 +277,16 @@ void bind_tape(nb::module_& m) {
             "moe",
             [](Tape& t, View x, View logits, const ManyMatrices& gate_up, const ManyMatrices& down,
                std::optional<Floats> gate_up_biases, std::optional<Floats> down_biases, int64_t top_k, bool sigmoid,
-               bool renormalize, float scale, int64_t num_groups, int64_t top_groups, int64_t group_best,
+               bool renormalize, float scale, int64_t num_groups, int64_t top_groups, int64_t group_best, float near,
                std::optional<Floats> correction, int kind, View out) {
-                const quire::Routing routing{logits.columns, top_k,      sigmoid,    renormalize,        scale,
-                                             num_groups,     top_groups, group_best, data_of(correction)};
+                const quire::Routing routing{logits.columns, top_k,      sigmoid,    renormalize, scale,
+                                             num_groups,     top_groups, group_best, near,        data_of(correction)};
                 t.add(quire::Mixture{x, logits, routing, experts(gate_up, gate_up_biases), experts(down, down_biases),
                                      activation(kind), out});
             },
             "x"_a, "logits"_a, "gate_up"_a, "down"_a, nb::kw_only(), "gate_up_biases"_a.none().noconvert(),
             "down_biases"_a.none().noconvert(), "top_k"_a, "sigmoid"_a, "renormalize"_a, "scale"_a, "num_groups"_a,
-            "top_groups"_a, "group_best"_a, "correction"_a.none().noconvert(), "kind"_a, "out"_a)
+            "top_groups"_a, "group_best"_a, "near"_a, "correction"_a.none().noconvert(), "kind"_a, "out"_a)
         .def(
             "mul_sigmoid", [](Tape& t, View x, View gate, View out) { t.add(quire::MulSigmoid{x, gate, out}); }, "x"_a,
             "gate"_a, "out"_a)

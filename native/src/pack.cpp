@@ -7,6 +7,10 @@
 
 #include "half.h"
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 namespace quire {
 
 namespace {
@@ -131,6 +135,34 @@ void pack_float_tile(const PackedMatrix& m, const uint8_t* const* rows, uint8_t*
     }
 }
 
+// Four elements of 16 bits of each of four rows become four of each of four columns.
+void turn(uint64_t (&x)[4]) {
+    constexpr uint64_t kEven = 0x0000ffff0000ffff, kLow = 0x00000000ffffffff;
+    const uint64_t even01 = (x[0] & kEven) | (x[1] & kEven) << 16, odd01 = (x[0] >> 16 & kEven) | (x[1] & ~kEven);
+    const uint64_t even23 = (x[2] & kEven) | (x[3] & kEven) << 16, odd23 = (x[2] >> 16 & kEven) | (x[3] & ~kEven);
+    x[0] = (even01 & kLow) | even23 << 32;
+    x[1] = (odd01 & kLow) | odd23 << 32;
+    x[2] = even01 >> 32 | (even23 & ~kLow);
+    x[3] = odd01 >> 32 | (odd23 & ~kLow);
+}
+
+// What pack_float_tile<uint16_t> does, for a whole tile of a multiple of four inputs: three times as fast.
+void pack_halves_tile(const PackedMatrix& m, const uint8_t* const* rows, uint8_t* tile) {
+    static_assert(kTileOutputs % 4 == 0);
+    constexpr int64_t kRun = 64;  // inputs, as above
+    for (int64_t first = 0; first < m.num_inputs; first += kRun) {
+        const int64_t last = first + kRun < m.num_inputs ? first + kRun : m.num_inputs;
+        for (int o = 0; o < kTileOutputs; o += 4) {
+            for (int64_t k = first; k < last; k += 4) {
+                uint64_t x[4];
+                for (int i = 0; i < 4; ++i) std::memcpy(&x[i], rows[o + i] + 2 * k, 8);
+                turn(x);
+                for (int i = 0; i < 4; ++i) std::memcpy(tile + 2 * ((k + i) * kTileOutputs + o), &x[i], 8);
+            }
+        }
+    }
+}
+
 // Rounded to the nearest, ties to even.
 uint16_t rounded_bfloat(float value) {
     const uint32_t bits = bits_of_float(value);
@@ -161,6 +193,19 @@ uint16_t largest_half(const uint8_t* halves, int64_t n) {
     return largest;
 }
 
+// On large pages, where the system has them for who asks: a matrix is written, and read again for every token, with
+// fewer of them to look up.
+void* allocate(int64_t nbytes) {
+    constexpr int64_t kLargePage = 2 << 20;
+    const int64_t alignment = nbytes < 2 * kLargePage ? 64 : kLargePage;
+    void* memory = std::aligned_alloc(size_t(alignment), size_t((nbytes + alignment - 1) / alignment * alignment));
+    if (!memory) throw std::bad_alloc();
+#ifdef __linux__
+    if (alignment == kLargePage) madvise(memory, size_t(nbytes / kLargePage * kLargePage), MADV_HUGEPAGE);
+#endif
+    return memory;
+}
+
 }  // namespace
 
 Matrix::Matrix(Storage storage, const uint8_t* rows, int64_t row_bytes, int64_t num_outputs, int64_t num_inputs,
@@ -171,8 +216,7 @@ Matrix::Matrix(Storage storage, const uint8_t* rows, int64_t row_bytes, int64_t 
         input_order_.assign(input_order, input_order + num_inputs);
         packed_.input_order = input_order_.data();
     }
-    memory_ = std::aligned_alloc(64, (packed_.nbytes + 63) / 64 * 64);
-    if (!memory_) throw std::bad_alloc();
+    memory_ = allocate(packed_.nbytes);
     uint8_t* data = static_cast<uint8_t*>(memory_);
     packed_.data = data;
     const int64_t tile_bytes = packed_.tile_bytes();
@@ -190,6 +234,8 @@ Matrix::Matrix(Storage storage, const uint8_t* rows, int64_t row_bytes, int64_t 
             pack_float8_tile(storage, packed_, tile_rows, tile);
         else if (packed_.layout == Layout::Float32)
             pack_float_tile<uint32_t>(packed_, tile_rows, tile);
+        else if (tile_rows[kTileOutputs - 1] && num_inputs % 4 == 0)
+            pack_halves_tile(packed_, tile_rows, tile);
         else
             pack_float_tile<uint16_t>(packed_, tile_rows, tile);
         if (packed_.layout == Layout::Float16)

@@ -14,6 +14,10 @@ constexpr float kLeastSum = 1e-20f;  // of sigmoids that all are 0: what is divi
 
 void score(const Routing& routing, const float* logits, float* scores) {
     const int64_t n = routing.num_experts;
+    if (routing.near > 0.0f) {
+        std::copy_n(logits, n, scores);
+        return;
+    }
     if (routing.sigmoid) {
         for (int64_t i = 0; i < n; ++i) scores[i] = 1.0f / (1.0f + std::exp(-logits[i]));
         return;
@@ -57,6 +61,16 @@ void close_groups(const Routing& routing, float* merits, float* group_merits) {
         if (!std::isnan(group_merits[g])) std::fill_n(merits + g * size, size, kClosed);
 }
 
+// Of an expert that has just been taken: its share of a softmax over those that are left and near it.
+float share(const Routing& routing, const float* logits, const float* merits, float most) {
+    float sum = 1.0f;
+    for (int64_t i = 0; i < routing.num_experts; ++i) {
+        const bool near = most - logits[i] <= routing.near * std::max(std::abs(logits[i]), most);
+        if (near && !std::isnan(merits[i])) sum += std::exp(logits[i] - most);
+    }
+    return 1.0f / sum;
+}
+
 }  // namespace
 
 void choose_experts(const Routing& routing, const float* logits, float* scratch, int32_t* ids, float* weights) {
@@ -64,7 +78,7 @@ void choose_experts(const Routing& routing, const float* logits, float* scratch,
     float *scores = scratch, *merits = scratch + n, *group_merits = scratch + 2 * n;
     score(routing, logits, scores);
     for (int64_t i = 0; i < n; ++i) {
-        merits[i] = routing.correction ? scores[i] + routing.correction[i] : scores[i];
+        merits[i] = routing.correction && routing.near == 0.0f ? scores[i] + routing.correction[i] : scores[i];
         if (std::isnan(merits[i])) merits[i] = kClosed;
     }
     if (routing.num_groups > 1) close_groups(routing, merits, group_merits);
@@ -72,7 +86,7 @@ void choose_experts(const Routing& routing, const float* logits, float* scratch,
     for (int64_t j = 0; j < routing.top_k; ++j) {
         const int64_t expert = take_best(merits, n);
         ids[j] = int32_t(expert);
-        sum += weights[j] = scores[expert];
+        sum += weights[j] = routing.near > 0.0f ? share(routing, logits, merits, logits[expert]) : scores[expert];
     }
     const float factor = routing.renormalize ? routing.scale / (sum + kLeastSum) : routing.scale;
     for (int64_t j = 0; j < routing.top_k; ++j) weights[j] *= factor;

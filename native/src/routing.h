@@ -13,6 +13,7 @@ struct Routing {
     float scale;
     int64_t num_groups, top_groups;
     int64_t group_best;       // how many of a group's experts it is judged by: 1 or 2
+    float near;               // 0: weights are scores
     const float* correction;  // [num_experts], or null
 };
 

@@ -1,14 +1,13 @@
 """The `llm` command, told of the server as its documentation says: a model in extra-openai-models.yaml."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from llm.cli import cli
 
-from clients.served import SECONDS, served
+from clients.served import served
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +20,9 @@ def home(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def llm(home: Path, *arguments: str) -> str:
-    environment = {**os.environ, "LLM_USER_PATH": str(home), "OPENAI_API_KEY": "none"}
-    command = [sys.executable, "-m", "llm", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr
+    environment = {"LLM_USER_PATH": str(home), "OPENAI_API_KEY": "none"}
+    done = CliRunner().invoke(cli, arguments, env=environment)  # the command, without a process for each
+    assert done.exit_code == 0, done.output
     return done.stdout
 
 

@@ -70,7 +70,10 @@ def test_models(client: ollama.Client) -> None:
     assert [model.model for model in client.list().models] == [MODEL]
     assert [model.model for model in client.ps().models] == [MODEL]
     shown = client.show(MODEL)
-    assert shown.capabilities and "completion" in shown.capabilities and shown.template
+    assert shown.capabilities == ["completion", "tools"] and shown.template
+    details = client.list().models[0].details
+    assert (details.format, details.family, details.quantization_level) == ("gguf", "llama", "Q4_1")
+    assert details.parameter_size == "134.52M" and shown.modelinfo["llama.context_length"] == 8192
     assert [progress.status for progress in client.pull(MODEL, stream=True)][-1] == "success"
     assert client.pull(MODEL).status == "success"
 

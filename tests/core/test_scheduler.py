@@ -474,18 +474,14 @@ def adapted(name: str, adapter: str, prompt: int = 8) -> Request:
     return Request(id=name, prompt_ids=[5] * prompt, params=params, adapter=adapter, arrival=float(ord(name)))
 
 
-def test_adapters_take_slots_and_wait_for_one_in_order() -> None:
+def test_adapters_take_slots_and_who_waits_for_one_is_passed_by() -> None:
     scheduler = Scheduler(Limits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64), 64, num_adapters=2)
     for name, adapter in (("a", "x"), ("b", "y"), ("c", "x"), ("d", "z"), ("e", "")):
         scheduler.add(adapted(name, adapter), 0.0)
     executor = FakeExecutor(num_blocks=64)
     plan = scheduler.schedule()
     assert plan.adapters == [(0, "x"), (1, "y")]
-    assert [admission.adapter for admission in plan.admitted] == [
-        0,
-        1,
-        0,
-    ]  # d waits for a slot, and e does not overtake
+    assert [admission.adapter for admission in plan.admitted] == [0, 1, 0, -1]  # d waits for a slot, and e need not
     slots = []
     while scheduler.has_work:
         scheduler.update(executor.run(plan))
@@ -499,6 +495,25 @@ def test_adapters_take_slots_and_wait_for_one_in_order() -> None:
     assert scheduler.uses("x")
     plan = scheduler.schedule()
     assert plan.adapters == [] and plan.admitted[0].adapter == 0  # it is still there
+
+
+def test_who_is_passed_by_is_not_forgotten() -> None:
+    """However many come for adapters in use, one of these is given up for who waits."""
+    scheduler = Scheduler(Limits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64), 64, num_adapters=2)
+    executor = FakeExecutor(num_blocks=64)
+    names = iter("abcdefghijklmnopqrstuvwxyz")
+    for adapter in ("x", "y", "z", "x", "y"):
+        scheduler.add(adapted(next(names), adapter), 0.0)
+    admitted: list[str] = []
+    for _ in range(8):  # what runs ends after four steps, and two come in each
+        plan = scheduler.schedule()
+        admitted += [scheduler.at_row(admission.row).group.adapter for admission in plan.admitted]
+        scheduler.update(executor.run(plan))
+        scheduler.check()
+        for adapter in ("x", "y"):
+            scheduler.add(adapted(next(names), adapter), 0.0)
+    assert admitted[:4] == ["x", "y", "y", "y"], "x was used less recently, so nobody new runs with it"
+    assert "z" in admitted and admitted.index("z") < admitted.index("x", 1)
 
 
 def test_adapters_share_no_prefixes() -> None:

@@ -37,7 +37,7 @@ def run(llm: LLM, requests: Sequence[tuple[str, SamplingParams]]) -> list[Bits]:
 
 @pytest.fixture(scope="module")
 def alone(default_model: Path) -> list[Bits]:
-    llm = LLM(default_model, enable_prefix_caching=False, max_model_len=512)
+    llm = LLM(default_model, enable_prefix_caching=False, max_model_len=512, threads=2)
     return [run(llm, [request])[0] for request in REQUESTS]
 
 

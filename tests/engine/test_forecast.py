@@ -60,6 +60,25 @@ def test_the_refusal_says_when_to_come_back() -> None:
     assert refused.value.retry_after == 6
 
 
+def test_a_burst_right_after_the_start_is_measured_by_its_first(tiny_model: Path) -> None:
+    async def main() -> None:
+        options = EngineOptions(model=str(tiny_model), max_wait=1e-6, enable_prefix_caching=False)
+        async with EngineClient(options) as client:
+
+            async def asked(number: int) -> str:
+                params = SamplingParams(max_tokens=2, ignore_eos=True)
+                request = GenerateRequest(id=f"r{number}", params=params, prompt="words " * 60)
+                try:
+                    return [event async for event in await client.submit(request)][-1].finish_reason or ""
+                except QueueFull:
+                    return "refused"
+
+            ends = await asyncio.gather(*map(asked, range(20)))
+            assert ends == ["length"] + ["refused"] * 19
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_a_server_that_is_behind_refuses_at_once(tiny_model: Path) -> None:
     def request(number: int, timeout: float | None = None) -> GenerateRequest:
         params = SamplingParams(max_tokens=40, ignore_eos=True)

@@ -14,7 +14,7 @@ from transformers import BartForConditionalGeneration
 from engine.tiny_encoders import TEXTS, wordpiece
 from models.checking_seq2seq import random_model
 from quire import LLM, SamplingParams
-from quire.core.errors import Unsupported
+from quire.core.errors import BadRequest, Unsupported
 from quire.engine.client import EngineClient
 from quire.engine.embed import Embedder
 from quire.engine.generate import GenerateRequest
@@ -74,6 +74,25 @@ def test_texts_are_those_of_transformers(folder: Path, theirs: dict[str, str]) -
         assert not {UNK, BANNED} & {*output.outputs[0].token_ids}, "a banned token was drawn"
 
 
+def test_an_answer_may_go_on_from_what_was_given(folder: Path) -> None:
+    """As a language is chosen, in place of what is forced otherwise."""
+    model, tokenizer = BartForConditionalGeneration.from_pretrained(folder), wordpiece()
+    source = tokenizer(TEXTS[0], return_tensors="pt").input_ids
+    with torch.inference_mode():
+        answer = model.generate(source, max_new_tokens=17, do_sample=False, forced_bos_token_id=tokenizer.vocab["rags"])
+    llm = LLM(folder, **OPTIONS)
+    for given in ("rags", "[SEP] rags"):  # with the start token, or without
+        (output,) = llm.generate({"prompt": TEXTS[0], "decoder_prompt": given}, GREEDY)
+        assert output.outputs[0].token_ids == answer[0, 2:].tolist()
+    with pytest.raises(BadRequest, match="a prompt has no key 'encoder'"):
+        llm.generate({"prompt": TEXTS[0], "encoder": "rags"}, GREEDY)
+
+
+def test_a_decoder_has_no_answer_apart_from_its_prompt(tiny_model: Path) -> None:
+    with pytest.raises(BadRequest, match="reads no source"):
+        LLM(tiny_model, **OPTIONS).generate({"prompt": "a", "decoder_prompt": "b"}, GREEDY)
+
+
 def test_completions_over_http_survive_a_killed_engine(folder: Path, theirs: dict[str, str]) -> None:
     async def main() -> None:
         async with EngineClient(EngineOptions(model=str(folder), **OPTIONS)) as client:
@@ -83,6 +102,8 @@ def test_completions_over_http_survive_a_killed_engine(folder: Path, theirs: dic
                 answer = (await http.post("/v1/completions", json=body)).json()
                 assert answer["choices"][0]["text"] == theirs[TEXTS[0]]
                 assert answer["usage"]["prompt_tokens"] == len(wordpiece()(TEXTS[0]).input_ids)
+                other = (await http.post("/v1/completions", json={**body, "decoder_prompt": "rags"})).json()
+                assert other["choices"][0]["text"] != theirs[TEXTS[0]]
                 refused = await http.post("/v1/completions", json={**body, "prompt": "quire " * 60})
                 assert refused.status_code == 400 and "62 tokens" in refused.text
             stream = await client.submit(GenerateRequest(id="a", prompt=TEXTS[3], params=GREEDY))

@@ -196,6 +196,24 @@ def request(number: int, structured: Structured | None, **given: Any) -> Request
     return Request(id=f"r{number}", prompt_ids=[5, 6], params=asked, eos_ids=[2])
 
 
+def test_the_engine_prepares_itself_while_a_language_is_checked(tiny_model: Path) -> None:
+    async def main() -> None:
+        async with EngineClient(EngineOptions(model=str(tiny_model))) as client:
+            told, send = [], client._engine.send
+
+            async def telling(message: object) -> None:
+                told.append(type(message).__name__)
+                await send(message)  # type: ignore[arg-type]
+
+            client._engine.send = telling  # type: ignore[assignment]
+            for number in range(2):
+                wanted = GenerateRequest(id=f"r{number}", params=params("choice"), prompt="Is it so? ")
+                assert [event async for event in await client.submit(wanted)][-1].final
+            assert told[:2] == ["PrepareLanguages", "Submit"] and told.count("PrepareLanguages") == 1
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_the_loop_goes_on_while_a_language_is_compiled(tiny_model: Path) -> None:
     options = EngineOptions(model=str(tiny_model))
     engine = Engine(local_executor(tiny_model, options), options, lambda: load_tokenizer(tiny_model, options))

@@ -12,8 +12,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
 from models.checking import NUM_GREEDY, PROMPT
-
-NONE = ""  # the model as it is
+from models.lora_steps import NONE
 
 
 @dataclass

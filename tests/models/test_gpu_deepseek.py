@@ -1,5 +1,7 @@
 """DeepSeek on the GPU's op set beside the plain one, on a GPU or in Triton's interpreter: prefilled and decoded."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +18,18 @@ from quire.ops.torch.gpu import GpuOps
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CASES = [("float32", "float32", 1e-5)]
 if DEVICE == "cuda":  # the interpreter takes its time
-    CASES += [("bfloat16", "bfloat16", 6e-2), ("float16", "float16", 1e-2), ("bfloat16", "fp8", 0.2)]
+    # Twice what plain torch is off when it rounds what every op makes.
+    CASES += [("bfloat16", "bfloat16", 2.4e-2), ("float16", "float16", 3e-3), ("bfloat16", "fp8", 9e-2)]
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers, one of them a mixture."""
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
+    return cache(lambda settled: checkpoint(tmp_path_factory.mktemp("deepseek"), settled))
+
+
+def checkpoint(folder: Path, settled: bool) -> Path:
+    """Two layers, one of them a mixture. `settled`: which experts a token goes to is never a near thing. Where it is,
+    a step of rounding sends it to another one, and its logits are off by as much as they are large."""
     torch.manual_seed(1)
     shape = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_attention_heads": 4}
     latents = {"kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
@@ -37,8 +45,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_position_embeddings=128,
         initializer_range=0.1,
     )
-    folder = tmp_path_factory.mktemp("deepseek")
-    DeepseekV3ForCausalLM(config).save_pretrained(folder)
+    model = DeepseekV3ForCausalLM(config)
+    if settled:
+        model.model.layers[1].mlp.gate.e_score_correction_bias[:] = 2 * torch.randperm(8)  # scores are less than 1
+    model.save_pretrained(folder)
     return folder
 
 
@@ -54,10 +64,11 @@ def some_steps():
 @pytest.mark.verifies("safetensors", backend="gpu", architecture="DeepseekV3ForCausalLM")
 @pytest.mark.parametrize(("dtype", "kept", "bound"), CASES)
 @pytest.mark.parametrize("batch_invariant", [False, True] if DEVICE == "cuda" else [False])
-def test_logits_are_those_of_plain_torch(checkpoint, dtype, kept, bound, batch_invariant):
-    plain = logits_of(TorchOps(), checkpoint, kept, some_steps())
+def test_logits_are_those_of_plain_torch(make, dtype, kept, bound, batch_invariant):
+    path = make(dtype != "float32")
+    plain = logits_of(TorchOps(), path, kept, some_steps())
     ops = GpuOps(DEVICE, dtype=dtype, batch_invariant=batch_invariant)
-    found = logits_of(ops, checkpoint, kept, some_steps())
+    found = logits_of(ops, path, kept, some_steps())
     assert np.sqrt(np.mean((found - plain) ** 2) / np.mean(plain**2)) < bound
 
 

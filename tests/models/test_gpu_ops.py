@@ -1,13 +1,12 @@
 """The GPU's op set beside the plain one, on a GPU or in Triton's interpreter: logits, prefilled and decoded."""
 
-import gguf
-import gguf.quants
 import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from models.gpu_steps import BLOCK, LENGTH, logits_of, run_steps
+from ops.stored_blocks import stored_rows
 from quire.models.registry import family
 from quire.ops.opset import Activation, KVSpec, Routing
 from quire.ops.tensors import MXFP4, Q8_0, StoredTensor, stored_floats
@@ -56,7 +55,7 @@ def model(tmp_path_factory):
     [("float32", None, 1e-5), ("float16", None, 5e-3), ("float16", "int8", 2e-2), ("float16", "int4", 0.3)],
 )
 def test_logits_are_those_of_plain_torch(model, dtype, quantization, bound):
-    steps = steps_of(256)
+    steps = steps_of(256, **({} if dtype == "float32" else SHORT))
     plain = logits_of(TorchOps(), model, "float32", steps)
     found = logits_of(GpuOps(DEVICE, dtype=dtype, quantization=quantization), model, "float32", steps)
     assert np.sqrt(np.mean((found - plain) ** 2) / np.mean(plain**2)) < bound
@@ -64,7 +63,7 @@ def test_logits_are_those_of_plain_torch(model, dtype, quantization, bound):
 
 @pytest.mark.parametrize(("kept", "bound"), [("int8", 2e-2), ("fp8", 0.1)])  # three bits, rounded by the interpreter
 def test_keys_and_values_may_be_codes(model, kept, bound):
-    steps = steps_of(256)
+    steps = steps_of(256, **({} if kept == "int8" else SHORT))
     plain = logits_of(TorchOps(), model, kept, steps)
     found = logits_of(GpuOps(DEVICE, dtype="float32"), model, kept, steps)
     assert np.sqrt(np.mean((found - plain) ** 2) / np.mean(plain**2)) < bound
@@ -157,25 +156,22 @@ def test_ops_of_other_families():
     assert np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)) < 1e-4
 
 
-def q8_0(array):
-    groups = array.reshape(len(array), -1, 32)
-    scales = (np.abs(groups).max(axis=2) / 127).astype(np.float16)
-    codes = np.round(groups / scales[..., None].astype(np.float32)).astype(np.int8)
-    blocks = np.concatenate([scales[..., None].view(np.uint8), codes.view(np.uint8)], axis=2)
-    return StoredTensor("", array.shape, Q8_0, blocks.reshape(len(array), -1))
+def codes_of(type):
+    """Random ones, others for every array that they are stored in place of."""
 
+    def store(array):
+        rows = stored_rows(type, *array.shape, seed=int(array.view(np.uint32)[0, 0]))
+        return StoredTensor("", array.shape, type, rows)
 
-def mxfp4(array):
-    kind = gguf.GGMLQuantizationType.MXFP4
-    return StoredTensor("", array.shape, MXFP4, gguf.quants.quantize(array, kind))
+    return store
 
 
 @pytest.mark.parametrize(
     ("store", "quantization", "bound", "bits"),
     [
         (lambda array: stored_floats("t", array), None, 2e-3, 16),
-        (q8_0, None, 2e-3, 8.5),
-        (mxfp4, None, 2e-3, 5),
+        (codes_of(Q8_0), None, 2e-3, 8.5),
+        (codes_of(MXFP4), None, 2e-3, 5),
         (lambda array: stored_floats("t", array), "int8", 2e-2, 8.5),
         (lambda array: stored_floats("t", array), "int4", 0.2, 5),
     ],

@@ -2,9 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import gguf
 import numpy as np
@@ -13,16 +11,15 @@ from gguf.quants import quantize
 from safetensors.numpy import load_file, save_file
 from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig, MixtralConfig, Phi3Config, Qwen2Config
 
-from models.checking import BACKENDS, BLOCK_SIZE, MAX_LEN, PROMPT, TINY, assert_close, make_ops, random_model
+from models.checking import BACKENDS, MAX_LEN, PROMPT, TINY, assert_close, make_ops, random_model
 from models.gguf_gpt_writing import write_gguf as write_gpt_gguf
 from models.gguf_writing import write_gguf
-from models.lora_files import NONE, Adapted, adapted_model
+from models.lora_files import Adapted, adapted_model
+from models.lora_steps import NONE, Together
 from quire.core.errors import BadCheckpoint, BadRequest, Unsupported
 from quire.models.registry import family
 from quire.ops.native import NativeOps
-from quire.ops.opset import OpSet, StepBatch
 from quire.runtime.adapters import Adapters
-from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.gguf_adapter import read_gguf_adapter
 from weights.gguf_files import finish, interleave
@@ -77,7 +74,6 @@ CASES = {
     ),
 }
 ALSO = ("llama", "gpt2")  # on plain torch as well
-RANKS = {name: options["r"] for _, _, adapters in CASES.values() for name, options in adapters.items()}
 
 
 @pytest.fixture(scope="module")
@@ -90,59 +86,13 @@ def models(tmp_path_factory):
     return make
 
 
-class Together:
-    """One sequence for each adapter, and one without, in the same steps."""
-
-    def __init__(self, ops: OpSet, theirs: Adapted, max_rank: int = 64, path: Path | None = None) -> None:
-        checkpoint = open_checkpoint(path or theirs.path)
-        module = family(checkpoint.config.architecture)
-        config = module.config(checkpoint.config)
-        model = module.load(ops, checkpoint, config, MAX_LEN)
-        self.names = list(theirs.expected)
-        paths = {name: path for name, path in theirs.adapters.items() if RANKS[name] <= max_rank}
-        self.slots = {name: slot for slot, name in enumerate(sorted(paths))} | {NONE: -1}
-        adapters = Adapters(ops, model, num_slots=len(paths) + 1, max_rank=max_rank)
-        for name, path in paths.items():
-            adapters.add(name, adapters.load(path))
-            adapters.put(self.slots[name], name)
-        self.blocks = -(-MAX_LEN // BLOCK_SIZE)
-        num_blocks = self.blocks * len(self.names)
-        cache = ops.new_cache(kv_spec(config, BLOCK_SIZE, "float32"), num_blocks)
-        self.program = ops.compile(adapters.forward, cache, MAX_LEN * len(self.names), len(self.names), MAX_LEN)
-        self.tables = np.random.default_rng(0).permutation(num_blocks).astype(np.int32).reshape(-1, self.blocks)
-
-    def run(self, ids: dict[str, list[int]], start: int) -> dict[str, np.ndarray]:
-        """The logits of all ids from `start` on."""
-        logits = np.asarray(self.program.run(self.batch(ids, start))).copy()
-        ends = np.cumsum([len(tokens) - start for tokens in ids.values()])
-        return dict(zip(ids, np.split(logits, ends[:-1]), strict=True))
-
-    def batch(self, ids: dict[str, list[int]], start: int) -> StepBatch:
-        tables = {name: table for name, table in zip(self.names, self.tables, strict=True) if name in ids}
-        counts = [len(tokens) - start for tokens in ids.values()]
-        positions = [np.arange(start, len(tokens), dtype=np.int32) for tokens in ids.values()]
-        slots = [
-            tables[name][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for name, p in zip(ids, positions, strict=True)
-        ]
-        return StepBatch(
-            ids=np.concatenate([np.array(tokens[start:], np.int32) for tokens in ids.values()]),
-            positions=np.concatenate(positions),
-            slots=np.concatenate(slots),
-            seq_starts=np.cumsum([0, *counts], dtype=np.int32),
-            context_lens=np.array([len(tokens) for tokens in ids.values()], np.int32),
-            block_tables=np.stack([tables[name] for name in ids]),
-            logit_rows=np.arange(sum(counts), dtype=np.int32),
-            adapters=np.repeat(np.array([self.slots[name] for name in ids], np.int32), counts),
-        )
-
-
 @pytest.mark.parametrize(
     ("backend", "name"),
     [(backend, name) for backend in BACKENDS for name in CASES if backend == "native" or name in ALSO],
 )
 def test_every_row_has_the_logits_of_its_merged_model(models, backend, name):
     theirs = models(name)
-    ours = Together(make_ops(backend), theirs)
+    ours = Together(make_ops(backend), theirs.path, theirs.adapters)
     ids = dict.fromkeys(ours.names, PROMPT)
     found = ours.run(ids, 0)
     for adapter, expected in theirs.expected.items():
@@ -158,7 +108,8 @@ def test_every_row_has_the_logits_of_its_merged_model(models, backend, name):
 
 
 def test_a_row_has_the_same_bits_alone_and_among_other_adapters(models):
-    ours = Together(make_ops("native"), models("llama"))
+    theirs = models("llama")
+    ours = Together(make_ops("native"), theirs.path, theirs.adapters)
     together = ours.run(dict.fromkeys(ours.names, PROMPT), 0)
     for adapter in ours.names:
         assert np.array_equal(ours.run({adapter: PROMPT}, 0)[adapter], together[adapter])
@@ -170,7 +121,7 @@ def test_a_row_has_the_same_bits_alone_and_among_other_adapters(models):
 def test_the_model_may_be_a_gguf_file(models, tmp_path, name, write):
     """Which stores rows in another order: those of q and k, or q, k and v apart."""
     theirs = models(name)
-    ours = Together(make_ops("native"), theirs, path=write(theirs.path, tmp_path / "model.gguf"))
+    ours = Together(make_ops("native"), write(theirs.path, tmp_path / "model.gguf"), theirs.adapters)
     for name, logits in ours.run(dict.fromkeys(ours.names, PROMPT), 0).items():
         assert_close(logits, theirs.expected[name].prefill)
 
@@ -196,14 +147,12 @@ def write_gguf_adapter(source, path, kind=gguf.GGMLQuantizationType.F32):
 
 def test_llama_cpps_adapters_are_those_of_peft(models, tmp_path):
     theirs = models("llama")
-    both = replace(
-        theirs, adapters={**theirs.adapters, "all": write_gguf_adapter(theirs.adapters["all"], tmp_path / "a")}
-    )
-    for path in (None, write_gguf(theirs.path, tmp_path / "model.gguf")):
-        ours = Together(make_ops("native"), both, path=path)
+    adapters = {"all": write_gguf_adapter(theirs.adapters["all"], tmp_path / "a")}
+    for path in (theirs.path, write_gguf(theirs.path, tmp_path / "model.gguf")):
+        ours = Together(make_ops("native"), path, adapters)
         assert_close(ours.run({"all": PROMPT}, 0)["all"], theirs.expected["all"].prefill)
     coded = write_gguf_adapter(theirs.adapters["wide"], tmp_path / "b", gguf.GGMLQuantizationType.Q8_0)
-    ours = Together(make_ops("native"), replace(theirs, adapters={"wide": coded})).run({"wide": PROMPT}, 0)["wide"]
+    ours = Together(make_ops("native"), theirs.path, {"wide": coded}).run({"wide": PROMPT}, 0)["wide"]
     expected = theirs.expected["wide"].prefill
     assert 0 < np.abs(ours - expected).max() < 0.05 * np.abs(expected).max()
 
@@ -220,38 +169,13 @@ def test_other_gguf_files_are_no_adapters(models, tmp_path):
 def test_the_model_may_be_quantized(models):
     """Adapters stay floats: they change a quantized model by as much as the one it was made of."""
     theirs = models("llama")
-    ours = Together(NativeOps(quantization="int8"), theirs).run(dict.fromkeys(theirs.expected, PROMPT), 0)
+    together = Together(NativeOps(quantization="int8"), theirs.path, theirs.adapters)
+    ours = together.run(dict.fromkeys(theirs.expected, PROMPT), 0)
     errors = {}
     for name, logits in ours.items():
         expected = theirs.expected[name].prefill
         errors[name] = np.sqrt(np.mean((logits - expected) ** 2) / np.mean(expected**2))
     assert 0 < max(errors.values()) < 2 * errors[NONE] < 0.1
-
-
-def test_the_gpus_kernels_agree(models):
-    """In Triton's interpreter, where there is no GPU."""
-    import torch
-
-    from quire.ops.torch.gpu import GpuOps
-    from quire.ops.torch.gpu_program import Inputs
-
-    theirs = models("llama")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    ids = {"odd": PROMPT[:2], NONE: PROMPT[:1], "all": PROMPT[:1]}
-    ours, plain = (Together(ops, theirs, max_rank=8) for ops in (GpuOps(device, "float32"), make_ops("torch")))
-    found, expected = (each.run(ids, 0) for each in (ours, plain))
-    for name in ids:
-        assert_close(found[name], expected[name])
-
-    # What a CUDA graph captures, and what it is sent: a step that only decodes, padded to four sequences.
-    step = ours.batch(dict.fromkeys(ids, PROMPT[:1]), 0)
-    inputs = Inputs(4, ours.blocks, torch.device(device))
-    inputs.send(step)
-    batch = ours.program._decoding(inputs, adapted=True)
-    with torch.inference_mode():
-        padded = ours.program._forward(batch)[:3]
-    assert batch.adapts and inputs.tensors[4].tolist() == [*step.adapters, -1]
-    assert_close(padded.cpu().numpy(), np.concatenate([*plain.run(dict.fromkeys(ids, PROMPT[:1]), 0).values()]))
 
 
 def test_what_the_model_does_not_have_is_listed_all_at_once(models):
@@ -282,10 +206,10 @@ def test_layers_are_known_whatever_the_model_is_wrapped_in(models, tmp_path, pre
         name.replace("base_model.model.model.", f"base_model.model.{prefix}"): t for name, t in load_file(path).items()
     }
     save_file(tensors, path)
-    renamed = replace(theirs, adapters={"qv": tmp_path / "qv"})
+    renamed = {"qv": tmp_path / "qv"}
     if problem:
         with pytest.raises(Unsupported, match=problem):
-            Together(make_ops("native"), renamed)
+            Together(make_ops("native"), theirs.path, renamed)
     else:
-        found = Together(make_ops("native"), renamed).run({"qv": PROMPT}, 0)["qv"]
+        found = Together(make_ops("native"), theirs.path, renamed).run({"qv": PROMPT}, 0)["qv"]
         assert_close(found, theirs.expected["qv"].prefill)

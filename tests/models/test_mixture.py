@@ -7,13 +7,18 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import (
+    Dots1Config,
+    Ernie4_5_MoeConfig,
     Glm4MoeConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    MiniMaxM2Config,
     MixtralConfig,
     OlmoeConfig,
+    PhimoeConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
+    SolarOpenConfig,
 )
 
 from models.checking import (
@@ -41,6 +46,12 @@ GLM_MOE = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "routed_scaling_factor": 1.5,
     "num_mtp_layers": 0,
 }  # fmt: skip
+MSCALES = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_mscale": 1.3, "long_mscale": 1.6,
+    "original_max_position_embeddings": 64, "short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0] * 8,
+}  # fmt: skip
+PHI = {"num_local_experts": 4, "num_experts_per_tok": 2}
+DOTS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "routed_scaling_factor": 1.5}
 CASES: Cases = {
     "mixtral": (MixtralConfig, {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral-window": (MixtralConfig, {"num_local_experts": 4, "sliding_window": 6, "num_key_value_heads": 1}),
@@ -62,6 +73,27 @@ CASES: Cases = {
     "glm4-moe-groups": (
         Glm4MoeConfig,
         GLM_MOE | {"n_group": 4, "topk_group": 2, "head_dim": 16, "n_shared_experts": 2, "first_k_dense_replace": 0},
+    ),
+    "dots1": (Dots1Config, DOTS | {"n_shared_experts": 1, "norm_topk_prob": True, "first_k_dense_replace": 1}),
+    "solar-open": (SolarOpenConfig, DOTS | {"n_shared_experts": 2, "head_dim": 24, "attention_bias": True}),
+    "minimax-m2": (
+        MiniMaxM2Config,
+        {"num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 24, "rotary_dim": 12, "intermediate_size": 48},
+    ),
+    "ernie-moe": (
+        Ernie4_5_MoeConfig,
+        {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 48, "num_hidden_layers": 4,
+         "moe_layer_interval": 2, "tie_word_embeddings": False},
+    ),
+    "ernie-moe-tied": (
+        Ernie4_5_MoeConfig,
+        {"moe_num_experts": 4, "moe_k": 3, "moe_intermediate_size": 32, "moe_num_shared_experts": 0,
+         "moe_layer_start_index": 0, "moe_layer_end_index": 0},
+    ),
+    "phimoe": (PhimoeConfig, PHI | {"num_local_experts": 5, "router_jitter_noise": 0.2, "rope_parameters": MSCALES}),
+    "phimoe-window": (
+        PhimoeConfig,
+        PHI | {"attention_bias": True, "lm_head_bias": True, "sliding_window": 6, "router_jitter_noise": 0.3},
     ),
     "granite": (GraniteConfig, FACTORS),
     "granite-tied": (GraniteConfig, FACTORS | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),

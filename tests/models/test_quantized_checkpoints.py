@@ -11,7 +11,7 @@ import torch
 from safetensors.numpy import save_file
 
 from models.checking import PROMPT, compute, make_ops
-from ops.test_matrix import stored_rows
+from ops.stored_blocks import stored_rows
 from quire.ops.dequantize import dequantize
 from quire.ops.tensors import GGUF_TYPES, STORAGE_TYPES, StoredTensor
 from quire.ops.torch.gpu import GpuOps

@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import (
     BartForConditionalGeneration,
+    M2M100ForConditionalGeneration,
     MarianMTModel,
     MBartForConditionalGeneration,
     MT5ForConditionalGeneration,
@@ -13,7 +14,7 @@ from transformers import (
 )
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from quire.models.bart import waves
+from quire.models.bart import waves, waves_to_the_last
 from quire.models.t5 import bucket
 
 from .checking import BACKENDS
@@ -61,6 +62,8 @@ CASES: Cases = {
         MARIAN,
         {**BART_TINY, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 101},
     ),
+    "m2m100": (M2M100ForConditionalGeneration, {**BART_TINY, "scale_embedding": True}),
+    "m2m100-plain": (M2M100ForConditionalGeneration, {**BART_TINY, "pad_token_id": 10, "activation_function": "gelu"}),
     "pegasus": (PegasusForConditionalGeneration, {**BART_TINY, "scale_embedding": True}),
 }
 checkpoints = checkpoints_of(CASES, TINY)
@@ -85,8 +88,11 @@ def test_buckets_are_theirs_and_end_where_the_table_ends(num_buckets, max_distan
 
 
 def test_waves_are_theirs():
+    from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
     from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
     for columns in (64, 15):
         theirs = MarianSinusoidalPositionalEmbedding(40, columns).create_weight().numpy()
         np.testing.assert_array_equal(waves(40, columns), theirs)
+    theirs = M2M100SinusoidalPositionalEmbedding.get_embedding(40, 64).numpy()
+    np.testing.assert_allclose(waves_to_the_last(40, 64), theirs, atol=4e-6)  # theirs are of angles in fp32

@@ -360,3 +360,13 @@ def test_misuse_is_refused():
         sampler.draw(torch.zeros(1, 5, device=DEVICE), [0])
     with pytest.raises(ValueError, match="524287"):
         DeviceSampler(1, 1 << 19, DEVICE)
+
+
+def test_what_is_tried_out_at_the_start_changes_no_token():
+    pair = Pair(3)
+    pair.admit(1, replace(PLAIN, top_p=0.7), [5, 6])
+    pair.device.upload()
+    before = pair.device.last.tolist()
+    pair.device.try_out(torch.float32)
+    assert pair.device.last.tolist() == before
+    pair.draw(bell(1), [1])

@@ -1,6 +1,7 @@
 """Triton attention beside plain torch in fp32: interpreted where there is no GPU, compiled where there is one."""
 
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,13 +13,20 @@ from quire.ops.torch.kernels.attention_decode import decode
 from quire.ops.torch.kernels.attention_dense import dense_prefill
 from quire.ops.torch.kernels.attention_mla import MLALaunch, mla_decode
 from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
-from quire.ops.torch.kernels.attention_plan import plan_decode, plan_prefill, split_size
+from quire.ops.torch.kernels.attention_plan import plan_decode, plan_prefill
 from quire.ops.torch.kernels.attention_prefill import PrefillLaunch, invariant_launch, prefill
 from quire.ops.torch.kernels.kv_write import kv_write
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SPLIT = 64  # small, so that short contexts have several
+WORKERS, LEAST = 3, 64  # small, so that short contexts have several pieces
 BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}  # relative, root of mean squares
+
+
+def runs_of(lengths: list[tuple[int, int]], tables: torch.Tensor | None = None) -> Runs:
+    starts = torch.tensor([0, *(queries for _, queries in lengths)]).cumsum(0).int()
+    contexts = torch.tensor([context for context, _ in lengths]).int()
+    tables = torch.zeros(len(lengths), 1, dtype=torch.int32) if tables is None else tables
+    return Runs(starts.to(DEVICE), contexts.to(DEVICE), tables.to(DEVICE))
 
 
 @dataclass
@@ -53,10 +61,12 @@ class Case:
                 kept.append(made)
                 for position in range(context):
                     page[own[position // self.block_size], position % self.block_size] = made[position]
-        starts = torch.tensor([0, *(queries for _, queries in self.lengths)]).cumsum(0).int()
-        contexts = torch.tensor([context for context, _ in self.lengths]).int()
-        self.runs = Runs(starts.to(DEVICE), contexts.to(DEVICE), tables.to(DEVICE))
-        self.q = torch.randn(int(starts[-1]), self.heads, self.head_dim, generator=make).to(self.dtype).to(DEVICE)
+        self.runs = runs_of(self.lengths, tables)
+        self.q = (
+            torch.randn(sum(queries for _, queries in self.lengths), self.heads, self.head_dim, generator=make)
+            .to(self.dtype)
+            .to(DEVICE)
+        )
         self.pages = self._stored(k, v)
 
     def __str__(self) -> str:
@@ -120,7 +130,7 @@ class Case:
         return torch.cat(out)
 
     def decode(self, max_queries: int = 1, **more: torch.Tensor) -> torch.Tensor:
-        plan = plan_decode(self.runs, 1024, max_queries=max_queries, window=self.scoring.window, split=SPLIT)
+        plan = plan_decode(self.runs, WORKERS, max_queries=max_queries, window=self.scoring.window, least=LEAST)
         return decode(self.q, self.pages, self.runs, plan, self.scoring, **more)
 
     def prefill(self, above: int = 0, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -197,16 +207,17 @@ def test_drafts_may_form_a_tree(scoring):
 
 def test_a_row_does_not_depend_on_the_batch():
     case = Case([(70, 1), (1, 1), (65, 1)], heads=3, kv_heads=1, dtype=torch.bfloat16, kept=torch.bfloat16)
-    whole = case.decode()
+    plan = plan_decode(case.runs, WORKERS, cuts=False)
+    whole = decode(case.q, case.pages, case.runs, plan, case.scoring)
     order = [2, 0, 1]
     starts = torch.arange(4, device=DEVICE).int()
     lens, tables = case.runs.context_lens, case.runs.block_tables
     shuffled = Runs(starts, lens[order], tables[order])
-    plan = plan_decode(shuffled, 1024, split=SPLIT)
+    plan = plan_decode(shuffled, WORKERS, cuts=False)
     assert torch.equal(decode(case.q[order], case.pages, shuffled, plan, case.scoring), whole[order])
     for seq in range(3):
         alone = Runs(starts[:2], lens[seq : seq + 1], tables[seq : seq + 1])
-        plan = plan_decode(alone, 1024, split=SPLIT)
+        plan = plan_decode(alone, WORKERS, cuts=False)
         assert torch.equal(decode(case.q[seq : seq + 1], case.pages, alone, plan, case.scoring), whole[seq : seq + 1])
 
 
@@ -281,7 +292,7 @@ def test_whole_prompts_may_go_without_pages():
 def test_a_mixed_step_is_two_launches_into_one_output():
     case = Case(RUNS, kv_heads=1)
     out = torch.full_like(case.q, torch.nan)
-    plan = plan_decode(case.runs, 1024, split=SPLIT)
+    plan = plan_decode(case.runs, WORKERS, least=LEAST)
     decode(case.q, case.pages, case.runs, plan, case.scoring, out=out)
     assert torch.isnan(out[:5]).all() and not torch.isnan(out[5]).any()
     case.prefill(above=1, out=out)
@@ -297,16 +308,38 @@ def test_padding_gives_zeros():
     )
     q = torch.cat([case.q, case.q.new_full((3, 4, 64), torch.nan)])  # one of a padding sequence, two of none
     out = torch.full_like(q, torch.nan)
-    plan = plan_decode(padded, 1024, split=SPLIT)
+    plan = plan_decode(padded, WORKERS, least=LEAST)
     decode(q, case.pages, padded, plan, case.scoring, out=out)
-    assert torch.equal(out[:2], case.decode()) and not out[2:].any()
+    assert case.error(out[:2]) < BOUNDS[case.dtype] and not out[2:].any()
 
 
-def test_splits_depend_on_the_longest_context_alone():
-    assert split_size(1) == split_size(32768) == 512
-    assert split_size(131072) == 2048
-    assert [split_size(32768, seqs, batch_invariant=False) for seqs in (1, 16, 128)] == [512, 1024, 2048]
-    assert split_size(32768, 128, batch_invariant=True) == 512
+@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("cuts", [True, False])
+@pytest.mark.parametrize(
+    "lengths", [[(1000, 1)], [(0, 1), (5, 5), (64, 1), (65, 1), (640, 1)], [(7, 1)] * 300, [(9, 9)]]
+)
+def test_pieces_cover_every_context_once(lengths, cuts, window):
+    runs = runs_of(lengths)
+    plan = plan_decode(runs, 4, window=window, least=128, cuts=cuts)
+    found: dict[int, list[list[int]]] = {}
+    loads = []
+    for first, end in plan.ranges.tolist():
+        own = [plan.pieces[piece, :5].tolist() for piece in range(first, end)]
+        loads.append(sum(end - begin for _, begin, end, *_ in own))
+        for seq, *rest in own:
+            found.setdefault(seq, []).append(rest)
+    for seq, (context, queries) in enumerate(lengths):
+        if queries > 1:
+            assert seq not in found
+            continue
+        parts = found.pop(seq)
+        assert [part for _, _, part, _ in parts] == list(range(len(parts)))
+        assert {count for *_, count in parts} == {len(parts)} and (cuts or len(parts) == 1)
+        assert parts[0][0] == (max(context - window, 0) // 64 * 64 if window else 0) and parts[-1][1] == context
+        assert all(one[1] == other[0] for one, other in pairwise(parts))
+    assert not found
+    if cuts:
+        assert max(loads) <= max(128, -(-sum(-(-max(context, 1) // 64) * 64 for context, _ in lengths) // 256) * 64)
 
 
 def turned(qkv: torch.Tensor, angles: torch.Tensor, heads: int, kv_heads: int, head_dim: int) -> list[torch.Tensor]:
@@ -392,7 +425,7 @@ def test_heads_share_a_latent_cache(max_queries):
     """As attention with one KV head whose values are the first numbers of its keys."""
     case = Case([(70, max_queries), (1, 1)], heads=20, kv_heads=1, head_dim=48, dtype=torch.float16)
     latent, scale = case.pages.k[:, :, 0].nan_to_num(0.0), case.scoring.scale
-    plan = plan_decode(case.runs, 1024, max_queries=max_queries, split=32)
+    plan = plan_decode(case.runs, WORKERS, max_queries=max_queries, least=64)
     launch = MLALaunch(16, 16, 4, 2, 1)
     out = mla_decode(case.q, latent, case.runs, plan, scale, latent=32, launch=launch)
     case.v = case.k

@@ -94,12 +94,11 @@ def test_prompts_are_cut_into_runs_of_a_few_tokens(batch_invariant, heads):
             int32(positions),
             np.asarray(starts, np.int32) if more else None,
             num_heads=heads,
-            latent=latent,
             dtype=q.dtype,
             max_model_len=64,
             batch_invariant=batch_invariant,
         )
-        return mla_decode(q, page, plan.runs, plan.splits, 0.3, latent=latent, launch=plan.launch)
+        return mla_decode(q, page, plan.runs, plan.pieces, 0.3, latent=latent, launch=plan.launch)
 
     found = find(q, starts.tolist(), contexts, tables, positions.tolist())
     for token, position in enumerate(positions):

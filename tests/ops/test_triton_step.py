@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ops.test_triton_attention import BOUNDS, DEVICE, SPLIT, Case, some_angles
+from ops.test_triton_attention import BOUNDS, DEVICE, LEAST, WORKERS, Case, some_angles
 from quire.ops.torch.kernels.attention_decode import decode
 from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
 from quire.ops.torch.kernels.attention_plan import plan_decode
@@ -12,7 +12,7 @@ from quire.ops.torch.kernels.kv_write import kv_write
 
 HALF = torch.float16
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=DEVICE)
-LENGTHS = [(1, 1), (64, 1), (65, 1), (150, 1), (0, 1), (128, 1)]  # the new token alone, last in a split, first in one
+LENGTHS = [(1, 1), (64, 1), (65, 1), (150, 1), (0, 1), (128, 1)]  # the new token alone, last in a unit, first in one
 
 
 def copied(pages: Pages) -> Pages:
@@ -51,7 +51,7 @@ def test_a_step_is_writing_and_then_attending(case, normed):
         norms = {"q_norm": q_norm, "k_norm": k_norm, "eps": 1e-3}
     angles = None if normed else some_angles(len(LENGTHS), case.head_dim)
     heads = *qkv.split(sizes, dim=1), angles, slots_of(case)
-    plan = plan_decode(case.runs, 1024, window=case.scoring.window, split=SPLIT)
+    plan = plan_decode(case.runs, WORKERS, window=case.scoring.window, least=LEAST)
 
     apart, together = copied(case.pages), copied(case.pages)
     expected = decode(kv_write(*heads, apart, **norms), apart, case.runs, plan, case.scoring)
@@ -69,12 +69,12 @@ def test_a_row_does_not_depend_on_the_batch():
     sizes = [n * case.head_dim for n in (case.heads, case.kv_heads, case.kv_heads)]
     rows = torch.randn(3, sum(sizes), generator=torch.Generator().manual_seed(6)).to(DEVICE).split(sizes, dim=1)
     slots = slots_of(case)
-    plan = plan_decode(case.runs, 1024, split=SPLIT)
+    plan = plan_decode(case.runs, WORKERS, cuts=False)
     whole = decode_step(*rows, None, slots, copied(case.pages), case.runs, plan, case.scoring)
     for seq in range(3):
         own = case.runs.context_lens[seq : seq + 1], case.runs.block_tables[seq : seq + 1]
         alone = Runs(torch.tensor([0, 1], device=DEVICE).int(), *own)
-        plan = plan_decode(alone, 1024, split=SPLIT)
+        plan = plan_decode(alone, WORKERS, cuts=False)
         row = [x[seq : seq + 1] for x in rows]
         found = decode_step(*row, None, slots[seq : seq + 1], copied(case.pages), alone, plan, case.scoring)
         assert torch.equal(found, whole[seq : seq + 1])

@@ -90,6 +90,7 @@ class FakeStream:
             await asyncio.sleep(0.01 if "!slow" in self._text else 0)
             if "!hang" in self._text and position >= 2:
                 await self._closed.wait()
+                yield TextEvent(0, finish_reason="cancelled", reason="it was cancelled", final=True)
                 return
             for index, sample in list(samples.items()):
                 out = sample.push(self._event(index, scripts[index], position))
@@ -153,6 +154,7 @@ class FakeService:
             num_blocks=8,
             block_size=16,
             task="generate",
+            path="",
             dimensions=4,
         )
         self.tokenizer = ByteTokenizer()

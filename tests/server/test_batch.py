@@ -51,12 +51,16 @@ def test_lines_are_answered_as_over_http(tmp_path: Path) -> None:
         line("a"),
         line("b", CHAT, messages=[{"role": "user", "content": "Hi"}], model="fake"),
         line("c", max_tokens=3, prompt=["x", "y"]),
+        line("d", "/v1/responses", input="Hi"),
+        line("e", "/v1/embeddings", input="ab", dimensions=2),
     )
     results = run(source, tmp_path / "out.jsonl")
     assert {result["response"]["status_code"] for result in results.values()} == {200}
     assert results["a"]["response"]["body"]["choices"][0]["text"] == answer(0, 6)[:16]
     assert results["b"]["response"]["body"]["object"] == "chat.completion"
     assert len(results["c"]["response"]["body"]["choices"]) == 2
+    assert results["d"]["response"]["body"]["output"][0]["content"][0]["text"].startswith("Sample 0 read")
+    assert results["e"]["response"]["body"]["data"][0]["embedding"] == [3.0, 1.0]
     assert all(result["error"] is None and result["id"].startswith("batch_req_") for result in results.values())
 
 
@@ -66,6 +70,8 @@ def test_what_is_wrong_with_a_line_is_told_in_its_result(tmp_path: Path) -> None
         line("field", prompt="x", top_p=7),
         line("model", prompt="x", model="nobody"),
         line("stream", prompt="x", stream=True),
+        line("before", "/v1/responses", input="x", previous_response_id="resp_1"),
+        line("background", "/v1/responses", input="x", background=True),
         line("engine", prompt="!fail"),
         line("bug", prompt="!crash"),
         line("url", "/v1/nothing"),
@@ -78,6 +84,8 @@ def test_what_is_wrong_with_a_line_is_told_in_its_result(tmp_path: Path) -> None
         "field": 400,
         "model": 404,
         "stream": 400,
+        "before": 400,
+        "background": 400,
         "engine": 500,
         "bug": 500,
         "url": None,

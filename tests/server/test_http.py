@@ -266,3 +266,13 @@ def test_tokenize_and_back(server: Running) -> None:
     assert error(server.http.post("/detokenize", json={"tokens": [999]}), 400)["param"] == "tokens"
     assert error(server.http.post("/tokenize", json={}), 400)["param"] == "prompt"
     assert error(server.http.post("/tokenize", json={"prompt": "x", "model": "no"}), 404)["param"] == "model"
+
+
+def test_sagemakers_names_of_things(server: Running) -> None:
+    assert server.http.get("/ping").status_code == 200
+    asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+    chat = server.http.post("/invocations", json=asked).json()
+    assert chat["choices"][0]["message"] == server.chat(max_tokens=3).json()["choices"][0]["message"]
+    told = server.http.post("/invocations", json={"prompt": "Hello", "max_tokens": 3}).json()
+    assert told["choices"][0]["text"] == server.complete(max_tokens=3).json()["choices"][0]["text"]
+    assert server.http.post("/invocations", json={"inputs": "Hello"}).json()["error"]["param"] == "messages"

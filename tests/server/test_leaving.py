@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import httpx
 import pytest
 
 from quire.server.doors import CannotListen, bind, listen
+from quire.server.options import ServerOptions
 from server.running import running
 
 TESTS = Path(__file__).parent.parent
@@ -50,6 +52,29 @@ def test_a_client_that_leaves_cancels_its_requests(stream: bool, prompt: object)
         connection.close()
         eventually(lambda: not server.service.open)
         assert server.complete().status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_is_cancelled_by_its_id(stream: bool) -> None:
+    """By the id of the HTTP request, or by that of the answer, which a stream tells before it has ended."""
+    with running(ServerOptions(api_key=["one", "two"])) as server, ThreadPoolExecutor(1) as others:
+        asked = {"prompt": ["!hang", "!hang"], "stream": stream, "max_tokens": 50}
+        mine = {"authorization": "Bearer one", "x-request-id": "mine"}
+        answer = others.submit(server.http.post, "/v1/completions", json=asked, headers=mine)
+        eventually(lambda: len(server.service.open) == 2)
+
+        def abort(name: str, key: str = "one") -> list[str]:
+            body, who = {"request_ids": [name, "nobody"]}, {"authorization": f"Bearer {key}"}
+            return server.http.post("/abort_requests", json=body, headers=who).json()["aborted"]
+
+        assert abort("mine", key="two") == [] and len(server.service.open) == 2, "it is not theirs"
+        name = server.service.seen[0].id.removesuffix("-0") if stream else "mine"
+        assert abort(name) == [name]
+        told = answer.result()
+        assert told.status_code == (200 if stream else 409)
+        error = json.loads(told.text.strip().rpartition("data: ")[2])["error"]
+        assert error["code"] == "aborted" and "[DONE]" not in told.text
+        assert not server.service.open and abort(name) == []
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_body() -> None:

@@ -12,10 +12,13 @@ from transformers import AutoModelForCausalLM
 
 from models.lora_files import adapter
 from quire import LLM, LoRARequest, SamplingParams
+from quire.core.errors import BadRequest
 from quire.engine.client import EngineClient
+from quire.engine.many_models import ManyModels
 from quire.engine.models import OneModel
 from quire.engine.options import EngineOptions
 from quire.server.app import create_app
+from quire.server.launch import options_of_each
 from quire.server.options import ServerOptions
 
 PROMPT = "A quire is"
@@ -96,6 +99,39 @@ def test_adapters_are_models_that_come_and_go(
             assert await complete(http, "sql") == expected["sql"]
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_adapters_of_several_models(tiny_model: Path, adapters: dict[str, Path], expected: dict[str, str]) -> None:
+    """They follow their model when it makes room and comes back."""
+
+    async def main() -> None:
+        engine = EngineOptions(threads=1, enable_lora=True, lora_modules=(f"a:sql={adapters['sql']}",))
+        each = options_of_each(engine, {"a": str(tiny_model), "b": str(tiny_model)})
+        async with ManyModels(each, max_loaded=1) as models:
+            app = create_app(models, ServerOptions(allow_runtime_lora_updating=True))
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://quire") as http:
+                poems = {"lora_name": "poems", "lora_path": str(adapters["poems"])}
+                unsaid = await change(http, "load", **poems)
+                assert unsaid.status_code == 400 and unsaid.json()["error"]["param"] == "base_model_name"
+                assert (await change(http, "load", **poems, base_model_name="a")).status_code == 200
+                taken = await change(http, "load", **poems, base_model_name="b")
+                assert taken.status_code == 400 and taken.json()["error"]["param"] == "lora_name"
+                listed = {model["id"]: model["parent"] for model in (await http.get("/v1/models")).json()["data"]}
+                assert listed == {"a": None, "sql": "a", "poems": "a", "b": None}
+                assert await complete(http, "poems") == expected["poems"]
+                assert await complete(http, "b") == expected["tiny"], "a has made room for it"
+                for name in NAMES:
+                    assert await complete(http, name) == expected[name]
+                assert (await change(http, "unload", lora_name="sql")).status_code == 200
+                await complete(http, "b")
+                assert (await change(http, "unload", lora_name="poems")).status_code == 200, "while it is not loaded"
+                await complete(http, "a")
+                assert (await http.post("/v1/completions", json={"model": "sql", "prompt": "x"})).status_code == 404
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    for wrong in ("sql=x", "c:sql=x", "a:b=x"):
+        with pytest.raises(BadRequest):
+            options_of_each(EngineOptions(lora_modules=(wrong,)), {"a": "m", "b": "m"})
 
 
 def test_only_who_may_changes_adapters(tiny_model: Path, adapters: dict[str, Path], tmp_path: Path) -> None:

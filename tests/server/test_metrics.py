@@ -1,9 +1,13 @@
 import importlib.util
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import promql_parser
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.core.records import RequestRecord, SchedulerStats, StepRecord
@@ -133,8 +137,28 @@ def test_what_is_deployed_asks_for_metrics_that_exist(file: str) -> None:
     exist |= {
         f"{name}_{part}" for name, kind in kinds.items() if kind == "histogram" for part in ("bucket", "sum", "count")
     }
-    asked = set(re.findall(r"quire_[a-z0-9_]+", (ROOT / "deploy" / file).read_text())) - {"quire_"}
+    deployed = (ROOT / "deploy" / file).read_text()
+    asked = set(re.findall(r"quire_[a-z0-9_]+", deployed)) - {"quire_"}
     assert len(asked) > 5 and asked <= exist, asked - exist
+
+    labels = {
+        name.strip() for row in re.findall(r"^\| `quire_\w+` \| \w+ \| ([^|]*)", page, re.M) for name in row.split(",")
+    }
+    expressions = list(_expressions(yaml.safe_load(deployed)))  # JSON is YAML
+    assert len(expressions) > 5
+    for expression in expressions:
+        promql_parser.parse(expression.replace("$__rate_interval", "5m"))
+        used = set(re.findall(r"[{,]\s*(\w+)\s*=~?", expression))
+        used |= {name.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for name in group.split(",")}
+        assert used <= labels | {"le", "job"}, expression
+
+
+def _expressions(deployed: Any) -> Iterator[str]:
+    if isinstance(deployed, dict):
+        yield from ([deployed["expr"]] if "expr" in deployed else [])
+        deployed = list(deployed.values())
+    for one in deployed if isinstance(deployed, list) else ():
+        yield from _expressions(one)
 
 
 def test_a_value_on_a_bound_belongs_below_it() -> None:

@@ -208,6 +208,7 @@ def test_what_is_told_of_models(server: Running) -> None:
     [model] = server.http.get("/api/ps").json()["models"]
     assert model["context_length"] == 512
     shown = server.http.post("/api/show", json={"model": "fake"}).json()
+    assert shown["capabilities"] == ["completion", "tools"]
     assert shown["model_info"]["quire.context_length"] == 512 and "<|im_start|>" in shown["template"]
     assert server.http.post("/api/show", json={}).json()["error"] == "model is required"
     assert server.http.get("/api/version").json()["version"]
@@ -217,6 +218,15 @@ def test_pull_knows_what_is_served_and_nothing_else(server: Running) -> None:
     assert lines(server.http.post("/api/pull", json={"model": "fake"}))[-1] == {"status": "success"}
     assert server.http.post("/api/pull", json={"model": "fake", "stream": False}).json() == {"status": "success"}
     assert server.http.post("/api/pull", json={"model": "llama3"}).status_code == 404
+
+
+def test_what_ollama_has_and_this_has_not_is_refused_in_its_words(server: Running) -> None:
+    with ollama.Client(f"http://127.0.0.1:{server.port}") as client:
+        with pytest.raises(ollama.ResponseError, match="there is nothing here") as caught:
+            client.delete("fake")
+        assert caught.value.status_code == 404
+        with pytest.raises(ollama.ResponseError, match="does not support insert"):
+            client.generate("fake", "x", suffix="y")
 
 
 def test_its_client_embeds(server: Running) -> None:

@@ -173,6 +173,21 @@ def test_extras_of_vllm(client: openai.OpenAI, server: Running) -> None:
     assert (request.priority, request.salt) == (3, "mine")
 
 
+def test_tokens_may_be_named_by_their_ids(client: openai.OpenAI) -> None:
+    extra = {"return_tokens_as_token_ids": True}
+    full = client.completions.create(model="fake", prompt="Hi", echo=True, logprobs=1, max_tokens=1, extra_body=extra)
+    shown = full.choices[0].logprobs
+    assert shown.tokens == [f"token_id:{token}" for token in (256, *b"HiS")]
+    assert shown.text_offset == [0, 3, 4, 5], "of the text, not of the names"
+    assert shown.top_logprobs[1].keys() == {f"token_id:{ord('H')}"}
+    messages = [{"role": "user", "content": "Hi"}]
+    chat = client.chat.completions.create(
+        model="fake", messages=messages, logprobs=True, top_logprobs=1, max_tokens=1, extra_body=extra
+    )
+    [token] = chat.choices[0].logprobs.content
+    assert token.token == token.top_logprobs[0].token == f"token_id:{ord('S')}" and token.bytes == [ord("S")]
+
+
 def test_beam_search_is_as_wide_as_n(client: openai.OpenAI, server: Running) -> None:
     extra = {"use_beam_search": True, "length_penalty": 0.5}
     assert len(client.completions.create(model="fake", prompt="x", n=3, extra_body=extra).choices) == 3

@@ -37,6 +37,14 @@ def test_a_response(client: openai.OpenAI, server: Running) -> None:
         client.responses.retrieve(response.id)
 
 
+def test_the_tokens_of_an_input_are_counted(client: openai.OpenAI) -> None:
+    asked = {"model": "fake", "instructions": "Be brief.", "input": "Hello"}
+    response = client.responses.create(**asked)
+    assert client.responses.input_tokens.count(**asked).input_tokens == response.usage.input_tokens
+    more = client.responses.input_tokens.count(model="fake", input="And?", previous_response_id=response.id)
+    assert more.input_tokens > response.usage.input_tokens - len("Be brief.")
+
+
 def test_events_come_in_the_official_sequence(client: openai.OpenAI, server: Running) -> None:
     server.service.tokenizer.chat_template = CHATML + "{# </think> #}"
     server.service.says = f"<think>Hm.</think>Let me see. {CALL}"

@@ -105,6 +105,30 @@ def test_a_required_call_is_a_language(client: openai.OpenAI, server: Running) -
     assert json.loads(structured.text) == WEATHER["function"]["parameters"]
 
 
+def test_some_of_the_tools_may_be_allowed(client: openai.OpenAI, server: Running) -> None:
+    """Chats and responses name them in ways of their own."""
+    server.service.says = '[{"name": "weather", "arguments": {"city": "Paris"}}]'
+    chat = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [WEATHER]}}
+    asked = {"model": "fake", "messages": ASK, "tools": [WEATHER, TIME], "max_tokens": 99}
+    full = client.chat.completions.create(**asked, tool_choice=chat).choices[0]
+    assert full.message.tool_calls[0].function.name == "weather"
+    forced = server.service.seen[-1]
+    flat = [{"type": "function", **tool["function"]} for tool in (WEATHER, TIME)]
+    response = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}
+    client.responses.create(model="fake", input=ASK, tools=flat, tool_choice=response, max_output_tokens=99)
+    assert server.service.seen[-1].params.structured == forced.params.structured
+    assert "weather" in forced.params.structured.text and "time" not in forced.params.structured.text
+
+    chat["allowed_tools"]["mode"] = "auto"
+    client.chat.completions.create(**asked, tool_choice=chat)
+    told = server.service.seen[-1]
+    assert told.params.structured is None
+    assert "weather" in told.messages[0]["content"] and '"time"' not in told.messages[0]["content"]
+    chat["allowed_tools"]["tools"] = [{"type": "function", "function": {"name": "nobody"}}]
+    with pytest.raises(openai.BadRequestError, match="tool_choice allows `nobody`"):
+        client.chat.completions.create(**asked, tool_choice=chat)
+
+
 def test_a_forced_call_makes_a_format_idle(client: openai.OpenAI, server: Running) -> None:
     server.service.says = '{"city": "Paris"}'
     asked = {"model": "fake", "messages": ASK, "tools": [WEATHER], "response_format": {"type": "json_object"}}
@@ -244,6 +268,10 @@ def test_a_suffix_is_filled_in_where_the_model_can(server: Running) -> None:
     try:
         assert server.complete(prompt="def f", suffix="return x").status_code == 200
         assert server.service.seen[-1].prompt_ids == [256, 1, *b"def f", 2, *b"return x", 3]
+        assert server.service.seen[-1].params.stop_token_ids == [1, 2, 3], "another gap is no part of this one"
+        asked = {"model": "fake", "prompt": "def f", "suffix": "return x", "stream": False}
+        assert server.http.post("/api/generate", json=asked).status_code == 200
+        assert server.service.seen[-1].prompt_ids == server.service.seen[-2].prompt_ids
         assert server.complete(prompt="def f", suffix="x", echo=True).json()["error"]["param"] == "suffix"
     finally:
         del tokenizer.id_of  # type: ignore[attr-defined]

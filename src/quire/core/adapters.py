@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 
 class AdapterSlots:
@@ -12,9 +13,18 @@ class AdapterSlots:
         self._slots: dict[str, int] = {}  # adapter -> its slot, the one not used for longest first
         self._users: Counter[str] = Counter()  # sequences that run with it
 
-    def has_room(self, adapter: str) -> bool:
-        """Whether a sequence can run with it now. "" is no adapter."""
-        return not adapter or adapter in self._slots or len(self._users) < self.num_slots
+    def has_room(self, adapter: str, wanted: AbstractSet[str] = frozenset()) -> bool:
+        """Whether a sequence can run with it now. "" is no adapter.
+
+        `wanted` are adapters that others wait for, who came before. As many of those in use are given up for them as
+        have no slot: nobody new runs with these, so they are free once what runs now has ended."""
+        if not adapter:
+            return True
+        if adapter in wanted:
+            return False
+        if adapter in self._slots:
+            return adapter not in list(self._slots)[: len(wanted - self._slots.keys())]
+        return len(self._users) < self.num_slots
 
     def __getitem__(self, adapter: str) -> int:
         return self._slots[adapter] if adapter else -1

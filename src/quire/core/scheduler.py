@@ -1,8 +1,9 @@
 """Who computes what in the next step.
 
 One rule: every sequence catches up with what is known of it, within the token budget, in policy order. Running ones
-that lack one token come first, then prompts under way, then waiting ones; nobody overtakes. There is no clock, no
-tensor and no thread here, so the same object drives an engine, a test and a simulation."""
+that lack one token come first, then prompts under way, then waiting ones; nobody overtakes, but who waits for an
+adapter is passed by. There is no clock, no tensor and no thread here, so the same object drives an engine, a test and a
+simulation."""
 
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -204,18 +205,25 @@ class Scheduler:
         return wanted
 
     def _admit(self, plan: StepPlan, budget: int, promised: int) -> None:
-        """Start waiting sequences, each only if all that is known of it fits beside what is promised already."""
-        while self.waiting.items and budget > 0:
-            seq = self.waiting.items[0]
+        """Start waiting sequences, each only if all that is known of it fits beside what is promised already. One whose
+        adapter has no slot is passed by: those behind it need not wait for that."""
+        passed_by: set[str] = set()  # the adapters of those
+        at = 0
+        while at < len(self.waiting.items) and budget > 0:
+            seq = self.waiting.items[at]
             group = seq.group
             before = seq.num_computed
             if seq.num_unknown or seq.num_computed == len(seq.tokens):
                 return  # preempted, and what was being drawn for it has not come
-            if group.num_rows > self._rows_left or not self.adapters.has_room(group.adapter):
+            if group.num_rows > self._rows_left:
                 return
+            if not self.adapters.has_room(group.adapter, passed_by):
+                passed_by.add(group.adapter)
+                at += 1
+                continue
             if not self.memory.start(seq, promised):
                 return
-            del self.waiting.items[0]
+            del self.waiting.items[at]
             if (slot := self.adapters.place(group.adapter)) is not None:
                 plan.adapters.append((slot, group.adapter))
             self._rows_left -= group.num_rows

@@ -32,6 +32,7 @@ from quire.engine.messages import (
     FromEngine,
     HasRead,
     LoadAdapter,
+    PrepareLanguages,
     Ready,
     Refused,
     Rests,
@@ -89,6 +90,7 @@ class EngineClient:
         self._live: dict[str, UnderWay] = {}
         self._forecast = Forecast(options.max_num_seqs)
         self._viewers: set[Viewer] = set()
+        self._stepped = asyncio.Event()  # for those who wait for the next step, or for the end of a request
         self._idle = asyncio.Event()
         self._idle.set()
         self._ready: asyncio.Future[Ready] | None = None
@@ -135,6 +137,7 @@ class EngineClient:
             block_size=self.options.block_size,
             task=ready.task,
             dimensions=ready.dimensions,
+            path=str(files.path),
         )
 
     def _text_reader(self, path: Path, capacity: Capacity) -> "TextReader":
@@ -165,9 +168,11 @@ class EngineClient:
             prepared = await asyncio.to_thread(self._prompter.prepare, request)
         else:
             prepared = self._prompter.prepare(request)
-        self._forecast.check(len(prepared.prompt_ids), len(self._live), self.options.max_wait, request.timeout)
+        await self._check_wait(len(prepared.prompt_ids), request.timeout)
         if prepared.params.structured is not None:
             assert self._grammar_check is not None, "not started"
+            if not self._grammar_check.started and self.state == "ready":  # both take a second: at the same time
+                await self._engine.send(PrepareLanguages())
             await self._grammar_check.check(prepared.params.structured)
         prepared.adapter = self.adapters.key(request.adapter)  # now: it may have been unloaded meanwhile
         stream = Stream(LiveRequest(prepared, self.tokenizer), self._forget, self.cancel)
@@ -221,6 +226,17 @@ class EngineClient:
                 f"{len(self._live)} requests are under way, and {limit} are allowed", "try again later", retry_after=1
             )
 
+    async def _check_wait(self, num_tokens: int, timeout: float | None) -> None:
+        """Refuse what would come too late. Until a step has been measured, those who have little time are let in one by
+        one: the first of a burst shows how long the others would take."""
+        most = self.options.max_wait
+        if timeout is not None or most is not None:
+            while not self._forecast.known and any(one.waiting for one in self._live.values()):
+                self._stepped.clear()
+                await self._stepped.wait()
+            self._admit()
+        self._forecast.check(num_tokens, len(self._live), most, timeout)
+
     async def _tokenized(self, size: int, encode: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.to_thread(encode, *arguments) if size > LONG_TEXT else encode(*arguments)
 
@@ -237,7 +253,7 @@ class EngineClient:
             )
         if not texts:
             return []
-        self._forecast.check(request.num_tokens, len(self._live), self.options.max_wait, timeout)
+        await self._check_wait(request.num_tokens, timeout)
         reading = Reading(request, self._forget)
         await self._begin(reading)
         try:
@@ -373,6 +389,7 @@ class EngineClient:
 
     def _count(self, record: StepRecord) -> None:
         self._forecast.step(record)
+        self._stepped.set()
         for request_id in record.admitted:
             if isinstance(stream := self._live.get(request_id), Stream):
                 stream.live.admit(time.monotonic() - record.seconds)
@@ -414,6 +431,7 @@ class EngineClient:
         if one.waiting:
             self._begun(one)
         self._forecast.ended(time.monotonic(), len(self._live))
+        self._stepped.set()
         if self.observer and one.record:
             self.observer.request(one.record)
         if not self._live:

@@ -11,6 +11,7 @@ from quire.core.errors import QuireError
 from quire.core.records import SchedulerStats, StepRecord
 from quire.core.request import Request, SequenceEvent
 from quire.core.snapshot import Snapshot
+from quire.core.structured import Structured
 from quire.engine.engine import Engine
 from quire.text.grammar import Grammar, GrammarCompiler
 
@@ -68,6 +69,10 @@ class CompilingEngine:
             return
         waiting = self._waiting[request.id] = _Waiting(request)
         self._worker.submit(self._compile, waiting)
+
+    def prepare(self) -> None:
+        """For languages to come."""
+        self._worker.submit(self._grammars.compile, Structured("json"))
 
     def cancel(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
         if (waiting := self._waiting.get(request_id)) is None:

@@ -19,6 +19,11 @@ class Forecast:
         self._last_end: float | None = None
         self._interval = 0.0  # seconds between two ends, while requests wait for one
 
+    @property
+    def known(self) -> bool:
+        """Whether a step has been measured that computed prompts."""
+        return self._tokens > 0
+
     def add(self, num_tokens: int) -> None:
         self._backlog += num_tokens
 
@@ -41,7 +46,7 @@ class Forecast:
 
     def wait(self, num_tokens: int, num_live: int) -> float:
         """Seconds, for a prompt of so many tokens while so many requests are under way; 0 while nothing is known."""
-        if not self._tokens:
+        if not self.known:
             return 0.0
         computing = (self._backlog + num_tokens) * self._missing * self._seconds / self._tokens
         return computing + max(0, num_live - self._max_num_seqs + 1) * self._interval

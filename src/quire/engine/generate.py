@@ -7,7 +7,8 @@ from typing import Any
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 
-Prompt = str | Sequence[int] | Mapping[str, Any]  # text, ids, or {"prompt": ...} or {"prompt_token_ids": ...}
+# Text, ids, or {"prompt": ...} or {"prompt_token_ids": ...}; with "decoder_prompt" for an encoder-decoder.
+Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class GenerateRequest:
     template_options: dict[str, Any] = field(default_factory=dict)  # add_generation_prompt, continue_final_message, ...
     add_special_tokens: bool = True  # for `prompt` only: a rendered chat already has them
     truncate_prompt_tokens: int | None = None  # keep the last that many
+    decoder_prompt: str | None = None  # of an encoder-decoder: what the answer goes on from, the language say
     tenant: str = ""
     salt: str = ""
     priority: int = 0
@@ -41,10 +43,10 @@ class LoRARequest:
 def request_for(prompt: Prompt, **given: Any) -> GenerateRequest:
     """A request for a prompt in any of its forms."""
     if isinstance(prompt, Mapping):
-        if unknown := set(prompt) - {"prompt", "prompt_token_ids"}:
-            raise BadRequest(
-                f"a prompt has no key {sorted(unknown)[0]!r}", "use prompt or prompt_token_ids", param="prompt"
-            )
+        if unknown := set(prompt) - {"prompt", "prompt_token_ids", "decoder_prompt"}:
+            hint = "use prompt or prompt_token_ids, and decoder_prompt"
+            raise BadRequest(f"a prompt has no key {sorted(unknown)[0]!r}", hint, param="prompt")
+        given["decoder_prompt"] = prompt.get("decoder_prompt")
         prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"]
     if isinstance(prompt, str):
         return GenerateRequest(prompt=prompt, **given)

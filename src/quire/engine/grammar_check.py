@@ -35,6 +35,10 @@ class GrammarCheck:
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._under_way: dict[bytes, asyncio.Task[Verdict]] = {}
 
+    @property
+    def started(self) -> bool:
+        return self._process is not None
+
     async def check(self, structured: Structured) -> None:
         """Raises BadRequest if no answer can be given in this language."""
         key = blake2b(f"{structured.kind} {structured.text}".encode(errors="surrogatepass")).digest()

@@ -5,15 +5,17 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from quire.core.errors import BadRequest, DoesNotFit, QueueFull, Unavailable
+from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
 from quire.engine.client import EngineClient
 from quire.engine.generate import GenerateRequest
 from quire.engine.models import unknown_model
-from quire.engine.options import EngineOptions
+from quire.engine.options import EngineOptions, named_values
 from quire.engine.service import Found, ModelInfo, Observer, Offer, State, TextStream
 from quire.engine.sources import resolve_model
+from quire.engine.start import task_of
 from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores
 from quire.engine.viewers import Viewer
 from quire.runtime.memory import available_memory
@@ -57,20 +59,44 @@ class ManyModels:
             await slot.stop()
 
     def offers(self) -> list[Offer]:
-        return [Offer(name, slot.info if slot.client else None) for name, slot in self._slots.items()]
+        found = []
+        for name, slot in self._slots.items():
+            info = slot.info if slot.client else None
+            found += [Offer(name, info), *(Offer(adapter, info, adapter_of=name) for adapter in slot.adapters)]
+        return found
 
     async def find(self, name: str | None) -> Found:
-        if name is not None and name not in self._slots:
-            raise unknown_model(name, list(self._slots))
-        slot = self._slots[name] if name is not None else next(iter(self._slots.values()))
+        adapter = ""
+        if name is None:
+            slot = next(iter(self._slots.values()))
+        elif name in self._slots:
+            slot = self._slots[name]
+        elif (owner := self._with_adapter(name)) is not None:
+            slot, adapter = owner, name
+        else:
+            raise unknown_model(name, [offer.name for offer in self.offers()])
         await slot.loaded()
-        return Found(slot)
+        return Found(slot, adapter)
 
-    async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
-        raise BadRequest("adapters are loaded for one model, and this server has several", "serve the model by itself")
+    async def load_adapter(self, name: str, path: str, in_place: bool = False, base: str | None = None) -> None:
+        able = {slot.name: slot for slot in self._slots.values() if slot.options.num_loras}
+        if base not in able and (base is not None or len(able) != 1):
+            what = "it is not said of which model the adapter is" if base is None else f"`{base}` takes no adapters"
+            names = ", ".join(able) or "none, without --enable-lora"
+            raise BadRequest(what, f"models that take adapters: {names}", param="base_model_name")
+        slot = able[base] if base is not None else next(iter(able.values()))
+        owner = self._with_adapter(name)
+        if name in self._slots or owner not in (None, slot):
+            raise BadRequest(f"`{name}` is the name of another", "call the adapter something else", param="lora_name")
+        await slot.load_adapter(name, path, in_place)
 
     async def unload_adapter(self, name: str) -> None:
-        raise unknown_model(name, [], "adapter")
+        if (slot := self._with_adapter(name)) is None:
+            raise unknown_model(name, [offer.name for offer in self.offers() if offer.adapter_of], "adapter")
+        await slot.unload_adapter(name)
+
+    def _with_adapter(self, name: str) -> "Slot | None":
+        return next((slot for slot in self._slots.values() if name in slot.adapters), None)
 
     async def drain(self) -> None:
         self.state = "draining"
@@ -109,6 +135,7 @@ class Slot:
     def __init__(self, models: ManyModels, name: str, options: EngineOptions) -> None:
         self.name, self.options = name, options
         self.client: EngineClient | None = None
+        self.adapters = named_values(options.lora_modules, "lora_modules", "PATH")  # name -> path
         self.last_used = 0.0
         self._models = models
         self._loading: asyncio.Task[None] | None = None
@@ -144,6 +171,16 @@ class Slot:
         client = await self.loaded()
         async with client.watch() as viewer:
             yield viewer
+
+    async def load_adapter(self, name: str, path: str, in_place: bool) -> None:
+        async with self._use() as client:
+            await client.adapters.load(name, path, in_place)
+            self.adapters[name] = path
+
+    async def unload_adapter(self, name: str) -> None:
+        del self.adapters[name]
+        if self.client is not None:
+            await self.client.adapters.unload(name)
 
     async def drain(self) -> None:
         await self._unused.wait()
@@ -185,6 +222,8 @@ class Slot:
 
     def find_files(self) -> None:
         path = resolve_model(self.options.model, revision=self.options.revision).path
+        if self.options.num_loras and not self.adapters and task_of(path, self.options) != "generate":
+            self.options = replace(self.options, enable_lora=False)  # it is meant for those that can have any
         files = [path] if path.is_file() else [file for file in Path(path).iterdir() if file.suffix in WEIGHTS]
         self._num_bytes = sum(file.stat().st_size for file in files)
 
@@ -195,10 +234,24 @@ class Slot:
     async def start(self, observer: Observer | None) -> None:
         client, begin = EngineClient(self.options, observer), time.monotonic()
         await client.start()
+        await self._bring_adapters(client)
         log.info("`%s` is loaded, after %.1f s", self.name, time.monotonic() - begin)
         self.client, self.info, self.tokenizer = client, client.info, client.tokenizer
         if observer is not None:
             observer.loaded()
+
+    async def _bring_adapters(self, client: EngineClient) -> None:
+        """Those that came and went while it was loaded before. One that is gone keeps nobody from the others."""
+        for name in client.adapters.names():
+            if name not in self.adapters:
+                await client.adapters.unload(name)
+        for name, path in list(self.adapters.items()):
+            try:
+                if name not in client.adapters.names():
+                    await client.adapters.load(name, path)
+            except QuireError as error:
+                log.error("adapter `%s` of `%s` could not be loaded again: %s", name, self.name, error)
+                self.adapters.pop(name, None)
 
     async def unload(self) -> None:
         """Let what is under way finish, and end the engine. What comes meanwhile waits until it is loaded again."""

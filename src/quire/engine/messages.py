@@ -51,6 +51,10 @@ class UnloadAdapter(msgspec.Struct, tag=True):
     key: str
 
 
+class PrepareLanguages(msgspec.Struct, tag=True):
+    """An answer will have to be in a language: what that takes can be loaded now."""
+
+
 class Ready(msgspec.Struct, tag=True):
     capacity: Capacity
     task: Task = "generate"
@@ -124,7 +128,7 @@ class Problem(msgspec.Struct):
         return problem
 
 
-ToEngine = Start | Submit | Read | Cancel | Watch | LoadAdapter | UnloadAdapter
+ToEngine = Start | Submit | Read | Cancel | Watch | LoadAdapter | UnloadAdapter | PrepareLanguages
 FromEngine = Ready | Step | HasRead | Rests | Seen | Refused | Failed | AdapterLoaded | AdapterGone
 
 _encoder = msgspec.msgpack.Encoder()

@@ -33,7 +33,7 @@ class OneModel:
             raise unknown_model(name, [offer.name for offer in self.offers()])
         return Found(self._service)
 
-    async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
+    async def load_adapter(self, name: str, path: str, in_place: bool = False, base: str | None = None) -> None:
         if self._adapters is None:
             raise BadRequest("this server has no adapters", "start it with --enable-lora")
         if name == self._service.info.name:

@@ -67,7 +67,8 @@ class EngineOptions:
     enable_lora: bool = option(False, "let requests ask for LoRA adapters, by the names these are loaded under")
     lora_modules: tuple[str, ...] = option(
         (),
-        "LoRA adapters to load at the start: directories that PEFT has saved, .gguf files, or repositories",
+        "LoRA adapters to load at the start: directories that PEFT has saved, .gguf files, or repositories (with "
+        "--models: MODEL:NAME=PATH)",
         metavar="NAME=PATH",
         several=True,
     )

@@ -23,6 +23,7 @@ from quire.engine.messages import (
     FromEngine,
     HasRead,
     LoadAdapter,
+    PrepareLanguages,
     Problem,
     Read,
     Ready,
@@ -111,6 +112,8 @@ def _serve(
                     shelf.load(key, Path(path))
                 case UnloadAdapter(key) if shelf is not None:
                     shelf.unload(key)
+                case PrepareLanguages():
+                    engine.prepare()
             message = server.receive(0.0)
         record = None
         if engine.has_work:

@@ -46,7 +46,7 @@ class Prompter:
             prompt_ids=ids,
             params=params,
             eos_ids=sorted(self.tokenizer.eos_ids),
-            start_ids=list(self.seq2seq.start_ids) if self.seq2seq else [],
+            start_ids=self._start(request.decoder_prompt),
             tenant=request.tenant,
             salt=request.salt,
             adapter=request.adapter,
@@ -54,6 +54,17 @@ class Prompter:
             arrival=now,
             deadline=None if request.timeout is None else now + request.timeout,
         )
+
+    def _start(self, given: str | None) -> list[int]:
+        """What an answer begins with: the model's start token, and what was given, or else is forced."""
+        if self.seq2seq is None:
+            if given is not None:
+                raise BadRequest("this model reads no source, and continues the prompt", param="decoder_prompt")
+            return []
+        first, *forced = self.seq2seq.start_ids
+        ids = forced if given is None else self.tokenizer.encode(given, add_special_tokens=False)
+        self._check_ids("decoder_prompt", ids)
+        return ids if ids[:1] == [first] else [first, *ids]
 
     def encode(self, request: GenerateRequest) -> list[int]:
         """The prompt's ids, whichever way it was given."""

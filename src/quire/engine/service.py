@@ -27,6 +27,7 @@ class ModelInfo:
     block_size: int
     task: Task = "generate"
     dimensions: int = 0  # numbers of a vector, where these are what it makes
+    path: str = ""  # of its files
 
 
 class Observer(Protocol):
@@ -136,9 +137,9 @@ class Models(Protocol):
     async def find(self, name: str | None) -> Found:
         """The model of that name, loaded if it was not; None is the first one. Raises UnknownModel."""
 
-    async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
-        """From now on the name leads to a LoRA adapter; with `in_place`, also if it has led to another. Raises
-        BadRequest."""
+    async def load_adapter(self, name: str, path: str, in_place: bool = False, base: str | None = None) -> None:
+        """From now on the name leads to a LoRA adapter; with `in_place`, also if it has led to another. `base` is the
+        model that it is one of, where there are several. Raises BadRequest."""
 
     async def unload_adapter(self, name: str) -> None:
         """From now on it leads nowhere. Raises UnknownModel."""

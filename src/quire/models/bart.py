@@ -1,5 +1,5 @@
 """BART, and the encoder-decoders that differ from it in where norms stand and how positions are known: mBART, Marian,
-Pegasus."""
+Pegasus, M2M100 and NLLB."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from quire.weights.config import CheckpointConfig
 EPS = 1e-5  # of the norms
 SKIPPED = 2  # rows before position 0 in tables of learned positions
 # The table of words that nobody reads where each side has its own, and waves.
-UNUSED = r"model\.shared\.weight|model\.(encoder|decoder)\.embed_(tokens|positions)\.weight"
+UNUSED = r"model\.shared\.weight|model\.(encoder|decoder)\.embed_(tokens|positions)\.weights?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,17 @@ class Kind:
     norms_before: bool = False  # of attention and feed-forward, and another behind the last layer; else of the sums
     embed_norm: bool = True
     learned: bool = True  # positions; else they are waves
+    to_the_last: bool = False  # which waves: see `waves_to_the_last`. They begin behind the row of the padding token
+    final_bias: bool = True  # of logits
 
 
 KINDS = {
     "BartForConditionalGeneration": Kind(),
     "MBartForConditionalGeneration": Kind(norms_before=True),
     "MarianMTModel": Kind(embed_norm=False, learned=False),
+    "M2M100ForConditionalGeneration": Kind(
+        norms_before=True, embed_norm=False, learned=False, to_the_last=True, final_bias=False
+    ),
     "PegasusForConditionalGeneration": Kind(norms_before=True, embed_norm=False, learned=False),
 }
 
@@ -46,6 +51,7 @@ KINDS = {
 class BartConfig(Seq2SeqConfig):
     kind: Kind
     positions: int
+    padding: int  # the token that stands for none
     source_vocab: int
     intermediate: int
     encoder_intermediate: int
@@ -76,6 +82,7 @@ def config(hf: CheckpointConfig) -> BartConfig:
         encoder_heads=encoder_heads,
         kind=KINDS[hf.architecture],
         positions=positions,
+        padding=hf.int("pad_token_id", 1),
         source_vocab=vocab,
         intermediate=hf.int("decoder_ffn_dim"),
         encoder_intermediate=hf.int("encoder_ffn_dim"),
@@ -90,18 +97,29 @@ def waves(num_positions: int, columns: int) -> Float32:
     return np.concatenate([np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])], axis=1).astype(np.float32)
 
 
+def waves_to_the_last(num_positions: int, columns: int) -> Float32:
+    """The same, where the last wave is 10,000 times as long as the first, and not less."""
+    half = columns // 2
+    angles = np.arange(num_positions)[:, None] / 10000 ** (np.arange(half) / (half - 1))
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class Waves:
     """A table of positions that is not stored; if it is all the same, it is not read."""
 
     num_positions: int
     columns: int
+    skipped: int | None  # rows before position 0 of waves to the last; None: waves of the other kind
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from ()
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
-        return ops.table(stored_floats("positions", waves(self.num_positions, self.columns)))
+        rows = waves(self.num_positions, self.columns)
+        if self.skipped is not None:
+            rows = waves_to_the_last(self.skipped + self.num_positions, self.columns)[self.skipped :]
+        return ops.table(stored_floats("positions", rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,18 +129,21 @@ class Head:
     name: str
     vocab: int
     columns: int
+    bias: bool
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{self.name}.weight", (self.vocab, self.columns)
-        yield "final_logits_bias", (1, self.vocab)
+        if self.bias:
+            yield "final_logits_bias", (1, self.vocab)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedWeight:
-        weight, bias = tensors
-        return ops.pack([weight], [bias.squeezed()], keep=Keep.EIGHT_BITS)
+        weight, *biases = tensors
+        return ops.pack([weight], [bias.squeezed() for bias in biases] or None, keep=Keep.EIGHT_BITS)
 
 
 def top_names(c: BartConfig, words: str, source_words: str, head: str) -> Wanted:
-    names: dict[str, Want] = {"head": Head(head, c.vocab, c.hidden), "words": Table(words, c.vocab, c.hidden)}
+    logits = Head(head, c.vocab, c.hidden, c.kind.final_bias)
+    names: dict[str, Want] = {"head": logits, "words": Table(words, c.vocab, c.hidden)}
     if source_words != words:
         names["source_words"] = Table(source_words, c.source_vocab, c.hidden)
     return names
@@ -131,7 +152,8 @@ def top_names(c: BartConfig, words: str, source_words: str, head: str) -> Wanted
 def side_names(c: BartConfig) -> Wanted:
     """Of the encoder or the decoder, beside its layers."""
     learned = Table("embed_positions", c.positions, c.hidden, skipped=SKIPPED)
-    names: dict[str, Want] = {"positions": learned if c.kind.learned else Waves(c.positions, c.hidden)}
+    waved = Waves(c.positions, c.hidden, c.padding + 1 if c.kind.to_the_last else None)
+    names: dict[str, Want] = {"positions": learned if c.kind.learned else waved}
     if c.kind.embed_norm:
         names["embed_norm"] = LayerNorm("layernorm_embedding", c.hidden)
     if c.kind.norms_before:

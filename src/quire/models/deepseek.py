@@ -1,4 +1,5 @@
-"""DeepSeek V2 and V3: attention to a latent cache, and mixtures of experts chosen by groups.
+"""DeepSeek V2 and V3: attention to a latent cache, and mixtures of experts chosen by groups. GLM-4.7-Flash is V3 under
+another name, Youtu the same without mixtures.
 
 A token leaves one vector in the cache for all heads: a normed latent of `latent` columns, and `turning` columns that
 are rotated. A head's keys are W_k . latent and its values W_v . latent. Neither is ever computed: a query meets the
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.errors import Unsupported
 from quire.models.config import ModelConfig
 from quire.models.llama import UNUSED
 from quire.models.loading import (
@@ -68,6 +70,10 @@ class DeepseekConfig(ModelConfig):
 
 def config(hf: CheckpointConfig) -> DeepseekConfig:
     hf.expect("hidden_act", "silu")
+    if hf.architecture == "YoutuForCausalLM":
+        none = {"first_k_dense_replace": hf.int("num_hidden_layers"), "moe_intermediate_size": 0}
+        one = dict.fromkeys(("n_routed_experts", "num_experts_per_tok", "n_group", "topk_group"), 1)
+        hf = hf.with_values(none | one | {"n_shared_experts": 0})
     hf.expect("mlp_bias", False, None)
     hf.expect("moe_layer_freq", 1, None)
     latent, still, turning = hf.int("kv_lora_rank"), hf.int("qk_nope_head_dim"), hf.int("qk_rope_head_dim")
@@ -97,13 +103,23 @@ def config(hf: CheckpointConfig) -> DeepseekConfig:
         windows=(0,) * layers,
         attention_bias=hf.bool("attention_bias", False),
         tied=hf.bool("tie_word_embeddings", False),
-        num_dense=min(hf.int("first_k_dense_replace", 0), layers),
+        num_dense=min(_num_dense(hf), layers),
         experts=hf.int("n_routed_experts"),
         expert_size=expert_size,
         shared_size=hf.int("n_shared_experts", 0) * expert_size,
         routing=read_routing(hf),
         num_predicting=hf.int("num_nextn_predict_layers", 0),
     )
+
+
+def _num_dense(hf: CheckpointConfig) -> int:
+    kinds = hf.list("mlp_layer_types", [])
+    if not kinds:
+        return hf.int("first_k_dense_replace", 0)
+    dense = kinds.count("dense")
+    if kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
+        raise Unsupported("mlp_layer_types has layers of another kind, or without experts after the first with some")
+    return dense
 
 
 def _scale(rope: RopeSpec, head_dim: int) -> float:

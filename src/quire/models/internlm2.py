@@ -29,11 +29,5 @@ def config(hf: CheckpointConfig) -> LlamaConfig:
 def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> Model:
     order = groups_apart(config.kv_heads, config.heads, config.head_dim)
     qkv = Matrix({"self_attn.qkv_proj": Part(len(order), order)}, config.hidden, bias=config.qkv_bias)
-    renamed = Renamed(checkpoint, {_ours(name): name for name in checkpoint.names()})
+    renamed = Renamed.by_parts(checkpoint, OURS)
     return llama.load_as(ops, renamed, config, max_model_len, {**llama.layer_names(config), "qkv": qkv})
-
-
-def _ours(name: str) -> str:
-    for theirs, ours in OURS.items():
-        name = name.replace(theirs, ours)
-    return name

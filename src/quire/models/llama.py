@@ -1,27 +1,31 @@
 """Llama, and the families that differ from it in a few numbers.
 
-Mistral has a window, Qwen2 biases and windows in some layers, Qwen3 norms of every query and key head, SmolLM3 layers
-that do not rotate, ERNIE 4.5 rotary pairs side by side. Other families take its parts: granite.py, mixture.py, glm.py,
-olmo2.py, gemma.py."""
+Mistral has a window, Qwen2 biases and windows in some layers, Qwen3 norms of every query and key head, HunYuan the same
+after they have turned, SmolLM3 layers that do not rotate, ERNIE 4.5 and Helium rotary pairs side by side. Other
+families take its parts: granite.py, mixture.py, glm.py, olmo2.py, gemma.py, baichuan.py."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
 from typing import Any, Literal
 
+import numpy as np
+
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.config import ModelConfig
-from quire.models.loading import Matrix, Model, Part, Table, Vector, Wanted, load_weights
+from quire.models.loading import Affine, LayerNorm, Matrix, Model, Part, Table, Vector, Wanted, load_weights
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.models.row_orders import pairs_apart
 from quire.models.text_part import text_part
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Keep, OpSet, Value
-from quire.ops.tensors import PackedWeight
+from quire.ops.tensors import PackedWeight, stored_floats
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
+HUNYUAN = "HunYuanDenseV1ForCausalLM"
+PAIRWISE = ("Ernie4_5ForCausalLM", "Ernie4_5_MoeForCausalLM", "HeliumForCausalLM")
 ROPE_FACTORS = "rope_freqs"  # in GGUF files only
 UNUSED = r".*\.rotary_emb\.inv_freq"  # older exports stored what follows from the configuration
 
@@ -45,8 +49,12 @@ class LlamaConfig(ModelConfig):
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    qk_norms: Literal["none", "heads", "rows"] = "none"  # of what, before queries and keys turn
+    qk_norms: Literal["none", "heads", "rows"] = "none"  # of what
+    norms_turned: bool = False  # queries and keys are normed after they have turned, and not before
+    slopes: tuple[float, ...] = ()  # for each head: how fast its scores fall with the distance
     norms_plus: float = 0.0  # added to stored norm weights
+    layer_norms: bool = False  # norms take the mean away, and have biases
+    head_bias: bool = False
 
 
 def config(hf: CheckpointConfig) -> LlamaConfig:
@@ -69,6 +77,8 @@ def numbers(hf: CheckpointConfig) -> dict[str, Any]:
     attention_bias = hf.bool("attention_bias", all_biases)
     max_position = hf.int("max_position_embeddings")
     rope = read_rope(hf, head_dim, max_position)
+    if hf.architecture == HUNYUAN:
+        rope = _stretched(rope)
     return {
         "architecture": hf.architecture,
         "hidden": hidden,
@@ -84,13 +94,22 @@ def numbers(hf: CheckpointConfig) -> dict[str, Any]:
         "rope": rope,
         "windows": _windows(hf, layers),
         "rotated": _rotated(hf, layers),
-        "pairwise": hf.architecture == "Ernie4_5ForCausalLM",
+        "pairwise": hf.architecture in PAIRWISE,
         "tied": hf.bool("tie_word_embeddings", False),
         "qkv_bias": hf.bool("qkv_bias", attention_bias or hf.architecture == "Qwen2ForCausalLM"),
         "out_bias": hf.bool("attention_out_bias", attention_bias),  # Seed-OSS has one of its own
         "mlp_bias": hf.bool("mlp_bias", all_biases),
-        "qk_norms": "heads" if hf.architecture == "Qwen3ForCausalLM" else "none",
+        "qk_norms": "heads" if hf.architecture in ("Qwen3ForCausalLM", HUNYUAN) else "none",
+        "norms_turned": hf.architecture == HUNYUAN,
     }
+
+
+def _stretched(rope: RopeSpec) -> RopeSpec:
+    """HunYuan says `dynamic`, and with an `alpha` means a fixed stretch."""
+    if rope.type != "dynamic" or not rope.numbers.get("alpha"):
+        return rope
+    stretch = rope.number("alpha") ** (rope.rotary_dim / (rope.rotary_dim - 2))
+    return replace(rope, type="default", theta=rope.theta * stretch)
 
 
 def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
@@ -99,7 +118,7 @@ def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
     if "layer_types" in hf:
         return listed_windows(hf, layers)
     first = layers
-    if hf.architecture in ("MistralForCausalLM", "Phi3ForCausalLM"):
+    if hf.architecture in ("MistralForCausalLM", "MinistralForCausalLM", "Phi3ForCausalLM"):
         first = 0
     elif hf.architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM") and hf.bool("use_sliding_window", False):
         first = hf.int("max_window_layers", 28)
@@ -133,9 +152,15 @@ def _rotated(hf: CheckpointConfig, layers: int) -> tuple[bool, ...]:
 def top_names(c: LlamaConfig) -> Wanted:
     return {
         "embed": Table("model.embed_tokens", c.vocab, c.hidden),
-        "norm": Vector("model.norm", c.hidden, plus=c.norms_plus),
-        "head": Matrix({"model.embed_tokens" if c.tied else "lm_head": c.vocab}, c.hidden, keep=Keep.EIGHT_BITS),
+        "norm": _norm(c, "model.norm"),
+        "head": Matrix(
+            {"model.embed_tokens" if c.tied else "lm_head": c.vocab}, c.hidden, c.head_bias, keep=Keep.EIGHT_BITS
+        ),
     }
+
+
+def _norm(c: LlamaConfig, name: str) -> Vector | LayerNorm:
+    return LayerNorm(name, c.hidden) if c.layer_norms else Vector(name, c.hidden, plus=c.norms_plus)
 
 
 def layer_names(c: LlamaConfig) -> Wanted:
@@ -145,13 +170,16 @@ def layer_names(c: LlamaConfig) -> Wanted:
     gate_up = {"mlp.gate_proj": c.intermediate, "mlp.up_proj": c.intermediate}
     normed = {"none": {}, "heads": {"q": c.head_dim, "k": c.head_dim}, "rows": {"q": c.q_size, "k": c.kv_size}}
     sized = normed[c.qk_norms].items()
-    qk_norms = {f"{x}_norm": Vector(f"self_attn.{x}_norm", size, plus=c.norms_plus) for x, size in sized}
+    named = (
+        {"q": "query_layernorm", "k": "key_layernorm"} if c.architecture == HUNYUAN else {"q": "q_norm", "k": "k_norm"}
+    )
+    qk_norms = {f"{x}_norm": Vector(f"self_attn.{named[x]}", size, plus=c.norms_plus) for x, size in sized}
     return {
-        "norm1": Vector("input_layernorm", c.hidden, plus=c.norms_plus),
+        "norm1": _norm(c, "input_layernorm"),
         "qkv": Matrix(qkv, c.hidden, bias=c.qkv_bias),
         **qk_norms,
         "out": Matrix({"self_attn.o_proj": c.hidden}, c.q_size, bias=c.out_bias),
-        "norm2": Vector("post_attention_layernorm", c.hidden, plus=c.norms_plus),
+        "norm2": _norm(c, "post_attention_layernorm"),
         "gate_up": Matrix(gate_up, c.hidden, bias=c.mlp_bias),
         "down": Matrix({"mlp.down_proj": c.hidden}, c.intermediate, bias=c.mlp_bias),
     }
@@ -182,6 +210,7 @@ class Weights:
     head: PackedWeight
     rope: Any  # rotary frequencies
     local_rope: Any = None  # of layers with a window, where they have their own
+    slopes: Any = None
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> Model:
@@ -213,6 +242,7 @@ def load_with(
         layers=[(layer_type or Layer)(**layer) for layer in layers],
         rope=ops.frequencies(*frequencies(config.rope, max_model_len, factors)),
         local_rope=ops.frequencies(*frequencies(local, max_model_len)) if (local := config.local_rope) else None,
+        slopes=ops.vector(stored_floats("slopes", np.array(config.slopes))) if config.slopes else None,
     )
     return Model(config, partial(forward, config, weights), [top, *layers])
 
@@ -229,15 +259,18 @@ def forward(
     x = scaled(ops, ops.embedding(batch.ids, w.embed), c.embed_scale)
     for index, layer in enumerate(w.layers):
         turn = local if c.windows[index] else angles
-        found = attention(c, layer, index, ops, normed(ops, x, layer.norm1, c.eps), turn, batch)
+        found = attention(c, layer, index, ops, normed(ops, x, layer.norm1, c.eps), turn, batch, w.slopes)
         x = ops.add(x, scaled(ops, normed(ops, found, layer.after1, c.eps), c.residual_scale))
         found = (feed_forward or mlp)(c, layer, ops, normed(ops, x, layer.norm2, c.eps))
         x = ops.add(x, scaled(ops, normed(ops, found, layer.after2, c.eps), c.residual_scale))
-    x = scaled(ops, ops.rms_norm(x, w.norm, c.eps), c.logit_scale)
+    x = scaled(ops, normed(ops, x, w.norm, c.eps), c.logit_scale)
     return ops.logits(x, w.head, batch, c.logit_cap)
 
 
 def normed(ops: OpSet, x: Value, weight: Any, eps: float) -> Value:
+    """By a norm that a layer has, of either kind, or has not."""
+    if isinstance(weight, Affine):
+        return ops.layer_norm(x, *weight, eps)
     return x if weight is None else ops.rms_norm(x, weight, eps)
 
 
@@ -245,16 +278,20 @@ def scaled(ops: OpSet, x: Value, factor: float) -> Value:
     return x if factor == 1 else ops.scale(x, factor)
 
 
-def attention(c: LlamaConfig, layer: Layer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
+def attention(
+    c: LlamaConfig, layer: Layer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any, slopes: Any = None
+) -> Value:
     q, k, v = ops.split(ops.linear(x, layer.qkv), (c.q_size, c.kv_size, c.kv_size))
-    if c.qk_norms != "none":
-        q, k = ops.rms_norm(q, layer.q_norm, c.eps), ops.rms_norm(k, layer.k_norm, c.eps)
+    if not c.norms_turned:
+        q, k = normed(ops, q, layer.q_norm, c.eps), normed(ops, k, layer.k_norm, c.eps)
     if c.rotated[index]:
         q, k = ops.rope(q, angles, c.head_dim), ops.rope(k, angles, c.head_dim)
+    if c.norms_turned:
+        q, k = normed(ops, q, layer.q_norm, c.eps), normed(ops, k, layer.k_norm, c.eps)
     ops.write_kv(k, v, batch, index)
     scale = 1 / sqrt(c.head_dim) if c.score_scale is None else c.score_scale
     window, cap = c.windows[index], c.score_cap
-    found = ops.paged_attention(q, batch, index, c.head_dim, scale, window, cap, sinks=layer.sinks)
+    found = ops.paged_attention(q, batch, index, c.head_dim, scale, window, cap, slopes, layer.sinks)
     return ops.linear(found, layer.out)
 
 

@@ -199,15 +199,19 @@ class Vector:
     size: int
     of: str = "weight"
     plus: float = 0.0  # Gemma stores its norms less 1
+    row: bool = False  # stored with a second axis, as the one row of a matrix
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{self.name}.{self.of}", (self.size,)
+        yield f"{self.name}.{self.of}", (1, self.size) if self.row else (self.size,)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
         (tensor,) = tensors
-        if self.plus:
-            tensor = stored_floats(tensor.name, dequantize(tensor).ravel() + np.float32(self.plus))
-        return ops.vector(tensor)
+        tensor = tensor.squeezed() if self.row else tensor
+        return ops.vector(_plus(tensor, self.plus) if self.plus else tensor)
+
+
+def _plus(tensor: StoredTensor, number: float) -> StoredTensor:
+    return stored_floats(tensor.name, dequantize(tensor).ravel() + np.float32(number))
 
 
 class Affine(NamedTuple):
@@ -225,6 +229,7 @@ class LayerNorm:
     size: int
     weight: bool = True
     bias: bool = True
+    plus: float = 0.0  # Nemotron stores weights less 1
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         for of, stored in (("weight", self.weight), ("bias", self.bias)):
@@ -232,6 +237,9 @@ class LayerNorm:
                 yield f"{self.name}.{of}", (self.size,)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Affine:
+        if self.plus:
+            weight, *bias = tensors
+            tensors = [_plus(weight, self.plus), *bias]
         vectors = iter([ops.vector(tensor) for tensor in tensors])
         return Affine(next(vectors) if self.weight else None, next(vectors) if self.bias else None)
 

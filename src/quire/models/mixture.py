@@ -1,8 +1,9 @@
-"""Llama with experts: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE and GLM-4.5.
+"""Llama with experts: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, GLM-4.5, MiniMax-M2, dots.llm1, Solar Open, ERNIE 4.5 and
+Phi-3.5-MoE, which has layer norms.
 
 A router sends each token to a few of many small feed-forward layers. Qwen2-MoE has one more that every token goes to,
-through a gate, and GLM-4.5 one without; Qwen's and GLM's may leave some layers without experts. GLM-4.5 chooses experts
-as DeepSeek-V3 does."""
+through a gate, and GLM-4.5, dots.llm1, Solar Open and ERNIE one without; all but Mixtral, OLMoE, MiniMax-M2 and Solar
+Open may leave some layers without experts. GLM-4.5, dots.llm1 and Solar Open choose experts as DeepSeek-V3 does."""
 
 from collections.abc import Container
 from dataclasses import dataclass, replace
@@ -19,7 +20,10 @@ from quire.ops.tensors import PackedExperts, PackedWeight
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-GLM = "Glm4MoeForCausalLM"
+GLM, DOTS, SOLAR = "Glm4MoeForCausalLM", "Dots1ForCausalLM", "SolarOpenForCausalLM"
+MINIMAX, ERNIE = "MiniMaxM2ForCausalLM", "Ernie4_5_MoeForCausalLM"
+PHI = "PhimoeForCausalLM"
+UNGATED = (GLM, DOTS, SOLAR, ERNIE)  # every token's own expert is added as it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,31 +38,66 @@ class MixtureConfig(LlamaConfig):
     @property
     def corrected(self) -> bool:
         """Whether experts are chosen by corrected scores."""
-        return self.routing.scoring == "sigmoid"
+        return self.routing.scoring == "sigmoid" or self.architecture == ERNIE
 
 
 def config(hf: CheckpointConfig) -> MixtureConfig:
     hf.expect("hidden_act", "silu")
     if hf.architecture == "OlmoeForCausalLM":
         hf.expect("clip_qkv", None)
-    if hf.architecture == GLM:
+    if hf.architecture in (GLM, DOTS, SOLAR):
         return MixtureConfig(**_glm_numbers(hf))
+    if hf.architecture == ERNIE:
+        return MixtureConfig(**_ernie_numbers(hf))
+    if hf.architecture == MINIMAX:
+        hf.expect("scoring_func", "sigmoid", None)
+        hf.expect("qk_norm_type", "per_layer", None)
+        return MixtureConfig(**numbers(hf) | {"routing": Routing(hf.int("num_experts_per_tok"), "sigmoid", True)})
+    if hf.architecture in (PHI, "PhiMoEForCausalLM"):
+        hf = hf.with_values({"architectures": [PHI]})
+        return MixtureConfig(**numbers(hf) | _phi_numbers(hf))
     return MixtureConfig(**numbers(hf))
 
 
+def _phi_numbers(hf: CheckpointConfig) -> dict[str, Any]:
+    top_k, near = hf.expect("num_experts_per_tok", 2), 2 * hf.float("router_jitter_noise", 0.01)
+    return {"routing": Routing(top_k, near=near), "layer_norms": True, "head_bias": hf.bool("lm_head_bias", False)}
+
+
+def _ernie_numbers(hf: CheckpointConfig) -> dict[str, Any]:
+    layers, expert_size = hf.int("num_hidden_layers"), hf.int("moe_intermediate_size")
+    first, last = hf.int("moe_layer_start_index", 1), hf.int("moe_layer_end_index", -1)
+    every = hf.int("moe_layer_interval", 1)
+    hf.expect("use_bias", False, None)
+    hf = hf.with_values(
+        {
+            "num_experts": hf.int("moe_num_experts"),
+            "num_experts_per_tok": hf.int("moe_k"),
+            "norm_topk_prob": True,
+            "shared_expert_intermediate_size": hf.int("moe_num_shared_experts", 0) * expert_size,
+        }
+    )
+    inside = range(first, (layers if last == -1 else last + 1))
+    sparse = tuple(layer in inside and (layer + 1) % max(every, 1) == 0 for layer in range(layers))
+    return numbers(hf) | {"sparse": sparse}
+
+
 def _glm_numbers(hf: CheckpointConfig) -> dict[str, Any]:
-    expert_size, dense = hf.int("moe_intermediate_size"), hf.int("first_k_dense_replace", 1)
+    expert_size = hf.int("moe_intermediate_size")
+    dense = hf.int("first_k_dense_replace", 1 if hf.architecture == GLM else 0)
+    turning = hf.get("partial_rotary_factor", 0.5 if hf.architecture == GLM else 1.0)
     hf = hf.with_values(
         {
             "num_local_experts": hf.int("n_routed_experts"),
-            "partial_rotary_factor": hf.get("partial_rotary_factor", 0.5),
+            "partial_rotary_factor": turning,
             "shared_expert_intermediate_size": hf.int("n_shared_experts", 0) * expert_size,
+            "intermediate_size": hf.int("intermediate_size", expert_size),
         }
     )
     common = numbers(hf)
     return common | {
-        "out_bias": False,
-        "qk_norms": "heads" if hf.bool("use_qk_norm", False) else "none",
+        "out_bias": common["out_bias"] and hf.architecture == DOTS,
+        "qk_norms": "heads" if hf.bool("use_qk_norm", hf.architecture == DOTS) else "none",
         "routing": read_routing(hf),
         "sparse": tuple(layer >= dense for layer in range(common["layers"])),
         "num_predicting": hf.int("num_nextn_predict_layers", 0),
@@ -86,7 +125,7 @@ def numbers(hf: CheckpointConfig) -> dict[str, Any]:
     }
 
 
-QK_NORMS = {"Qwen3MoeForCausalLM": "heads", "OlmoeForCausalLM": "rows"}
+QK_NORMS = {"Qwen3MoeForCausalLM": "heads", "OlmoeForCausalLM": "rows", MINIMAX: "rows"}
 
 
 def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
@@ -95,7 +134,7 @@ def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
         return llama.listed_windows(hf, layers)
     if hf.architecture == "Qwen2MoeForCausalLM":
         hf.expect("use_sliding_window", False, None)
-    everywhere = hf.architecture == "MixtralForCausalLM" or hf.bool("use_sliding_window", False)
+    everywhere = hf.architecture in ("MixtralForCausalLM", PHI) or hf.bool("use_sliding_window", False)
     return (hf.int("sliding_window", 0) if everywhere else 0,) * layers
 
 
@@ -125,7 +164,13 @@ GRANITE = Names(  # the experts of a layer in one tensor
 )
 GRANITE_APART = replace(MIXTRAL, router=GRANITE.router)  # in GGUF files
 OTHERS = Names("mlp.gate", ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"), "mlp.experts.{}.down_proj")
-NAMES = {"MixtralForCausalLM": (MIXTRAL,), "GraniteMoeForCausalLM": (GRANITE, GRANITE_APART)}
+NAMES = {
+    "MixtralForCausalLM": (MIXTRAL,),
+    MINIMAX: (MIXTRAL,),
+    PHI: (MIXTRAL,),
+    "GraniteMoeForCausalLM": (GRANITE, GRANITE_APART),
+}
+CORRECTIONS = {MINIMAX: "block_sparse_moe", ERNIE: "mlp.moe_statics"}  # where they are not with the router
 
 
 def layer_names(c: MixtureConfig, stored: Container[str]) -> list[Wanted]:
@@ -150,14 +195,15 @@ def expert_names(c: MixtureConfig, names: Names) -> Wanted:
         "experts_down": Experts({names.down: c.hidden}, c.expert_size, c.num_experts),
     }
     if c.corrected:
-        wanted["correction"] = Vector(names.router, c.num_experts, of="e_score_correction_bias")
+        where = CORRECTIONS.get(c.architecture, names.router)
+        wanted["correction"] = Vector(where, c.num_experts, "e_score_correction_bias", row=c.architecture == ERNIE)
     if c.shared_size:
-        shared = "mlp.shared_experts" if c.architecture == GLM else "mlp.shared_expert"
+        shared = "mlp.shared_experts" if c.architecture in UNGATED else "mlp.shared_expert"
         wanted |= {
             "gate_up": Matrix({f"{shared}.{part}_proj": c.shared_size for part in ("gate", "up")}, c.hidden),
             "down": Matrix({f"{shared}.down_proj": c.hidden}, c.shared_size),
         }
-    if c.shared_size and c.architecture != GLM:
+    if c.shared_size and c.architecture not in UNGATED:
         wanted["shared_gate"] = Matrix({"mlp.shared_expert_gate": 1}, c.hidden, keep=Keep.ALL)
     return wanted
 

@@ -168,7 +168,7 @@ def _longrope(spec: RopeSpec, max_model_len: int) -> tuple[Float64, float]:
     factors = np.asarray(spec.numbers.get(key) or (), dtype=np.float64)
     if factors.shape != (spec.rotary_dim // 2,):
         raise BadCheckpoint(f"`{key}` has {factors.size} numbers, and there are {spec.rotary_dim // 2} frequencies")
-    scale = spec.numbers.get("attention_factor")
+    scale = spec.numbers.get("attention_factor") or spec.numbers.get(key.replace("factor", "mscale"))  # Phi-3.5-MoE's
     if scale is None:
         scale = 1.0 if spec.stretch <= 1 else math.sqrt(1 + math.log(spec.stretch) / math.log(spec.original_max))
     return 1.0 / (factors * _powers(spec)), float(scale)

@@ -40,6 +40,17 @@ class Renamed:
     def forget(self) -> None:
         self._whole.forget()
 
+    @classmethod
+    def by_parts(cls, whole: Checkpoint, ours: Mapping[str, str]) -> "Renamed":
+        """All of its tensors, with every part of a name replaced, in this order."""
+        return cls(whole, {_replaced(name, ours): name for name in whole.names()})
+
+
+def _replaced(name: str, parts: Mapping[str, str]) -> str:
+    for theirs, ours in parts.items():
+        name = name.replace(theirs, ours)
+    return name
+
 
 def text_part(checkpoint: Checkpoint) -> Checkpoint:
     """Tensors under the names they have in a checkpoint of the language model alone. One that has nothing else stays as

@@ -198,7 +198,11 @@ class Routing:
     score + correction. With groups, only experts of the `top_groups` best of `num_groups` neighbouring groups can be
     chosen; a group is as good as the best, or the best two together, of what its experts are chosen by. An expert's
     weight is its score (never corrected), divided by the sum over the chosen where `renormalize`, times `scale`.
-    (A softmax over the chosen logits only is a softmax over all, renormalized.)"""
+    (A softmax over the chosen logits only is a softmax over all, renormalized.)
+
+    With `near`, the `top_k` greatest logits are chosen, never corrected. The weight of one is its share of a softmax
+    over those not chosen before it whose logit x is near it, the best of them: best - x <= near * max(|x|, best);
+    times `scale`."""
 
     top_k: int
     scoring: Literal["softmax", "sigmoid"] = "softmax"
@@ -207,6 +211,7 @@ class Routing:
     num_groups: int = 1
     top_groups: int = 1
     group_score: Literal["best", "best two"] = "best"
+    near: float = 0.0
 
     def check(self, num_experts: int) -> None:
         """That many experts can be chosen."""

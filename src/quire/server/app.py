@@ -16,6 +16,7 @@ from starlette.routing import Route
 from quire import __version__
 from quire.core.errors import QuireError
 from quire.engine.models import unknown_model
+from quire.server.abort import Aborts
 from quire.server.dialects import DIALECTS, load
 from quire.server.edge import Edge, Shape
 from quire.server.embeddings import Embeddings
@@ -45,7 +46,7 @@ def create_app(
     """`metrics` is the observer the models were given, if they were given one; `keys` are those of the options."""
     metrics = metrics or Metrics()
     keys = keys or KeyRing(options.api_key, options.keys_file)
-    models = MeteredModels(models)
+    models = metered = MeteredModels(models)
     site = Site(models, options, metrics)
     shape = load("openai").error  # for the paths that belong to no dialect
     tokens = Tokens(models, options.max_body_bytes)
@@ -57,9 +58,11 @@ def create_app(
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/tokenizer_info", tokens.info),
         Route("/health", pages.health),
+        Route("/ping", pages.health),  # SageMaker's name of it
         Route("/ready", pages.ready),
         Route("/metrics", pages.metrics_text),
         Route("/version", pages.version),
+        Route("/abort_requests", Aborts(metered, options.max_body_bytes).abort, methods=["POST"]),
         *Embeddings(site).routes(),
         *Rerank(site).routes(),
         Route("/live", Live(site).view),
@@ -67,8 +70,11 @@ def create_app(
     ]
     parsers: dict[str, Callable[..., Any]] = {}
     shapes: dict[str, Shape] = {}
+    below: dict[str, Shape] = {}
     for dialect in map(load, DIALECTS):
         parsers |= dialect.routes
+        if dialect.below:
+            below[dialect.below] = dialect.error
         shapes |= dict.fromkeys(dialect.routes, dialect.error)
         own = dialect.pages(site)
         routes += own
@@ -85,7 +91,9 @@ def create_app(
 
     async def refused(http: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = error_response(_as_ours(http, error), shapes.get(http.url.path, shape))
+        path = http.url.path
+        near = next((each for prefix, each in below.items() if path.startswith(prefix)), shape)
+        response = error_response(_as_ours(http, error), shapes.get(path, near))
         response.headers.update(error.headers or {})
         return response
 

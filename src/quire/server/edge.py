@@ -27,7 +27,7 @@ log = logging.getLogger("quire.server")
 
 Shape = Callable[[QuireError], object]
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})  # for probes and scrapers, which have no key
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"})  # for probes and scrapers, which have no key
 OPEN_PAGE = re.compile(r"/(page/.*)?")  # the page, which asks for the key; what is posted to / is another matter
 MOST_BODIES = 16  # of the longest: what all requests under way may have sent together
 CLIENT_CLOSED = 499  # never sent: how a request whose client left is counted

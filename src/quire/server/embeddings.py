@@ -2,7 +2,7 @@
 
 import base64
 from array import array
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +18,9 @@ from quire.server.generate import unless_gone
 from quire.server.openapi import JSON, answers, reads
 from quire.server.replies import json_response
 from quire.server.site import Site
+
+if TYPE_CHECKING:
+    from quire.engine.service import Models
 
 MOST_TEXTS = 2048  # of one request, as OpenAI
 
@@ -65,25 +68,28 @@ class Embeddings:
     @reads(EmbeddingsBody)
     @answers({JSON: EmbeddingList})
     async def embeddings(self, http: Request) -> Response:
-        body = decode(await read_body(http, self._site.options.max_body_bytes), _decoder)
-        texts = _texts(body.input)
-        service = (await self._site.models.find(body.model)).service
-        asked = EmbedRequest(
-            id=new_id("embd"),
-            texts=texts,
-            dimensions=body.dimensions,
-            truncate=truncates(body.truncate_prompt_tokens),
-            prompt_name=body.prompt_name,
-        )
-        found = await unless_gone(http.receive, service.embed(asked))
-        spelled = _base64 if body.encoding_format == "base64" else array.tolist
-        return json_response(
-            EmbeddingList(
-                data=[Embedding(index, spelled(vector)) for index, vector in enumerate(found.vectors)],
-                model=service.info.name,
-                usage=EmbeddingUsage(found.num_tokens, found.num_tokens),
-            )
-        )
+        body = await read_body(http, self._site.options.max_body_bytes)
+        return json_response(await unless_gone(http.receive, embedded(self._site.models, body)))
+
+
+async def embedded(models: "Models", body: bytes) -> EmbeddingList:
+    asked = decode(body, _decoder)
+    texts = _texts(asked.input)
+    service = (await models.find(asked.model)).service
+    request = EmbedRequest(
+        id=new_id("embd"),
+        texts=texts,
+        dimensions=asked.dimensions,
+        truncate=truncates(asked.truncate_prompt_tokens),
+        prompt_name=asked.prompt_name,
+    )
+    found = await service.embed(request)
+    spelled = _base64 if asked.encoding_format == "base64" else array.tolist
+    return EmbeddingList(
+        data=[Embedding(index, spelled(vector)) for index, vector in enumerate(found.vectors)],
+        model=service.info.name,
+        usage=EmbeddingUsage(found.num_tokens, found.num_tokens),
+    )
 
 
 def truncates(truncate_prompt_tokens: int | None) -> bool:

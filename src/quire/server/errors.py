@@ -27,6 +27,10 @@ class OverQuota(QuireError):
         super().__init__(message, f"try again in {self.retry_after} s")
 
 
+class Aborted(QuireError):
+    status, code = 409, "aborted"
+
+
 class UnknownPath(QuireError):
     status, code = 404, "not_found"
 

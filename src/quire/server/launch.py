@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -11,7 +11,7 @@ from typing import Any
 from quire.core.errors import BadRequest
 from quire.engine.client import EngineClient
 from quire.engine.models import OneModel
-from quire.engine.options import EngineOptions
+from quire.engine.options import EngineOptions, named_values
 from quire.engine.service import Models
 from quire.server.doors import open_doors
 from quire.server.metrics import Metrics
@@ -37,21 +37,36 @@ async def _main(engine: EngineOptions, server: ServerOptions, on_ready: Callable
 @asynccontextmanager
 async def _models(engine: EngineOptions, server: ServerOptions, metrics: Metrics) -> AsyncIterator[Models]:
     if server.models:
-        if engine.num_loras:
-            raise BadRequest("adapters belong to one model, and --models names several", "serve the model by itself")
         from quire.engine.many_models import ManyModels
 
-        each = {
-            name: replace(engine, model=model, served_model_name=name)
-            for name, model in named_models(server.models).items()
-        }
-        async with ManyModels(each, server.max_loaded_models, metrics.of) as models:
+        async with ManyModels(
+            options_of_each(engine, named_models(server.models)), server.max_loaded_models, metrics.of
+        ) as models:
             yield models
     else:
         async with EngineClient(engine) as client:
             client.observer = observer = metrics.of(client.info.name)
             observer.loaded()
             yield OneModel(client, client.adapters)
+
+
+def options_of_each(engine: EngineOptions, models: Mapping[str, str]) -> dict[str, EngineOptions]:
+    """Of several models, each with its own adapters: those called MODEL:NAME."""
+    adapters: dict[str, list[str]] = {name: [] for name in models}
+    names = set(models)
+    for given, path in named_values(engine.lora_modules, "lora_modules", "PATH").items():
+        model, _, name = given.partition(":")
+        if not name or model not in models:
+            hint = f"with --models, write MODEL:NAME=PATH, where MODEL is one of {', '.join(models)}"
+            raise BadRequest(f"lora_modules has `{given}`", hint, param="lora_modules")
+        if name in names:
+            raise BadRequest(f"two models or adapters are called `{name}`", "rename one", param="lora_modules")
+        names.add(name)
+        adapters[model].append(f"{name}={path}")
+    return {
+        name: replace(engine, model=model, served_model_name=name, lora_modules=tuple(adapters[name]))
+        for name, model in models.items()
+    }
 
 
 def _allow_open_files() -> None:

@@ -23,6 +23,7 @@ class MeteredModels:
 
     def __init__(self, models: "Models") -> None:
         self._models = models
+        self._streams: set[MeteredStream] = set()  # under way
 
     @property
     def state(self) -> "State":
@@ -43,7 +44,18 @@ class MeteredModels:
         visit.model = found.adapter or found.service.info.name
         if visit.key is not None:
             visit.key.check(visit.model)
-        return Found(MeteredService(found.service, visit), found.adapter)
+        return Found(MeteredService(found.service, visit, self._streams), found.adapter)
+
+    async def abort(self, name: str) -> bool:
+        """Cancel what is under way for the request of that id: the HTTP request's, or that of its answer. A visitor can
+        do that to requests of its own key only. Whether there was any."""
+        visit = current_visit()
+        tenant = visit.tenant if visit else ""
+        found = [stream for stream in self._streams if stream.visit.tenant == tenant and stream.is_called(name)]
+        for stream in found:
+            stream.visit.aborted = True
+            await stream.abort()
+        return bool(found)
 
     @staticmethod
     async def _in_time(visit: Visit, finding: Coroutine[Any, Any, Found]) -> Found:
@@ -55,9 +67,9 @@ class MeteredModels:
         except TimeoutError:
             raise DeadlinePassed("the model was not loaded in time", "allow more time, or try again") from None
 
-    async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
+    async def load_adapter(self, name: str, path: str, in_place: bool = False, base: str | None = None) -> None:
         self._check_adapter(name)
-        await self._models.load_adapter(name, path, in_place)
+        await self._models.load_adapter(name, path, in_place, base)
 
     async def unload_adapter(self, name: str) -> None:
         self._check_adapter(name)
@@ -76,8 +88,8 @@ class MeteredModels:
 class MeteredService:
     """Implements `Service`."""
 
-    def __init__(self, service: "Service", visit: Visit) -> None:
-        self._service, self._visit = service, visit
+    def __init__(self, service: "Service", visit: Visit, streams: set["MeteredStream"]) -> None:
+        self._service, self._visit, self._streams = service, visit, streams
         self.info, self.tokenizer = service.info, service.tokenizer
 
     @property
@@ -89,7 +101,7 @@ class MeteredService:
         request.timeout = self._time(request.timeout)
         if self._visit.key is not None and self._visit.key.priority is not None:
             request.priority = self._visit.key.priority + max(0, request.priority)  # who asks may only step back
-        return MeteredStream(await self._service.submit(request), self._visit)
+        return MeteredStream(await self._service.submit(request), request.id, self._visit, self._streams)
 
     async def embed(self, request: "EmbedRequest") -> "Embeddings":
         request.timeout = self._time(request.timeout)
@@ -117,9 +129,11 @@ class MeteredService:
 class MeteredStream:
     """Implements `TextStream`. Events pass it by: what they cost is told when the stream is closed."""
 
-    def __init__(self, stream: "TextStream", visit: Visit) -> None:
-        self._stream, self._visit = stream, visit
+    def __init__(self, stream: "TextStream", name: str, visit: Visit, streams: set["MeteredStream"]) -> None:
+        self.visit = visit
+        self._stream, self._name, self._streams = stream, name, streams
         self._closed = False
+        streams.add(self)
         visit.hold()
         self.num_prompt_tokens, self.prompt_ids = stream.num_prompt_tokens, stream.prompt_ids
 
@@ -134,11 +148,20 @@ class MeteredStream:
     def __aiter__(self) -> AsyncIterator[TextEvent]:
         return self._stream.__aiter__()
 
+    def is_called(self, name: str) -> bool:
+        """One of several prompts has a number behind the id of the answer."""
+        return name in (self.visit.id, self._name, self._name.rpartition("-")[0])
+
+    async def abort(self) -> None:
+        """Whoever reads it is told that it ended, and closes it."""
+        await self._stream.aclose()
+
     async def aclose(self) -> None:
         await self._stream.aclose()
         if self._closed:
             return
         self._closed = True
+        self._streams.discard(self)
         if (record := self._stream.record) is not None:
-            self._visit.add(record)
-        self._visit.release()
+            self.visit.add(record)
+        self.visit.release()

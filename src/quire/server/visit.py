@@ -27,6 +27,7 @@ class Visit:
     output_tokens: int = 0
     first_token: float | None = None  # time.monotonic()
     finish_reasons: list[str] = field(default_factory=list)  # of each prompt
+    aborted: bool = False  # somebody has cancelled it by its id
     error: str = ""  # the code of the error it was answered with
     holds: int = 0  # what keeps it under way: the HTTP request, and streams, which may outlive it
 

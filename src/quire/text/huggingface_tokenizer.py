@@ -1,7 +1,9 @@
-"""The tokenizer of a directory in Hugging Face's layout: tokenizer.json, and what tokenizer_config.json adds."""
+"""The tokenizer of a directory in Hugging Face's layout: tokenizer.json, and what tokenizer_config.json adds. Without a
+tokenizer.json, files of SentencePiece are read (spm_tokenizer.py)."""
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +19,19 @@ NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def read_vocabulary(directory: Path) -> Vocabulary:
+    settings = CheckpointConfig(directory / "tokenizer_config.json", read_json(directory / "tokenizer_config.json"))
+    named = _named_tokens(settings, read_json(directory / "special_tokens_map.json"))
     path = directory / "tokenizer.json"
     if not path.exists():
-        raise Unsupported(f"{directory} has no tokenizer.json", "save the tokenizer as a fast one with transformers")
+        return _of_sentencepiece(directory, settings, named)
     with refusing(f"{path} is damaged"):
         backend = tokenizers.Tokenizer.from_file(str(path))
     backend.no_truncation()  # a text that is too long is refused by name, not cut
     backend.no_padding()
     token_bytes, strips_space = _decoder(backend, path)
-    settings = CheckpointConfig(directory / "tokenizer_config.json", read_json(directory / "tokenizer_config.json"))
-    named = _named_tokens(settings, read_json(directory / "special_tokens_map.json"))
     prefix, suffix = _around(backend, settings, named)
     added = backend.get_added_tokens_decoder()
-    eos_ids = read_config(directory).eos_ids if (directory / "config.json").exists() else []
-    if "eos_token" in named and (eos := backend.token_to_id(named["eos_token"])) is not None:
-        eos_ids = list(dict.fromkeys([*eos_ids, eos]))
+    eos = backend.token_to_id(named["eos_token"]) if "eos_token" in named else None
     return Vocabulary(
         backend=backend,
         token_bytes=token_bytes,
@@ -40,10 +40,28 @@ def read_vocabulary(directory: Path) -> Vocabulary:
         special_ids=frozenset(token for token, entry in added.items() if entry.special),
         prefix=prefix,
         suffix=suffix,
-        eos_ids=eos_ids,
+        eos_ids=_eos_ids(directory, eos),
         named=named,
         chat_template=_chat_template(directory, settings),
     )
+
+
+def _of_sentencepiece(directory: Path, settings: CheckpointConfig, named: dict[str, str]) -> Vocabulary:
+    from quire.text import spm_tokenizer
+
+    if (directory / spm_tokenizer.MODEL).exists():
+        found = spm_tokenizer.read_pieces(directory, settings, named)
+    elif (directory / spm_tokenizer.SOURCE).exists():
+        found = spm_tokenizer.read_marian(directory, settings, named)
+    else:
+        raise Unsupported(f"{directory} has no tokenizer.json", "save the tokenizer as a fast one with transformers")
+    eos = found.backend.token_to_id(found.named["eos_token"]) if "eos_token" in found.named else None
+    return replace(found, eos_ids=_eos_ids(directory, eos), chat_template=_chat_template(directory, settings))
+
+
+def _eos_ids(directory: Path, named: int | None) -> list[int]:
+    ids = read_config(directory).eos_ids if (directory / "config.json").exists() else []
+    return list(dict.fromkeys([*ids, *([] if named is None else [named])]))
 
 
 def _decoder(backend: tokenizers.Tokenizer, path: Path) -> tuple[TokenBytes, bool]:

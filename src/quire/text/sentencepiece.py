@@ -3,8 +3,10 @@
 The library would want every way of cutting a piece in two as a merge, half a million of them for Gemma, which take two
 seconds to make; here the scores are enough."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import tokenizers
 
 SPACE = "\u2581"
 
@@ -47,3 +49,30 @@ class SentencePieces:
 
     def id_to_token(self, token: int) -> str | None:
         return self._pieces.piece(token) if 0 <= token < len(self._pieces) else None
+
+
+class Translating:
+    """Pieces of a source, with the ids of a vocabulary; and pieces of an answer, with those of the same or another."""
+
+    def __init__(
+        self, source: tokenizers.Tokenizer, ids: Mapping[str, int], answers: Mapping[str, int], unknown: str
+    ) -> None:
+        self._source, self._ids, self._unknown = source, ids, ids[unknown]
+        self._pieces = {token: piece for piece, token in answers.items()}
+
+    def encode(self, text: str, add_special_tokens: bool) -> Encoded:
+        assert not add_special_tokens, "what stands around a text is the tokenizer's"
+        pieces = []
+        if text.startswith(">>") and (end := text.find("<<") + 2) > 1:  # the language to translate into
+            pieces, text = [text[:end]], text[end:]
+        pieces += self._source.encode(text, add_special_tokens=False).tokens
+        return Encoded([self._ids.get(piece, self._unknown) for piece in pieces])
+
+    def get_vocab_size(self) -> int:
+        return len(self._pieces)
+
+    def token_to_id(self, token: str) -> int | None:
+        return self._ids.get(token)
+
+    def id_to_token(self, token: int) -> str | None:
+        return self._pieces.get(token)

@@ -13,7 +13,7 @@ from pathlib import Path
 import tokenizers
 
 from quire.core.errors import BadCheckpoint, BadRequest
-from quire.text.sentencepiece import SentencePieces
+from quire.text.sentencepiece import SentencePieces, Translating
 from quire.text.token_bytes import TokenBytes
 from quire.weights.checkpoint import find_checkpoint
 
@@ -22,7 +22,7 @@ from quire.weights.checkpoint import find_checkpoint
 class Vocabulary:
     """What a reader of a tokenizer's files finds out."""
 
-    backend: tokenizers.Tokenizer | SentencePieces
+    backend: tokenizers.Tokenizer | SentencePieces | Translating
     token_bytes: TokenBytes  # of tokens that are not in `added`
     strips_space: bool  # encoding puts a space before a text, which decoding takes away again
     added: Mapping[int, str]  # tokens matched in a text before anything else; their text is as it stands

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+CHUNK = 16 << 20  # bytes that are asked for at once
+AHEAD = 128 << 20  # bytes behind those that are looked at which are on their way from the disk meanwhile
+
+
 class MappedFile:
     """The mapping lives as long as this object or any array viewed from it."""
 
@@ -24,6 +28,7 @@ class MappedFile:
         except ValueError as error:  # what mmap says to an empty file
             raise BadCheckpoint(f"{path} is empty", "download it again") from error
         self.size = len(self.buffer)
+        self._asked: set[int] = set()  # chunks
 
     def forget(self) -> None:
         """Unmap the pages that were looked at; the next look maps them again."""
@@ -36,5 +41,13 @@ class MappedFile:
         assert offset >= 0 and offset + num_rows * row_bytes <= self.size
         if num_rows * row_bytes == 0:  # frombuffer has no empty views
             return np.empty((num_rows, row_bytes), np.uint8)
+        self._ask_for(offset, offset + num_rows * row_bytes + AHEAD)
         flat = np.frombuffer(self.buffer, np.uint8, num_rows * row_bytes, offset)
         return flat.reshape(num_rows, row_bytes)
+
+    def _ask_for(self, begin: int, end: int) -> None:
+        """Read from the disk, without waiting for it. Pages that are mapped and looked at would come one by one."""
+        for chunk in range(begin // CHUNK, (min(end, self.size) - 1) // CHUNK + 1):
+            if chunk not in self._asked:
+                self._asked.add(chunk)
+                self.buffer.madvise(mmap.MADV_WILLNEED, chunk * CHUNK, min(CHUNK, self.size - chunk * CHUNK))

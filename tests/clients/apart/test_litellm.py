@@ -63,6 +63,20 @@ def test_text_completion(address: str) -> None:
     assert answer.choices[0].text and len(answer.choices[0].logprobs.token_logprobs) == answer.usage.completion_tokens
 
 
+def test_responses(address: str) -> None:
+    asked = where(address, "openai")
+    asked["max_output_tokens"] = asked.pop("max_tokens") + 4  # it asks for no less than 16
+    response = litellm.responses(input="Say hello.", **asked)
+    assert response.output_text and response.usage.output_tokens <= 16
+    events = list(litellm.responses(input="Say hello.", stream=True, **asked))
+    assert events[0].type == "response.created"
+    assert (
+        "".join(event.delta for event in events if event.type == "response.output_text.delta") == response.output_text
+    )
+    after = litellm.responses(input="Again.", previous_response_id=response.id, **asked)
+    assert after.usage.input_tokens > response.usage.input_tokens
+
+
 def test_tools_and_schemas(address: str) -> None:
     asked = {**where(address, "openai"), "max_tokens": 60}
     named = {"type": "function", "function": {"name": "weather"}}

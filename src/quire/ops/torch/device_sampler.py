@@ -21,12 +21,13 @@ from quire.ops.torch.sampler_rows import DeviceRows, Path, path_of
 OPEN_CAPACITY = 2048  # tokens that top_k and top_p decide on one by one; more are decided by a slower kernel
 MAX_VOCAB = 1 << 19  # 2**19 weights of 2**44 fill 63 bits
 EDITING = Path.BIASED | Path.MARKED | Path.WATERMARKED
+FEW_LINES = 8
 SMALLEST_TILE = MAX_VOCAB // MAX_TILES.value
 
 
 def split_for(lines: int) -> Split:
     """A few lines are cut finely, so that the whole device works on them."""
-    return Split(tile=SMALLEST_TILE, warps=4) if lines <= 8 else Split(tile=4096, warps=8)
+    return Split(tile=SMALLEST_TILE, warps=4) if lines <= FEW_LINES else Split(tile=4096, warps=8)
 
 
 class DeviceSampler:
@@ -96,6 +97,14 @@ class DeviceSampler:
             self._filters = Filters.allocate(self.num_rows, self._tiles, self._open_capacity, self.device)
         if path & EDITING and self._edits is None:
             self._edits = Edits.allocate(self.num_rows, self.vocab_size, self._tiles, self.device)
+
+    def try_out(self, dtype: torch.dtype) -> None:
+        """Compiles what most requests take, for a few lines and for more, so that the first of them does not wait."""
+        for lines in sorted({1, min(2 * FEW_LINES, self.num_rows)}):
+            logits = torch.zeros(lines, self.vocab_size, dtype=dtype, device=self.device)
+            nobody = torch.full((lines,), -1, dtype=torch.int32, device=self.device)
+            for path in (Path.GREEDY, Path.SAMPLED, Path.SAMPLED | Path.FILTERED):
+                self.launch(logits, nobody, lines, path)
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 

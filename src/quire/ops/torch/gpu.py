@@ -146,6 +146,8 @@ class GpuOps:
         sources: bool = False,
     ) -> GpuProgram:
         assert isinstance(cache, TorchCache) and (sampler is None or isinstance(sampler, DeviceSampler))
+        if sampler is not None and self.graphs and self.device.type == "cuda":
+            sampler.try_out(self.dtype)
         return GpuProgram(
             partial(forward, self),
             cache,
@@ -305,7 +307,7 @@ class GpuOps:
         if queries.norm is not None and k.norm is not None:
             norms = {"q_norm": queries.norm.weight, "k_norm": k.norm.weight, "eps": queries.norm.eps}
         if batch.only_decodes and not batch.batch_invariant and biases is None:
-            plan, is_new = batch.decode_plan(window)
+            plan, is_new = batch.decode_plan(window, queries.size // head_dim)
             overlap = self._overlap and not is_new  # what it reads early was written long before
             return decode_step(*heads, batch.runs, plan, scoring, **norms, overlap=overlap).flatten(1)
         turned = kv_write(*heads, **norms, overlap=self._overlap)

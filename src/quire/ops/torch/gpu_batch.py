@@ -9,10 +9,10 @@ from quire.ops.opset import Int32
 from quire.ops.torch.cache import TorchCache
 from quire.ops.torch.gpu_latent import LatentPlan, plan_latent
 from quire.ops.torch.gpu_values import Columns
-from quire.ops.torch.kernels.attention_decode import decode
+from quire.ops.torch.kernels.attention_decode import LEAST_ROWS, DecodeLaunch, decode, decode_launch
 from quire.ops.torch.kernels.attention_mla import mla_decode
-from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
-from quire.ops.torch.kernels.attention_plan import DecodePlan, PrefillPlan, plan_decode, plan_prefill
+from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring, power_of_two
+from quire.ops.torch.kernels.attention_plan import DecodePlan, PrefillPlan, num_workers, plan_decode, plan_prefill
 from quire.ops.torch.kernels.attention_prefill import PrefillLaunch, invariant_launch, prefill, prefill_launch
 from quire.ops.torch.kernels.low_rank import sort_by_slot
 from quire.ops.torch.kernels.moe import Routing
@@ -65,13 +65,18 @@ class GpuBatch:
     def only_decodes(self) -> bool:
         return self.decodes and not self.prefills
 
-    def decode_plan(self, window: int) -> tuple[DecodePlan, bool]:
+    def decode_plan(self, window: int, num_heads: int) -> tuple[DecodePlan, bool]:
         """-> the step's plan for layers of this window, and whether it was made just now."""
         if is_new := window not in self._decode_plans:
-            self._decode_plans[window] = plan_decode(
-                self.runs, self.max_model_len, window=window, batch_invariant=False
-            )
+            spec, per = self.cache.spec, self._decode_launch(num_heads).per_multiprocessor
+            workers = num_workers(self.slots.device, per, spec.num_kv_heads, self.runs.num_seqs, self.max_model_len)
+            self._decode_plans[window] = plan_decode(self.runs, workers, window=window)
         return self._decode_plans[window], is_new
+
+    def _decode_launch(self, num_heads: int) -> DecodeLaunch:
+        spec = self.cache.spec
+        rows = power_of_two(num_heads // spec.num_kv_heads, LEAST_ROWS)
+        return decode_launch(spec.head_dim, rows, self.cache.k.dtype, with_prompts=self.prefills)
 
     def attend(self, q: Tensor, layer: int, scoring: Scoring, overlap: bool = False) -> Tensor:
         """q [T, heads, head_dim] -> the same."""
@@ -81,8 +86,9 @@ class GpuBatch:
             return self._prefill(q, pages, scoring, invariant_launch(*shape), torch.zeros_like(q), above=0)
         out = torch.empty_like(q)
         if self.decodes:
-            plan, _ = self.decode_plan(scoring.window)
-            decode(q, pages, self.runs, plan, scoring, out=out, overlap=overlap)
+            plan, _ = self.decode_plan(scoring.window, q.shape[1])
+            launched = self._decode_launch(q.shape[1])
+            decode(q, pages, self.runs, plan, scoring, out=out, launch=launched, overlap=overlap)
         if self.prefills:
             self._prefill(q, pages, scoring, prefill_launch(*shape), out, above=1 if self.decodes else 0)
         return out
@@ -108,11 +114,10 @@ class GpuBatch:
                 self.positions,
                 self.host_starts,
                 num_heads=q.shape[1],
-                latent=latent,
                 dtype=q.dtype,
                 max_model_len=self.max_model_len,
                 batch_invariant=self.batch_invariant,
             )
         plan = self._latent_plan
         page = self.latent_page(layer)
-        return mla_decode(q, page, plan.runs, plan.splits, scale, latent=latent, launch=plan.launch)
+        return mla_decode(q, page, plan.runs, plan.pieces, scale, latent=latent, launch=plan.launch)

@@ -11,18 +11,17 @@ import torch
 from torch import Tensor
 
 from quire.ops.opset import Int32
-from quire.ops.torch.kernels.attention_mla import MLALaunch, mla_launch, mla_split
-from quire.ops.torch.kernels.attention_pages import Runs, power_of_two
-from quire.ops.torch.kernels.attention_plan import DecodePlan, plan_decode
+from quire.ops.torch.kernels.attention_mla import MLALaunch, mla_launch
+from quire.ops.torch.kernels.attention_pages import Runs
+from quire.ops.torch.kernels.attention_plan import DecodePlan, num_workers, plan_decode
 
 TILE_ROWS = 64
-MOST_PART_BYTES = 2**28  # of what splits leave to be merged
 
 
 @dataclass(frozen=True, slots=True)
 class LatentPlan:
     runs: Runs
-    splits: DecodePlan
+    pieces: DecodePlan
     launch: MLALaunch
 
 
@@ -32,7 +31,6 @@ def plan_latent(
     starts: Int32 | None,  # seq_starts on the host, where some sequence has several tokens
     *,
     num_heads: int,
-    latent: int,
     dtype: torch.dtype,
     max_model_len: int,
     batch_invariant: bool,
@@ -41,14 +39,10 @@ def plan_latent(
     if starts is not None:
         runs = _cut(runs, positions, starts, together)
     max_queries = 1 if starts is None and not batch_invariant else together
-    one_split = power_of_two(max_model_len)
-    split = one_split
-    if not batch_invariant:  # else sums must not be cut where the others' number says
-        part_bytes = runs.num_seqs * max_queries * num_heads * latent * 4
-        most_splits = max(MOST_PART_BYTES // part_bytes, 1)
-        split = max(mla_split(runs.num_seqs, False), power_of_two(-(-max_model_len // most_splits)))
-    splits = plan_decode(runs, max_model_len, max_queries=max_queries, split=min(split, one_split))
-    return LatentPlan(runs, splits, mla_launch(max_queries * num_heads, dtype))
+    launch = mla_launch(max_queries * num_heads, dtype)
+    tiles = launch.tiles(max_queries * num_heads)
+    workers = num_workers(positions.device, launch.per_multiprocessor, tiles, runs.num_seqs, max_model_len)
+    return LatentPlan(runs, plan_decode(runs, workers, max_queries=max_queries, cuts=not batch_invariant), launch)
 
 
 def _cut(runs: Runs, positions: Tensor, starts: Int32, most: int) -> Runs:

@@ -1,11 +1,10 @@
-"""A forward pass on the GPU: steps that only decode replay a CUDA graph, others are launched op by op.
+"""A forward pass on the GPU: steps replay a CUDA graph, unless they have so many tokens that launching is no burden.
 
-A graph is captured for each of a ladder of batch sizes; a step takes the next larger one and pads. The arrays of a step
-travel in one copy from pinned memory."""
+There are graphs for steps that only decode and for steps with prompts, each for a ladder of sizes; a step takes the
+next larger one and pads. The arrays of a step travel in one copy from pinned memory."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,12 +16,18 @@ from quire.ops.torch.gpu_batch import GpuBatch, Ids
 from quire.ops.torch.kernels.attention_pages import Runs
 
 MOST_CAPTURED = 512  # sequences: larger steps keep the GPU busy while the next ops are launched
+ALIGNED = 16  # numbers: a kernel is compiled again for arrays that begin elsewhere, and for tables of other widths
+WITH_PROMPTS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens, likewise
 
 
 def ladder(most: int) -> list[int]:
     """1, 2, 4, 8, then steps of 8 to 64, of 16 to 256 and of 32: a step pads by few."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, MOST_CAPTURED + 1, 32)]
     return sorted({min(size, most) for size in sizes})
+
+
+def aligned(count: int) -> int:
+    return -(-count // ALIGNED) * ALIGNED
 
 
 TOKENS_BESIDE_A_PROMPT = 128  # of other sequences, in the step that is tried out
@@ -44,48 +49,87 @@ def written_nowhere(lengths: Sequence[int], block_size: int, sources: bool = Fal
     )
 
 
+def cut(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Arrays of these sizes, each aligned."""
+    parts = flat.split([aligned(size) for size in sizes])
+    return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+
+
 class Inputs:
-    """The arrays of a step of S decoding sequences: here, on the way, and where the graph reads them.
+    """The arrays of a step of at most T tokens in S sequences: here, on the way, and where the graph reads them. If it
+    `decodes`, every sequence has one token.
 
     Here there are two sets, taken in turn: while one is on the way, the next step is written."""
 
-    def __init__(self, size: int, width: int, device: torch.device) -> None:
+    def __init__(self, num_tokens: int, num_seqs: int, width: int, device: torch.device, decodes: bool) -> None:
         pinned = device.type == "cuda"
-        self._hosts = [torch.zeros(size * (5 + width), dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
-        self._device = torch.zeros_like(self._hosts[0], device=device)
+        self._sizes = [*[num_tokens] * 4, *[num_seqs] * 2, num_seqs + 1, num_seqs * width]
+        length = sum(map(aligned, self._sizes))
+        self._hosts = [torch.zeros(length, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._arrived = [torch.cuda.Event() for _ in self._hosts] if pinned else []
-        self.size, self.width = size, width
+        self.num_tokens, self.num_seqs, self.width, self.decodes = num_tokens, num_seqs, width, decodes
+        for host in self._hosts:  # until a step is sent, all of it is padding
+            _, _, slots, adapters, _, logit_rows, seq_starts, _ = self._views(host)
+            slots[:], adapters[:] = -1, -1
+            if decodes:
+                logit_rows[:], seq_starts[:] = torch.arange(num_seqs), torch.arange(num_seqs + 1)
+        self._device = self._hosts[0].to(device)
         self.tensors = self._views(self._device)
-        for slots in (self.tensors[2], self.tensors[4]):  # until a step is sent, all of it is padding
-            slots.fill_(-1)
-        self.seq_starts = torch.arange(size + 1, dtype=torch.int32, device=device)
 
-    def _views(self, flat: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
-        """ids, positions, slots, context_lens, adapters [S], block_tables [S, W]"""
-        n = self.size
-        lines = flat[: 5 * n].reshape(5, n)
-        return lines[0], lines[1], lines[2], lines[3], lines[4], flat[5 * n :].reshape(n, self.width)
+    def _views(self, flat: Tensor) -> tuple[Tensor, ...]:
+        """ids, positions, slots, adapters [T], context_lens, logit_rows [S], seq_starts [S + 1], block_tables [S, W]"""
+        *lines, tables = cut(flat, self._sizes)
+        return *lines, tables.view(self.num_seqs, self.width)
 
     def send(self, batch: StepBatch) -> None:
         self._hosts.reverse()
         self._arrived.reverse()
-        host, n = self._hosts[0], batch.num_tokens
         if self._arrived:
             self._arrived[0].synchronize()  # its last use is two steps ago: there is nothing to wait for
-        ids, positions, slots, context_lens, adapters, tables = self._views(host.numpy())
-        ids[:n], positions[:n], slots[:n], context_lens[:n] = (
+        views = [view.numpy() for view in self._views(self._hosts[0])]
+        ids, positions, slots, adapters, context_lens, logit_rows, seq_starts, tables = views
+        n, s, r = batch.num_tokens, len(batch.context_lens), len(batch.logit_rows)
+        ids[:n], positions[:n], slots[:n], context_lens[:s] = (
             batch.ids,
             batch.positions,
             batch.slots,
             batch.context_lens,
         )
         adapters[:n] = -1 if batch.adapters is None else batch.adapters
-        slots[n:], context_lens[n:], adapters[n:] = -1, 0, -1
+        slots[n:], adapters[n:], context_lens[s:] = -1, -1, 0
+        if not self.decodes:
+            seq_starts[: s + 1], logit_rows[:r] = batch.seq_starts, batch.logit_rows
+            seq_starts[s + 1 :], logit_rows[r:] = n, 0
         used = min(batch.block_tables.shape[1], self.width)
-        tables[:n, :used] = batch.block_tables[:, :used]
-        self._device.copy_(host, non_blocking=True)
+        tables[:s, :used] = batch.block_tables[:, :used]
+        self._device.copy_(self._hosts[0], non_blocking=True)
         if self._arrived:
             self._arrived[0].record()
+
+
+class Borrowed:
+    """A tensor's memory, not held: what is captured next may use it too. Good until another graph is replayed."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._dtype = tensor.dtype
+        kind = {2: "<i2", 4: "<i4"}[tensor.element_size()]
+        self.__cuda_array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * tensor.element_size() for stride in tensor.stride()),
+            "typestr": kind,
+            "version": 2,
+        }
+
+    def tensor(self, device: torch.device) -> Tensor:
+        return torch.as_tensor(self, device=device).view(self._dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    inputs: Inputs
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor  # valid until another graph is replayed
 
 
 class GpuProgram:
@@ -105,18 +149,14 @@ class GpuProgram:
         self._forward, self._cache, self._max_tokens = forward, cache, max_tokens
         self._device = cache.k.device
         self._max_model_len = max_model_len
-        self._width = -(-max_model_len // cache.spec.block_size)
-        self._sizes = ladder(min(max_rows, max_tokens)) if graphs and self._device.type == "cuda" else []
-        self._inputs: dict[int, Inputs] = {}
-        self._graphs: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # by size, and with adapters
+        self._width = aligned(-(-max_model_len // cache.spec.block_size))
+        self._pool: tuple[int, int] | None = None  # of the graphs' memory, which all share: one is replayed at a time
+        self._decoding: dict[tuple[int, bool], Captured] = {}  # by size, and with adapters
+        self._with_prompts: dict[int, Captured] = {}
         self._adapts = False  # whether the forward pass asks for adapters
-        with torch.inference_mode():
-            for size in reversed(self._sizes):  # the largest first: the others fit into its memory
-                self._inputs[size] = Inputs(size, self._width, self._device)
-                self._capture(size, adapted=False)
-                if self._adapts:  # steps in which nobody has one do without
-                    self._capture(size, adapted=True)
-            if self._sizes:
+        if graphs and self._device.type == "cuda":
+            with torch.inference_mode():
+                self._capture_all(max_rows)
                 self._try_prompts(max_rows)
 
     def run(self, batch: StepBatch) -> Tensor:
@@ -127,14 +167,24 @@ class GpuProgram:
     def _run(self, batch: StepBatch) -> Tensor:
         n = batch.num_tokens
         assert n <= self._max_tokens, f"{n} tokens, compiled for {self._max_tokens}"
-        only_decodes = len(batch.context_lens) == n == len(batch.logit_rows)
-        if only_decodes and self._sizes and n <= self._sizes[-1]:
-            size = next(size for size in self._sizes if size >= n)
-            graph, logits = self._graphs[size, batch.adapters is not None]
-            self._inputs[size].send(batch)
-            graph.replay()
-            return logits[:n]
+        if captured := self._captured(batch):
+            captured.inputs.send(batch)
+            captured.graph.replay()
+            return captured.logits[: len(batch.logit_rows)]
         return self._forward(self._on_device(batch))
+
+    def _captured(self, batch: StepBatch) -> Captured | None:
+        """The smallest graph for such a step, if there is one."""
+        n, rows = batch.num_tokens, len(batch.logit_rows)
+        if len(batch.context_lens) == n == rows:
+            adapted = batch.adapters is not None
+            return next(
+                (found for (size, kind), found in self._decoding.items() if size >= n and kind == adapted), None
+            )
+        if batch.adapters is not None or batch.source_lens is not None:
+            return None
+        fitting = (found for size, found in self._with_prompts.items() if size >= n)
+        return next((found for found in fitting if found.inputs.num_seqs >= rows), None)
 
     def _try_prompts(self, max_rows: int) -> None:
         """Compiles what steps with prompts take, which would otherwise stop the first of them for seconds."""
@@ -146,53 +196,66 @@ class GpuProgram:
             if self._adapts:
                 self._forward(self._on_device(replace(step, adapters=np.zeros_like(step.ids))))
 
-    def _capture(self, size: int, adapted: bool) -> None:
-        inputs = self._inputs[size]
+    def _capture_all(self, max_rows: int) -> None:
+        """The largest first: the others fit into its memory."""
+        prompts = [] if self._cache.spec.latent else [n for n in WITH_PROMPTS if n <= self._max_tokens]
+        for size in reversed(prompts):  # latent attention plans on the host how prompts are cut
+            inputs = Inputs(size, min(size, max_rows), self._width, self._device, decodes=False)
+            self._with_prompts[size] = self._capture(inputs, adapted=False)
+        for size in reversed(ladder(min(max_rows, self._max_tokens))):
+            inputs = Inputs(size, size, self._width, self._device, decodes=True)
+            self._decoding[size, False] = self._capture(inputs, adapted=False)
+            if self._adapts:  # steps in which nobody has one do without
+                self._decoding[size, True] = self._capture(inputs, adapted=True)
+        self._with_prompts = dict(sorted(self._with_prompts.items()))
+        self._decoding = dict(sorted(self._decoding.items()))
+
+    def _capture(self, inputs: Inputs, adapted: bool) -> Captured:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            batch = self._decoding(inputs, adapted)
+            batch = self._read_from(inputs, adapted)
             self._forward(batch)  # compiles, and lets libraries allocate
             self._adapts = batch.adapts
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        pool = next(iter(self._graphs.values()))[0].pool() if self._graphs else None
-        with torch.cuda.graph(graph, pool=pool):
-            logits = self._forward(self._decoding(inputs, adapted))
-            if adapted:  # where those without are: logits are large, and there are many graphs
-                logits = self._graphs[size, False][1].copy_(logits)
-        self._graphs[size, adapted] = (graph, logits)
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = Borrowed(self._forward(self._read_from(inputs, adapted)))
+        self._pool = graph.pool()
+        return Captured(inputs, graph, logits.tensor(self._device))
 
-    def _decoding(self, inputs: Inputs, adapted: bool) -> GpuBatch:
-        ids, positions, slots, context_lens, adapters, tables = inputs.tensors
-        runs = Runs(inputs.seq_starts, context_lens, tables)
-        rows = inputs.seq_starts[:-1]
+    def _read_from(self, inputs: Inputs, adapted: bool) -> GpuBatch:
+        ids, positions, slots, adapters, context_lens, logit_rows, seq_starts, tables = inputs.tensors
         return GpuBatch(
             Ids(ids, self._last),
             positions,
             slots,
-            runs,
-            rows,
+            Runs(seq_starts, context_lens, tables),
+            logit_rows,
             self._cache,
             self._max_model_len,
             decodes=True,
-            prefills=False,
+            prefills=not inputs.decodes,
             batch_invariant=self._batch_invariant,
-            all_logits=True,
+            all_logits=inputs.decodes,
             adapters=adapters if adapted else None,
         )
 
     def _on_device(self, batch: StepBatch) -> GpuBatch:
         counts = np.diff(batch.seq_starts)
-        names = ("ids", "positions", "slots", "seq_starts", "context_lens", "logit_rows", "block_tables")
-        arrays: list[Int32] = [getattr(batch, name) for name in names]
+        num_seqs, width = batch.block_tables.shape
+        tables = np.zeros((num_seqs, aligned(width)), np.int32)
+        tables[:, :width] = batch.block_tables
+        names = ("ids", "positions", "slots", "seq_starts", "context_lens", "logit_rows")
+        arrays: list[Int32] = [*(getattr(batch, name) for name in names), tables]
         arrays += [] if batch.adapters is None else [batch.adapters]
-        flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
-        if self._device.type == "cuda":
-            flat = flat.pin_memory()
-        parts = flat.to(self._device, non_blocking=True).split([array.size for array in arrays])
-        ids, positions, slots, seq_starts, context_lens, logit_rows, tables, *adapters = parts
-        runs = Runs(seq_starts, context_lens, tables.view(batch.block_tables.shape))
+        sizes = [array.size for array in arrays]
+        flat = torch.empty(sum(map(aligned, sizes)), dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        for part, array in zip(cut(flat, sizes), arrays, strict=True):
+            part.numpy()[:] = array.ravel()
+        parts = cut(flat.to(self._device, non_blocking=True), sizes)
+        ids, positions, slots, seq_starts, context_lens, logit_rows, table, *adapters = parts
+        runs = Runs(seq_starts, context_lens, table.view(tables.shape))
         return GpuBatch(
             Ids(ids, self._last),
             positions,

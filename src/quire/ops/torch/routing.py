@@ -12,6 +12,8 @@ def choose_experts(logits: Tensor, routing: Routing, correction: Tensor | None =
     """logits [T, experts] -> the chosen experts' ids [T, top_k], the best one first, and their weights in fp32."""
     routing.check(logits.shape[1])
     logits = logits.float()
+    if routing.near:
+        return _near_ones(logits, routing)
     scores = logits.softmax(dim=-1) if routing.scoring == "softmax" else logits.sigmoid()
     merits = scores if correction is None else scores + correction
     if routing.num_groups > 1:
@@ -21,6 +23,18 @@ def choose_experts(logits: Tensor, routing: Routing, correction: Tensor | None =
     if routing.renormalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + LEAST_SUM)
     return ids, weights * routing.scale
+
+
+def _near_ones(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    ids, weights, left = [], [], logits
+    for _ in range(routing.top_k):
+        best = _best(left, 1)
+        most = left.gather(1, best)
+        far = most - logits > routing.near * logits.abs().clamp(min=most)
+        weights.append(left.masked_fill(far, float("-inf")).softmax(dim=-1).gather(1, best))
+        ids.append(best)
+        left = left.scatter(1, best, float("-inf"))
+    return torch.cat(ids, dim=1), torch.cat(weights, dim=1) * routing.scale
 
 
 def _in_the_best_groups(merits: Tensor, routing: Routing) -> Tensor:

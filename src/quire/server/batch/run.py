@@ -12,7 +12,12 @@ from quire.core.errors import BadRequest, EngineFailed, QueueFull, QuireError
 from quire.server.batch.requests import Line
 from quire.server.batch.results import Problem, Reply, Result
 from quire.server.dialects import load
-from quire.server.dialects.dialect import Context
+from quire.server.dialects.dialect import Call, Context
+from quire.server.dialects.openai.chat import parse_chat
+from quire.server.dialects.openai.completions import parse_completion
+from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
+from quire.server.dialects.openai.responses.store import Stored
+from quire.server.embeddings import embedded
 from quire.server.generate import answered
 
 if TYPE_CHECKING:
@@ -21,6 +26,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("quire.batch")
 
 _encode = msgspec.json.Encoder().encode
+
+
+def _parse_response(body: bytes, context: Context) -> ResponseCall:
+    return parse_response(body, context, _none_before)
+
+
+def _none_before(tenant: str, name: str) -> Stored:
+    raise BadRequest(f"no response `{name}`: a batch keeps none", "send the whole input", param="previous_response_id")
+
+
+EMBEDDINGS = "/v1/embeddings"
+READERS: dict[str, Callable[[bytes, Context], Call]] = {
+    "/v1/chat/completions": parse_chat,
+    "/v1/completions": parse_completion,
+    "/v1/responses": _parse_response,
+}
+URLS = (*READERS, EMBEDDINGS)
 
 
 async def run_batch(models: "Models", lines: Iterator[Line], concurrency: int, tell: Callable[[Result], None]) -> None:
@@ -49,8 +71,8 @@ class Batch:
         result = Result(id=f"batch_req_{uuid4().hex}", custom_id=line.custom_id)
         if line.method != "POST":
             result.error = Problem("invalid_method", f"the method is {line.method}, and POST is possible")
-        elif line.url not in self._dialect.routes:
-            known = ", ".join(self._dialect.routes)
+        elif line.url not in URLS:
+            known = ", ".join(URLS)
             result.error = Problem("invalid_url", f"the url is {line.url}, and {known} are possible")
         else:
             result.response = await self._reply(line)
@@ -70,13 +92,17 @@ class Batch:
 
     async def _answer(self, line: Line) -> object:
         body = bytes(line.body)
+        if line.url == EMBEDDINGS:
+            return await embedded(self._models, body)
         found = await self._models.find(self._dialect.model(body))
         service = found.service
         context = Context(service.info, service.tokenizer, model=found.adapter or service.info.name)
         while True:
-            call = self._dialect.routes[line.url](body, context)
+            call = READERS[line.url](body, context)
             if call.stream:
                 raise BadRequest("a batch has nobody to stream to", "leave out stream", param="stream")
+            if isinstance(call, ResponseCall) and call.background:
+                raise BadRequest("a batch is the background", "leave out background", param="background")
             for request in call.requests:
                 request.adapter = found.adapter
             try:

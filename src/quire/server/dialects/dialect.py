@@ -86,4 +86,5 @@ class Dialect:
     json_only: bool = True  # a body whose Content-Type is not JSON is refused
     last: bytes = b""  # sent after a stream that went well
     idle: bytes = b""  # sent when a stream was silent for long, and passed over by clients
+    below: str = ""  # paths that begin so are its own, those that do not exist among them
     pages: Callable[["Site"], list[Route]] = lambda site: []  # what is answered without generating

@@ -1,10 +1,8 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
 """Attention of steps in which a sequence has one query token, or a few (drafts).
 
-A sequence's context is cut into splits of a fixed number of positions. Programs stay on the device and take splits in
-turn, whichever sequence they belong to; attention_merge.py puts together what splits leave. So a row's result depends
-on its own context and on nothing else, and programs for splits that do not exist are never launched: at 256 sequences
-of 1k out of 32k possible, starting and ending those would take longer than the work."""
+Programs stay on the device, each with its share of all contexts (attention_plan.py): some hundred of them, whatever the
+step holds. attention_merge.py puts together what they leave of contexts that several of them share."""
 
 from dataclasses import dataclass
 
@@ -20,12 +18,11 @@ from quire.ops.torch.kernels.attention_pages import (
     Pages,
     Runs,
     Scoring,
-    num_programs,
     offset_type,
     power_of_two,
     product_type,
 )
-from quire.ops.torch.kernels.attention_plan import COUNTERS, DecodePlan, find_run, first_seen
+from quire.ops.torch.kernels.attention_plan import COUNTERS, DecodePlan, load_piece
 from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend, sink
 from quire.ops.torch.kernels.overlap import overlap_options, wait_for_inputs
 
@@ -42,11 +39,12 @@ class DecodeLaunch:
     per_multiprocessor: int  # programs that fit side by side
 
 
-def decode_launch(head_dim: int, rows: int, dtype: torch.dtype) -> DecodeLaunch:
+def decode_launch(head_dim: int, rows: int, dtype: torch.dtype, with_prompts: bool = False) -> DecodeLaunch:
     """About 100 KB of K and V are on their way to each multiprocessor. More programs of fewer warps wait less for each
-    other; codes, which are unpacked between two waits, want the most of them."""
+    other; codes, which are unpacked between two waits, want the most of them. `with_prompts` is for `decode`, which
+    reads 16 bits at 4.3 TB/s so and at 3.4 as others do; for `decode_step` it is the other way round."""
     position_bytes = 2 * power_of_two(head_dim, 16) * dtype.itemsize
-    if rows > LEAST_ROWS:
+    if rows > LEAST_ROWS or (with_prompts and dtype.itemsize == 2):
         return DecodeLaunch(_positions(32768 // position_bytes), num_warps=4, num_stages=3, per_multiprocessor=3)
     if dtype.itemsize == 1:
         return DecodeLaunch(_positions(4096 // position_bytes), num_warps=1, num_stages=5, per_multiprocessor=8)
@@ -84,13 +82,12 @@ def decode(
     rows = power_of_two(group * plan.max_queries, LEAST_ROWS)
     launch = launch or decode_launch(head_dim, rows, pages.k.dtype)
     assert pages.num_kv_heads <= COUNTERS
-    parts = new_parts(runs.num_seqs, num_heads, head_dim, plan)
+    parts = new_parts(plan, pages.num_kv_heads, rows, head_dim)
     factor, cap = scoring.factors(pages.k_scale)
     units = pages.k_units
     codes = pages.k.dtype.itemsize == 1
     k, v = in_words(pages.k), in_words(pages.v)
-    programs = num_programs(q.device, launch.per_multiprocessor, runs.num_seqs * plan.max_splits * pages.num_kv_heads)
-    _decode[(programs,)](
+    _decode[(plan.workers * pages.num_kv_heads,)](
         q,
         k,
         v,
@@ -100,7 +97,8 @@ def decode(
         parts.sums,
         parts.weights,
         plan.counters,
-        plan.starts,
+        plan.pieces,
+        plan.ranges,
         runs.seq_starts,
         runs.context_lens,
         runs.block_tables,
@@ -111,7 +109,6 @@ def decode(
         positions,
         runs.num_seqs,
         num_tokens,
-        programs,
         factor,
         cap,
         pages.v_scale,
@@ -130,16 +127,13 @@ def decode(
         KV_HEADS=pages.num_kv_heads,
         GROUP=group,
         ROWS=rows,
-        MAX_QUERIES=plan.max_queries,
-        MAX_SPLITS=plan.max_splits,
-        SPLIT=plan.split,
         WINDOW=scoring.window,
         REACH=scoring.reach,
         CAPPED=scoring.soft_cap > 0.0,
         CODES=codes,
         OFFSETS=offset_type(k),
         BLOCK_SIZE=pages.block_size,
-        BLOCK_N=min(launch.block_n, plan.split),
+        BLOCK_N=launch.block_n,
         D=head_dim,
         D_PAD=power_of_two(head_dim, 32 if codes else 16),
         PRODUCTS=product_type(q, pages.k.dtype),
@@ -151,7 +145,7 @@ def decode(
     return out
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_tokens", "programs"])
+@triton.jit(do_not_specialize=["num_seqs", "num_tokens"])
 def _decode(
     q,
     k,
@@ -162,7 +156,8 @@ def _decode(
     part_sums,
     part_weights,
     counters,
-    starts,
+    pieces,
+    ranges,
     seq_starts,
     context_lens,
     block_tables,
@@ -173,7 +168,6 @@ def _decode(
     positions,
     num_seqs,
     num_tokens,
-    programs,
     factor,
     cap,
     v_scale,
@@ -192,9 +186,6 @@ def _decode(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
-    MAX_QUERIES: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
     REACH: tl.constexpr,
     CAPPED: tl.constexpr,
@@ -211,23 +202,15 @@ def _decode(
     row = tl.arange(0, ROWS)
     columns = tl.arange(0, D_PAD)
     query = row // GROUP
-    num_pieces = tl.load(starts + num_seqs) * KV_HEADS
-    for piece in range(tl.program_id(0), num_pieces, programs):
-        item = piece // KV_HEADS  # the KV heads of a position lie side by side and are read at the same time
-        head = piece % KV_HEADS
-        seq = find_run(starts, num_seqs, item)
-        part = item - tl.load(starts + seq)
-        num_parts = tl.load(starts + seq + 1) - tl.load(starts + seq)
+    worker = tl.program_id(0) // KV_HEADS  # the KV heads of a position lie side by side and are read at the same time
+    head = tl.program_id(0) % KV_HEADS
+    for piece in range(tl.load(ranges + 2 * worker), tl.load(ranges + 2 * worker + 1)):
+        seq, begin, end, part, num_parts = load_piece(pieces, piece)
         token = tl.load(seq_starts + seq)
         num_queries = tl.load(seq_starts + seq + 1) - token
         context_len = tl.load(context_lens + seq)
 
         run_begin = context_len - num_queries
-        first = first_seen(context_len, num_queries, WINDOW)
-        split = first // SPLIT + part
-        begin = tl.maximum(split * SPLIT, first // BLOCK_N * BLOCK_N)
-        end = tl.minimum(split * SPLIT + SPLIT, context_len)
-
         exists = query < num_queries
         q_head_row = head * GROUP + row % GROUP
         q_at = (token + query).to(tl.int64) * q_token + q_head_row * q_head
@@ -289,20 +272,21 @@ def _decode(
             acc,
             peak,
             total,
-            (seq * MAX_QUERIES + query) * (KV_HEADS * GROUP) + q_head_row,
             exists,
             (token + query).to(tl.int64) * out_token + q_head_row * out_head,
             out,
             part_sums,
             part_weights,
             counters + seq * counter_seq + head,
+            worker,
+            head,
             part,
             num_parts,
             v_scale,
-            MAX_SPLITS,
+            KV_HEADS,
             ROWS,
             D,
             D_PAD,
         )
     first_padding = tl.load(seq_starts + num_seqs)
-    zero_padding(out, first_padding, num_tokens, programs, out_token, out_head, KV_HEADS * GROUP, D, D_PAD)
+    zero_padding(out, first_padding, num_tokens, out_token, out_head, KV_HEADS * GROUP, D, D_PAD)

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""What becomes of a split: the whole result where there is no other, else a part of it that the last one to end merges.
+"""What becomes of a piece: the whole result where there is no other, else a part of it that the last one to end merges.
 
 Parts are merged first to last, whoever does it, so results do not depend on who came last. A kernel of its own for this
 would cost its launch in every layer: some 2 us, or a twentieth of a token at batch 1 with weights of 4 bits."""
@@ -19,20 +19,22 @@ NUMBERS_AT_ONCE = tl.constexpr(8192)  # of parts on their way to the program tha
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Room for what splits leave behind. Rows are S * max_queries: in a step with prompts, tokens are many more."""
+    """Room for what pieces leave behind. A worker has at most two that are not all of a sequence: its first one, that
+    goes on with what another has begun, and its last one, that another goes on with."""
 
-    sums: Tensor  # [rows, heads, max_splits, head_dim] fp32: of weighted values
-    weights: Tensor  # [rows, heads, max_splits, 2] fp32: the greatest score, and the sum of weights
+    sums: Tensor  # [workers, 2, lanes, rows, head_dim] fp32: of weighted values
+    weights: Tensor  # [workers, 2, lanes, rows, 2] fp32: the greatest score, and the sum of weights
 
 
-def new_parts(num_seqs: int, num_heads: int, head_dim: int, plan: DecodePlan) -> Parts:
-    num_rows = num_seqs * plan.max_queries
-    like = {"dtype": torch.float32, "device": plan.starts.device}
-    splits = plan.max_splits if plan.max_splits > 1 else 0
-    return Parts(
-        torch.empty(num_rows, num_heads, splits, head_dim, **like),
-        torch.empty(num_rows, num_heads, splits, 2, **like),
-    )
+def new_parts(plan: DecodePlan, lanes: int, rows: int, head_dim: int) -> Parts:
+    like = {"dtype": torch.float32, "device": plan.pieces.device}
+    places = plan.workers * 2 * lanes * rows if plan.cuts else 0
+    return Parts(torch.empty(places, head_dim, **like), torch.empty(places, 2, **like))
+
+
+@triton.jit
+def _part_at(worker, part, lane, row, LANES: tl.constexpr, ROWS: tl.constexpr):
+    return (((2 * worker + tl.where(part == 0, 1, 0)) * LANES + lane) * ROWS + row).to(tl.int64)
 
 
 @triton.jit
@@ -40,33 +42,35 @@ def finish(
     acc,  # [ROWS, D_PAD]
     peak,  # [ROWS]
     total,  # [ROWS]
-    row_at,  # [ROWS] (seq * max_queries + query) * heads + head
     exists,  # [ROWS]
     out_at,  # [ROWS] where the row's result goes
     out,
     part_sums,
     part_weights,
     counter,  # how many parts of these rows are there
+    worker,
+    lane,  # which of the LANES programs of the worker this is
     part,
     num_parts,
     v_scale,
-    MAX_SPLITS: tl.constexpr,
+    LANES: tl.constexpr,
     ROWS: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
 ):
-    """Store a split's result, or its part; and if it is the last part, their result."""
+    """Store a piece's result, or its part; and if it is the last part, their result."""
     PARTS_AT_ONCE: tl.constexpr = max(1, NUMBERS_AT_ONCE // (ROWS * D_PAD))
     columns = tl.arange(0, D_PAD)
     present = exists[:, None] & (columns < D)[None, :]
     result_at = out + out_at[:, None] + columns[None, :]
-    if MAX_SPLITS == 1 or num_parts == 1:
+    if num_parts == 1:
         tl.store(result_at, acc * _per_weight(total, v_scale)[:, None], mask=present)
     else:
-        at = row_at.to(tl.int64) * MAX_SPLITS
-        tl.store(part_sums + (at + part)[:, None] * D + columns[None, :], acc, mask=present)
-        tl.store(part_weights + (at + part) * 2, peak, mask=exists)
-        tl.store(part_weights + (at + part) * 2 + 1, total, mask=exists)
+        row = tl.arange(0, ROWS)
+        at = _part_at(worker, part, lane, row, LANES, ROWS)
+        tl.store(part_sums + at[:, None] * D + columns[None, :], acc, mask=present)
+        tl.store(part_weights + at * 2, peak, mask=exists)
+        tl.store(part_weights + at * 2 + 1, total, mask=exists)
         tl.debug_barrier()  # all that this program stored, before it is counted
         if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_parts - 1:
             tl.store(counter, 0)  # for the next launch
@@ -74,9 +78,10 @@ def finish(
             highest = tl.full([ROWS], FINITE_MIN, tl.float32)
             merged_total = tl.zeros([ROWS], tl.float32)
             for i in tl.range(0, num_parts, loop_unroll_factor=PARTS_AT_ONCE):
-                part_sum = tl.load(part_sums + (at + i)[:, None] * D + columns[None, :], mask=present, other=0.0)
-                part_peak = tl.load(part_weights + (at + i) * 2, mask=exists, other=FINITE_MIN)
-                part_total = tl.load(part_weights + (at + i) * 2 + 1, mask=exists, other=0.0)
+                at = _part_at(worker - part + i, i, lane, row, LANES, ROWS)
+                part_sum = tl.load(part_sums + at[:, None] * D + columns[None, :], mask=present, other=0.0)
+                part_peak = tl.load(part_weights + at * 2, mask=exists, other=FINITE_MIN)
+                part_total = tl.load(part_weights + at * 2 + 1, mask=exists, other=0.0)
                 higher = tl.maximum(highest, part_peak)
                 shrink = tl.exp2(highest - higher)
                 part_shrink = tl.exp2(part_peak - higher)
@@ -93,10 +98,10 @@ def _per_weight(total, v_scale):
 
 @triton.jit
 def zero_padding(
-    out, first, num_tokens, programs, out_token, out_head, HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr
+    out, first, num_tokens, out_token, out_head, HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr
 ):
     """Tokens first .. num_tokens belong to no sequence. What follows must find numbers there."""
     columns = tl.arange(0, D_PAD)
-    for piece in range(tl.program_id(0), (num_tokens - first) * HEADS, programs):
+    for piece in range(tl.program_id(0), (num_tokens - first) * HEADS, tl.num_programs(0)):
         at = (first + piece // HEADS).to(tl.int64) * out_token + piece % HEADS * out_head
         tl.store(out + at + columns, tl.zeros([D_PAD], tl.float32), mask=columns < D)

@@ -2,8 +2,7 @@
 """Decoding on a latent cache (multi-head latent attention): all heads read the same row a token.
 
 A row is `latent` numbers that serve as key and as value, and the rest, turned by position, that serve as key alone
-(DeepSeek: 512 + 64). Splits are those of attention_decode.py. What a split leaves is as wide as the
-latent, for every head: at 128 heads, 455 / split of the bytes that are read. So splits are longer here."""
+(DeepSeek: 512 + 64). Work is shared as in attention_decode.py, by tiles of heads instead of KV heads."""
 
 from dataclasses import dataclass
 
@@ -14,13 +13,9 @@ from torch import Tensor
 
 from quire.ops.torch.kernels.attention_decode import LEAST_ROWS
 from quire.ops.torch.kernels.attention_merge import finish, new_parts, zero_padding
-from quire.ops.torch.kernels.attention_pages import LOG2E, Runs, num_programs, offset_type, power_of_two, product_type
-from quire.ops.torch.kernels.attention_plan import COUNTERS, DecodePlan, find_run
+from quire.ops.torch.kernels.attention_pages import LOG2E, Runs, offset_type, power_of_two, product_type
+from quire.ops.torch.kernels.attention_plan import COUNTERS, DecodePlan, load_piece
 from quire.ops.torch.kernels.attention_tile import FINITE_MIN
-
-INVARIANT_SPLIT = 1024  # positions
-SPLITS = ((2, 256), (8, 512), (32, 2048))  # up to so many sequences: positions a split
-LONGEST_SPLIT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +26,9 @@ class MLALaunch:
     num_stages: int
     per_multiprocessor: int
 
-
-def mla_split(num_seqs: int, batch_invariant: bool) -> int:
-    """Few sequences need short splits to fill the device; many need long ones, so that little is left to merge."""
-    if batch_invariant:
-        return INVARIANT_SPLIT
-    return next((split for most, split in SPLITS if num_seqs <= most), LONGEST_SPLIT)
+    def tiles(self, num_rows: int) -> int:
+        """Programs that `num_rows` heads of some queries make."""
+        return -(-num_rows // self.rows)
 
 
 def mla_launch(num_rows: int, dtype: torch.dtype) -> MLALaunch:
@@ -66,24 +58,23 @@ def mla_decode(
     assert latent & (latent - 1) == 0 and plan.window == 0
     launch = launch or mla_launch(plan.max_queries * num_heads, q.dtype)
     out = q.new_empty(num_tokens, num_heads, latent) if out is None else out
-    parts = new_parts(runs.num_seqs, num_heads, latent, plan)
-    tiles = -(-plan.max_queries * num_heads // launch.rows)
+    tiles = launch.tiles(plan.max_queries * num_heads)
     assert tiles <= COUNTERS
-    programs = num_programs(q.device, launch.per_multiprocessor, runs.num_seqs * plan.max_splits * tiles)
-    _mla_decode[(programs,)](
+    parts = new_parts(plan, tiles, launch.rows, latent)
+    _mla_decode[(plan.workers * tiles,)](
         q,
         cache,
         out,
         parts.sums,
         parts.weights,
         plan.counters,
-        plan.starts,
+        plan.pieces,
+        plan.ranges,
         runs.seq_starts,
         runs.context_lens,
         runs.block_tables,
         runs.num_seqs,
         num_tokens,
-        programs,
         scale * cache_scale * LOG2E,
         cache_scale,
         q.stride(0),
@@ -97,9 +88,6 @@ def mla_decode(
         HEADS=num_heads,
         TILES=tiles,
         ROWS=launch.rows,
-        MAX_QUERIES=plan.max_queries,
-        MAX_SPLITS=plan.max_splits,
-        SPLIT=plan.split,
         BLOCK_SIZE=cache.shape[1],
         BLOCK_N=launch.block_n,
         LATENT=latent,
@@ -113,7 +101,7 @@ def mla_decode(
     return out
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_tokens", "programs"])
+@triton.jit(do_not_specialize=["num_seqs", "num_tokens"])
 def _mla_decode(
     q,
     cache,
@@ -121,13 +109,13 @@ def _mla_decode(
     part_sums,
     part_weights,
     counters,
-    starts,
+    pieces,
+    ranges,
     seq_starts,
     context_lens,
     block_tables,
     num_seqs,
     num_tokens,
-    programs,
     factor,
     v_scale,
     q_token,
@@ -141,9 +129,6 @@ def _mla_decode(
     HEADS: tl.constexpr,
     TILES: tl.constexpr,
     ROWS: tl.constexpr,
-    MAX_QUERIES: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    SPLIT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     LATENT: tl.constexpr,
@@ -156,18 +141,16 @@ def _mla_decode(
     latent_columns = tl.arange(0, LATENT)
     turned_columns = tl.arange(0, TURNED_PAD)
     turned_exists = (turned_columns < TURNED)[None, :]
-    num_pieces = tl.load(starts + num_seqs) * TILES
-    for piece in range(tl.program_id(0), num_pieces, programs):
-        item = piece // TILES  # all heads of a split are under way at the same time and share what the cache gives
-        row = piece % TILES * ROWS + tl.arange(0, ROWS)
-        seq = find_run(starts, num_seqs, item)
-        part = item - tl.load(starts + seq)
-        num_parts = tl.load(starts + seq + 1) - tl.load(starts + seq)
+    worker = (
+        tl.program_id(0) // TILES
+    )  # all heads of a piece are under way at the same time and share what the cache gives
+    tile = tl.program_id(0) % TILES
+    row = tile * ROWS + tl.arange(0, ROWS)
+    for piece in range(tl.load(ranges + 2 * worker), tl.load(ranges + 2 * worker + 1)):
+        seq, begin, end, part, num_parts = load_piece(pieces, piece)
         token = tl.load(seq_starts + seq)
         num_queries = tl.load(seq_starts + seq + 1) - token
         context_len = tl.load(context_lens + seq)
-        begin = part * SPLIT
-        end = tl.minimum(begin + SPLIT, context_len)
         table = block_tables + seq.to(tl.int64) * table_seq
 
         query = row // HEADS
@@ -207,20 +190,21 @@ def _mla_decode(
             acc,
             peak,
             total,
-            (seq * MAX_QUERIES + query) * HEADS + row % HEADS,
             exists,
             (token + query).to(tl.int64) * out_token + row % HEADS * out_head,
             out,
             part_sums,
             part_weights,
-            counters + seq * counter_seq + piece % TILES,
+            counters + seq * counter_seq + tile,
+            worker,
+            tile,
             part,
             num_parts,
             v_scale,
-            MAX_SPLITS,
+            TILES,
             ROWS,
             LATENT,
             LATENT,
         )
     first_padding = tl.load(seq_starts + num_seqs)
-    zero_padding(out, first_padding, num_tokens, programs, out_token, out_head, HEADS, LATENT, LATENT)
+    zero_padding(out, first_padding, num_tokens, out_token, out_head, HEADS, LATENT, LATENT)

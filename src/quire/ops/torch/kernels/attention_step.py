@@ -19,12 +19,11 @@ from quire.ops.torch.kernels.attention_pages import (
     Pages,
     Runs,
     Scoring,
-    num_programs,
     offset_type,
     power_of_two,
     product_type,
 )
-from quire.ops.torch.kernels.attention_plan import COUNTERS, DecodePlan, find_run, first_seen
+from quire.ops.torch.kernels.attention_plan import COUNTERS, DecodePlan, load_piece
 from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend, sink
 from quire.ops.torch.kernels.kv_write import cos_and_sin, store_key_and_value, turned_heads
 from quire.ops.torch.kernels.overlap import overlap_options
@@ -61,12 +60,11 @@ def decode_step(
     rows = power_of_two(group, LEAST_ROWS)
     launch = launch or decode_launch(head_dim, rows, pages.k.dtype)
     assert num_kv_heads <= COUNTERS
-    parts = new_parts(num_tokens, num_heads, head_dim, plan)
+    parts = new_parts(plan, num_kv_heads, rows, head_dim)
     factor, cap = scoring.factors(pages.k_scale)
     units, codes = pages.k_units, pages.k.dtype.itemsize == 1
     k_words, v_words = in_words(pages.k), in_words(pages.v)
-    programs = num_programs(q.device, launch.per_multiprocessor, num_tokens * plan.max_splits * num_kv_heads)
-    _decode_step[(programs,)](
+    _decode_step[(plan.workers * num_kv_heads,)](
         q,
         k,
         v,
@@ -85,13 +83,12 @@ def decode_step(
         parts.sums,
         parts.weights,
         plan.counters,
-        plan.starts,
+        plan.pieces,
+        plan.ranges,
         runs.context_lens,
         runs.block_tables,
         scoring.slopes,
         scoring.sinks,
-        num_tokens,
-        programs,
         factor,
         cap,
         1.0 / pages.k_scale,
@@ -112,8 +109,6 @@ def decode_step(
         KV_HEADS=num_kv_heads,
         GROUP=group,
         ROWS=rows,
-        MAX_SPLITS=plan.max_splits,
-        SPLIT=plan.split,
         WINDOW=scoring.window,
         CAPPED=scoring.soft_cap > 0.0,
         CODES=codes,
@@ -121,7 +116,7 @@ def decode_step(
         OFFSETS=offset_type(k_words),
         ROTARY=angles.shape[1] if angles is not None else 0,
         BLOCK_SIZE=pages.block_size,
-        BLOCK_N=min(launch.block_n, plan.split),
+        BLOCK_N=launch.block_n,
         D=head_dim,
         D_PAD=power_of_two(head_dim, 32 if codes else 16),
         PRODUCTS=product_type(q, pages.k.dtype),
@@ -133,7 +128,7 @@ def decode_step(
     return out
 
 
-@triton.jit(do_not_specialize=["num_seqs", "programs"])
+@triton.jit
 def _decode_step(
     q,
     k,
@@ -153,13 +148,12 @@ def _decode_step(
     part_sums,
     part_weights,
     counters,
-    starts,
+    pieces,
+    ranges,
     context_lens,
     block_tables,
     slopes,
     sinks,
-    num_seqs,
-    programs,
     factor,
     cap,
     k_factor,
@@ -180,8 +174,6 @@ def _decode_step(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     CODES: tl.constexpr,
@@ -201,19 +193,12 @@ def _decode_step(
     row = tl.arange(0, ROWS)
     columns = tl.arange(0, D_PAD)
     exists = row < GROUP
-    num_pieces = tl.load(starts + num_seqs) * KV_HEADS
-    for piece in range(tl.program_id(0), num_pieces, programs):
-        item = piece // KV_HEADS  # the KV heads of a position lie side by side and are read at the same time
-        head = piece % KV_HEADS
-        seq = find_run(starts, num_seqs, item)
-        part = item - tl.load(starts + seq)
-        num_parts = tl.load(starts + seq + 1) - tl.load(starts + seq)
+    worker = tl.program_id(0) // KV_HEADS  # the KV heads of a position lie side by side and are read at the same time
+    head = tl.program_id(0) % KV_HEADS
+    for piece in range(tl.load(ranges + 2 * worker), tl.load(ranges + 2 * worker + 1)):
+        seq, begin, end, part, num_parts = load_piece(pieces, piece)
         context_len = tl.load(context_lens + seq)
         slot = tl.load(slots + seq)
-        first = first_seen(context_len, 1, WINDOW)
-        split = first // SPLIT + part
-        begin = tl.maximum(split * SPLIT, first // BLOCK_N * BLOCK_N)
-        end = tl.minimum(split * SPLIT + SPLIT, context_len - 1)
         token = seq.to(tl.int64)
         cos, sin = cos_and_sin(angles + token * angle_token if ROTARY > 0 else None, ROTARY, D_PAD)
         if OVERLAP:
@@ -263,7 +248,7 @@ def _decode_step(
             total,
             queries,
             begin,
-            end,
+            tl.minimum(end, context_len - 1),
             block_tables + token * table_seq,
             k_words + head * (kv_head // PER_WORD),
             v_words + head * (kv_head // PER_WORD),
@@ -300,17 +285,18 @@ def _decode_step(
             acc,
             peak,
             total,
-            seq * (KV_HEADS * GROUP) + q_head_row,
             exists,
             (token * (KV_HEADS * GROUP) + q_head_row) * D,
             out,
             part_sums,
             part_weights,
             counters + seq * counter_seq + head,
+            worker,
+            head,
             part,
             num_parts,
             v_scale,
-            MAX_SPLITS,
+            KV_HEADS,
             ROWS,
             D,
             D_PAD,

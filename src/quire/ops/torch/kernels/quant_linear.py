@@ -23,8 +23,8 @@ from quire.ops.torch.kernels.quant_layout import GroupedWeight
 from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
 from quire.ops.torch.kernels.quant_unpack import asm_for, table_of, take_plane, unpack
 
-MAX_KERNEL_ROWS = 96  # beyond it, dequantize and cuBLAS
-MAX_PARALLEL_ROWS = 64  # beyond it, one program takes all splits of its tile
+MAX_KERNEL_ROWS = 128  # beyond it, dequantize and cuBLAS
+MAX_PARALLEL_ROWS = 64  # beyond it, one program takes all splits of its tile where rows are to be batch invariant
 
 
 class GroupedConfig(NamedTuple):
@@ -66,7 +66,7 @@ def grouped_linear(
     if takes_codes(len(x), weight, batch_invariant):
         codes = quantize_rows(x, torch.int16, x_group(weight), overlap)
         return grouped_gemv(codes, weight, bias, gemv_config(weight), x.dtype, overlap)
-    return grouped_kernel(x, weight, bias, grouped_config(len(x), weight), tickets, overlap)
+    return grouped_kernel(x, weight, bias, grouped_config(len(x), weight, batch_invariant), tickets, overlap)
 
 
 def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:
@@ -76,11 +76,15 @@ def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:
     return GroupedGemvConfig(block_n, 8, depth if weight.group >= 64 else depth // 2)
 
 
-def grouped_config(M: int, weight: GroupedWeight) -> GroupedConfig:
+def grouped_config(M: int, weight: GroupedWeight, batch_invariant: bool = False) -> GroupedConfig:
+    """Two tiles of rows need half the splits to fill the device; or as many, where sums must not depend on M."""
     block_m = next(block for block in CONFIGS if block >= M or block == 64)
     block_n, warps, stages = CONFIGS[block_m]
     splits = num_splits(weight.num_outputs, weight.num_inputs)
-    return GroupedConfig(block_m, block_n, splits, M > MAX_PARALLEL_ROWS, warps, stages)
+    many = M > MAX_PARALLEL_ROWS
+    if many and not batch_invariant:
+        splits = max(splits // 2, 1)
+    return GroupedConfig(block_m, block_n, splits, many and batch_invariant, warps, stages)
 
 
 def grouped_kernel(

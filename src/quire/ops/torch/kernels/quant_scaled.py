@@ -26,6 +26,7 @@ from quire.ops.torch.kernels.quant_scaled_gemv import ScaledGemvConfig, scaled_g
 
 BLOCK_K = 128  # inputs a step, and the side of a block of scales
 MAX_STREAM_ROWS = 64  # beyond it, cuBLAS where there are scales of rows
+MAX_NARROW_ROWS, NARROW = 128, 8192  # but so many outputs leave it half of the device, as tiles that it does not split
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +76,8 @@ def scaled_linear(
     M = len(x.codes)
     if M == 0:
         return x.codes.new_empty(0, len(weight.codes), dtype=dtype)
-    if M > MAX_STREAM_ROWS and not batch_invariant and not weight.by_blocks:
+    narrow = M <= MAX_NARROW_ROWS and len(weight.codes) <= NARROW
+    if M > MAX_STREAM_ROWS and not narrow and not batch_invariant and not weight.by_blocks:
         return _by_cublas(x, weight, bias, dtype)
     if M == 1 and weight.can_gemv and not batch_invariant:
         return scaled_gemv(x, weight.codes, weight.scales, bias, dtype, GEMV, overlap)
@@ -84,11 +86,13 @@ def scaled_linear(
 
 def scaled_config(M: int, weight: ScaledWeight, batch_invariant: bool) -> ScaledConfig:
     """Many rows need no splits, unless they must be added up as few are."""
+    splits = num_splits(*weight.codes.shape)
+    if MAX_STREAM_ROWS < M <= MAX_NARROW_ROWS and len(weight.codes) <= NARROW and not batch_invariant:
+        return ScaledConfig(64, CONFIGS[64][0], max(splits // 2, 1), False, *CONFIGS[64][1:])
     many = M > MAX_STREAM_ROWS
     block_m = next(block for block in CONFIGS if block >= M or block == 64)
     block_n, warps, stages = MANY if many else CONFIGS[block_m]
-    splits = 1 if many and not batch_invariant else num_splits(*weight.codes.shape)
-    return ScaledConfig(block_m, block_n, splits, many, warps, stages)
+    return ScaledConfig(block_m, block_n, splits if batch_invariant or not many else 1, many, warps, stages)
 
 
 def scaled_kernel(

@@ -35,6 +35,7 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
             GROUPS=routing.num_groups,
             TOP_GROUPS=routing.top_groups if routing.num_groups > 1 else 0,
             BEST_TWO=routing.group_score == "best two",
+            NEAR=routing.near,
             SIZE=size,
             GROUPS_PAD=power_of_two(routing.num_groups),
             SIZE_PAD=power_of_two(size),
@@ -57,6 +58,7 @@ def _route_kernel(
     GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,  # 0: there is one group, and it is open
     BEST_TWO: tl.constexpr,
+    NEAR: tl.constexpr,
     SIZE: tl.constexpr,  # experts of a group
     GROUPS_PAD: tl.constexpr,
     SIZE_PAD: tl.constexpr,
@@ -67,13 +69,15 @@ def _route_kernel(
     there = (group < GROUPS)[:, None] & (member < SIZE)[None, :]
     expert = group[:, None] * SIZE + member[None, :]  # [GROUPS_PAD, SIZE_PAD]
     x = tl.load(logits + token * stride + expert, mask=there, other=float("-inf")).to(tl.float32)
-    if SIGMOID:
+    if NEAR > 0:
+        scores = x
+    elif SIGMOID:
         scores = tl.sigmoid(x)
     else:
         scores = tl.exp(x - tl.max(x))
         scores = scores / tl.sum(scores)
     merits = scores
-    if correction is not None:
+    if correction is not None and NEAR == 0:
         merits += tl.load(correction + expert, mask=there, other=0.0)
     merits = tl.where(there & (merits == merits), merits, float("-inf"))
 
@@ -97,9 +101,14 @@ def _route_kernel(
         most = tl.max(tl.where(left, merits, float("-inf")))
         best = tl.min(tl.where(left & (merits == most), expert, GROUPS * SIZE))
         chosen = tl.where(expert == best, place + 1, chosen)
+        if NEAR > 0:
+            near = left & (most - x <= NEAR * tl.maximum(tl.abs(x), most))
+            share = 1 / tl.sum(tl.where(near | (expert == best), tl.exp(x - most), 0.0))
+            tl.store(weights + token * TOP_K + place, share * scale)
         total += tl.sum(tl.where(expert == best, scores, 0.0))
         tl.store(ids + token * TOP_K + place, best)
-    factor = scale
-    if RENORMALIZE:
-        factor = scale / (total + LEAST)
-    tl.store(weights + token * TOP_K + chosen - 1, scores * factor, mask=there & (chosen > 0))
+    if NEAR == 0:
+        factor = scale
+        if RENORMALIZE:
+            factor = scale / (total + LEAST)
+        tl.store(weights + token * TOP_K + chosen - 1, scores * factor, mask=there & (chosen > 0))

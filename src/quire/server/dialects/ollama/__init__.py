@@ -16,4 +16,5 @@ DIALECT = Dialect(
     media_type=LINES,
     json_only=False,
     pages=pages,
+    below="/api/",
 )

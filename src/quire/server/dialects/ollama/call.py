@@ -21,6 +21,7 @@ from quire.server.openapi import JSON, answers, reads
 from quire.text.answer import Gain
 from quire.text.chat_format import NO_TOOLS
 from quire.text.event import TextEvent, TokenLogprob
+from quire.text.fill_in import filling_ends, filling_prompt
 from quire.text.tools.call import CallDelta
 from quire.text.tools.use import ToolUse
 
@@ -71,12 +72,18 @@ _chat = msgspec.json.Decoder(ChatBody)
 @answers({JSON: Answer, LINES: Answer})
 def parse_generate(body: bytes, context: Context) -> "OllamaCall":
     given = decode(body, _generate)
-    for name in ("suffix", "template", "context", "images", "width", "height", "steps"):
+    for name in ("template", "context", "images", "width", "height", "steps"):
         refuse(name, getattr(given, name))
     if not given.prompt:
         refuse_unloading(given)
         return OllamaCall(given, [], chat=False)
     request = _request(given, context)
+    if given.suffix:
+        request.prompt_ids = filling_prompt(context.tokenizer, given.prompt, given.suffix)
+        if request.prompt_ids is None:
+            raise BadRequest(f"{given.model} does not support insert (suffix)", param="suffix")
+        request.params.stop_token_ids = filling_ends(context.tokenizer)
+        return OllamaCall(given, [request], chat=False)
     if given.raw or (context.tokenizer.chat_template is None and not given.system):
         request.prompt = given.prompt
         return OllamaCall(given, [request], chat=False)

@@ -1,5 +1,6 @@
 """What Ollama tells of its models."""
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +12,20 @@ from starlette.routing import Route
 
 from quire import __version__
 from quire.core.errors import BadRequest
+from quire.engine.facts import Facts, checkpoint_facts
 from quire.engine.models import unknown_model
 from quire.server.body import decode, read_body
 from quire.server.dialects.ollama.embed import EmbedPages
 from quire.server.dialects.ollama.fields import bare_name
 from quire.server.dialects.ollama.shapes import LINES, error_body, error_status, line, timestamp
 from quire.server.openapi import JSON, answers, reads
+from quire.server.options import ServerOptions
 from quire.server.replies import in_shape, json_response
+from quire.text.chat_format import chat_format
+from quire.text.fill_in import filling_prompt
 
 if TYPE_CHECKING:
-    from quire.engine.service import Offer
+    from quire.engine.service import Offer, Service
     from quire.server.site import Site
 
 NEVER = "2318-01-01T00:00:00Z"  # when a model that stays is unloaded
@@ -61,7 +66,7 @@ def pages(site: "Site") -> list[Route]:
 class Pages:
     def __init__(self, site: "Site") -> None:
         self._models = site.models
-        self._limit = site.options.max_body_bytes
+        self._options, self._limit = site.options, site.options.max_body_bytes
         self._since = timestamp(time.time())
 
     @answers({JSON: dict[str, str]})
@@ -70,30 +75,34 @@ class Pages:
 
     @answers({JSON: dict[str, list[dict[str, Any]]]})
     async def tags(self, http: Request) -> Response:
-        return json_response({"models": [self._listed(offer) for offer in self._models.offers()]})
+        return json_response({"models": [await self._listed(offer) for offer in self._models.offers()]})
 
     @answers({JSON: dict[str, list[dict[str, Any]]]})
     async def running(self, http: Request) -> Response:
         loaded = [offer for offer in self._models.offers() if offer.info is not None]
-        return json_response({"models": [self._running(offer) for offer in loaded]})
+        return json_response({"models": [await self._running(offer) for offer in loaded]})
 
     @reads(ModelBody)
     @answers({JSON: dict[str, Any]})
     async def show(self, http: Request) -> Response:
         wanted = decode(await read_body(http, self._limit, json_only=False), _decoder).wanted
         service = (await self._models.find(wanted)).service
+        facts = await asyncio.to_thread(checkpoint_facts, service.info.path)
+        family = facts.family or "quire"
         return json_response(
             {
                 "modelfile": f"FROM {service.info.name}\n",
                 "parameters": "",
                 "template": service.tokenizer.chat_template or "",
-                "details": _details(),
+                "details": _details(facts),
                 "model_info": {
-                    "general.architecture": "quire",
-                    "quire.context_length": service.info.max_model_len,
-                    "quire.vocab_size": service.info.vocab_size,
+                    "general.architecture": family,
+                    "general.parameter_count": facts.num_parameters,
+                    f"{family}.context_length": service.info.max_model_len,
+                    f"{family}.embedding_length": service.info.dimensions,
+                    f"{family}.vocab_size": service.info.vocab_size,
                 },
-                "capabilities": ["completion"],
+                "capabilities": _capabilities(service, self._options),
                 "modified_at": self._since,
             }
         )
@@ -111,19 +120,20 @@ class Pages:
         told = [{"status": "pulling manifest"}, {"status": "verifying sha256 digest"}, {"status": "success"}]
         return Response(b"".join(map(line, told)), media_type=LINES)
 
-    def _listed(self, offer: "Offer") -> dict[str, Any]:
+    async def _listed(self, offer: "Offer") -> dict[str, Any]:
+        facts = await asyncio.to_thread(checkpoint_facts, offer.info.path) if offer.info else Facts()
         return {
             "name": offer.name,
             "model": offer.name,
             "modified_at": self._since,
             "size": offer.info.weight_bytes if offer.info else 0,
             "digest": "",
-            "details": _details(offer.adapter_of),
+            "details": _details(facts, offer.adapter_of),
         }
 
-    def _running(self, offer: "Offer") -> dict[str, Any]:
+    async def _running(self, offer: "Offer") -> dict[str, Any]:
         assert offer.info is not None
-        listed = self._listed(offer)
+        listed = await self._listed(offer)
         del listed["modified_at"]
         size = offer.info.weight_bytes + offer.info.cache_bytes
         return {
@@ -135,13 +145,34 @@ class Pages:
         }
 
 
-def _details(parent: str = "") -> dict[str, Any]:
-    """What a checkpoint was made of is not known here."""
+def _details(facts: Facts, parent: str = "") -> dict[str, Any]:
     return {
         "parent_model": parent,
-        "format": "",
-        "family": "",
-        "families": [],
-        "parameter_size": "",
-        "quantization_level": "",
+        "format": facts.format,
+        "family": facts.family,
+        "families": [facts.family] if facts.family else [],
+        "parameter_size": _rounded(facts.num_parameters),
+        "quantization_level": facts.storage,
     }
+
+
+def _rounded(number: int) -> str:
+    """134515008 is 134.52M, as Ollama writes it."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if number >= size:
+            return f"{number / size:.2f}{unit}"
+    return str(number or "")
+
+
+def _capabilities(service: "Service", options: ServerOptions) -> list[str]:
+    """What clients show buttons for."""
+    if service.info.task != "generate":
+        return ["embedding"]
+    form = chat_format(service.tokenizer.chat_template or "", options.tool_call_parser, options.reasoning_parser)
+    able = {
+        "completion": True,
+        "tools": service.tokenizer.chat_template is not None and form.tools is not None,
+        "thinking": form.reasoning is not None,
+        "insert": filling_prompt(service.tokenizer, "", "") is not None,
+    }
+    return [name for name, can in able.items() if can]

@@ -28,7 +28,7 @@ class LoadBody(Struct, kw_only=True, forbid_unknown_fields=True):
     lora_name: Name
     lora_path: Name
     load_inplace: bool = False  # instead of one of that name, which requests under way go on with
-    base_model_name: str | None = None  # what vLLM writes into its list of models
+    base_model_name: str | None = None  # where there are several
 
 
 class UnloadBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +55,7 @@ class AdapterRoutes:
     async def load(self, http: Request) -> Response:
         self._check()
         body = decode(await read_body(http, self._options.max_body_bytes), _load)
-        await self._models.load_adapter(body.lora_name, body.lora_path, body.load_inplace)
+        await self._models.load_adapter(body.lora_name, body.lora_path, body.load_inplace, body.base_model_name)
         log.info("adapter `%s` loaded from %s", body.lora_name, body.lora_path)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 

@@ -65,12 +65,14 @@ _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "tool_prompt": (),
 }
 
+NOT_SUPPORTED_IN_CHATS = {**NOT_SUPPORTED, **_NOT_SUPPORTED}
+
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
-@reads(ChatBody, only={**NOT_SUPPORTED, **_NOT_SUPPORTED})
+@reads(ChatBody, only=NOT_SUPPORTED_IN_CHATS)
 @answers({JSON: Answer[ChatChoice], EVENTS: Answer[ChatChoice]})
 def parse_chat(body: bytes, context: Context) -> ChatCall:
     chat = decode(body, _decoder)
@@ -98,6 +100,7 @@ def parse_chat(body: bytes, context: Context) -> ChatCall:
         stream_options=chat.stream_options,
         top_logprobs=chat.top_logprobs or 0,
         token_ids=bool(chat.return_token_ids),
+        by_id=bool(chat.return_tokens_as_token_ids),
         reasoning=chat.include_reasoning is not False,
     )
 

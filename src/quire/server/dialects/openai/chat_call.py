@@ -7,7 +7,7 @@ from msgspec import UNSET, Struct, UnsetType
 from quire.engine.generate import GenerateRequest
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.fields import StreamOptions
-from quire.server.dialects.openai.shapes import Answer, logprob_of, prompt_logprobs_of
+from quire.server.dialects.openai.shapes import Answer, logprob_of, prompt_logprobs_of, token_name
 from quire.server.dialects.openai.tally import Tally, usage_of
 from quire.server.dialects.openai.tools import ToolCallGain, folded, gain_of
 from quire.server.dialects.reading import Reading
@@ -73,6 +73,7 @@ class ChatCall:
         stream_options: StreamOptions | None = None,
         top_logprobs: int = 0,
         token_ids: bool = False,
+        by_id: bool = False,
         reasoning: bool = True,
     ) -> None:
         self.requests = [request]
@@ -82,7 +83,7 @@ class ChatCall:
         self._id = request.id
         self._created = int(time.time())
         self._top = top_logprobs
-        self._ids_too = token_ids
+        self._ids_too, self._by_id = token_ids, by_id
         self._reasoning_too = reasoning
         self._tally = Tally(stream_options)
         self._prompt_ids: list[int] = []
@@ -179,14 +180,17 @@ class ChatCall:
     def _logprobs(self, positions: list[list[TokenLogprob]] | None) -> ChatLogprobs | None:
         if positions is None:
             return None
-        return ChatLogprobs([chat_logprob(position, self._top) for position in positions])
+        return ChatLogprobs([chat_logprob(position, self._top, self._by_id) for position in positions])
 
 
-def chat_logprob(position: list[TokenLogprob], num_top: int) -> ChatLogprob:
+def chat_logprob(position: list[TokenLogprob], num_top: int, by_id: bool = False) -> ChatLogprob:
+    def name(token: TokenLogprob) -> str:
+        return token_name(token.token_id, token.text, by_id)
+
     chosen = position[0]
     by_rank = sorted({token.token_id: token for token in position}.values(), key=lambda token: token.rank)
-    top = [TopLogprob(token.text, logprob_of(token), token.bytes) for token in by_rank[:num_top]]
-    return ChatLogprob(chosen.text, logprob_of(chosen), chosen.bytes, top)
+    top = [TopLogprob(name(token), logprob_of(token), token.bytes) for token in by_rank[:num_top]]
+    return ChatLogprob(name(chosen), logprob_of(chosen), chosen.bytes, top)
 
 
 class _Told:

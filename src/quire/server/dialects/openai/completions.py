@@ -12,15 +12,17 @@ from quire.engine.generate import GenerateRequest
 from quire.server.body import decode
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.fields import NOT_SUPPORTED, Fields, Int, check, new_id, sampling_params
-from quire.server.dialects.openai.shapes import Answer, logprob_of, prompt_logprobs_of
+from quire.server.dialects.openai.shapes import Answer, logprob_of, prompt_logprobs_of, token_name
 from quire.server.dialects.openai.structured import language_asked
 from quire.server.dialects.openai.tally import Tally, usage_of
 from quire.server.fold import Completion
 from quire.server.openapi import EVENTS, JSON, answers, reads
 from quire.text.event import TextEvent, TokenLogprob
-from quire.text.fill_in import filling_prompt
+from quire.text.fill_in import filling_ends, filling_prompt
 
 DEFAULT_MAX_TOKENS = 16
+
+_Shown = tuple[int, str, list[TokenLogprob] | None]  # a token, its text, its logprobs
 
 
 class CompletionBody(Fields, kw_only=True, forbid_unknown_fields=True):
@@ -29,6 +31,7 @@ class CompletionBody(Fields, kw_only=True, forbid_unknown_fields=True):
     echo: bool | None = None
     logprobs: Int | None = None
     suffix: str | None = None
+    decoder_prompt: str | None = None
 
 
 _decoder = msgspec.json.Decoder(CompletionBody)
@@ -63,6 +66,7 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
     prompts = _prompts(completion.prompt)
     if completion.suffix:
         prompts = [_between(prompt, completion, context) for prompt in prompts]
+        completion.stop_token_ids = [*(completion.stop_token_ids or ()), *filling_ends(context.tokenizer)]
     language = language_asked(completion)
     max_tokens = DEFAULT_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
     of_prompt = [completion.logprobs if completion.echo else None, completion.prompt_logprobs]
@@ -81,6 +85,7 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
             prompt_ids=None if isinstance(prompt, str) else prompt,
             add_special_tokens=completion.add_special_tokens is not False,
             truncate_prompt_tokens=completion.truncate_prompt_tokens,
+            decoder_prompt=completion.decoder_prompt,
             tenant=context.tenant,
             salt=completion.cache_salt or "",
             priority=completion.priority or 0,
@@ -125,6 +130,7 @@ class CompletionCall:
         self._with_logprobs = body.logprobs is not None
         self._with_prompt_logprobs = body.prompt_logprobs is not None
         self._ids_too = bool(body.return_token_ids)
+        self._by_id = bool(body.return_tokens_as_token_ids)
         self._tally = Tally(body.stream_options)
         self._prompts: list[list[int]] = []
         self._prompt_logprobs: dict[int, list[list[TokenLogprob]]] = {}  # by prompt, until its echo is sent
@@ -149,7 +155,7 @@ class CompletionCall:
         if self._ids_too:
             choice.token_ids = event.token_ids
         first = index not in self._offsets
-        shown: list[tuple[str, list[TokenLogprob] | None]] = []
+        shown: list[_Shown] = []
         if first:
             self._offsets[index] = 0
             if self._echo:
@@ -158,8 +164,8 @@ class CompletionCall:
             if self._ids_too:
                 choice.prompt_token_ids = self._prompts[prompt]
         if self._with_logprobs:
-            shown += [(position[0].text, position) for position in event.logprobs or ()]
-            choice.logprobs, self._offsets[index] = _logprobs(shown, self._offsets[index])
+            shown += map(_shown, event.logprobs or ())
+            choice.logprobs, self._offsets[index] = _logprobs(shown, self._offsets[index], self._by_id)
         elif not (choice.text or event.finish_reason or self._ids_too):
             return []
         chunk = self._answer([choice])
@@ -193,8 +199,8 @@ class CompletionCall:
                 )
                 if self._with_logprobs:
                     shown = self._prompt_tokens(prompt, completion.prompt_logprobs) if self._echo else []
-                    shown += [(position[0].text, position) for position in sample.logprobs or ()]
-                    choice.logprobs, _ = _logprobs(shown, 0)
+                    shown += map(_shown, sample.logprobs or ())
+                    choice.logprobs, _ = _logprobs(shown, 0, self._by_id)
                 if self._with_prompt_logprobs:
                     choice.prompt_logprobs = prompt_logprobs_of(completion.prompt_logprobs)
                 if self._ids_too:
@@ -213,20 +219,23 @@ class CompletionCall:
             return request.prompt
         return self._tokenizer.decode(self._prompts[prompt], skip_special_tokens=request.params.skip_special_tokens)
 
-    def _prompt_tokens(
-        self, prompt: int, logprobs: list[list[TokenLogprob]] | None
-    ) -> list[tuple[str, list[TokenLogprob] | None]]:
+    def _prompt_tokens(self, prompt: int, logprobs: list[list[TokenLogprob]] | None) -> list[_Shown]:
         """The prompt's tokens with their logprobs. Nothing precedes the first, so it has none."""
-        first = self._tokenizer.token_bytes(self._prompts[prompt][0]).decode("utf-8", errors="replace")
-        return [(first, None), *((position[0].text, position) for position in logprobs or ())]
+        first = self._prompts[prompt][0]
+        text = self._tokenizer.token_bytes(first).decode("utf-8", errors="replace")
+        return [(first, text, None), *map(_shown, logprobs or ())]
 
 
-def _logprobs(shown: list[tuple[str, list[TokenLogprob] | None]], offset: int) -> tuple[CompletionLogprobs, int]:
+def _shown(position: list[TokenLogprob]) -> _Shown:
+    return position[0].token_id, position[0].text, position
+
+
+def _logprobs(shown: list[_Shown], offset: int, by_id: bool) -> tuple[CompletionLogprobs, int]:
     """The four lists for these tokens, the first of which begins at `offset`; and where the next begins."""
     lists = CompletionLogprobs([], [], [], [])
-    for text, position in shown:
+    for token_id, text, position in shown:
         lists.text_offset.append(offset)
-        lists.tokens.append(text)
+        lists.tokens.append(token_name(token_id, text, by_id))
         offset += len(text)
         if position is None:
             lists.token_logprobs.append(None)
@@ -235,6 +244,6 @@ def _logprobs(shown: list[tuple[str, list[TokenLogprob] | None]], offset: int) -
             lists.token_logprobs.append(logprob_of(position[0]))
             top: dict[str, float] = {}
             for token in sorted(position, key=lambda token: token.rank):
-                top.setdefault(token.text, logprob_of(token))
+                top.setdefault(token_name(token.token_id, token.text, by_id), logprob_of(token))
             lists.top_logprobs.append(top)
     return lists, offset

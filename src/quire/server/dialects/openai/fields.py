@@ -55,6 +55,9 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
     truncate_prompt_tokens: Int | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = (
+        None  # in logprobs: `token_id:` and the id, where the token's text would be
+    )
 
     user: str | None = None  # these six are taken and change nothing
     metadata: dict[str, str] | None = None
@@ -77,7 +80,6 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
     spaces_between_special_tokens: bool | None = None
     guided_whitespace_pattern: Any = None
     logits_processors: Any = None
-    return_tokens_as_token_ids: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
     truncation_side: str | None = None
@@ -115,7 +117,6 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "guided_whitespace_pattern": (),
     "logits_processors": ([],),
-    "return_tokens_as_token_ids": (False,),
     "kv_transfer_params": ({},),
     "vllm_xargs": ({},),
     "spaces_between_special_tokens": (True,),

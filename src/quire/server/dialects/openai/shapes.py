@@ -68,6 +68,11 @@ def sse(value: object) -> bytes:
     return b"data: " + _encode(value) + b"\n\n"
 
 
+def token_name(token_id: int, text: str, by_id: bool) -> str:
+    """What a token is called in logprobs. Texts of different tokens can be the same, ids cannot."""
+    return f"token_id:{token_id}" if by_id else text
+
+
 def logprob_of(token: TokenLogprob) -> float:
     return max(token.logprob, LOWEST_LOGPROB)
 

@@ -30,18 +30,40 @@ class FunctionName(Struct):
 class NamedTool(Struct, kw_only=True):
     type: str = "function"
     function: FunctionName | None = None
+    allowed_tools: "AllowedTools | None" = None
+
+
+class AllowedTools(Struct, kw_only=True):
+    """Of the tools, those that may be called this time."""
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[NamedTool]
 
 
 def tool_use(tools: list[Tool] | None, choice: str | NamedTool | None, parallel: bool | None) -> ToolUse:
     plain = [_plain(tool, f"tools[{at}]") for at, tool in enumerate(tools or ())]
     several = parallel is not False
     if isinstance(choice, NamedTool):
+        if choice.type == "allowed_tools" and (allowed := choice.allowed_tools) is not None:
+            names = [tool.function.name if tool.function else "" for tool in allowed.tools]
+            return some_tools(plain, names, allowed.mode, several)
         if choice.type != "function" or choice.function is None:
             raise BadRequest(
                 f"tool_choice of type `{choice.type}` is not supported", "name a function", param="tool_choice"
             )
         return ToolUse(plain, "named", choice.function.name, several)
     return ToolUse(plain, as_choice(choice), parallel=several)
+
+
+def some_tools(
+    plain: list[dict[str, Any]], names: list[str], mode: Literal["auto", "required"], several: bool
+) -> ToolUse:
+    """The model is told of those named, and of no others."""
+    known = {tool["function"]["name"]: tool for tool in plain}
+    for name in names:
+        if name not in known:
+            raise BadRequest(f"tool_choice allows `{name}`", f"the tools are {', '.join(known)}", param="tool_choice")
+    return ToolUse([tool for name, tool in known.items() if name in names], mode, parallel=several)
 
 
 def as_choice(choice: str | None) -> Literal["none", "auto", "required"]:

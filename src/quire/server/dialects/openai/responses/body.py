@@ -1,6 +1,6 @@
 """POST /v1/responses: what is asked."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -11,7 +11,7 @@ from quire.core.structured import Structured
 from quire.server.dialects.openai.fields import Int, refuse
 from quire.server.dialects.openai.responses.items import InputItem
 from quire.server.dialects.openai.structured import Schema, of_schema
-from quire.server.dialects.openai.tools import as_choice
+from quire.server.dialects.openai.tools import as_choice, some_tools
 from quire.text.tools.use import ToolUse
 
 
@@ -25,9 +25,13 @@ class ResponseTool(Struct, kw_only=True, omit_defaults=True):
     strict: bool | None = None
 
 
-class NamedFunction(Struct, kw_only=True):
+class NamedFunction(Struct, kw_only=True, omit_defaults=True):
+    """A function that is to be called, or with the type `allowed_tools` those of which any may be."""
+
     type: str
     name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: "list[NamedFunction] | None" = None
 
 
 class TextFormat(Struct, kw_only=True, omit_defaults=True):
@@ -168,6 +172,9 @@ def tools_of(body: ResponseBody) -> ToolUse:
     several = body.parallel_tool_calls is not False
     choice = body.tool_choice
     if isinstance(choice, NamedFunction):
+        if choice.type == "allowed_tools" and choice.tools is not None:
+            names = [tool.name or "" for tool in choice.tools]
+            return some_tools(plain, names, choice.mode or "auto", several)
         if choice.type != "function" or not choice.name:
             what = f"tool_choice of type `{choice.type}` is not supported"
             raise BadRequest(what, "name a function", param="tool_choice")

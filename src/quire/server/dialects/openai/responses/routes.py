@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.core.errors import BadRequest, QuireError
+from quire.server.chat_text import chat_text
 from quire.server.dialects.dialect import Context, Dialect
 from quire.server.dialects.openai.responses.body import NOT_SUPPORTED, ResponseBody
 from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
@@ -37,6 +38,11 @@ class Deleted(Struct):
     deleted: bool = True
 
 
+class InputTokens(Struct):
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
 class ItemList(Struct, kw_only=True):
     object: str = "list"
     data: list[InputItem]
@@ -55,6 +61,7 @@ class Responses:
         one = "/v1/responses/{name}"
         return [
             Route("/v1/responses", refusing(SHAPE, self.create), methods=["POST"]),
+            Route("/v1/responses/input_tokens", refusing(SHAPE, self.input_tokens), methods=["POST"]),
             Route(one, self.retrieve, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/cancel", self.cancel, methods=["POST"]),
@@ -70,6 +77,16 @@ class Responses:
         if call.response.store:
             call.keep = lambda stored: self._store.put(_tenant(http), stored)
         return await reply(http, SHAPE, service, call, self._site.options.sse_keep_alive)
+
+    @reads(ResponseBody, only=NOT_SUPPORTED)
+    @answers({JSON: InputTokens})
+    async def input_tokens(self, http: Request) -> Response:
+        """Of a response that could be asked for."""
+        service, call = await understood(http, self._site.models, SHAPE, self._parse, self._site.options)
+        [request] = call.requests
+        text = chat_text(service.tokenizer, request.messages or [], **request.template_options)
+        ids = await asyncio.to_thread(service.tokenizer.encode, text, add_special_tokens=False)
+        return json_response(InputTokens(len(ids)))
 
     @asks(stream=bool)
     @answers({JSON: ResponseObject})

@@ -1,0 +1,48 @@
+"""Nemotron and Jais 2: rotary, layer norms, and a feed-forward layer without a gate that squares what is above zero.
+Nemotron's norms are stored less 1."""
+
+from quire.models import gpt
+from quire.models.activations import read_activation
+from quire.models.loading import LayerNorm, Matrix, Model, Table, Wanted
+from quire.ops.opset import OpSet
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+NEMOTRON = "NemotronForCausalLM"
+
+
+def config(hf: CheckpointConfig) -> gpt.GPTConfig:
+    nemotron = hf.architecture == NEMOTRON
+    hf.expect("mlp_bias", hf.get("attention_bias", not nemotron), None)
+    rotary = hf.with_values({"partial_rotary_factor": hf.get("partial_rotary_factor", 0.5)}) if nemotron else hf
+    return gpt.read_config(
+        hf,
+        rotary=rotary,
+        kv_heads=hf.int("num_key_value_heads", hf.int("num_attention_heads")),
+        intermediate=hf.int("intermediate_size"),
+        activation=read_activation(hf, "hidden_act", "relu2"),
+        eps=hf.float("norm_eps" if nemotron else "layer_norm_eps", 1e-5),
+        bias=hf.bool("attention_bias", not nemotron),
+    )
+
+
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+    top: Wanted = {"embed": Table("embed_tokens", config.vocab, config.hidden), "norm": _norm(config, "norm")}
+    names = gpt.Names("model.", "layers", top, layer_names(config))
+    return gpt.load_as(ops, checkpoint, config, max_model_len, names)
+
+
+def layer_names(c: gpt.GPTConfig) -> Wanted:
+    qkv = {f"self_attn.{x}_proj": size for x, size in (("q", c.q_size), ("k", c.kv_size), ("v", c.kv_size))}
+    return {
+        "norm1": _norm(c, "input_layernorm"),
+        "qkv": Matrix(qkv, c.hidden, c.bias),
+        "out": Matrix({"self_attn.o_proj": c.hidden}, c.q_size, c.bias),
+        "norm2": _norm(c, "post_attention_layernorm"),
+        "up": Matrix({"mlp.up_proj": c.intermediate}, c.hidden, c.bias),
+        "down": Matrix({"mlp.down_proj": c.hidden}, c.intermediate, c.bias),
+    }
+
+
+def _norm(c: gpt.GPTConfig, name: str) -> LayerNorm:
+    return LayerNorm(name, c.hidden, plus=1.0 if c.architecture == NEMOTRON else 0.0)

@@ -1,0 +1,34 @@
+"""POST /invocations: the one path that SageMaker calls, for a chat or a completion."""
+
+import msgspec
+from msgspec import Struct
+
+from quire.core.errors import BadRequest
+from quire.server.body import decode
+from quire.server.dialects.dialect import Context
+from quire.server.dialects.openai.chat import NOT_SUPPORTED_IN_CHATS, ChatBody, parse_chat
+from quire.server.dialects.openai.chat_call import ChatCall, ChatChoice
+from quire.server.dialects.openai.completions import CompletionCall, parse_completion
+from quire.server.dialects.openai.shapes import Answer
+from quire.server.openapi import EVENTS, JSON, answers, reads
+
+
+class _Either(Struct):
+    """The fields by which the two are told apart."""
+
+    messages: msgspec.Raw = msgspec.Raw(b"null")
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decoder = msgspec.json.Decoder(_Either)
+
+
+@reads(ChatBody, only=NOT_SUPPORTED_IN_CHATS)
+@answers({JSON: Answer[ChatChoice], EVENTS: Answer[ChatChoice]})
+def parse_invocation(body: bytes, context: Context) -> ChatCall | CompletionCall:
+    either = decode(body, _decoder)
+    if bytes(either.messages) != b"null":
+        return parse_chat(body, context)
+    if bytes(either.prompt) != b"null":
+        return parse_completion(body, context)
+    raise BadRequest("there are neither messages nor a prompt", "send a chat or a completion", param="messages")

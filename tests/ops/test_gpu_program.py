@@ -1,0 +1,88 @@
+"""What travels to a GPU for a step, with and without a graph."""
+
+import numpy as np
+import torch
+
+from quire.ops.opset import KVSpec, StepBatch
+from quire.ops.torch.cache import TorchCache
+from quire.ops.torch.gpu_batch import GpuBatch
+from quire.ops.torch.gpu_program import GpuProgram, Inputs
+
+CPU = torch.device("cpu")
+BLOCK = 16
+
+
+def step(counts: list[int], contexts: list[int]) -> StepBatch:
+    """Sequences that have so many tokens in this step, of contexts so long."""
+    starts = np.cumsum([0, *counts], dtype=np.int32)
+    width = -(-max(contexts) // BLOCK)
+    make = np.random.default_rng(sum(counts))
+    return StepBatch(
+        ids=make.integers(0, 100, starts[-1]).astype(np.int32),
+        positions=np.concatenate([np.arange(c - n, c, dtype=np.int32) for n, c in zip(counts, contexts, strict=True)]),
+        slots=make.integers(0, 99, starts[-1]).astype(np.int32),
+        seq_starts=starts,
+        context_lens=np.array(contexts, np.int32),
+        block_tables=make.integers(0, 9, (len(counts), width)).astype(np.int32),
+        logit_rows=starts[1:] - 1,
+    )
+
+
+def program() -> GpuProgram:
+    cache = TorchCache(KVSpec(1, 1, 16, BLOCK, "float32"), 9, 0, CPU)
+    return GpuProgram(lambda batch: batch.slots, cache, 64, 5, 300)
+
+
+def arrays(batch: GpuBatch) -> list[torch.Tensor]:
+    runs = batch.runs
+    return [batch.ids.given, batch.positions, batch.slots, batch.logit_rows, *(runs.seq_starts, runs.context_lens)]
+
+
+def check_alignment(batch: GpuBatch) -> None:
+    """Whatever the step holds, arrays begin and lines are as far apart as kernels were compiled for."""
+    tables = batch.runs.block_tables
+    assert not any(array.storage_offset() % 16 for array in (*arrays(batch), tables))
+    assert tables.stride() == (-(-tables.shape[1] // 16) * 16, 1)
+
+
+def test_a_step_arrives_as_it_was_sent():
+    for counts, contexts in (([1, 7, 3], [20, 7, 90]), ([1], [1]), ([5], [300])):
+        sent = step(counts, contexts)
+        batch = program()._on_device(sent)
+        check_alignment(batch)
+        names = ("ids", "positions", "slots", "logit_rows", "seq_starts", "context_lens")
+        for name, array in zip(names, arrays(batch), strict=True):
+            assert array.tolist() == getattr(sent, name).tolist()
+        used = sent.block_tables.shape[1]
+        assert batch.runs.block_tables[:, :used].tolist() == sent.block_tables.tolist()
+        assert (batch.decodes, batch.prefills) == (1 in counts, max(counts) > 1)
+
+
+def test_a_graphs_arrays_are_padded():
+    made = program()
+    inputs = Inputs(11, 4, made._width, CPU, decodes=False)
+    inputs.send(step([4, 1, 2, 1], [40, 9, 2, 3]))  # what it leaves behind must not be seen
+    sent = step([5, 1], [70, 33])
+    inputs.send(sent)
+    batch = made._read_from(inputs, adapted=False)
+    check_alignment(batch)
+    assert batch.decodes and batch.prefills and not batch.all_logits
+    assert batch.ids.given[:6].tolist() == sent.ids.tolist() and batch.positions[:6].tolist() == sent.positions.tolist()
+    assert batch.slots.tolist() == [*sent.slots, *[-1] * 5]
+    assert batch.runs.seq_starts.tolist() == [0, 5, 6, 6, 6] and batch.runs.context_lens.tolist() == [70, 33, 0, 0]
+    assert batch.logit_rows.tolist() == [4, 5, 0, 0]
+    assert batch.runs.block_tables[:2, :5].tolist() == sent.block_tables.tolist()
+
+
+def test_a_graph_that_decodes_has_one_token_a_sequence():
+    made = program()
+    inputs = Inputs(4, 4, made._width, CPU, decodes=True)
+    for contexts in ([50, 3, 17], [4]):
+        sent = step([1] * len(contexts), contexts)
+        inputs.send(sent)
+        batch = made._read_from(inputs, adapted=False)
+        check_alignment(batch)
+        assert batch.only_decodes and batch.all_logits
+        assert batch.runs.seq_starts.tolist() == [0, 1, 2, 3, 4]
+        assert batch.slots.tolist() == [*sent.slots, *[-1] * (4 - len(contexts))]
+        assert batch.runs.context_lens.tolist() == [*contexts, *[0] * (4 - len(contexts))]
