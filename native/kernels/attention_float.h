@@ -19,7 +19,7 @@ struct Weighing {
     static F8 load_values(const T* p) { return load(p); }
     static F8 load_values(const T* p, int64_t n) { return load_part(p, n); }
     static F8 total(Sum sum) { return sum; }
-    static F8 weigh(F8 score) { return exp2(score); }
+    static constexpr auto weigh = [](auto& scores) { exp2_each(scores); };
 
     // The weights of one query, at 8 slots.
     using Weights = const float*;
@@ -38,7 +38,7 @@ struct Weighing<Half> {
     static H8 load_values(const Half* p) { return load_halves(p); }
     static H8 load_values(const Half* p, int64_t n) { return to_halves(load_part(p, n)); }
     static F8 total(Sum sum) { return to_floats(sum); }
-    static F8 weigh(F8 score) { return coarse_exp2(score); }
+    static constexpr auto weigh = [](auto& scores) { coarse_exp2_each(scores); };
 
     using Weights = H8;
     static Weights load_weights(const Half* p) { return load_halves(p); }

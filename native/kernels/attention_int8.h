@@ -131,7 +131,8 @@ struct Int8Pages {
     static float weigh(State& s, int query, int i, const Span& span) {
         F8 most = splat(0.0f);
         float* weights = s.scores + i * s.score_stride;
-        soften(s, query, i, span, coarse_exp2, [&](int64_t column, F8 score, F8 p) {
+        const auto raise = [](auto& scores) { coarse_exp2_each(scores); };
+        soften(s, query, i, span, raise, [&](int64_t column, F8 score, F8 p) {
             const F8 weight = zero_at(p * load(s.keys + column), score, splat(-INFINITY));
             most = max_magnitude(most, weight);
             store(weights + column, weight);

@@ -135,17 +135,27 @@ QUIRE_INLINE void raise(const AttentionTile& t, State& s, int first, int begin, 
 }
 
 // Row i of the scores, which is the query's, becomes weights p = weigh(score - m'), which keep(column, score, p) is
-// told of.
+// told of. `weigh` works on an array of vectors, in place.
 template <class Weigh, class Keep>
 QUIRE_INLINE void soften(State& s, int query, int i, const Span& span, const Weigh& weigh, const Keep& keep) {
     const float* scores = s.scores + i * s.score_stride;
     const F8 most = splat(s.most[query]);
     F8 weight = s.weight[query] * splat(s.correction[query]);
-    for (int64_t c = 0; c < span.num_blocks * span.padded; c += kLanes) {
-        const F8 score = load(scores + c), p = weigh(score - most);
-        weight = weight + p;
-        keep(c, score, p);
-    }
+    const int64_t n = span.num_blocks * span.padded;
+    int64_t c = 0;
+    const auto take = [&](auto count) {
+        F8 p[count];
+        QUIRE_UNROLL
+        for (int j = 0; j < count; ++j) p[j] = load(scores + c + j * kLanes) - most;
+        weigh(p);
+        QUIRE_UNROLL
+        for (int j = 0; j < count; ++j, c += kLanes) {
+            weight = weight + p[j];
+            keep(c, load(scores + c), p[j]);
+        }
+    };
+    while (c + 4 * kLanes <= n) take(std::integral_constant<int, 4>{});
+    while (c < n) take(std::integral_constant<int, 1>{});
     s.weight[query] = weight;
 }
 

@@ -291,8 +291,17 @@ void quantize_group(const float* __restrict from, QuantizedGroup& __restrict out
     out.unused = 0;
 }
 
+#if !QUIRE_NEON
+inline bool quantize_four(const float*, QuantizedGroup*, int64_t) { return false; }
+#endif
+
 void quantize(const float* x, int64_t num_inputs, QuantizedGroup* groups, int64_t stride) {
-    for (int64_t g = 0; g < num_inputs / kGroupInputs; ++g) quantize_group(x + g * kGroupInputs, groups[g * stride]);
+    const int64_t num_groups = num_inputs / kGroupInputs;
+    for (int64_t g = 0, end; g < num_groups; g = end) {
+        end = min(g + 4, num_groups);
+        if (end >= 4 && quantize_four(x + (end - 4) * kGroupInputs, groups + (end - 4) * stride, stride)) continue;
+        for (; g < end; ++g) quantize_group(x + g * kGroupInputs, groups[g * stride]);
+    }
 }
 
 }  // namespace

@@ -78,10 +78,20 @@ template <Activation Kind>
 void activate_and_mul_with(const float* x, int64_t n, float* out) {
     const float *gate = x, *up = x + n;
     const int64_t whole = n / kLanes * kLanes, rest = n - whole;
-    for (int64_t i = 0; i < whole; i += kLanes) store(out + i, activated_times<Kind>(load(gate + i), load(up + i)));
+    int64_t c = 0;
+    const auto take = [&](auto count) {
+        F8 active[count];
+        QUIRE_UNROLL
+        for (int i = 0; i < count; ++i) active[i] = load(gate + c + i * kLanes);
+        activate_each<Kind>(active);
+        QUIRE_UNROLL
+        for (int i = 0; i < count; ++i, c += kLanes) store(out + c, active[i] * factor_of<Kind>(load(up + c)));
+    };
+    while (c + 2 * kLanes <= whole) take(std::integral_constant<int, 2>{});
+    while (c < whole) take(std::integral_constant<int, 1>{});
     if (rest)
-        store_part(out + whole, activated_times<Kind>(load_part(gate + whole, rest), load_part(up + whole, rest)),
-                   rest);
+        store_part(out + whole,
+                   activated<Kind>(load_part(gate + whole, rest)) * factor_of<Kind>(load_part(up + whole, rest)), rest);
 }
 
 #define QUIRE_EACH_ACTIVATION(function)                                                               \

@@ -39,5 +39,59 @@ struct Inputs {
     }
 };
 
+// In each lane the largest magnitude of some of a group's inputs.
+inline uint32x4_t largest_lanes(const float* x) {
+    uint32x4_t most[2] = {vdupq_n_u32(0), vdupq_n_u32(0)};
+    for (int i = 0; i < kGroupInputs / 4; ++i)
+        most[i % 2] = vmaxq_u32(most[i % 2], vreinterpretq_u32_f32(vabsq_f32(vld1q_f32(x + 4 * i))));
+    return vmaxq_u32(most[0], most[1]);
+}
+
+// The codes of a group, and in two lanes each the sums of its halves.
+inline int32x4_t store_codes(const float* x, float to_code, int8_t* codes) {
+    const float32x4_t counter = vdupq_n_f32(0x1.8p23f);
+    int32x4_t sums[2];
+    for (int half = 0; half < 2; ++half) {
+        float32x4_t inputs[4];
+        for (int i = 0; i < 4; ++i) inputs[i] = vld1q_f32(x + 16 * half + 4 * i);
+        const int8x16_t rounded = round_to_codes(inputs, to_code, counter);
+        vst1q_s8(codes + 16 * half, rounded);
+        sums[half] = vdotq_s32(vdupq_n_s32(0), rounded, vdupq_n_s8(1));
+    }
+    return vpaddq_s32(sums[0], sums[1]);
+}
+
+// Four groups at once: what is one number a group is computed for all of them together. Where one of them is zeros or
+// not all numbers, nothing is done.
+inline bool quantize_four(const float* x, QuantizedGroup* groups, int64_t stride) {
+    uint32x4_t lanes[4];
+    for (int i = 0; i < 4; ++i) lanes[i] = largest_lanes(x + i * kGroupInputs);
+    const uint32x4_t most = vpmaxq_u32(vpmaxq_u32(lanes[0], lanes[1]), vpmaxq_u32(lanes[2], lanes[3]));
+    const float32x4_t max = vreinterpretq_f32_u32(most);
+    if (vmaxvq_u32(most) >= 0x7f800000 || vminvq_f32(max) < 0x1p-100f) return false;
+    float to_code[4];
+    vst1q_f32(to_code, vdivq_f32(vdupq_n_f32(127.0f), max));
+    int32x4_t sums[4];
+    for (int i = 0; i < 4; ++i) sums[i] = store_codes(x + i * kGroupInputs, to_code[i], groups[i * stride].codes);
+    const int32x4_t halves[2] = {vpaddq_s32(sums[0], sums[1]), vpaddq_s32(sums[2], sums[3])};
+    const int32x4_t wholes = vpaddq_s32(halves[0], halves[1]);
+    const float32x4_t scales = vdivq_f32(max, vdupq_n_f32(127.0f)), scaled = vmulq_f32(scales, vcvtq_f32_s32(wholes));
+    const float32x4_t pairs[2] = {vzip1q_f32(scales, scaled), vzip2q_f32(scales, scaled)};
+    const float32x4_t scaled_halves[2] = {vmulq_f32(vzip1q_f32(scales, scales), vcvtq_f32_s32(halves[0])),
+                                          vmulq_f32(vzip2q_f32(scales, scales), vcvtq_f32_s32(halves[1]))};
+    int32_t code_sums[4];
+    vst1q_s32(code_sums, wholes);
+    for (int i = 0; i < 4; ++i) {
+        QuantizedGroup& out = groups[i * stride];
+        const bool odd = i % 2;
+        vst1_f32(&out.scale, odd ? vget_high_f32(pairs[i / 2]) : vget_low_f32(pairs[i / 2]));
+        vst1_f32(out.half_sums, odd ? vget_high_f32(scaled_halves[i / 2]) : vget_low_f32(scaled_halves[i / 2]));
+        out.code_sum = code_sums[i];
+        vst1_s32(out.half_code_sums, odd ? vget_high_s32(halves[i / 2]) : vget_low_s32(halves[i / 2]));
+        out.unused = 0;
+    }
+    return true;
+}
+
 }  // namespace
 }  // namespace quire::QUIRE_ISA

@@ -304,30 +304,50 @@ inline F8 fresh(const Constant& c) { return {load_here(c), load_here(c)}; }
 inline F8 fresh(const Constant& c) { return splat(c.lanes[0]); }
 #endif
 
-// 2^x for x in -127 .. 127, the integer -127 giving 0; between it and -126 something below 2^-126. `factors`: of f,
-// f^2,
-// .. in a polynomial for 2^f.
-template <int Degree>
-inline F8 exp2_within(F8 x, const Constant (&factors)[Degree]) {
+// x becomes 2^x, for x in -127 .. 127, the integer -127 giving 0; between it and -126 something below 2^-126.
+// `factors`: of f, f^2, .. in a polynomial for 2^f. Every step is taken for all N before the next one, as it is a long
+// chain of them, and a core does not look far enough ahead to find work in the meantime.
+template <int N, int Degree>
+inline void exp2_within(F8 (&x)[N], const Constant (&factors)[Degree]) {
     static constexpr Constant kOne = 1.0f;
     const F8 magic = splat(0x1.8p23f);  // adding it leaves the nearest integer in the low bits
-    const F8 shifted = x + magic;
-    const F8 f = x - (shifted - magic);  // -1/2 .. 1/2
-    F8 p = splat(factors[Degree - 1].lanes[0]);
+    F8 shifted[N], p[N];
 #pragma GCC unroll 8
-    for (int i = Degree - 2; i >= 0; --i) p = multiply_add(p, f, fresh(factors[i]));
-    p = multiply_add(p, f, fresh(kOne));
-    return scale_by_power(p, shifted);  // 1 * 2^-127: all bits are 0
+    for (int i = 0; i < N; ++i) shifted[i] = x[i] + magic;
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) {
+        x[i] = x[i] - (shifted[i] - magic);  // -1/2 .. 1/2
+        p[i] = splat(factors[Degree - 1].lanes[0]);
+    }
+#pragma GCC unroll 8
+    for (int d = Degree - 2; d >= -1; --d) {
+#pragma GCC unroll 8
+        for (int i = 0; i < N; ++i) p[i] = multiply_add(p[i], x[i], fresh(d < 0 ? kOne : factors[d]));
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) x[i] = scale_by_power(p[i], shifted[i]);  // 1 * 2^-127: all bits are 0
 }
-// 2^x for any x: more than 127 gives 2^127, and -127 or less gives 0. Relative error of the polynomial below 1e-7.
-inline F8 exp2(F8 x) {
+// x becomes 2^x for any x: more than 127 gives 2^127, and -127 or less gives 0. Relative error of the polynomial below
+// 1e-7.
+template <int N>
+inline void exp2_each(F8 (&x)[N]) {
     static constexpr Constant kFactors[] = {0.69314698f, 0.24022242f, 0.05550734f, 0.00967151f, 0.00132647f};
-    return exp2_within(min(max(x, splat(-127.0f)), splat(127.0f)), kFactors);
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) x[i] = min(max(x[i], splat(-127.0f)), splat(127.0f));
+    exp2_within(x, kFactors);
+}
+inline F8 exp2(F8 x) {
+    F8 one[1] = {x};
+    exp2_each(one);
+    return one[0];
 }
 // The same for x up to 127, and 3e-6: for weights that become halves.
-inline F8 coarse_exp2(F8 x) {
+template <int N>
+inline void coarse_exp2_each(F8 (&x)[N]) {
     static constexpr Constant kFactors[] = {0.69312419f, 0.24024099f, 0.05590643f, 0.00958285f};
-    return exp2_within(max(x, splat(-127.0f)), kFactors);
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) x[i] = max(x[i], splat(-127.0f));
+    exp2_within(x, kFactors);
 }
 
 }  // namespace

@@ -183,6 +183,28 @@ void test_long_rows() {
     }
 }
 
+// Groups of zeros, of next to nothing, and with an Inf or a NaN among their neighbours: the same bytes in every table.
+void test_quantize() {
+    Random random(9);
+    for (int64_t num_groups = 1; num_groups < 10; ++num_groups)
+        for (int64_t odd = 0; odd < num_groups; ++odd)
+            for (float special : {0.0f, 0x1p-110f, INFINITY, -NAN}) {
+                const int64_t inputs = num_groups * kGroupInputs;
+                std::vector<float> x = sample_activations(2, inputs, random);
+                for (int64_t i = 0; i < kGroupInputs; ++i)
+                    if (std::fabs(special) < 1 || i == 7) x[size_t(inputs + odd * kGroupInputs + i)] = special;
+                std::vector<QuantizedGroup> expected(size_t(2 * num_groups)), found(expected.size());
+                use_isa("plain");
+                kernels().matrix.quantize(x.data() + inputs, inputs, expected.data(), 2);
+                for (const char* const* isa = available_isas(); *isa; ++isa) {
+                    use_isa(*isa);
+                    kernels().matrix.quantize(x.data() + inputs, inputs, found.data(), 2);
+                    check(std::memcmp(expected.data(), found.data(), found.size() * sizeof(QuantizedGroup)) == 0,
+                          "quantize what is special", *isa, "groups", odd, inputs, 1);
+                }
+            }
+}
+
 // Inf and NaN reach every result that depends on them, and no other row.
 void test_non_finite(const StorageInfo& info) {
     Random random(7);
@@ -225,6 +247,7 @@ int main(int argc, char** argv) {
         }
     }
     test_long_rows();
+    test_quantize();
     test_non_finite(storage_info(Storage::Q4_1));
     test_non_finite(storage_info(Storage::MXFP4));
     test_non_finite(storage_info(Storage::F16));
