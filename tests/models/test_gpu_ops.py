@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from models.gpu_steps import BLOCK, LENGTH, logits_of, run_steps
 from ops.stored_blocks import stored_rows
@@ -154,6 +161,16 @@ def test_ops_of_other_families():
     ops = GpuOps(DEVICE, dtype="float32")
     found = run_steps(ops, other_ops(ops), spec, steps)
     assert np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)) < 1e-4
+
+
+@pytest.mark.verifies("safetensors", backend="gpu", architecture="HunYuanDenseV1ForCausalLM")
+def test_heads_may_be_normed_after_they_have_turned(tmp_path):
+    torch.manual_seed(2)
+    HunYuanDenseV1ForCausalLM(HunYuanDenseV1Config(**SHAPE, head_dim=16)).save_pretrained(tmp_path)
+    steps = [[(np.arange(3), 0)], [(np.arange(1), 3)]]
+    plain = logits_of(TorchOps(), tmp_path, "float32", steps)
+    found = logits_of(GpuOps(DEVICE, dtype="float32"), tmp_path, "float32", steps)
+    assert np.sqrt(np.mean((found - plain) ** 2) / np.mean(plain**2)) < 1e-5
 
 
 def codes_of(type):

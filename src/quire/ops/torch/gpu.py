@@ -177,8 +177,12 @@ class GpuOps:
         return embedding(ids.given, table, last=ids.last) if isinstance(ids, Ids) else embedding(ids, table)
 
     def rms_norm(self, x: Tensor | Sum | Rows | Columns, weight: Tensor, eps: float) -> Rows | Columns:
+        if isinstance(x, Columns) and x.angles is not None:  # heads that have turned: no kernel does that in this order
+            heads = turned(x.stored().unflatten(-1, (-1, len(weight))), x.angles).float()
+            normed = heads * (heads.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
+            return columns_of(normed.to(x.whole.dtype).flatten(1))
         if isinstance(x, Columns) and len(weight) < x.size:
-            assert x.norm is None and x.angles is None
+            assert x.norm is None
             return replace(x, norm=HeadNorm(weight, eps))
         x = x if isinstance(x, Sum) else tensor_of(x)
         if isinstance(x, Tensor) or x.total is not None:
