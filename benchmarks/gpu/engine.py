@@ -1,6 +1,7 @@
 """The whole engine on a GPU with random weights: how long a token takes, a prompt, and many requests at once.
 
     python -m benchmarks.gpu.engine [--shape deepseek-v2-lite] [--quantization fp8|int8|int4] [--requests 1000]
+    python -m benchmarks.gpu.engine --requests 1000 --max-num-seqs 400 --max-model-len 2048    nothing is preempted
 
 The shape is Llama-3.1-8B's, or DeepSeek-V2-Lite's. Times are of steps, from the end of one to the end of the next,
 medians after a warm-up. A gap is the time in which the GPU has nothing to do between a step's tokens and the next
@@ -70,7 +71,7 @@ class Bench:
     def __init__(
         self, options: dict[str, Any], max_model_len: int, max_num_seqs: int, max_tokens: int, shape: str = "llama-8b"
     ) -> None:
-        self._shape = SHAPES[shape]
+        self._shape, self._max_num_seqs = SHAPES[shape], max_num_seqs
         self._folder = tempfile.TemporaryDirectory()
         path = Path(self._folder.name)
         (path / "config.json").write_text(json.dumps(self._shape))
@@ -174,6 +175,12 @@ class Bench:
             f"{requests} requests of {num_prompt}/{num_new}: {seconds:.1f} s, {requests * num_new / seconds:.0f} "
             f"output tok/s, {len(steps)} steps, scheduler {host:.1f} s, gaps {sum(self._gaps()) / 1e3:.1f} s"
         )
+        for name, kind in (("with prompts", True), ("decoding", False)):
+            times = [seconds for tokens, seconds, _ in steps if (tokens > self._max_num_seqs) == kind]
+            print(
+                f"    {len(times)} steps {name}: {sum(times):.1f} s, median {1e3 * statistics.median(times):.1f} ms, "
+                f"longest {1e3 * max(times):.0f} ms"  # of seconds: something was compiled
+            )
 
 
 def main() -> None:
@@ -183,17 +190,21 @@ def main() -> None:
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--requests", type=int, default=0, help="of 1000 tokens in and 1000 out")
     parser.add_argument("--max-tokens", type=int, default=8192)
+    parser.add_argument("--max-num-seqs", type=int, default=512)
+    parser.add_argument("--max-model-len", type=int, default=20000)
     args = parser.parse_args()
     options = {"quantization": args.quantization, "kv_cache_dtype": args.kv_cache_dtype}
-    bench = Bench(options, 20000, 512, args.max_tokens, args.shape)
+    bench = Bench(options, args.max_model_len, args.max_num_seqs, args.max_tokens, args.shape)
     print(f"started in {bench.started:.1f} s; {bench.engine.capacity}")
     bench.decode(1, 16, 8)
     bench.decode(1, 128, 100)
     for batch in (8, 32, 64, 128, 256):
         bench.decode(batch, 128)
-    bench.decode(32, 16000, 128)  # the first of them wait for the prompts of the others
-    for length in (512, 2048, 8192):
-        bench.prefill(length)
+    if args.max_model_len > 16128:
+        bench.decode(32, 16000, 128)  # the first of them wait for the prompts of the others
+    for length in (64, 512, 1024, 2048, 8192):
+        if length < args.max_model_len:
+            bench.prefill(length)
     if args.requests:
         bench.throughput(args.requests, 1000, 1000)
 

@@ -155,6 +155,18 @@ def test_unknown_fields_are_passed_over(server: Running) -> None:
     assert ask(server, nobody_knows=1).status_code == 200
 
 
+def test_tokenize_tells_where_tokens_stand(server: Running) -> None:
+    """The path is vLLM's too: `inputs` tells them apart."""
+    found = server.http.post("/tokenize", json={"inputs": "Hé"}).json()
+    assert [(token["id"], token["start"], token["stop"]) for token in found] == [
+        (256, 0, 0),
+        (ord("H"), 0, 1),
+        (0xC3, 1, 2),
+        (0xA9, 1, 2),
+    ]
+    assert server.http.post("/tokenize", json={"inputs": "H", "prompt": "H"}).status_code == 400
+
+
 def test_info_and_chat_tokenize(server: Running) -> None:
     info = server.http.get("/info").json()
     assert (info["model_id"], info["max_total_tokens"]) == ("fake", 512)

@@ -191,19 +191,19 @@ def packed(bits: int, group: int, *, symmetric: bool, act_order: bool = False) -
     return pack
 
 
-def hqq(bits: int, group: int) -> Packer:
+def hqq(bits: int, group: int, axis: int = 1) -> Packer:
     """Zero points are fractions, and codes of distant rows share a word."""
 
     def pack(w: np.ndarray) -> tuple[Tensors, np.ndarray]:
-        rows = w.reshape(-1, group)
-        low, high = rows.min(1, keepdims=True), rows.max(1, keepdims=True)
+        rows = w.reshape((-1, group) if axis == 1 else (group, -1))
+        low, high = rows.min(axis, keepdims=True), rows.max(axis, keepdims=True)
         scales = ((high - low) / (2**bits - 1)).astype(np.float16)
         zeros = (-low / scales).astype(np.float16)
         codes = np.clip(np.rint(rows / scales + zeros), 0, 2**bits - 1).astype(np.int32)
         a_word, first = (10, 27) if bits == 3 else (8 // bits, 8 - bits)
-        planes = np.pad(codes, ((0, -len(codes) % a_word), (0, 0))).reshape(a_word, -1, group)
+        planes = np.pad(codes, ((0, -len(codes) % a_word), (0, 0))).reshape(a_word, -1, rows.shape[1])
         words = sum(plane << (first - bits * index) for index, plane in enumerate(planes))
-        numbers = {"nbits": bits, "group_size": group, "axis": 1}
+        numbers = {"nbits": bits, "group_size": group, "axis": axis}
         tensors = {
             "W_q": torch.from_numpy(words.astype(np.int32 if bits == 3 else np.uint8)),
             "scale": torch.from_numpy(scales),
@@ -214,7 +214,8 @@ def hqq(bits: int, group: int) -> Packer:
             **{key: torch.tensor(number, dtype=torch.int32) for key, number in numbers.items()},
         }
         wide = scales.astype(np.float32), zeros.astype(np.float32)
-        return tensors, (wide[0] * (codes.astype(np.float32) - wide[1])).reshape(w.shape)
+        values = (wide[0] * (codes.astype(np.float32) - wide[1])).reshape(w.shape)
+        return tensors, values if axis == 1 else values.astype(np.float16).astype(np.float32)
 
     return pack
 
@@ -279,6 +280,8 @@ FORMATS: dict[str, Format] = {
     "hqq-4": Format(hqq(4, 64), HQQ, "Q4_Z"),
     "hqq-3": Format(hqq(3, 32), HQQ, "Q4_Z"),
     "hqq-2": Format(hqq(2, 64), HQQ, "Q4_Z"),
+    "hqq-4-outputs": Format(hqq(4, 64, axis=0), HQQ, "F16", exact=False),
+    "hqq-3-outputs": Format(hqq(3, 32, axis=0), HQQ, "F16", exact=False),
     "hqq-8": Format(hqq(8, 128), HQQ, "Q8_M", exact=False),  # offsets of 24 bits
     "w8a8": Format(int8_channels, _compressed("int-quantized"), "Q8_0"),
     "fp8-outputs": Format(fp8("outputs"), _compressed("float-quantized"), "FP8", exact=False),

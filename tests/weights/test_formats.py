@@ -44,7 +44,9 @@ def test_packing_for_a_cpu(tmp_path: Path, name: str) -> None:
         np.testing.assert_allclose(matrix.dequantized(), expected, rtol=0, atol=1e-7 if "8-asym" in name else 0)
     else:
         np.testing.assert_allclose(matrix.dequantized(), expected, rtol=2**-8, atol=0.004 * np.abs(expected).max())
-    bits = {"Q4_0": 4.5, "Q4_Z": 5, "Q8_0": 8.5, "Q8_M": 10, "Q8_F": 9, "NF4": 5, "FP4": 5, "FP8": 16}[tensor.type.name]
+    bits = {"Q4_0": 4.5, "Q4_Z": 5, "Q8_0": 8.5, "Q8_M": 10, "Q8_F": 9, "NF4": 5, "FP4": 5, "FP8": 16, "F16": 16}[
+        tensor.type.name
+    ]
     assert matrix.nbytes == expected.size * bits / 8
 
 
@@ -176,5 +178,7 @@ def test_errors_are_ours(tmp_path: Path) -> None:
 
 
 def test_hqq_along_the_outputs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match=r"down_proj\.axis is 0"):
+    with pytest.raises(Unsupported, match=r"down_proj\.view_as_float is 1"):
+        open_checkpoint(damaged(tmp_path, "hqq-4", "view_as_float", torch.tensor(1, dtype=torch.uint8)))
+    with pytest.raises(BadCheckpoint, match=r"down_proj\.scale.*and the weight is"):
         open_checkpoint(damaged(tmp_path, "hqq-4", "axis", torch.tensor(0, dtype=torch.int32)))

@@ -12,6 +12,7 @@ from quire.core.errors import BadRequest
 from quire.server.body import decode, read_body
 from quire.server.dialects.openai.messages import Message, plain_messages, template_kwargs
 from quire.server.dialects.openai.tools import Tool, tool_use
+from quire.server.dialects.tgi.pages import TokenPlace, places
 from quire.server.openapi import JSON, answers, asks, reads
 from quire.server.replies import json_response
 from quire.text.chat_format import chat_format
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | None = None
+    inputs: str | None = None  # the same, as Text Generation Inference calls it, and answers in its own way
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None  # for a prompt, if not false; a rendered chat has them
     return_token_strs: bool | None = None
@@ -62,11 +64,15 @@ class Tokens:
         self._limit = max_body_bytes
 
     @reads(TokenizeBody)
-    @answers({JSON: Tokenized})
+    @answers({JSON: Tokenized | list[TokenPlace]})
     async def tokenize(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit), _tokenize)
         service = (await self._models.find(body.model)).service
         tokenizer = service.tokenizer
+        if body.inputs is not None:
+            if body.prompt is not None or body.messages is not None:
+                raise BadRequest("inputs and another text are given", "give one of them", param="inputs")
+            return json_response(await asyncio.to_thread(_placed, tokenizer, body.inputs))
         ids = await asyncio.to_thread(_encode, tokenizer, body)
         texts = [tokenizer.token_bytes(token).decode("utf-8", errors="replace") for token in ids]
         told = Tokenized(len(ids), service.info.max_model_len, ids, texts if body.return_token_strs else None)
@@ -97,6 +103,17 @@ class Tokens:
                 "chat_template": tokenizer.chat_template,
             }
         )
+
+
+def _placed(tokenizer: "Tokenizer", text: str) -> list[TokenPlace]:
+    """Tokens that the tokenizer adds stand nowhere in the text."""
+    ids, plain = tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
+    starts = range(len(ids) - len(plain) + 1)
+    at = next((at for at in starts if ids[at : at + len(plain)] == plain), None)
+    if at is None:  # nobody knows which were added
+        return places(tokenizer, plain, text)
+    added = [TokenPlace(token, "", 0, 0) for token in ids[:at] + ids[at + len(plain) :]]
+    return added[:at] + places(tokenizer, plain, text) + added[at:]
 
 
 def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:
