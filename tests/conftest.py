@@ -10,7 +10,9 @@ import pytest
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported: its kernels run on the CPU
 
-if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # each has a core of its own: teams of threads wait by turning
+if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(
+    os, "sched_setaffinity"
+):  # each has a core of its own: teams of threads wait by turning
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
