@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from quire.core.plan import StepOutput, StepPlan
 from quire.core.seq2seq import Seq2Seq
-from quire.runtime.adapters import Loaded
-from quire.runtime.guides import Matchers
+
+if TYPE_CHECKING:  # the server's process knows what executors have room for, and runs nothing
+    from quire.runtime.adapters import Loaded
+    from quire.runtime.guides import Matchers
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +30,13 @@ class Capacity:
 class Executor(Protocol):
     def start(self) -> Capacity: ...
 
-    def guide(self, matchers: Matchers) -> None:
+    def guide(self, matchers: "Matchers") -> None:
         """Once it has started: how answers are held to a language that is asked for."""
 
-    def load_adapter(self, path: Path) -> Loaded:
+    def load_adapter(self, path: Path) -> "Loaded":
         """Read one and make it ready for `add_adapter`; in any thread. Raises if it cannot be one of the model."""
 
-    def add_adapter(self, key: str, loaded: Loaded) -> None:
+    def add_adapter(self, key: str, loaded: "Loaded") -> None:
         """From now on, plans may ask for it."""
 
     def remove_adapter(self, key: str) -> None:
