@@ -126,6 +126,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         block_size=BLOCK,
         max_model_len=64,
         long_prefill_token_threshold=setting.threshold,
+        step_seconds=float(setting.num_blocks % 2),
     )
     scheduler = Scheduler(
         limits,
@@ -186,6 +187,7 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
         )
         cancel(while_running=True)
         outputs.append(executor.run(plan))
+        scheduler.pace.ran(plan.num_tokens, 0.1 + step % 5)  # now this many tokens are a step, now that many
         while outputs and (not plan.runs or len(outputs) > setting.ahead):
             ledger.take(scheduler.update(outputs.popleft()))
         ledger.take(scheduler.expire(float(step)))

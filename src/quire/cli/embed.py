@@ -20,7 +20,14 @@ EXAMPLES = """\
 # Nobody waits in a queue here, nothing is drawn, and nothing is kept from one step to the next.
 _NOT_HERE = (
     *("model", "task", "seed", "served_model_name", "max_queued_requests", "max_wait", "scheduling_policy"),
-    *("enable_prefix_caching", "long_prefill_token_threshold", "block_size", "kv_cache_memory_bytes", "swap_space"),
+    *(
+        "enable_prefix_caching",
+        "long_prefill_token_threshold",
+        "target_itl_ms",
+        "block_size",
+        "kv_cache_memory_bytes",
+        "swap_space",
+    ),
     *("load_format", "gpu_memory_utilization", "enforce_eager", *LORA),
 )
 

@@ -17,6 +17,7 @@ class Limits:
     max_queued: int = 4096  # requests that wait for their first step; more are refused
     seq2seq: Seq2Seq | None = None  # of a model that reads sources
     long_prefill_token_threshold: int = 0  # prompt tokens one sequence may compute in one step; 0: as many as fit
+    step_seconds: float = 0.0  # about how long prompts may make a step in which others have their next token; 0: any
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "max_queued"):

@@ -15,6 +15,7 @@ from quire.core.errors import BadRequest, QueueFull
 from quire.core.group import Group
 from quire.core.limits import Limits, refuse_impossible
 from quire.core.memory import Memory
+from quire.core.pace import Pace
 from quire.core.plan import Admission, Drawn, Run, StepOutput, StepPlan
 from quire.core.policy import PolicyQueue, find_policy
 from quire.core.records import SchedulerStats
@@ -57,6 +58,7 @@ class Scheduler:
         self._retired: list[int] = []  # rows given up since the last plan
         self._events: list[SequenceEvent] = []  # to be returned by the next update()
         self._numbers = count_from()
+        self.pace = Pace(limits.step_seconds)
         self._step = 0
         self._ahead = ahead
         self._in_flight: deque[tuple[StepPlan, list[Sequence | None]]] = deque()  # without outputs; who had which row
@@ -132,6 +134,8 @@ class Scheduler:
         num_preemptions = self._num_preemptions
         behind = self._continue(plan)
         budget = self.limits.max_num_batched_tokens - len(plan.runs)
+        if plan.runs:  # somebody waits for these: prompts must not make the step long
+            budget = min(budget, max(self.pace.tokens - len(plan.runs), self.limits.block_size))
         promised = 0  # blocks that prompts under way will need: they were admitted because these were there
         all_moved = True
         for seq in behind:

@@ -59,6 +59,7 @@ class Engine:
                 max_num_seqs=options.max_num_seqs,
                 max_num_batched_tokens=options.max_num_batched_tokens,
                 long_prefill_token_threshold=options.long_prefill_token_threshold,
+                step_seconds=(options.target_itl_ms or 0) / 1000,
                 block_size=options.block_size,
                 max_model_len=self.capacity.max_model_len,
                 seq2seq=self.capacity.seq2seq,
@@ -150,6 +151,8 @@ class Engine:
             admitted=step.admitted,
         )
         self._collected = ran
+        if step.plan.num_tokens > len(step.plan.runs):
+            self._scheduler.pace.ran(step.plan.num_tokens, self.record.run_seconds)
         if self._watch:
             self._watch.ran(self.record)
         return events

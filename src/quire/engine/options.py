@@ -37,6 +37,10 @@ class EngineOptions:
     long_prefill_token_threshold: int = option(
         0, "tokens of one prompt in one step at most (0: no limit but the step's)"
     )
+    target_itl_ms: int | None = option(
+        None,
+        "prompts make a step about this long at most while answers are written (default: 70 in servers; 0: no limit)",
+    )
     block_size: int = option(16, "tokens a block of the KV cache holds")
     enable_prefix_caching: bool = option(True, "share the cache of equal beginnings between requests")
     kv_cache_dtype: str = option(
@@ -143,6 +147,7 @@ _LEAST = {
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,
     "long_prefill_token_threshold": 0,
+    "target_itl_ms": 0,
     "block_size": 1,
     "kv_cache_memory_bytes": 1,
     "swap_space": 0,

@@ -6,6 +6,7 @@ outlives the process that started it."""
 import math
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ from quire.engine.messages import (
 )
 from quire.engine.start import load_tokenizer, local_executor, task_of
 
+TARGET_ITL_MS = 70  # between two tokens of a stream while prompts are computed: nobody reads faster
+
 
 def main(address: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server process decides when to stop
@@ -64,6 +67,8 @@ def main(address: str) -> int:
 
 def _load_and_serve(start: Start, server: "_Server") -> None:
     path, options = Path(start.path), start.options
+    if options.target_itl_ms is None:
+        options = replace(options, target_itl_ms=TARGET_ITL_MS)
     if task_of(path, options) == "generate":
         engine = Engine(local_executor(path, options), options, lambda: load_tokenizer(path, options))
         assert engine.grammars is not None
