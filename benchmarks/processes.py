@@ -22,6 +22,10 @@ class EngineDied(Exception):
     """A command ended, or never became ready; the message has the end of what it said."""
 
 
+ENDED = 128 + signal.SIGTERM  # the status of who was asked to end
+_asked_to_end: list[bool] = []
+
+
 class Running:
     """A command under way, with all it has started."""
 
@@ -31,6 +35,8 @@ class Running:
         self._log = log
 
     def check(self) -> None:
+        if _asked_to_end:  # and whatever was under way then has swallowed it
+            sys.exit(ENDED)
         if self.process.poll() is not None:
             raise EngineDied(f"ended with status {self.process.returncode}\n{self.said()}")
 
@@ -139,7 +145,12 @@ def _proportional_set_size(pid: int) -> int:
 
 def interruptible() -> None:
     """Let SIGTERM unwind as Ctrl-C does, so that whatever was started is ended."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+    def end(*_: object) -> None:
+        _asked_to_end.append(True)
+        sys.exit(ENDED)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def progress(text: str) -> None:

@@ -48,6 +48,7 @@ def measure_serving(engines: Engines, path: Path, rounds: int, with_vllm: bool =
                     begun = first_token(url, engine, prose)
                     run_load(url, WARM_UP.asks(prose, seed=-number), WARM_UP.users)
                     for workload, section in found.items():
+                        engine.check()
                         add_figures(section, name, url, workload.asks(prose, seed=number), workload.users)
             except (EngineDied, LoadFailed) as failure:
                 progress(f"{name} fails, and has no figures here: {failure}")
