@@ -68,11 +68,11 @@ class Inputs:
         self._hosts = [torch.zeros(length, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._arrived = [torch.cuda.Event() for _ in self._hosts] if pinned else []
         self.num_tokens, self.num_seqs, self.width, self.decodes = num_tokens, num_seqs, width, decodes
-        for host in self._hosts:  # until a step is sent, all of it is padding
-            _, _, slots, adapters, _, logit_rows, seq_starts, _ = self._views(host)
+        self._arrays = [[view.numpy() for view in self._views(host)] for host in self._hosts]
+        for _, _, slots, adapters, _, logit_rows, seq_starts, _ in self._arrays:  # until one is sent, all is padding
             slots[:], adapters[:] = -1, -1
             if decodes:
-                logit_rows[:], seq_starts[:] = torch.arange(num_seqs), torch.arange(num_seqs + 1)
+                logit_rows[:], seq_starts[:] = np.arange(num_seqs), np.arange(num_seqs + 1)
         self._device = self._hosts[0].to(device)
         self.tensors = self._views(self._device)
 
@@ -82,12 +82,11 @@ class Inputs:
         return *lines, tables.view(self.num_seqs, self.width)
 
     def send(self, batch: StepBatch) -> None:
-        self._hosts.reverse()
-        self._arrived.reverse()
+        for one_of_each in (self._hosts, self._arrays, self._arrived):
+            one_of_each.reverse()
         if self._arrived:
             self._arrived[0].synchronize()  # its last use is two steps ago: there is nothing to wait for
-        views = [view.numpy() for view in self._views(self._hosts[0])]
-        ids, positions, slots, adapters, context_lens, logit_rows, seq_starts, tables = views
+        ids, positions, slots, adapters, context_lens, logit_rows, seq_starts, tables = self._arrays[0]
         n, s, r = batch.num_tokens, len(batch.context_lens), len(batch.logit_rows)
         ids[:n], positions[:n], slots[:n], context_lens[:s] = (
             batch.ids,
