@@ -36,6 +36,7 @@ from transformers import (
     XLMRobertaModel,
 )
 
+from models.checking import BACKENDS, make_ops
 from quire.core.errors import BadCheckpoint, QuireError, Unsupported
 from quire.models.registry import family, purpose
 from quire.runtime.encoder import EncoderRunner, Tokens
@@ -143,14 +144,7 @@ def ask(model: PreTrainedModel, text: Tokens) -> np.ndarray:
 
 
 def load(path: Path, backend: str, max_tokens: int = 64, threads: int = 2) -> EncoderRunner:
-    if backend == "native":
-        from quire.ops.native import NativeOps
-
-        ops: Any = NativeOps(threads)
-    else:
-        from quire.ops.torch import TorchOps
-
-        ops = TorchOps(threads=1)
+    ops = make_ops(backend, threads)
     checkpoint = open_checkpoint(path)
     module = family(checkpoint.config.architecture, "embed", "score")
     config = module.config(checkpoint.config)
@@ -160,7 +154,7 @@ def load(path: Path, backend: str, max_tokens: int = 64, threads: int = 2) -> En
 
 @pytest.mark.verifies("safetensors")
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_vectors_and_logits_are_those_of_transformers(
     checkpoints: Callable[[str], Theirs], backend: str, name: str
 ) -> None:
@@ -185,7 +179,7 @@ def test_a_text_alone_gives_the_same_bits(checkpoints: Callable[[str], Theirs], 
     assert all(np.array_equal(a, b) for a, b in zip(together, alone, strict=True))
 
 
-@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_first_and_last_rows_are_rows_of_all(checkpoints: Callable[[str], Theirs], backend: str) -> None:
     runner = load(checkpoints("bert").path, backend)
     for wanted, place in (("first", 0), ("last", -1)):
