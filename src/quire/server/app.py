@@ -165,7 +165,7 @@ class Pages:
     @answers({JSON: ModelList})
     async def models(self, http: Request) -> Response:
         models = list(map(self._model, self._models.offers()))
-        names = [model.id for model in models] or [None]
+        names: list[str | None] = [model.id for model in models] or [None]
         return json_response(ModelList(models, names[0], names[-1]))
 
     @answers({JSON: Model})
