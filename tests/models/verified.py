@@ -84,6 +84,8 @@ KNOWN_AS = {
     "MarianMTModel": "Opus-MT",
     "M2M100ForConditionalGeneration": "also NLLB-200",
     "BertModel": "MiniLM, BGE, E5, ...",
+    "MPNetForMaskedLM": "all-mpnet-base-v2",
+    "NomicBertModel": "nomic-embed-text",
 }
 
 

@@ -99,8 +99,11 @@ EMBEDDERS = {  # vectors of texts come out. Decoders can give them too: see runt
     "CamembertModel": "quire.models.bert",
     "DistilBertModel": "quire.models.bert",
     "DistilBertForMaskedLM": "quire.models.bert",
+    "MPNetModel": "quire.models.bert",
+    "MPNetForMaskedLM": "quire.models.bert",
     "ModernBertModel": "quire.models.modernbert",
     "ModernBertForMaskedLM": "quire.models.modernbert",
+    "NomicBertModel": "quire.models.nomic_bert",
 }
 
 SCORERS = {  # a number for a pair of texts comes out
@@ -109,6 +112,7 @@ SCORERS = {  # a number for a pair of texts comes out
     "XLMRobertaForSequenceClassification": "quire.models.bert",
     "CamembertForSequenceClassification": "quire.models.bert",
     "DistilBertForSequenceClassification": "quire.models.bert",
+    "MPNetForSequenceClassification": "quire.models.bert",
     "ModernBertForSequenceClassification": "quire.models.modernbert",
 }
 
