@@ -117,7 +117,7 @@ def grouped_kernel(
         M,
         N,
         K,
-        len(weight.words),
+        weight.num_chunks,
         x.stride(0),
         BITS=weight.bits,
         GROUP=weight.group,
@@ -184,7 +184,7 @@ def _grouped_kernel(
     like = tl.zeros((1,), x_ptr.dtype.element_ty)
     if OVERLAP:
         ahead = tl.minimum(tl.program_id(1) * TURNS * split_chunks, chunks - 1)
-        prefetch(words_ptr + (ahead * N + rows)[:, None] * WIDTH + tl.arange(0, 2)[None, :] * 32)
+        prefetch(words_ptr + (rows * chunks + ahead)[:, None] * WIDTH + tl.arange(0, 2)[None, :] * 32)
     wait_for_inputs(OVERLAP)
 
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -200,7 +200,7 @@ def _grouped_kernel(
                 if offset_ptr is not None:
                     offsets = appended(offsets, tl.load(offset_ptr + group * N + rows))
                     x_sums = appended(x_sums, tl.load(x_sum_ptr + group * M + tokens, mask=tokens < M, other=0.0))
-            places = (chunk * N + rows)[:, None] * WIDTH + columns[None, :]
+            places = (rows * chunks + chunk)[:, None] * WIDTH + columns[None, :]
             words = tl.load(words_ptr + places, eviction_policy="evict_first")
             planes = unpack(words, like, BITS, ASM)
             part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)  # of the group
