@@ -4,10 +4,7 @@
 x comes as 16-bit integers with a scale for every group (`quant_rows`). The processor multiplies two of them by two
 bytes and adds both to a sum in one instruction; a word of eight codes is eight bytes after three. So a code costs 7/8
 of an instruction, and a group's sum is exact. A warp takes 4 chunks of inputs at a time, 8 lanes a chunk, 4 words a
-lane. What a lane has of x serves `block_n / warps` outputs. Sums stay in the lanes until a tile of outputs is done.
-
-Programs stay on the device, each with every so many-th tile: while one tile ends, the next one's weights are on their
-way."""
+lane. What a lane has of x serves `block_n / warps` outputs. Sums stay in the lanes until the end."""
 
 from typing import NamedTuple
 
@@ -16,7 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.torch.kernels.attention_pages import num_programs
 from quire.ops.torch.kernels.overlap import overlap_options, wait_for_inputs
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
 from quire.ops.torch.kernels.quant_rows import PAIRED, Quantized
@@ -26,14 +22,13 @@ CHUNKS = tl.constexpr(4)  # a step
 LANES = tl.constexpr(8)  # that share a chunk
 WORDS = tl.constexpr(4)  # a lane
 HIGH = tl.constexpr(16)  # what the upper codes of bytes count: sums are taken of so many times the weights
-REGISTERS = 65536  # of a multiprocessor
+REGISTERS = 128  # of a thread, at most: two programs of 8 warps on a multiprocessor
 
 
 class GroupedGemvConfig(NamedTuple):
     block_n: int  # outputs a program
     warps: int  # 8 at least: a tensor with fewer elements than there are threads is loaded as it is wanted
     depth: int  # steps whose weights are on their way
-    per_multiprocessor: int = 2  # programs that fit side by side
 
 
 def can_gemv(weight: GroupedWeight) -> bool:
@@ -54,9 +49,7 @@ def grouped_gemv(
     assert weight.words.numel() < 2**31  # places have 32 bits
     has_offsets = len(scales.shape) == 3
     out = torch.empty(1, N, dtype=dtype, device=x.codes.device)
-    tiles = triton.cdiv(N, config.block_n)
-    programs = num_programs(out.device, config.per_multiprocessor, tiles)
-    _grouped_gemv_kernel[(programs,)](
+    _grouped_gemv_kernel[(triton.cdiv(N, config.block_n),)](
         x.codes.view(torch.int32),
         x.scales,
         weight.words,
@@ -72,11 +65,11 @@ def grouped_gemv(
         BLOCK_N=config.block_n,
         DEPTH=config.depth,
         EVEN=chunks % (CHUNKS.value * config.depth) == 0,
-        ONCE=tiles == programs and chunks <= CHUNKS.value * config.depth,
+        ONCE=chunks <= CHUNKS.value * config.depth,
         ASM=not triton.knobs.runtime.interpret,
         OVERLAP=overlap,
         num_warps=config.warps,
-        maxnreg=min(REGISTERS // (32 * config.warps * config.per_multiprocessor) // 8 * 8, 255),
+        maxnreg=REGISTERS,
         **overlap_options(overlap),
     )
     return out
@@ -108,79 +101,57 @@ def _grouped_gemv_kernel(
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    TURN: tl.constexpr = CHUNKS * DEPTH
-    first_row = tl.program_id(0) * BLOCK_N
-    begin = 0  # chunk of this turn
+    outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.minimum(outputs, N - 1)[:, None]  # those past the end are computed and never stored
     ahead = ()
     for d in tl.static_range(DEPTH):
-        loaded = _load(words_ptr, scale_ptr, first_row, d * CHUNKS, chunks, N, num_groups, GROUP, BLOCK_N, EVEN)
+        loaded = _load(words_ptr, scale_ptr, rows, d * CHUNKS, chunks, num_groups, GROUP, EVEN)
         ahead = appended(ahead, loaded)
     wait_for_inputs(OVERLAP)
     sums = tl.zeros((BLOCK_N, CHUNKS * LANES), tl.float32)
-    num_tiles = tl.cdiv(N - first_row, BLOCK_N * tl.num_programs(0))
-    for _ in range(1 if ONCE else num_tiles * tl.cdiv(chunks, TURN)):
-        ends = begin + TURN >= chunks
-        next_row = tl.where(ends, first_row + BLOCK_N * tl.num_programs(0), first_row)
-        next_begin = tl.where(ends, 0, begin + TURN)
+    for begin in range(0, chunks, CHUNKS * DEPTH):
         following = ()
         for d in tl.static_range(DEPTH):
             first = begin + d * CHUNKS
             sums = _add_step(sums, ahead[d], pairs_ptr, unit_ptr, first, chunks, GROUP, ZERO, HAS_OFFSETS, EVEN, ASM)
             if not ONCE:
-                first = next_begin + d * CHUNKS
-                loaded = _load(words_ptr, scale_ptr, next_row, first, chunks, N, num_groups, GROUP, BLOCK_N, EVEN)
+                first += CHUNKS * DEPTH
+                loaded = _load(words_ptr, scale_ptr, rows, first, chunks, num_groups, GROUP, False)
                 following = appended(following, loaded)
-        if ends:
-            outputs = first_row + tl.arange(0, BLOCK_N)
-            inside = outputs < N
-            y = tl.sum(sums, axis=1) * (1.0 / HIGH)
-            if bias_ptr is not None:
-                y += tl.load(bias_ptr + outputs, mask=inside, other=0.0).to(tl.float32)
-            tl.store(out_ptr + outputs, y.to(out_ptr.dtype.element_ty), mask=inside)
-            sums = tl.zeros((BLOCK_N, CHUNKS * LANES), tl.float32)
-        first_row, begin = next_row, next_begin
         if not ONCE:
             ahead = following
+    y = tl.sum(sums, axis=1) * (1.0 / HIGH)
+    inside = outputs < N
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + outputs, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + outputs, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _load(
-    words_ptr,
-    scale_ptr,
-    first_row,
-    first,
-    chunks,
-    N,
-    num_groups,
-    GROUP: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    EVEN: tl.constexpr,
-):
+def _load(words_ptr, scale_ptr, rows, first, chunks, num_groups, GROUP: tl.constexpr, EXIST: tl.constexpr):
     """Words of chunks first .. first + CHUNKS, [n, CHUNKS * WIDTH], and for every group of a chunk the scales,
-    [n, CHUNKS * LANES]. Past the last chunk words are anything: their scales are 0. Past the last tile nothing is
-    loaded."""
-    exists = first_row < N
-    rows = tl.minimum(first_row + tl.arange(0, BLOCK_N), N - 1)[:, None]  # what is past the end is never stored
+    [n, CHUNKS * LANES]. Past the last chunk words are anything: their scales are 0. EXIST: none is past
+    it."""
     column = tl.arange(0, CHUNKS * WIDTH)[None, :]
-    inside = exists if EVEN else exists & (column // WIDTH + first < chunks)
+    inside = None if EXIST else column // WIDTH + first < chunks
     words = tl.load(words_ptr + rows * (chunks * WIDTH) + (first * WIDTH + column), mask=inside)
     scales = ()
     if GROUP >= 8 * WIDTH:
         lane = tl.arange(0, CHUNKS * LANES)[None, :]
         at = rows * num_groups + (lane // LANES + first) // (GROUP // (8 * WIDTH))
         at = tl.max_contiguous(at, (1, 2))  # not so, but rows are dealt out to warps as those of words then
-        inside = exists if EVEN else exists & (lane // LANES + first < chunks)
-        both = tl.load(scale_ptr + at, mask=inside, other=0)
-        scales = (both, both)
+        inside = None if EXIST else lane // LANES + first < chunks
+        both = tl.load(scale_ptr + at, mask=inside, other=None if EXIST else 0)
+        scales = appended(appended(scales, both), both)
     else:
         GROUPS: tl.constexpr = 8 * WIDTH // GROUP
         place = tl.arange(0, 2 * CHUNKS * LANES)[None, :]
         chunk = place // (2 * LANES) + first
-        inside = exists if EVEN else exists & (chunk < chunks)
+        inside = None if EXIST else chunk < chunks
         for pair in tl.static_range(GROUPS // 2):
             at = rows * (chunks * GROUPS) + (chunk * GROUPS + 2 * pair + place % 2)
-            two = tl.load(scale_ptr + at, mask=inside, other=0)
-            scales = scales + tl.split(tl.reshape(two, (BLOCK_N, CHUNKS * LANES, 2)))  # noqa: RUF005
+            two = tl.load(scale_ptr + at, mask=inside, other=None if EXIST else 0)
+            scales = scales + tl.split(tl.reshape(two, (rows.shape[0], CHUNKS * LANES, 2)))
     return words, scales
 
 
@@ -199,7 +170,6 @@ def _add_step(
     ASM: tl.constexpr,
 ):
     words, scales = loaded
-    BLOCK_N: tl.constexpr = words.shape[0]
     GROUPS: tl.constexpr = max(8 * WIDTH // GROUP, 2)  # of x, a chunk
     place = tl.arange(0, CHUNKS * WIDTH)
     chunk = place // WIDTH + first
@@ -256,27 +226,26 @@ def _product(x, low, high, NUMBER: tl.constexpr, GROUPS: tl.constexpr, ASM: tl.c
             of_low = dot2(x[UPPER][w] & MASK, low[w], of_low, UPPER == 1, ASM)
         if GROUPS < 8 or NUMBER % 2 == 1:
             of_high = dot2(x[2 + UPPER][w] & MASK, high[w], of_high, UPPER == 1, ASM)
-    if of_low is None:
-        return of_high
-    elif of_high is None:
-        return of_low * HIGH
-    else:
-        return of_low * HIGH + of_high
+    total = of_high
+    if of_low is not None:
+        total = of_low * HIGH if of_high is None else of_low * HIGH + of_high
+    return total
 
 
 @triton.jit
 def dot2(x, codes, total, UPPER: tl.constexpr, ASM: tl.constexpr):
-    """total + the two 16-bit integers of x times two bytes of the codes, the lower or the upper ones"""
+    """total, or nothing, + the two 16-bit integers of x times two bytes of the codes, the lower or the upper ones"""
     HALF: tl.constexpr = "hi" if UPPER else "lo"
     SHIFT: tl.constexpr = 16 if UPPER else 0
     if not ASM:
         both = ((x << 16) >> 16) * ((codes >> SHIFT) & 255) + (x >> 16) * ((codes >> (SHIFT + 8)) & 255)
-        return both if total is None else total + both
+        total = both if total is None else total + both
     elif total is None:
-        return tl.inline_asm_elementwise(
+        total = tl.inline_asm_elementwise(
             "dp2a." + HALF + ".s32.u32 $0, $1, $2, 0;", "=r,r,r", [x, codes], tl.int32, is_pure=True, pack=1
         )
     else:
-        return tl.inline_asm_elementwise(
+        total = tl.inline_asm_elementwise(
             "dp2a." + HALF + ".s32.u32 $0, $1, $2, $3;", "=r,r,r,r", [x, codes, total], tl.int32, is_pure=True, pack=1
         )
+    return total
