@@ -1,7 +1,7 @@
 """The HTTP application: which path leads where."""
 
-import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -123,9 +123,14 @@ def _as_ours(http: Request, error: HTTPException) -> QuireError:
 
 
 class Model(Struct, kw_only=True):
+    """For clients of OpenAI and vLLM, and for those of Anthropic, who look for `type` and the two behind it."""
+
     id: str
     object: str = "model"
     created: int  # seconds since 1970
+    type: str = "model"
+    display_name: str
+    created_at: str
     owned_by: str = "quire"
     root: str
     parent: str | None
@@ -135,6 +140,9 @@ class Model(Struct, kw_only=True):
 
 class ModelList(Struct):
     data: list[Model]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool = False
     object: str = "list"
 
 
@@ -152,11 +160,13 @@ class Pages:
     def __init__(self, site: Site) -> None:
         self._models = site.models
         self._metrics = site.metrics
-        self._created = int(time.time())
+        self._created = datetime.now(UTC)
 
     @answers({JSON: ModelList})
     async def models(self, http: Request) -> Response:
-        return json_response(ModelList(list(map(self._model, self._models.offers()))))
+        models = list(map(self._model, self._models.offers()))
+        names: list[str | None] = [model.id for model in models] or [None]
+        return json_response(ModelList(models, names[0], names[-1]))
 
     @answers({JSON: Model})
     async def model(self, http: Request) -> Response:
@@ -168,7 +178,9 @@ class Pages:
     def _model(self, offer: "Offer") -> Model:
         return Model(
             id=offer.name,
-            created=self._created,
+            created=int(self._created.timestamp()),
+            display_name=offer.name,
+            created_at=self._created.isoformat(timespec="seconds"),
             root=offer.adapter_of or offer.name,
             parent=offer.adapter_of or None,
             max_model_len=offer.info.max_model_len if offer.info else None,
