@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "SmolLM3ForCausalLM": "quire.models.llama",
     "Ernie4_5ForCausalLM": "quire.models.llama",
     "SeedOssForCausalLM": "quire.models.llama",
+    "Ministral3ForCausalLM": "quire.models.llama",
     "MinistralForCausalLM": "quire.models.llama",
     "HunYuanDenseV1ForCausalLM": "quire.models.llama",
     "HeliumForCausalLM": "quire.models.llama",
