@@ -408,6 +408,11 @@ class GpuOps:
     def scale(self, x: Tensor | Rows | Sum | Columns, factor: float) -> Tensor:
         return tensor_of(x) * factor
 
+    def scale_by_position(self, x: Tensor | Rows | Columns, positions: Tensor, growth: float, length: int) -> Columns:
+        columns = columns_of(x)
+        columns.tensor().mul_((1 + growth * torch.log1p(torch.floor(positions / length)))[:, None])
+        return columns
+
     def clamp(self, x: Tensor | Rows | Sum | Columns, most: float) -> Tensor:
         return tensor_of(x).clamp(-most, most)
 

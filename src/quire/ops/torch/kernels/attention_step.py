@@ -58,7 +58,7 @@ def decode_step(
     assert num_tokens == runs.num_seqs and plan.max_queries == 1 and plan.window == scoring.window
     out = q.new_empty(num_tokens, num_heads, head_dim)
     rows = power_of_two(group, LEAST_ROWS)
-    launch = launch or decode_launch(head_dim, rows, pages.k.dtype)
+    launch = launch or decode_launch(head_dim, rows, pages.k.dtype, runs.num_seqs)
     assert num_kv_heads <= COUNTERS
     parts = new_parts(plan, num_kv_heads, rows, head_dim)
     factor, cap = scoring.factors(pages.k_scale)

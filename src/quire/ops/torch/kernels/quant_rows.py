@@ -6,7 +6,7 @@ One scale a row, or one for every `group` neighbouring columns. A group with not
 the scale of one that holds NaN is NaN, and with an infinity it is infinite: what is not a number stays so.
 
 int16 is for `quant_gemv`: half a step is 2**-16 of the greatest of its group, which bf16 itself rounds by up to 2**-9.
-Beside the scales lie the sums of the groups. Of every 256 columns, column 32 p + i belongs to plane p of word i of a
+Beside each scale lies the sum of the group. Of every 256 columns, column 32 p + i belongs to plane p of word i of a
 chunk of weights (`quant_layout`); the codes of planes p and p + 2, whose weights are neighbouring bytes, lie side by
 side: planes 0 and 2 for all i, then 4 and 6, 1 and 3, 5 and 7."""
 
@@ -27,7 +27,7 @@ MAX_BLOCK = 32768  # columns that one program holds in registers
 
 class Quantized(NamedTuple):
     codes: Tensor  # [rows, n] float8_e4m3fn, int8 or int16
-    scales: Tensor  # [rows, n / group] fp32; of int16 [rows, 2, n / group]: scales, and sums of columns
+    scales: Tensor  # [rows, n / group] fp32; of int16 [rows, n / group, 2]: scales, and sums of columns
 
 
 class Target(NamedTuple):
@@ -50,7 +50,7 @@ class Target(NamedTuple):
         if dtype == torch.int16:
             padded = -(-n // PAIRED) * PAIRED
             codes = x.new_empty(len(x), padded, dtype=dtype)
-            scales = x.new_empty(len(x), 2, padded // group, dtype=torch.float32)
+            scales = x.new_empty(len(x), padded // group, 2, dtype=torch.float32)
         else:
             codes = x.new_empty(len(x), n, dtype=dtype)
             scales = x.new_empty(len(x), n // group if group else 1, dtype=torch.float32)
@@ -136,9 +136,9 @@ def store_columns(out_ptr, scale_ptr, y, row, first, n, GROUP: tl.constexpr, MOS
             kind = plane % 2 * 2 + plane // 4
             places = columns // PAIRS * PAIRS + (kind * 32 + columns % 32) * 2 + plane // 2 % 2
             tl.store(out_ptr + row * padded + places, tl.reshape(codes, (BLOCK,)).to(tl.int16), mask=columns < padded)
-            tl.store(scale_ptr + row * 2 * num_groups + group, scales, mask=group < num_groups)
-            sums = tl.sum(codes, axis=1) * scales
-            tl.store(scale_ptr + (row * 2 + 1) * num_groups + group, sums, mask=group < num_groups)
+            at = scale_ptr + (row * num_groups + group) * 2
+            tl.store(at, scales, mask=group < num_groups)
+            tl.store(at + 1, tl.sum(codes, axis=1) * scales, mask=group < num_groups)
         else:
             codes = tl.reshape(codes, (BLOCK,)).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + row * n + columns, codes, mask=columns < n)
