@@ -284,6 +284,7 @@ def _decode(
             exists,
             (token + query).to(tl.int64) * out_token + q_head_row * out_head,
             out,
+            None,
             part_sums,
             part_weights,
             counters + seq * counter_seq + head,
