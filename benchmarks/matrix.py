@@ -29,9 +29,9 @@ def stored_rows(type: StorageType) -> NDArray[np.uint8]:
 
 def measure(type: StorageType, num_rows: int, num_threads: int, num_passes: int = 7) -> dict[str, float | str]:
     data = stored_rows(type)
-    matrices = [_native.Matrix(type.name, data, NUM_INPUTS)]
+    matrices = [_native.Matrix(type.name, [data], NUM_INPUTS)]
     while len(matrices) * matrices[0].nbytes < TOTAL_BYTES:
-        matrices.append(_native.Matrix(type.name, data, NUM_INPUTS))
+        matrices.append(_native.Matrix(type.name, [data], NUM_INPUTS))
     x = np.random.default_rng(0).standard_normal((num_rows, NUM_INPUTS)).astype(np.float32)
     seconds = []
     for _ in range(num_passes):

@@ -188,7 +188,7 @@ def decode_launches(
 ):
     queries = max(queries for _, queries in step.lengths)
     rows = power_of_two(step.heads // step.kv_heads * queries, LEAST_ROWS)
-    per = (launch or decode_launch(step.head_dim, rows, step.kept)).per_multiprocessor
+    per = (launch or decode_launch(step.head_dim, rows, step.kept, step.runs.num_seqs)).per_multiprocessor
     workers = num_workers(step.q.device, per, step.kv_heads, step.runs.num_seqs, MAX_LEN)
     plan = plan_decode(step.runs, workers, max_queries=queries, window=scoring.window, least=least, cuts=cuts)
     return [lambda p=pages: decode(step.q, p, step.runs, plan, scoring, launch=launch) for pages in step.pages]
@@ -460,7 +460,7 @@ def main() -> None:
     begin = time.monotonic()
     results = Results(measure_ceilings())
     print(f"copy {results.ceilings.copy / 1e12:.2f} TB/s, matrix product {results.ceilings.matrix / 1e12:.0f} TFLOP/s")
-    print(f"launches: {decode_launch(HEAD_DIM, 16, BF16)} {prefill_launch(HEAD_DIM, HEADS, KV_HEADS, BF16)}")
+    print(f"launches: {decode_launch(HEAD_DIM, 16, BF16, 32)} {prefill_launch(HEAD_DIM, HEADS, KV_HEADS, BF16)}")
     print(f"launches: {mla_launch(128, BF16)}")
     if "check" in only:
         check()

@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 #include <omp.h>
 
 #include <algorithm>
@@ -89,15 +90,20 @@ const int32_t* checked_order(const std::optional<Order>& order, const char* name
     return order->data();
 }
 
-void construct(Matrix* matrix, const std::string& storage, const Bytes& data, int64_t num_columns,
+void construct(Matrix* matrix, const std::string& storage, const std::vector<Bytes>& parts, int64_t num_columns,
                const std::optional<Order>& row_order, const std::optional<Order>& column_order) {
-    const StorageInfo& info = checked_storage(storage, data, num_columns);
-    const int64_t num_rows = int64_t(data.shape(0));
-    if (num_rows == 0) refuse("a matrix of 0 rows");
-    const int32_t* rows = checked_order(row_order, "row_order", "rows", num_rows);
+    std::vector<const uint8_t*> stored;
+    for (const Bytes& data : parts) {
+        checked_storage(storage, data, num_columns);
+        for (size_t row = 0; row < data.shape(0); ++row) stored.push_back(data.data() + row * data.shape(1));
+    }
+    if (stored.empty()) refuse("a matrix of 0 rows");
+    const int32_t* order = checked_order(row_order, "row_order", "rows", int64_t(stored.size()));
     const int32_t* columns = checked_order(column_order, "column_order", "columns", num_columns);
     nb::gil_scoped_release unlocked;
-    new (matrix) Matrix(info.storage, data.data(), int64_t(data.shape(1)), num_rows, num_columns, rows, columns);
+    std::vector<const uint8_t*> rows(stored.size());
+    for (size_t o = 0; o < rows.size(); ++o) rows[o] = stored[order ? size_t(order[o]) : o];
+    new (matrix) Matrix(find_storage(storage.c_str())->storage, rows, num_columns, columns);
 }
 
 FloatMatrix dequantize(const std::string& storage, const Bytes& data, int64_t num_columns) {
@@ -230,11 +236,10 @@ FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) 
 
 void bind_matrix(nb::module_& m) {
     nb::class_<Matrix>(m, "Matrix", "Weights [num_outputs, num_inputs] in the layout the kernels read")
-        .def(
-            "__init__", &construct, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"),
-            nb::arg("row_order") = nb::none(), nb::arg("column_order") = nb::none(),
-            "Pack stored rows, uint8 [rows, row_bytes]. Output o is taken from row row_order[o], and column k is input "
-            "column_order[k].")
+        .def("__init__", &construct, nb::arg("storage"), nb::arg("parts"), nb::arg("num_columns"),
+             nb::arg("row_order") = nb::none(), nb::arg("column_order") = nb::none(),
+             "Pack stored rows, arrays of uint8 [rows, row_bytes], one below the other. Output o is taken from row "
+             "row_order[o] of all of them, and column k is input column_order[k].")
         .def_prop_ro("num_outputs", [](const Matrix& matrix) { return matrix.packed().num_outputs; })
         .def_prop_ro("num_inputs", [](const Matrix& matrix) { return matrix.packed().num_inputs; })
         .def_prop_ro("layout", [](const Matrix& matrix) { return layout_name(matrix.packed().layout); })

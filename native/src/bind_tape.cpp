@@ -294,6 +294,10 @@ void bind_tape(nb::module_& m) {
             "scale", [](Tape& t, View x, float factor, View out) { t.add(quire::Scale{x, factor, out}); }, "x"_a,
             "factor"_a, "out"_a)
         .def(
+            "scale_by_position",
+            [](Tape& t, View x, float growth, float length) { t.add(quire::ScaleByPosition{x, growth, length}); },
+            "x"_a, "growth"_a, "length"_a)
+        .def(
             "clamp", [](Tape& t, View x, float most, View out) { t.add(quire::Clamp{x, most, out}); }, "x"_a, "most"_a,
             "out"_a)
         .def(

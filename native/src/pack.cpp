@@ -208,9 +208,9 @@ void* allocate(int64_t nbytes) {
 
 }  // namespace
 
-Matrix::Matrix(Storage storage, const uint8_t* rows, int64_t row_bytes, int64_t num_outputs, int64_t num_inputs,
-               const int32_t* row_order, const int32_t* input_order)
-    : packed_(shape_of(storage, num_outputs, num_inputs)) {
+Matrix::Matrix(Storage storage, const std::vector<const uint8_t*>& rows, int64_t num_inputs, const int32_t* input_order)
+    : packed_(shape_of(storage, int64_t(rows.size()), num_inputs)) {
+    const int64_t num_outputs = packed_.num_outputs;
     assert(num_outputs > 0 && num_inputs > 0 && num_inputs % storage_info(storage).block == 0);
     if (input_order) {
         input_order_.assign(input_order, input_order + num_inputs);
@@ -221,11 +221,11 @@ Matrix::Matrix(Storage storage, const uint8_t* rows, int64_t row_bytes, int64_t 
     packed_.data = data;
     const int64_t tile_bytes = packed_.tile_bytes();
     bool half_sums = packed_.layout == Layout::Float16;
-#pragma omp parallel for schedule(static) reduction(&& : half_sums)
+#pragma omp parallel for schedule(dynamic, 4) reduction(&& : half_sums)  // in the order they come from the disk
     for (int64_t t = 0; t < packed_.num_tiles(); ++t) {
         const uint8_t* tile_rows[kTileOutputs] = {};
         for (int64_t o = t * kTileOutputs; o < num_outputs && o < (t + 1) * kTileOutputs; ++o)
-            tile_rows[o % kTileOutputs] = rows + (row_order ? int64_t(row_order[o]) : o) * row_bytes;
+            tile_rows[o % kTileOutputs] = rows[size_t(o)];
         uint8_t* tile = data + t * tile_bytes;
         if (!tile_rows[kTileOutputs - 1]) std::memset(tile, 0, size_t(tile_bytes));
         if (packed_.is_integer())

@@ -41,11 +41,10 @@ namespace quire {
 // files: readers of checkpoints make them of what they find (weights/blocks.py).
 class Matrix {
  public:
-    // Packs rows [num_outputs] of `row_bytes` bytes, each num_inputs weights (a multiple of the type's block). Output o
-    // is stored row row_order[o], or row o where row_order is null. Column k is input input_order[k], likewise. Runs on
-    // the OpenMP threads of the caller. Throws std::bad_alloc.
-    Matrix(Storage storage, const uint8_t* rows, int64_t row_bytes, int64_t num_outputs, int64_t num_inputs,
-           const int32_t* row_order, const int32_t* input_order = nullptr);
+    // Packs the row of each output, num_inputs weights (a multiple of the type's block). Column k is input
+    // input_order[k], or input k where that is null. Runs on the OpenMP threads of the caller. Throws std::bad_alloc.
+    Matrix(Storage storage, const std::vector<const uint8_t*>& rows, int64_t num_inputs,
+           const int32_t* input_order = nullptr);
     ~Matrix() { std::free(memory_); }
     Matrix(const Matrix&) = delete;
     Matrix& operator=(const Matrix&) = delete;

@@ -159,6 +159,10 @@ struct Scale {
     float factor;
     View out;
 };
+struct ScaleByPosition {  // in place, by 1 + growth * log(1 + floor(position / length))
+    View x;
+    float growth, length;
+};
 struct Clamp {
     View x;
     float most;
@@ -178,7 +182,7 @@ struct Take {
 
 using Op = std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope, WriteKV,
                         WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Mixture, MulSigmoid,
-                        Scale, Clamp, Add, Logits, Take>;
+                        Scale, ScaleByPosition, Clamp, Add, Logits, Take>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

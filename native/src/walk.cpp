@@ -181,6 +181,14 @@ class Walk {
             kernels_.ops.scale(input(op.x, op.out, r), op.factor, op.out.columns, row(op.out, r));
     }
 
+    void run(const ScaleByPosition& op) {
+        const auto [first, last] = mine(op.x);
+        for (int64_t r = first; r < last; ++r) {
+            const float factor = 1.0f + op.growth * std::log1p(std::floor(float(step_.positions[r]) / op.length));
+            kernels_.ops.scale(row(op.x, r), factor, op.x.columns, row(op.x, r));
+        }
+    }
+
     void run(const Clamp& op) {
         const auto [first, last] = mine(op.out);
         for (int64_t r = first; r < last; ++r)

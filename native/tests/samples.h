@@ -28,6 +28,13 @@ inline int64_t row_bytes(Storage storage, int64_t n) {
     return n / info.block * info.block_bytes;
 }
 
+// Where each of these rows begins. They must outlive it.
+inline std::vector<const uint8_t*> rows_in(const uint8_t* data, int64_t rows, int64_t bytes) {
+    std::vector<const uint8_t*> found;
+    for (int64_t r = 0; r < rows; ++r) found.push_back(data + r * bytes);
+    return found;
+}
+
 // Rows of a storage type: any codes, scales near 0.01. Every fifth row has one byte everywhere: 0x80, 0x7f, 0xff or 0.
 std::vector<uint8_t> sample_rows(Storage storage, int64_t rows, int64_t n, Random& random);
 

@@ -29,8 +29,8 @@ std::vector<float> numbers(int64_t n, Random& random) {
 }
 
 std::unique_ptr<Matrix> packed(const std::vector<float>& values, int64_t rows, int64_t columns) {
-    return std::make_unique<Matrix>(Storage::F32, reinterpret_cast<const uint8_t*>(values.data()),
-                                    columns * int64_t(sizeof(float)), rows, columns, nullptr);
+    const auto* data = reinterpret_cast<const uint8_t*>(values.data());
+    return std::make_unique<Matrix>(Storage::F32, rows_in(data, rows, columns * int64_t(sizeof(float))), columns);
 }
 
 // The matrices of each adapter, and the slots they are put into.

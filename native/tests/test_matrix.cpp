@@ -55,8 +55,10 @@ struct Case {
         : info(type),
           outputs(num_outputs),
           inputs(num_inputs),
-          matrix(type.storage, sample_rows(type.storage, outputs, inputs, random).data(),
-                 row_bytes(type.storage, inputs), outputs, inputs, nullptr),
+          matrix(type.storage,
+                 rows_in(sample_rows(type.storage, outputs, inputs, random).data(), outputs,
+                         row_bytes(type.storage, inputs)),
+                 inputs),
           x(sample_activations(kMaxTestRows, inputs, random)) {}
 
     // The first `rows` rows, quantized by the table in use.

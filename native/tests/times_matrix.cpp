@@ -33,8 +33,8 @@ struct Model {
     void add(Storage storage, Shape shape) {
         Random random(1);
         const std::vector<uint8_t> rows = sample_rows(storage, shape.outputs, shape.inputs, random);
-        matrices.push_back(std::make_unique<Matrix>(storage, rows.data(), row_bytes(storage, shape.inputs),
-                                                    shape.outputs, shape.inputs, nullptr));
+        matrices.push_back(std::make_unique<Matrix>(
+            storage, rows_in(rows.data(), shape.outputs, row_bytes(storage, shape.inputs)), shape.inputs));
         bytes += double(matrices.back()->packed().nbytes);
         weights += double(shape.outputs * shape.inputs);
     }

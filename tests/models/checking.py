@@ -11,6 +11,7 @@ A test file lists its cases and takes both from here:
         check_against_transformers(backend, checkpoints(name))
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -28,7 +29,8 @@ from quire.ops.opset import OpSet, StepBatch
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
 
-BACKENDS = ["torch", "native"]
+DEVICE = os.environ.get("QUIRE_TEST_DEVICE")  # of the GPU's op set, instead of the others: tests/models/conftest.py
+BACKENDS = ["torch", "native"] if DEVICE is None else ["gpu"]
 BLOCK_SIZE = 4
 MAX_LEN = 64
 NUM_GREEDY = 32
@@ -102,14 +104,23 @@ def ask_transformers(model: PreTrainedModel, path: Path) -> Theirs:
     return Theirs(path, logits[: len(PROMPT)], generated)
 
 
-def make_ops(backend: str) -> OpSet:
+def make_ops(backend: str, threads: int | None = None) -> OpSet:
     if backend == "native":
         from quire.ops.native import NativeOps
 
-        return NativeOps()
+        return NativeOps(threads)
+    if backend == "gpu":
+        from quire.ops.torch.gpu import GpuOps
+
+        assert DEVICE is not None
+        return GpuOps(DEVICE, dtype="float32")
     from quire.ops.torch import TorchOps
 
     return TorchOps(threads=1)  # more are slower on tiny matrices
+
+
+def on_host(rows: Any) -> np.ndarray:
+    return rows.float().cpu().numpy().copy() if isinstance(rows, torch.Tensor) else np.array(rows)
 
 
 def compute(ops: OpSet, path: Path) -> Logits:
@@ -133,7 +144,7 @@ def compute(ops: OpSet, path: Path) -> Logits:
             block_tables=table[None],
             logit_rows=np.arange(len(positions), dtype=np.int32),
         )
-        return np.asarray(program.run(batch)).copy()
+        return on_host(program.run(batch))
 
     return run
 

@@ -16,7 +16,7 @@ from quire.ops.opset import OpSet, StepBatch
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
 
-from .checking import BLOCK_SIZE, NUM_GREEDY, PROMPT, assert_close, make_ops
+from .checking import BLOCK_SIZE, NUM_GREEDY, PROMPT, assert_close, make_ops, on_host
 
 MAX_LEN = 64  # of a source, and of an answer
 SOURCE = PROMPT
@@ -80,10 +80,6 @@ def ask_transformers(model: Any, path: Path) -> Theirs:
     logits = model(input_ids=source, decoder_input_ids=answer, use_cache=False).logits[0].numpy()
     generated = model.generate(source, max_new_tokens=NUM_GREEDY, do_sample=False)[0].tolist()
     return Theirs(path, model, encoded, logits, generated)
-
-
-def on_host(rows: Any) -> np.ndarray:
-    return rows.float().cpu().numpy().copy() if isinstance(rows, torch.Tensor) else rows.copy()
 
 
 class Ours:

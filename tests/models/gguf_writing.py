@@ -38,8 +38,19 @@ ARCHITECTURES = {
     "GemmaForCausalLM": gguf.MODEL_ARCH.GEMMA,
     "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
+    "MistralForCausalLM": gguf.MODEL_ARCH.MISTRAL3,
+    "Ministral3ForCausalLM": gguf.MODEL_ARCH.MISTRAL3,
+    "ArceeForCausalLM": gguf.MODEL_ARCH.ARCEE,
+    "NemotronForCausalLM": gguf.MODEL_ARCH.NEMOTRON,
+    "HunYuanDenseV1ForCausalLM": gguf.MODEL_ARCH.HUNYUAN_DENSE,
+    "Dots1ForCausalLM": gguf.MODEL_ARCH.DOTS1,
+    "Ernie4_5_MoeForCausalLM": gguf.MODEL_ARCH.ERNIE4_5_MOE,
+    "MiniMaxM2ForCausalLM": gguf.MODEL_ARCH.MINIMAXM2,
+    "PhimoeForCausalLM": gguf.MODEL_ARCH.PHIMOE,
+    "GraniteMoeHybridForCausalLM": gguf.MODEL_ARCH.GRANITE,
 }
-PAIRWISE = ("Llama", "Mixtral", "Granite", "SmolLM3")  # families
+PAIRWISE = ("Llama", "Mixtral", "Granite", "SmolLM3", "Mistral", "Ministral3", "Arcee")  # families
+SIGMOID = ("glm4_moe", "dots1", "minimax_m2")  # of scores, types of models
 EXPERT = re.compile(r"model\.layers\.(\d+)\.(.*)\.experts\.(\d+)\.(\w+)\.weight")
 
 
@@ -64,12 +75,13 @@ def write_gguf(
         )  # fmt: skip
         for kind in ("long", "short"):
             writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
+    pairwise = architecture.startswith(PAIRWISE) and called != "exaone"
     for name, data in stacked(load_file(source / "model.safetensors")):
-        if architecture.startswith(PAIRWISE) and ".q_proj." in name:
+        if pairwise and ".q_proj." in name:
             data = interleave(data, config["num_attention_heads"])
-        if architecture.startswith(PAIRWISE) and ".k_proj." in name:
+        if pairwise and ".k_proj." in name:
             data = interleave(data, config["num_key_value_heads"])
-        if architecture.startswith("Gemma") and name.endswith("norm.weight"):
+        if architecture.startswith(("Gemma", "Nemotron")) and name.endswith("norm.weight"):
             data = data + 1
         if name.endswith("shared_expert_gate.weight"):
             data = data.reshape(-1)  # as a quantized file has it
@@ -94,6 +106,11 @@ def stacked(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
             stem = name.removeprefix("model.").replace("block_sparse_moe.input_linear", "feed_forward.experts.{}")
             for part, half in zip(("w1", "w3"), np.split(data, 2, axis=1), strict=True):
                 yield stem.format(part), half
+        elif name.endswith("shared_mlp.input_linear.weight"):  # Granite 4 without experts
+            for part, half in zip(("gate", "up"), np.split(data, 2), strict=True):
+                yield name.replace("shared_mlp.input_linear", f"mlp.{part}_proj"), half
+        elif name.endswith("shared_mlp.output_linear.weight"):
+            yield name.replace("shared_mlp.output_linear", "mlp.down_proj"), data
         elif name.endswith(("experts.gate_up_proj", "experts.gate_up_proj_bias")):
             outputs_last = data if name.endswith("bias") else data.swapaxes(1, 2)
             for part, offset in (("gate", 0), ("up", 1)):
@@ -117,20 +134,25 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         config = config | {"num_hidden_layers": config["num_hidden_layers"] + 1}
         writer.add_nextn_predict_layers(1)
         writer.add_tensor(f"blk.{config['num_hidden_layers'] - 1}.nextn.eh_proj.weight", np.zeros((2, 4), np.float32))
+    if config["model_type"] in SIGMOID:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-        writer.add_expert_weights_norm(config["norm_topk_prob"])
-        writer.add_expert_weights_scale(config["routed_scaling_factor"])
-        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
-        writer.add_expert_shared_count(config["n_shared_experts"])
-        writer.add_expert_count(config["n_routed_experts"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if config["model_type"] == "nemotron":
+        writer.add_layer_norm_eps(config["norm_eps"])
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if full["rope_type"] == "dynamic":  # HunYuan, whose stretch goes into the base
+        width = config["head_dim"]
+        full = full | {"rope_theta": full["rope_theta"] * full["alpha"] ** (width / (width - 2))}
     writer.add_rope_freq_base(full["rope_theta"])
+    if "llama_4_scaling_beta" in full:
+        writer.add_rope_scaling_yarn_log_mul(full["mscale_all_dim"])
+        writer.add_attn_temperature_scale(full["llama_4_scaling_beta"])
     if full["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(full["factor"])
@@ -151,6 +173,19 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         "num_experts_per_tok": (writer.add_expert_used_count,),
         "moe_intermediate_size": (writer.add_expert_feed_forward_length,),
         "shared_expert_intermediate_size": (writer.add_expert_shared_feed_forward_length,),
+        "n_routed_experts": (writer.add_expert_count,),
+        "n_shared_experts": (writer.add_expert_shared_count,),
+        "norm_topk_prob": (writer.add_expert_weights_norm,),
+        "routed_scaling_factor": (writer.add_expert_weights_scale,),
+        "first_k_dense_replace": (writer.add_leading_dense_block_count,),
+        "n_group": (writer.add_expert_group_count,),
+        "topk_group": (writer.add_expert_group_used_count,),
+        "moe_num_experts": (writer.add_expert_count,),
+        "moe_k": (writer.add_expert_used_count,),
+        "moe_num_shared_experts": (writer.add_expert_shared_count,),
+        "moe_layer_interval": (writer.add_interleave_moe_layer_step,),
+        "moe_layer_start_index": (writer.add_leading_dense_block_count,),
+        "shared_intermediate_size": (writer.add_expert_shared_feed_forward_length,),
         "attn_logit_softcapping": (writer.add_attn_logit_softcapping,),
         "final_logit_softcapping": (writer.add_final_logit_softcapping,),
         "attention_multiplier": (writer.add_attention_scale,),

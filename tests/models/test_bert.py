@@ -1,5 +1,6 @@
 """Tiny random encoders of every class, made by transformers, against transformers."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +26,12 @@ from transformers import (
     ModernBertForMaskedLM,
     ModernBertForSequenceClassification,
     ModernBertModel,
+    MPNetConfig,
+    MPNetForMaskedLM,
+    MPNetForSequenceClassification,
+    MPNetModel,
+    NomicBertConfig,
+    NomicBertModel,
     PreTrainedModel,
     RobertaConfig,
     RobertaForMaskedLM,
@@ -36,10 +43,13 @@ from transformers import (
     XLMRobertaModel,
 )
 
+from models.checking import BACKENDS, make_ops
 from quire.core.errors import BadCheckpoint, QuireError, Unsupported
+from quire.models import nomic_bert
 from quire.models.registry import family, purpose
 from quire.runtime.encoder import EncoderRunner, Tokens
 from quire.weights.checkpoint import open_checkpoint
+from quire.weights.config import CheckpointConfig
 
 MAX_LEN = 40
 TINY: dict[str, Any] = {
@@ -72,6 +82,8 @@ MODERN = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
+MPNET = {**TINY, "max_position_embeddings": MAX_LEN + 2}
+NOMIC = {**TINY, "type_vocab_size": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
 BIASES = {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True}
 ONE = {"num_labels": 1}
 CASES: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
@@ -90,6 +102,12 @@ CASES: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     "distilbert-relu": (DistilBertModel, DistilBertConfig, {**DISTIL, "activation": "relu"}),
     "modernbert": (ModernBertModel, ModernBertConfig, MODERN),
     "modernbert-biases": (ModernBertModel, ModernBertConfig, {**MODERN, **BIASES}),
+    "mpnet": (MPNetModel, MPNetConfig, MPNET),
+    "mpnet-heads-of-12": (MPNetModel, MPNetConfig, {**MPNET, "hidden_size": 36, "num_attention_heads": 3}),
+    "mpnet-with-a-head": (MPNetForMaskedLM, MPNetConfig, MPNET),
+    "nomic": (NomicBertModel, NomicBertConfig, NOMIC),
+    "nomic-heads-of-12": (NomicBertModel, NomicBertConfig, {**NOMIC, "hidden_size": 36, "num_attention_heads": 3}),
+    "score-mpnet": (MPNetForSequenceClassification, MPNetConfig, {**MPNET, **ONE}),
     "score-modernbert": (ModernBertForSequenceClassification, ModernBertConfig, {**MODERN, **BIASES, **ONE}),
     "score-bert": (BertForSequenceClassification, BertConfig, {**TINY, **ONE}),
     "score-bert-three": (BertForSequenceClassification, BertConfig, {**TINY, "num_labels": 3}),
@@ -143,14 +161,7 @@ def ask(model: PreTrainedModel, text: Tokens) -> np.ndarray:
 
 
 def load(path: Path, backend: str, max_tokens: int = 64, threads: int = 2) -> EncoderRunner:
-    if backend == "native":
-        from quire.ops.native import NativeOps
-
-        ops: Any = NativeOps(threads)
-    else:
-        from quire.ops.torch import TorchOps
-
-        ops = TorchOps(threads=1)
+    ops = make_ops(backend, threads)
     checkpoint = open_checkpoint(path)
     module = family(checkpoint.config.architecture, "embed", "score")
     config = module.config(checkpoint.config)
@@ -160,7 +171,7 @@ def load(path: Path, backend: str, max_tokens: int = 64, threads: int = 2) -> En
 
 @pytest.mark.verifies("safetensors")
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_vectors_and_logits_are_those_of_transformers(
     checkpoints: Callable[[str], Theirs], backend: str, name: str
 ) -> None:
@@ -174,6 +185,19 @@ def test_vectors_and_logits_are_those_of_transformers(
     assert np.ptp(first, axis=0).max() > 3e-3 * np.abs(first).max(), "texts are too much alike for a test to fail"
 
 
+def test_nomic_as_its_authors_spell_it(checkpoints: Callable[[str], Theirs]) -> None:
+    theirs = checkpoints("nomic")
+    values = json.loads((theirs.path / "config.json").read_text())
+    spelled = {nomic_bert.SPELLINGS[key]: key for key in nomic_bert.SPELLINGS}
+    renamed = {spelled.get(key, key): value for key, value in values.items() if key != "rope_parameters"}
+    more = {"rotary_emb_base": 500.0, "n_positions": 8192, "activation_function": "swiglu", "prenorm": False}
+    found = nomic_bert.config(CheckpointConfig(theirs.path, renamed | more))
+    assert found == nomic_bert.config(open_checkpoint(theirs.path).config)
+    for key, value in {"prenorm": True, "rotary_emb_fraction": 0.5, "moe_every_n_layers": 2}.items():
+        with pytest.raises(Unsupported, match=f"{key} is {value}"):
+            nomic_bert.config(CheckpointConfig(theirs.path, renamed | more | {key: value}))
+
+
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert", "score-bert"])
 def test_a_text_alone_gives_the_same_bits(checkpoints: Callable[[str], Theirs], name: str) -> None:
     path = checkpoints(name).path
@@ -185,7 +209,7 @@ def test_a_text_alone_gives_the_same_bits(checkpoints: Callable[[str], Theirs], 
     assert all(np.array_equal(a, b) for a, b in zip(together, alone, strict=True))
 
 
-@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_first_and_last_rows_are_rows_of_all(checkpoints: Callable[[str], Theirs], backend: str) -> None:
     runner = load(checkpoints("bert").path, backend)
     for wanted, place in (("first", 0), ("last", -1)):

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -27,7 +26,6 @@ from models.checking import (
     make_ops,
     random_model,
 )
-from models.gguf_writing import stacked
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models import deepseek
 from quire.models.loading import Heads
@@ -35,7 +33,6 @@ from quire.ops.dequantize import dequantize
 from quire.ops.tensors import F16, Q8_0, StoredTensor
 from quire.ops.torch import TorchOps
 from quire.weights.config import CheckpointConfig
-from weights.gguf_files import finish
 
 SIZES = TINY | {
     "moe_intermediate_size": 24,
@@ -104,6 +101,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], The
 def test_logits_and_greedy_tokens_are_those_of_transformers(
     checkpoints: Callable[[str], Theirs], backend: str, name: str
 ) -> None:
+    if backend == "gpu" and name == "v3-odd":
+        pytest.skip("a latent of 20 columns")
     check_against_transformers(backend, checkpoints(name))
 
 
@@ -126,6 +125,10 @@ def test_layers_that_guess_further_tokens_are_passed_over(checkpoints: Callable[
 
 def write_gguf(source: Path, path: Path, apart: bool) -> Path:
     """As llama.cpp's converter writes it since April 2025 (`apart`), or before."""
+    gguf = pytest.importorskip("gguf")
+    from models.gguf_writing import stacked
+    from weights.gguf_files import finish
+
     c = json.loads((source / "config.json").read_text())
     latent, still, turning, value = (
         c[key] for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")

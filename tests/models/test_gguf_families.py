@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    ArceeConfig,
+    Dots1Config,
+    Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
@@ -17,12 +20,19 @@ from transformers import (
     Glm4MoeConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    GraniteMoeHybridConfig,
+    HunYuanDenseV1Config,
     LlamaConfig,
+    MiniMaxM2Config,
+    Ministral3Config,
+    MistralConfig,
     MixtralConfig,
+    NemotronConfig,
     Olmo2Config,
     Olmo3Config,
     OlmoeConfig,
     Phi3Config,
+    PhimoeConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
@@ -53,6 +63,9 @@ LINEAR = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
 YARN_IN_SOME = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+GROWING = {**YARN, "original_max_position_embeddings": 6, "mscale": 1.0, "mscale_all_dim": 1.0}
+GROWING |= {"llama_4_scaling_beta": 0.7}
+ALPHA = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0}
 CASES: Cases = {
     "llama": (LlamaConfig, {}),
     "llama-tied-biases": (LlamaConfig, {"tie_word_embeddings": True, "attention_bias": True}),
@@ -87,6 +100,64 @@ CASES: Cases = {
     "olmoe": (OlmoeConfig, {"num_experts": 6, "num_experts_per_tok": 3}),
     "phi3": (Phi3Config, {"sliding_window": 7}),
     "phi3-longrope": (Phi3Config, {"rope_parameters": LONGROPE, "original_max_position_embeddings": 8}),
+    "mistral3": (MistralConfig, {"head_dim": 24, "sliding_window": None}),
+    "ministral3": (Ministral3Config, {"head_dim": 24, "rope_parameters": GROWING}),
+    "arcee": (ArceeConfig, {}),
+    "nemotron": (NemotronConfig, {"partial_rotary_factor": 0.5, "norm_eps": 1e-3}),
+    "hunyuan": (HunYuanDenseV1Config, {"head_dim": 24, "rope_parameters": ALPHA}),
+    "dots1": (
+        Dots1Config,
+        {
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "routed_scaling_factor": 1.5,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 1,
+            "n_group": 2,
+            "topk_group": 1,
+            "head_dim": 24,
+        },
+    ),
+    "ernie-moe": (
+        Ernie4_5_MoeConfig,
+        {
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 48,
+            "num_hidden_layers": 4,
+            "moe_layer_interval": 2,
+            "moe_num_shared_experts": 2,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "minimax-m2": (
+        MiniMaxM2Config,
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "head_dim": 24,
+            "rotary_dim": 12,
+            "partial_rotary_factor": 0.5,
+            "intermediate_size": 48,
+        },
+    ),
+    "phimoe": (
+        PhimoeConfig,
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True},
+    ),
+    "granite-4": (
+        GraniteMoeHybridConfig,
+        FACTORS
+        | {
+            "layer_types": ["full_attention"] * 2,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 112,
+            "position_embedding_type": "rope",
+        },
+    ),
     "gemma": (GemmaConfig, {"head_dim": 24}),
     "gemma2": (Gemma2Config, GEMMA | {"attn_implementation": "eager", "attn_logit_softcapping": 5.0}),
     "gemma3": (Gemma3TextConfig, GEMMA | {"num_hidden_layers": 7, "rope_parameters": LINEAR}),
@@ -122,8 +193,9 @@ def test_quantized_experts_are_cut_out_of_their_stack(tmp_path: Path) -> None:
     assert np.abs(rounded - logits).max() < 0.05 * np.abs(logits).max()
 
 
-def test_internlm2_is_llama_under_another_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("called", ["internlm2", "exaone"])
+def test_some_are_llama_under_another_name(called: str, tmp_path: Path) -> None:
     model = random_model(LlamaConfig(**TINY), seed=2)
     model.save_pretrained(tmp_path)
-    path = write_gguf(tmp_path, tmp_path / "model.gguf", called="internlm2")
+    path = write_gguf(tmp_path, tmp_path / "model.gguf", called=called)
     assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model))

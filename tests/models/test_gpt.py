@@ -35,7 +35,6 @@ from models.checking import (
     compute,
     make_ops,
 )
-from models.gguf_gpt_writing import write_gguf
 from quire.core.errors import Unsupported
 
 HEADS_9 = {"hidden_size": 72, "num_attention_heads": 9}
@@ -136,17 +135,26 @@ IN_GGUF = [
 ]  # fmt: skip
 
 
+@pytest.fixture
+def write_gguf() -> Callable[..., Path]:
+    """Without the `gguf` package it cannot be had."""
+    write: Callable[..., Path] = pytest.importorskip("models.gguf_gpt_writing").write_gguf
+    return write
+
+
 @pytest.mark.verifies("gguf", backend="torch")
 @pytest.mark.parametrize("name", IN_GGUF)
 def test_a_gguf_file_computes_what_its_checkpoint_does(
-    checkpoints: Callable[[str], Theirs], name: str, tmp_path: Path
+    checkpoints: Callable[[str], Theirs], name: str, tmp_path: Path, write_gguf: Callable[..., Path]
 ) -> None:
     theirs = checkpoints(name)
     path = write_gguf(theirs.path, tmp_path / "model.gguf")
     assert_close(compute(make_ops("torch"), path)(PROMPT, 0), theirs.prefill)
 
 
-def test_phi_2_with_one_tensor_for_q_k_and_v(checkpoints: Callable[[str], Theirs], tmp_path: Path) -> None:
+def test_phi_2_with_one_tensor_for_q_k_and_v(
+    checkpoints: Callable[[str], Theirs], tmp_path: Path, write_gguf: Callable[..., Path]
+) -> None:
     theirs = checkpoints("phi")
     path = write_gguf(theirs.path, tmp_path / "model.gguf", fuse_qkv=True)
     assert_close(compute(make_ops("torch"), path)(PROMPT, 0), theirs.prefill)
@@ -161,7 +169,13 @@ def test_phi_2_with_one_tensor_for_q_k_and_v(checkpoints: Callable[[str], Theirs
     ],
 )
 def test_metadata_without_code_is_refused_by_name(
-    checkpoints: Callable[[str], Theirs], name: str, key: str, value: float, message: str, tmp_path: Path
+    checkpoints: Callable[[str], Theirs],
+    name: str,
+    key: str,
+    value: float,
+    message: str,
+    tmp_path: Path,
+    write_gguf: Callable[..., Path],
 ) -> None:
     path = write_gguf(checkpoints(name).path, tmp_path / "model.gguf", instead={key: value})
     with pytest.raises(Unsupported, match=message):

@@ -25,7 +25,6 @@ from models.checking import (
     make_ops,
     random_model,
 )
-from models.gguf_writing import write_gguf
 from quire.core.errors import BadCheckpoint, Unsupported
 
 SMALL = {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 6, "intermediate_size": 48}
@@ -64,10 +63,17 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     check_against_transformers(backend, checkpoints(name))
 
 
+@pytest.fixture
+def write_gguf() -> Callable[..., Path]:
+    """Without the `gguf` package it cannot be had."""
+    write: Callable[..., Path] = pytest.importorskip("models.gguf_writing").write_gguf
+    return write
+
+
 @pytest.mark.verifies("gguf", backend="torch")
 @pytest.mark.parametrize("name", CASES)
 def test_a_gguf_file_computes_what_its_checkpoint_does(
-    checkpoints: Callable[[str], Theirs], name: str, tmp_path: Path
+    checkpoints: Callable[[str], Theirs], name: str, tmp_path: Path, write_gguf: Callable[..., Path]
 ) -> None:
     theirs = checkpoints(name)
     path = write_gguf(theirs.path, tmp_path / "model.gguf")

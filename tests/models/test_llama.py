@@ -74,6 +74,10 @@ CASES: Cases = {
         Mistral3Config,
         {"text_config": TINY | MISTRAL_3, "vision_config": VISION, "tie_word_embeddings": False},
     ),
+    "mistral3-third": (
+        Mistral3Config,
+        {"text_config": TINY | MISTRAL_3 | {"model_type": "ministral3"}, "vision_config": VISION},
+    ),
     "mistral3-tied": (Mistral3Config, {"text_config": TINY | MISTRAL_3, "vision_config": VISION}),
     "qwen2": (Qwen2Config, {}),
     "qwen2-window": (Qwen2Config, {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),

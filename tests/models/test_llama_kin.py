@@ -19,6 +19,7 @@ from transformers import (
     HeliumConfig,
     HunYuanDenseV1Config,
     LlamaConfig,
+    Ministral3Config,
     MinistralConfig,
 )
 
@@ -46,7 +47,18 @@ GRANITE_4 = FACTORS | {"layer_types": ["full_attention"] * 2, "num_local_experts
 ALPHA = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0}
 DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 SOME_WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+GROWING = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 12,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.7,
+}
 CASES: Cases = {
+    "ministral-3": (Ministral3Config, {"rope_parameters": GROWING}),
+    "ministral-3-window": (Ministral3Config, {"rope_parameters": GROWING, "head_dim": 24, "sliding_window": 9}),
     "ministral": (MinistralConfig, SOME_WINDOWS | {"head_dim": 24}),
     "cwm": (CwmConfig, SOME_WINDOWS | {"rope_parameters": DEFAULT, "bos_token_id": 0, "eos_token_id": 96}),
     "hunyuan": (HunYuanDenseV1Config, {"head_dim": 24, "rope_parameters": ALPHA, "tie_word_embeddings": True}),

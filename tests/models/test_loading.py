@@ -69,6 +69,22 @@ def test_a_complete_checkpoint_loads() -> None:
     assert model.weight_bytes == 4 * matrices
 
 
+def test_files_are_read_from_the_beginning_to_the_end() -> None:
+    """Published ones have layer 10 before layer 2, and the head before all."""
+    taken: list[str] = []
+
+    class Watched(Tensors):
+        def tensor(self, name: str) -> StoredTensor:
+            taken.append(name)
+            return super().tensor(name)
+
+    names = sorted(complete(), reverse=True)
+    model = llama.load(TorchOps(), Watched({name: complete()[name] for name in names}), CONFIG, 32)
+    firsts = [name for name in taken if name.endswith(("lm_head.weight", "model.norm.weight", "down_proj.weight"))]
+    assert firsts == sorted(firsts, reverse=True) and sorted(taken) == sorted(names)
+    assert [group.keys() for group in model.weights[1:]] == [llama.layer_names(CONFIG).keys()] * 2
+
+
 def test_a_tied_head_may_be_stored_twice() -> None:
     tied = replace(CONFIG, tied=True)
     twice = llama.load(TorchOps(), Tensors(complete()), tied, 32)

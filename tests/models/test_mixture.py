@@ -78,7 +78,8 @@ CASES: Cases = {
     "solar-open": (SolarOpenConfig, DOTS | {"n_shared_experts": 2, "head_dim": 24, "attention_bias": True}),
     "minimax-m2": (
         MiniMaxM2Config,
-        {"num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 24, "rotary_dim": 12, "intermediate_size": 48},
+        {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 48,
+         "head_dim": 24, "rotary_dim": 12, "partial_rotary_factor": 0.5},
     ),
     "ernie-moe": (
         Ernie4_5_MoeConfig,

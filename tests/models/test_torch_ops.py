@@ -111,6 +111,9 @@ def test_add_scale_clamp_and_mul_sigmoid() -> None:
     close(ops.add(torch.tensor(x), torch.tensor(x)), 2 * x)
     close(ops.scale(torch.tensor(x), 0.25), 0.25 * x)
     close(ops.clamp(torch.tensor(x), 0.5), np.minimum(np.maximum(x, -0.5), 0.5))
+    places = np.array([4, 12, 35])
+    grown = ops.scale_by_position(torch.tensor(x), torch.tensor(places, dtype=torch.int32), 0.3, 12)
+    close(grown, x * (1 + 0.3 * np.log([1, 2, 3]))[:, None])
     close(ops.mul_sigmoid(torch.tensor(x), torch.tensor(gate)), x / (1 + np.exp(-gate)))
 
 

@@ -37,9 +37,10 @@ BACKENDS = {"torch": "torch", "native": "CPU", "gpu": "GPU"}  # in the order of 
 KNOWN_AS = {
     "LlamaForCausalLM": "Llama 1 to 3.3, SmolLM, SmolLM2, Yi, TinyLlama, DeepSeek LLM, ...",
     "MistralForCausalLM": "Mistral, Nemo, Small",
-    "Mistral3ForConditionalGeneration": "Mistral Small 3.1 and 3.2, their text",
+    "Mistral3ForConditionalGeneration": "Mistral Small 3.1 and 3.2, Ministral 3, their text",
     "Ernie4_5ForCausalLM": "ERNIE 4.5 0.3B",
     "Ernie4_5_MoeForCausalLM": "ERNIE 4.5 21B-A3B, 300B-A47B",
+    "Ministral3ForCausalLM": "3B, 8B, 14B",
     "MinistralForCausalLM": "Ministral 8B 2410",
     "HunYuanDenseV1ForCausalLM": "0.5B to 7B",
     "HeliumForCausalLM": "Kyutai's 2B",
@@ -84,6 +85,8 @@ KNOWN_AS = {
     "MarianMTModel": "Opus-MT",
     "M2M100ForConditionalGeneration": "also NLLB-200",
     "BertModel": "MiniLM, BGE, E5, ...",
+    "MPNetForMaskedLM": "all-mpnet-base-v2",
+    "NomicBertModel": "nomic-embed-text",
 }
 
 

@@ -104,7 +104,7 @@ def test_every_half_dequantizes_as_numpy_says(name: str) -> None:
     data[:, :2] = halves.view(np.uint8).reshape(-1, 2)
     expected = oracle(type, data)
     np.testing.assert_array_equal(_native.dequantize(name, data, type.block), expected)
-    np.testing.assert_array_equal(_native.Matrix(name, data, type.block).dequantized(), expected)
+    np.testing.assert_array_equal(_native.Matrix(name, [data], type.block).dequantized(), expected)
 
 
 def test_every_exponent_of_mxfp4_is_kept() -> None:
@@ -113,7 +113,7 @@ def test_every_exponent_of_mxfp4_is_kept() -> None:
     with np.errstate(over="ignore"):
         expected = oracle(STORAGE_TYPES["MXFP4"], data).view(np.uint32)
     np.testing.assert_array_equal(_native.dequantize("MXFP4", data, 32).view(np.uint32), expected)
-    np.testing.assert_array_equal(_native.Matrix("MXFP4", data, 32).dequantized().view(np.uint32), expected)
+    np.testing.assert_array_equal(_native.Matrix("MXFP4", [data], 32).dequantized().view(np.uint32), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 37])
@@ -121,7 +121,7 @@ def test_every_exponent_of_mxfp4_is_kept() -> None:
 def test_packing_keeps_every_value_exactly(name: str, rows: int) -> None:
     type = STORAGE_TYPES[name]
     data = stored_rows(type, rows, 512, seed=rows)
-    matrix = _native.Matrix(name, data, 512)
+    matrix = _native.Matrix(name, [data], 512)
     layout, group, bits = LAYOUTS[name]
     assert (matrix.num_outputs, matrix.num_inputs, matrix.layout, matrix.group) == (rows, 512, layout, group)
     assert matrix.nbytes == -(-rows // 16) * 16 * 512 * bits / 8
@@ -135,8 +135,8 @@ def test_packing_keeps_every_value_exactly(name: str, rows: int) -> None:
 def test_row_order_permutes_outputs(name: str) -> None:
     data = stored_rows(STORAGE_TYPES[name], 40, 256)
     order = np.random.default_rng(1).permutation(40).astype(np.int32)
-    permuted = _native.Matrix(name, data, 256, order).dequantized()
-    np.testing.assert_array_equal(permuted, _native.Matrix(name, data, 256).dequantized()[order])
+    permuted = _native.Matrix(name, [data], 256, order).dequantized()
+    np.testing.assert_array_equal(permuted, _native.Matrix(name, [data], 256).dequantized()[order])
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
@@ -156,8 +156,8 @@ def test_codes_scales_and_offsets_make_the_values(name: str) -> None:
 def test_columns_are_unpacked_in_the_order_of_inputs(name: str) -> None:
     data = stored_rows(STORAGE_TYPES[name], 40, 256)
     order = np.random.default_rng(1).permutation(256).astype(np.int32)
-    permuted = _native.Matrix(name, data, 256, None, order)
-    np.testing.assert_array_equal(permuted.dequantized()[:, order], _native.Matrix(name, data, 256).dequantized())
+    permuted = _native.Matrix(name, [data], 256, None, order)
+    np.testing.assert_array_equal(permuted.dequantized()[:, order], _native.Matrix(name, [data], 256).dequantized())
     with pytest.raises(ValueError, match="only a tape undoes"):
         _native.multiply(permuted, np.zeros((1, 256), np.float32))
 
@@ -166,7 +166,7 @@ def test_columns_are_unpacked_in_the_order_of_inputs(name: str) -> None:
 @pytest.mark.parametrize("name", STORAGE_TYPES)
 def test_multiply_is_near_double_precision(isa: str, name: str, rows: int, outputs: int) -> None:
     columns = 250 if STORAGE_TYPES[name].block == 1 else 512
-    matrix = _native.Matrix(name, stored_rows(STORAGE_TYPES[name], outputs, columns), columns)
+    matrix = _native.Matrix(name, [stored_rows(STORAGE_TYPES[name], outputs, columns)], columns)
     x = np.random.default_rng(3).standard_normal((rows, columns)).astype(np.float32)
     weights = matrix.dequantized().astype(np.float64)
     seen = x.astype(np.float64) if name in FLOATS else quantized_activations(x)
@@ -184,7 +184,7 @@ def test_multiply_is_near_double_precision(isa: str, name: str, rows: int, outpu
 
 @pytest.mark.parametrize("name", STORAGE_TYPES)
 def test_a_row_has_the_same_bits_in_any_batch_on_any_threads_with_any_table(isa: str, name: str) -> None:
-    matrix = _native.Matrix(name, stored_rows(STORAGE_TYPES[name], 100, 768), 768)
+    matrix = _native.Matrix(name, [stored_rows(STORAGE_TYPES[name], 100, 768)], 768)
     x = np.random.default_rng(4).standard_normal((23, 768)).astype(np.float32)
     together = _native.multiply(matrix, x, 2)
     for r in range(len(x)):
@@ -203,14 +203,14 @@ def test_halves_of_any_size_meet_activations_of_any_size(isa: str, weight: float
     weights = np.full((3, 70), weight, dtype=np.float16)
     x = np.full((2, 70), size, dtype=np.float32)
     x[0, 1:] = 0
-    result = _native.multiply(_native.Matrix("F16", weights.view(np.uint8), 70), x, 1)
+    result = _native.multiply(_native.Matrix("F16", [weights.view(np.uint8)], 70), x, 1)
     truth = x.astype(np.float64) @ weights.astype(np.float64).T
     with np.errstate(over="ignore"):
         np.testing.assert_allclose(result, truth.astype(np.float32), rtol=0.002)
 
 
 def test_zeros_and_tiny_activations_are_zero() -> None:
-    matrix = _native.Matrix("Q4_1", stored_rows(STORAGE_TYPES["Q4_1"], 16, 64), 64)
+    matrix = _native.Matrix("Q4_1", [stored_rows(STORAGE_TYPES["Q4_1"], 16, 64)], 64)
     x = np.zeros((2, 64), dtype=np.float32)
     x[1] = 1e-40
     assert not _native.multiply(matrix, x, 1).any()
@@ -233,10 +233,10 @@ def test_bad_shapes_are_refused_with_the_numbers(
 ) -> None:
     row_order = None if order is None else np.array(order, dtype=np.int32)
     with pytest.raises(ValueError, match=message):
-        _native.Matrix(storage, np.zeros(shape, dtype=np.uint8), columns, row_order)
+        _native.Matrix(storage, [np.zeros(shape, dtype=np.uint8)], columns, row_order)
 
 
 def test_activations_must_fit_the_matrix() -> None:
-    matrix = _native.Matrix("F32", stored_rows(STORAGE_TYPES["F32"], 4, 8), 8)
+    matrix = _native.Matrix("F32", [stored_rows(STORAGE_TYPES["F32"], 4, 8)], 8)
     with pytest.raises(ValueError, match="x has 9 columns for 8 inputs"):
         _native.multiply(matrix, np.zeros((1, 9), dtype=np.float32), 1)

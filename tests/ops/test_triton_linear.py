@@ -375,7 +375,7 @@ def rows_of(weight: GroupedWeight, order: Tensor) -> dict[str, Any]:
     offsets = None if weight.offsets is None else weight.offsets[:, order]
     return {
         "num_outputs": len(order),
-        "words": weight.words[:, order],
+        "words": weight.words[order],
         "scales": weight.scales[:, order],
         "offsets": offsets,
     }

@@ -159,7 +159,7 @@ def test_an_answer_is_measured(page: Browser) -> None:
         "chat/answer.js",
         """m => {
           let time = 0;
-          const answer = new m.Answer(() => time);
+          const answer = new m.Answer({}, () => time);
           const chunk = (delta, more) => answer.add({id: "x", choices: [{delta, ...more}]});
           chunk({role: "assistant", content: ""});
           time = 250; chunk({reasoning_content: "Hm."});
@@ -424,3 +424,30 @@ def test_no_text_becomes_anything_but_prose(page: Browser) -> None:
     for seed in (1, 2, 3):
         assert run(page, "prose.js", FUZZ, PIECES, seed, 150) == []
     assert all(url.startswith("http://127.0.0.1") for url in page.requested()) and page.complaints() == []
+
+
+def test_versions_of_a_conversation(page: Browser) -> None:
+    told = run(
+        page,
+        "chat/versions.js",
+        """m => {
+          const told = [], roles = ["user", "assistant", "user", "assistant"];
+          const messages = ["q", "a", "q2", "a2"].map((content, at) => ({role: roles[at], content}));
+          const say = (...contents) => contents.forEach((content) => messages.push({content}));
+          const tell = () => told.push(messages.map(({content}) => content).join(" "));
+          let versions = m.setAside(messages, 1);                      // the first answer again
+          messages.push({role: "assistant", content: "b", versions}); tell();
+          versions = m.setAside(messages, 0);                          // the question in other words
+          messages.push({role: "user", content: "p", versions}); say("c"); tell();
+          m.turn(messages, 0, -1); tell();
+          m.turn(messages, 1, -1); tell();
+          told.push(m.turn(messages, 1, -1));
+          told.push(m.turn(messages, 0, 1) && m.turn(messages, 0, 1)); tell();
+          messages.push({role: "assistant", content: ""});             // one that never came
+          versions = m.setAside(messages, 2);
+          const [first] = messages[0].versions.tails;
+          return [...told, versions.tails.length, first.map(({content}) => content)];
+        }""",
+    )
+    assert told[:4] == ["q b", "p c", "q b", "q a q2 a2"]
+    assert told[4:] == [False, False, "p c", 1, ["q", "a", "q2", "a2"]]

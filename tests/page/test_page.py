@@ -94,6 +94,29 @@ def test_stop_edit_and_answer_again(page: Browser, server: Served) -> None:
     assert answered(page) == text, "the same request gives the same tokens"
     assert len(sent(page)) == 3
 
+    said = "[...document.querySelectorAll('.said')].map(e => e.textContent)"
+    assert page.js("[...document.querySelectorAll('.versions span')].map(e => e.textContent)") == ["2/2", "2/2"]
+    page.click(".message.user [aria-label='Version before']")
+    assert page.js(said) == ["Write a long story about a paper mill."] and len(page.js(WORDS)) > 20
+    page.reload()
+    page.wait("document.querySelector('.versions span').textContent === '1/2'")
+    page.click(".message.user [aria-label='Version after']")
+    assert page.js(said) == ["Say hello."] and page.js(WORDS) == text
+
+
+def test_an_answer_that_was_cut_off_goes_on(page: Browser) -> None:
+    ask(page, "Count to ten.", 40)
+    whole = answered(page)
+    page.click(".shelf .new")
+    ask(page, "Count to ten.", 8)
+    begun = answered(page)
+    assert whole.startswith(begun) and whole != begun
+    set_parameter(page, "max_tokens", 32)
+    page.click(".go-on")
+    page.wait(f"{WORDS}.length > {len(begun)}")
+    assert answered(page) == whole, "it is as if it had never been cut off"
+    assert page.js("document.querySelectorAll('.message').length") == 2
+
 
 def test_several_conversations(page: Browser) -> None:
     ask(page, "One.", 4)
@@ -113,6 +136,17 @@ def test_several_conversations(page: Browser) -> None:
     page.click("dialog .primary")
     page.wait("!document.querySelector('dialog')")
     assert page.js(titles) == ["Two."] and page.js("document.querySelector('.welcome') !== null")
+    assert page.js("document.querySelector('.shelf [type=search]').hidden")
+    many = [{"id": f"m{number}", "title": f"Number {number}", "updated": number} for number in range(12)]
+    page.js(f"localStorage.setItem('quire.chats', {json.dumps(json.dumps(many))})")
+    page.js("dispatchEvent(new Event('storage'))")  # as if another tab had
+    page.click(".shelf [type=search]")
+    page.type("number 1")
+    assert page.js("[...document.querySelectorAll('.shelf li:not([hidden]) a')].map(a => a.textContent)") == [
+        "Number 1",
+        "Number 10",
+        "Number 11",
+    ]
 
 
 def test_an_answer_goes_on_while_another_is_read(page: Browser) -> None:

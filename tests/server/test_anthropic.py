@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import httpx
 import pytest
 
@@ -15,6 +16,8 @@ from quire.text.event import TextEvent
 from server.fake_service import CHATML, ByteTokenizer, FakeService, answer
 from server.running import Running, running
 
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+SHOWN = {"type": "tool_result", "tool_use_id": "1", "content": [IMAGE]}
 HELLO = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
 ANSWER = answer(0, len(HELLO))
 WEATHER = {
@@ -111,7 +114,9 @@ def test_params_and_the_language_of_an_answer(server: Running) -> None:
         ({"max_tokens": None}, "max_tokens: Field required"),
         ({"nobody_knows": 1}, "nobody_knows: Extra inputs are not permitted"),
         ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages.0.name: Extra inputs"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0.type: `image` is not supported"),
+        ({"messages": [{"role": "user", "content": [SHOWN]}]}, "messages.0.content.0.content.0.type: `image` is not"),
+        ({"messages": [{"role": "user", "content": ""}]}, "messages.0: all messages must have non-empty content"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
         ({"messages": []}, "messages"),
         ({"temperature": 1.5}, "temperature"),
@@ -128,6 +133,37 @@ def test_mistakes_are_named(server: Running, body: dict[str, Any], said: str) ->
     told = reply.json()
     assert told["type"] == "error" and told["error"]["type"] == "invalid_request_error"
     assert said in told["error"]["message"]
+
+
+def test_its_client_does_without_threads_when_it_is_told_so(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.service.info, "max_model_len", 4096)
+
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """The weather in a city.
+
+        Args:
+            city: its name
+        """
+        return f"rain in {city}"
+
+    said = iter(['<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>', "It rains."])
+    hello: Any = [{"role": "user", "content": "Hello"}]
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        runner = client.beta.messages.tool_runner(model="fake", max_tokens=300, tools=[weather], messages=hello)
+        server.service.says = next(said)
+        answers = []
+        for message in runner:
+            answers.append(message.content[0])
+            server.service.says = next(said, None)
+        assert [answer.type for answer in answers] == ["tool_use", "text"] and answers[1].text == "It rains."
+        assert "rain in Rome" in str(server.service.seen[-1].messages), "the whole conversation was sent"
+        server.service.says = None
+        [model] = client.models.list()
+        assert (model.id, model.display_name, model.type) == ("fake", "fake", "model")
+        with pytest.raises(anthropic.NotFoundError, match="/v1/messages/batches") as caught:
+            client.messages.batches.list()
+        assert caught.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
 
 
 def test_other_failures_have_its_types(server: Running) -> None:

@@ -214,12 +214,6 @@ def test_what_is_told_of_models(server: Running) -> None:
     assert server.http.get("/api/version").json()["version"]
 
 
-def test_pull_knows_what_is_served_and_nothing_else(server: Running) -> None:
-    assert lines(server.http.post("/api/pull", json={"model": "fake"}))[-1] == {"status": "success"}
-    assert server.http.post("/api/pull", json={"model": "fake", "stream": False}).json() == {"status": "success"}
-    assert server.http.post("/api/pull", json={"model": "llama3"}).status_code == 404
-
-
 def test_what_ollama_has_and_this_has_not_is_refused_in_its_words(server: Running) -> None:
     with ollama.Client(f"http://127.0.0.1:{server.port}") as client:
         with pytest.raises(ollama.ResponseError, match="there is nothing here") as caught:

@@ -1,11 +1,13 @@
 """/v1/responses through the `openai` package."""
 
+import asyncio
 import time
 from typing import Any
 
 import openai
 import pytest
 
+from quire.server.dialects.openai.responses.journal import EventsGone, Journals
 from quire.server.dialects.openai.responses.shapes import ResponseObject
 from quire.server.dialects.openai.responses.store import ResponseStore, Stored, UnknownResponse
 from quire.server.options import ServerOptions
@@ -191,6 +193,86 @@ def test_a_response_in_the_background(client: openai.OpenAI, server: Running) ->
         client.responses.cancel(foreground.id)
 
 
+def told(event: Any) -> tuple[int, str]:
+    return event.sequence_number, event.type
+
+
+def test_a_stream_in_the_background_goes_on_without_its_client(client: openai.OpenAI) -> None:
+    whole = client.responses.create(model="fake", input="Hello").output_text
+    stream = client.responses.create(model="fake", input="Hello", background=True, stream=True)
+    first = [next(stream) for _ in range(7)]
+    stream.close()
+    kinds = [event.type.removeprefix("response.") for event in first]
+    assert kinds[:4] == ["created", "queued", "in_progress", "output_item.added"]
+    name = first[0].response.id
+    assert first[0].response.status == "queued" and first[0].response.background
+
+    rest = list(client.responses.retrieve(name, stream=True, starting_after=first[-1].sequence_number))
+    events = [*first, *rest]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole
+    assert events[-1].type == "response.completed" and events[-1].response.output_text == whole
+    assert client.responses.retrieve(name).output_text == whole
+
+    again = list(client.responses.retrieve(name, stream=True))
+    assert list(map(told, again)) == list(map(told, events))
+    assert list(client.responses.retrieve(name, stream=True, starting_after=len(events) - 1)) == []
+    with client.responses.stream(response_id=name, starting_after=5) as helper:
+        assert [event.sequence_number for event in helper] == list(range(6, len(events)))
+        assert helper.get_final_response().output_text == whole
+
+
+def test_a_stream_in_the_background_is_cancelled_and_fails_as_events(client: openai.OpenAI, server: Running) -> None:
+    stream = client.responses.create(model="fake", input="!hang", background=True, stream=True)
+    name = next(stream).response.id
+    while next(stream).type != "response.output_text.delta":
+        pass
+    done = client.responses.cancel(name)
+    assert done.status == "cancelled" and done.output[0].status == "incomplete" and done.output_text
+    assert [*stream][-1].type == "response.incomplete" and not server.service.open
+    assert [*client.responses.retrieve(name, stream=True)][-1].response.output_text == done.output_text
+
+    *_, last = client.responses.create(model="fake", input="!fail", background=True, stream=True)
+    assert last.type == "response.failed" and "failed on purpose" in last.response.error.message
+    assert client.responses.retrieve(last.response.id).status == "failed"
+    with pytest.raises(openai.RateLimitError):
+        client.responses.create(model="fake", input="!full", background=True, stream=True)
+
+
+def test_only_streams_in_the_background_are_streamed_again(client: openai.OpenAI, server: Running) -> None:
+    plain = client.responses.create(model="fake", input="Hello")
+    with pytest.raises(openai.BadRequestError, match="background and stream"):
+        client.responses.retrieve(plain.id, stream=True)
+    for query, param in (("starting_after=1", "starting_after"), ("stream=maybe", "stream")):
+        response = server.http.get(f"/v1/responses/{plain.id}?{query}")
+        assert response.status_code == 400 and response.json()["error"]["param"] == param
+
+
+def test_events_that_are_kept_are_bounded() -> None:
+    async def followed() -> None:
+        journals = Journals(max_bytes=10)
+        old, new = journals.new(), journals.new()
+        behind = old.follow(0)
+        old.add(b"12345")
+        assert await anext(behind) == b"12345"
+        new.add(b"12345")
+        new.add(b"6")
+        assert (old.first, new.first) == (1, 0), "the one begun first forgets"
+        old.add(b"67")
+        assert await anext(behind) == b"67", "who has followed goes on"
+        new.end()
+        assert [part async for part in new.follow(0)] == [b"123456"]
+        new.add(b"more than all")
+        assert new.first == 3 and new.num_bytes == 0
+        with pytest.raises(EventsGone, match="before 3"):
+            await anext(new.follow(1))
+        journals.forget(old)
+        old.add(b"890")
+        assert await anext(behind) == b"890"
+
+    asyncio.run(followed())
+
+
 def test_an_error_in_the_middle_of_a_stream_is_an_event(client: openai.OpenAI) -> None:
     *_, last = client.responses.create(model="fake", input="!fail", stream=True)
     assert last.type == "error" and "failed on purpose" in last.message
@@ -209,7 +291,6 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event(client: openai.OpenAI) -
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"truncation": "always"}, "truncation"),
-        ({"background": True, "stream": True}, "stream"),
         ({"background": True, "store": False}, "store"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),

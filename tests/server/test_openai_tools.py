@@ -176,6 +176,7 @@ def test_a_conversation_with_calls_reaches_the_template(client: openai.OpenAI, s
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "response_format": {"type": "json_object"}}, "tools"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"response_format": {"type": "yaml", "value": {}}}, "response_format.value"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
@@ -198,6 +199,9 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "additiona
     [
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, Structured("json")),
+        ({"response_format": {"type": "json_object", "value": {}}}, Structured("json_schema", "{}")),  # as TGI has it
+        ({"response_format": {"type": "json_schema", "value": {"schema": {}}}}, Structured("json_schema", "{}")),
+        ({"response_format": {"type": "regex", "value": "a+"}}, Structured("regex", "a+")),
         (
             {
                 "response_format": {

@@ -105,7 +105,8 @@ def test_grammar_and_watermark_reach_the_sampler(server: Running) -> None:
 
 
 def test_a_stream_has_an_event_for_each_token_and_the_last_has_it_all(server: Running) -> None:
-    told = events(ask(server, "/generate_stream", top_n_tokens=1))
+    assert events(ask(server, "/generate_stream"))[-1]["details"] is None, "nobody has asked for them"
+    told = events(ask(server, "/generate_stream", top_n_tokens=1, details=True))
     assert [event["index"] for event in told] == list(range(1, len(told) + 1))
     assert "".join(event["token"]["text"] for event in told[:-1]) == ANSWER, "characters of several tokens are whole"
     assert all(event["generated_text"] is None and event["details"] is None for event in told[:-1])

@@ -39,7 +39,7 @@ def test_packing_for_a_cpu(tmp_path: Path, name: str) -> None:
     """Exact where the table says so, and as small as the format promises, with a scale for 32 weights."""
     expected = write_model(tmp_path / name, name)[MATRIX]
     tensor = open_checkpoint(tmp_path / name).tensor(MATRIX)
-    matrix = _native.Matrix(tensor.type.name, tensor.data, tensor.num_columns, None, tensor.column_order)
+    matrix = _native.Matrix(tensor.type.name, [tensor.data], tensor.num_columns, None, tensor.column_order)
     if FORMATS[name].exact:
         np.testing.assert_allclose(matrix.dequantized(), expected, rtol=0, atol=1e-7 if "8-asym" in name else 0)
     else:

@@ -82,6 +82,10 @@ SERVER_FLAGS: About = {
         "choices": ("auto", "none", *REASONING_FORMATS),
         "help": "how the model marks its thoughts, which are split from the answer; none leaves them in it",
     },
+    "allow_pull": {
+        "help": "let clients fetch models as `quire pull` does (Ollama's /api/pull): whoever reaches the port can then "
+        "fill this machine's disk"
+    },
     "allow_runtime_lora_updating": {
         "help": "let clients load and unload LoRA adapters: whoever reaches the port can then make the server read any "
         "directory of this machine as one"

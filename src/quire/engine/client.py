@@ -169,7 +169,7 @@ class EngineClient:
         else:
             prepared = self._prompter.prepare(request)
         await self._check_wait(len(prepared.prompt_ids), request.timeout)
-        if prepared.params.structured is not None:
+        if prepared.params.structured is not None and prepared.params.structured.kind != "json":  # that one is known
             assert self._grammar_check is not None, "not started"
             if not self._grammar_check.started and self.state == "ready":  # both take a second: at the same time
                 await self._engine.send(PrepareLanguages())

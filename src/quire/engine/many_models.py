@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from quire.engine.client import EngineClient
 from quire.engine.generate import GenerateRequest
 from quire.engine.models import unknown_model
 from quire.engine.options import EngineOptions, named_values
-from quire.engine.service import Found, ModelInfo, Observer, Offer, State, TextStream
+from quire.engine.pulls import Pulls
+from quire.engine.service import Coming, Found, ModelInfo, Observer, Offer, State, TextStream
 from quire.engine.sources import resolve_model
 from quire.engine.start import task_of
 from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores
@@ -37,6 +38,7 @@ class ManyModels:
         self._max_loaded = max_loaded
         self._observe = observe
         self._changing = asyncio.Lock()  # one model is loaded or unloaded at a time
+        self._pulls = Pulls(self._add)
         self.state: State = "starting"
 
     async def __aenter__(self) -> "ManyModels":
@@ -55,6 +57,7 @@ class ManyModels:
 
     async def stop(self) -> None:
         self.state = "stopped"
+        await self._pulls.stop()
         for slot in self._slots.values():
             await slot.stop()
 
@@ -94,6 +97,23 @@ class ManyModels:
         if (slot := self._with_adapter(name)) is None:
             raise unknown_model(name, [offer.name for offer in self.offers() if offer.adapter_of], "adapter")
         await slot.unload_adapter(name)
+
+    async def pull(self, name: str) -> AsyncGenerator[Coming, None]:
+        if name in (offer.name for offer in self.offers()):
+            yield Coming()
+            return
+        async with aclosing(self._pulls.pull(name)) as pull:
+            async for coming in pull:
+                yield coming
+
+    async def _add(self, name: str, path: str) -> None:
+        """With the options of the others, less what was said of one of them."""
+        options = next(iter(self._slots.values())).options
+        options = replace(options, model=path, served_model_name=name, lora_modules=(), task="auto")
+        slot = Slot(self, name, replace(options, revision=None, tokenizer=None))
+        await asyncio.to_thread(slot.find_files)
+        self._slots[name] = slot
+        log.info("`%s` is here, and can be asked for", name)
 
     def _with_adapter(self, name: str) -> "Slot | None":
         return next((slot for slot in self._slots.values() if name in slot.adapters), None)

@@ -1,10 +1,10 @@
 """Names of models, and the services they lead to."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from difflib import get_close_matches
 
 from quire.core.errors import BadRequest, UnknownModel
-from quire.engine.service import Adapters, Found, Offer, Service, State
+from quire.engine.service import Adapters, Coming, Found, Offer, Service, State
 
 
 class OneModel:
@@ -44,6 +44,11 @@ class OneModel:
         if name not in self._names() or self._adapters is None:
             raise unknown_model(name, self._names(), "adapter")
         await self._adapters.unload(name)
+
+    async def pull(self, name: str) -> AsyncGenerator[Coming, None]:
+        if name not in (offer.name for offer in self.offers()):
+            raise BadRequest("this server has one model", "start it with --allow-pull", param="model")
+        yield Coming()
 
     async def drain(self) -> None:
         await self._service.drain()

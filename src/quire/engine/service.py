@@ -1,6 +1,6 @@
 """The engine as the server and the commands see it: text in, text out, nothing about arrays or processes."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -126,6 +126,15 @@ class Adapters(Protocol):
         """Requests under way go on with it; from now on there are no others."""
 
 
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """How much of a model has come."""
+
+    sha256: str = ""  # of its largest file, where it is known
+    total: int = 0  # bytes; 0 while nobody knows
+    done: int = 0
+
+
 class Models(Protocol):
     """The models behind one address, by name."""
 
@@ -143,6 +152,9 @@ class Models(Protocol):
 
     async def unload_adapter(self, name: str) -> None:
         """From now on it leads nowhere. Raises UnknownModel."""
+
+    def pull(self, name: str) -> AsyncGenerator[Coming, None]:
+        """Fetch a model, telling how far it is; when it ends, the name leads to it. Closing it gives it up."""
 
     async def drain(self) -> None:
         """Take no more requests, and return when those under way have ended."""

@@ -1,10 +1,11 @@
-"""BERT and the encoders that differ from it in names and numbers: RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT.
+"""BERT and the encoders that differ from it in names and numbers: RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, and
+MPNet, whose scores gain by the distance of tokens, as T5's do.
 
 The norm stands behind each sum; every token sees all others of its text. Positions are learned, and so are the kinds of
 tokens by which the two texts of a pair are told apart: both are looked up together, in one table of their sums."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from quire.core.errors import BadCheckpoint
 from quire.models.config import EncoderConfig
 from quire.models.loading import Affine, LayerNorm, Matrix, Model, Table, Wanted, load_weights
+from quire.models.t5 import DistanceBiases
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, StoredTensor, stored_floats
@@ -89,7 +91,23 @@ DISTIL = Names(
     "classifier",
     DISTIL_CONFIG,
 )
-FAMILIES = {"Bert": BERT, "Roberta": ROBERTA, "XLMRoberta": ROBERTA, "Camembert": ROBERTA, "DistilBert": DISTIL}
+MPNET_LAYER = BERT_LAYER | {
+    "q": "attention.attn.q",
+    "k": "attention.attn.k",
+    "v": "attention.attn.v",
+    "out": "attention.attn.o",
+    "norm1": "attention.LayerNorm",
+}
+MPNET = replace(ROBERTA, body="mpnet.", layer=MPNET_LAYER)
+FAMILIES = {
+    "Bert": BERT,
+    "Roberta": ROBERTA,
+    "XLMRoberta": ROBERTA,
+    "Camembert": ROBERTA,
+    "DistilBert": DISTIL,
+    "MPNet": MPNET,
+}
+WITHOUT_KINDS = (DISTIL, MPNET)  # of tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +123,13 @@ def config(hf: CheckpointConfig) -> BertConfig:
     kind = hf.architecture.removesuffix("Model").partition("For")[0]
     names = FAMILIES[kind]
     hf.expect("position_embedding_type", "absolute", None)
+    hf.expect("relative_attention_num_buckets", 32, None)
     hf.expect("is_decoder", False, None)
     key = names.config
     hidden, layers, heads = hf.int(key["hidden"]), hf.int(key["layers"]), hf.int(key["heads"])
     if heads < 1 or hidden % heads:
         raise BadCheckpoint(f"{hidden} columns cannot be divided among {heads} heads")
-    skipped = hf.int("pad_token_id", 1) + 1 if names is ROBERTA else 0
+    skipped = {ROBERTA.body: hf.int("pad_token_id", 1) + 1, MPNET.body: 2}.get(names.body, 0)
     max_position = hf.int("max_position_embeddings") - skipped
     return BertConfig(
         architecture=hf.architecture,
@@ -123,7 +142,7 @@ def config(hf: CheckpointConfig) -> BertConfig:
         max_position=max_position,
         longest=max_position,
         windows=(0,) * layers,
-        segments=1 if names is DISTIL else hf.int("type_vocab_size", 2),
+        segments=1 if names in WITHOUT_KINDS else hf.int("type_vocab_size", 2),
         labels=label_count(hf) if hf.architecture.endswith("ForSequenceClassification") else 0,
         names=names,
         intermediate=hf.int(key["intermediate"]),
@@ -148,7 +167,7 @@ class Places:
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         c = self.config
         yield f"{self.prefix}position_embeddings.weight", (c.skipped + c.max_position, c.hidden)
-        if c.names is not DISTIL:
+        if c.names not in WITHOUT_KINDS:
             yield f"{self.prefix}token_type_embeddings.weight", (c.segments, c.hidden)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
@@ -162,6 +181,7 @@ class Places:
 
 def top_names(c: BertConfig, prefix: str) -> Wanted:
     embeddings = f"{prefix}embeddings."
+    biases = DistanceBiases(f"{prefix}encoder.relative_attention_bias", c.heads, 32, 128, both_ways=True)
     head: Wanted = {
         "pooler": Matrix({c.names.pooler: c.hidden}, c.hidden, bias=True, keep=Keep.ALL),
         "head": Matrix({c.names.classifier: c.labels}, c.hidden, bias=True, keep=Keep.ALL),
@@ -170,6 +190,7 @@ def top_names(c: BertConfig, prefix: str) -> Wanted:
         "words": Table(f"{embeddings}word_embeddings", c.vocab, c.hidden),
         "places": Places(c, embeddings),
         "norm": LayerNorm(f"{embeddings}LayerNorm", c.hidden),
+        **({"biases": biases} if c.names is MPNET else {}),
         **(head if c.labels else {}),
     }
 
@@ -202,6 +223,7 @@ class Weights:
     places: Any
     norm: Affine
     layers: list[Layer]
+    biases: Any = None  # of scores, by the distance of tokens
     pooler: PackedWeight | None = None
     head: PackedWeight | None = None
 
@@ -221,7 +243,7 @@ def forward(c: BertConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
     x = ops.layer_norm(x, *w.norm, c.eps)
     for layer in w.layers:
         q, k, v = ops.split(ops.linear(x, layer.qkv), (c.hidden, c.hidden, c.hidden))
-        attended = ops.attention(q, k, v, batch, c.head_dim, 1 / sqrt(c.head_dim))
+        attended = ops.attention(q, k, v, batch, c.head_dim, 1 / sqrt(c.head_dim), biases=w.biases)
         x = ops.layer_norm(ops.add(x, ops.linear(attended, layer.out)), *layer.norm1, c.eps)
         inner = ops.activate(ops.linear(x, layer.up), c.activation)
         x = ops.layer_norm(ops.add(x, ops.linear(inner, layer.down)), *layer.norm2, c.eps)

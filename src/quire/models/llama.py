@@ -1,8 +1,8 @@
 """Llama, and the families that differ from it in a few numbers.
 
 Mistral has a window, Qwen2 biases and windows in some layers, Qwen3 norms of every query and key head, HunYuan the same
-after they have turned, SmolLM3 layers that do not rotate, ERNIE 4.5 and Helium rotary pairs side by side. Other
-families take its parts: granite.py, mixture.py, glm.py, olmo2.py, gemma.py, baichuan.py."""
+after they have turned, SmolLM3 layers that do not rotate, ERNIE 4.5 and Helium rotary pairs side by side, Ministral 3
+queries that grow with their position. Other families take its parts: granite.py, mixture.py, glm.py, olmo2.py, ..."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +24,7 @@ from quire.ops.tensors import PackedWeight, stored_floats
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
+MINISTRAL_3 = "Ministral3ForCausalLM"
 HUNYUAN = "HunYuanDenseV1ForCausalLM"
 PAIRWISE = ("Ernie4_5ForCausalLM", "Ernie4_5_MoeForCausalLM", "HeliumForCausalLM")
 ROPE_FACTORS = "rope_freqs"  # in GGUF files only
@@ -39,6 +40,7 @@ class LlamaConfig(ModelConfig):
     local_rope: RopeSpec | None = None  # in layers with a window; None: as in the others
     pairwise: bool = False  # rotary pairs are stored side by side
     score_scale: float | None = None  # of queries times keys; None: 1 / sqrt(head_dim)
+    query_growth: float = 0.0  # with the position: see `growth` of OpSet.scale_by_position
     score_cap: float = 0.0  # see `softcap` of OpSet.paged_attention
     embed_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and feed-forward add
@@ -60,9 +62,10 @@ class LlamaConfig(ModelConfig):
 def config(hf: CheckpointConfig) -> LlamaConfig:
     if hf.architecture == "Mistral3ForConditionalGeneration":
         text = hf.section("text_config")
-        text.expect("model_type", "mistral", None)
+        third = text.expect("model_type", "mistral", "ministral3", None) == "ministral3"
+        architecture = MINISTRAL_3 if third else "MistralForCausalLM"
         tied = hf.bool("tie_word_embeddings", False)
-        hf = text.with_values({"architectures": ["MistralForCausalLM"], "tie_word_embeddings": tied})
+        hf = text.with_values({"architectures": [architecture], "tie_word_embeddings": tied})
     hf.expect("hidden_act", "silu")
     return LlamaConfig(**numbers(hf))
 
@@ -101,6 +104,7 @@ def numbers(hf: CheckpointConfig) -> dict[str, Any]:
         "mlp_bias": hf.bool("mlp_bias", all_biases),
         "qk_norms": "heads" if hf.architecture in ("Qwen3ForCausalLM", HUNYUAN) else "none",
         "norms_turned": hf.architecture == HUNYUAN,
+        "query_growth": rope.number("llama_4_scaling_beta", 0.0) if hf.architecture == MINISTRAL_3 else 0.0,
     }
 
 
@@ -118,7 +122,7 @@ def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
     if "layer_types" in hf:
         return listed_windows(hf, layers)
     first = layers
-    if hf.architecture in ("MistralForCausalLM", "MinistralForCausalLM", "Phi3ForCausalLM"):
+    if hf.architecture in ("MistralForCausalLM", "MinistralForCausalLM", MINISTRAL_3, "Phi3ForCausalLM"):
         first = 0
     elif hf.architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM") and hf.bool("use_sliding_window", False):
         first = hf.int("max_window_layers", 28)
@@ -284,6 +288,8 @@ def attention(
     q, k, v = ops.split(ops.linear(x, layer.qkv), (c.q_size, c.kv_size, c.kv_size))
     if not c.norms_turned:
         q, k = normed(ops, q, layer.q_norm, c.eps), normed(ops, k, layer.k_norm, c.eps)
+    if c.query_growth:
+        q = ops.scale_by_position(q, batch.positions, c.query_growth, c.rope.original_max)
     if c.rotated[index]:
         q, k = ops.rope(q, angles, c.head_dim), ops.rope(k, angles, c.head_dim)
     if c.norms_turned:

@@ -306,8 +306,21 @@ def load_weights(
     pattern `unused` may be in the checkpoint and are not read."""
     groups = [("", top), *layers.items()]
     _check(checkpoint, groups, unused)
-    loaded = [{ours: _load(ops, checkpoint, prefix, want) for ours, want in group.items()} for prefix, group in groups]
-    return loaded[0], loaded[1:]
+    loaded = {place: _load(ops, checkpoint, *want) for place, want in _in_order(checkpoint, groups)}
+    top_weights, *of_layers = [{ours: loaded[index, ours] for ours in group} for index, (_, group) in enumerate(groups)]
+    return top_weights, of_layers
+
+
+def _in_order(
+    checkpoint: Checkpoint, groups: Sequence[tuple[str, Wanted]]
+) -> list[tuple[tuple[int, str], tuple[str, Want]]]:
+    """What is wanted, by group and name, with what its names begin with: in the order of the files, so that they are
+    read from the beginning to the end."""
+    places = {name: place for place, name in enumerate(checkpoint.names())}
+    wanted = [
+        ((index, ours), (prefix, want)) for index, (prefix, group) in enumerate(groups) for ours, want in group.items()
+    ]
+    return sorted(wanted, key=lambda one: min((places[one[1][0] + name] for name, _ in one[1][1].shapes()), default=0))
 
 
 def _load(ops: OpSet, checkpoint: Checkpoint, prefix: str, want: Want) -> Any:

@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "SmolLM3ForCausalLM": "quire.models.llama",
     "Ernie4_5ForCausalLM": "quire.models.llama",
     "SeedOssForCausalLM": "quire.models.llama",
+    "Ministral3ForCausalLM": "quire.models.llama",
     "MinistralForCausalLM": "quire.models.llama",
     "HunYuanDenseV1ForCausalLM": "quire.models.llama",
     "HeliumForCausalLM": "quire.models.llama",
@@ -99,8 +100,11 @@ EMBEDDERS = {  # vectors of texts come out. Decoders can give them too: see runt
     "CamembertModel": "quire.models.bert",
     "DistilBertModel": "quire.models.bert",
     "DistilBertForMaskedLM": "quire.models.bert",
+    "MPNetModel": "quire.models.bert",
+    "MPNetForMaskedLM": "quire.models.bert",
     "ModernBertModel": "quire.models.modernbert",
     "ModernBertForMaskedLM": "quire.models.modernbert",
+    "NomicBertModel": "quire.models.nomic_bert",
 }
 
 SCORERS = {  # a number for a pair of texts comes out
@@ -109,6 +113,7 @@ SCORERS = {  # a number for a pair of texts comes out
     "XLMRobertaForSequenceClassification": "quire.models.bert",
     "CamembertForSequenceClassification": "quire.models.bert",
     "DistilBertForSequenceClassification": "quire.models.bert",
+    "MPNetForSequenceClassification": "quire.models.bert",
     "ModernBertForSequenceClassification": "quire.models.modernbert",
 }
 

@@ -110,25 +110,27 @@ class DistanceBiases:
     """What scores gain by the distance, from what is stored: [buckets, heads]."""
 
     name: str
-    config: T5Config
+    heads: int
+    buckets: int
+    max_distance: int
     both_ways: bool
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{self.name}.weight", (self.config.buckets, self.config.heads)
+        yield f"{self.name}.weight", (self.buckets, self.heads)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
-        c = self.config
-        stored = dequantize(tensors[0]).reshape(c.buckets, c.heads)
-        distance = np.arange(-c.max_distance, c.max_distance + 1)
-        return ops.biases(stored[bucket(distance, self.both_ways, c.buckets, c.max_distance)].T)
+        stored = dequantize(tensors[0]).reshape(self.buckets, self.heads)
+        distance = np.arange(-self.max_distance, self.max_distance + 1)
+        return ops.biases(stored[bucket(distance, self.both_ways, self.buckets, self.max_distance)].T)
 
 
 def top_names(c: T5Config, head: str) -> Wanted:
     biases = "block.0.layer.0.SelfAttention.relative_attention_bias"
+    sizes = c.heads, c.buckets, c.max_distance
     return {
         "words": Table("shared", c.vocab, c.hidden),
-        "encoder_biases": DistanceBiases(f"encoder.{biases}", c, both_ways=True),
-        "decoder_biases": DistanceBiases(f"decoder.{biases}", c, both_ways=False),
+        "encoder_biases": DistanceBiases(f"encoder.{biases}", *sizes, both_ways=True),
+        "decoder_biases": DistanceBiases(f"decoder.{biases}", *sizes, both_ways=False),
         "encoder_norm": Vector("encoder.final_layer_norm", c.hidden),
         "decoder_norm": Vector("decoder.final_layer_norm", c.hidden),
         "head": Matrix({head: c.vocab}, c.hidden, keep=Keep.EIGHT_BITS),

@@ -418,6 +418,9 @@ class OpSet(Protocol):
 
     def scale(self, x: Value, factor: float) -> Value: ...
 
+    def scale_by_position(self, x: Value, positions: Value, growth: float, length: int) -> Value:
+        """x [T, n] * (1 + growth * log(1 + floor(position / length))). May work in place: x is not used afterwards."""
+
     def clamp(self, x: Value, most: float) -> Value:
         """Numbers below -most become -most, those above most become most."""
 

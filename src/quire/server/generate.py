@@ -83,7 +83,8 @@ async def reply(http: Request, dialect: Dialect, service: "Service", call: Call,
     """keep_alive: seconds of silence after which a stream is sent a comment; 0: never."""
     if call.stream:
         # Submitted here, so that a refusal has its status; from then on the response owns the streams.
-        return _Streamed(dialect, call, await _submit(service, call), keep_alive)
+        streams = await _submit(service, call)
+        return EventStream(dialect, _framed(dialect, call, streams), keep_alive, lambda: _close(streams))
     return json_response(await unless_gone(http.receive, answered(service, call)))
 
 
@@ -122,15 +123,63 @@ async def answered(service: "Service", call: Call) -> object:
     return call.full(completions)
 
 
-class _Streamed(Response):
-    """The events as they come. An error in the middle is the last thing sent."""
+async def streamed(service: "Service", call: Call) -> None:
+    """As `answered`, for a call that itself keeps the chunks it makes."""
+    streams = await _submit(service, call)
+    try:
+        async with aclosing(_told(call, streams)) as told:
+            async for _ in told:
+                pass
+    finally:
+        await _close(streams)
 
-    def __init__(self, dialect: Dialect, call: Call, streams: list["TextStream"], keep_alive: float) -> None:
+
+async def _told(call: Call, streams: list["TextStream"]) -> AsyncGenerator[list[object], None]:
+    """The chunks of a call, event by event."""
+    async with aclosing(_merged(streams)) as events:
+        async for prompt, event in events:
+            if error := failure(event):
+                raise error
+            yield call.chunks(prompt, event)
+    yield call.end()
+
+
+async def _framed(dialect: Dialect, call: Call, streams: list["TextStream"]) -> AsyncGenerator[bytes, None]:
+    """What is there at the same time is sent at once: the further the server is behind, the less a token costs."""
+    frame, part = dialect.frame, bytearray()
+    try:
+        async with aclosing(_told(call, streams)) as told:
+            async for chunks in told:
+                for chunk in chunks:
+                    part += frame(chunk)
+                if part and (len(part) >= PART_BYTES or not any(stream.num_ready for stream in streams)):
+                    yield bytes(part)
+                    part.clear()
+    except Exception:
+        yield bytes(part)  # what came before it went wrong
+        raise
+    yield bytes(part) + dialect.last
+
+
+async def _nothing() -> None:
+    pass
+
+
+class EventStream(Response):
+    """`parts` of a stream as they come. An error in the middle is the last thing sent. `close` is called in the end."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        parts: AsyncGenerator[bytes, None],
+        keep_alive: float,
+        close: Callable[[], Awaitable[None]] = _nothing,
+    ) -> None:
         super().__init__(
             media_type=dialect.media_type, headers={"cache-control": "no-cache", "x-accel-buffering": "no"}
         )
         del self.headers["content-length"]
-        self._dialect, self._call, self._streams = dialect, call, streams
+        self._dialect, self._parts, self._close = dialect, parts, close
         self._keep_alive = keep_alive if dialect.idle else 0.0
         self._sent = 0.0  # when something was last sent
 
@@ -141,12 +190,10 @@ class _Streamed(Response):
             log.debug("client left in the middle of a stream")
         except asyncio.CancelledError:  # the time to drain is over
             error = Unavailable("the server is shutting down", "ask again")
-            note_error(error)
-            body = self._dialect.frame(self._dialect.error(error))
-            await send({"type": "http.response.body", "body": body, "more_body": False})
+            await send({"type": "http.response.body", "body": self._told(error), "more_body": False})
             raise
         finally:
-            await _close(self._streams)
+            await self._close()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -154,7 +201,7 @@ class _Streamed(Response):
         self._sent = clock()
         pulse = asyncio.create_task(self._pulse(send)) if self._keep_alive else None
         try:
-            async with aclosing(self._parts()) as parts:
+            async with aclosing(self._unbroken()) as parts:
                 async for part in parts:
                     self._sent = math.inf  # a client that reads slowly is not silent
                     await send({"type": "http.response.body", "body": part, "more_body": True})
@@ -174,29 +221,20 @@ class _Streamed(Response):
                 self._sent, wait = clock(), self._keep_alive
             await asyncio.sleep(min(wait, self._keep_alive))
 
-    async def _parts(self) -> AsyncGenerator[bytes, None]:
-        """What is there at the same time is sent at once: the further the server is behind, the less a token costs."""
-        frame, part = self._dialect.frame, bytearray()
+    async def _unbroken(self) -> AsyncGenerator[bytes, None]:
         try:
-            async with aclosing(_merged(self._streams)) as events:
-                async for prompt, event in events:
-                    if error := failure(event):
-                        raise error
-                    for chunk in self._call.chunks(prompt, event):
-                        part += frame(chunk)
-                    if part and (len(part) >= PART_BYTES or not any(stream.num_ready for stream in self._streams)):
-                        yield bytes(part)
-                        part.clear()
-            for chunk in self._call.end():
-                part += frame(chunk)
-            yield bytes(part) + self._dialect.last
+            async with aclosing(self._parts) as parts:
+                async for part in parts:
+                    yield part
         except QuireError as error:
-            note_error(error)
-            yield bytes(part) + frame(self._dialect.error(error))
+            yield self._told(error)
         except Exception:
             log.exception("a stream failed")
-            problem = QuireError("the server failed in the middle of this stream")
-            yield bytes(part) + frame(self._dialect.error(problem))
+            yield self._told(QuireError("the server failed in the middle of this stream"))
+
+    def _told(self, error: QuireError) -> bytes:
+        note_error(error)
+        return self._dialect.frame(self._dialect.error(error))
 
 
 async def _merged(streams: list["TextStream"]) -> AsyncGenerator[tuple[int, TextEvent], None]:

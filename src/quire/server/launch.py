@@ -13,6 +13,7 @@ from quire.engine.client import EngineClient
 from quire.engine.models import OneModel
 from quire.engine.options import EngineOptions, named_values
 from quire.engine.service import Models
+from quire.engine.sources import model_name
 from quire.server.doors import open_doors
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions, named_models
@@ -36,12 +37,13 @@ async def _main(engine: EngineOptions, server: ServerOptions, on_ready: Callable
 
 @asynccontextmanager
 async def _models(engine: EngineOptions, server: ServerOptions, metrics: Metrics) -> AsyncIterator[Models]:
-    if server.models:
+    if server.models or server.allow_pull:
         from quire.engine.many_models import ManyModels
 
-        async with ManyModels(
-            options_of_each(engine, named_models(server.models)), server.max_loaded_models, metrics.of
-        ) as models:
+        each = {engine.served_model_name or model_name(engine.model): engine}
+        if server.models:
+            each = options_of_each(engine, named_models(server.models))
+        async with ManyModels(each, server.max_loaded_models, metrics.of) as models:
             yield models
     else:
         async with EngineClient(engine) as client:

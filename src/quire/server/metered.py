@@ -1,7 +1,7 @@
 """The models as one visitor sees them: those its key may use, within its time, at its priority and its expense."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from quire.text.event import TextEvent
 if TYPE_CHECKING:
     from quire.core.records import RequestRecord
     from quire.engine.generate import GenerateRequest
-    from quire.engine.service import Models, Offer, Service, State, TextStream
+    from quire.engine.service import Coming, Models, Offer, Service, State, TextStream
     from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores
     from quire.engine.viewers import Viewer
 
@@ -68,15 +68,19 @@ class MeteredModels:
             raise DeadlinePassed("the model was not loaded in time", "allow more time, or try again") from None
 
     async def load_adapter(self, name: str, path: str, in_place: bool = False, base: str | None = None) -> None:
-        self._check_adapter(name)
+        self._check_name(name)
         await self._models.load_adapter(name, path, in_place, base)
 
     async def unload_adapter(self, name: str) -> None:
-        self._check_adapter(name)
+        self._check_name(name)
         await self._models.unload_adapter(name)
 
+    def pull(self, name: str) -> "AsyncGenerator[Coming, None]":
+        self._check_name(name)
+        return self._models.pull(name)
+
     @staticmethod
-    def _check_adapter(name: str) -> None:
+    def _check_name(name: str) -> None:
         visit = current_visit()
         if visit is not None and visit.key is not None:
             visit.key.check(name)

@@ -30,6 +30,7 @@ class ServerOptions:
     root_path: str = ""  # where a proxy in front has mounted it
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
+    allow_pull: bool = False  # models may be fetched over HTTP
     allow_runtime_lora_updating: bool = False  # adapters may be loaded and unloaded over HTTP
     access_log: bool = False
     tool_call_parser: str = "auto"  # how tool calls are written; auto looks at the chat template

@@ -23,7 +23,7 @@ class Checkpoint(Protocol):
         """Of all tensors, as they are stored."""
 
     def names(self) -> list[str]:
-        """Hugging Face's names, such as "model.layers.0.self_attn.q_proj.weight"."""
+        """Hugging Face's names, such as "model.layers.0.self_attn.q_proj.weight", in the order of the files."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Known without reading the tensor."""

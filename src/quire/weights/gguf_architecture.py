@@ -32,6 +32,7 @@ class Architecture:
     expects: Mapping[str, Any] = field(default_factory=dict)  # GGUF key -> the only value that is supported
     derive: Callable[[CheckpointConfig], Mapping[str, Any]] | None = None  # config -> more of it
     layers: str = "model.layers"  # what Hugging Face's names of layer tensors begin with
+    one_row: Container[str] = ()  # vectors that Hugging Face has as the one row of a matrix
     variants: Mapping[str, Variant] = field(default_factory=dict)  # layer tensor -> what differs where a file has it
 
     def of_file(self, tensors: Container[str]) -> "Architecture":

@@ -38,6 +38,18 @@ def glm(config: CheckpointConfig) -> dict[str, Any]:
     return {"num_hidden_layers": config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0)}
 
 
+def mistral(config: CheckpointConfig) -> dict[str, Any]:
+    """Ministral 3 goes by the name of Mistral Small 3; its queries grow."""
+    growth, mscale = config.float("temperature_scale", 0.0), config.float("yarn_log_multiplier", 0.0)
+    scaling = config.dict("rope_scaling", default={})
+    if mscale:
+        scaling = {**scaling, "mscale": 1.0, "mscale_all_dim": mscale}
+    if growth:
+        scaling = {**scaling, "llama_4_scaling_beta": growth}
+    named = {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3"} if growth else {}
+    return {**named, "rope_scaling": scaling or None}
+
+
 def exaone(config: CheckpointConfig) -> dict[str, Any]:
     pattern = config.get("sliding_window_pattern")
     if not config.int("sliding_window", 0):

@@ -16,106 +16,27 @@ from quire.weights.config import CheckpointConfig
 from quire.weights.gguf_architecture import Architecture, Variant
 from quire.weights.gguf_deepseek_names import DEEPSEEK_ARCHITECTURES
 from quire.weights.gguf_gpt_names import GPT_ARCHITECTURES
-
-DECODER_KEYS = {
-    "num_hidden_layers": "block_count",
-    "max_position_embeddings": "context_length",
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "sliding_window": "attention.sliding_window",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "rope_theta": "rope.freq_base",
-}
-
-# "rope_freqs" is not in Hugging Face's checkpoints: [rotary_dim / 2] divisors of the rotary frequencies, into which the
-# converter has baked Llama 3's rope_scaling. Where a file has it, config has no rope_scaling.
-OUTER_TENSORS = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-    "rope_freqs.weight": "rope_freqs",
-}
+from quire.weights.gguf_kin_names import KIN_ARCHITECTURES
+from quire.weights.gguf_words import (
+    DECODER_KEYS,
+    EXPERT_KEYS,
+    EXPERTS,
+    GATED_LAYER,
+    GEMMA_KEYS,
+    GLM_KEYS,
+    GRANITE_KEYS,
+    HEAD_NORMS,
+    MIXTRAL_EXPERTS,
+    NEXTN,
+    NORMS_AROUND,
+    OUTER_TENSORS,
+    ROTATED_PAIRWISE,
+    SHARED_EXPERT,
+    SHARED_EXPERTS,
+)
 
 # Tensors that are lists in `rope_scaling`: for contexts as first trained, and for longer ones.
 LONGROPE_TENSORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
-
-GATED_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
-HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-
-NORMS_AROUND = {  # before and after attention and feed-forward
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-
-EXPERT_KEYS = {
-    "num_local_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-}
-
-EXPERTS = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-}
-
-SHARED_EXPERT = {
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
-
-MIXTRAL_EXPERTS = {
-    "ffn_gate_inp": "block_sparse_moe.gate",
-    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
-}
-
-GLM_KEYS = {
-    "n_routed_experts": "expert_count",
-    "n_shared_experts": "expert_shared_count",
-    "routed_scaling_factor": "expert_weights_scale",
-    "norm_topk_prob": "expert_weights_norm",
-    "first_k_dense_replace": "leading_dense_block_count",
-    "num_nextn_predict_layers": "nextn_predict_layers",
-}
-NEXTN = ("eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm")
-
-GEMMA_KEYS = {
-    **DECODER_KEYS,
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "rope_local_base_freq": "rope.freq_base_swa",
-    "sliding_window_pattern": "attention.sliding_window_pattern",
-}
-
-GRANITE_KEYS = {
-    **DECODER_KEYS,
-    "attention_multiplier": "attention.scale",
-    "embedding_multiplier": "embedding_scale",
-    "residual_multiplier": "residual_scale",
-    "logits_scaling": "logit_scale",
-}
-
-ROTATED_PAIRWISE = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -184,7 +105,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             **GATED_LAYER,
             **HEAD_NORMS,
             **EXPERTS,
-            **{f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")},
+            **SHARED_EXPERTS,
             "post_attention_norm": "post_attention_layernorm",
             "exp_probs_b": "mlp.gate.e_score_correction_bias",
             **{f"nextn.{part}": f"nextn.{part}" for part in NEXTN},
@@ -323,6 +244,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         norms_plus=1.0,
         derive=gguf_derived.gemma,
     ),
+    **KIN_ARCHITECTURES,
     **GPT_ARCHITECTURES,
     **DEEPSEEK_ARCHITECTURES,
 }
@@ -369,8 +291,8 @@ def translate_name(row: Architecture, name: str) -> TensorName | None:
     return TensorName(
         f"{row.layers}.{layer}.{translated}" + ("" if translated.endswith(("_bias", ".sinks")) else f".{kind}"),
         row.interleaved.get(part),
-        row.norms_plus if part.endswith("_norm") else 0.0,
-        part == "ffn_gate_inp_shexp",
+        row.norms_plus if part.endswith("_norm") and kind == "weight" else 0.0,
+        part == "ffn_gate_inp_shexp" or translated in row.one_row,
     )
 
 

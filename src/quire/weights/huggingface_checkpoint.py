@@ -34,7 +34,9 @@ class HuggingFaceCheckpoint:
         parts = {part for made in self._made.values() for part in made.parts}
         if self._made:
             parts |= {name for name in self._raw.names() if name.endswith(NOT_WEIGHTS)}
-        self._names = [*(name for name in self._raw.names() if name not in parts), *self._made]
+        places = {name: place for place, name in enumerate(self._raw.names())}
+        places |= {name: min(places[part] for part in made.parts) for name, made in self._made.items()}
+        self._names = sorted(places.keys() - (parts - self._made.keys()), key=places.__getitem__)
         # The key is often left out, and its default differs between families. The tensors know (of encoder-decoders not
         # all: T5 means by it how logits are scaled).
         tied = {"tie_word_embeddings": not any(name.endswith("lm_head.weight") for name in self._names)}
@@ -90,4 +92,4 @@ def _from_index(index: Path, read: Callable[[Path], TensorFile]) -> dict[str, Te
         if name not in shards[shard].entries:
             raise BadCheckpoint(f"{directory / shard} has no tensor {name!r}, which {index.name} says it has")
         files[name] = shards[shard]
-    return files
+    return {name: file for file in shards.values() for name in file.entries if files.get(name) is file}

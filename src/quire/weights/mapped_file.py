@@ -1,6 +1,7 @@
 """A file's bytes, mapped into memory and never copied."""
 
 import mmap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-CHUNK = 16 << 20  # bytes that are asked for at once
-AHEAD = 128 << 20  # bytes behind those that are looked at which are on their way from the disk meanwhile
+CHUNK = 4 << 20  # bytes that are asked for at once
+AHEAD = 256 << 20  # bytes behind those that are looked at which are on their way from the disk meanwhile
+_reader = ThreadPoolExecutor(1, "read-ahead")  # asking for more than the disk's queue holds waits for the disk
 
 
 class MappedFile:
@@ -50,4 +52,5 @@ class MappedFile:
         for chunk in range(begin // CHUNK, (min(end, self.size) - 1) // CHUNK + 1):
             if chunk not in self._asked:
                 self._asked.add(chunk)
-                self.buffer.madvise(mmap.MADV_WILLNEED, chunk * CHUNK, min(CHUNK, self.size - chunk * CHUNK))
+                length = min(CHUNK, self.size - chunk * CHUNK)
+                _reader.submit(self.buffer.madvise, mmap.MADV_WILLNEED, chunk * CHUNK, length)

@@ -36,7 +36,8 @@ class TensorFile(Protocol):
     def file(self) -> MappedFile: ...
 
     @property
-    def entries(self) -> Mapping[str, Entry]: ...
+    def entries(self) -> Mapping[str, Entry]:
+        """In the order of the file."""
 
 
 class RawTensors:
@@ -50,6 +51,7 @@ class RawTensors:
         return name in self._files
 
     def names(self) -> list[str]:
+        """File by file, in the order of each."""
         return list(self._files)
 
     def nbytes(self, name: str) -> int:

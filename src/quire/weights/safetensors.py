@@ -24,10 +24,8 @@ class SafetensorsFile:
         self.path = path
         self.file = MappedFile(path)
         header, self._data_at = self._read_header()
-        self.entries: dict[str, Entry] = {}
-        for name, fields in header.items():
-            if name != "__metadata__":
-                self.entries[name] = self._entry(name, fields)
+        entries = [(name, self._entry(name, fields)) for name, fields in header.items() if name != "__metadata__"]
+        self.entries = dict(sorted(entries, key=lambda item: (item[1].offset, item[1].nbytes)))
         self._check_overlap()
 
     def _read_header(self) -> tuple[dict[str, Any], int]:
@@ -72,8 +70,7 @@ class SafetensorsFile:
         return Entry(dtype, tuple(shape), begin, end - begin)
 
     def _check_overlap(self) -> None:
-        in_order = sorted(self.entries.items(), key=lambda item: (item[1].offset, item[1].nbytes))
-        for (before, first), (after, second) in pairwise(in_order):
+        for (before, first), (after, second) in pairwise(self.entries.items()):
             if first.offset + first.nbytes > second.offset:
                 raise BadCheckpoint(
                     f"{self.path}: tensor {after!r} at offset {second.offset} begins inside tensor {before!r}, "

@@ -10,7 +10,7 @@ The first source that knows the name answers. Nothing slow is imported for a mod
 
 from quire.engine.sources.aliases import ALIASES, DEFAULT_MODEL
 from quire.engine.sources.cache import CachedModel, DownloadFailed, cache_dir, cached_models
-from quire.engine.sources.resolve import ModelFiles, model_name, resolve_model
+from quire.engine.sources.resolve import ModelFiles, fetch_model, model_name, resolve_model
 
 __all__ = [
     "ALIASES",
@@ -20,6 +20,7 @@ __all__ = [
     "ModelFiles",
     "cache_dir",
     "cached_models",
+    "fetch_model",
     "model_name",
     "resolve_model",
 ]

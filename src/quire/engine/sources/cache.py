@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +53,28 @@ def make_models_dir() -> Path:
     if not os.access(directory, os.W_OK):
         raise DownloadFailed(f"{directory} cannot be written", "set QUIRE_CACHE to a directory that can be written")
     return directory
+
+
+def check_space(directory: Path, needed: int, what: str) -> None:
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise DownloadFailed(
+            f"pulling {what} needs {needed / 1e6:.0f} MB in {directory}, and {free / 1e6:.0f} MB are free",
+            "make room there; QUIRE_CACHE and HF_HOME say where models are kept",
+        )
+
+
+def num_bytes_in(directory: Path) -> int:
+    """That its files take on the disk, or of which they consist: the less. Others may be writing them."""
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                file = (Path(folder) / name).stat()
+            except FileNotFoundError:  # it was renamed meanwhile
+                continue
+            total += min(file.st_size, file.st_blocks * 512)  # a file can be as long as it will be before it is written
+    return total
 
 
 @contextmanager

@@ -3,14 +3,19 @@
 Downloading, resuming and caching are huggingface_hub's work; it is imported only here, when a repository is asked for.
 The choice of files is ours: never code, never pickles, never a second copy of the weights in another format."""
 
+import hashlib
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from quire.core.errors import BadRequest
-from quire.engine.sources.cache import DownloadFailed
+from quire.engine.sources.cache import DownloadFailed, check_space, hub_cache_dir, num_bytes_in
+from quire.engine.sources.progress import Progress
 
 _SETTINGS = (
     "config.json",
@@ -23,6 +28,7 @@ _SETTINGS = (
 _PATTERNS = (*_SETTINGS, "chat_template*", "added_tokens.json", "*.safetensors", "*.safetensors.index.json")
 _SECOND_COPIES = ("consolidated*",)  # the same weights under the names of the vendor's own code
 _PART = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
+_POLL = 0.2  # seconds between two looks at how much has come
 _PATIENCE = 10.0  # seconds to wait for the hub before its cache here is used
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
@@ -35,13 +41,14 @@ def is_repo_id(name: str) -> bool:
     return _REPO.fullmatch(name) is not None and ".." not in name and not name.endswith((".", "-"))
 
 
-def fetch(repo: str, selector: str | None, revision: str | None, *, progress: bool) -> Path:
+def fetch(repo: str, selector: str | None, revision: str | None, progress: Progress) -> Path:
     """The snapshot's directory, or the GGUF file (of several parts, the first) that `selector` names."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     hub: Any = import_module("huggingface_hub")
     try:
-        info = hub.HfApi().model_info(repo, revision=revision, timeout=_PATIENCE)  # unlike a listing, tried only once
+        # Unlike a listing, this is tried only once.
+        info = hub.HfApi().model_info(repo, revision=revision, timeout=_PATIENCE, files_metadata=True)
     except GatedRepoError as failure:
         raise DownloadFailed(
             f"{repo} asks its users to accept terms first",
@@ -55,19 +62,75 @@ def fetch(repo: str, selector: str | None, revision: str | None, *, progress: bo
             "check the spelling; for a private one run `hf auth login` or set HF_TOKEN",
         ) from failure
     except Exception as failure:  # whichever HTTP client the hub's library uses: a cached snapshot may do
-        return _from_cache(hub, repo, selector, revision, failure)
+        return _from_cache(repo, selector, revision, failure)
 
+    hub.utils.disable_progress_bars()
     wanted = choose([file.rfilename for file in info.siblings], selector, repo)
-    if not progress:
-        hub.utils.disable_progress_bars()
-    try:
-        snapshot = hub.snapshot_download(repo, revision=revision, allow_patterns=[_literal(f) for f in wanted])
-    except Exception as failure:
+    files = [file for file in info.siblings if file.rfilename in wanted]
+    missing = [file for file in files if not _is_here(hub, repo, file.rfilename, info.sha)]
+    with _told(f"pulling {repo}", repo, missing, progress):
+        try:
+            names = [_literal(file) for file in wanted]
+            snapshot = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=names))
+        except Exception as failure:
+            raise DownloadFailed(
+                f"the download of {repo} broke off: {_one_line(failure)}",
+                "run the same command again: it goes on where it was",
+            ) from failure
+    for file in missing:
+        _check(snapshot / file.rfilename, _sha256_of(file))
+    return _main_file(snapshot, wanted)
+
+
+def _is_here(hub: Any, repo: str, file: str, commit: str) -> bool:
+    return isinstance(hub.try_to_load_from_cache(repo, file, revision=commit), str)
+
+
+def _folder(repo: str) -> Path:
+    return hub_cache_dir() / f"models--{repo.replace('/', '--')}"
+
+
+@contextmanager
+def _told(what: str, repo: str, files: list[Any], progress: Progress) -> Iterator[None]:
+    """Tells how much of `files` has come, again and again, from a thread: it is looked for where they come to."""
+    if not files:
+        yield
+        return
+    folder, total = _folder(repo), sum(file.size or 0 for file in files)
+    folder.mkdir(parents=True, exist_ok=True)
+    check_space(folder, total, repo)
+    before, ended = num_bytes_in(folder), threading.Event()
+    with progress.of(what, total, _sha256_of(max(files, key=lambda file: file.size or 0))) as update:
+
+        def tell() -> None:
+            while not ended.wait(_POLL):
+                update(num_bytes_in(folder) - before)
+
+        thread = threading.Thread(target=tell)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def _sha256_of(file: Any) -> str:
+    """Empty for small ones, which git itself has."""
+    return file.lfs.sha256 if file.lfs is not None else ""
+
+
+def _check(path: Path, sha256: str) -> None:
+    if not sha256:
+        return
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        path.resolve().unlink()
+        path.unlink(missing_ok=True)
         raise DownloadFailed(
-            f"the download of {repo} broke off: {_one_line(failure)}",
-            "run the same command again: it goes on where it was",
-        ) from failure
-    return _main_file(Path(snapshot), wanted)
+            f"{path.name} has sha256 {found}, and it should be {sha256}", "it was not kept; pull it again"
+        )
 
 
 def choose(files: list[str], selector: str | None, repo: str) -> list[str]:
@@ -103,14 +166,16 @@ def _choose_gguf(ggufs: list[str], selector: str, repo: str) -> list[str]:
     raise BadRequest(f"`{selector}` {problem} of {repo}", f"it has {known}", param="model")
 
 
-def _from_cache(hub: Any, repo: str, selector: str | None, revision: str | None, why: Exception) -> Path:
-    try:
-        snapshot = Path(hub.snapshot_download(repo, revision=revision, local_files_only=True))
-    except Exception as failure:
+def _from_cache(repo: str, selector: str | None, revision: str | None, why: Exception) -> Path:
+    """What of it was pulled before. The hub's library wants all files of a repository, or the names of some."""
+    folder, name = _folder(repo), revision or "main"
+    branch = folder / "refs" / name
+    snapshot = folder / "snapshots" / (branch.read_text().strip() if branch.is_file() else name)
+    if not snapshot.is_dir():
         raise NoSuchRepo(
             f"the hub cannot be reached ({_one_line(why)}), and {repo} is not in its cache here",
             "check the network, and whether HF_HUB_OFFLINE is set",
-        ) from failure
+        ) from why
     here = [file.relative_to(snapshot).as_posix() for file in snapshot.rglob("*") if file.is_file()]
     return _main_file(snapshot, choose(here, selector, repo))
 

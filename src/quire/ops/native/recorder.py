@@ -297,6 +297,10 @@ class Recorder:
         out = _fresh(x.columns)
         return self._note((x,), out, lambda tape, at: tape.scale(at(x), factor, at(out)), in_place=(x,), any_rows=True)
 
+    def scale_by_position(self, x: Columns, positions: Any, growth: float, length: int) -> Columns:
+        assert positions == SymbolicBatch.positions, "rows are scaled by their own positions"
+        return self._note((x,), x, lambda tape, at: tape.scale_by_position(at(x), growth, length))
+
     def clamp(self, x: Columns, most: float) -> Columns:
         out = _fresh(x.columns)
         return self._note((x,), out, lambda tape, at: tape.clamp(at(x), most, at(out)), in_place=(x,), any_rows=True)

@@ -36,12 +36,12 @@ class NativeSlots:
         if len({top.type.name for top in tops}) > 1:
             tops = [stored_floats(top.name, dequantize(top)) for top in tops]
         data = np.concatenate([_data(top) for top in tops])
-        a = native.Matrix(tops[0].type.name, data, self.num_inputs, None, None)
+        a = native.Matrix(tops[0].type.name, [data], self.num_inputs, None, None)
         packed, hidden = [], 0
         for first, part in there:
             assert part.rank <= self.max_rank, f"rank {part.rank} in slots for {self.max_rank}"
             b = _kept(part.b)
-            packed.append((native.Matrix(b.type.name, _data(b), part.rank, None, None), first, hidden, part.scale))
+            packed.append((native.Matrix(b.type.name, [_data(b)], part.rank, None, None), first, hidden, part.scale))
             hidden += part.rank
         return PackedLowRank(a, packed)
 

@@ -76,7 +76,7 @@ class GpuBatch:
     def _decode_launch(self, num_heads: int) -> DecodeLaunch:
         spec = self.cache.spec
         rows = power_of_two(num_heads // spec.num_kv_heads, LEAST_ROWS)
-        return decode_launch(spec.head_dim, rows, self.cache.k.dtype, with_prompts=self.prefills)
+        return decode_launch(spec.head_dim, rows, self.cache.k.dtype, self.runs.num_seqs, with_prompts=self.prefills)
 
     def attend(self, q: Tensor, layer: int, scoring: Scoring, overlap: bool = False) -> Tensor:
         """q [T, heads, head_dim] -> the same."""

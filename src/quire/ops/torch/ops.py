@@ -243,6 +243,9 @@ class TorchOps:
     def scale(self, x: Tensor, factor: float) -> Tensor:
         return x * factor
 
+    def scale_by_position(self, x: Tensor, positions: Tensor, growth: float, length: int) -> Tensor:
+        return x * (1 + growth * torch.log1p(torch.floor(positions / length)))[:, None]
+
     def clamp(self, x: Tensor, most: float) -> Tensor:
         return x.clamp(-most, most)
 

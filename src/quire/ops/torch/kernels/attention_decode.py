@@ -22,13 +22,14 @@ from quire.ops.torch.kernels.attention_pages import (
     power_of_two,
     product_type,
 )
-from quire.ops.torch.kernels.attention_plan import COUNTERS, DecodePlan, load_piece
+from quire.ops.torch.kernels.attention_plan import COUNTERS, LEAST_SHARE, DecodePlan, load_piece
 from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend, sink
 from quire.ops.torch.kernels.overlap import overlap_options, wait_for_inputs
 
 TO_POWERS_OF_TWO = tl.constexpr(LOG2E)
 MOST_DRAFTS = 64  # bits of a word
 LEAST_ROWS = 16  # of a tile that matrix units take
+FEW = 8  # sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,19 @@ class DecodeLaunch:
     per_multiprocessor: int  # programs that fit side by side
 
 
-def decode_launch(head_dim: int, rows: int, dtype: torch.dtype, with_prompts: bool = False) -> DecodeLaunch:
+def decode_launch(
+    head_dim: int, rows: int, dtype: torch.dtype, num_seqs: int, with_prompts: bool = False
+) -> DecodeLaunch:
     """About 100 KB of K and V are on their way to each multiprocessor. More programs of fewer warps wait less for each
     other; codes, which are unpacked between two waits, want the most of them. `with_prompts` is for `decode`, which
-    reads 16 bits at 4.3 TB/s so and at 3.4 as others do; for `decode_step` it is the other way round."""
+    reads 16 bits at 4.3 TB/s so and at 3.4 as others do; for `decode_step` it is the other way round.
+
+    Of few sequences a share is two rounds of 64 positions, asked for at once; what counts is how soon they are there,
+    and that the next kernels find room beside."""
     position_bytes = 2 * power_of_two(head_dim, 16) * dtype.itemsize
+    if num_seqs <= FEW and rows == LEAST_ROWS:
+        positions = _positions(32768 // position_bytes, most=LEAST_SHARE // 2)
+        return DecodeLaunch(positions, num_warps=4, num_stages=2, per_multiprocessor=3)
     if rows > LEAST_ROWS or (with_prompts and dtype.itemsize == 2):
         return DecodeLaunch(_positions(32768 // position_bytes), num_warps=4, num_stages=3, per_multiprocessor=3)
     if dtype.itemsize == 1:
@@ -51,8 +60,8 @@ def decode_launch(head_dim: int, rows: int, dtype: torch.dtype, with_prompts: bo
     return DecodeLaunch(_positions(16384 // position_bytes), num_warps=2, num_stages=4, per_multiprocessor=4)
 
 
-def _positions(wanted: int) -> int:
-    return max(16, min(128, wanted))
+def _positions(wanted: int, most: int = 128) -> int:
+    return max(16, min(most, wanted))
 
 
 def decode(
@@ -80,7 +89,7 @@ def decode(
     assert tree is None or (positions is not None and plan.max_queries <= MOST_DRAFTS)
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     rows = power_of_two(group * plan.max_queries, LEAST_ROWS)
-    launch = launch or decode_launch(head_dim, rows, pages.k.dtype)
+    launch = launch or decode_launch(head_dim, rows, pages.k.dtype, runs.num_seqs)
     assert pages.num_kv_heads <= COUNTERS
     parts = new_parts(plan, pages.num_kv_heads, rows, head_dim)
     factor, cap = scoring.factors(pages.k_scale)
@@ -275,6 +284,7 @@ def _decode(
             exists,
             (token + query).to(tl.int64) * out_token + q_head_row * out_head,
             out,
+            None,
             part_sums,
             part_weights,
             counters + seq * counter_seq + head,

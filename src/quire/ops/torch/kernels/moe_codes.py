@@ -38,7 +38,7 @@ def stack_experts(parts: Sequence[GroupedWeight], num_experts: int) -> CodedExpe
     rows = replace(
         first,
         num_outputs=sum(part.num_outputs for part in parts),
-        words=torch.cat([part.words for part in parts], dim=1),
+        words=torch.cat([part.words for part in parts]),
         scales=torch.cat([part.scales for part in parts], dim=1),
         offsets=torch.cat(offsets, dim=1) if offsets else None,
     )
@@ -81,7 +81,7 @@ def coded_products(
         K,
         w.num_outputs,
         w.num_outputs // experts.num_experts,
-        len(w.words),
+        w.num_chunks,
         x.stride(0),
         routes_a_row,
         ACTIVATION=activation,
@@ -205,7 +205,7 @@ def _product(
             if offset_ptr is not None:
                 offsets = appended(offsets, tl.load(offset_ptr + group * all_outputs + outputs))
                 x_sums = appended(x_sums, tl.load(x_sum_ptr + group * num_rows + rows))
-        places = (chunk * all_outputs + outputs)[:, None] * WIDTH + columns[None, :]
+        places = (outputs * chunks + chunk)[:, None] * WIDTH + columns[None, :]
         planes = unpack(tl.load(words_ptr + places), like, BITS, ASM)
         part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)  # of the group
         for plane in tl.static_range(PLANES):

@@ -18,7 +18,7 @@ def dequantize(weight: GroupedWeight, dtype: torch.dtype, out: Tensor | None = N
     out = torch.empty(N, K, dtype=dtype, device=weight.words.device) if out is None else out
     assert out.shape == (N, K) and out.dtype == dtype and out.is_contiguous()
     asm = asm_for(weight, dtype)
-    _dequantize_kernel[(triton.cdiv(N, BLOCK_N), len(weight.words))](
+    _dequantize_kernel[(triton.cdiv(N, BLOCK_N), weight.num_chunks)](
         weight.words,
         weight.scales,
         weight.scales if weight.offsets is None else weight.offsets,
@@ -58,9 +58,9 @@ def _dequantize_kernel(
 ):
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = outputs < N
-    chunk = tl.program_id(1).to(tl.int64)
+    chunk = tl.program_id(1)
     columns = tl.arange(0, WIDTH)
-    places = (chunk * N + outputs)[:, None] * WIDTH + columns[None, :]
+    places = (outputs.to(tl.int64) * tl.num_programs(1) + chunk)[:, None] * WIDTH + columns[None, :]
     words = tl.load(words_ptr + places, mask=inside[:, None], other=0)
     like = tl.zeros((1,), out_ptr.dtype.element_ty)
     planes = unpack(words, like, BITS, ASM)

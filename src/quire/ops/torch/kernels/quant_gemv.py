@@ -21,6 +21,7 @@ WIDTH = tl.constexpr(32)  # words of a chunk: PAIRED inputs
 CHUNKS = tl.constexpr(4)  # a step
 LANES = tl.constexpr(8)  # that share a chunk
 WORDS = tl.constexpr(4)  # a lane
+HIGH = tl.constexpr(16)  # what the upper codes of bytes count: sums are taken of so many times the weights
 REGISTERS = 128  # of a thread, at most: two programs of 8 warps on a multiprocessor
 
 
@@ -43,7 +44,7 @@ def grouped_gemv(
     overlap: bool = False,
 ) -> Tensor:
     """x one row of 16-bit codes in groups of `x_group(weight)` -> [1, N]"""
-    N, chunks, scales = weight.num_outputs, len(weight.words), weight.by_output
+    N, chunks, scales = weight.num_outputs, weight.num_chunks, weight.by_output
     assert len(x.codes) == 1 and x.codes.shape[1] == chunks * PAIRED and can_gemv(weight) and scales is not None
     assert weight.words.numel() < 2**31  # places have 32 bits
     has_offsets = len(scales.shape) == 3
@@ -63,6 +64,7 @@ def grouped_gemv(
         HAS_OFFSETS=has_offsets,
         BLOCK_N=config.block_n,
         DEPTH=config.depth,
+        EVEN=chunks % (CHUNKS.value * config.depth) == 0,
         ONCE=chunks <= CHUNKS.value * config.depth,
         ASM=not triton.knobs.runtime.interpret,
         OVERLAP=overlap,
@@ -75,12 +77,9 @@ def grouped_gemv(
 
 def x_group(weight: GroupedWeight) -> int:
     """Inputs that share a scale of x: no more than share a sum."""
-    return min(weight.group, PAIRED)
+    return min(weight.group, PAIRED // 2)
 
 
-# The compiler deals elements out to lanes along the axis on which memory seems contiguous. For scales that must be the
-# second one, as it is for words; `max_contiguous` says so. It is not true, and does no harm: as nothing is known of
-# `num_groups`, every element might begin anywhere, and each is loaded by itself.
 @triton.jit(do_not_specialize=["num_groups"])
 def _grouped_gemv_kernel(
     pairs_ptr,
@@ -97,15 +96,16 @@ def _grouped_gemv_kernel(
     HAS_OFFSETS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     DEPTH: tl.constexpr,
+    EVEN: tl.constexpr,
     ONCE: tl.constexpr,
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows = tl.minimum(outputs, N - 1)  # those past the end are computed and never stored
+    rows = tl.minimum(outputs, N - 1)[:, None]  # those past the end are computed and never stored
     ahead = ()
     for d in tl.static_range(DEPTH):
-        loaded = _load(words_ptr, scale_ptr, d * CHUNKS, chunks, rows, N, num_groups, GROUP)
+        loaded = _load(words_ptr, scale_ptr, rows, d * CHUNKS, chunks, num_groups, GROUP, EVEN)
         ahead = appended(ahead, loaded)
     wait_for_inputs(OVERLAP)
     sums = tl.zeros((BLOCK_N, CHUNKS * LANES), tl.float32)
@@ -113,13 +113,14 @@ def _grouped_gemv_kernel(
         following = ()
         for d in tl.static_range(DEPTH):
             first = begin + d * CHUNKS
-            sums = _add_step(sums, ahead[d], pairs_ptr, unit_ptr, first, chunks, GROUP, ZERO, HAS_OFFSETS, ASM)
+            sums = _add_step(sums, ahead[d], pairs_ptr, unit_ptr, first, chunks, GROUP, ZERO, HAS_OFFSETS, EVEN, ASM)
             if not ONCE:
-                loaded = _load(words_ptr, scale_ptr, first + DEPTH * CHUNKS, chunks, rows, N, num_groups, GROUP)
+                first += CHUNKS * DEPTH
+                loaded = _load(words_ptr, scale_ptr, rows, first, chunks, num_groups, GROUP, False)
                 following = appended(following, loaded)
         if not ONCE:
             ahead = following
-    y = tl.sum(sums, axis=1)
+    y = tl.sum(sums, axis=1) * (1.0 / HIGH)
     inside = outputs < N
     if bias_ptr is not None:
         y += tl.load(bias_ptr + outputs, mask=inside, other=0.0).to(tl.float32)
@@ -127,20 +128,30 @@ def _grouped_gemv_kernel(
 
 
 @triton.jit
-def _load(words_ptr, scale_ptr, first, chunks, rows, N, num_groups, GROUP: tl.constexpr):
+def _load(words_ptr, scale_ptr, rows, first, chunks, num_groups, GROUP: tl.constexpr, EXIST: tl.constexpr):
     """Words of chunks first .. first + CHUNKS, [n, CHUNKS * WIDTH], and for every group of a chunk the scales,
-    [n, CHUNKS * LANES]. Past the last chunk words are anything: their scales are 0."""
-    column = tl.arange(0, CHUNKS * WIDTH)
-    chunk = (column // WIDTH + first)[None, :]
-    at = (chunk * N + rows[:, None]) * WIDTH + (column % WIDTH)[None, :]
-    words = tl.load(words_ptr + at, mask=chunk < chunks)
-    GROUPS: tl.constexpr = max(8 * WIDTH // GROUP, 1)
-    chunk = (tl.arange(0, CHUNKS * LANES) // LANES + first)[None, :]
+    [n, CHUNKS * LANES]. Past the last chunk words are anything: their scales are 0. EXIST: none is past
+    it."""
+    column = tl.arange(0, CHUNKS * WIDTH)[None, :]
+    inside = None if EXIST else column // WIDTH + first < chunks
+    words = tl.load(words_ptr + rows * (chunks * WIDTH) + (first * WIDTH + column), mask=inside)
     scales = ()
-    for number in tl.static_range(GROUPS):
-        at = rows[:, None] * num_groups + (chunk * GROUPS // max(GROUP // (8 * WIDTH), 1) + number)
-        at = tl.max_contiguous(at, (1, 2))
-        scales = appended(scales, tl.load(scale_ptr + at, mask=chunk < chunks, other=0))
+    if GROUP >= 8 * WIDTH:
+        lane = tl.arange(0, CHUNKS * LANES)[None, :]
+        at = rows * num_groups + (lane // LANES + first) // (GROUP // (8 * WIDTH))
+        at = tl.max_contiguous(at, (1, 2))  # not so, but rows are dealt out to warps as those of words then
+        inside = None if EXIST else lane // LANES + first < chunks
+        both = tl.load(scale_ptr + at, mask=inside, other=None if EXIST else 0)
+        scales = appended(appended(scales, both), both)
+    else:
+        GROUPS: tl.constexpr = 8 * WIDTH // GROUP
+        place = tl.arange(0, 2 * CHUNKS * LANES)[None, :]
+        chunk = place // (2 * LANES) + first
+        inside = None if EXIST else chunk < chunks
+        for pair in tl.static_range(GROUPS // 2):
+            at = rows * (chunks * GROUPS) + (chunk * GROUPS + 2 * pair + place % 2)
+            two = tl.load(scale_ptr + at, mask=inside, other=None if EXIST else 0)
+            scales = scales + tl.split(tl.reshape(two, (rows.shape[0], CHUNKS * LANES, 2)))
     return words, scales
 
 
@@ -155,29 +166,32 @@ def _add_step(
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
+    EVEN: tl.constexpr,
     ASM: tl.constexpr,
 ):
     words, scales = loaded
-    BLOCK_N: tl.constexpr = words.shape[0]
-    GROUPS: tl.constexpr = max(8 * WIDTH // GROUP, 1)
-    column = tl.arange(0, CHUNKS * WIDTH)
-    at = tl.minimum(column // WIDTH + first, chunks - 1) * (4 * WIDTH) + column % WIDTH
+    GROUPS: tl.constexpr = max(8 * WIDTH // GROUP, 2)  # of x, a chunk
+    place = tl.arange(0, CHUNKS * WIDTH)
+    chunk = place // WIDTH + first
+    chunk = chunk if EVEN else tl.minimum(chunk, chunks - 1)
     x = ()
     for kind in tl.static_range(4):
-        x = appended(x, tl.load(pairs_ptr + at + kind * WIDTH)[None, :])
-    low = words & 0x0F0F0F0F
-    high = (words >> 4) & 0x0F0F0F0F
-    chunk = tl.minimum(tl.arange(0, CHUNKS * LANES) // LANES + first, chunks - 1)
-    for number in tl.static_range(GROUPS):
-        unit = tl.load(unit_ptr + chunk * GROUPS + number)[None, :]
-        x_sum = tl.load(unit_ptr + (chunks + chunk) * GROUPS + number)[None, :] / LANES
-        part = _products(x, low, high, number, GROUPS, ASM)
-        part = tl.sum(tl.reshape(part, (BLOCK_N, CHUNKS * LANES, WORDS)), axis=2).to(tl.float32) * unit
-        if HAS_OFFSETS:
-            sums += part * _half(scales[number], 0)
-            sums += x_sum * _half(scales[number], 16)
-        else:
-            sums += (part - ZERO * x_sum) * scales[number].to(tl.float32)
+        x = appended(x, quarters(tl.load(pairs_ptr + chunk * (4 * WIDTH) + kind * WIDTH + place % WIDTH)[None, :]))
+    low = quarters(words & 0x0F0F0F0F)
+    high = quarters(words & ~0x0F0F0F0F)  # codes times HIGH
+    for pair in tl.static_range(GROUPS // 2):
+        # WORDS numbers a lane: scale and sum of a group, and of the next
+        units = quarters(tl.load(unit_ptr + (chunk * GROUPS + 2 * pair) * 2 + place % 4)[None, :])
+        for second in tl.static_range(2):
+            total = _product(x, low, high, 2 * pair + second, GROUPS, ASM)
+            part = total.to(tl.float32) * units[2 * second]
+            x_sum = units[2 * second + 1] * (HIGH / LANES)
+            scale = scales[2 * pair + second]
+            if HAS_OFFSETS:
+                sums += part * _half(scale, 0)
+                sums += x_sum * _half(scale, 16)
+            else:
+                sums += (part - ZERO * x_sum) * scale.to(tl.float32)
     return sums
 
 
@@ -192,38 +206,46 @@ def _half(word, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def _products(x, low, high, NUMBER: tl.constexpr, GROUPS: tl.constexpr, ASM: tl.constexpr):
-    """What of the words belongs to the group, times x: all of it, two bytes, a byte, or half of one."""
-    part = tl.zeros(low.shape, tl.int32)
-    if GROUPS == 1:
-        part = dot2(x[0], low, part, False, ASM)
-        part = dot2(x[1], low, part, True, ASM)
-        part = dot2(x[2], high, part, False, ASM)
-        part = dot2(x[3], high, part, True, ASM)
-    else:
-        UPPER: tl.constexpr = NUMBER * 2 // GROUPS
-        SECOND: tl.constexpr = NUMBER * 4 // GROUPS % 2
-        MASK: tl.constexpr = -1 if GROUPS == 2 else (-65536 if SECOND == 1 else 0xFFFF)
+def quarters(x):
+    """[n, 4 m] -> the first of every four, the second, the third and the fourth, [n, m] each: a lane has them all"""
+    even, odd = tl.split(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)))
+    first, third = tl.split(tl.reshape(even, (x.shape[0], x.shape[1] // 4, 2)))
+    second, fourth = tl.split(tl.reshape(odd, (x.shape[0], x.shape[1] // 4, 2)))
+    return first, second, third, fourth
+
+
+@triton.jit
+def _product(x, low, high, NUMBER: tl.constexpr, GROUPS: tl.constexpr, ASM: tl.constexpr):
+    """HIGH times what of the words belongs to the group, times x: of each word two bytes, a byte, or half of one."""
+    UPPER: tl.constexpr = NUMBER * 2 // GROUPS
+    SECOND: tl.constexpr = NUMBER * 4 // GROUPS % 2
+    MASK: tl.constexpr = -1 if GROUPS == 2 else (-65536 if SECOND == 1 else 0xFFFF)
+    of_low, of_high = None, None
+    for w in tl.static_range(WORDS):
         if GROUPS < 8 or NUMBER % 2 == 0:
-            part = dot2(x[UPPER] & MASK, low, part, UPPER == 1, ASM)
+            of_low = dot2(x[UPPER][w] & MASK, low[w], of_low, UPPER == 1, ASM)
         if GROUPS < 8 or NUMBER % 2 == 1:
-            part = dot2(x[2 + UPPER] & MASK, high, part, UPPER == 1, ASM)
-    return part
+            of_high = dot2(x[2 + UPPER][w] & MASK, high[w], of_high, UPPER == 1, ASM)
+    total = of_high
+    if of_low is not None:
+        total = of_low * HIGH if of_high is None else of_low * HIGH + of_high
+    return total
 
 
 @triton.jit
 def dot2(x, codes, total, UPPER: tl.constexpr, ASM: tl.constexpr):
-    """total + the two 16-bit integers of x times two bytes of the codes, the lower or the upper ones"""
-    if ASM:
-        if UPPER:
-            total = tl.inline_asm_elementwise(
-                "dp2a.hi.s32.u32 $0, $1, $2, $3;", "=r,r,r,r", [x, codes, total], tl.int32, is_pure=True, pack=1
-            )
-        else:
-            total = tl.inline_asm_elementwise(
-                "dp2a.lo.s32.u32 $0, $1, $2, $3;", "=r,r,r,r", [x, codes, total], tl.int32, is_pure=True, pack=1
-            )
+    """total, or nothing, + the two 16-bit integers of x times two bytes of the codes, the lower or the upper ones"""
+    HALF: tl.constexpr = "hi" if UPPER else "lo"
+    SHIFT: tl.constexpr = 16 if UPPER else 0
+    if not ASM:
+        both = ((x << 16) >> 16) * ((codes >> SHIFT) & 255) + (x >> 16) * ((codes >> (SHIFT + 8)) & 255)
+        total = both if total is None else total + both
+    elif total is None:
+        total = tl.inline_asm_elementwise(
+            "dp2a." + HALF + ".s32.u32 $0, $1, $2, 0;", "=r,r,r", [x, codes], tl.int32, is_pure=True, pack=1
+        )
     else:
-        shift: tl.constexpr = 16 if UPPER else 0
-        total += ((x << 16) >> 16) * ((codes >> shift) & 255) + (x >> 16) * ((codes >> (shift + 8)) & 255)
+        total = tl.inline_asm_elementwise(
+            "dp2a." + HALF + ".s32.u32 $0, $1, $2, $3;", "=r,r,r,r", [x, codes, total], tl.int32, is_pure=True, pack=1
+        )
     return total

@@ -17,9 +17,9 @@ formats mean. Nothing is rounded on the way in, so these are exact:
 
 Codes lie in words of 32 bits, one a plane: 8 planes of 4 bits, the lowest first, or 4 of 8. `width` words make a chunk
 of planes * width inputs: plane p of word i is input p * width + i of the chunk. So a row of words, whose planes are
-taken one after the other, meets runs of `width` neighbouring inputs, and no lane needs what another has loaded. A chunk
-of all outputs is contiguous, so a tile of outputs is one run of memory. So are the scales of a group; where a single
-row is multiplied, all of an output's are wanted at once, and they are kept in that order as well."""
+taken one after the other, meets runs of `width` neighbouring inputs, and no lane needs what another has loaded. The
+scales of a group lie side by side; where a single row is multiplied, all of an output's are wanted at once, and they
+are kept in that order as well."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,12 +39,16 @@ class GroupedWeight:
     num_outputs: int
     num_inputs: int
     group: int  # inputs, a power of two
-    words: Tensor  # [chunks, N, width] int32
+    words: Tensor  # [N, chunks, width] int32
     scales: Tensor  # [G, N] fp16, bf16 or fp32
     offsets: Tensor | None  # [G, N] the same, or another of them
     by_output: Tensor | None  # int4: the same, [N, G] fp16, or [N, G, 2] with offsets, where all are fp16
     zero: int = 0
     table: tuple[float, ...] = ()  # of 16 values; else empty
+
+    @property
+    def num_chunks(self) -> int:
+        return int(self.words.shape[1])
 
     @property
     def width(self) -> int:
@@ -95,7 +99,7 @@ def _pack(
     width = width or _width(K, group, 32 // bits)
     assert width in WIDTHS and width <= group
     words = _words(codes, bits, width)
-    num_groups = -(-len(words) * 32 // bits * width // group)
+    num_groups = -(-words.shape[1] * 32 // bits * width // group)
     scales = _by_group(scales, num_groups)
     offsets = None if offsets is None else _by_group(offsets, num_groups)
     by_output = None if bits == 8 or table else _by_output(scales, offsets)
@@ -117,7 +121,7 @@ def _width(K: int, group: int, planes: int) -> int:
 
 
 def _words(codes: Tensor, bits: int, width: int) -> Tensor:
-    """[N, K] -> [chunks, N, width] int32; zeros after the last input"""
+    """[N, K] -> [N, chunks, width] int32; zeros after the last input"""
     (N, K), planes = codes.shape, 32 // bits
     num_chunks = -(-K // (planes * width))
     padded = codes.new_zeros(N, num_chunks * planes * width)
@@ -126,7 +130,7 @@ def _words(codes: Tensor, bits: int, width: int) -> Tensor:
     words = torch.zeros(N, num_chunks, width, dtype=torch.int32, device=codes.device)
     for plane in range(planes):
         words |= by_plane[:, :, plane].int() << bits * plane
-    return words.transpose(0, 1).contiguous()
+    return words
 
 
 def _by_group(values: Tensor, num_groups: int) -> Tensor:

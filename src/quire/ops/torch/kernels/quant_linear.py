@@ -70,10 +70,13 @@ def grouped_linear(
 
 
 def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:
-    """Few outputs make few programs, each of which must have more on its way. Small groups have many scales: they take
-    the registers of half of it."""
-    block_n, depth = (16, 4) if weight.num_outputs <= 32 * PROGRAMS else (32, 2)
-    return GroupedGemvConfig(block_n, 8, depth if weight.group >= 64 else depth // 2)
+    """All programs side by side if that is possible, two on a multiprocessor; else many short ones, whose last leave
+    room for the next kernel to begin. Small groups have many scales: they take the registers of half of the depth."""
+    side_by_side = 2 * PROGRAMS
+    block_n = 32 if 16 * side_by_side < weight.num_outputs <= 32 * side_by_side else 16
+    at_once = weight.num_chunks <= 16  # all of a row is on its way before x is there
+    depth = 1 if block_n == 32 else 4 if at_once else 2
+    return GroupedGemvConfig(block_n, 8, depth if weight.group >= 64 else max(depth // 2, 1))
 
 
 def grouped_config(M: int, weight: GroupedWeight, batch_invariant: bool = False) -> GroupedConfig:
@@ -117,7 +120,7 @@ def grouped_kernel(
         M,
         N,
         K,
-        len(weight.words),
+        weight.num_chunks,
         x.stride(0),
         BITS=weight.bits,
         GROUP=weight.group,
@@ -184,7 +187,7 @@ def _grouped_kernel(
     like = tl.zeros((1,), x_ptr.dtype.element_ty)
     if OVERLAP:
         ahead = tl.minimum(tl.program_id(1) * TURNS * split_chunks, chunks - 1)
-        prefetch(words_ptr + (ahead * N + rows)[:, None] * WIDTH + tl.arange(0, 2)[None, :] * 32)
+        prefetch(words_ptr + (rows * chunks + ahead)[:, None] * WIDTH + tl.arange(0, 2)[None, :] * 32)
     wait_for_inputs(OVERLAP)
 
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -200,7 +203,7 @@ def _grouped_kernel(
                 if offset_ptr is not None:
                     offsets = appended(offsets, tl.load(offset_ptr + group * N + rows))
                     x_sums = appended(x_sums, tl.load(x_sum_ptr + group * M + tokens, mask=tokens < M, other=0.0))
-            places = (chunk * N + rows)[:, None] * WIDTH + columns[None, :]
+            places = (rows * chunks + chunk)[:, None] * WIDTH + columns[None, :]
             words = tl.load(words_ptr + places, eviction_policy="evict_first")
             planes = unpack(words, like, BITS, ASM)
             part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)  # of the group

@@ -6,7 +6,7 @@ One scale a row, or one for every `group` neighbouring columns. A group with not
 the scale of one that holds NaN is NaN, and with an infinity it is infinite: what is not a number stays so.
 
 int16 is for `quant_gemv`: half a step is 2**-16 of the greatest of its group, which bf16 itself rounds by up to 2**-9.
-Beside the scales lie the sums of the groups. Of every 256 columns, column 32 p + i belongs to plane p of word i of a
+Beside each scale lies the sum of the group. Of every 256 columns, column 32 p + i belongs to plane p of word i of a
 chunk of weights (`quant_layout`); the codes of planes p and p + 2, whose weights are neighbouring bytes, lie side by
 side: planes 0 and 2 for all i, then 4 and 6, 1 and 3, 5 and 7."""
 
@@ -27,7 +27,7 @@ MAX_BLOCK = 32768  # columns that one program holds in registers
 
 class Quantized(NamedTuple):
     codes: Tensor  # [rows, n] float8_e4m3fn, int8 or int16
-    scales: Tensor  # [rows, n / group] fp32; of int16 [rows, 2, n / group]: scales, and sums of columns
+    scales: Tensor  # [rows, n / group] fp32; of int16 [rows, n / group, 2]: scales, and sums of columns
 
 
 class Target(NamedTuple):
@@ -50,7 +50,7 @@ class Target(NamedTuple):
         if dtype == torch.int16:
             padded = -(-n // PAIRED) * PAIRED
             codes = x.new_empty(len(x), padded, dtype=dtype)
-            scales = x.new_empty(len(x), 2, padded // group, dtype=torch.float32)
+            scales = x.new_empty(len(x), padded // group, 2, dtype=torch.float32)
         else:
             codes = x.new_empty(len(x), n, dtype=dtype)
             scales = x.new_empty(len(x), n // group if group else 1, dtype=torch.float32)
@@ -120,30 +120,41 @@ def store_columns(out_ptr, scale_ptr, y, row, first, n, GROUP: tl.constexpr, MOS
     if MOST == 0.0:
         tl.store(out_ptr + row * n + columns, y, mask=columns < n)
     else:
-        groups = tl.reshape(y, (BLOCK // GROUP, GROUP))
-        most = tl.reduce(tl.abs(groups), 1, _greater_or_nan)
-        some = ~(most < 7.888609052210118e-31)  # 2**-100; NaN is something
-        factor = tl.where(some, MOST / tl.where(some, most, 1.0), 0.0)
-        scales = tl.where(some, most / MOST, 0.0)
-        codes = groups * factor[:, None]
+        dtype: tl.constexpr = out_ptr.dtype.element_ty
+        codes, scales = codes_of(tl.reshape(y, (BLOCK // GROUP, GROUP)), MOST, dtype)
         group = first // GROUP + tl.arange(0, BLOCK // GROUP)
-        if out_ptr.dtype.element_ty != tl.float8e4nv:
-            codes = (codes + 12582912.0) - 12582912.0  # 1.5 * 2**23 leaves no bits below one: round half to even
-        if out_ptr.dtype.element_ty == tl.int16:
+        if dtype == tl.int16:
             padded = tl.cdiv(n, PAIRS) * PAIRS
             num_groups = padded // GROUP
-            plane = columns // 32 % 8
-            kind = plane % 2 * 2 + plane // 4
-            places = columns // PAIRS * PAIRS + (kind * 32 + columns % 32) * 2 + plane // 2 % 2
-            tl.store(out_ptr + row * padded + places, tl.reshape(codes, (BLOCK,)).to(tl.int16), mask=columns < padded)
-            tl.store(scale_ptr + row * 2 * num_groups + group, scales, mask=group < num_groups)
-            sums = tl.sum(codes, axis=1) * scales
-            tl.store(scale_ptr + (row * 2 + 1) * num_groups + group, sums, mask=group < num_groups)
+            places = row * padded + paired(columns)
+            tl.store(out_ptr + places, tl.reshape(codes, (BLOCK,)).to(dtype), mask=columns < padded)
+            at = scale_ptr + (row * num_groups + group) * 2
+            tl.store(at, scales, mask=group < num_groups)
+            tl.store(at + 1, tl.sum(codes, axis=1) * scales, mask=group < num_groups)
         else:
-            codes = tl.reshape(codes, (BLOCK,)).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + row * n + columns, codes, mask=columns < n)
+            tl.store(out_ptr + row * n + columns, tl.reshape(codes, (BLOCK,)).to(dtype), mask=columns < n)
             num_groups = tl.cdiv(n, GROUP)
             tl.store(scale_ptr + row * num_groups + group, scales, mask=group < num_groups)
+
+
+@triton.jit
+def codes_of(groups, MOST: tl.constexpr, dtype: tl.constexpr):
+    """groups [g, n] fp32 -> codes of the type, still in fp32, and the scale of every group"""
+    most = tl.reduce(tl.abs(groups), 1, _greater_or_nan)
+    some = ~(most < 7.888609052210118e-31)  # 2**-100; NaN is something
+    factor = tl.where(some, MOST / tl.where(some, most, 1.0), 0.0)
+    codes = groups * factor[:, None]
+    if dtype != tl.float8e4nv:
+        codes = (codes + 12582912.0) - 12582912.0  # 1.5 * 2**23 leaves no bits below one: round half to even
+    return codes, tl.where(some, most / MOST, 0.0)
+
+
+@triton.jit
+def paired(columns):
+    """Where the int16 codes of these columns lie."""
+    plane = columns // 32 % 8
+    kind = plane % 2 * 2 + plane // 4
+    return columns // PAIRS * PAIRS + (kind * 32 + columns % 32) * 2 + plane // 2 % 2
 
 
 @triton.jit

@@ -12,4 +12,5 @@ DIALECT = Dialect(
     status=error_status,
     frame=sse,
     pages=pages,
+    below="/v1/messages",
 )

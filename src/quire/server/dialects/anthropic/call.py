@@ -38,7 +38,7 @@ from quire.text.tools.use import ToolUse
 _decoder = msgspec.json.Decoder(MessagesBody)
 
 
-@reads(MessagesBody, only=dict.fromkeys(NOT_SUPPORTED, ()))
+@reads(MessagesBody, only=dict.fromkeys([*NOT_SUPPORTED, "thread"], ()))
 @answers({JSON: Message, EVENTS: Event})
 def parse_messages(body: bytes, context: Context) -> "MessagesCall":
     given = read(body, _decoder)

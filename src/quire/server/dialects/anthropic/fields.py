@@ -17,6 +17,12 @@ from quire.text.tools.use import Choice, ToolUse
 Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # what the engine's arrays hold
 
 
+class NoThreads(BadRequest):
+    """Anthropic's client knows it by its code, and goes on with the whole conversation in every request."""
+
+    code = "thread_unsupported_request"
+
+
 class Strict(Struct, kw_only=True, forbid_unknown_fields=True):
     """Null is the same as absent."""
 
@@ -97,10 +103,10 @@ NOT_SUPPORTED = (
     "compaction",
     "fallbacks",
     "fallback_credit_token",
-    "thread",
     "diagnostics",
 )
 _CHOICES: dict[str, Choice] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
+_VALUE = re.compile(r"invalid value '(\w+)'")
 _INDEX = re.compile(r"\[(\d+)\]")
 
 
@@ -111,6 +117,8 @@ def read(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
 def _explain(message: str, body: type[Struct]) -> BadRequest:
     kind, path, what = parts(message)
     path = _INDEX.sub(r".\1", path)
+    if path.endswith(".type") and (block := _VALUE.fullmatch(what)):  # an image, a document
+        return BadRequest(f"{path}: `{block[1]}` is not supported", "send text", param=path)
     said = {"unknown": "Extra inputs are not permitted", "missing": "Field required"}.get(kind, what)
     return BadRequest(f"{path}: {said}" if path else said, param=path or None)
 
@@ -137,6 +145,8 @@ def sampling_params(body: MessagesBody) -> SamplingParams:
     for name in NOT_SUPPORTED:
         if getattr(body, name):
             raise BadRequest(f"{name}: not supported", "leave it out", param=name)
+    if body.thread:
+        raise NoThreads("thread: not supported", "send the whole conversation", param="thread")
     if body.temperature is not None and not 0.0 <= body.temperature <= 1.0:
         raise BadRequest(f"temperature: {body.temperature} is not in the range 0..1", param="temperature")
     return SamplingParams(

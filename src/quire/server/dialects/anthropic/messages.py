@@ -59,6 +59,9 @@ def plain_messages(system: str | list[TextBlock] | None, messages: list[Message]
         raise BadRequest("messages: at least one message is required", param="messages")
     plain: list[dict[str, Any]] = [{"role": "system", "content": joined(system)}] if system else []
     for at, message in enumerate(messages):
+        if not message.content and (message.role == "user" or message is not messages[-1]):
+            said = "all messages must have non-empty content except for the optional final assistant message"
+            raise BadRequest(f"messages.{at}: {said}", param=f"messages.{at}")
         for part in _parts(message, f"messages.{at}.content"):
             last = plain[-1] if plain else {}
             if part.keys() == last.keys() == {"role", "content"} and part["role"] == last["role"]:

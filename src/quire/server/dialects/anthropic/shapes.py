@@ -1,6 +1,6 @@
 """The objects of Anthropic's Messages API on their way out."""
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Struct
@@ -111,9 +111,15 @@ def error_status(error: QuireError) -> int:
     return 529 if isinstance(error, QueueFull | Unavailable) else error.status
 
 
+class ErrorDetails(TypedDict):
+    error_code: str
+    unsupported: list[str]
+
+
 class Problem(TypedDict):
     type: str
     message: str
+    details: NotRequired[ErrorDetails]
 
 
 class ErrorBody(TypedDict):
@@ -127,7 +133,10 @@ def error_body(error: QuireError) -> ErrorBody:
     message = f"{error.message} ({error.hint})" if error.hint else error.message
     if isinstance(error, PromptTooLong):
         message = f"prompt is too long: {message}"  # what clients look for
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    problem: Problem = {"type": kind, "message": message}
+    if error.code.endswith("_unsupported_request"):  # what a client can do without, if it is told so
+        problem["details"] = {"error_code": error.code, "unsupported": [error.param or ""]}
+    return {"type": "error", "error": problem}
 
 
 def sse(value: Any) -> bytes:

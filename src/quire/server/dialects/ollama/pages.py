@@ -4,20 +4,16 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from quire import __version__
-from quire.core.errors import BadRequest
 from quire.engine.facts import Facts, checkpoint_facts
-from quire.engine.models import unknown_model
 from quire.server.body import decode, read_body
 from quire.server.dialects.ollama.embed import EmbedPages
-from quire.server.dialects.ollama.fields import bare_name
-from quire.server.dialects.ollama.shapes import LINES, error_body, error_status, line, timestamp
+from quire.server.dialects.ollama.pull import ModelBody, PullPage, decoder
+from quire.server.dialects.ollama.shapes import error_body, error_status, timestamp
 from quire.server.openapi import JSON, answers, reads
 from quire.server.options import ServerOptions
 from quire.server.replies import in_shape, json_response
@@ -31,21 +27,6 @@ if TYPE_CHECKING:
 NEVER = "2318-01-01T00:00:00Z"  # when a model that stays is unloaded
 
 
-class ModelBody(Struct):
-    model: str | None = None
-    name: str | None = None  # what `model` was called before
-    stream: bool | None = None
-
-    @property
-    def wanted(self) -> str:
-        if not (name := self.model or self.name):
-            raise BadRequest("model is required", param="model")
-        return bare_name(name)
-
-
-_decoder = msgspec.json.Decoder(ModelBody)
-
-
 def pages(site: "Site") -> list[Route]:
     routes, embedding = Pages(site), EmbedPages(site)
 
@@ -57,7 +38,7 @@ def pages(site: "Site") -> list[Route]:
         route("/api/tags", routes.tags),
         route("/api/ps", routes.running),
         route("/api/show", routes.show, "POST"),
-        route("/api/pull", routes.pull, "POST"),
+        route("/api/pull", PullPage(site).pull, "POST"),
         route("/api/embed", embedding.embed, "POST"),
         route("/api/embeddings", embedding.embeddings, "POST"),
     ]
@@ -85,7 +66,7 @@ class Pages:
     @reads(ModelBody)
     @answers({JSON: dict[str, Any]})
     async def show(self, http: Request) -> Response:
-        wanted = decode(await read_body(http, self._limit, json_only=False), _decoder).wanted
+        wanted = decode(await read_body(http, self._limit, json_only=False), decoder).wanted
         service = (await self._models.find(wanted)).service
         facts = await asyncio.to_thread(checkpoint_facts, service.info.path)
         family = facts.family or "quire"
@@ -106,19 +87,6 @@ class Pages:
                 "modified_at": self._since,
             }
         )
-
-    @reads(ModelBody)
-    @answers({JSON: dict[str, str], LINES: dict[str, str]})
-    async def pull(self, http: Request) -> Response:
-        """Only what the server was started with: who may ask is not who may download."""
-        body = decode(await read_body(http, self._limit, json_only=False), _decoder)
-        known = [offer.name for offer in self._models.offers()]
-        if body.wanted not in known:
-            raise unknown_model(body.wanted, known)
-        if body.stream is False:
-            return json_response({"status": "success"})
-        told = [{"status": "pulling manifest"}, {"status": "verifying sha256 digest"}, {"status": "success"}]
-        return Response(b"".join(map(line, told)), media_type=LINES)
 
     async def _listed(self, offer: "Offer") -> dict[str, Any]:
         facts = await asyncio.to_thread(checkpoint_facts, offer.info.path) if offer.info else Facts()

@@ -21,6 +21,7 @@ class JsonSchema(Struct, kw_only=True, forbid_unknown_fields=True):
 class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
     type: str
     json_schema: JsonSchema | None = None
+    value: str | Schema | None = None  # Text Generation Inference's: a schema, or an expression
 
 
 class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -103,6 +104,8 @@ def of_schema(schema: str | Schema, where: str) -> Structured:
 
 
 def _of_response_format(given: ResponseFormat) -> Structured | None:
+    if given.value is not None:
+        return _of_value(given.type, given.value)
     if given.type == "json_schema":
         if given.json_schema is None:
             raise BadRequest("response_format has no json_schema", param="response_format.json_schema")
@@ -118,3 +121,15 @@ def _of_response_format(given: ResponseFormat) -> Structured | None:
         "give text, json_object or json_schema",
         param="response_format.type",
     )
+
+
+def _of_value(kind: str, value: str | Schema) -> Structured:
+    """As Hugging Face's client writes it, and a `grammar` of Text Generation Inference."""
+    where = "response_format.value"
+    if kind == "regex" and isinstance(value, str):
+        return _of("response_format.regex", value)
+    if kind == "json_schema" and isinstance(value, dict):
+        value = value.get("schema", True)
+    elif kind not in ("json", "json_object"):
+        raise BadRequest(f"response_format has type `{kind}` and a value", "give json_schema instead", param=where)
+    return of_schema(value, where)

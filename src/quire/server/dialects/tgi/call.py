@@ -72,7 +72,7 @@ class GenerateCall:
         self._pieces = self._detokenizer()
 
     def chunks(self, prompt: int, event: TextEvent) -> list[object]:
-        """One for each token; the last has the whole text and the details too."""
+        """One for each token; the last has the whole text too, and the details if they are wanted."""
         sent: list[object] = []
         self._sent.text += event.text
         for position in event.logprobs or ():
@@ -89,12 +89,13 @@ class GenerateCall:
             assert isinstance(last, StreamedToken)
             last.token.text += self._pieces.flush()
             last.generated_text = self._full_text(self._sent.text)
-            last.details = Details(
-                finish_reason=finish_reason(event.finish_reason, event.stop_reason),
-                generated_tokens=self._num_sent,
-                seed=self._seed,
-                input_length=len(self._prompt_ids),
-            )
+            if self._wishes.details:
+                last.details = Details(
+                    finish_reason=finish_reason(event.finish_reason, event.stop_reason),
+                    generated_tokens=self._num_sent,
+                    seed=self._seed,
+                    input_length=len(self._prompt_ids),
+                )
         return sent
 
     def end(self) -> list[object]:

@@ -139,8 +139,6 @@ decoder = msgspec.json.Decoder(ResponseBody)
 
 def check(body: ResponseBody) -> None:
     refuse(body, NOT_SUPPORTED)
-    if body.background and body.stream:
-        raise BadRequest("a response in the background cannot be streamed", "ask for it by its id", param="stream")
     if body.background and body.store is False:
         raise BadRequest("a response in the background has to be stored", "leave out store", param="store")
     for at, what in enumerate(body.include or ()):

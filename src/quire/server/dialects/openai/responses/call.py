@@ -17,7 +17,13 @@ from quire.server.dialects.openai.fields import new_id
 from quire.server.dialects.openai.responses import body as asked
 from quire.server.dialects.openai.responses.items import InputItem, input_items, item_messages
 from quire.server.dialects.openai.responses.output import Output
-from quire.server.dialects.openai.responses.shapes import Event, ReasoningTokens, ResponseObject, ResponseUsage
+from quire.server.dialects.openai.responses.shapes import (
+    Event,
+    ReasoningTokens,
+    ResponseObject,
+    ResponseUsage,
+    frame,
+)
 from quire.server.dialects.openai.responses.store import Stored
 from quire.server.dialects.openai.responses.truncation import newest_that_fit
 from quire.server.dialects.openai.shapes import CachedTokens
@@ -133,6 +139,7 @@ class ResponseCall:
         self._reading = Reading(None)
         self._top = given.top_logprobs or 0
         self._num_events = 0
+        self._begun = False  # whether it was told that it is under way
         self._finish_reason: str | None = None
 
     @property
@@ -142,20 +149,20 @@ class ResponseCall:
     def begin(self, prompts: list[list[int]]) -> None:
         self._tally.begin(prompts)
         self._reading = Reading.of(self.requests[0], self._context, self._use, prompts[0])
+        if self.stored.journal is not None:  # its id is told at once: who knows it can come back
+            self._numbered([self._now("created"), self._now("queued")])
         self.response.status = "in_progress"
         self.accepted.set()
 
     def chunks(self, prompt: int, event: TextEvent) -> list[object]:
-        events: list[Event] = []
-        if self._num_events == 0:
-            for kind in ("response.created", "response.in_progress"):
-                events.append(Event(type=kind, response=msgspec.structs.replace(self.response, output=[])))
-        events += self._take(event)
-        return self._numbered(events)
+        begun = [] if self._num_events else [self._now("created")]
+        if not self._begun:
+            self._begun = True
+            begun.append(self._now("in_progress"))
+        return self._numbered(begun + self._take(event))
 
     def end(self) -> list[object]:
-        kind = f"response.{self._finish()}"
-        return self._numbered([Event(type=kind, response=self.response)])
+        return self._last(self._finish())
 
     def full(self, completions: list[Completion]) -> object:
         [completion] = completions
@@ -178,6 +185,24 @@ class ResponseCall:
         self.problem = problem
         self.response.status = "failed"
         self.response.error = {"code": "server_error", "message": problem.message}
+        if self.accepted.is_set():
+            self._last("failed")
+
+    def cancel(self) -> None:
+        """Somebody has cancelled it, in the background. What it has said stays said."""
+        self.response.status = "cancelled"
+        self._numbered(self._output.end("incomplete"))
+        self.response.output = self._output.items
+        self._last("incomplete")  # clients know no event of being cancelled
+
+    def _now(self, what: str) -> Event:
+        return Event(type=f"response.{what}", response=msgspec.structs.replace(self.response, output=[]))
+
+    def _last(self, what: str) -> list[object]:
+        told = self._numbered([Event(type=f"response.{what}", response=self.response)])
+        if self.stored.journal is not None:
+            self.stored.journal.end()
+        return told
 
     def _take(self, event: TextEvent) -> list[Event]:
         self._tally.add(0, event)
@@ -215,6 +240,8 @@ class ResponseCall:
         for event in events:
             event.sequence_number = self._num_events
             self._num_events += 1
+            if self.stored.journal is not None:
+                self.stored.journal.add(frame(event))
         return list(events)
 
     def _logprobs(self, positions: list[list[TokenLogprob]] | None) -> list[ChatLogprob] | None:

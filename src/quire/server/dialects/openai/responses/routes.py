@@ -15,10 +15,11 @@ from quire.server.dialects.dialect import Context, Dialect
 from quire.server.dialects.openai.responses.body import NOT_SUPPORTED, ResponseBody
 from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
 from quire.server.dialects.openai.responses.items import InputItem
+from quire.server.dialects.openai.responses.journal import EventsGone
 from quire.server.dialects.openai.responses.shapes import Event, ResponseObject, frame
 from quire.server.dialects.openai.responses.store import ResponseStore, Stored
 from quire.server.dialects.openai.shapes import error_body
-from quire.server.generate import answered, refusing, reply, understood
+from quire.server.generate import EventStream, answered, refusing, reply, streamed, understood
 from quire.server.openapi import EVENTS, JSON, answers, asks, reads
 from quire.server.replies import json_response
 
@@ -73,7 +74,10 @@ class Responses:
     async def create(self, http: Request) -> Response:
         service, call = await understood(http, self._site.models, SHAPE, self._parse, self._site.options)
         if call.background:
-            return json_response(await self._begin(service, call, _tenant(http)))
+            if call.stream:
+                call.stored.journal = self._store.journal(_tenant(http))
+            await self._begin(service, call, _tenant(http))
+            return self._followed(call.stored) if call.stream else json_response(call.response)
         if call.response.store:
             call.keep = lambda stored: self._store.put(_tenant(http), stored)
         return await reply(http, SHAPE, service, call, self._site.options.sse_keep_alive)
@@ -88,12 +92,29 @@ class Responses:
         ids = await asyncio.to_thread(service.tokenizer.encode, text, add_special_tokens=False)
         return json_response(InputTokens(len(ids)))
 
-    @asks(stream=bool)
-    @answers({JSON: ResponseObject})
+    @asks(stream=bool, starting_after=Annotated[int, Meta(ge=0)])
+    @answers({JSON: ResponseObject, EVENTS: Event})
     async def retrieve(self, http: Request) -> Response:
-        if http.query_params.get("stream", "false") != "false":
-            raise BadRequest("a stored response cannot be streamed", "leave out stream", param="stream")
-        return json_response(self._found(http).response)
+        stored, after = self._found(http), http.query_params.get("starting_after")
+        stream = http.query_params.get("stream", "false").lower()
+        if stream not in ("true", "false"):
+            raise BadRequest(f"stream is {stream}", "give true or false", param="stream")
+        if stream == "false":
+            if after is not None:
+                raise BadRequest("starting_after is given without stream", "add stream=true", param="starting_after")
+            return json_response(stored.response)
+        if after is not None and not (after.isascii() and after.isdigit() and len(after) < 10):
+            raise BadRequest(f"starting_after is {after}", "give the number of an event", param="starting_after")
+        return self._followed(stored, 0 if after is None else int(after) + 1)
+
+    def _followed(self, stored: Stored, first: int = 0) -> Response:
+        """Its events from number `first` on. Who leaves can come back: it goes on without them."""
+        if stored.journal is None:
+            hint = "only those that were created with background and stream can"
+            raise BadRequest("this response cannot be streamed", hint, param="stream")
+        if first < stored.journal.first:
+            raise EventsGone.before(stored.journal.first)
+        return EventStream(SHAPE, stored.journal.follow(first), self._site.options.sse_keep_alive)
 
     @answers({JSON: Deleted})
     async def delete(self, http: Request) -> Response:
@@ -107,9 +128,9 @@ class Responses:
         stored = self._found(http)
         if not stored.response.background:
             raise BadRequest("only a response in the background can be cancelled", "close the connection instead")
-        if stored.task is not None:
-            stored.task.cancel()
-            stored.response.status = "cancelled"
+        if (task := stored.task) is not None:
+            task.cancel()
+            await asyncio.wait({task})
         return json_response(stored.response)
 
     @asks(order=Literal["asc", "desc"], after=str, limit=Annotated[int, Meta(ge=1, le=MAX_LISTED)])
@@ -146,7 +167,7 @@ class Responses:
     def _found(self, http: Request) -> Stored:
         return self._store.get(_tenant(http), http.path_params["name"])
 
-    async def _begin(self, service: "Service", call: ResponseCall, tenant: str) -> ResponseObject:
+    async def _begin(self, service: "Service", call: ResponseCall, tenant: str) -> None:
         """In the background, once it is accepted: a refusal is told here and now."""
         call.stored.task = task = asyncio.create_task(_run(service, call))
         self._under_way.add(task)
@@ -154,17 +175,19 @@ class Responses:
         accepted = asyncio.create_task(call.accepted.wait())
         await asyncio.wait({task, accepted}, return_when=asyncio.FIRST_COMPLETED)
         accepted.cancel()
-        if call.problem is not None:
+        if not call.accepted.is_set() and call.problem is not None:
             raise call.problem
         self._store.put(tenant, call.stored)
-        return call.response
 
 
 async def _run(service: "Service", call: ResponseCall) -> None:
     try:
-        await answered(service, call)
+        await (streamed(service, call) if call.stream else answered(service, call))
     except QuireError as error:
         call.fail(error)
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
     except Exception:
         log.exception("response %s failed in the background", call.response.id)
         call.fail(QuireError("the server failed on this request"))

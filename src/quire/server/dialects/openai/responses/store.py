@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.core.errors import QuireError
 from quire.server.dialects.openai.responses.items import InputItem
+from quire.server.dialects.openai.responses.journal import Journal, Journals
 from quire.server.dialects.openai.responses.shapes import ResponseObject
 
 MAX_RESPONSES = 1000
@@ -26,6 +27,7 @@ class Stored:
     messages: list[dict[str, Any]]  # the whole conversation up to its output, less the instructions
     size: int  # bytes of the request that it came from, and of all before it
     task: asyncio.Task[None] | None = None  # of one in the background, while it is under way
+    journal: Journal | None = None  # of one in the background that is streamed
     expires: float = field(default_factory=lambda: time.monotonic() + SECONDS)
 
 
@@ -33,6 +35,10 @@ class ResponseStore:
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses, self._max_bytes = max_responses, max_bytes
         self._tenants: dict[str, OrderedDict[str, Stored]] = {}
+        self._journals: dict[str, Journals] = {}
+
+    def journal(self, tenant: str) -> Journal:
+        return self._journals.setdefault(tenant, Journals()).new()
 
     def put(self, tenant: str, stored: Stored) -> None:
         """The oldest make room."""
@@ -44,7 +50,7 @@ class ResponseStore:
             if len(kept) <= self._max_responses and size <= self._max_bytes and oldest.expires > now:
                 break
             size -= oldest.size
-            del kept[name]
+            self._drop(tenant, name)
 
     def get(self, tenant: str, name: str, param: str | None = None) -> Stored:
         kept = self._tenants.get(tenant)
@@ -54,6 +60,11 @@ class ResponseStore:
         return stored
 
     def delete(self, tenant: str, name: str) -> Stored:
-        stored = self.get(tenant, name)
-        del self._tenants[tenant][name]
+        self.get(tenant, name)
+        return self._drop(tenant, name)
+
+    def _drop(self, tenant: str, name: str) -> Stored:
+        stored = self._tenants[tenant].pop(name)
+        if stored.journal is not None:
+            self._journals[tenant].forget(stored.journal)
         return stored

@@ -1,8 +1,6 @@
 // One answer while it comes: its text, its reasoning, and how fast it was.
 
 export class Answer {
-  content = "";
-  reasoning = "";
   finish = null;
   id = null;
   #usage = null;
@@ -10,7 +8,10 @@ export class Answer {
   #first = null;
   #last = null;
 
-  constructor(clock = () => performance.now()) {
+  /** It goes on from what `begun` has already. */
+  constructor(begun = {}, clock = () => performance.now()) {
+    this.content = begun.content ?? "";
+    this.reasoning = begun.reasoning ?? "";
     this.clock = clock;
     this.started = clock();
   }

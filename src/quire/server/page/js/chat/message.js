@@ -5,7 +5,8 @@ import { Prose, copyText } from "../prose.js";
 import { describeStats } from "./answer.js";
 
 export class MessageView {
-  /** `actions`: edit(text) for what people wrote, retry() for what came back. */
+  /** `actions`: edit(text) for what people wrote, retry() and, for the last one, goOn() for what came back; turn(step)
+   *  to other versions. */
   constructor(message, name, actions) {
     this.message = message;
     this.actions = actions;
@@ -15,7 +16,7 @@ export class MessageView {
     this.element = h(
       `article.message.${this.mine ? "user" : "model"}`,
       { "aria-label": this.mine ? "You" : name },
-      h("header", h("span.label", this.mine ? "You" : name), this.#tools()),
+      h("header", h("span.label", this.mine ? "You" : name), this.#versions(), this.#tools()),
       this.body,
       this.footer,
     );
@@ -24,6 +25,19 @@ export class MessageView {
       this.prose = new Prose();
       this.update(false);
     }
+  }
+
+  #versions() {
+    const { at, tails } = this.message.versions ?? { tails: [] };
+    if (tails.length < 2) return null;
+    const button = (name, label, step) =>
+      iconButton(name, label, () => this.actions.turn(step), { disabled: !tails[at + step] });
+    return h(
+      ".versions",
+      button("back", "Version before", -1),
+      h("span", { "aria-label": `Version ${at + 1} of ${tails.length}` }, `${at + 1}/${tails.length}`),
+      button("forth", "Version after", 1),
+    );
   }
 
   #tools() {
@@ -82,7 +96,9 @@ export class MessageView {
     this.prose.set(content);
     const again = () => h("button", { type: "button", onclick: () => this.actions.retry() }, "Try again");
     const problem = error && h("p.problem", { role: "alert" }, h("span", error), again());
-    this.footer.replaceChildren(...[problem, stats?.tokens && describeStats(stats, finish)].filter(Boolean));
+    const cut = !writing && !error && content && ["length", "stopped"].includes(finish) && this.actions.goOn;
+    const goOn = cut && h("button.go-on", { type: "button", onclick: cut }, "Go on");
+    this.footer.replaceChildren(...[problem, stats?.tokens && describeStats(stats, finish), goOn].filter(Boolean));
   }
 
   #reason(text, thinking) {

@@ -2,16 +2,20 @@
 
 import { h, icon, iconButton, dialog } from "../dom.js";
 
+const MANY = 8; // conversations, from which on they are looked for
+
 export class Shelf {
   constructor(element, { onnew, onrename, ondelete }) {
     this.element = element;
     this.onrename = onrename;
     this.ondelete = ondelete;
     this.list = h("ol");
+    this.search = h("input", { type: "search", placeholder: "Find by title", "aria-label": "Find a conversation by its title", oninput: () => this.#filter() });
     this.empty = h("p.label", "Nothing yet");
     element.append(
       h("button.new", { type: "button", onclick: onnew }, icon("plus"), "New conversation"),
       this.empty,
+      this.search,
       this.list,
       h("footer", "Kept in this browser only."),
     );
@@ -20,6 +24,7 @@ export class Shelf {
   /** `items` as Store.list() has them; `writing` are the ids of those that are being answered. */
   show(items, current, writing) {
     this.empty.hidden = items.length > 0;
+    this.search.hidden = items.length < MANY;
     this.list.replaceChildren(
       ...items.map((item) => {
         const title = item.title || "Untitled";
@@ -38,6 +43,12 @@ export class Shelf {
         return line;
       }),
     );
+    this.#filter();
+  }
+
+  #filter() {
+    const wanted = this.search.hidden ? "" : this.search.value.trim().toLowerCase();
+    for (const line of this.list.children) line.hidden = !line.textContent.toLowerCase().includes(wanted);
   }
 
   #rename(line, item) {

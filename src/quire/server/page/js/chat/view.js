@@ -4,11 +4,13 @@ import { h, announce } from "../dom.js";
 import { streamChat } from "../api.js";
 import { askForKey } from "../keydialog.js";
 import { asMarkdown } from "../store.js";
+import { Prose } from "../prose.js";
 import { Answer } from "./answer.js";
 import { Composer } from "./composer.js";
 import { MessageView } from "./message.js";
 import { requestFor } from "./parameters.js";
 import { Settings } from "./settings.js";
+import { setAside, turn } from "./versions.js";
 
 const SUGGESTIONS = [
   "What is a quire, and how is a book made of them?",
@@ -65,17 +67,33 @@ export class ChatView {
     this.#answer();
   }
 
-  /** Ask again what was asked at `index`, in other words perhaps; what came after it is given up. */
+  /** Ask in other words what was asked at `index`. */
   #askAgain(index, text) {
     this.stop();
-    this.chat.messages.length = index;
-    this.send(text);
+    const versions = setAside(this.chat.messages, index);
+    this.chat.messages.push({ role: "user", content: text, versions });
+    this.#answer();
     if (matchMedia("(hover: hover)").matches) this.composer.input.focus(); // elsewhere a keyboard would come up
+  }
+
+  #answerAgain(index) {
+    this.stop();
+    const { messages } = this.chat;
+    this.#answer({ role: "assistant", content: "", versions: index < messages.length ? setAside(messages, index) : undefined });
+  }
+
+  /** To the version before (-1) or after (1) what begins at `index`. */
+  #turn(index, step) {
+    this.stop();
+    if (!turn(this.chat.messages, index, step)) return;
+    this.#save(this.chat);
+    this.#render();
+    this.views[index].element.scrollIntoView({ block: "nearest" });
   }
 
   retry() {
     const index = this.chat.messages.findLastIndex((message) => message.role === "user");
-    if (index >= 0) this.#askAgain(index, this.chat.messages[index].content);
+    if (index >= 0) this.#answerAgain(index + 1);
   }
 
   /** Whether there is anything to edit. */
@@ -89,15 +107,17 @@ export class ChatView {
     this.writing.get(this.chat.id)?.controller.abort();
   }
 
-  async #answer() {
+  /** Into `message`; one that has a text already, the last one, is gone on with. */
+  async #answer(message = { role: "assistant", content: "" }) {
     const chat = this.chat;
     chat.model = this.model();
     const body = requestFor(chat, chat.model || undefined);
-    const message = { role: "assistant", content: "" };
+    if (message.content) Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
+    else chat.messages.push(message);
+    delete message.error;
     const controller = new AbortController();
-    const answer = new Answer();
+    const answer = new Answer(message);
     const run = { chat, message, controller, answer };
-    chat.messages.push(message);
     this.writing.set(chat.id, run);
     this.#save(chat);
     this.#render();
@@ -152,7 +172,9 @@ export class ChatView {
       (message, index) =>
         new MessageView(message, this.chat.model || "Model", {
           edit: (text) => this.#askAgain(index, text),
-          retry: () => this.#askAgain(index - 1, messages[index - 1].content),
+          retry: () => this.#answerAgain(index),
+          goOn: index === messages.length - 1 ? () => this.#answer(message) : null,
+          turn: (step) => this.#turn(index, step),
         }),
     );
     if (run) this.#viewOf(run.message)?.update(true);
@@ -161,11 +183,20 @@ export class ChatView {
   }
 
   #welcome() {
+    const address = new URL("v1", location.href.split("#")[0]).href;
+    const example = new Prose();
+    example.set(`\`\`\`python\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${address}", api_key="none")\n\`\`\``);
     return h(
       ".welcome",
       h("h2", "A quire is a gathering of pages."),
       h("p", "This one gathers the pages of a model’s memory, and talks. What you write stays between this browser and the server that sent you this page."),
-      h("ul", SUGGESTIONS.map((text) => h("li", h("button", { type: "button", onclick: () => this.composer.set(text) }, text)))),
+      h("ul.suggestions", SUGGESTIONS.map((text) => h("li", h("button", { type: "button", onclick: () => this.composer.set(text) }, text)))),
+      h(
+        "details.programs",
+        h("summary", "Use it from your own programs"),
+        h("p", "Clients of OpenAI, Anthropic, Ollama and Text Generation Inference find here what they look for."),
+        example.element,
+      ),
     );
   }
 

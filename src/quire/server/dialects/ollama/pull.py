@@ -1,0 +1,86 @@
+"""POST /api/pull: a model is fetched, where the operator allows it, and served from then on."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.core.errors import BadRequest
+from quire.server.body import decode, read_body
+from quire.server.dialects.dialect import Dialect
+from quire.server.dialects.ollama.fields import bare_name
+from quire.server.dialects.ollama.shapes import LINES, error_body, error_status, line
+from quire.server.errors import NotAllowed
+from quire.server.generate import EventStream, unless_gone
+from quire.server.openapi import JSON, answers, reads
+from quire.server.replies import json_response
+
+if TYPE_CHECKING:
+    from quire.engine.service import Coming
+    from quire.server.site import Site
+
+SHAPE = Dialect(name="pull", routes={}, error=error_body, status=error_status, frame=line, media_type=LINES)
+
+
+class ModelBody(Struct):
+    model: str | None = None
+    name: str | None = None  # what `model` was called before
+    stream: bool | None = None
+
+    @property
+    def wanted(self) -> str:
+        if not (name := self.model or self.name):
+            raise BadRequest("model is required", param="model")
+        return bare_name(name)
+
+
+decoder = msgspec.json.Decoder(ModelBody)
+
+
+class Progress(Struct):
+    status: str
+    digest: str | UnsetType = UNSET
+    total: int | UnsetType = UNSET  # bytes
+    completed: int | UnsetType = UNSET
+
+
+class PullPage:
+    def __init__(self, site: "Site") -> None:
+        self._models, self._options = site.models, site.options
+
+    @reads(ModelBody)
+    @answers({JSON: Progress, LINES: Progress})
+    async def pull(self, http: Request) -> Response:
+        body = decode(await read_body(http, self._options.max_body_bytes, json_only=False), decoder)
+        known = {offer.name for offer in self._models.offers()}
+        if body.wanted not in known and not self._options.allow_pull:
+            hint = "whoever runs it can allow it with --allow-pull"
+            raise NotAllowed(f"`{body.wanted}` is not here, and this server fetches no models", hint)
+        told = _told(self._models.pull(body.wanted))
+        if body.stream is False:
+            await unless_gone(http.receive, _ended(told))
+            return json_response(Progress("success"))
+        return EventStream(SHAPE, told, 0.0)
+
+
+async def _told(pull: AsyncGenerator["Coming", None]) -> AsyncGenerator[bytes, None]:
+    """In Ollama's words: its clients draw a bar for each digest."""
+    yield line(Progress("pulling manifest"))
+    async with aclosing(pull):
+        async for coming in pull:
+            if coming.total:
+                digest = f"sha256:{coming.sha256}" if coming.sha256 else UNSET
+                what = f"pulling {coming.sha256[:12] or 'files'}"
+                yield line(Progress(what, digest, coming.total, coming.done))
+    for status in ("verifying sha256 digest", "writing manifest", "success"):
+        yield line(Progress(status))
+
+
+async def _ended(told: AsyncGenerator[bytes, None]) -> None:
+    async with aclosing(told):
+        async for _ in told:
+            pass
