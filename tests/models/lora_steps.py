@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from models.checking import BLOCK_SIZE, MAX_LEN
+from models.checking import BLOCK_SIZE, MAX_LEN, on_host
 from quire.models.registry import family
 from quire.ops.opset import OpSet, StepBatch
 from quire.runtime.adapters import Adapters
@@ -37,7 +37,7 @@ class Together:
 
     def run(self, ids: dict[str, list[int]], start: int) -> dict[str, np.ndarray]:
         """The logits of all ids from `start` on."""
-        logits = np.asarray(self.program.run(self.batch(ids, start))).copy()
+        logits = on_host(self.program.run(self.batch(ids, start)))
         ends = np.cumsum([len(tokens) - start for tokens in ids.values()])
         return dict(zip(ids, np.split(logits, ends[:-1]), strict=True))
 

@@ -1,5 +1,7 @@
 """The kernel for steps of one token a sequence beside the two that it stands for: `kv_write`, then `decode`."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -7,8 +9,9 @@ from ops.test_triton_attention import BOUNDS, DEVICE, LEAST, WORKERS, Case, some
 from quire.ops.torch.kernels.attention_decode import decode
 from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
 from quire.ops.torch.kernels.attention_plan import plan_decode
-from quire.ops.torch.kernels.attention_step import decode_step
+from quire.ops.torch.kernels.attention_step import decode_step, takes_heads_of
 from quire.ops.torch.kernels.kv_write import kv_write
+from quire.ops.torch.kernels.quant_rows import Target, quantize_rows
 
 HALF = torch.float16
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=DEVICE)
@@ -78,3 +81,18 @@ def test_a_row_does_not_depend_on_the_batch():
         row = [x[seq : seq + 1] for x in rows]
         found = decode_step(*row, None, slots[seq : seq + 1], copied(case.pages), alone, plan, case.scoring)
         assert torch.equal(found, whole[seq : seq + 1])
+
+
+@pytest.mark.parametrize("context", [40, 150])  # whole, and in parts
+def test_codes_of_heads_are_those_of_the_row(context):
+    case = Case([(context, 1)], heads=4, kv_heads=2, head_dim=64)
+    sizes = [n * case.head_dim for n in (case.heads, case.kv_heads, case.kv_heads)]
+    rows = torch.randn(1, sum(sizes), generator=torch.Generator().manual_seed(7)).to(DEVICE).split(sizes, dim=1)
+    plan = plan_decode(case.runs, WORKERS, least=LEAST)
+    step = partial(decode_step, *rows, None, slots_of(case), case.pages, case.runs, plan, case.scoring)
+    assert takes_heads_of(1, 4, 64, torch.int16, 64)
+    target = Target.quantized(rows[0], 256, torch.int16, 64)
+    expected = quantize_rows(step().flatten(1), torch.int16, 64)
+    step(target=target)
+    torch.testing.assert_close(target.result.scales, expected.scales)
+    torch.testing.assert_close(target.result.codes, expected.codes, rtol=0, atol=1)

@@ -55,11 +55,13 @@ def served(model: Path, options: ServerOptions | None = None) -> Iterator[Served
 
 
 @contextmanager
-def served_many(model: Path, names: list[str], max_loaded: int) -> Iterator[Served]:
+def served_many(
+    model: Path, names: list[str], max_loaded: int, options: ServerOptions | None = None
+) -> Iterator[Served]:
     """One model under several names, each with an engine of its own."""
     metrics = Metrics()
     models = ManyModels({name: _options(model, served_model_name=name) for name in names}, max_loaded, metrics.of)
-    with _served(models, models, ServerOptions(), metrics) as served:
+    with _served(models, models, options or ServerOptions(), metrics) as served:
         yield served
 
 

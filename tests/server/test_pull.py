@@ -1,26 +1,16 @@
 """Ollama's /api/pull, from a hub that is a directory, into a server that generates with what came."""
 
-import asyncio
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import ollama
 import pytest
-import uvicorn
 
 from engine.fake_hub import REPO, Hub, fake_hub
-from quire.engine.many_models import ManyModels
-from quire.engine.options import EngineOptions
+from page.serving import served_many
 from quire.engine.pulls import source
-from quire.server.app import create_app
-from quire.server.doors import bind, listen
-from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
-from quire.server.serve import configuration
 from server.running import running
 
 
@@ -33,40 +23,11 @@ def hub(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield hub
 
 
-@contextmanager
-def many_models(tiny_model: Path) -> Iterator[str]:
-    """The address of a server with one model, that may fetch others."""
-    listener = listen(bind("127.0.0.1", 0))
-    options = ServerOptions(allow_pull=True)
-    servers: list[uvicorn.Server] = []
-    begun = threading.Event()
-
-    async def main() -> None:
-        engine = EngineOptions(model=str(tiny_model), threads=1)
-        try:
-            async with ManyModels({"first": engine}, 2) as models:
-                metrics = Metrics()
-                app = create_app(models, options, metrics)
-                servers.append(uvicorn.Server(configuration(app, options, metrics)))
-                begun.set()
-                await servers[0].serve([listener])
-        finally:
-            begun.set()
-
-    thread = threading.Thread(target=lambda: asyncio.run(main()))
-    thread.start()
-    begun.wait()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        servers[0].should_exit = servers[0].force_exit = True
-        thread.join()
-
-
 def test_a_model_is_pulled_and_used(hub: Hub, tiny_model: Path) -> None:
-    with many_models(tiny_model) as address, ollama.Client(address) as client:
+    options = ServerOptions(allow_pull=True)
+    with served_many(tiny_model, ["first"], 2, options) as server, ollama.Client(server.url) as client:
         hub.hangs.set()  # who leaves in the middle gives it up
-        with httpx.stream("POST", f"{address}/api/pull", json={"model": REPO}) as leaving:
+        with server.http.stream("POST", "/api/pull", json={"model": REPO}) as leaving:
             next(line for line in leaving.iter_lines() if "total" in line)
         end = time.monotonic() + 20
         while not hub.num_left:

@@ -18,6 +18,8 @@ from quire.core.errors import QuireError
 from quire.engine.models import unknown_model
 from quire.server.abort import Aborts
 from quire.server.dialects import DIALECTS, load
+from quire.server.dialects.dialect import Dialect
+from quire.server.dialects.openai.shapes import error_body
 from quire.server.edge import Edge, Shape
 from quire.server.embeddings import Embeddings
 from quire.server.errors import MethodNotAllowed, UnknownPath
@@ -46,12 +48,64 @@ def create_app(
     """`metrics` is the observer the models were given, if they were given one; `keys` are those of the options."""
     metrics = metrics or Metrics()
     keys = keys or KeyRing(options.api_key, options.keys_file)
-    models = metered = MeteredModels(models)
-    site = Site(models, options, metrics)
-    shape = load("openai").error  # for the paths that belong to no dialect
-    tokens = Tokens(models, options.max_body_bytes)
-    pages = Pages(site)
-    routes = [
+    metered = MeteredModels(models)
+    paths = Paths(Site(metered, options, metrics), metered)
+    return Starlette(
+        routes=paths.routes,
+        middleware=[
+            Middleware(
+                CORSMiddleware,
+                allow_origins=options.allowed_origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "retry-after", *RATE_HEADERS],
+            ),
+            Middleware(Edge, options, keys, metrics, paths.routes, paths.shapes, error_body, tracer(options)),
+        ],
+        exception_handlers={HTTPException: paths.refused},
+    )
+
+
+class Paths:
+    """Which path leads where, and how an error looks there."""
+
+    def __init__(self, site: Site, metered: MeteredModels) -> None:
+        self.routes = _own_routes(site, metered)
+        self.shapes: dict[str, Shape] = {}  # of the paths that belong to a dialect
+        self._parsers: dict[str, Callable[..., Any]] = {}
+        self._below: dict[str, Shape] = {}  # of paths that begin so
+        for dialect in map(load, DIALECTS):
+            self._add(dialect, site)
+        self.routes.append(Route("/openapi.json", self.description))
+
+    def _add(self, dialect: Dialect, site: Site) -> None:
+        self._parsers |= dialect.routes
+        routes = dialect.pages(site)
+        for path, parse in dialect.routes.items():
+            handle = generation_route(site.models, dialect, parse, site.options)
+            routes.append(Route(path, handle, methods=["POST"]))
+        self.routes += routes
+        self.shapes |= dict.fromkeys((route.path for route in routes), dialect.error)
+        if dialect.below:
+            self._below[dialect.below] = dialect.error
+
+    @answers({JSON: dict[str, Any]})
+    async def description(self, http: Request) -> Response:
+        return json_response(openapi(self.routes, self._parsers, self.shapes, error_body))
+
+    async def refused(self, http: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = http.url.path
+        near = next((each for prefix, each in self._below.items() if path.startswith(prefix)), error_body)
+        response = error_response(_as_ours(http, error), self.shapes.get(path, near))
+        response.headers.update(error.headers or {})
+        return response
+
+
+def _own_routes(site: Site, metered: MeteredModels) -> list[Route]:
+    """Those that belong to no dialect."""
+    tokens, pages = Tokens(site.models, site.options.max_body_bytes), Pages(site)
+    return [
         Route("/v1/models", pages.models),
         Route("/v1/models/{name:path}", pages.model),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
@@ -62,55 +116,12 @@ def create_app(
         Route("/ready", pages.ready),
         Route("/metrics", pages.metrics_text),
         Route("/version", pages.version),
-        Route("/abort_requests", Aborts(metered, options.max_body_bytes).abort, methods=["POST"]),
+        Route("/abort_requests", Aborts(metered, site.options.max_body_bytes).abort, methods=["POST"]),
         *Embeddings(site).routes(),
         *Rerank(site).routes(),
         Route("/live", Live(site).view),
         *page_routes(),
     ]
-    parsers: dict[str, Callable[..., Any]] = {}
-    shapes: dict[str, Shape] = {}
-    below: dict[str, Shape] = {}
-    for dialect in map(load, DIALECTS):
-        parsers |= dialect.routes
-        if dialect.below:
-            below[dialect.below] = dialect.error
-        shapes |= dict.fromkeys(dialect.routes, dialect.error)
-        own = dialect.pages(site)
-        routes += own
-        shapes |= dict.fromkeys((route.path for route in own), dialect.error)
-        for path, parse in dialect.routes.items():
-            handle = generation_route(models, dialect, parse, options)
-            routes.append(Route(path, handle, methods=["POST"]))
-
-    @answers({JSON: dict[str, Any]})
-    async def description(http: Request) -> Response:
-        return json_response(openapi(routes, parsers, shapes, shape))
-
-    routes.append(Route("/openapi.json", description))
-
-    async def refused(http: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        path = http.url.path
-        near = next((each for prefix, each in below.items() if path.startswith(prefix)), shape)
-        response = error_response(_as_ours(http, error), shapes.get(path, near))
-        response.headers.update(error.headers or {})
-        return response
-
-    return Starlette(
-        routes=routes,
-        middleware=[
-            Middleware(
-                CORSMiddleware,
-                allow_origins=options.allowed_origins,
-                allow_methods=["*"],
-                allow_headers=["*"],
-                expose_headers=["x-request-id", "retry-after", *RATE_HEADERS],
-            ),
-            Middleware(Edge, options, keys, metrics, routes, shapes, shape, tracer(options)),
-        ],
-        exception_handlers={HTTPException: refused},
-    )
 
 
 def _as_ours(http: Request, error: HTTPException) -> QuireError:

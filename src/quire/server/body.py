@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from difflib import get_close_matches
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -77,6 +77,18 @@ def parts(message: str) -> tuple[Literal["unknown", "missing", "wrong"], str, st
     found = _WRONG.match(message)
     path, what = (found["at"], found["what"]) if found else ("", message)
     return "wrong", path, what[:1].lower() + what[1:]
+
+
+def texts_or_ids(given: str | list[str | int | list[int]], param: str) -> list[str | list[int]]:
+    """Of what may be a text, texts, ids, or lists of ids: one element for each text."""
+    if isinstance(given, str):
+        return [given]
+    kinds = {type(item) for item in given}
+    if not given or len(kinds) > 1:
+        what = "is empty" if not given else "mixes texts and ids"
+        raise BadRequest(f"{param} {what}", "send a text, texts, token ids, or lists of token ids", param=param)
+    texts: list[Any] = [given] if kinds == {int} else given
+    return texts
 
 
 def _path(at: str | None, field: str) -> str:

@@ -2,7 +2,7 @@
 
 import base64
 from array import array
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from msgspec import Struct
@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from quire.core.errors import BadRequest
 from quire.engine.texts import EmbedRequest, Text
-from quire.server.body import decode, read_body
+from quire.server.body import decode, read_body, texts_or_ids
 from quire.server.dialects.openai.fields import Int, new_id
 from quire.server.generate import unless_gone
 from quire.server.openapi import JSON, answers, reads
@@ -103,13 +103,7 @@ def truncates(truncate_prompt_tokens: int | None) -> bool:
 
 
 def _texts(given: str | list[str | int | list[int]]) -> list[Text]:
-    if isinstance(given, str):
-        return [given]
-    kinds = {type(item) for item in given}
-    if not given or len(kinds) > 1:
-        what = "is empty" if not given else "mixes texts and ids"
-        raise BadRequest(f"input {what}", "send a text, texts, token ids, or lists of token ids", param="input")
-    texts: list[Any] = [given] if kinds == {int} else given
+    texts: list[Text] = [*texts_or_ids(given, "input")]
     if len(texts) > MOST_TEXTS:
         raise BadRequest(
             f"input has {len(texts)} texts, and {MOST_TEXTS} are allowed", "send several requests", param="input"

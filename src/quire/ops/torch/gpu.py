@@ -25,7 +25,7 @@ from quire.ops.torch.gpu_weights import QUANTIZERS, Segment, load_experts, load_
 from quire.ops.torch.kernels.activation import activate_and_mul, activate_and_mul_quantized
 from quire.ops.torch.kernels.attention_pages import Scoring
 from quire.ops.torch.kernels.attention_self import self_attention, turned
-from quire.ops.torch.kernels.attention_step import decode_step
+from quire.ops.torch.kernels.attention_step import decode_step, takes_heads_of
 from quire.ops.torch.kernels.embedding import embedding
 from quire.ops.torch.kernels.kv_write import kv_write
 from quire.ops.torch.kernels.latent_write import latent_write
@@ -45,7 +45,7 @@ from quire.ops.torch.kernels.pointwise import activated, soft_capped
 from quire.ops.torch.kernels.quant_gemv import x_group
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
 from quire.ops.torch.kernels.quant_linear import grouped_linear, takes_codes
-from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
+from quire.ops.torch.kernels.quant_rows import Quantized, Target, quantize_rows
 from quire.ops.torch.kernels.quant_scaled import ScaledWeight, scaled_linear
 from quire.ops.torch.kernels.routing import route
 from quire.ops.torch.ops import Frequencies
@@ -300,7 +300,7 @@ class GpuOps:
         slopes: Tensor | None = None,
         sinks: Tensor | None = None,
         biases: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor | Rows:
         scoring = Scoring(scale, window, softcap, slopes, sinks, biases)
         assert batch.unwritten is not None and batch.unwritten[0] == layer, "a layer's K and V are written before"
         (_, k, v), queries = batch.unwritten, columns_of(q)
@@ -313,9 +313,24 @@ class GpuOps:
         if batch.only_decodes and not batch.batch_invariant and biases is None:
             plan, is_new = batch.decode_plan(window, queries.size // head_dim)
             overlap = self._overlap and not is_new  # what it reads early was written long before
-            return decode_step(*heads, batch.runs, plan, scoring, **norms, overlap=overlap).flatten(1)
+            step = partial(decode_step, *heads, batch.runs, plan, scoring, **norms, overlap=overlap)
+            return self._heads_as_wanted(step, queries, head_dim) if batch.adapters is None else step().flatten(1)
         turned = kv_write(*heads, **norms, overlap=self._overlap)
         return batch.attend(turned, layer, scoring, self._overlap).flatten(1)
+
+    def _heads_as_wanted(self, step: Callable[..., Tensor], q: Columns, head_dim: int) -> Rows:
+        """Rows, or codes where the step can give such. (Adapters would want both, and the step would be done twice.)"""
+        num_tokens = len(q.whole)
+
+        def codes(dtype: torch.dtype, group: int) -> Quantized:
+            if not takes_heads_of(num_tokens, q.size // head_dim, head_dim, dtype, group):
+                return quantize_rows(rows.tensor(), dtype, group, self._overlap)
+            target = Target.quantized(q.whole, q.size, dtype, group)
+            step(target=target)
+            return target.result
+
+        rows = Rows(num_tokens, lambda: step().flatten(1), codes)
+        return rows
 
     def cross_attention(
         self, q: Tensor | Rows | Columns, batch: GpuBatch, layer: int, head_dim: int, scale: float

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from quire.ops.torch.kernels.attention_plan import DecodePlan
 from quire.ops.torch.kernels.attention_tile import FINITE_MIN
+from quire.ops.torch.kernels.quant_rows import MOST, codes_of, paired
 
+MOST_INT16 = tl.constexpr(MOST[torch.int16])
 NUMBERS_AT_ONCE = tl.constexpr(8192)  # of parts on their way to the program that merges
 
 
@@ -45,6 +47,7 @@ def finish(
     exists,  # [ROWS]
     out_at,  # [ROWS] where the row's result goes
     out,
+    units,  # of codes, if `out` is int16: it has one token then, and rows are groups
     part_sums,
     part_weights,
     counter,  # how many parts of these rows are there
@@ -62,9 +65,8 @@ def finish(
     PARTS_AT_ONCE: tl.constexpr = max(1, NUMBERS_AT_ONCE // (ROWS * D_PAD))
     columns = tl.arange(0, D_PAD)
     present = exists[:, None] & (columns < D)[None, :]
-    result_at = out + out_at[:, None] + columns[None, :]
     if num_parts == 1:
-        tl.store(result_at, acc * _per_weight(total, v_scale)[:, None], mask=present)
+        _store(acc * _per_weight(total, v_scale)[:, None], out_at, out, units, exists, D, D_PAD)
     else:
         row = tl.arange(0, ROWS)
         at = _part_at(worker, part, lane, row, LANES, ROWS)
@@ -88,7 +90,23 @@ def finish(
                 merged = merged * shrink[:, None] + part_sum * part_shrink[:, None]
                 merged_total = merged_total * shrink + part_total * part_shrink
                 highest = higher
-            tl.store(result_at, merged * _per_weight(merged_total, v_scale)[:, None], mask=present)
+            _store(merged * _per_weight(merged_total, v_scale)[:, None], out_at, out, units, exists, D, D_PAD)
+
+
+@triton.jit
+def _store(y, out_at, out, units, exists, D: tl.constexpr, D_PAD: tl.constexpr):
+    """Rows as they are, or as codes for the product that follows (`quant_rows`)."""
+    dtype: tl.constexpr = out.dtype.element_ty
+    columns = tl.arange(0, D_PAD)
+    if dtype == tl.int16:
+        tl.static_assert(D == D_PAD)
+        codes, scales = codes_of(y, MOST_INT16, dtype)
+        places = paired((out_at[:, None] + columns[None, :]).to(tl.int32))
+        tl.store(out + places, codes.to(dtype), mask=exists[:, None])
+        tl.store(units + out_at // D * 2, scales, mask=exists)
+        tl.store(units + out_at // D * 2 + 1, tl.sum(codes, 1) * scales, mask=exists)
+    else:
+        tl.store(out + out_at[:, None] + columns[None, :], y, mask=exists[:, None] & (columns < D)[None, :])
 
 
 @triton.jit

@@ -193,6 +193,7 @@ def _mla_decode(
             exists,
             (token + query).to(tl.int64) * out_token + row % HEADS * out_head,
             out,
+            None,
             part_sums,
             part_weights,
             counters + seq * counter_seq + tile,

@@ -27,6 +27,7 @@ from quire.ops.torch.kernels.attention_plan import COUNTERS, DecodePlan, load_pi
 from quire.ops.torch.kernels.attention_tile import FINITE_MIN, attend, sink
 from quire.ops.torch.kernels.kv_write import cos_and_sin, store_key_and_value, turned_heads
 from quire.ops.torch.kernels.overlap import overlap_options
+from quire.ops.torch.kernels.quant_rows import PAIRED, Target
 
 
 def decode_step(
@@ -45,9 +46,10 @@ def decode_step(
     eps: float = 0.0,
     launch: DecodeLaunch | None = None,
     overlap: bool = False,
+    target: Target | None = None,
 ) -> Tensor:
     """Arguments as in `kv_write`, of sequences of one token each; padding has slot -1 and no context
-    -> [T, heads, head_dim], zeros for padding.
+    -> [T, heads, head_dim], zeros for padding; or what `target` has room for: codes, where it `takes_heads_of` them.
 
     With `overlap`, the kernel right before this one must not be what has written runs, slots, angles or the plan: they
     are read before its end."""
@@ -56,7 +58,7 @@ def decode_step(
     group = num_heads // num_kv_heads
     assert q.stride(1) == k.stride(1) == v.stride(1) == 1 and q.shape[1] % (num_kv_heads * head_dim) == 0
     assert num_tokens == runs.num_seqs and plan.max_queries == 1 and plan.window == scoring.window
-    out = q.new_empty(num_tokens, num_heads, head_dim)
+    target = target or Target.plain(q, num_heads * head_dim)
     rows = power_of_two(group, LEAST_ROWS)
     launch = launch or decode_launch(head_dim, rows, pages.k.dtype, runs.num_seqs)
     assert num_kv_heads <= COUNTERS
@@ -79,7 +81,8 @@ def decode_step(
         v_words,
         pages.k_units,
         pages.v_units,
-        out,
+        target.out,
+        target.scales,
         parts.sums,
         parts.weights,
         plan.counters,
@@ -125,7 +128,12 @@ def decode_step(
         num_stages=launch.num_stages,
         **overlap_options(overlap),
     )
-    return out
+    return target.out.view(num_tokens, -1, head_dim)
+
+
+def takes_heads_of(num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype, group: int) -> bool:
+    """Whether `decode_step` gives such codes: every head is a group, and there is no more to a row than heads."""
+    return dtype == torch.int16 and num_tokens == 1 and group == head_dim and num_heads * head_dim % PAIRED == 0
 
 
 @triton.jit
@@ -145,6 +153,7 @@ def _decode_step(
     k_units,
     v_units,
     out,
+    out_units,
     part_sums,
     part_weights,
     counters,
@@ -288,6 +297,7 @@ def _decode_step(
             exists,
             (token * (KV_HEADS * GROUP) + q_head_row) * D,
             out,
+            out_units,
             part_sums,
             part_weights,
             counters + seq * counter_seq + head,

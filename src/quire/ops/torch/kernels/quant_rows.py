@@ -120,30 +120,41 @@ def store_columns(out_ptr, scale_ptr, y, row, first, n, GROUP: tl.constexpr, MOS
     if MOST == 0.0:
         tl.store(out_ptr + row * n + columns, y, mask=columns < n)
     else:
-        groups = tl.reshape(y, (BLOCK // GROUP, GROUP))
-        most = tl.reduce(tl.abs(groups), 1, _greater_or_nan)
-        some = ~(most < 7.888609052210118e-31)  # 2**-100; NaN is something
-        factor = tl.where(some, MOST / tl.where(some, most, 1.0), 0.0)
-        scales = tl.where(some, most / MOST, 0.0)
-        codes = groups * factor[:, None]
+        dtype: tl.constexpr = out_ptr.dtype.element_ty
+        codes, scales = codes_of(tl.reshape(y, (BLOCK // GROUP, GROUP)), MOST, dtype)
         group = first // GROUP + tl.arange(0, BLOCK // GROUP)
-        if out_ptr.dtype.element_ty != tl.float8e4nv:
-            codes = (codes + 12582912.0) - 12582912.0  # 1.5 * 2**23 leaves no bits below one: round half to even
-        if out_ptr.dtype.element_ty == tl.int16:
+        if dtype == tl.int16:
             padded = tl.cdiv(n, PAIRS) * PAIRS
             num_groups = padded // GROUP
-            plane = columns // 32 % 8
-            kind = plane % 2 * 2 + plane // 4
-            places = columns // PAIRS * PAIRS + (kind * 32 + columns % 32) * 2 + plane // 2 % 2
-            tl.store(out_ptr + row * padded + places, tl.reshape(codes, (BLOCK,)).to(tl.int16), mask=columns < padded)
+            places = row * padded + paired(columns)
+            tl.store(out_ptr + places, tl.reshape(codes, (BLOCK,)).to(dtype), mask=columns < padded)
             at = scale_ptr + (row * num_groups + group) * 2
             tl.store(at, scales, mask=group < num_groups)
             tl.store(at + 1, tl.sum(codes, axis=1) * scales, mask=group < num_groups)
         else:
-            codes = tl.reshape(codes, (BLOCK,)).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + row * n + columns, codes, mask=columns < n)
+            tl.store(out_ptr + row * n + columns, tl.reshape(codes, (BLOCK,)).to(dtype), mask=columns < n)
             num_groups = tl.cdiv(n, GROUP)
             tl.store(scale_ptr + row * num_groups + group, scales, mask=group < num_groups)
+
+
+@triton.jit
+def codes_of(groups, MOST: tl.constexpr, dtype: tl.constexpr):
+    """groups [g, n] fp32 -> codes of the type, still in fp32, and the scale of every group"""
+    most = tl.reduce(tl.abs(groups), 1, _greater_or_nan)
+    some = ~(most < 7.888609052210118e-31)  # 2**-100; NaN is something
+    factor = tl.where(some, MOST / tl.where(some, most, 1.0), 0.0)
+    codes = groups * factor[:, None]
+    if dtype != tl.float8e4nv:
+        codes = (codes + 12582912.0) - 12582912.0  # 1.5 * 2**23 leaves no bits below one: round half to even
+    return codes, tl.where(some, most / MOST, 0.0)
+
+
+@triton.jit
+def paired(columns):
+    """Where the int16 codes of these columns lie."""
+    plane = columns // 32 % 8
+    kind = plane % 2 * 2 + plane // 4
+    return columns // PAIRS * PAIRS + (kind * 32 + columns % 32) * 2 + plane // 2 % 2
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from quire.core.errors import BadRequest
 from quire.engine.generate import GenerateRequest
-from quire.server.body import decode
+from quire.server.body import decode, texts_or_ids
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.fields import NOT_SUPPORTED, Fields, Int, check, new_id, sampling_params
 from quire.server.dialects.openai.shapes import Answer, logprob_of, prompt_logprobs_of, token_name
@@ -63,7 +63,7 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
     completion = decode(body, _decoder)
     check(completion)
     name = new_id("cmpl")
-    prompts = _prompts(completion.prompt)
+    prompts = texts_or_ids(completion.prompt, "prompt")
     if completion.suffix:
         prompts = [_between(prompt, completion, context) for prompt in prompts]
         completion.stop_token_ids = [*(completion.stop_token_ids or ()), *filling_ends(context.tokenizer)]
@@ -93,18 +93,6 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
         for at, prompt in enumerate(prompts)
     ]
     return CompletionCall(name, completion, requests, context)
-
-
-def _prompts(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """A text, texts, ids, or lists of ids."""
-    if isinstance(given, str):
-        return [given]
-    kinds = {type(item) for item in given}
-    if not given or len(kinds) > 1:
-        what = "is empty" if not given else "mixes texts and ids"
-        raise BadRequest(f"prompt {what}", "send a text, texts, token ids, or lists of token ids", param="prompt")
-    prompts: list[Any] = [given] if kinds == {int} else given
-    return prompts
 
 
 def _between(prompt: str | list[int], completion: CompletionBody, context: Context) -> list[int]:

@@ -1,5 +1,6 @@
 """Messages as clients send them, and as chat templates read them."""
 
+from collections.abc import Sequence, Set
 from typing import Any
 
 import msgspec
@@ -93,16 +94,20 @@ def read_arguments(text: str | None, where: str) -> dict[str, Any]:
 
 
 def _text(content: str | list[Part] | None, where: str) -> str | None:
-    if not isinstance(content, list):
-        return content
+    return joined(content, {"text"}, where) if isinstance(content, list) else content
+
+
+def joined(parts: Sequence[Part], kinds: Set[str], where: str) -> str:
+    """The texts of parts, which may be of these types, or refusals."""
     texts = []
-    for at, part in enumerate(content):
-        if part.type not in ("text", "refusal"):
+    for at, part in enumerate(parts):
+        if part.type not in kinds and part.type != "refusal":
             raise BadRequest(
                 f"a content part of type `{part.type}` is not supported", "send text", param=f"{where}[{at}].type"
             )
-        text = part.text if part.type == "text" else part.refusal
+        name = "refusal" if part.type == "refusal" else "text"
+        text: str | None = getattr(part, name)
         if text is None:
-            raise BadRequest(f"{where}[{at}] has no {part.type}", param=f"{where}[{at}].{part.type}")
+            raise BadRequest(f"{where}[{at}] has no {name}", param=f"{where}[{at}].{name}")
         texts.append(text)
     return "\n".join(texts)

@@ -7,15 +7,13 @@ from msgspec import Struct
 
 from quire.core.errors import BadRequest
 from quire.server.dialects.openai.fields import new_id
-from quire.server.dialects.openai.messages import read_arguments
+from quire.server.dialects.openai.messages import Part, joined, read_arguments
 
 _TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 
 
-class InputPart(Struct, kw_only=True, omit_defaults=True):
-    type: str
-    text: str | None = None
-    refusal: str | None = None
+class InputPart(Part, kw_only=True, omit_defaults=True):
+    """Listed as it came."""
 
 
 class InputItem(Struct, kw_only=True, omit_defaults=True):
@@ -91,16 +89,4 @@ def item_messages(items: list[InputItem]) -> list[dict[str, Any]]:
 def _text(content: str | list[InputPart] | None, where: str) -> str:
     if content is None:
         raise BadRequest(f"`{where}` is missing", param=where)
-    if isinstance(content, str):
-        return content
-    texts = []
-    for at, part in enumerate(content):
-        if part.type not in _TEXTS and part.type != "refusal":
-            raise BadRequest(
-                f"a content part of type `{part.type}` is not supported", "send text", param=f"{where}[{at}].type"
-            )
-        text = part.refusal if part.type == "refusal" else part.text
-        if text is None:
-            raise BadRequest(f"{where}[{at}] has no text", param=f"{where}[{at}].text")
-        texts.append(text)
-    return "\n".join(texts)
+    return content if isinstance(content, str) else joined(content, _TEXTS, where)
