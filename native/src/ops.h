@@ -104,8 +104,8 @@ constexpr int64_t attention_scratch(int64_t head_dim, int64_t block_size) {
 }
 
 // As in ops/opset.py.
-enum class Activation : int { Silu, Gelu, GeluTanh, Relu, ReluSquared, QuickGelu, Tanh, ClampedSwiglu };
-constexpr int kNumActivations = int(Activation::ClampedSwiglu) + 1;
+enum class Activation : int { Silu, Gelu, GeluTanh, Relu, ReluSquared, QuickGelu, Tanh, ClampedSwiglu, Elu };
+constexpr int kNumActivations = int(Activation::Elu) + 1;
 
 struct OpKernels {
     // out = x / sqrt(mean(x * x) + eps) * weight. The squares are summed in 8 lanes (column mod 8), then the lanes. [n]
