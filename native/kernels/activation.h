@@ -52,6 +52,7 @@ QUIRE_INLINE F8 activated(F8 x) {
     if constexpr (Kind == Activation::QuickGelu) return gated_by_itself(x, 1.702f);
     if constexpr (Kind == Activation::Relu) return max(zero, x);
     if constexpr (Kind == Activation::Tanh) return tanh(x);
+    if constexpr (Kind == Activation::Elu) return max(zero, x) + (exp(at_most(x, 0.0f)) - splat(1.0f));
     if constexpr (Kind == Activation::ReluSquared) return max(zero, x) * max(zero, x);
     if constexpr (Kind == Activation::Gelu) {  // x P(x), or x - x P(-x) for x > 0: the far tail is small, not 1 - 1
         const F8 magnitude = max(zero - x, x);

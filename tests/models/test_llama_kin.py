@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from transformers import (
+    ApertusConfig,
     ArceeConfig,
     CwmConfig,
     GraniteConfig,
@@ -57,6 +58,8 @@ GROWING = {
     "llama_4_scaling_beta": 0.7,
 }
 CASES: Cases = {
+    "apertus": (ApertusConfig, {"rope_parameters": DEFAULT}),
+    "apertus-mha": (ApertusConfig, {"rope_parameters": DEFAULT, "num_key_value_heads": 4, "attention_bias": True}),
     "ministral-3": (Ministral3Config, {"rope_parameters": GROWING}),
     "ministral-3-window": (Ministral3Config, {"rope_parameters": GROWING, "head_dim": 24, "sliding_window": 9}),
     "ministral": (MinistralConfig, SOME_WINDOWS | {"head_dim": 24}),

@@ -40,6 +40,7 @@ KNOWN_AS = {
     "Mistral3ForConditionalGeneration": "Mistral Small 3.1 and 3.2, Ministral 3, their text",
     "Ernie4_5ForCausalLM": "ERNIE 4.5 0.3B",
     "Ernie4_5_MoeForCausalLM": "ERNIE 4.5 21B-A3B, 300B-A47B",
+    "ApertusForCausalLM": "8B, 70B",
     "Ministral3ForCausalLM": "3B, 8B, 14B",
     "MinistralForCausalLM": "Ministral 8B 2410",
     "HunYuanDenseV1ForCausalLM": "0.5B to 7B",

@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "HunYuanDenseV1ForCausalLM": "quire.models.llama",
     "HeliumForCausalLM": "quire.models.llama",
     "CwmForCausalLM": "quire.models.llama",
+    "ApertusForCausalLM": "quire.models.apertus",
     "ArceeForCausalLM": "quire.models.arcee",
     "BaichuanForCausalLM": "quire.models.baichuan",
     "BaiChuanForCausalLM": "quire.models.baichuan",  # as 7B spells it

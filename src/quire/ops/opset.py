@@ -188,6 +188,7 @@ class Activation(IntEnum):
     QUICK_GELU = 5  # x * sigmoid(1.702 x)
     TANH = 6
     CLAMPED_SWIGLU = 7  # min(x, 7) * sigmoid(1.702 min(x, 7)); what it is multiplied with is kept in -7 .. 7, plus 1
+    ELU = 8  # x above zero, exp(x) - 1 below
 
 
 @dataclass(frozen=True, slots=True)

@@ -268,6 +268,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.RELU_SQUARED: lambda x: F.relu(x).square(),
     Activation.QUICK_GELU: lambda x: x * torch.sigmoid(1.702 * x),
     Activation.TANH: torch.tanh,
+    Activation.ELU: F.elu,
     Activation.CLAMPED_SWIGLU: lambda x: x.clamp(max=7) * torch.sigmoid(1.702 * x.clamp(max=7)),
 }
 

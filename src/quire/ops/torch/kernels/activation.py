@@ -104,6 +104,8 @@ def activate(x, ACTIVATION: tl.constexpr):
         y = x * tl.sigmoid(1.702 * x)
     elif ACTIVATION == 6:
         y = 2.0 * tl.sigmoid(2.0 * x) - 1.0
+    elif ACTIVATION == 8:
+        y = tl.maximum(x, 0.0) + (tl.exp(tl.minimum(x, 0.0)) - 1.0)
     else:
         low = tl.minimum(x, 7.0)
         y = low * tl.sigmoid(1.702 * low)

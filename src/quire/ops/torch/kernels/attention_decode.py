@@ -47,12 +47,13 @@ def decode_launch(
     other; codes, which are unpacked between two waits, want the most of them. `with_prompts` is for `decode`, which
     reads 16 bits at 4.3 TB/s so and at 3.4 as others do; for `decode_step` it is the other way round.
 
-    Of few sequences a share is two rounds of 64 positions, asked for at once; what counts is how soon they are there,
-    and that the next kernels find room beside."""
+    Of few sequences a share is `LEAST_SHARE` positions, asked for at once or in two rounds: what counts is how soon
+    they are there, and that the next kernels find room beside."""
     position_bytes = 2 * power_of_two(head_dim, 16) * dtype.itemsize
     if num_seqs <= FEW and rows == LEAST_ROWS:
-        positions = _positions(32768 // position_bytes, most=LEAST_SHARE // 2)
-        return DecodeLaunch(positions, num_warps=4, num_stages=2, per_multiprocessor=3)
+        if dtype.itemsize == 1:
+            return DecodeLaunch(LEAST_SHARE // 2, num_warps=4, num_stages=2, per_multiprocessor=3)
+        return DecodeLaunch(_positions(65536 // position_bytes), num_warps=8, num_stages=1, per_multiprocessor=2)
     if rows > LEAST_ROWS or (with_prompts and dtype.itemsize == 2):
         return DecodeLaunch(_positions(32768 // position_bytes), num_warps=4, num_stages=3, per_multiprocessor=3)
     if dtype.itemsize == 1:
@@ -60,8 +61,8 @@ def decode_launch(
     return DecodeLaunch(_positions(16384 // position_bytes), num_warps=2, num_stages=4, per_multiprocessor=4)
 
 
-def _positions(wanted: int, most: int = 128) -> int:
-    return max(16, min(most, wanted))
+def _positions(wanted: int) -> int:
+    return max(16, min(LEAST_SHARE, wanted))
 
 
 def decode(

@@ -70,13 +70,12 @@ def grouped_linear(
 
 
 def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:
-    """All programs side by side if that is possible, two on a multiprocessor; else many short ones, whose last leave
-    room for the next kernel to begin. Small groups have many scales: they take the registers of half of the depth."""
-    side_by_side = 2 * PROGRAMS
-    block_n = 32 if 16 * side_by_side < weight.num_outputs <= 32 * side_by_side else 16
-    at_once = weight.num_chunks <= 16  # all of a row is on its way before x is there
-    depth = 1 if block_n == 32 else 4 if at_once else 2
-    return GroupedGemvConfig(block_n, 8, depth if weight.group >= 64 else max(depth // 2, 1))
+    """Few outputs make few programs, two on a multiprocessor at most, each of which must have more on its way: all of
+    a row before x is there, if registers hold it. Small groups have many scales: they take the registers of half."""
+    if weight.num_outputs > 16 * 2 * PROGRAMS:
+        return GroupedGemvConfig(32, 8, 1)
+    depth = 4 if weight.num_chunks <= 16 else 2
+    return GroupedGemvConfig(16, 8, depth if weight.group >= 64 else depth // 2)
 
 
 def grouped_config(M: int, weight: GroupedWeight, batch_invariant: bool = False) -> GroupedConfig:
