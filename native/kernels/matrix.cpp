@@ -196,12 +196,20 @@ struct Product {
         for (int64_t p = 0; p < num_panels; ++p) {
             const Items mine = share_of(bundles, p, num_panels);
             const int64_t first = kBundle * mine.first, last = min(w.num_tiles(), kBundle * mine.last);
-            const uint8_t* tiles = Tiles::take(w, first, last, worker.panel);
-            for (int64_t b = cut.first_block(row_part); b < cut.first_block(row_part + 1); ++b) {
+            const int64_t first_block = cut.first_block(row_part);
+            const bool along = kTakesAlong<Tiles> && rows - first_block * cut.block_rows >= Tiles::max_rows;
+            const uint8_t* tiles = along ? worker.panel : Tiles::take(w, first, last, worker.panel);
+            for (int64_t b = first_block; b < cut.first_block(row_part + 1); ++b) {
                 const int64_t row = b * cut.block_rows;
                 const Block block{a.x ? a.x + row * a.stride : nullptr, a.stride,
                                   a.groups ? a.groups + order.start(row) : nullptr, order.block_rows,
                                   a.halves ? a.halves + order.start(row) : nullptr};
+                if constexpr (kTakesAlong<Tiles>) {
+                    if (along && b == first_block) {
+                        take_and_multiply<Tiles>(first, last, block, out + row * out_stride);
+                        continue;
+                    }
+                }
                 multiply_rows<Tiles>(tiles, first, last, block, min(cut.block_rows, rows - row),
                                      out + row * out_stride);
             }
@@ -218,15 +226,35 @@ struct Product {
             Tiles::template arrange<Rows>(mine, w.num_inputs, arranged);
             mine.arranged = arranged;
         }
+        const int64_t bundle_bytes = Cut<Tiles>::bundle * Tiles::tile_bytes(w);
+        each_bundle<Tiles, Rows>(first_tile, last_tile, to, [&](int64_t, float* outputs, int64_t stride) {
+            Tiles::template multiply<Rows>(tile, mine, w.num_inputs, outputs, stride);
+            tile += bundle_bytes;
+        });
+    }
+
+    // The first block of rows, which makes the panel.
+    template <class Tiles>
+    void take_and_multiply(int64_t first_tile, int64_t last_tile, const Block& mine, float* to) const {
+        uint8_t* tile = worker.panel;
+        each_bundle<Tiles, Tiles::max_rows>(first_tile, last_tile, to, [&](int64_t t, float* outputs, int64_t stride) {
+            Tiles::template take_and_multiply<Tiles::max_rows>(w.data + t * w.tile_bytes(), tile, mine, w.num_inputs,
+                                                               outputs, stride);
+            tile += Tiles::tile_bytes(w);
+        });
+    }
+
+    // multiply(tile, out, out_stride) for every bundle; the last one may have outputs that nobody wants.
+    template <class Tiles, int Rows, class Multiply>
+    void each_bundle(int64_t first_tile, int64_t last_tile, float* to, const Multiply& multiply) const {
         constexpr int64_t kBundle = Cut<Tiles>::bundle, kOutputs = kBundle * kTileOutputs;
-        const int64_t bundle_bytes = kBundle * Tiles::tile_bytes(w);
-        for (int64_t t = first_tile; t < last_tile; t += kBundle, tile += bundle_bytes) {
+        for (int64_t t = first_tile; t < last_tile; t += kBundle) {
             const int64_t first = t * kTileOutputs, num_outputs = min(kOutputs, w.num_outputs - first);
             if (num_outputs == kOutputs) {
-                Tiles::template multiply<Rows>(tile, mine, w.num_inputs, to + first, out_stride);
+                multiply(t, to + first, out_stride);
             } else {
                 float padded[Rows * kOutputs];
-                Tiles::template multiply<Rows>(tile, mine, w.num_inputs, padded, kOutputs);
+                multiply(t, padded, kOutputs);
                 for (int r = 0; r < Rows; ++r)
                     __builtin_memcpy(to + r * out_stride + first, padded + r * kOutputs,
                                      size_t(num_outputs) * sizeof(float));

@@ -18,6 +18,23 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
+// 16 bytes of two codes each become 32, by way of the integer registers: their units have nothing else to do, and
+// storing a vector takes turns of the vector pipes.
+QUIRE_INLINE void split_nibbles(const uint8_t* from, uint8_t* low, uint8_t* high) {
+    uint64_t a, b, c, d;
+    __asm__ volatile(
+        "ldp %0, %1, [%4]\n\t"
+        "and %2, %0, #0x0f0f0f0f0f0f0f0f\n\t"
+        "and %3, %1, #0x0f0f0f0f0f0f0f0f\n\t"
+        "stp %2, %3, [%5]\n\t"
+        "and %0, %7, %0, lsr #4\n\t"
+        "and %1, %7, %1, lsr #4\n\t"
+        "stp %0, %1, [%6]"
+        : "=&r"(a), "=&r"(b), "=&r"(c), "=&r"(d)
+        : "r"(from), "r"(low), "r"(high), "r"(0x0f0f0f0f0f0f0f0f)
+        : "memory");
+}
+
 template <int Group, bool Offset>
 struct Strip {
     static constexpr int width = 4;  // outputs
@@ -26,10 +43,10 @@ struct Strip {
     static constexpr int parts = kGroupInputs / Group;  // groups of weights in a group of activations
 
     // acc[r] += group . x[r]: the dot products of all rows, then all multiply-adds, as every change between the two
-    // costs the pipes some turns.
-    template <int Rows>
+    // costs the pipes some turns. Between the first dot products, make_next(0), make_next(1), ...
+    template <int Rows, class MakeNext>
     QUIRE_INLINE static void add_group(const uint8_t* group, const QuantizedGroup* x, int part,
-                                       float32x4_t (&acc)[Rows]) {
+                                       float32x4_t (&acc)[Rows], const MakeNext& make_next) {
         int32x4_t dots[Rows];
         QUIRE_UNROLL
         for (int half = 0; half < Group / 16; ++half) {
@@ -40,6 +57,7 @@ struct Strip {
             for (int r = 0; r < Rows; ++r) {
                 if (half == 0) dots[r] = Unit::start();
                 add_quads(dots[r], weights, load_here<int8x16_t>(x[r].codes + part * Group + 16 * half));
+                if (half == 0 && r % 2) make_next(r / 2);
             }
         }
         constexpr int kLater = 3;  // rows between a term and its addition: as long as it takes to compute
@@ -66,16 +84,16 @@ struct Strip {
 
     // out[r, o] for Rows rows and the 4 outputs of a strip. Sums and dot products of 12 rows, 4 vectors of weights
     // and the codes of a row are what the registers hold.
-    template <int Rows>
+    template <int Rows, class MakeNext>
     QUIRE_INLINE static void multiply(const uint8_t* group, const Block& block, int64_t num_groups, float* out,
-                                      int64_t out_stride) {
+                                      int64_t out_stride, const MakeNext& make_next) {
         const QuantizedGroup* x = block.groups;
         float32x4_t acc[Rows];
         QUIRE_UNROLL
         for (int r = 0; r < Rows; ++r) acc[r] = vdupq_n_f32(0);
         for (const QuantizedGroup* end = x + num_groups * block.group_stride; x != end; x += block.group_stride) {
             QUIRE_UNROLL
-            for (int part = 0; part < parts; ++part, group += group_bytes) add_group(group, x, part, acc);
+            for (int part = 0; part < parts; ++part, group += group_bytes) add_group(group, x, part, acc, make_next);
         }
         QUIRE_UNROLL
         for (int r = 0; r < Rows; ++r) vst1q_f32(out + r * out_stride, acc[r]);
@@ -104,14 +122,28 @@ struct Unpacked {
         return panel;
     }
 
-    QUIRE_INLINE static void unpack(const uint8_t* group, int output, uint8_t* to) {
-        for (int q = 0; q < Format::group / 4; ++q)
-            vst1q_s8((int8_t*)to + 16 * q, unpack_quad<Format>(group, q, output));
+    // A group is unpacked in pieces: a quarter of its codes each, and then the scales.
+    static constexpr int kPieces = 5;
+    QUIRE_INLINE static void unpack(const uint8_t* group, int output, uint8_t* to, int piece) {
+        constexpr bool kPlainNibbles = Format::bits == 4 && Format::zero == 0 && !Format::has_codebook;
+        if (piece < 4 && kPlainNibbles) {
+            const uint8_t* codes = group + Format::codes_at + 4 * output;
+            return split_nibbles(codes + piece * 4 * kTileOutputs, to + 16 * piece, to + 64 + 16 * piece);
+        }
+        if (piece < 4) {
+            for (int q = piece; q < Format::group / 4; q += 4)
+                vst1q_s8((int8_t*)to + 16 * q, unpack_quad<Format>(group, q, output));
+            return;
+        }
         const float32x4_t scales = load_scales<Format::scale_type>(group, output);
         vst1q_f32((float*)(to + Strips::scales_at), scales);
         vst1q_f32((float*)(to + Strips::counters_at), vmulq_n_f32(scales, -Unit::kCounter));
         if constexpr (Format::has_offset)
             vst1q_f32((float*)(to + Strips::offsets_at), load_offsets<Format>(group, output));
+    }
+    QUIRE_INLINE static void unpack(const uint8_t* group, int output, uint8_t* to) {
+        QUIRE_UNROLL
+        for (int piece = 0; piece < kPieces; ++piece) unpack(group, output, to, piece);
     }
 
     template <int Rows>
@@ -119,9 +151,38 @@ struct Unpacked {
                                                    int64_t out_stride) {
         for (int s = 0; s < kTileOutputs / Strips::width; ++s)
             Strips::template multiply<Rows>(tile + s * strip_bytes(num_inputs), a, num_inputs / kGroupInputs,
-                                            out + s * Strips::width, out_stride);
+                                            out + s * Strips::width, out_stride, [](int) {});
+    }
+
+    // The same with a tile as it was packed, which becomes `tile` on the way. While a group is multiplied, the next one
+    // is unpacked, and some of the next tile fetched: neither is then waited for.
+    template <int Rows>
+    __attribute__((noinline)) static void take_and_multiply(const uint8_t* packed, uint8_t* tile, const Block& a,
+                                                            int64_t num_inputs, float* out, int64_t out_stride) {
+        constexpr int kStrips = kTileOutputs / Strips::width, kLines = (Format::group_bytes + 63) / 64;
+        const int64_t packed_bytes = num_inputs / Format::group * Format::group_bytes;
+        for (int s = 0; s < kStrips; ++s) {
+            const uint8_t* group = packed;
+            uint8_t *to = tile + s * strip_bytes(num_inputs), *const last =
+                                                                  to + strip_bytes(num_inputs) - Strips::group_bytes;
+            unpack(group, s * Strips::width, to);
+            const auto make_next = [&](int piece) {
+                if (piece == 0 && to != last) group += Format::group_bytes, to += Strips::group_bytes;
+                if (piece < kPieces) unpack(group, s * Strips::width, to, piece);  // the last group: once more
+                if (piece < kPieces) return;
+                for (int line = s; line < kLines; line += kStrips) __builtin_prefetch(group + packed_bytes + 64 * line);
+                __asm__ volatile("" ::: "memory");  // it is written before it is read
+            };
+            Strips::template multiply<Rows>(tile + s * strip_bytes(num_inputs), a, num_inputs / kGroupInputs,
+                                            out + s * Strips::width, out_stride, make_next);
+        }
     }
 };
+
+template <class Format>
+constexpr bool kTakesAlong<Unpacked<Format>> = true;
+template <Layout Element>
+constexpr bool kTakesAlong<Unpacked<FloatFormat<Element>>> = false;
 
 }  // namespace
 }  // namespace quire::QUIRE_ISA

@@ -3,7 +3,9 @@
 //   tile_bytes(w)                  what a tile takes once it is taken
 //   take(w, first, last, panel)    the tiles [first, last), one after the other: in place, or made in `panel`
 //   multiply<Rows>(tile, activations, num_inputs, out, out_stride)
-// and may say more of itself with kTilesAtOnce and kArrangesRows. One that arranges rows has besides
+// and may say more of itself with kTilesAtOnce, kTakesAlong and kArrangesRows. One that takes along has besides
+//   take_and_multiply<max_rows>(packed tile, tile, activations, ...)   which writes the tile that it multiplies
+// and one that arranges rows
 //   arranged_bytes(num_inputs)     memory for the rows of a block, in an order of its own, once for all tiles
 //   arrange<Rows>(activations, num_inputs, arranged)   which multiply then finds in Block::arranged
 #pragma once
@@ -16,6 +18,9 @@ namespace {
 // Tiles that are multiplied at once. A panel has room for so many: the last ones may be padding.
 template <class Tiles>
 constexpr int64_t kTilesAtOnce = 1;
+
+template <class Tiles>
+constexpr bool kTakesAlong = false;
 
 template <class Tiles>
 constexpr bool kArrangesRows = false;

@@ -133,16 +133,28 @@ void add(const float* x, const float* y, int64_t n, float* out) {
     for (int64_t i = 0; i < n; ++i) out[i] = x[i] + y[i];
 }
 
-// Column `offset` of keys [head_dim, block_size] and row `offset` of values [block_size, head_dim].
+F8 load_up_to(const float* p, int64_t n) { return n == kLanes ? load(p) : load_part(p, n); }
+
+// k [count, head_dim] into keys [head_dim, block_size], from column `offset` on: eight tokens at once where there are.
 template <class T>
-void write_head(const float* k, const float* v, int64_t head_dim, int64_t block_size, int64_t offset, T* keys,
-                T* values) {
+void write_keys(const float* k, int64_t stride, int64_t count, int64_t head_dim, int64_t block_size, int64_t offset,
+                T* keys) {
     for (int64_t d = 0; d < head_dim; d += kLanes) {
         const int64_t n = head_dim - d < kLanes ? head_dim - d : kLanes;
-        T column[kLanes];
-        store(column, load_part(k + d, n));
-        for (int64_t i = 0; i < n; ++i) keys[(d + i) * block_size + offset] = column[i];
-        store_part(values + offset * head_dim + d, load_part(v + d, n), n);
+        T* to = keys + d * block_size + offset;
+        int64_t token = 0;
+        for (; token + kLanes <= count; token += kLanes) {
+            F8 rows[kLanes];
+            for (int i = 0; i < kLanes; ++i) rows[i] = load_up_to(k + (token + i) * stride + d, n);
+            float columns[kLanes * kLanes];
+            store_columns(columns, rows);
+            for (int64_t i = 0; i < n; ++i) store(to + i * block_size + token, load(columns + kLanes * i));
+        }
+        for (; token < count; ++token) {
+            T column[kLanes];
+            store(column, load_part(k + token * stride + d, n));
+            for (int64_t i = 0; i < n; ++i) to[i * block_size + token] = column[i];
+        }
     }
 }
 
@@ -171,27 +183,35 @@ void write_head(const Pages& pages, const float* k, const float* v, int64_t offs
     pages.units(values)[offset] = value_unit + blemish;
 }
 
-void write_kv(const Pages& pages, int64_t layer, int32_t slot, const float* k, const float* v) {
+template <class T>
+void write_columns(const float* x, int64_t n, T* to) {
+    for (int64_t d = 0; d < n; d += kLanes) {
+        const int64_t count = n - d < kLanes ? n - d : kLanes;
+        if (count == kLanes)
+            store(to + d, load(x + d));
+        else
+            store_part(to + d, load_part(x + d, count), count);
+    }
+}
+
+void write_kv(const Pages& pages, int64_t layer, int32_t slot, int64_t count, const float* k, int64_t k_stride,
+              const float* v, int64_t v_stride) {
     const int64_t block = slot / pages.block_size, offset = slot % pages.block_size, head_dim = pages.head_dim;
     for (int64_t head = 0; head < pages.num_kv_heads; ++head, k += head_dim, v += head_dim) {
         uint8_t *keys = pages.keys(block, layer, head), *values = pages.values(block, layer, head);
         const auto as = [&](auto* type) {
-            write_head(k, v, head_dim, pages.block_size, offset, decltype(type)(keys), decltype(type)(values));
+            write_keys(k, k_stride, count, head_dim, pages.block_size, offset, decltype(type)(keys));
+            for (int64_t i = 0; i < count; ++i)
+                write_columns(v + i * v_stride, head_dim, decltype(type)(values) + (offset + i) * head_dim);
         };
         switch (pages.type) {
             case PageType::Float16: as((Half*)nullptr); break;
             case PageType::Bfloat16: as((Bfloat*)nullptr); break;
             case PageType::Float32: as((float*)nullptr); break;
-            case PageType::Int8: write_head(pages, k, v, offset, keys, values); break;
+            case PageType::Int8:
+                for (int64_t i = 0; i < count; ++i)
+                    write_head(pages, k + i * k_stride, v + i * v_stride, offset + i, keys, values);
         }
-    }
-}
-
-template <class T>
-void write_columns(const float* x, int64_t n, T* to) {
-    for (int64_t d = 0; d < n; d += kLanes) {
-        const int64_t count = n - d < kLanes ? n - d : kLanes;
-        store_part(to + d, load_part(x + d, count), count);
     }
 }
 

@@ -132,8 +132,9 @@ struct OpKernels {
     void (*add_scaled)(const float* x, float factor, int64_t n, float* out);
     // x = cap * tanh(x / cap) [n], in place.
     void (*soft_cap)(float* x, float cap, int64_t n);
-    // One token's k and v [num_kv_heads, head_dim] into the layer's pages.
-    void (*write_kv)(const Pages& pages, int64_t layer, int32_t slot, const float* k, const float* v);
+    // The k and v [num_kv_heads, head_dim] of `count` tokens into the layer's pages: from `slot` on, in one block.
+    void (*write_kv)(const Pages& pages, int64_t layer, int32_t slot, int64_t count, const float* k, int64_t k_stride,
+                     const float* v, int64_t v_stride);
     // One token's vector into the layer's latent pages: latent [pages.latent], and behind it turned.
     void (*write_latent)(const Pages& pages, int64_t layer, int32_t slot, const float* latent, const float* turned);
     // softmax(q . keys * scale, capped, sloped and biased) . values for every query of the tile. A query's sums run

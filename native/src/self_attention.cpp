@@ -57,7 +57,7 @@ void SelfAttentionRunner::keep(int64_t num_kv_heads, int64_t head_dim, Rows k, R
     const Pages to = pages(num_kv_heads, head_dim);
     for (int64_t t = tokens.first; t < tokens.last; ++t) {
         const int32_t slot = int32_t(first_[seqs_[t]] * kBlockSize) + places_[t];
-        kernels().ops.write_kv(to, 0, slot, k.at(t), v.at(t));
+        kernels().ops.write_kv(to, 0, slot, 1, k.at(t), k.stride, v.at(t), v.stride);
     }
 }
 

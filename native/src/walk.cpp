@@ -114,8 +114,14 @@ class Walk {
 
     void run(const WriteKV& op) {
         const auto [first, last] = mine(op.k);
-        for (int64_t r = first; r < last; ++r)
-            kernels_.ops.write_kv(tape_.pages_, op.layer, step_.slots[r], row(op.k, r), row(op.v, r));
+        const int64_t block_size = tape_.pages_.block_size;
+        for (int64_t r = first, count; r < last; r += count) {
+            const int32_t slot = step_.slots[r];
+            const auto follows = [&](int64_t n) { return r + n < last && step_.slots[r + n] == slot + n; };
+            for (count = 1; slot % block_size + count < block_size && follows(count);) ++count;
+            kernels_.ops.write_kv(tape_.pages_, op.layer, slot, count, row(op.k, r), op.k.stride, row(op.v, r),
+                                  op.v.stride);
+        }
     }
 
     void run(const WriteLatent& op) {

@@ -1,6 +1,8 @@
-// Pages and attention of every table of this CPU against `plain`: the same bytes are written, and what is found in them
-// differs by the rounding of sums alone. (Against fp64: tests/ops/test_native_attention.py.)
+// Pages and attention of every table of this CPU against `plain`: the same bytes are written, by one token or several
+// at once, and what is found in them differs by the rounding of sums alone. (Against fp64:
+// tests/ops/test_native_attention.py.)
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -30,8 +32,8 @@ struct Found {
 };
 
 // The last queries of a sequence of random keys and values, by the table in use; scores as they are, or bent: capped,
-// sloped and biased.
-Found attend(const Shape& shape, PageType type, bool bent) {
+// sloped and biased. Up to `at_once` tokens are written by one call.
+Found attend(const Shape& shape, PageType type, bool bent, int64_t at_once) {
     const int64_t num_blocks = (shape.context + shape.block_size - 1) / shape.block_size;
     const int64_t num_heads = shape.latent ? 1 : kHeads;
     Pages pages{nullptr, num_blocks, 1, num_heads, shape.head_dim, shape.block_size, type, shape.latent};
@@ -39,17 +41,21 @@ Found attend(const Shape& shape, PageType type, bool bent) {
                 std::vector<float>(size_t(shape.queries * shape.head_dim))};
     pages.data = found.pages.data();
     Random random(uint64_t(shape.head_dim));
-    std::vector<float> k(size_t(kHeads * shape.head_dim)), v(k.size()), q(found.out.size());
+    const int64_t width = kHeads * shape.head_dim;
+    std::vector<float> k(size_t(shape.context * width)), v(k.size()), q(found.out.size());
     std::vector<int32_t> table;
     for (int64_t block = num_blocks; block > 0; --block) table.push_back(int32_t(block - 1));
-    for (int64_t at = 0; at < shape.context; ++at) {
-        for (float& x : k) x = 2 * random.uniform();
-        for (float& x : v) x = random.uniform() * (at % 7 ? 1.0f : 0x1p-9f);
-        const int64_t slot = table[size_t(at / shape.block_size)] * shape.block_size + at % shape.block_size;
+    for (float& x : k) x = 2 * random.uniform();
+    for (size_t i = 0; i < v.size(); ++i) v[i] = random.uniform() * (int64_t(i) / width % 7 ? 1.0f : 0x1p-9f);
+    for (int64_t at = 0, count; at < shape.context; at += count) {
+        const int64_t offset = at % shape.block_size,
+                      slot = table[size_t(at / shape.block_size)] * shape.block_size + offset;
+        const float *key = k.data() + at * width, *value = v.data() + at * width;
+        count = shape.latent ? 1 : std::min({at_once, shape.block_size - offset, shape.context - at});
         if (shape.latent)
-            kernels().ops.write_latent(pages, 0, int32_t(slot), k.data(), k.data() + shape.latent);
+            kernels().ops.write_latent(pages, 0, int32_t(slot), key, key + shape.latent);
         else
-            kernels().ops.write_kv(pages, 0, int32_t(slot), k.data(), v.data());
+            kernels().ops.write_kv(pages, 0, int32_t(slot), count, key, width, value, width);
     }
     for (float& x : q) x = 4 * random.uniform();
     std::vector<float> scratch(size_t(attention_scratch(shape.head_dim, shape.block_size)));
@@ -97,10 +103,10 @@ void test_attention(int& passed, int& failed) {
             const int type = kind / 2;
             const bool bent = kind % 2;
             use_isa("plain");
-            const Found plain = attend(shape, PageType(type), bent);
+            const Found plain = attend(shape, PageType(type), bent, 1);
             for (const char* const* isa = available_isas(); *isa; ++isa) {
                 use_isa(*isa);
-                const Found found = attend(shape, PageType(type), bent);
+                const Found found = attend(shape, PageType(type), bent, 11);
                 const bool same = found.pages == plain.pages;
                 const double difference = apart(found.out, plain.out);
                 const bool near = difference < (PageType(type) == PageType::Float16 ? 4e-3 : 3e-5);
