@@ -23,7 +23,10 @@ FILES = {  # what 8-bit activations may cost, in perplexity; and how many greedy
 TEXT = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 NUM_TOKENS = 256
 PROMPT = "The pages of a book are gathered into quires, and"
-pytestmark = pytest.mark.skipif(not FOLDER, reason="needs QUIRE_TEST_MODELS, a folder with published weights")
+pytestmark = [
+    pytest.mark.skipif(not FOLDER, reason="needs QUIRE_TEST_MODELS, a folder with published weights"),
+    pytest.mark.timeout(900),  # transformers takes minutes to make a tokenizer of Gemma's pieces
+]
 
 
 @pytest.fixture(scope="module", params=FILES)

@@ -46,6 +46,9 @@ def test_both_forms_of_a_vector(server: Running) -> None:
         ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1"),
+        ("/v1/score", {"queries": ["a", "b"], "items": ["a"]}, "queries"),
+        ("/v1/score", {"queries": "a", "text_2": "b"}, "text_1"),
+        ("/v1/score", {}, "text_1"),
     ],
 )
 def test_a_wrong_field_is_named(server: Running, path: str, body: dict[str, object], param: str) -> None:
@@ -75,3 +78,9 @@ def test_scores_of_one_against_many_and_of_pairs(server: Running) -> None:
     assert scores("ab", "abc") == [2.0]
     assert scores("ab", ["a", "ab", "c"]) == [1.0, 2.0, 0.0]
     assert scores(["ab", "c"], ["a", "cd"]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("names", [("queries", "documents"), ("queries", "items"), ("data_1", "data_2")])
+def test_what_is_scored_has_other_names_too(server: Running, names: tuple[str, str]) -> None:
+    answer = server.http.post("/score", json=dict(zip(names, ("ab", ["a", "ab"]), strict=True))).json()
+    assert [entry["score"] for entry in answer["data"]] == [1.0, 2.0]

@@ -48,7 +48,7 @@ def test_a_model_is_pulled_and_used(hub: Hub, tiny_model: Path) -> None:
         assert client.pull(REPO).status == "success"
         with pytest.raises(ollama.ResponseError, match="no repository owner/nobody"):
             list(client.pull("owner/nobody", stream=True))
-        for path in (str(tiny_model), "../.."):  # nothing of this machine is ever looked at
+        for path in (str(tiny_model), "../..", "a/b:\0", "a/b:" + "x" * 2000):  # nothing of this machine is looked at
             with pytest.raises(ollama.ResponseError, match="owner/name") as caught:
                 client.pull(path)
             assert caught.value.status_code == 404

@@ -9,12 +9,13 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from quire.core.errors import QueueFull, QuireError
+from quire.core.errors import QueueFull, QuireError, UnknownModel
 from quire.engine.service import Coming
 from quire.engine.sources import ALIASES, DownloadFailed
 from quire.engine.sources.hub import is_repo_id
 
 MAX_WAITING = 8  # models
+LONGEST_NAME = 300  # letters
 TOLD_EVERY = 0.2  # seconds
 
 
@@ -68,16 +69,17 @@ class Pulls:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self, name: str) -> Pull:
+        wanted = source(name)
         if len(self._under_way) >= MAX_WAITING:
             raise QueueFull(f"{MAX_WAITING} models wait to be fetched, which is the limit", "try again later")
         self._under_way[name] = pull = Pull()
-        pull.task = asyncio.create_task(self._run(name, pull))
+        pull.task = asyncio.create_task(self._run(name, wanted, pull))
         return pull
 
-    async def _run(self, name: str, pull: Pull) -> None:
+    async def _run(self, name: str, wanted: str, pull: Pull) -> None:
         try:
             async with self._turn:
-                await self._add(name, await _fetched(name, pull))
+                await self._add(name, await _fetched(wanted, pull))
         finally:
             del self._under_way[name]
 
@@ -85,7 +87,7 @@ class Pulls:
 async def _fetched(name: str, pull: Pull) -> str:
     """The path of its files."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "quire.engine.pull_process", source(name), stdout=PIPE, start_new_session=True
+        sys.executable, "-m", "quire.engine.pull_process", name, stdout=PIPE, start_new_session=True
     )
     assert process.stdout is not None
     try:
@@ -106,8 +108,13 @@ async def _fetched(name: str, pull: Pull) -> str:
 
 def source(name: str) -> str:
     """What `quire pull` would be told: a short name, or a repository. Ollama's users write `smollm2:360m` for
-    `smollm2-360m`, and `hf.co/` before a repository."""
+    `smollm2-360m`, and `hf.co/` before a repository. Raises UnknownModel for what can be neither."""
     for host in ("hf.co/", "huggingface.co/"):
         name = name.removeprefix(host)
     short = name.lower().replace(":", "-")
-    return short if short in ALIASES and not is_repo_id(name) else name
+    if short in ALIASES:
+        return short
+    if is_repo_id(name.partition(":")[0]) and name.isprintable() and len(name) <= LONGEST_NAME:
+        return name
+    hint = f"give a repository of the hub, owner/name, or one of {', '.join(ALIASES)}"
+    raise UnknownModel(f"no model `{name[:LONGEST_NAME]}`", hint, param="model")

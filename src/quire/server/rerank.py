@@ -34,11 +34,16 @@ class RerankBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ScoreBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """One text against one or several, or as many against as many."""
+    """One text against one or several, or as many against as many: text_1 and text_2, or as vLLM also calls them."""
 
     model: str | None = None
-    text_1: str | list[str]
-    text_2: str | list[str]
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+    items: str | list[str] | None = None  # of queries
+    data_1: str | list[str] | None = None
+    data_2: str | list[str] | None = None
     truncate_prompt_tokens: Int | None = None
     user: str | None = None
 
@@ -70,6 +75,8 @@ class ScoreList(Struct, kw_only=True):
     data: list[Score]
     usage: EmbeddingUsage
 
+
+SCORED = ["text_1", "text_2"], ["queries", "documents"], ["queries", "items"], ["data_1", "data_2"]
 
 _rerank = msgspec.json.Decoder(RerankBody)
 _score = msgspec.json.Decoder(ScoreBody)
@@ -104,9 +111,8 @@ class Rerank:
     @answers({JSON: ScoreList})
     async def score(self, http: Request) -> Response:
         body = decode(await read_body(http, self._site.options.max_body_bytes), _score)
-        name, scores, num_tokens = await self._scores(
-            http, body.model, _pairs(body.text_1, body.text_2), body.truncate_prompt_tokens, "text_2"
-        )
+        pairs, field = _pairs(body)
+        name, scores, num_tokens = await self._scores(http, body.model, pairs, body.truncate_prompt_tokens, field)
         return json_response(
             ScoreList(
                 id=new_id("score"),
@@ -132,14 +138,21 @@ class Rerank:
         return service.info.name, found.scores, found.num_tokens
 
 
-def _pairs(first: str | list[str], second: str | list[str]) -> list[tuple[str, str]]:
-    ones, others = [first] if isinstance(first, str) else first, [second] if isinstance(second, str) else second
+def _pairs(body: ScoreBody) -> tuple[list[tuple[str, str]], str]:
+    """-> the texts that are compared, and what the second of them are called"""
+    names = ("text_1", "queries", "data_1", "text_2", "documents", "items", "data_2")
+    given = [name for name in names if getattr(body, name) is not None]
+    if given not in SCORED:
+        there = f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} there" if given else "there are no texts"
+        raise BadRequest(there, "send text_1 and text_2, or queries and documents", param="text_1")
+    ones, others = ([texts] if isinstance(texts := getattr(body, name), str) else texts for name in given)
     if len(ones) == 1:
         ones = ones * len(others)
     if len(ones) != len(others):
+        first, second = given
         raise BadRequest(
-            f"text_1 has {len(ones)} texts and text_2 has {len(others)}",
-            "send one text_1 for all, or as many as text_2 has",
-            param="text_1",
+            f"{first} has {len(ones)} texts and {second} has {len(others)}",
+            f"send one of {first} for all, or as many as {second} has",
+            param=first,
         )
-    return list(zip(ones, others, strict=True))
+    return list(zip(ones, others, strict=True)), given[1]
