@@ -1,7 +1,9 @@
 #include "pack.h"
 
 #include <cassert>
+#include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <new>
 #include <vector>
 
@@ -193,17 +195,34 @@ uint16_t largest_half(const uint8_t* halves, int64_t n) {
     return largest;
 }
 
-// On large pages, where the system has them for who asks: a matrix is written, and read again for every token, with
-// fewer of them to look up.
-void* allocate(int64_t nbytes) {
-    constexpr int64_t kLargePage = 2 << 20;
-    const int64_t alignment = nbytes < 2 * kLargePage ? 64 : kLargePage;
-    void* memory = std::aligned_alloc(size_t(alignment), size_t((nbytes + alignment - 1) / alignment * alignment));
+constexpr int64_t kLargePage = 2 << 20, kShared = 16 * kLargePage;
+
+std::shared_ptr<uint8_t> large_pages(int64_t nbytes) {
+    const size_t rounded = size_t((nbytes + kLargePage - 1) / kLargePage * kLargePage);
+    void* memory = std::aligned_alloc(size_t(kLargePage), rounded);
     if (!memory) throw std::bad_alloc();
 #ifdef __linux__
-    if (alignment == kLargePage) madvise(memory, size_t(nbytes / kLargePage * kLargePage), MADV_HUGEPAGE);
+    madvise(memory, size_t(nbytes / kLargePage * kLargePage), MADV_HUGEPAGE);
 #endif
-    return memory;
+    return {static_cast<uint8_t*>(memory), std::free};
+}
+
+// On large pages, where the system has them for who asks: a matrix is written, and read again for every token, with
+// fewer of them to look up. Small matrices share some, which are given back with the last of them.
+std::shared_ptr<uint8_t> allocate(int64_t nbytes) {
+    if (nbytes >= 2 * kLargePage) return large_pages(nbytes);
+    static std::mutex mutex;
+    static std::weak_ptr<uint8_t> shared;
+    static int64_t used = 0;
+    const std::lock_guard<std::mutex> lock(mutex);
+    std::shared_ptr<uint8_t> pages = shared.lock();
+    if (!pages || used + nbytes > kShared) {
+        shared = pages = large_pages(kShared);
+        used = 0;
+    }
+    uint8_t* data = pages.get() + used;
+    used += (nbytes + 63) / 64 * 64;
+    return {pages, data};
 }
 
 }  // namespace
@@ -216,8 +235,8 @@ Matrix::Matrix(Storage storage, const std::vector<const uint8_t*>& rows, int64_t
         input_order_.assign(input_order, input_order + num_inputs);
         packed_.input_order = input_order_.data();
     }
-    memory_ = allocate(packed_.nbytes);
-    uint8_t* data = static_cast<uint8_t*>(memory_);
+    memory_ = allocate(int64_t(packed_.nbytes));
+    uint8_t* data = memory_.get();
     packed_.data = data;
     const int64_t tile_bytes = packed_.tile_bytes();
     bool half_sums = packed_.layout == Layout::Float16;

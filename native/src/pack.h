@@ -1,7 +1,7 @@
 // Stored matrices become packed ones.
 #pragma once
 
-#include <cstdlib>
+#include <memory>
 #include <vector>
 
 #include "dequantize.h"
@@ -45,7 +45,6 @@ class Matrix {
     // input_order[k], or input k where that is null. Runs on the OpenMP threads of the caller. Throws std::bad_alloc.
     Matrix(Storage storage, const std::vector<const uint8_t*>& rows, int64_t num_inputs,
            const int32_t* input_order = nullptr);
-    ~Matrix() { std::free(memory_); }
     Matrix(const Matrix&) = delete;
     Matrix& operator=(const Matrix&) = delete;
 
@@ -53,7 +52,7 @@ class Matrix {
 
  private:
     PackedMatrix packed_;
-    void* memory_;
+    std::shared_ptr<uint8_t> memory_;
     std::vector<int32_t> input_order_;
 };
 
