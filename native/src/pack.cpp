@@ -195,7 +195,8 @@ uint16_t largest_half(const uint8_t* halves, int64_t n) {
     return largest;
 }
 
-constexpr int64_t kLargePage = 2 << 20, kShared = 16 * kLargePage;
+constexpr int64_t kLargePage = 2 << 20;
+constexpr int64_t kShared = 4 * kLargePage;  // an adapter that stays keeps no more than these from those that went
 
 std::shared_ptr<uint8_t> large_pages(int64_t nbytes) {
     const size_t rounded = size_t((nbytes + kLargePage - 1) / kLargePage * kLargePage);
