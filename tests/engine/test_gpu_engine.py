@@ -6,37 +6,41 @@
 Nothing here needs a tokenizer, a template or a socket; of a model's file the tokenizer is read."""
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
+from engine.gpu_serving import (
+    BLOCK,
+    KV_HEADS,
+    LAYERS,
+    NUM_NEW,
+    VOCAB,
+    Tokens,
+    check_tokens,
+    engine,
+    in_halves,
+    run,
+    save_llama,
+)
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
-from quire.engine.options import EngineOptions
-from quire.engine.start import local_executor
 from quire.ops.opset import KVSpec
 from quire.ops.torch.cache import TorchCache
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 MODEL = os.environ.get("QUIRE_TEST_MODEL")
-VOCAB, MAX_LEN, BLOCK = 1000, 384, 16
-LAYERS, KV_HEADS, GROUP = 2, 2, 4
 LENGTHS = (1, 17, 64, 130, 300, 130)
-NUM_NEW = 24
 GREEDY = SamplingParams(temperature=0, seed=0, max_tokens=NUM_NEW, ignore_eos=True)
 DRAWN = SamplingParams(
     temperature=0.9, top_p=0.9, top_k=40, repetition_penalty=1.1, seed=11, max_tokens=NUM_NEW, ignore_eos=True
 )
-
-Tokens = dict[str, list[int]]  # by request
 
 
 def prompts() -> list[list[int]]:
@@ -57,41 +61,6 @@ def requests(copies: int = 1) -> list[Request]:
     ]
 
 
-@contextmanager
-def engine(path: Path, **given: Any) -> Iterator[Engine]:
-    options = EngineOptions(
-        model=str(path),
-        device="cuda",
-        **{
-            "max_model_len": MAX_LEN,
-            "max_num_seqs": 16,
-            "max_num_batched_tokens": 1024,
-            "enable_prefix_caching": False,
-            "kv_cache_memory_bytes": 256 << 20,
-            **given,
-        },
-    )
-    made = Engine(local_executor(path, options), options)
-    try:
-        yield made
-    finally:
-        made.stop()
-        del made
-        torch.cuda.empty_cache()
-
-
-def run(served: Engine, wanted: Sequence[Request]) -> Tokens:
-    for request in wanted:
-        served.submit(request)
-    tokens: Tokens = {request.id: [] for request in wanted}
-    while served.has_work:
-        for event in served.step():
-            assert event.finish_reason in (None, "length"), event.reason
-            tokens[event.request_id] += event.tokens
-    assert all(len(found) == NUM_NEW for found in tokens.values())
-    return tokens
-
-
 def preemptions(served: Engine) -> int:
     assert served.record is not None
     return served.record.scheduler.preemptions
@@ -109,21 +78,7 @@ def head_dim(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module")
 def path(head_dim: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(head_dim)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=KV_HEADS * GROUP * head_dim,
-        intermediate_size=1344,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=KV_HEADS * GROUP,
-        num_key_value_heads=KV_HEADS,
-        head_dim=head_dim,
-        max_position_embeddings=512,
-        initializer_range=0.1,
-    )
-    folder = tmp_path_factory.mktemp("llama")
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return save_llama(tmp_path_factory.mktemp("llama"), head_dim)
 
 
 # -- the engine beside itself ------------------------------------------------------------------------------------------
@@ -198,38 +153,6 @@ def test_so_it_is_with_codes(path: Path, head_dim: int, kept: str) -> None:
 
 
 # -- the engine beside transformers ------------------------------------------------------------------------------------
-
-
-def missed(exact: LlamaForCausalLM, rounded: LlamaForCausalLM | None, ids: list[int], num_new: int) -> tuple[Any, Any]:
-    """How far below the best token each of the last `num_new` lies, and what rounding may account for: twice what it
-    does to transformers' own logits."""
-    tokens = torch.tensor([ids], device="cuda")
-    with torch.inference_mode():
-        logits = exact(tokens).logits[0, -num_new - 1 : -1].double()
-        noise = torch.full((num_new,), 1e-3, dtype=torch.float64, device="cuda")
-        if rounded is not None:
-            noise += 2 * (rounded(tokens).logits[0, -num_new - 1 : -1].double() - logits).abs().amax(-1)
-    chosen = logits.gather(1, tokens[0, -num_new:, None])[:, 0]
-    return logits.amax(-1) - chosen, noise
-
-
-def in_halves(model: LlamaForCausalLM, dtype: str) -> LlamaForCausalLM | None:
-    """As transformers computes in 16 bits; the frequencies of its positions stay fp32, as when it loads a model."""
-    if dtype == "float32":
-        return None
-    model = model.to("cuda", getattr(torch, dtype))
-    model.model.rotary_emb = type(model.model.rotary_emb)(model.config).to("cuda")
-    return model
-
-
-def check_tokens(tokens: Tokens, wanted: Sequence[Request], exact: Any, rounded: Any) -> None:
-    below, allowed = zip(
-        *(missed(exact, rounded, [*r.prompt_ids, *tokens[r.id]], len(tokens[r.id])) for r in wanted), strict=True
-    )
-    margins, bounds = torch.cat(below), torch.cat(allowed)
-    assert (margins <= bounds).all(), f"a token lies {(margins / bounds).max():.2f} times what rounding may do below"
-    best = float((margins == 0).double().mean())
-    assert best > (0.99 if rounded is None else 0.7), f"only {best:.0%} of the tokens are transformers' own"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -1,21 +1,19 @@
 """The GPU's op set beside the plain one, with several adapters in a step."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
 from transformers import LlamaConfig
 
 from models.checking import PROMPT, TINY, assert_close, make_ops, random_model
 from models.lora_steps import NONE, Together
+from models.plain_adapters import write_adapter
 from quire.ops.torch.gpu import GpuOps
 from quire.ops.torch.gpu_program import Inputs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-RANKS = {"all": dict.fromkeys(LAYERS, 8), "odd": {"self_attn.k_proj": 5, "mlp.down_proj": 2, "mlp.gate_proj": 3}}
+LAYERS = ("q_proj", "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+RANKS = {"all": dict.fromkeys(LAYERS, 8), "odd": {"k_proj": 5, "down_proj": 2, "gate_proj": 3}}
 
 
 @pytest.fixture(scope="module")
@@ -24,20 +22,9 @@ def llama(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama")
     model = random_model(LlamaConfig(**TINY), seed=3)
     model.save_pretrained(folder)
-    random = np.random.default_rng(5)
-    for name, ranks in RANKS.items():
-        tensors = {}
-        for layer, rank in ((f"model.layers.{n}.{layer}", rank) for n in range(2) for layer, rank in ranks.items()):
-            outputs, inputs = model.get_submodule(layer).weight.shape
-            for side, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
-                matrix = random.normal(0, 0.15, shape).astype(np.float32)
-                tensors[f"base_model.model.{layer}.lora_{side}.weight"] = matrix
-        pattern = {layer.rpartition(".")[2]: rank for layer, rank in ranks.items()}
-        config = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "rank_pattern": pattern}
-        (folder / name).mkdir()
-        (folder / name / "adapter_config.json").write_text(json.dumps(config))
-        save_file(tensors, folder / name / "adapter_model.safetensors")
-    return folder, {name: folder / name for name in RANKS}
+    return folder, {
+        name: write_adapter(model, folder / name, ranks, seed) for seed, (name, ranks) in enumerate(RANKS.items())
+    }
 
 
 def test_the_kernels_agree_with_plain_torch(llama):

@@ -167,12 +167,14 @@ class Group:
             mean = (event.cumulative_logprob or 0.0) / max(len(event.tokens), 1)
             return event.finish_reason == "cancelled", -mean, event.index
 
-        ranked = sorted(self.held.values(), key=rank)[: self.params.n]
+        ranked = sorted(self.held.values(), key=rank)
+        ranked, others = ranked[: self.params.n], ranked[self.params.n :]
         for index, event in enumerate(ranked):
             event.index = index
             if self.params.logprobs is None:
                 event.logprobs = None
         ranked[0].prompt_logprobs = self.held_prompt_logprobs or None
+        ranked[-1].num_unseen = sum(len(event.tokens) for event in others)
         ranked[-1].final = True
         return ranked
 
