@@ -147,3 +147,6 @@ def test_completions(client: openai.OpenAI) -> None:
         assert "".join(choice.logprobs.tokens) == choice.text and choice.logprobs.token_logprobs[0] is None
     with pytest.raises(openai.BadRequestError, match="suffix"):
         client.completions.create(**SHORT, prompt="def f(", suffix="return x")
+    drawn: dict[str, Any] = {"model": MODEL, "prompt": "The", "max_tokens": 4, "extra_body": {"ignore_eos": True}}
+    best = client.completions.create(**drawn, temperature=1, n=2, best_of=5)
+    assert len(best.choices) == 2 and best.usage is not None and best.usage.completion_tokens == 20

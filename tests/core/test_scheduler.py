@@ -381,6 +381,7 @@ def test_best_of_delivers_the_most_likely_samples_at_the_end() -> None:
     assert [event.cumulative_logprob for event in best.events] == [totals[i] for i in order[:2]]
     assert all(event.logprobs is None for event in best.events)
     assert [event.final for event in best.events] == [False, True]
+    assert [event.num_unseen for event in best.events] == [0, sum(len(every.tokens("a", i)) for i in order[2:])]
 
 
 # ---- preemption

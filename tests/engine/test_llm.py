@@ -96,8 +96,9 @@ def test_best_of_returns_the_likeliest(llm: LLM) -> None:
     every = SamplingParams(n=6, temperature=1.0, seed=3, max_tokens=8, logprobs=0, ignore_eos=True)
     best = SamplingParams(n=2, best_of=6, temperature=1.0, seed=3, max_tokens=8, ignore_eos=True)
     ranked = sorted(llm.generate("A quire", every)[0].outputs, key=lambda output: -(output.cumulative_logprob or 0) / 8)
-    chosen = llm.generate("A quire", best)[0].outputs
-    assert [output.token_ids for output in chosen] == [output.token_ids for output in ranked[:2]]
+    found = llm.generate("A quire", best)[0]
+    assert [output.token_ids for output in found.outputs] == [output.token_ids for output in ranked[:2]]
+    assert found.metrics is not None and found.metrics.num_output_tokens == 6 * 8, "those not chosen were drawn too"
 
 
 @pytest.mark.parametrize("width, length_penalty", [(1, 1.0), (3, 1.0), (4, 0.0), (4, 2.0)])

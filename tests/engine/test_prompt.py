@@ -71,3 +71,14 @@ def test_a_text_that_cannot_fit_is_not_even_tokenized(tokenizer: Tokenizer, monk
     monkeypatch.setattr(tokenizer, "encode", lambda *_: pytest.fail("tokenized"))
     with pytest.raises(PromptTooLong, match="17000 letters, and the context holds 64 tokens"):
         prepare(prompter, "x" * 17000)
+
+
+def test_a_window_bounds_the_answer_by_what_the_prompt_leaves(tokenizer: Tokenizer) -> None:
+    def max_tokens(window: int | None, **params: Any) -> int | None:
+        asked = GenerateRequest(id="r", params=SamplingParams(**params), prompt_ids=[1] * 10, window=window)
+        return Prompter(tokenizer, 999, 64).prepare(asked).params.max_tokens
+
+    assert [max_tokens(16), max_tokens(16, max_tokens=3), max_tokens(16, max_tokens=60)] == [6, 3, 6]
+    assert max_tokens(None, max_tokens=None) is None
+    with pytest.raises(PromptTooLong, match="the prompt has 10 tokens and 1 are asked for, and the context holds 10"):
+        max_tokens(10)

@@ -80,8 +80,16 @@ def test_no_prompt_only_loads_the_model(server: Running) -> None:
     for reply in (generate(server, prompt=""), chat(server, messages=[])):
         [only] = lines(reply)
         assert only["done"] and only["done_reason"] == "load"
-    assert generate(server, prompt="", keep_alive=0).status_code == 400, "models are not unloaded by request"
-    assert generate(server, keep_alive="10m").status_code == 200
+
+
+@pytest.mark.parametrize("keep_alive", [0, 0.0, "0", "0s", "0m"])
+def test_a_model_is_not_unloaded_by_request(server: Running, keep_alive: object) -> None:
+    for reply in (generate(server, prompt="", keep_alive=keep_alive), chat(server, keep_alive=keep_alive)):
+        assert reply.status_code == 400 and "`keep_alive` is 0" in reply.json()["error"]
+
+
+def test_models_may_be_asked_to_stay(server: Running) -> None:
+    assert all(generate(server, keep_alive=time).status_code == 200 for time in ("10m", -1, 300, "0.5h", None))
 
 
 def test_options_become_sampling_params(server: Running) -> None:
@@ -116,6 +124,27 @@ def test_options_become_sampling_params(server: Running) -> None:
     assert (params.seed, params.max_tokens, params.stop) == (42, 7, ["x"])
     generate(server, options={"repeat_penalty": 1.5, "repeat_last_n": 0})
     assert server.service.seen[-1].params.repetition_penalty == 1.0
+
+
+def test_num_ctx_bounds_prompt_and_answer(server: Running) -> None:
+    generate(server, options={"num_ctx": 64})
+    assert (server.service.seen[-1].window, server.service.seen[-1].truncate_prompt_tokens) == (64, 63)
+    generate(server, options={"num_ctx": 1}, truncate=False)
+    assert (server.service.seen[-1].window, server.service.seen[-1].truncate_prompt_tokens) == (4, None)
+    generate(server, options={"num_ctx": 0})
+    assert server.service.seen[-1].window == 512, "the context of the model"
+
+
+def test_the_oldest_turns_of_a_chat_that_does_not_fit_are_left_out(server: Running) -> None:
+    old = [{"role": "user", "content": "x" * 300}, {"role": "assistant", "content": "y" * 300}]
+    new = [{"role": "user", "content": "And now?"}]
+    system = [{"role": "system", "content": "Be brief."}]
+    assert chat(server, messages=[*system, *old, *new]).status_code == 200
+    assert server.service.seen[-1].messages == [*system, *new]
+    chat(server, messages=[*system, *new, *old, *new], options={"num_ctx": 100})
+    assert server.service.seen[-1].messages == [*system, *new]
+    reply = chat(server, messages=[*system, *old, *new], truncate=False)
+    assert reply.status_code == 400 and "the prompt has" in reply.json()["error"]
 
 
 def test_unknown_options_are_passed_over_with_a_warning(server: Running, caplog: pytest.LogCaptureFixture) -> None:
@@ -216,9 +245,15 @@ def test_what_is_told_of_models(server: Running) -> None:
 
 def test_what_ollama_has_and_this_has_not_is_refused_in_its_words(server: Running) -> None:
     with ollama.Client(f"http://127.0.0.1:{server.port}") as client:
-        with pytest.raises(ollama.ResponseError, match="there is nothing here") as caught:
-            client.delete("fake")
-        assert caught.value.status_code == 404
+        for change in (
+            lambda: client.delete("fake"),
+            lambda: client.copy("fake", "other"),
+            lambda: client.create("other", from_="fake"),
+            lambda: client.push("fake"),
+        ):
+            with pytest.raises(ollama.ResponseError, match="cannot be changed by request") as caught:
+                change()
+            assert caught.value.status_code == 403
         with pytest.raises(ollama.ResponseError, match="does not support insert"):
             client.generate("fake", "x", suffix="y")
 

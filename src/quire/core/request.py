@@ -48,5 +48,6 @@ class SequenceEvent:
     stop_token: int | None = None  # the stop token that ended it, if one did
     cumulative_logprob: float | None = None  # of the whole sample; for best_of and beams, on its last event
     reason: str = ""  # for cancelled and error: one sentence
+    num_unseen: int = 0  # tokens of samples that best_of passed over, on the last event
     num_cached: int = 0  # prompt tokens that came from the prefix cache, known from the first event on
     final: bool = False

@@ -23,6 +23,7 @@ class GenerateRequest:
     template_options: dict[str, Any] = field(default_factory=dict)  # add_generation_prompt, continue_final_message, ...
     add_special_tokens: bool = True  # for `prompt` only: a rendered chat already has them
     truncate_prompt_tokens: int | None = None  # keep the last that many
+    window: int | None = None  # tokens that prompt and answer may have together, where that is less than the context
     decoder_prompt: str | None = None  # of an encoder-decoder: what the answer goes on from, the language say
     tenant: str = ""
     salt: str = ""

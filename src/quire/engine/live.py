@@ -27,6 +27,7 @@ class LiveRequest:
         self._num_prompt_logprobs = 0  # delivered
         self._num_known_again = 0  # to be passed over, after a resumption
         self._num_cached = 0
+        self._num_unseen = 0
         self._admitted: float | None = None
         self._first: float | None = None
         self._last: float | None = None
@@ -39,6 +40,7 @@ class LiveRequest:
         event = self._only_new(event)
         text = self._samples[event.index].push(event)
         self._tokens[event.index] += event.tokens
+        self._num_unseen += event.num_unseen
         if event.tokens:
             self._last = time.monotonic()
             self._first = self._first or self._last
@@ -87,7 +89,7 @@ class LiveRequest:
             finish_reason=finish_reason,
             num_prompt_tokens=len(self.request.prompt_ids),
             num_cached_tokens=self._num_cached,
-            num_output_tokens=sum(len(tokens) for tokens in self._tokens),
+            num_output_tokens=sum(map(len, self._tokens)) + self._num_unseen,
             num_samples=len(self._tokens),
             max_tokens=self.request.params.max_tokens,
             arrival=self.request.arrival,

@@ -40,7 +40,10 @@ class Prompter:
         now = time.monotonic()
         ids = self.encode(request)
         params = self._complete(request.params)
-        self._check_length(len(ids), params)
+        if request.window is not None:
+            room = max(request.window - len(ids), 1)
+            params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        self._check_length(len(ids), params, request.window)
         return Request(
             id=request.id,
             prompt_ids=ids,
@@ -129,12 +132,12 @@ class Prompter:
             if not 0 <= token < self.vocab_size:
                 raise BadRequest(f"{name} has token id {token}, and the vocabulary has {self.vocab_size}", param=name)
 
-    def _check_length(self, num_prompt: int, params: SamplingParams) -> None:
+    def _check_length(self, num_prompt: int, params: SamplingParams, window: int | None) -> None:
         num_output = params.max_tokens or 1
-        if num_prompt + num_output > self.max_model_len:
+        most = min(window or self.max_model_len, self.max_model_len)
+        if num_prompt + num_output > most:
             raise PromptTooLong(
-                f"the prompt has {num_prompt} tokens and {num_output} are asked for, "
-                f"and the context holds {self.max_model_len}",
+                f"the prompt has {num_prompt} tokens and {num_output} are asked for, and the context holds {most}",
                 "shorten the prompt, lower max_tokens, or set truncate_prompt_tokens",
-                param="max_tokens" if num_prompt < self.max_model_len else "prompt",
+                param="max_tokens" if num_prompt < most else "prompt",
             )

@@ -28,12 +28,13 @@ class Completion:
     prompt_ids: list[int]
     samples: list[Sample]
     num_cached_tokens: int = 0
+    num_unseen_tokens: int = 0  # of samples that best_of passed over
     first_token: float | None = None  # time.monotonic()
     prompt_logprobs: list[list[TokenLogprob]] | None = None  # for prompt positions 1, 2, ...
 
     @property
     def num_output_tokens(self) -> int:
-        return sum(len(sample.token_ids) for sample in self.samples)
+        return sum(len(sample.token_ids) for sample in self.samples) + self.num_unseen_tokens
 
     def add(self, event: TextEvent) -> None:
         sample = self.samples[event.index]
@@ -47,6 +48,7 @@ class Completion:
             self.prompt_logprobs = (self.prompt_logprobs or []) + event.prompt_logprobs
         if event.finish_reason is not None:
             sample.finish_reason, sample.stop_reason = event.finish_reason, event.stop_reason
+        self.num_unseen_tokens += event.num_unseen_tokens
         self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
 
 

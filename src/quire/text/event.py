@@ -25,6 +25,7 @@ class TextEvent:
     stop_reason: str | int | None = None  # the stop string or stop token that ended it
     cumulative_logprob: float | None = None
     reason: str = ""  # for cancelled and error
+    num_unseen_tokens: int = 0  # of samples that best_of passed over, with the last event
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     final: bool = False  # the request's last event

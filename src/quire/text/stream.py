@@ -36,6 +36,7 @@ class SampleText:
             stop_reason=event.stop_token if event.stop_token in self._params.stop_token_ids else None,
             cumulative_logprob=event.cumulative_logprob,
             reason=event.reason,
+            num_unseen_tokens=event.num_unseen,
             num_cached_tokens=event.num_cached,
             final=event.final,
         )

@@ -12,10 +12,11 @@ from quire.engine.generate import GenerateRequest
 from quire.server.body import decode
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.ollama.fields import Fields, num_logprobs, refuse, refuse_unloading, structured
-from quire.server.dialects.ollama.options import sampling_params
+from quire.server.dialects.ollama.options import known_options, sampling_params, window
 from quire.server.dialects.ollama.shapes import LINES, Answer, Clock, Message, logprobs_of, timestamp
 from quire.server.dialects.openai.fields import new_id
 from quire.server.dialects.reading import Reading, WholeCall, put_chat, whole_calls
+from quire.server.dialects.truncation import newest_that_fit, num_tokens
 from quire.server.fold import Completion
 from quire.server.openapi import JSON, answers, reads
 from quire.text.answer import Gain
@@ -74,8 +75,8 @@ def parse_generate(body: bytes, context: Context) -> "OllamaCall":
     given = decode(body, _generate)
     for name in ("template", "context", "images", "width", "height", "steps"):
         refuse(name, getattr(given, name))
+    refuse_unloading(given)
     if not given.prompt:
-        refuse_unloading(given)
         return OllamaCall(given, [], chat=False)
     request = _request(given, context)
     if given.suffix:
@@ -97,24 +98,28 @@ def parse_generate(body: bytes, context: Context) -> "OllamaCall":
 @answers({JSON: Answer, LINES: Answer})
 def parse_chat(body: bytes, context: Context) -> "OllamaCall":
     given = decode(body, _chat)
+    refuse_unloading(given)
     if not given.messages:
-        refuse_unloading(given)
         return OllamaCall(given, [], chat=True)
     request = _request(given, context)
     use = ToolUse([_tool(tool, at) for at, tool in enumerate(given.tools or ())])
     messages = [_plain(message) for message in given.messages]
+    if (room := request.truncate_prompt_tokens) is not None and len(body) > room:  # a token is a byte or more
+        messages = newest_that_fit(messages, lambda some: num_tokens(some, context, use), room)
     put_chat(request, context, messages, use, **_thinking(given, context))
     return OllamaCall(given, [request], chat=True, reads=lambda ids: Reading.of(request, context, use, ids))
 
 
 def _request(given: Fields, context: Context) -> GenerateRequest:
-    params = sampling_params(
-        given.options,
-        context.info.max_model_len,
-        logprobs=num_logprobs(given),
-        structured=structured(given.format),
+    known = known_options(given.options)
+    room = window(known, context.info.max_model_len)
+    return GenerateRequest(
+        id=new_id("ollama"),
+        params=sampling_params(known, logprobs=num_logprobs(given), structured=structured(given.format)),
+        window=room,
+        truncate_prompt_tokens=None if given.truncate is False else room - 1,
+        tenant=context.tenant,
     )
-    return GenerateRequest(id=new_id("ollama"), params=params, tenant=context.tenant)
 
 
 def _thinking(given: Fields, context: Context) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The fields that /api/generate and /api/chat share. Others are passed over, as Ollama does."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -8,6 +9,8 @@ from msgspec import Struct
 from quire.core.errors import BadRequest
 from quire.core.structured import Structured
 from quire.server.dialects.dialect import model_field
+
+_NO_TIME = re.compile(r"0+(ns|us|ms|s|m|h)?")
 
 
 class Fields(Struct, kw_only=True):
@@ -18,6 +21,7 @@ class Fields(Struct, kw_only=True):
     format: Any = None
     options: dict[str, Any] | None = None
     keep_alive: Any = None  # models stay until another needs their place
+    truncate: bool | None = None  # a prompt that does not fit loses its beginning, unless this is false
     think: bool | str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -58,7 +62,9 @@ def refuse(name: str, value: object) -> None:
 
 
 def refuse_unloading(body: Fields) -> None:
-    if body.keep_alive in (0, "0"):
+    if body.keep_alive == 0 or (isinstance(body.keep_alive, str) and _NO_TIME.fullmatch(body.keep_alive)):
         raise BadRequest(
-            "a model cannot be unloaded by request", "it goes when another needs its place", param="keep_alive"
+            "`keep_alive` is 0, and a model cannot be unloaded by request",
+            "leave it out: the model goes when another needs its place",
+            param="keep_alive",
         )

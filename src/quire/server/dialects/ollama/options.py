@@ -18,6 +18,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 
 _OPTIONS = {
     "seed": "integer",
+    "num_ctx": "integer",
     "num_predict": "integer",
     "top_k": "integer",
     "top_p": "number",
@@ -33,19 +34,36 @@ _OPTIONS = {
 
 # How a model is loaded. Here that is decided when the server starts, for all requests.
 _OF_LOADING = {
-    **dict.fromkeys(("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread"), "integer"),
+    **dict.fromkeys(("num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread"), "integer"),
     **dict.fromkeys(("draft_num_predict",), "integer"),
     **dict.fromkeys(("use_mmap", "use_mlock", "low_vram", "numa"), "boolean"),
 }
 
+LEAST_CONTEXT = 4  # tokens
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 
 
-def sampling_params(options: dict[str, Any] | None, max_model_len: int, **given: Any) -> SamplingParams:
+def known_options(options: dict[str, Any] | None) -> dict[str, Any]:
+    known = {}
+    for name, value in (options or {}).items():
+        kind = _OPTIONS.get(name) or _OF_LOADING.get(name)
+        if kind is None:
+            log.warning("invalid option provided: %s", name)
+        elif value is not None:
+            known[name] = _checked(name, value, kind)
+    return known
+
+
+def window(known: dict[str, Any], max_model_len: int) -> int:
+    """Tokens that prompt and answer may have together."""
+    asked = known.get("num_ctx", 0)
+    if asked > max_model_len:
+        log.warning("num_ctx is %s, and the context holds %s tokens", asked, max_model_len)
+    return min(max(asked, LEAST_CONTEXT), max_model_len) if asked > 0 else max_model_len
+
+
+def sampling_params(known: dict[str, Any], **given: Any) -> SamplingParams:
     """`given` holds what does not stand in the options."""
-    known = _known(options or {})
-    if known.get("num_ctx", 0) > max_model_len:
-        log.warning("num_ctx is %s, and the context holds %s tokens", known["num_ctx"], max_model_len)
     last_n = known.get("repeat_last_n", -1)
     if last_n not in (-1, 0):
         raise BadRequest(
@@ -68,17 +86,6 @@ def sampling_params(options: dict[str, Any] | None, max_model_len: int, **given:
         stop=known.get("stop", []),
         **given,
     )
-
-
-def _known(options: dict[str, Any]) -> dict[str, Any]:
-    known = {}
-    for name, value in options.items():
-        kind = _OPTIONS.get(name) or _OF_LOADING.get(name)
-        if kind is None:
-            log.warning("invalid option provided: %s", name)
-        elif value is not None:
-            known[name] = _checked(name, value, kind)
-    return known
 
 
 def _checked(name: str, value: Any, kind: str) -> Any:

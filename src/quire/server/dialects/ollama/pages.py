@@ -14,6 +14,7 @@ from quire.server.body import decode, read_body
 from quire.server.dialects.ollama.embed import EmbedPages
 from quire.server.dialects.ollama.pull import ModelBody, PullPage, decoder
 from quire.server.dialects.ollama.shapes import error_body, error_status, timestamp
+from quire.server.errors import NotAllowed
 from quire.server.openapi import JSON, answers, reads
 from quire.server.options import ServerOptions
 from quire.server.replies import in_shape, json_response
@@ -41,7 +42,17 @@ def pages(site: "Site") -> list[Route]:
         route("/api/pull", PullPage(site).pull, "POST"),
         route("/api/embed", embedding.embed, "POST"),
         route("/api/embeddings", embedding.embeddings, "POST"),
+        route("/api/delete", fixed, "DELETE"),
+        *(route(f"/api/{path}", fixed, "POST") for path in ("copy", "create", "push", "blobs/{digest}")),
     ]
+
+
+@answers({JSON: dict[str, str]})
+async def fixed(http: Request) -> Response:
+    raise NotAllowed(
+        "the models of this server cannot be changed by request",
+        "whoever runs it names them when it starts; where --allow-pull is set, /api/pull adds to them",
+    )
 
 
 class Pages:

@@ -25,12 +25,11 @@ from quire.server.dialects.openai.responses.shapes import (
     frame,
 )
 from quire.server.dialects.openai.responses.store import Stored
-from quire.server.dialects.openai.responses.truncation import newest_that_fit
 from quire.server.dialects.openai.shapes import CachedTokens
 from quire.server.dialects.openai.tally import Tally
 from quire.server.dialects.reading import Reading, put_chat
+from quire.server.dialects.truncation import newest_that_fit, num_tokens
 from quire.server.fold import Completion
-from quire.text.chat_template import ChatTemplate
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.tools.use import ToolUse
 
@@ -67,13 +66,8 @@ def parse_response(body: bytes, context: Context, recall: Recall) -> "ResponseCa
 def _fitting(
     messages: list[dict[str, Any]], given: asked.ResponseBody, context: Context, use: ToolUse
 ) -> list[dict[str, Any]]:
-    form, tokenizer = context.chat_format(), context.tokenizer
-    template = ChatTemplate(tokenizer.chat_template or "", tokenizer.bos_token, tokenizer.eos_token)
-
     def size(some: list[dict[str, Any]]) -> int:
-        shown = form.messages(_with_instructions(some, given), use)
-        text = template.render(shown, tools=form.template_tools(use))
-        return len(tokenizer.encode(text, add_special_tokens=False))
+        return num_tokens(_with_instructions(some, given), context, use)
 
     return newest_that_fit(messages, size, context.info.max_model_len - (given.max_output_tokens or 1))
 

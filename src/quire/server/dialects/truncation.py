@@ -1,9 +1,24 @@
-"""`truncation: "auto"`: the oldest turns of a conversation are left out when it does not fit."""
+"""The oldest turns of a conversation are left out when it does not fit."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
+from quire.server.dialects.dialect import Context
+from quire.text.chat_template import ChatTemplate
+from quire.text.tools.use import ToolUse
+
 Messages = list[dict[str, Any]]
+
+_template = lru_cache(maxsize=8)(ChatTemplate)
+
+
+def num_tokens(messages: Messages, context: Context, use: ToolUse) -> int:
+    """Of the prompt that they become."""
+    form, tokenizer = context.chat_format(), context.tokenizer
+    template = _template(tokenizer.chat_template or "", tokenizer.bos_token, tokenizer.eos_token)
+    text = template.render(form.messages(messages, use), tools=form.template_tools(use))
+    return len(tokenizer.encode(text, add_special_tokens=False))
 
 
 def newest_that_fit(messages: Messages, size: Callable[[Messages], int], room: int) -> Messages:
