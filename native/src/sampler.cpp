@@ -228,9 +228,12 @@ Draw Sampler::draw_row(Row& row, const float* raw, const uint32_t* mask, Scratch
     if (peak.id < 0) return {Draw::broken, {}};
 
     if (params.num_candidates > 0) {
-        const Softmax softmax = softmax_of(peak, greedy ? 1.0 : params.temperature);
-        return {Draw::candidates,
-                most_likely(x, softmax, log_total(x, vocab_, softmax), params.num_candidates, scratch)};
+        std::vector<float> whole(x, x + vocab_);  // a masked token is no candidate, and is still summed over
+        for (int64_t i = 0; i < vocab_; ++i)
+            if (whole[i] == kNothing) whole[i] = raw[i];
+        const Softmax softmax = softmax_of(find_peak(whole.data(), vocab_), greedy ? 1.0 : params.temperature);
+        const double total = log_total(whole.data(), vocab_, softmax);
+        return {Draw::candidates, most_likely(x, softmax, total, params.num_candidates, scratch)};
     }
     Draw draw;
     draw.token = greedy ? peak.id : sample(row, x, softmax_of(peak, params.temperature), scratch);

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BartForConditionalGeneration, T5ForConditionalGeneration
+from transformers import (
+    BartForConditionalGeneration,
+    MarianMTModel,
+    MBartForConditionalGeneration,
+    T5ForConditionalGeneration,
+)
 
 from models.checking_seq2seq import random_model
 from quire.core.errors import BadRequest, PromptTooLong
@@ -61,6 +66,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     model = random_model(kind, {**ids, "bos_token_id": None, **options}, seed=9)
     if request.param == "bart":
         model.generation_config.forced_bos_token_id = FORCED
+        model.generation_config.forced_eos_token_id = EOS  # of answers that `max_tokens` ends
     model.save_pretrained(path)
     return Checkpoint(path, model, [START, FORCED] if request.param == "bart" else [START])
 
@@ -188,6 +194,39 @@ def test_beams_are_those_of_transformers(checkpoint: Checkpoint, searched: Outpu
         found = run(served, requests(checkpoint, *SEARCHES, sources=SOURCES[1::2]))
         assert served.record is not None and (served.record.scheduler.preemptions > 0) == (num_blocks == 28)
     assert found == searched
+
+
+KIN: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {  # a model, and what its generation config says
+    "t5": (T5ForConditionalGeneration, T5, {"suppress_tokens": [7, 9], "forced_eos_token_id": EOS}),
+    "mbart": (MBartForConditionalGeneration, BART, {"forced_bos_token_id": FORCED, "forced_eos_token_id": [EOS]}),
+    "marian": (MarianMTModel, BART, {"bad_words_ids": [[0], [11, 12]], "forced_eos_token_id": EOS}),
+}
+
+
+@pytest.mark.parametrize("name", KIN)
+def test_what_a_generation_config_forces(tmp_path: Path, name: str) -> None:
+    """With a least length as well: greedy, and the beams in their order, token for token those of transformers."""
+    kind, options, says = KIN[name]
+    ids = {"vocab_size": VOCAB, "decoder_start_token_id": START, "pad_token_id": 0, "eos_token_id": EOS}
+    model = random_model(kind, {**ids, "bos_token_id": None, **options}, seed=4)
+    model.generation_config.update(**says)
+    model.save_pretrained(tmp_path)
+    checkpoint = Checkpoint(tmp_path, model, [START, FORCED] if "forced_bos_token_id" in says else [START])
+    banned = [*says.get("bad_words_ids", []), *([token] for token in says.get("suppress_tokens", []))]
+    greedy = SamplingParams(temperature=0, seed=0, max_tokens=9, min_tokens=6, logprobs=0, bad_token_ids=banned)
+    beams = replace(greedy, temperature=1.0, n=4, beam_width=4, length_penalty=0.6, early_stopping=True)
+    ends: dict[str, str | None] = {}
+    with engine(checkpoint) as served:
+        assert served.capacity.seq2seq is not None
+        assert [list(sequence) for sequence in served.capacity.seq2seq.banned] == banned
+        found = run(served, requests(checkpoint, greedy, beams), lambda e: ends.update({e.request_id: e.finish_reason}))
+    least = {"min_new_tokens": 5 + len(checkpoint.start_ids)}
+    search = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6, "early_stopping": True}
+    for i, source in enumerate(SOURCES):
+        assert found[f"0-{i}"] == theirs(checkpoint, source, 9, **least)
+        assert found[f"1-{i}"] == theirs(checkpoint, source, 9, **least, **search)
+    cut = [answers[0][-1] for answers in found.values() if len(answers[0]) == 9]
+    assert len(cut) > 3 and set(cut) == {EOS} and "length" in ends.values()
 
 
 def test_what_cannot_be_served_is_refused(checkpoint: Checkpoint) -> None:

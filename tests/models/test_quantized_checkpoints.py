@@ -65,6 +65,7 @@ GPU = {  # what two matrices become together, and how far a product may be off: 
     "bitsandbytes-nf4-nested": ("codes, 64", 0.003),
     "bitsandbytes-fp4": ("codes, 64", 0.003),
     "bitsandbytes-int8": ("int8, 128", 0.003),
+    "eetq": ("int8, 128", 0.003),
     "fp8-outputs": ("fp8 by outputs", 0.08),  # of three bits, which the interpreter does not round to nearest
     "fp8-blocks": ("fp8 by blocks", 0.08),
 }

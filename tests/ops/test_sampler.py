@@ -302,9 +302,9 @@ def test_candidates_are_the_best_continuations_and_nothing_is_appended():
     first, second = (sampler.draw(logits[None], [0])[0] for _ in range(2))
     assert first == second
     assert first.token == CANDIDATES
-    masked = torch.from_numpy(logits).double()
-    masked[logits.argmax()] = -math.inf
-    best = (masked / 0.5).log_softmax(-1).topk(6)
+    logprobs = (torch.from_numpy(logits).double() / 0.5).log_softmax(-1)  # as if nothing were masked
+    logprobs[logits.argmax()] = -math.inf
+    best = logprobs.topk(6)
     assert [t for t, _, _ in first.logprobs] == best.indices.tolist()
     assert [p for _, p, _ in first.logprobs] == pytest.approx(best.values.tolist(), abs=1e-9)
 

@@ -220,6 +220,23 @@ def hqq(bits: int, group: int, axis: int = 1) -> Packer:
     return pack
 
 
+def eetq_bytes(codes: np.ndarray) -> np.ndarray:
+    """int8 [K, N] in the order of EETQ's kernels, step by step as its preprocessing goes."""
+    K, N = codes.shape
+    sixteen = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
+    columns = codes.reshape(-1, 16, N)[:, sixteen].reshape(K, N).T
+    pairs = columns.reshape(N // 2, 2, K // 64, 64).swapaxes(1, 2)
+    swapped = pairs.reshape(-1, 4)[:, [0, 2, 1, 3]].reshape(K, N)
+    return (swapped.astype(np.int32) + 128).astype(np.uint8).view(np.int8)
+
+
+def eetq(w: np.ndarray) -> tuple[Tensors, np.ndarray]:
+    scales = (np.abs(w).max(1) / 128).astype(np.float16)
+    codes = np.clip(np.rint(w / scales[:, None]), -128, 127).astype(np.int8)
+    tensors = {"weight": torch.from_numpy(eetq_bytes(codes.T)), "weight_scales": torch.from_numpy(scales)}
+    return tensors, codes * scales.astype(np.float32)[:, None]
+
+
 def int8_channels(w: np.ndarray) -> tuple[Tensors, np.ndarray]:
     scales = torch.from_numpy(np.abs(w).max(1, keepdims=True) / 127).bfloat16()
     codes = torch.from_numpy(w).div(scales.float()).round().clamp(-128, 127).to(torch.int8)
@@ -283,6 +300,7 @@ FORMATS: dict[str, Format] = {
     "hqq-4-outputs": Format(hqq(4, 64, axis=0), HQQ, "F16", exact=False),
     "hqq-3-outputs": Format(hqq(3, 32, axis=0), HQQ, "F16", exact=False),
     "hqq-8": Format(hqq(8, 128), HQQ, "Q8_M", exact=False),  # offsets of 24 bits
+    "eetq": Format(eetq, {"quant_method": "eetq", "weights": "int8", "modules_to_not_convert": None}, "Q8_0"),
     "w8a8": Format(int8_channels, _compressed("int-quantized"), "Q8_0"),
     "fp8-outputs": Format(fp8("outputs"), _compressed("float-quantized"), "FP8", exact=False),
     "fp8-tensor": Format(fp8("tensor"), {"quant_method": "fp8"}, "FP8", exact=False),

@@ -1,5 +1,6 @@
 """Quantized checkpoints: every value is the one that the format means, and what does not fit together is named."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from quire.core.errors import BadCheckpoint, QuireError, Unsupported
 from quire.ops.dequantize import dequantize
 from quire.weights.bits import num_words, unpack
 from quire.weights.checkpoint import open_checkpoint
-from weights.quantized_files import CONFIG, FORMATS, HIDDEN, awq, gptq, packed, words_of, write_model
+from weights.quantized_files import CONFIG, FORMATS, HIDDEN, awq, eetq_bytes, gptq, packed, words_of, write_model
 
 MATRIX = "model.layers.1.mlp.down_proj.weight"
 
@@ -55,6 +56,37 @@ def test_codes_of_any_number_of_bits(bits: int) -> None:
     codes = np.random.default_rng(bits).integers(0, 2**bits, (3, 37))
     assert words_of(codes, bits).shape[1] == num_words(37, bits)
     np.testing.assert_array_equal(unpack(words_of(codes, bits), bits, 37), codes)
+
+
+# Of what EETQ's own preprocessing (cutlass_preprocessors.cc, int8, compute capability 7.5 to 8.9) made of `eetq_codes`.
+EETQ = {
+    (64, 64): "70c66e41be41656c73d0e7b1d814667a5690a9511cc28661bf321a739e725aa4",
+    (192, 64): "0c1d5e25100f2cbca8cb067c317b9347361303797872b0ad4d584f6f9ebe86fc",
+    (64, 192): "6f009e01db4b5b8c612ae01e67e290dc683fcdb823be70d2c93ead2c79ec1c1b",
+    (320, 128): "022446a7dc2628fdfc2331bda3c1cc8cb3083412eded76b8a6b097afe8949da9",
+}
+
+
+def eetq_codes(shape: tuple[int, int]) -> np.ndarray:
+    mixed = np.arange(shape[0] * shape[1], dtype=np.uint64) * 2654435761 >> 16
+    return mixed.astype(np.uint8).view(np.int8).reshape(shape)
+
+
+@pytest.mark.parametrize("shape", EETQ)
+def test_eetq_is_read_as_its_library_writes_it(tmp_path: Path, shape: tuple[int, int]) -> None:
+    stored = eetq_bytes(eetq_codes(shape))
+    assert hashlib.sha256(stored).hexdigest() == EETQ[shape]
+    tensors = {"x.weight": torch.from_numpy(stored), "x.weight_scales": torch.ones(shape[1]).half()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": FORMATS["eetq"].config}))
+    np.testing.assert_array_equal(dequantize(open_checkpoint(tmp_path).tensor("x.weight")), eetq_codes(shape).T)
+
+
+def test_eetq_of_fused_layers_is_refused(tmp_path: Path) -> None:
+    save_file({"x.q_proj.qweight": torch.zeros(64, 64, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": {"quant_method": "eetq"}}))
+    with pytest.raises(Unsupported, match=r"x\.q_proj\.qweight is as EETQ's own tool"):
+        open_checkpoint(tmp_path)
 
 
 ODD = ["gptq-4-act-order", "awq-gemm", "bitsandbytes-nf4", "fp8-outputs", "packed-4", "w8a8"]
@@ -112,6 +144,8 @@ WRONG = {
     "hqq scales of no shape": ("hqq-4", "scale", torch.zeros(77, 1), r"zero.*\[512, 1\].*\[77, 1\]"),
     "hqq codes of another shape": ("hqq-4", "W_q", torch.zeros(9, 64, dtype=torch.uint8), r"W_q.*\[9, 64\]"),
     "hqq of five bits": ("hqq-4", "nbits", torch.tensor(5, dtype=torch.int32), "nbits' is 5"),
+    "eetq scales of another shape": ("eetq", "weight_scales", torch.zeros(5), r"weight_scales.*\[5\].*\[128\]"),
+    "eetq codes that fill no tiles": ("eetq", "weight", torch.zeros(64, 96, dtype=torch.int8), r"I8 \[64, 96\].*64"),
     "int8 scales of no shape": ("w8a8", "weight_scale", torch.zeros(7), r"weight_scale.*\[7\]"),
 }  # fmt: skip
 
@@ -126,7 +160,8 @@ def test_what_does_not_fit_together_is_named(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quant_method": "eetq"}, "quant_method is 'eetq'"),
+        ({"quant_method": "aqlm"}, "quant_method is 'aqlm'"),
+        ({"quant_method": "eetq", "weights": "int4"}, "weights is 'int4'"),
         ({"quant_method": "gptq", "bits": 5}, "quantization_config.bits is 5"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
         ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv_fast"}, "version is 'gemv_fast'"),

@@ -33,6 +33,7 @@ class BeamSearch:
         early_stopping: bool = False,
         num_logprobs: int = 0,
         num_forced: int = 0,
+        last_id: int | None = None,
     ) -> None:
         self.width = width
         self.max_tokens = max_tokens
@@ -42,6 +43,7 @@ class BeamSearch:
         self.early_stopping = early_stopping
         self.num_logprobs = num_logprobs  # alternatives kept beside each token
         self.num_forced = num_forced  # tokens that all begin with, and that count in their lengths
+        self.last_id = last_id  # what those end with that their length ends
         self.beams = [Beam()]  # the prompt alone; its continuations seed the others
         self.results: list[Beam] = []  # ended, the best `width` of them, best first
         self.done = False
@@ -50,6 +52,9 @@ class BeamSearch:
         """Replace `beams` by their best continuations; returns for each new beam the place of its parent."""
         assert not self.done and len(continuations) == len(self.beams), "every beam needs its continuations"
         length = len(self.beams[0].tokens) + 1
+        forced = self.last_id if length == self.max_tokens else None
+        if forced is not None:
+            continuations = [[Logprob(forced, 0.0, 1)] for _ in self.beams]
         scale = (length + self.num_forced) ** self.length_penalty
         candidates = [
             (beam.logprob + each.logprob, parent, each)
@@ -62,7 +67,7 @@ class BeamSearch:
         for place, (logprob, parent, chosen) in enumerate(candidates):
             if len(beams) == self.width:
                 break
-            stops = chosen.token in self.stop_ids and length >= self.min_tokens
+            stops = chosen.token in self.stop_ids and length >= self.min_tokens and forced is None
             if not stops and length < self.max_tokens:
                 beams.append(self._continue(parent, chosen, logprob, continuations[parent]))
                 parents.append(parent)

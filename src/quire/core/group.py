@@ -27,6 +27,7 @@ class Group:
         "holds_rows",
         "id",
         "key",
+        "last_id",
         "leader",
         "length",
         "live",
@@ -72,6 +73,8 @@ class Group:
         eos_ids = () if params.ignore_eos and params.structured is None else request.eos_ids
         self.stop_ids = frozenset((*eos_ids, *params.stop_token_ids))
         self.end_ids = frozenset(request.eos_ids if params.structured else ())  # where a language ends, an answer ends
+        free = params.structured is None and not params.ignore_eos
+        self.last_id = limits.seq2seq.last_id if limits.seq2seq and free else None  # of samples that their length ends
         self.search = self._new_search() if params.beam_width else None
         # for each token before the next is planned: which beams live on, or what the language then allows
         self.waits = self.search is not None or params.structured is not None
@@ -106,6 +109,7 @@ class Group:
             length_penalty=params.length_penalty,
             early_stopping=params.early_stopping,
             num_logprobs=params.logprobs or 0,
+            last_id=self.last_id,
             num_forced=self.num_prompt - self.num_source - 1 if self.num_source else 0,
         )
 
@@ -121,10 +125,17 @@ class Group:
         return self.row_params
 
     def finish_reason(self, token: int, length: int) -> FinishReason | None:
-        """Whether a sample ends with `token`, the last of `length`."""
+        """Whether a sample ends with `token`, the last of `length`. What was forced says nothing."""
+        if length >= self.length and self.last_id is not None:
+            return "length"
         if token in self.end_ids or (token in self.stop_ids and length >= self.min_stop_length):
             return "stop"
         return "length" if length >= self.length else None
+
+    def forced(self, drawn: Drawn) -> Drawn:
+        """With the token of the last place instead of what was drawn for it, and nothing beside it."""
+        assert self.last_id is not None
+        return replace(drawn, tokens=[self.last_id], logprobs=drawn.logprobs and [[Logprob(self.last_id, 0.0, 1)]])
 
     def new_prompt_logprobs(self, seq: Sequence, drawn: Drawn, end: int) -> list[list[Logprob]] | None:
         """Those of `drawn`, whose run ended before position `end`, to deliver now: not again after a preemption, and

@@ -381,6 +381,8 @@ class Scheduler:
             if group.search is not None:
                 events += self._search(seq, drawn, plan)
                 continue
+            if group.last_id is not None and drawn.tokens and seq.num_known + 1 == group.length:
+                drawn = group.forced(drawn)
             event = SequenceEvent(
                 request_id=group.id,
                 index=seq.sample,

@@ -21,6 +21,7 @@ class Seq2Seq:
     start_ids: tuple[int, ...]  # what answers begin with. All but the first are counted as part of a hypothesis
     max_source: int  # tokens
     max_answer: int  # tokens, start_ids among them
+    last_id: int | None = None  # what an answer ends with that its length ends
     banned: tuple[tuple[int, ...], ...] = ()  # sequences of ids whose last id is never drawn after the others
 
 

@@ -6,7 +6,7 @@ cross-attention will ask for (`write_source`). The decoder is a decoder like oth
 from collections.abc import Sequence
 from typing import Any
 
-from quire.core.errors import BadCheckpoint
+from quire.core.errors import BadCheckpoint, Unsupported
 from quire.core.seq2seq import Seq2Seq
 from quire.models.config import Seq2SeqConfig
 from quire.ops.opset import OpSet, Value
@@ -18,12 +18,17 @@ def read_seq2seq(hf: CheckpointConfig, max_source: int, max_answer: int) -> Seq2
     start = hf.generation("decoder_start_token_id", hf.generation("bos_token_id"))
     if type(start) is not int:
         raise BadCheckpoint(f"{hf.source}: decoder_start_token_id is {start!r}, and answers begin with that token")
-    forced = hf.generation("forced_bos_token_id")
+    forced, last = hf.generation("forced_bos_token_id"), hf.generation("forced_eos_token_id")
+    last = last[0] if isinstance(last, list) and len(last) == 1 else last
+    for key, token in (("forced_bos_token_id", forced), ("forced_eos_token_id", last)):
+        if token is not None and type(token) is not int:
+            raise Unsupported(f"{hf.source}: {key} is {token!r}", "one token can be forced")
     banned = [*hf.generation("bad_words_ids", []), *([token] for token in hf.generation("suppress_tokens", []))]
     return Seq2Seq(
         start_ids=(start,) if forced is None else (start, forced),
         max_source=max_source,
         max_answer=max_answer,
+        last_id=last,
         banned=tuple(tuple(sequence) for sequence in banned),
     )
 

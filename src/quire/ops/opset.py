@@ -157,8 +157,8 @@ class Sampler(Protocol):
     Philox4x32-10 with key = seed and counter = (position, sample) picks among the survivors in the order of their ids,
     by cumulative probability: weights are integers, so sums are exact. Ties between logits go to the lower id
     everywhere. If everything is masked, the best raw logit among those that mask and `allowed` leave is taken. A NaN
-    counts as -inf. Candidates are the log_softmax after temperature, without the filters; masked tokens are not among
-    them.
+    counts as -inf. Candidates have the log_softmax after temperature, without the filters; masked tokens are not among
+    them, and count in its sum all the same.
     docs/sampling.md defines each step."""
 
     def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:

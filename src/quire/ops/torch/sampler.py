@@ -78,7 +78,8 @@ class TorchSampler:
             return Draw(BROKEN, [])
         if params.num_candidates:
             temperature = 1.0 if greedy else params.temperature
-            return Draw(CANDIDATES, _most_likely(logits, temperature, params.num_candidates))
+            whole = torch.where(logits == -inf, raw, logits)  # masked tokens are no candidates, and still summed over
+            return Draw(CANDIDATES, _most_likely(logits, _log_softmax(whole, temperature), params.num_candidates))
         if greedy:
             token = int(logits.argsort(descending=True, stable=True)[0])
         else:
@@ -220,8 +221,7 @@ def _rank(logits: Tensor, token: int) -> int:
     return 1 + int((logits > logits[token]).sum())
 
 
-def _most_likely(logits: Tensor, temperature: float, count: int) -> Logprobs:
-    logprobs = _log_softmax(logits, temperature)
+def _most_likely(logits: Tensor, logprobs: Tensor, count: int) -> Logprobs:
     ids = logits.argsort(descending=True, stable=True)[:count].tolist()
     return [(id, float(logprobs[id]), _rank(logits, id)) for id in ids if logits[id] > -inf]
 
@@ -229,5 +229,5 @@ def _most_likely(logits: Tensor, temperature: float, count: int) -> Logprobs:
 def _raw_logprobs(raw: Tensor, token: int, num_top: int) -> Logprobs:
     if raw.max() == -inf:
         return [(token, -inf, 1)]
-    own = (token, float(_log_softmax(raw, 1.0)[token]), _rank(raw, token))
-    return [own, *_most_likely(raw, 1.0, num_top)]
+    logprobs = _log_softmax(raw, 1.0)
+    return [(token, float(logprobs[token]), _rank(raw, token)), *_most_likely(raw, logprobs, num_top)]

@@ -22,6 +22,7 @@ FORMATS = {
     "compressed-tensors": "quire.weights.formats.compressed_tensors",
     "fp8": "quire.weights.formats.fp8",
     "fbgemm_fp8": "quire.weights.formats.fp8",
+    "eetq": "quire.weights.formats.eetq",
     "hqq": "quire.weights.formats.hqq",
     "mxfp4": "quire.weights.formats.mxfp4",
 }
