@@ -143,6 +143,30 @@ def test_a_request_that_kills_every_engine_is_given_up_alone(tiny_model: Path) -
     run(main())
 
 
+def test_a_request_that_cannot_be_written_ends_alone(tiny_model: Path) -> None:
+    def unwritable(number: int) -> GenerateRequest:
+        asked = request(number, max_tokens=480)
+        asked.priority = 2**70
+        return asked
+
+    async def main() -> None:
+        async with EngineClient(EngineOptions(model=str(tiny_model))) as client:
+            with pytest.raises(OverflowError):
+                await client.submit(unwritable(1))
+            assert not client.busy
+            other = asyncio.create_task(read(client, request(2, max_tokens=200)))
+            pid = client.engine_pid
+            os.kill(pid, signal.SIGKILL)
+            await condition(lambda: client.state == "restarting")
+            late = await client.submit(unwritable(3))  # goes to the engine with all the others
+            with pytest.raises(EngineFailed, match="cannot be given to the engine"):
+                async for _ in late:
+                    pass
+            assert await other is not None and client.state == "ready"
+
+    run(main())
+
+
 def test_a_failure_of_the_server_leaves_nobody_waiting(tiny_model: Path) -> None:
     class Broken:
         def step(self, record: Any) -> None:

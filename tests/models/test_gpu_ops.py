@@ -16,7 +16,7 @@ from models.gpu_steps import BLOCK, LENGTH, logits_of, run_steps
 from ops.stored_blocks import stored_rows
 from quire.models.registry import family
 from quire.ops.opset import Activation, KVSpec, Routing
-from quire.ops.tensors import MXFP4, Q8_0, StoredTensor, stored_floats
+from quire.ops.tensors import MXFP4, Q4_F, Q8_0, StoredTensor, stored_floats
 from quire.ops.torch import TorchOps
 from quire.ops.torch.gpu import GpuOps
 from quire.ops.torch.gpu_program import written_nowhere
@@ -189,8 +189,11 @@ def codes_of(type):
         (lambda array: stored_floats("t", array), None, 2e-3, 16),
         (codes_of(Q8_0), None, 2e-3, 8.5),
         (codes_of(MXFP4), None, 2e-3, 5),
+        (codes_of(Q4_F), None, 2e-3, 6),
         (lambda array: stored_floats("t", array), "int8", 2e-2, 8.5),
         (lambda array: stored_floats("t", array), "int4", 0.2, 5),
+        (lambda array: stored_floats("t", array), "nf4", 0.2, 5),
+        (lambda array: stored_floats("t", array), "fp8", 0.15, 8.5),
     ],
 )
 def test_experts_keep_their_codes_or_get_some(store, quantization, bound, bits):

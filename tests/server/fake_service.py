@@ -49,6 +49,9 @@ class ByteTokenizer:
     def id_of(self, token: str) -> int | None:
         return {"<s>": BOS, "</s>": EOS}.get(token)
 
+    def token_text(self, token: int) -> str:
+        return self.token_bytes(token).decode(errors="replace")
+
     def token_bytes(self, token: int) -> bytes:
         return {BOS: b"<s>", EOS: b"</s>"}.get(token) or bytes([token])
 

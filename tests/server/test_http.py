@@ -83,6 +83,7 @@ def test_values_that_ask_for_nothing_are_taken(server: Running) -> None:
         ({"prompt": ["a", 1]}, "prompt", "mixes"),
         ({"prompt": [[1, "x"]]}, "prompt[0][1]", "expected `int`"),
         ({"prompt": [999]}, "prompt", "999"),
+        ({"prompt": ["a"] * 2049}, "prompt", "prompt has 2049 texts, and 2048 are allowed"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream is not true"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown field"),
         ({"stream": True, "n": 1, "best_of": 2}, "best_of", "cannot be streamed"),

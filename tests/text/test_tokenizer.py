@@ -2,6 +2,8 @@
 
 import json
 import random
+import threading
+import time
 from pathlib import Path
 
 import gguf
@@ -164,6 +166,23 @@ def test_half_a_surrogate_pair_is_a_bad_request(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(byte_level_gguf(tmp_path / "t.gguf", trained_byte_level("gpt-2"), "gpt-2"))
     with pytest.raises(BadRequest, match="surrogate pair at position 2"):
         tokenizer.encode("ab\ud83c")
+    with pytest.raises(BadRequest, match="surrogate pair at position 9000"):
+        tokenizer.encode("ab " * 3000 + "\ud83c")
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(byte_level_gguf(tmp_path / "t.gguf", trained_byte_level("gpt-2"), "gpt-2"))
+    text = "The quire has pages. " * 20_000
+    done: list[list[int]] = []
+    thread = threading.Thread(target=lambda: done.append(tokenizer.encode(text)))
+    thread.start()
+    turns = 0
+    while not done:
+        time.sleep(0.001)  # lets the other thread go on
+        turns += 1
+    thread.join()
+    assert turns >= 5, "of some hundreds"
+    assert done[0] == tokenizer.encode(text[:21]) * 20_000
 
 
 def test_a_gguf_tokenizer_that_is_wrong_is_named(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """What the user wants drawn. Names and defaults are those vLLM's users know."""
 
 from dataclasses import dataclass, field
-from math import isfinite
 
 from quire.core.errors import BadRequest
 from quire.core.structured import Structured
@@ -10,6 +9,7 @@ from quire.core.watermark import Watermark
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
 MAX_STOPS = 64
+MAX_COUNT = 2**31 - 1  # what the engine's arrays hold
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +73,7 @@ class SamplingParams:
             )
         _between("temperature", self.temperature, 0.0, 100.0)
         _at_least("top_k", self.top_k, -1)
+        _at_most("top_k", self.top_k, MAX_COUNT)
         _above("top_p", self.top_p, 0.0, 1.0)
         _between("min_p", self.min_p, 0.0, 1.0)
         _above("typical_p", self.typical_p, 0.0, 1.0)
@@ -86,11 +87,13 @@ class SamplingParams:
             raise BadRequest("allowed_token_ids is empty: no token could be drawn", param="allowed_token_ids")
         if self.max_tokens is not None:
             _at_least("max_tokens", self.max_tokens, 1)
+            _at_most("max_tokens", self.max_tokens, MAX_COUNT)
             if self.min_tokens > self.max_tokens:
                 raise BadRequest(
                     f"min_tokens is {self.min_tokens} and max_tokens is {self.max_tokens}", param="min_tokens"
                 )
         _at_least("min_tokens", self.min_tokens, 0)
+        _at_most("min_tokens", self.min_tokens, MAX_COUNT)
         if len(self.stop) > MAX_STOPS:
             raise BadRequest(f"{len(self.stop)} stop strings, and {MAX_STOPS} are allowed", param="stop")
         if any(not text for text in self.stop):
@@ -121,10 +124,10 @@ def _at_most(name: str, value: float, high: float) -> None:
 
 
 def _between(name: str, value: float, low: float, high: float) -> None:
-    if not (isfinite(value) and low <= value <= high):
+    if not low <= value <= high:  # nor is it, where it is no number
         _fail(name, value, f"between {low} and {high}")
 
 
 def _above(name: str, value: float, low: float, high: float) -> None:
-    if not (isfinite(value) and low < value <= high):
+    if not low < value <= high:
         _fail(name, value, f"above {low} and at most {high}")

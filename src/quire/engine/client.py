@@ -267,8 +267,13 @@ class EngineClient:
         self._live[one.id] = one
         self._forecast.add(one.num_prompt_tokens)
         self._idle.clear()
-        if self.state == "ready":  # else it is sent with all the others, once there is an engine
+        if self.state != "ready":  # it is sent with all the others, once there is an engine
+            return
+        try:
             await self._tell(one)
+        except BaseException:  # who asked is told why; others must not hear of it again
+            self._forget(one)
+            raise
 
     async def _send(self, message: ToEngine) -> None:
         if isinstance(message, LoadAdapter) and self.state != "ready":  # else nobody would answer it
@@ -349,8 +354,13 @@ class EngineClient:
         if self.state != "draining":
             self.state = "ready"
         for one in under_way:
-            if not one.finished:
+            if one.finished:
+                continue
+            try:
                 await self._tell(one)
+            except (OverflowError, TypeError, ValueError):  # it cannot be written: that is nobody else's trouble
+                log.exception("request %s cannot be given to an engine", one.id)
+                one.give_up("the request cannot be given to the engine")
         await self.adapters.engine_ready()
         if self._viewers:
             await self._engine.send(Watch(True))

@@ -1,7 +1,7 @@
 """From the bytes a client sends to a typed body, or to an error that names the field."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
 
@@ -10,6 +10,8 @@ from starlette.requests import Request
 
 from quire.core.errors import BadRequest, BodyTooLarge
 from quire.server.errors import NotJson
+
+MOST_TEXTS = 2048  # of one request, as OpenAI
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -88,7 +90,15 @@ def texts_or_ids(given: str | list[str | int | list[int]], param: str) -> list[s
         what = "is empty" if not given else "mixes texts and ids"
         raise BadRequest(f"{param} {what}", "send a text, texts, token ids, or lists of token ids", param=param)
     texts: list[Any] = [given] if kinds == {int} else given
+    check_number(texts, param)
     return texts
+
+
+def check_number(texts: Sized, param: str) -> None:
+    if len(texts) > MOST_TEXTS:
+        raise BadRequest(
+            f"{param} has {len(texts)} texts, and {MOST_TEXTS} are allowed", "send several requests", param=param
+        )
 
 
 def _path(at: str | None, field: str) -> str:

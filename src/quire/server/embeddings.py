@@ -22,8 +22,6 @@ from quire.server.site import Site
 if TYPE_CHECKING:
     from quire.engine.service import Models
 
-MOST_TEXTS = 2048  # of one request, as OpenAI
-
 
 class EmbeddingsBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Null is the same as absent."""
@@ -103,12 +101,7 @@ def truncates(truncate_prompt_tokens: int | None) -> bool:
 
 
 def _texts(given: str | list[str | int | list[int]]) -> list[Text]:
-    texts: list[Text] = [*texts_or_ids(given, "input")]
-    if len(texts) > MOST_TEXTS:
-        raise BadRequest(
-            f"input has {len(texts)} texts, and {MOST_TEXTS} are allowed", "send several requests", param="input"
-        )
-    return texts
+    return [*texts_or_ids(given, "input")]
 
 
 def _base64(vector: "array[float]") -> str:

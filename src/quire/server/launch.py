@@ -1,6 +1,7 @@
 """Engines and the HTTP server in front of them, from options to the last request."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from quire.server.options import ServerOptions, named_models
 
 def launch(engine: EngineOptions, server: ServerOptions, *, on_ready: Callable[[str], None] | None = None) -> None:
     """Returns after SIGTERM or SIGINT, once what was under way is done. `on_ready` is told the address."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are tokenized in threads of ours
     _allow_open_files()
     _run(_main(engine, server, on_ready))
 

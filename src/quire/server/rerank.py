@@ -10,9 +10,9 @@ from starlette.routing import Route
 
 from quire.core.errors import BadRequest
 from quire.engine.texts import ScoreRequest
-from quire.server.body import decode, read_body
+from quire.server.body import check_number, decode, read_body
 from quire.server.dialects.openai.fields import Int, new_id
-from quire.server.embeddings import MOST_TEXTS, EmbeddingUsage, truncates
+from quire.server.embeddings import EmbeddingUsage, truncates
 from quire.server.generate import unless_gone
 from quire.server.openapi import JSON, answers, reads
 from quire.server.replies import json_response
@@ -128,10 +128,7 @@ class Rerank:
     ) -> tuple[str, list[float], int]:
         if not pairs:
             raise BadRequest(f"{field} is empty", "send at least one text", param=field)
-        if len(pairs) > MOST_TEXTS:
-            raise BadRequest(
-                f"{field} has {len(pairs)} texts, and {MOST_TEXTS} are allowed", "send several requests", param=field
-            )
+        check_number(pairs, field)
         asked = ScoreRequest(id=new_id("score"), pairs=pairs, truncate=truncates(truncate))
         service = (await self._site.models.find(model)).service
         found = await unless_gone(http.receive, service.score(asked))

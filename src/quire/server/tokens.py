@@ -73,20 +73,14 @@ class Tokens:
             if body.prompt is not None or body.messages is not None:
                 raise BadRequest("inputs and another text are given", "give one of them", param="inputs")
             return json_response(await asyncio.to_thread(_placed, tokenizer, body.inputs))
-        ids = await asyncio.to_thread(_encode, tokenizer, body)
-        texts = [tokenizer.token_bytes(token).decode("utf-8", errors="replace") for token in ids]
-        told = Tokenized(len(ids), service.info.max_model_len, ids, texts if body.return_token_strs else None)
-        return json_response(told)
+        return json_response(await asyncio.to_thread(_tokenized, tokenizer, body, service.info.max_model_len))
 
     @reads(DetokenizeBody)
     @answers({JSON: Detokenized})
     async def detokenize(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit), _detokenize)
         service = (await self._models.find(body.model)).service
-        size = service.info.vocab_size
-        if wrong := [token for token in body.tokens if not 0 <= token < size]:
-            raise BadRequest(f"token id {wrong[0]} is not in the vocabulary, which has {size}", param="tokens")
-        text = await asyncio.to_thread(service.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        text = await asyncio.to_thread(_decoded, service.tokenizer, body.tokens, service.info.vocab_size)
         return json_response(Detokenized(text))
 
     @asks(model=str)
@@ -103,6 +97,18 @@ class Tokens:
                 "chat_template": tokenizer.chat_template,
             }
         )
+
+
+def _tokenized(tokenizer: "Tokenizer", body: TokenizeBody, max_model_len: int) -> Tokenized:
+    ids = _encode(tokenizer, body)
+    texts = list(map(tokenizer.token_text, ids)) if body.return_token_strs else None
+    return Tokenized(len(ids), max_model_len, ids, texts)
+
+
+def _decoded(tokenizer: "Tokenizer", ids: list[int], vocab_size: int) -> str:
+    if (wrong := next((token for token in ids if not 0 <= token < vocab_size), None)) is not None:
+        raise BadRequest(f"token id {wrong} is not in the vocabulary, which has {vocab_size}", param="tokens")
+    return tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def _placed(tokenizer: "Tokenizer", text: str) -> list[TokenPlace]:

@@ -17,6 +17,8 @@ from quire.text.sentencepiece import SentencePieces, Translating
 from quire.text.token_bytes import TokenBytes
 from quire.weights.checkpoint import find_checkpoint
 
+LONG_TEXT = 2048  # characters; takes about a millisecond
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
@@ -79,10 +81,17 @@ class Tokenizer:
         """Special tokens that are written out in the text are always recognised; `add_special_tokens` puts those around
         it that the model expects, such as a first <s>."""
         with _refusing_surrogates(text):
-            ids = self._backend.encode(text, add_special_tokens=False).ids
+            ids = self._ids(text)
         if add_special_tokens:
             return [*self._vocabulary.prefix, *ids, *self._vocabulary.suffix]
         return list(ids)
+
+    def _ids(self, text: str) -> list[int]:
+        if len(text) >= LONG_TEXT and isinstance(self._backend, tokenizers.Tokenizer):
+            # Of the library's functions only those for batches let other threads run meanwhile.
+            ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            return ids
+        return self._backend.encode(text, add_special_tokens=False).ids
 
     def cut(self, ids: list[int], limit: int) -> list[int]:
         """An encoded text, special tokens around it, to at most `limit` tokens: the text loses its end."""

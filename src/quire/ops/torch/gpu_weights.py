@@ -2,7 +2,7 @@
 
 The types of `gpu_codes` keep their codes; other quantized types become floats of the activations' type. A checkpoint
 of floats can be quantized on its way: fp8 (one scale an output), int8 and int4 (groups of 128 inputs), nf4 (of 64).
-Experts are kept or quantized likewise, where they are integers in groups."""
+Experts are kept or quantized likewise; those whose inputs are in an order of their own become floats."""
 
 from collections.abc import Callable, Sequence
 from math import gcd
@@ -16,7 +16,8 @@ from quire.core.errors import Unsupported
 from quire.ops.dequantize import NF4_VALUES, dequantize
 from quire.ops.tensors import BF16, F8_E4M3, F8_E5M2, F16, F32, StoredTensor
 from quire.ops.torch.gpu_codes import Reordered, belong_together, can_keep, load_codes
-from quire.ops.torch.kernels.moe_codes import CodedExperts, stack_experts
+from quire.ops.torch.kernels.moe import Experts, ScaledExperts, can_stack_scaled, stack_scaled
+from quire.ops.torch.kernels.moe_codes import CodedExperts, can_stack, stack_experts
 from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
 from quire.ops.torch.kernels.quant_scaled import ScaledWeight
 
@@ -31,7 +32,6 @@ FLOATS = {
 }
 GROUP, LEAST_GROUP = 128, 16  # inputs that share a scale, where we choose; rows of odd lengths stay floats
 NF4_GROUP = 64
-EXPERTS_KEPT = ("Q4_0", "Q4_1", "Q8_0", "MXFP4")
 FP8_MOST = 448.0
 DUMMY_SPREAD = 0.02  # of random weights: about what training begins with
 
@@ -81,23 +81,30 @@ def _runs(parts: Sequence[StoredTensor], dtype: torch.dtype) -> list[list[Stored
 
 def load_experts(
     experts: Sequence[Sequence[StoredTensor]], dtype: torch.dtype, device: torch.device, quantization: str | None
-) -> Tensor | CodedExperts:
+) -> Experts:
     """Each expert's parts one below the other. Codes are kept, or made, where all experts have them of one kind; else
     all become floats [experts, outputs, inputs]."""
-    if quantization in ("fp8", "nf4"):
-        raise Unsupported(f"experts cannot be quantized to {quantization} while they are loaded", "use int8 or int4")
     all_parts = [part for parts in experts for part in parts]
-    kept = all(can_keep(part, dtype) and part.type.name in EXPERTS_KEPT for part in all_parts)
-    if quantization is not None or kept:
+    if quantization is not None or all(can_keep(part, dtype) for part in all_parts):
         segments = [load_segments([part], dtype, device, quantization)[0] for part in all_parts]
-        grouped = [segment for segment in segments if isinstance(segment, GroupedWeight)]
-        if len(grouped) == len(segments) and len({(w.bits, w.group, w.width, w.zero) for w in grouped}) == 1:
-            return stack_experts(grouped, len(experts))
+        if (stacked := _stacked(segments, len(experts))) is not None:
+            return stacked
     num_outputs, num_inputs = sum(part.num_rows for part in experts[0]), experts[0][0].num_columns
-    stacked = torch.empty(len(experts), num_outputs, num_inputs, dtype=dtype, device=device)
-    for matrix, parts in zip(stacked, experts, strict=True):
+    floats = torch.empty(len(experts), num_outputs, num_inputs, dtype=dtype, device=device)
+    for matrix, parts in zip(floats, experts, strict=True):
         torch.cat([load_floats(part, dtype, device) for part in parts], out=matrix)
-    return stacked
+    return floats
+
+
+def _stacked(segments: Sequence[Segment], num_experts: int) -> CodedExperts | ScaledExperts | None:
+    """None where they are of several kinds."""
+    grouped = [segment for segment in segments if isinstance(segment, GroupedWeight)]
+    if len(grouped) == len(segments) and can_stack(grouped):
+        return stack_experts(grouped, num_experts)
+    scaled = [segment for segment in segments if isinstance(segment, ScaledWeight)]
+    if len(scaled) == len(segments) and can_stack_scaled(scaled):
+        return stack_scaled(scaled, num_experts)
+    return None
 
 
 # -- codes that we make ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from quire.ops.torch.kernels.activation import activate_times
 from quire.ops.torch.kernels.quant_gemv import appended
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
 from quire.ops.torch.kernels.quant_linear import group_sums
-from quire.ops.torch.kernels.quant_unpack import asm_for, table_of, take_plane, unpack
+from quire.ops.torch.kernels.quant_unpack import asm_for, table_of, take_planes, unpack
 
 MOST_ROUTES = 64  # of a tile
 # routes a tile: (outputs a program, warps, stages)
@@ -31,6 +31,14 @@ class CodedExperts:
         return self.rows.nbytes
 
 
+def can_stack(parts: Sequence[GroupedWeight]) -> bool:
+    kinds = {
+        (w.bits, w.group, w.width, w.zero, w.table, w.scales.dtype, None if w.offsets is None else w.offsets.dtype)
+        for w in parts
+    }
+    return len(kinds) == 1
+
+
 def stack_experts(parts: Sequence[GroupedWeight], num_experts: int) -> CodedExperts:
     """The parts of one expert after those of the other; they differ in nothing but outputs, codes, scales, offsets."""
     first = parts[0]
@@ -41,6 +49,7 @@ def stack_experts(parts: Sequence[GroupedWeight], num_experts: int) -> CodedExpe
         words=torch.cat([part.words for part in parts]),
         scales=torch.cat([part.scales for part in parts], dim=1),
         offsets=torch.cat(offsets, dim=1) if offsets else None,
+        by_output=None,
     )
     return CodedExperts(num_experts, rows)
 
@@ -193,6 +202,7 @@ def _product(
     """-> [BLOCK_N, BLOCK_M] fp32"""
     PLANES: tl.constexpr = 32 // BITS
     GROUPS: tl.constexpr = max(PLANES * WIDTH // GROUP, 1)  # a chunk
+    RUN: tl.constexpr = PLANES * WIDTH // GROUPS  # inputs of a chunk that share a scale
     columns = tl.arange(0, WIDTH)
     x_rows = x_ptr + rows.to(tl.int64)[None, :] * x_stride
     like = tl.zeros((1,), x_ptr.dtype.element_ty)
@@ -207,18 +217,14 @@ def _product(
                 x_sums = appended(x_sums, tl.load(x_sum_ptr + group * num_rows + rows))
         places = (outputs * chunks + chunk)[:, None] * WIDTH + columns[None, :]
         planes = unpack(tl.load(words_ptr + places), like, BITS, ASM)
-        part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)  # of the group
-        for plane in tl.static_range(PLANES):
-            k = (chunk * PLANES + plane) * WIDTH + columns
+        for number in tl.static_range(GROUPS):
+            k = (chunk * GROUPS + number) * RUN + tl.arange(0, RUN)
             inside = present[None, :] if WHOLE_CHUNKS else present[None, :] & (k < K)[:, None]
             x = tl.load(x_rows + k[:, None], mask=inside, other=0.0)
-            part = tl.dot(
-                take_plane(planes, like, table_ptr, plane, BITS, ZERO, TABLE, ASM), x, part, input_precision="ieee"
+            w = take_planes(
+                planes, like, table_ptr, number * PLANES // GROUPS, PLANES // GROUPS, BITS, ZERO, TABLE, ASM
             )
-            if (plane + 1) % (PLANES // GROUPS) == 0:
-                sums += part * scales[plane * GROUPS // PLANES].to(tl.float32)[:, None]
-                part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-                if offset_ptr is not None:
-                    offset = offsets[plane * GROUPS // PLANES].to(tl.float32)
-                    sums += offset[:, None] * x_sums[plane * GROUPS // PLANES][None, :]
+            sums += tl.dot(w, x, input_precision="ieee") * scales[number].to(tl.float32)[:, None]
+            if offset_ptr is not None:
+                sums += offsets[number].to(tl.float32)[:, None] * x_sums[number][None, :]
     return sums

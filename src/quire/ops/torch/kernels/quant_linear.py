@@ -21,7 +21,7 @@ from quire.ops.torch.kernels.quant_dequantize import dequantize
 from quire.ops.torch.kernels.quant_gemv import GroupedGemvConfig, appended, can_gemv, grouped_gemv, x_group
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
 from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
-from quire.ops.torch.kernels.quant_unpack import asm_for, table_of, take_plane, unpack
+from quire.ops.torch.kernels.quant_unpack import asm_for, table_of, take_planes, unpack
 
 MAX_KERNEL_ROWS = 128  # beyond it, dequantize and cuBLAS
 MAX_PARALLEL_ROWS = 64  # beyond it, one program takes all splits of its tile where rows are to be batch invariant
@@ -183,6 +183,7 @@ def _grouped_kernel(
     TURNS: tl.constexpr = SPLITS // SHARES
     PLANES: tl.constexpr = 32 // BITS
     GROUPS: tl.constexpr = max(PLANES * WIDTH // GROUP, 1)  # a chunk
+    RUN: tl.constexpr = PLANES * WIDTH // GROUPS  # inputs of a chunk that share a scale
     like = tl.zeros((1,), x_ptr.dtype.element_ty)
     if OVERLAP:
         ahead = tl.minimum(tl.program_id(1) * TURNS * split_chunks, chunks - 1)
@@ -205,21 +206,19 @@ def _grouped_kernel(
             places = (rows * chunks + chunk)[:, None] * WIDTH + columns[None, :]
             words = tl.load(words_ptr + places, eviction_policy="evict_first")
             planes = unpack(words, like, BITS, ASM)
-            part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)  # of the group
-            for plane in tl.static_range(PLANES):
-                k = (chunk * PLANES + plane) * WIDTH + columns
+            for number in tl.static_range(GROUPS):
+                k = (chunk * GROUPS + number) * RUN + tl.arange(0, RUN)
                 if WHOLE_CHUNKS:
                     x = tl.load(x_rows + k[:, None], mask=present, other=0.0)
                 else:
                     x = tl.load(x_rows + k[:, None], mask=present & (k < K)[:, None], other=0.0)
-                w = take_plane(planes, like, table_ptr, plane, BITS, ZERO, TABLE, ASM)
-                part = tl.dot(w, x, part, input_precision="ieee")
-                if (plane + 1) % (PLANES // GROUPS) == 0:
-                    sums += part * scales[plane * GROUPS // PLANES].to(tl.float32)[:, None]
-                    part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-                    if offset_ptr is not None:
-                        offset = offsets[plane * GROUPS // PLANES].to(tl.float32)
-                        sums += offset[:, None] * x_sums[plane * GROUPS // PLANES][None, :]
+                w = take_planes(
+                    planes, like, table_ptr, number * PLANES // GROUPS, PLANES // GROUPS, BITS, ZERO, TABLE, ASM
+                )
+                part = tl.dot(w, x, input_precision="ieee")
+                sums += part * scales[number].to(tl.float32)[:, None]
+                if offset_ptr is not None:
+                    sums += offsets[number].to(tl.float32)[:, None] * x_sums[number][None, :]
         total += sums
     finish(total, out_ptr, bias_ptr, partial_ptr, ticket_ptr, outputs, tokens, N, M, HAS_BIAS, SHARES)
 

@@ -73,6 +73,37 @@ def take_plane(
     return values
 
 
+@triton.jit
+def take_planes(
+    planes,
+    like,
+    table_ptr,
+    FIRST: tl.constexpr,
+    COUNT: tl.constexpr,
+    BITS: tl.constexpr,
+    ZERO: tl.constexpr,
+    TABLE: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """The values of 1, 2, 4 or 8 planes, one behind the other: [n, COUNT * width], in the order of inputs."""
+    if COUNT == 1:
+        values = take_plane(planes, like, table_ptr, FIRST, BITS, ZERO, TABLE, ASM)
+    else:
+        HALF: tl.constexpr = COUNT // 2
+        values = behind(
+            take_planes(planes, like, table_ptr, FIRST, HALF, BITS, ZERO, TABLE, ASM),
+            take_planes(planes, like, table_ptr, FIRST + HALF, HALF, BITS, ZERO, TABLE, ASM),
+        )
+    return values
+
+
+@triton.jit
+def behind(first, second):
+    """[n, k] and [n, k] -> [n, 2 k]. No lane needs what another has."""
+    both = tl.permute(tl.join(first, second), (0, 2, 1))
+    return tl.reshape(both, (first.shape[0], 2 * first.shape[1]))
+
+
 @cache
 def _int4(dtype: torch.dtype, zero: int) -> str:
     """Words $8, $9 -> planes $0 .. $7, two floats each: of the first word, then of the second."""

@@ -9,12 +9,10 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.core.errors import BadRequest
 from quire.engine.texts import EmbedRequest
-from quire.server.body import decode, read_body
+from quire.server.body import check_number, decode, read_body
 from quire.server.dialects.ollama.fields import bare_name
 from quire.server.dialects.openai.fields import Int, new_id
-from quire.server.embeddings import MOST_TEXTS
 from quire.server.generate import unless_gone
 from quire.server.openapi import JSON, answers, reads
 from quire.server.replies import json_response
@@ -67,8 +65,7 @@ class EmbedPages:
         began = time.monotonic_ns()
         body = decode(await read_body(http, self._limit, json_only=False), _embed)
         texts = [body.input] if isinstance(body.input, str) else body.input
-        if len(texts) > MOST_TEXTS:
-            raise BadRequest(f"input has {len(texts)} texts, and {MOST_TEXTS} are allowed", param="input")
+        check_number(texts, "input")
         if not texts:
             return json_response(Embedded(body.model, [], time.monotonic_ns() - began, 0, 0))
         found = await self._found(http, body.model, texts, body.truncate is not False, body.dimensions)
