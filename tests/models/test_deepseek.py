@@ -80,6 +80,11 @@ CASES: Cases = {
         Glm4MoeLiteConfig,
         {"n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", "dense", "sparse"]},
     ),
+    "glm4-moe-lite-dense": (
+        Glm4MoeLiteConfig,
+        {"mlp_layer_types": ["dense"] * 3, "attention_bias": True, "q_lora_rank": None, "tie_word_embeddings": True},
+    ),
+    "youtu-untied": (YoutuConfig, {"tie_word_embeddings": False, "initializer_range": 0.4, "q_lora_rank": None}),
     "youtu": (YoutuConfig, {"tie_word_embeddings": True, "initializer_range": 0.4}),
 }
 
