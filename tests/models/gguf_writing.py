@@ -4,7 +4,7 @@ Names of tensors are those of the `gguf` package; what the converter does to the
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,13 @@ ARCHITECTURES = {
     "MiniMaxM2ForCausalLM": gguf.MODEL_ARCH.MINIMAXM2,
     "PhimoeForCausalLM": gguf.MODEL_ARCH.PHIMOE,
     "GraniteMoeHybridForCausalLM": gguf.MODEL_ARCH.GRANITE,
+    "GlmForCausalLM": gguf.MODEL_ARCH.CHATGLM,
+    "Jais2ForCausalLM": gguf.MODEL_ARCH.JAIS2,
+    "ApertusForCausalLM": gguf.MODEL_ARCH.APERTUS,
+    "SolarOpenForCausalLM": gguf.MODEL_ARCH.GLM4_MOE,
 }
 PAIRWISE = ("Llama", "Mixtral", "Granite", "SmolLM3", "Mistral", "Ministral3", "Arcee")  # families
-SIGMOID = ("glm4_moe", "dots1", "minimax_m2")  # of scores, types of models
+SIGMOID = ("glm4_moe", "solar_open", "dots1", "minimax_m2")  # of scores, types of models
 EXPERT = re.compile(r"model\.layers\.(\d+)\.(.*)\.experts\.(\d+)\.(\w+)\.weight")
 
 
@@ -59,9 +63,12 @@ def write_gguf(
     path: Path,
     experts: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     called: str | None = None,
+    instead: Mapping[str, Any] | None = None,
+    fuse_qkv: bool = False,
 ) -> Path:
-    """`experts`: how stacks of them are stored; `called`: the architecture, where it is not that of the checkpoint"""
-    config = json.loads((source / "config.json").read_text())
+    """`experts`: how stacks of them are stored; `called`: the architecture, where it is not that of the checkpoint;
+    `instead`: values of its configuration; `fuse_qkv`: as ChatGLM has them"""
+    config = json.loads((source / "config.json").read_text()) | dict(instead or {})
     architecture = config["architectures"][0]
     arch = ARCHITECTURES[architecture]
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
@@ -76,7 +83,21 @@ def write_gguf(
         for kind in ("long", "short"):
             writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
     pairwise = architecture.startswith(PAIRWISE) and called != "exaone"
-    for name, data in stacked(load_file(source / "model.safetensors")):
+    tensors = load_file(source / "model.safetensors")
+    if curves := {name: data.item() for name, data in tensors.items() if ".act_fn." in name}:  # Apertus
+        for part, add in (
+            ("alpha_p", writer.add_xielu_alpha_p),
+            ("alpha_n", writer.add_xielu_alpha_n),
+            ("beta", writer.add_xielu_beta),
+            ("eps", writer.add_xielu_eps),
+        ):
+            add([curves[f"model.layers.{i}.mlp.act_fn.{part}"] for i in range(config["num_hidden_layers"])])
+    if fuse_qkv:
+        for kind in ("weight", "bias"):
+            for stem in [f"model.layers.{i}.self_attn." for i in range(config["num_hidden_layers"])]:
+                parts = [tensors.pop(f"{stem}{part}_proj.{kind}") for part in "qkv"]
+                tensors[f"{stem}qkv_proj.{kind}"] = np.concatenate(parts)
+    for name, data in stacked({name: data for name, data in tensors.items() if name not in curves}):
         if pairwise and ".q_proj." in name:
             data = interleave(data, config["num_attention_heads"])
         if pairwise and ".k_proj." in name:
@@ -142,8 +163,8 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    if config["model_type"] == "nemotron":
-        writer.add_layer_norm_eps(config["norm_eps"])
+    if config["model_type"] in ("nemotron", "jais2"):
+        writer.add_layer_norm_eps(config["norm_eps" if config["model_type"] == "nemotron" else "layer_norm_eps"])
     else:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     if full["rope_type"] == "dynamic":  # HunYuan, whose stretch goes into the base

@@ -80,6 +80,11 @@ CASES: Cases = {
         Glm4MoeLiteConfig,
         {"n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", "dense", "sparse"]},
     ),
+    "glm4-moe-lite-dense": (
+        Glm4MoeLiteConfig,
+        {"mlp_layer_types": ["dense"] * 3, "attention_bias": True, "q_lora_rank": None, "tie_word_embeddings": True},
+    ),
+    "youtu-untied": (YoutuConfig, {"tie_word_embeddings": False, "initializer_range": 0.4, "q_lora_rank": None}),
     "youtu": (YoutuConfig, {"tie_word_embeddings": True, "initializer_range": 0.4}),
 }
 
@@ -130,6 +135,10 @@ def write_gguf(source: Path, path: Path, apart: bool) -> Path:
     from weights.gguf_files import finish
 
     c = json.loads((source / "config.json").read_text())
+    if c["architectures"] == ["YoutuForCausalLM"]:  # has no experts, and the converter says so
+        c |= {"n_routed_experts": None, "n_shared_experts": 0, "first_k_dense_replace": c["num_hidden_layers"]}
+        c |= {"moe_intermediate_size": c["intermediate_size"]}
+        c |= dict.fromkeys(("num_experts_per_tok", "n_group", "topk_group"))
     latent, still, turning, value = (
         c[key] for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     )
@@ -163,6 +172,11 @@ def write_gguf(source: Path, path: Path, apart: bool) -> Path:
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    if "mlp_layer_types" in c:  # GLM-4.7-Flash, with a layer behind the last, for guessing further tokens
+        writer.add_block_count(c["num_hidden_layers"] + 1)
+        writer.add_nextn_predict_layers(1)
+        writer.add_tensor(f"blk.{c['num_hidden_layers']}.nextn.eh_proj.weight", np.zeros((2, 4), np.float32))
+        writer.add_leading_dense_block_count(c["mlp_layer_types"].count("dense"))
     if c["architectures"] == ["DeepseekV3ForCausalLM"]:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     writer.add_head_count_kv(1 if apart else c["num_attention_heads"])
@@ -186,7 +200,7 @@ def write_gguf(source: Path, path: Path, apart: bool) -> Path:
 
 @pytest.mark.verifies("gguf", backend="torch")
 @pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("name", ["v2", "v2-lite", "v3"])
+@pytest.mark.parametrize("name", ["v2", "v2-lite", "v3", "glm4-moe-lite", "youtu"])
 def test_a_gguf_file_computes_what_its_checkpoint_does(
     checkpoints: Callable[[str], Theirs], name: str, apart: bool, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    ApertusConfig,
     ArceeConfig,
     Dots1Config,
     Ernie4_5_MoeConfig,
@@ -18,10 +19,12 @@ from transformers import (
     GemmaConfig,
     Glm4Config,
     Glm4MoeConfig,
+    GlmConfig,
     GraniteConfig,
     GraniteMoeConfig,
     GraniteMoeHybridConfig,
     HunYuanDenseV1Config,
+    Jais2Config,
     LlamaConfig,
     MiniMaxM2Config,
     Ministral3Config,
@@ -40,10 +43,12 @@ from transformers import (
     Qwen3MoeConfig,
     SeedOssConfig,
     SmolLM3Config,
+    SolarOpenConfig,
 )
 
 from models.checking import PROMPT, TINY, Cases, assert_close, compute, make_ops, random_model
 from models.gguf_writing import write_gguf
+from quire.models.alibi import slopes
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
@@ -65,6 +70,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 YARN_IN_SOME = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
 GROWING = {**YARN, "original_max_position_embeddings": 6, "mscale": 1.0, "mscale_all_dim": 1.0}
 GROWING |= {"llama_4_scaling_beta": 0.7}
+DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 ALPHA = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0}
 CASES: Cases = {
     "llama": (LlamaConfig, {}),
@@ -158,6 +164,10 @@ CASES: Cases = {
             "position_embedding_type": "rope",
         },
     ),
+    "glm": (GlmConfig, {"head_dim": 24, "partial_rotary_factor": 0.5, "attention_bias": True}),
+    "jais2": (Jais2Config, {"layer_norm_eps": 1e-3}),
+    "apertus": (ApertusConfig, {"rope_parameters": DEFAULT}),
+    "solar-open": (SolarOpenConfig, EXPERTS | {"n_routed_experts": 6, "n_shared_experts": 1, "head_dim": 24}),
     "gemma": (GemmaConfig, {"head_dim": 24}),
     "gemma2": (Gemma2Config, GEMMA | {"attn_implementation": "eager", "attn_logit_softcapping": 5.0}),
     "gemma3": (Gemma3TextConfig, GEMMA | {"num_hidden_layers": 7, "rope_parameters": LINEAR}),
@@ -175,8 +185,8 @@ def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> 
 
 
 @torch.inference_mode()
-def logits_of(model: PreTrainedModel) -> np.ndarray:
-    return model(torch.tensor([PROMPT])).logits[0].numpy()
+def logits_of(model: PreTrainedModel, mask: torch.Tensor | None = None) -> np.ndarray:
+    return model(torch.tensor([PROMPT]), attention_mask=mask).logits[0].numpy()
 
 
 def test_quantized_experts_are_cut_out_of_their_stack(tmp_path: Path) -> None:
@@ -191,6 +201,48 @@ def test_quantized_experts_are_cut_out_of_their_stack(tmp_path: Path) -> None:
     assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits)
     rounded = compute(make_ops("native"), path)(PROMPT, 0)  # which multiplies with 8-bit activations
     assert np.abs(rounded - logits).max() < 0.05 * np.abs(logits).max()
+
+
+@pytest.mark.verifies("gguf", backend="torch", architecture="GlmForCausalLM")
+@pytest.mark.parametrize("name", ["chatglm"])
+def test_chatglm_has_q_k_and_v_in_one(name: str, tmp_path: Path) -> None:
+    config, options = CASES["glm"]
+    model = random_model(config(**TINY | options), seed=3)
+    model.save_pretrained(tmp_path)
+    path = write_gguf(tmp_path, tmp_path / "model.gguf", fuse_qkv=True)
+    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model))
+
+
+@pytest.mark.verifies("gguf", backend="torch", architecture="MiniCPMForCausalLM")
+@pytest.mark.parametrize("name", ["minicpm", "minicpm-first"])
+def test_minicpm_is_granite_with_factors_of_its_own(name: str, tmp_path: Path) -> None:
+    """Its first files leave them unsaid."""
+    unsaid = name == "minicpm-first"
+    first = {"embedding_multiplier": 12.0, "residual_multiplier": 1.4 / 2**0.5, "logits_scaling": 64 / 256}
+    factors = (first if unsaid else FACTORS) | {"attention_multiplier": 16**-0.5}
+    model = random_model(GraniteConfig(**TINY | factors), seed=2)
+    model.save_pretrained(tmp_path)
+    instead = dict.fromkeys(factors if unsaid else ["attention_multiplier"])
+    path = write_gguf(tmp_path, tmp_path / "model.gguf", called="minicpm", instead=instead)
+    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model))
+
+
+@pytest.mark.verifies("gguf", backend="torch", architecture="BaichuanForCausalLM")
+@pytest.mark.parametrize("name", ["baichuan-7b", "baichuan-13b"])
+def test_baichuan_is_llama(name: str, tmp_path: Path) -> None:
+    """13B, told by its 40 layers, with slopes instead of rotation."""
+    still = name == "baichuan-13b"
+    sizes = {"num_key_value_heads": 4, "num_hidden_layers": 40 if still else 2, "attn_implementation": "eager"}
+    model = random_model(LlamaConfig(**TINY | sizes), seed=2)
+    model.save_pretrained(tmp_path)
+    path = write_gguf(tmp_path, tmp_path / "model.gguf", called="baichuan")
+    mask = None
+    if still:
+        model.model.rotary_emb.inv_freq.zero_()
+        places = torch.arange(len(PROMPT))
+        falling = torch.tensor(slopes(4))[:, None, None] * (places[None, :] - places[:, None])
+        mask = falling.masked_fill(places[None, :] > places[:, None], float("-inf"))[None]
+    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model, mask))
 
 
 @pytest.mark.parametrize("called", ["internlm2", "exaone"])

@@ -89,6 +89,14 @@ CASES: Cases = {
     "starcoder2-window": (Starcoder2Config, {"sliding_window": 5, "use_bias": False, "tie_word_embeddings": False}),
     "nemotron": (NemotronConfig, {"num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 112}),
     "jais2": (Jais2Config, {"num_key_value_heads": 2, "intermediate_size": 112}),
+    "nemotron-biases": (
+        NemotronConfig,
+        {"num_key_value_heads": 1, "head_dim": 20, "intermediate_size": 80, "attention_bias": True, "mlp_bias": True},
+    ),
+    "jais2-no-biases": (
+        Jais2Config,
+        {"attention_bias": False, "mlp_bias": False, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    ),
     "phi": (PhiConfig, {}),
     "phi-norms": (PhiConfig, {"qk_layernorm": True, "tie_word_embeddings": False, "hidden_act": "gelu"}),
     "stablelm": (StableLmConfig, {}),

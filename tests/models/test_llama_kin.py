@@ -48,6 +48,8 @@ GRANITE_4 = FACTORS | {"layer_types": ["full_attention"] * 2, "num_local_experts
 ALPHA = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0}
 DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 SOME_WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+CWM = {"rope_parameters": DEFAULT, "bos_token_id": 0, "eos_token_id": 96}
+ODD_TIED = {"head_dim": 20, "tie_word_embeddings": True}
 GROWING = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -63,10 +65,16 @@ CASES: Cases = {
     "ministral-3": (Ministral3Config, {"rope_parameters": GROWING}),
     "ministral-3-window": (Ministral3Config, {"rope_parameters": GROWING, "head_dim": 24, "sliding_window": 9}),
     "ministral": (MinistralConfig, SOME_WINDOWS | {"head_dim": 24}),
-    "cwm": (CwmConfig, SOME_WINDOWS | {"rope_parameters": DEFAULT, "bos_token_id": 0, "eos_token_id": 96}),
+    "ministral-tied": (MinistralConfig, {"num_attention_heads": 3, "num_key_value_heads": 1} | ODD_TIED),
+    "cwm-tied": (
+        CwmConfig,
+        SOME_WINDOWS | CWM | ODD_TIED | {"hidden_size": 60, "num_attention_heads": 5, "num_key_value_heads": 5},
+    ),
+    "cwm": (CwmConfig, SOME_WINDOWS | CWM),
     "hunyuan": (HunYuanDenseV1Config, {"head_dim": 24, "rope_parameters": ALPHA, "tie_word_embeddings": True}),
     "hunyuan-plain": (HunYuanDenseV1Config, {"head_dim": 16, "attention_bias": True}),
     "helium": (HeliumConfig, {"head_dim": 16, "num_key_value_heads": 4}),
+    "helium-biases": (HeliumConfig, {"head_dim": 16, "num_key_value_heads": 1, "attention_bias": True}),
     "arcee": (ArceeConfig, {}),
     "arcee-biases": (ArceeConfig, {"mlp_bias": True, "attention_bias": True, "num_key_value_heads": 1}),
     "granite-4": (GraniteMoeHybridConfig, GRANITE_4 | {"position_embedding_type": "rope"}),

@@ -1,11 +1,15 @@
 """Checkpoints that are not what they say, and architectures nobody wrote."""
 
+import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import LlamaConfig
 
+from models.checking import PROMPT, TINY, compute, make_ops, random_model
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models import llama
 from quire.models.loading import Experts, LayerNorm, Matrix, Part, Table, Vector
@@ -135,6 +139,18 @@ def test_an_unknown_architecture_names_the_nearest() -> None:
     with pytest.raises(Unsupported, match="`Qwen9ForCausalLM`") as error:
         family("Qwen9ForCausalLM")
     assert "Qwen2ForCausalLM" in error.value.hint
+
+
+def test_code_beside_a_checkpoint_is_never_run(tmp_path: Path) -> None:
+    """What `trust_remote_code` would run stands in `auto_map`: it is not looked at."""
+    model = random_model(LlamaConfig(**TINY), seed=0)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    named = {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"auto_map": named}))
+    (tmp_path / "theirs.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    compute(make_ops("torch"), tmp_path)(PROMPT, 0)
+    assert not (tmp_path / "ran").exists() and "theirs" not in sys.modules
 
 
 # -- from stored tensors to packed ones --------------------------------------------------------------------------------

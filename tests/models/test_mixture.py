@@ -75,6 +75,19 @@ CASES: Cases = {
         GLM_MOE | {"n_group": 4, "topk_group": 2, "head_dim": 16, "n_shared_experts": 2, "first_k_dense_replace": 0},
     ),
     "dots1": (Dots1Config, DOTS | {"n_shared_experts": 1, "norm_topk_prob": True, "first_k_dense_replace": 1}),
+    "dots1-biases": (
+        Dots1Config,
+        DOTS | {"n_shared_experts": 2, "n_group": 1, "topk_group": 1, "attention_bias": True, "num_key_value_heads": 1},
+    ),
+    "solar-open-tied": (
+        SolarOpenConfig,
+        DOTS | {"n_shared_experts": 1, "head_dim": 16, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    ),
+    "minimax-m2-tied": (
+        MiniMaxM2Config,
+        {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 32, "head_dim": 16, "rotary_dim": 16,
+         "num_key_value_heads": 4, "tie_word_embeddings": True},
+    ),
     "solar-open": (SolarOpenConfig, DOTS | {"n_shared_experts": 2, "head_dim": 24, "attention_bias": True}),
     "minimax-m2": (
         MiniMaxM2Config,

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
+from safetensors.torch import save_file as save_tensors
+from transformers import AutoModelForImageTextToText, FineGrainedFP8Config, Mistral3Config
 
-from models.checking import PROMPT, compute, make_ops
+from models.checking import PROMPT, TINY, assert_close, compute, make_ops, random_model
 from ops.stored_blocks import stored_rows
 from quire.ops.dequantize import dequantize
 from quire.ops.tensors import GGUF_TYPES, STORAGE_TYPES, StoredTensor
@@ -53,6 +55,34 @@ def test_what_is_not_kept_exactly_is_said_once(tmp_path: Path, caplog: pytest.Lo
         caplog.clear()
         compute(make_ops("native"), tmp_path)
         assert [note in record.message for record in caplog.records] == ([True] if note else [])
+
+
+def test_ministral_3_in_fp8_is_what_transformers_makes_of_it(tmp_path: Path) -> None:
+    """One scale a matrix, and one for its activations, which are scaled as they come here."""
+    text = TINY | {"model_type": "ministral3", "sliding_window": None, "head_dim": 24}
+    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    random_model(Mistral3Config(text_config=text, vision_config=vision), seed=1).save_pretrained(tmp_path)
+    tensors = {}
+    for name, data in load_file(tmp_path / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        tensors[name] = torch.from_numpy(data)
+        if module.endswith("_proj") and "language_model" in module:
+            scale = (tensors[name].abs().max() / 448).bfloat16()
+            tensors[name] = (tensors[name] / scale.float()).to(torch.float8_e4m3fn)
+            tensors |= {f"{module}.weight_scale_inv": scale, f"{module}.activation_scale": torch.tensor(0.02)}
+    save_tensors(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    kept = ["model.vision_tower", "model.multi_modal_projector", "lm_head"]
+    settings = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = settings | {"modules_to_not_convert": kept}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plain = FineGrainedFP8Config(dequantize=True, modules_to_not_convert=kept)
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path, quantization_config=plain, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = model(torch.tensor([PROMPT])).logits[0].numpy()
+    assert_close(compute(make_ops("torch"), tmp_path)(PROMPT, 0), expected)
+    native = compute(make_ops("native"), tmp_path)(PROMPT, 0)  # products rounded to bf16
+    assert np.linalg.norm(native - expected) < 0.04 * np.linalg.norm(expected)
 
 
 GPU = {  # what two matrices become together, and how far a product may be off: 16-bit activations, or those of fp8

@@ -32,6 +32,7 @@ BART_TINY = {
     "max_position_embeddings": MAX_LEN,
     "forced_eos_token_id": None,
 }
+ODD = {"d_model": 60, "encoder_attention_heads": 3, "decoder_attention_heads": 5, "encoder_layers": 3}
 TINY = {
     "vocab_size": 96,
     "decoder_start_token_id": START,
@@ -49,14 +50,13 @@ CASES: Cases = {
     "t5-1.1": (T5, {**T5_TINY, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "t5-own-head": (T5, {**T5_TINY, "feed_forward_proj": "gated-silu", "tie_word_embeddings": False, "own_head": True}),
     "mt5": (MT5, {**T5_TINY, "d_kv": 20, "num_heads": 3}),
+    "mt5-gated": (MT5, {**T5_TINY, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "bart": (BART, BART_TINY),
-    "bart-odd": (
-        BART,
-        {**BART_TINY, "d_model": 60, "encoder_attention_heads": 3, "decoder_attention_heads": 5, "encoder_layers": 3},
-    ),
+    "bart-odd": (BART, {**BART_TINY, **ODD}),
     "bart-scaled": (BART, {**BART_TINY, "scale_embedding": True, "activation_function": "relu"}),
     "bart-untied": (BART, {**BART_TINY, "tie_word_embeddings": False}),
     "mbart": (MBART, {**BART_TINY, "scale_embedding": True}),
+    "mbart-untied": (MBART, {**BART_TINY, **ODD, "tie_word_embeddings": False}),
     "marian": (MARIAN, {**BART_TINY, "activation_function": "swish", "scale_embedding": True}),
     "marian-two-vocabularies": (
         MARIAN,
@@ -64,6 +64,7 @@ CASES: Cases = {
     ),
     "m2m100": (M2M100ForConditionalGeneration, {**BART_TINY, "scale_embedding": True}),
     "m2m100-plain": (M2M100ForConditionalGeneration, {**BART_TINY, "pad_token_id": 10, "activation_function": "gelu"}),
+    "pegasus-odd": (PegasusForConditionalGeneration, {**BART_TINY, **ODD, "activation_function": "relu"}),
     "pegasus": (PegasusForConditionalGeneration, {**BART_TINY, "scale_embedding": True}),
 }
 checkpoints = checkpoints_of(CASES, TINY)

@@ -1,6 +1,7 @@
 """Apertus: Llama with norms of heads, whose feed-forward layer has no gate and two learned numbers in its activation.
 
-xIELU(x) is alpha_p x^2 + beta x above zero, and alpha_n (exp(x) - 1 - x) + beta x below."""
+xIELU(x) is alpha_p x^2 + beta x above zero, and alpha_n (exp(x) - 1 - x) + beta x below. GGUF files have the numbers of
+all layers in their metadata."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from quire.core.errors import BadCheckpoint
 from quire.models import llama
 from quire.models.llama import LlamaConfig
 from quire.models.loading import Matrix, Model, Vector
@@ -18,10 +20,7 @@ from quire.ops.tensors import StoredTensor
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-
-def config(hf: CheckpointConfig) -> LlamaConfig:
-    hf.expect("hidden_act", "xielu")
-    return LlamaConfig(**llama.numbers(hf) | {"qk_norms": "heads"})
+STORED = ("alpha_p", "alpha_n", "beta")
 
 
 class Curve(NamedTuple):
@@ -29,23 +28,43 @@ class Curve(NamedTuple):
     below: float  # alpha_n
     slope: float  # beta
 
-
-@dataclass(frozen=True, slots=True)
-class StoredCurve:
-    """The numbers of an activation: the alphas are stored as what makes them under a softplus, the second less beta."""
-
-    name: str
-
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield from ((f"{self.name}.{part}", (1,)) for part in ("alpha_p", "alpha_n", "beta"))
-
-    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Curve:
-        above, below, slope = (float(dequantize(tensor).item()) for tensor in tensors)
-        return Curve(_softplus(above), slope + _softplus(below), slope)
+    @staticmethod
+    def of(alpha_p: float, alpha_n: float, beta: float) -> "Curve":
+        """Of stored numbers: the alphas are what makes them under a softplus, the second less beta."""
+        return Curve(_softplus(alpha_p), beta + _softplus(alpha_n), beta)
 
 
 def _softplus(x: float) -> float:
     return float(np.logaddexp(0.0, x))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApertusConfig(LlamaConfig):
+    curves: tuple[Curve, ...]  # for each layer; none: they are tensors
+
+
+def config(hf: CheckpointConfig) -> ApertusConfig:
+    hf.expect("hidden_act", "xielu")
+    numbers = llama.numbers(hf) | {"qk_norms": "heads"}
+    listed = [hf.section("xielu").get(part, ()) for part in STORED]
+    if any(len(given) != numbers["layers"] for given in listed) and any(map(len, listed)):
+        raise BadCheckpoint(f"{hf.source}: the numbers of xielu are not those of {numbers['layers']} layers")
+    return ApertusConfig(**numbers, curves=tuple(Curve.of(*given) for given in zip(*listed, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCurve:
+    """The numbers of an activation, unless they are known."""
+
+    name: str
+    known: Curve | None
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        if self.known is None:
+            yield from ((f"{self.name}.{part}", (1,)) for part in STORED)
+
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Curve:
+        return self.known or Curve.of(*(float(dequantize(tensor).item()) for tensor in tensors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +74,18 @@ class Layer(llama.Layer):
     curve: Any = None
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: ApertusConfig, max_model_len: int) -> Model:
     names = {
         **llama.layer_names(config),
         "norm1": Vector("attention_layernorm", config.hidden),
         "norm2": Vector("feedforward_layernorm", config.hidden),
         "gate_up": Matrix({"mlp.up_proj": config.intermediate}, config.hidden, bias=config.mlp_bias),
-        "curve": StoredCurve("mlp.act_fn"),
     }
+    curves = [StoredCurve("mlp.act_fn", curve) for curve in config.curves or [None] * config.layers]
     forward = partial(llama.forward, feed_forward=mlp)
     unused = [r".*\.act_fn\.eps"]  # how near to zero nothing is computed
-    return llama.load_with(ops, checkpoint, config, max_model_len, forward, [names] * config.layers, Layer, unused)
+    layers = [{**names, "curve": curve} for curve in curves]
+    return llama.load_with(ops, checkpoint, config, max_model_len, forward, layers, Layer, unused)
 
 
 def mlp(c: LlamaConfig, layer: Any, ops: OpSet, x: Value) -> Value:

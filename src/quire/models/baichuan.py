@@ -1,5 +1,5 @@
 """Baichuan 1 and 2: Llama with q, k and v in one tensor. 13B does not rotate: its scores fall with the distance. The
-rows of Baichuan 2's head are divided by their lengths."""
+rows of Baichuan 2's head are divided by their lengths. GGUF files have three tensors, and rows as they are to be."""
 
 import numpy as np
 
@@ -30,6 +30,8 @@ def config(hf: CheckpointConfig) -> LlamaConfig:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> Model:
+    if "model.layers.0.self_attn.q_proj.weight" in checkpoint.names():
+        return llama.load(ops, checkpoint, config, max_model_len)
     names = {**llama.layer_names(config), "qkv": Matrix({"self_attn.W_pack": 3 * config.hidden}, config.hidden)}
     if config.vocab == SECOND_VOCAB:
         checkpoint = HeadNormed(checkpoint, {name: name for name in checkpoint.names()})

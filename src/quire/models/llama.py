@@ -26,7 +26,8 @@ from quire.weights.config import CheckpointConfig
 
 MINISTRAL_3 = "Ministral3ForCausalLM"
 HUNYUAN = "HunYuanDenseV1ForCausalLM"
-PAIRWISE = ("Ernie4_5ForCausalLM", "Ernie4_5_MoeForCausalLM", "HeliumForCausalLM")
+HELIUM = "HeliumForCausalLM"
+PAIRWISE = ("Ernie4_5ForCausalLM", "Ernie4_5_MoeForCausalLM", HELIUM)
 ROPE_FACTORS = "rope_freqs"  # in GGUF files only
 UNUSED = r".*\.rotary_emb\.inv_freq"  # older exports stored what follows from the configuration
 
@@ -100,7 +101,8 @@ def numbers(hf: CheckpointConfig) -> dict[str, Any]:
         "pairwise": hf.architecture in PAIRWISE,
         "tied": hf.bool("tie_word_embeddings", False),
         "qkv_bias": hf.bool("qkv_bias", attention_bias or hf.architecture == "Qwen2ForCausalLM"),
-        "out_bias": hf.bool("attention_out_bias", attention_bias),  # Seed-OSS has one of its own
+        # Seed-OSS has a word of its own for it, and Helium never has one.
+        "out_bias": hf.bool("attention_out_bias", attention_bias and hf.architecture != HELIUM),
         "mlp_bias": hf.bool("mlp_bias", all_biases),
         "qk_norms": "heads" if hf.architecture in ("Qwen3ForCausalLM", HUNYUAN) else "none",
         "norms_turned": hf.architecture == HUNYUAN,

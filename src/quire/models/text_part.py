@@ -26,7 +26,7 @@ class Renamed:
 
     @property
     def nbytes(self) -> int:
-        return sum(self.tensor(name).data.nbytes for name in self._names)
+        return self._whole.nbytes
 
     def names(self) -> list[str]:
         return list(self._names)

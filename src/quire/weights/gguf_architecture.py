@@ -1,6 +1,7 @@
 """A row of the tables that say what GGUF calls things: see gguf_names.py."""
 
-from collections.abc import Callable, Container, Mapping
+import re
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,12 +14,13 @@ class Variant:
 
     constants: Mapping[str, Any] = field(default_factory=dict)
     layer_tensors: Mapping[str, str] = field(default_factory=dict)
+    biases: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
     name: str  # Hugging Face's
-    keys: Mapping[str, str]  # config key -> GGUF key, which the file prefixes with its own architecture
+    keys: Mapping[str, str]  # config key -> GGUF key, mostly prefixed in the file with its own architecture
     constants: Mapping[str, Any]  # config keys that GGUF leaves unsaid
     tensors: Mapping[str, str]  # GGUF name -> Hugging Face name
     # GGUF name in "blk.3.NAME.weight" -> the one in "model.layers.3.NAME.weight". Where that has a {} in it, the file
@@ -35,11 +37,12 @@ class Architecture:
     one_row: Container[str] = ()  # vectors that Hugging Face has as the one row of a matrix
     variants: Mapping[str, Variant] = field(default_factory=dict)  # layer tensor -> what differs where a file has it
 
-    def of_file(self, tensors: Container[str]) -> "Architecture":
+    def of_file(self, tensors: Iterable[str]) -> "Architecture":
         """The row for a file with these tensors."""
-        found = [variant for part, variant in self.variants.items() if f"blk.0.{part}.weight" in tensors]
-        constants, layer_tensors = dict(self.constants), dict(self.layer_tensors)
-        for variant in found:
+        parts = {re.sub(r"^blk\.\d+\.|\.(weight|bias)$", "", name) for name in tensors} if self.variants else set()
+        constants, layer_tensors, biases = dict(self.constants), dict(self.layer_tensors), dict(self.biases)
+        for variant in (variant for part, variant in self.variants.items() if part in parts):
             constants |= variant.constants
             layer_tensors |= variant.layer_tensors
-        return replace(self, constants=constants, layer_tensors=layer_tensors)
+            biases |= variant.biases
+        return replace(self, constants=constants, layer_tensors=layer_tensors, biases=biases)

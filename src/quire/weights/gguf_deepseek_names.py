@@ -1,4 +1,5 @@
-"""What GGUF calls things in DeepSeek V2 and V3 (its `deepseek2`); see gguf_names.py.
+"""What GGUF calls things in DeepSeek V2 and V3 (its `deepseek2`); see gguf_names.py. GLM-4.7-Flash goes by that name,
+and Youtu, which has no experts.
 
 Files written since April 2025 have kv_b_proj in two tensors, the keys' part turned, head by head: the key `kv_b_apart`,
 which Hugging Face's configurations do not have, says so. Their head lengths are those of the latent vectors, and those
@@ -9,6 +10,7 @@ from typing import Any
 
 from quire.weights.config import CheckpointConfig
 from quire.weights.gguf_architecture import Architecture, Variant
+from quire.weights.gguf_words import NEXTN
 
 SIGMOID = 2  # of expert_gating_func
 
@@ -33,6 +35,7 @@ DEEPSEEK_KEYS = {
     "norm_topk_prob": "expert_weights_norm",
     "n_group": "expert_group_count",
     "topk_group": "expert_group_used_count",
+    "num_nextn_predict_layers": "nextn_predict_layers",
     # What `_deepseek` makes others of.
     "key_length": "attention.key_length",
     "value_length": "attention.value_length",
@@ -64,15 +67,21 @@ DEEPSEEK_LAYER = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    **{f"nextn.{part}": f"nextn.{part}" for part in NEXTN},
 }
 
 
 def _deepseek(config: CheckpointConfig) -> dict[str, Any]:
     """Which of the two it is, how wide its heads are, and what YaRN does to scores."""
-    if config.get("gating") == SIGMOID:
-        derived: dict[str, Any] = {"architectures": ["DeepseekV3ForCausalLM"]}
+    derived: dict[str, Any]
+    if "n_routed_experts" not in config:
+        derived = {"architectures": ["YoutuForCausalLM"]}
+    elif config.get("gating") == SIGMOID:
+        derived = {"architectures": ["DeepseekV3ForCausalLM"]}
     else:
         derived = {"topk_method": "group_limited_greedy" if config.int("n_group", 1) > 1 else "greedy"}
+    # Layers that guess further tokens are counted with the others.
+    derived["num_hidden_layers"] = config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0)
     key_length = config.int("key_length_mla" if "key_length_mla" in config else "key_length")
     derived["qk_nope_head_dim"] = key_length - config.int("qk_rope_head_dim")
     derived["v_head_dim"] = config.int("value_length_mla" if "value_length_mla" in config else "value_length")
@@ -96,9 +105,10 @@ DEEPSEEK_ARCHITECTURES: Mapping[str, Architecture] = {
         layer_tensors=DEEPSEEK_LAYER,
         derive=_deepseek,
         variants={
+            "exp_probs_b": Variant({"gating": SIGMOID}),  # some of GLM-4.7-Flash leave it unsaid
             "attn_k_b": Variant(
                 {"kv_b_apart": True}, {"attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj"}
-            )
+            ),
         },
     )
 }

@@ -3,6 +3,7 @@ architecture; see gguf_names.py."""
 
 from array import array
 from collections.abc import Iterable
+from math import sqrt
 from typing import Any
 
 from quire.weights.config import CheckpointConfig
@@ -36,6 +37,21 @@ def olmo(config: CheckpointConfig) -> dict[str, Any]:
 def glm(config: CheckpointConfig) -> dict[str, Any]:
     """Layers that guess further tokens are counted with the others."""
     return {"num_hidden_layers": config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0)}
+
+
+def baichuan(config: CheckpointConfig) -> dict[str, Any]:
+    """13B, which falls with the distance, is told by its layers."""
+    if config.int("num_hidden_layers") != 40:
+        return {}
+    return {"max_position_embeddings": None, "model_max_length": config.int("max_position_embeddings")}
+
+
+def minicpm(config: CheckpointConfig) -> dict[str, Any]:
+    """The first files leave the factors unsaid."""
+    layers, hidden = config.int("num_hidden_layers"), config.int("hidden_size")
+    depth = config.float("residual_scale", 0.0) * sqrt(layers)
+    divisor = config.float("logit_scale", 0.0)
+    return {"scale_depth": depth or 1.4, "dim_model_base": hidden / divisor if divisor else 256.0}
 
 
 def mistral(config: CheckpointConfig) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from quire.weights import gguf_derived
-from quire.weights.gguf_architecture import Architecture
+from quire.weights.gguf_architecture import Architecture, Variant
 from quire.weights.gguf_words import (
     DECODER_KEYS,
     EXPERT_KEYS,
@@ -58,6 +58,61 @@ KIN_ARCHITECTURES: Mapping[str, Architecture] = {
         layer_tensors=UNGATED_LAYER,
         biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
         norms_plus=1.0,
+    ),
+    "jais2": Architecture(
+        name="Jais2ForCausalLM",
+        keys={**DECODER_KEYS, "layer_norm_eps": "attention.layer_norm_epsilon"},
+        constants={"model_type": "jais2", "hidden_act": "relu2"},
+        tensors={**OUTER_TENSORS, "output_norm.bias": "model.norm.bias"},
+        layer_tensors=UNGATED_LAYER,
+        biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
+    ),
+    "apertus": Architecture(
+        name="ApertusForCausalLM",
+        keys={**DECODER_KEYS, **{f"xielu.{part}": f"xielu.{part}" for part in ("alpha_p", "alpha_n", "beta")}},
+        constants={"model_type": "apertus", "hidden_act": "xielu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **UNGATED_LAYER,
+            **HEAD_NORMS,
+            "attn_norm": "attention_layernorm",
+            "ffn_norm": "feedforward_layernorm",
+        },
+        biases={"attention_bias": "attn_q"},
+    ),
+    "baichuan": Architecture(  # its q, k and v were taken apart
+        name="BaichuanForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "baichuan", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        interleaved=ROTATED_PAIRWISE,
+        derive=gguf_derived.baichuan,
+    ),
+    "minicpm": Architecture(
+        name="MiniCPMForCausalLM",
+        keys={
+            **DECODER_KEYS,
+            "scale_emb": "embedding_scale",
+            "residual_scale": "residual_scale",
+            "logit_scale": "logit_scale",
+        },
+        constants={"model_type": "minicpm", "hidden_act": "silu", "scale_emb": 12.0},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        interleaved=ROTATED_PAIRWISE,
+        derive=gguf_derived.minicpm,
+    ),
+    "chatglm": Architecture(  # GLM-4-9B; from ChatGLM's own checkpoints, with q, k and v in one
+        name="GlmForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "glm", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, "ffn_up": "mlp.gate_up_proj"},
+        biases={"attention_bias": "attn_q"},
+        variants={
+            "attn_qkv": Variant(layer_tensors={"attn_qkv": "self_attn.qkv_proj"}, biases={"attention_bias": "attn_qkv"})
+        },
     ),
     "hunyuan-dense": Architecture(
         name="HunYuanDenseV1ForCausalLM",

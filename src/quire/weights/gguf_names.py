@@ -96,10 +96,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         biases={"attention_bias": "attn_q"},
         derive=gguf_derived.olmo,
     ),
-    "glm4moe": Architecture(
+    "glm4moe": Architecture(  # Solar Open, too
         name="Glm4MoeForCausalLM",
         keys={**DECODER_KEYS, **EXPERT_KEYS, **GLM_KEYS},
-        constants={"model_type": "glm4_moe", "hidden_act": "silu"},
+        constants={"model_type": "glm4_moe", "hidden_act": "silu", "first_k_dense_replace": 0},
         tensors=OUTER_TENSORS,
         layer_tensors={
             **GATED_LAYER,
@@ -300,7 +300,7 @@ def translate_config(row: Architecture, metadata: CheckpointConfig, tensors: Map
     """The config.json that the file's metadata amounts to. `tensors` are asked only whether they have a name."""
     prefix = metadata.str("general.architecture")
     values: dict[str, Any] = {"architectures": [row.name]}
-    given = {key: metadata.get(f"{prefix}.{twin}") for key, twin in row.keys.items()}
+    given = {key: metadata.get(f"{prefix}.{twin}", metadata.get(twin)) for key, twin in row.keys.items()}
     for key, value in (*row.constants.items(), *given.items()):
         if value is not None:
             outer, _, inner = key.rpartition(".")

@@ -4,7 +4,7 @@
     X.weight_scale      [N, 1] or [N]                          one an output
     X.weight_scale      []                                     one for all
 
-Scales of activations (input_scale, input_scale_ub) are not needed: they are found for each token."""
+Scales of activations (input_scale, input_scale_ub, activation_scale) are not needed: they are found for each token."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ from quire.weights.config import CheckpointConfig
 from quire.weights.formats.made import MadeTensor, modules_with, parts_of, plain_floats
 from quire.weights.raw import RawTensors
 
-NOT_NEEDED = (".input_scale", ".input_scale_ub")
+NOT_NEEDED = (".input_scale", ".input_scale_ub", ".activation_scale")
 DEFAULT_BLOCK = (128, 128)
 
 
