@@ -1,11 +1,11 @@
 """The whole engine on a GPU with random weights: how long a token takes, a prompt, and many requests at once.
 
-    python -m benchmarks.gpu.engine [--shape deepseek-v2-lite] [--quantization fp8|int8|int4] [--requests 1000]
+    python -m benchmarks.gpu.engine [--shape qwen3-30b-a3b] [--quantization fp8|int8|int4] [--requests 1000]
     python -m benchmarks.gpu.engine --requests 1000 --max-num-seqs 400 --max-model-len 2048    nothing is preempted
 
-The shape is Llama-3.1-8B's, or DeepSeek-V2-Lite's. Times are of steps, from the end of one to the end of the next,
-medians after a warm-up. A gap is the time in which the GPU has nothing to do between a step's tokens and the next
-forward pass."""
+The shape is Llama-3.1-8B's, or that of a mixture of experts. Times are of steps, from the end of one to the end of
+the next, medians after a warm-up. A gap is the time in which the GPU has nothing to do between a step's tokens and the
+next forward pass."""
 
 import argparse
 import json
@@ -64,7 +64,63 @@ DEEPSEEK_V2_LITE: dict[str, Any] = {
     "rope_theta": 10000.0,
     "vocab_size": 102400,
 }
-SHAPES = {"llama-8b": LLAMA_8B, "deepseek-v2-lite": DEEPSEEK_V2_LITE}
+QWEN3_30B_A3B: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "vocab_size": 151936,
+}
+
+
+GPT_OSS_20B: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "swiglu_limit": 7.0,
+    "attention_bias": True,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "vocab_size": 201088,
+}
+SHAPES = {
+    "llama-8b": LLAMA_8B,
+    "deepseek-v2-lite": DEEPSEEK_V2_LITE,
+    "qwen3-30b-a3b": QWEN3_30B_A3B,
+    "gpt-oss-20b": GPT_OSS_20B,
+}
 
 
 class Bench:

@@ -44,7 +44,7 @@ class Step:
         self.plan: LatentPlan = plan_latent(
             self.runs,
             _int32(positions),
-            starts if (np.diff(starts) > 1).any() else None,
+            prefills=bool((np.diff(starts) > 1).any()),
             num_heads=heads,
             dtype=BF16,
             max_model_len=MAX_LEN,

@@ -76,8 +76,10 @@ def test_linear_heads(batch_invariant, tokens, heads, inputs, outputs):
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("heads", [5, 20])
-def test_prompts_are_cut_into_runs_of_a_few_tokens(batch_invariant, heads):
-    """Three sequences: a chunk of a prompt, a token, a whole prompt. Each token finds what it finds alone."""
+@pytest.mark.parametrize("padding", [0, 9])
+def test_prompts_are_cut_into_runs_of_a_few_tokens(batch_invariant, heads, padding):
+    """Three sequences: a chunk of a prompt, a token, a whole prompt. Each token finds what it finds alone; behind them
+    there may be tokens and sequences that fill a step up."""
     latent, turning, size = 16, 4, 8
     counts, contexts = [7, 1, 5], [36, 14, 5]
     starts = np.cumsum([0, *counts]).astype(np.int32)
@@ -92,7 +94,7 @@ def test_prompts_are_cut_into_runs_of_a_few_tokens(batch_invariant, heads):
         plan = plan_latent(
             runs,
             int32(positions),
-            np.asarray(starts, np.int32) if more else None,
+            prefills=bool(more),
             num_heads=heads,
             dtype=q.dtype,
             max_model_len=64,
@@ -100,7 +102,14 @@ def test_prompts_are_cut_into_runs_of_a_few_tokens(batch_invariant, heads):
         )
         return mla_decode(q, page, plan.runs, plan.pieces, 0.3, latent=latent, launch=plan.launch)
 
-    found = find(q, starts.tolist(), contexts, tables, positions.tolist())
+    extra = 2 if padding else 0
+    found = find(
+        torch.cat([q, q.new_full((padding, *q.shape[1:]), float("nan"))]),
+        [*starts.tolist(), *[int(starts[-1])] * extra],
+        [*contexts, *[0] * extra],
+        torch.cat([tables, tables.new_zeros(extra, tables.shape[1])]),
+        [*positions.tolist(), *[0] * padding],
+    )
     for token, position in enumerate(positions):
         seq = int(np.searchsorted(starts, token, side="right")) - 1
         kept = page[tables[seq].long()].flatten(0, 1)[: position + 1]

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from quire.ops.opset import Int32
 from quire.ops.torch.cache import TorchCache
 from quire.ops.torch.gpu_latent import LatentPlan, plan_latent
 from quire.ops.torch.gpu_values import Columns
@@ -41,7 +40,6 @@ class GpuBatch:
     prefills: bool  # whether some sequence has more
     batch_invariant: bool = False
     all_logits: bool = False  # whether logits are wanted of all tokens
-    host_starts: Int32 | None = None  # the runs' seq_starts, where some sequence has more than one token
     adapters: Tensor | None = None  # [T] the slot of each token's adapter, or -1; None: no token has one
     adapts: bool = False  # whether the forward pass asks for them
     sources: "GpuBatch | None" = None  # every token a sequence of its own, whose context is the source it attends to
@@ -112,12 +110,13 @@ class GpuBatch:
             self._latent_plan = plan_latent(
                 self.runs,
                 self.positions,
-                self.host_starts,
+                prefills=self.prefills,
                 num_heads=q.shape[1],
                 dtype=q.dtype,
                 max_model_len=self.max_model_len,
                 batch_invariant=self.batch_invariant,
             )
         plan = self._latent_plan
+        out = q.new_zeros(*q.shape[:2], latent) if self.prefills else None  # no run has the tokens of padding
         page = self.latent_page(layer)
-        return mla_decode(q, page, plan.runs, plan.pieces, scale, latent=latent, launch=plan.launch)
+        return mla_decode(q, page, plan.runs, plan.pieces, scale, latent=latent, launch=plan.launch, out=out)

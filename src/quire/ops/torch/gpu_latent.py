@@ -4,13 +4,10 @@ A kernel for a tile of 64 rows reads a context once for all of them. The rows ar
 64 or more, else those of some neighbouring tokens."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.opset import Int32
 from quire.ops.torch.kernels.attention_mla import MLALaunch, mla_launch
 from quire.ops.torch.kernels.attention_pages import Runs
 from quire.ops.torch.kernels.attention_plan import DecodePlan, num_workers, plan_decode
@@ -28,31 +25,32 @@ class LatentPlan:
 def plan_latent(
     runs: Runs,
     positions: Tensor,
-    starts: Int32 | None,  # seq_starts on the host, where some sequence has several tokens
     *,
+    prefills: bool,  # whether some sequence has several tokens
     num_heads: int,
     dtype: torch.dtype,
     max_model_len: int,
     batch_invariant: bool,
 ) -> LatentPlan:
     together = max(1, TILE_ROWS // num_heads)
-    if starts is not None:
-        runs = _cut(runs, positions, starts, together)
-    max_queries = 1 if starts is None and not batch_invariant else together
+    if prefills:
+        runs = _cut(runs, positions, together)
+    max_queries = together if prefills or batch_invariant else 1
     launch = mla_launch(max_queries * num_heads, dtype)
     tiles = launch.tiles(max_queries * num_heads)
     workers = num_workers(positions.device, launch.per_multiprocessor, tiles, runs.num_seqs, max_model_len)
     return LatentPlan(runs, plan_decode(runs, workers, max_queries=max_queries, cuts=not batch_invariant), launch)
 
 
-def _cut(runs: Runs, positions: Tensor, starts: Int32, most: int) -> Runs:
-    """Runs of at most `most` tokens; each sees what its last token sees."""
-    device = positions.device
-    begins = [np.arange(begin, end, most) for begin, end in pairwise(starts.tolist())]
-    owners = np.repeat(np.arange(len(begins)), [len(own) for own in begins])
-    numbers = torch.from_numpy(np.concatenate([*begins, starts[-1:], owners]).astype(np.int32))
-    if device.type == "cuda":
-        numbers = numbers.pin_memory()
-    new_starts, owner = numbers.to(device, non_blocking=True).split([len(owners) + 1, len(owners)])
-    context_lens = positions[new_starts[1:] - 1] + 1
-    return Runs(new_starts, context_lens, runs.block_tables[owner])
+def _cut(runs: Runs, positions: Tensor, most: int) -> Runs:
+    """Runs of at most `most` tokens, each of which sees what its last token sees. Only the device knows how many there
+    are: behind them there are empty ones."""
+    starts = runs.seq_starts.long()
+    counts = (starts.diff() + most - 1) // most
+    ends = counts.cumsum(0)
+    number = torch.arange(min(len(positions), len(positions) // most + runs.num_seqs), device=positions.device)
+    owner = torch.searchsorted(ends, number, right=True).clamp(max=runs.num_seqs - 1)
+    begin = starts[owner] + (number - (ends - counts)[owner]) * most
+    new_starts = torch.cat([torch.minimum(begin, starts[-1]), starts[-1:]])
+    context_lens = torch.where(number < ends[-1], positions[new_starts[1:] - 1] + 1, 0)
+    return Runs(new_starts.int(), context_lens, runs.block_tables[owner])

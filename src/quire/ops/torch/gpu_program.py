@@ -197,8 +197,7 @@ class GpuProgram:
 
     def _capture_all(self, max_rows: int) -> None:
         """The largest first: the others fit into its memory."""
-        prompts = [] if self._cache.spec.latent else [n for n in WITH_PROMPTS if n <= self._max_tokens]
-        for size in reversed(prompts):  # latent attention plans on the host how prompts are cut
+        for size in reversed([n for n in WITH_PROMPTS if n <= self._max_tokens]):
             inputs = Inputs(size, min(size, max_rows), self._width, self._device, decodes=False)
             self._with_prompts[size] = self._capture(inputs, adapted=False)
         for size in reversed(ladder(min(max_rows, self._max_tokens))):
@@ -265,7 +264,6 @@ class GpuProgram:
             self._max_model_len,
             decodes=bool((counts == 1).any()),
             prefills=bool((counts > 1).any()),
-            host_starts=batch.seq_starts if (counts > 1).any() else None,
             batch_invariant=self._batch_invariant,
             adapters=adapters[0] if adapters else None,
             sources=None if batch.source_lens is None else self._sources(batch, counts, positions, slots),
@@ -287,6 +285,5 @@ class GpuProgram:
             self._max_model_len,
             decodes=True,
             prefills=False,
-            host_starts=starts,
             batch_invariant=self._batch_invariant,
         )
