@@ -25,7 +25,6 @@ void walk(const AttentionTile& t, State& s, int64_t part) {
     const int64_t part_size = attention_part(size), part_end = (part + 1) * part_size;
     const int64_t last = t.last[t.num_queries - 1] < part_end ? t.last[t.num_queries - 1] : part_end - 1;
     const int64_t seen = t.first[0] / span_size * span_size;
-    s.last_block = last / size;
     // Queries are ordered by token, so those that see something of a span are neighbours.
     int begin = 0, end = 0;
     for (int64_t start = seen > part * part_size ? seen : part * part_size; start <= last; start += span_size) {
@@ -58,8 +57,8 @@ void with_pages(const Pages& pages, const F& f) {
     }
 }
 
-// The queries, and room for what a walk needs; findings_of lie behind it.
-State prepare(const AttentionTile& t) {
+// The queries, and room for what a walk up to `end` needs; findings_of lie behind it.
+State prepare(const AttentionTile& t, int64_t end) {
     const int64_t head_dim = t.pages->head_dim, block_size = t.pages->block_size;
     const int64_t span_blocks = attention_span(block_size);
     State s;
@@ -67,6 +66,7 @@ State prepare(const AttentionTile& t) {
     s.to_values = t.pages->values(0, t.layer, t.kv_head) - s.head;
     s.block_bytes = t.pages->block_bytes();
     s.table = t.block_table;
+    s.last_block = (t.last[t.num_queries - 1] < end ? t.last[t.num_queries - 1] : end - 1) / block_size;
     s.score_stride = span_blocks * round_up(block_size);
     s.q = t.scratch;
     s.scores = s.q + kTileQueries * round_up(head_dim);
@@ -134,7 +134,7 @@ void finish(const AttentionTile& t, const Findings& total) {
 
 void attend(const AttentionTile& t);
 void attend(const AttentionTile& t) {
-    State s = prepare(t);
+    State s = prepare(t, INT64_MAX);
     const int64_t value_dim = t.pages->value_dim(), part_size = attention_part(t.pages->block_size);
     const Findings total{findings_of(t), value_dim};
     const Findings found{total.data + attention_findings(value_dim), value_dim};
@@ -147,10 +147,11 @@ void attend(const AttentionTile& t) {
     finish(t, total);
 }
 
-void attend_part(const AttentionTile& t, int64_t part, float* findings);
-void attend_part(const AttentionTile& t, int64_t part, float* findings) {
-    State s = prepare(t);
-    visit_part(t, s, part, Findings{findings, t.pages->value_dim()});
+void attend_parts(const AttentionTile& t, int64_t first, int64_t end, float* findings, int64_t part_stride);
+void attend_parts(const AttentionTile& t, int64_t first, int64_t end, float* findings, int64_t part_stride) {
+    State s = prepare(t, end * attention_part(t.pages->block_size));
+    for (int64_t part = first; part < end; ++part, findings += part_stride)
+        visit_part(t, s, part, Findings{findings, t.pages->value_dim()});
 }
 
 void fold_parts(const AttentionTile& t, float* findings, int64_t num_parts, int64_t part_stride);

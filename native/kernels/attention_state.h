@@ -25,7 +25,7 @@ struct State {
     float* scores;  // [8, slots of a span, each block's rounded up]
     void* p;        // the weights, as Weighing<T> wants them; int8: codes
     int64_t acc_stride, score_stride;
-    int64_t last_block;              // of the part under way
+    int64_t last_block;              // of all parts to be visited
     float most[kTileQueries];        // m
     F8 weight[kTileQueries];         // l, in lanes
     float correction[kTileQueries];  // 2^(m - m') of the span under way

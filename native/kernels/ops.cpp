@@ -11,7 +11,7 @@
 namespace quire::QUIRE_ISA {
 
 void attend(const AttentionTile& tile);  // attention.cpp
-void attend_part(const AttentionTile& tile, int64_t part, float* findings);
+void attend_parts(const AttentionTile& tile, int64_t first, int64_t end, float* findings, int64_t part_stride);
 void fold_parts(const AttentionTile& tile, float* findings, int64_t num_parts, int64_t part_stride);
 
 namespace {
@@ -235,7 +235,7 @@ void write_latent(const Pages& pages, int64_t layer, int32_t slot, const float* 
 extern const OpKernels op_kernels;
 const OpKernels op_kernels = {
     rms_norm, layer_norm, rope_angles, rope,     activate,     activate_and_mul, add,         scale,
-    clamp,    add_scaled, soft_cap,    write_kv, write_latent, attend,           attend_part, fold_parts,
+    clamp,    add_scaled, soft_cap,    write_kv, write_latent, attend,           attend_parts, fold_parts,
 };
 
 }  // namespace quire::QUIRE_ISA

@@ -140,9 +140,9 @@ struct OpKernels {
     // softmax(q . keys * scale, capped, sloped and biased) . values for every query of the tile. A query's sums run
     // over the blocks of its sequence in order, whatever the other queries of the tile are.
     void (*attend)(const AttentionTile& tile);
-    // The same in two steps, to the same bits: every part alone, then all of them together.
-    void (*attend_part)(const AttentionTile& tile, int64_t part, float* findings);
-    // `findings` of part p lie p * part_stride floats behind those of part 0.
+    // The same in two steps, to the same bits: every part alone, here those of [first, end), then all of them together.
+    // `findings` of each part lie part_stride floats behind those of the part before.
+    void (*attend_parts)(const AttentionTile& tile, int64_t first, int64_t end, float* findings, int64_t part_stride);
     void (*fold_parts)(const AttentionTile& tile, float* findings, int64_t num_parts, int64_t part_stride);
 };
 

@@ -352,11 +352,15 @@ class Walk {
             const bool shares = cascades && tape_.cascade_.member(run.seq) >= 0;
             const int64_t begin = shares ? tape_.cascade_.shared_parts(run.seq) : 0;
             const Places places = shares ? places_of(run.seq, kv_head, group) : own.from(taken);
-            for (int64_t part = begin; part < (shares || in_parts ? num_parts : 1); ++part) {
+            // Neighbouring parts are best read by one thread, which fetches the next one beforehand.
+            const int64_t at_once = std::clamp<int64_t>(num_parts / team_.num_threads, 1, kPartsAtOnce);
+            const int64_t end = shares || in_parts ? num_parts : 1;
+            for (int64_t part = begin; part < end; part += at_once) {
                 if (!is_mine()) continue;
                 const AttentionTile tile = tile_at(op, run, kv_head, group, first);
                 if (shares || in_parts)
-                    kernels_.ops.attend_part(tile, part, places.at(part));
+                    kernels_.ops.attend_parts(tile, part, std::min(part + at_once, end), places.at(part),
+                                              places.stride);
                 else
                     kernels_.ops.attend(tile);
                 take_next();
@@ -425,7 +429,7 @@ class Walk {
         }
         if (all.num_queries == 0) return;
         float* found = tape_.tile_findings_.get() + team_.thread * attention_findings(tape_.pages_.value_dim());
-        kernels_.ops.attend_part(all, part, found);
+        kernels_.ops.attend_parts(all, part, part + 1, found, 0);
         for (const int32_t seq : shared.seqs) {
             if (op.out.few && tape_.seq_logits_[seq] < 0) continue;
             const Places places = places_of(seq, kv_head, group);
