@@ -50,38 +50,67 @@ struct Weighing<Half> {
 #endif
 
 // The arithmetic of queries times keys, for keys of type T. Halves are again multiplied and added as halves where the
-// CPU can: of 32 columns those that are even, and those that are odd, and then the two sums; in fp32 that joins the
-// others.
+// CPU can: of 32 columns those that are even, and those that are odd, then the two sums, then those of 64 columns; in
+// fp32 that joins the others.
+// `q` is what load_queries made; a query of it is where `query_at` says.
 template <class T>
 struct Scoring {
     using Query = float;
     using Sum = F8;
-    static constexpr int kChains = 1;
-    static constexpr int64_t kColumnsAtOnce = INT64_MAX;
+    static constexpr int kColumns = 1;  // of which the queries are loaded at once
+    static constexpr int kChains = 1;   // sums that are added to in turn
+    static constexpr int64_t kChained = INT64_MAX, kColumnsAtOnce = INT64_MAX;
     static Sum zero() { return splat(0.0f); }
     static F8 load_keys(const T* p) { return load(p); }
-    static const float* load_queries(const float* p) { return p; }  // of 8 queries
-    template <int Q>
-    static Sum add(const float* queries, F8 keys, Sum sum) {
-        return multiply_add(splat(queries[Q]), keys, sum);
+    template <int N>
+    struct Queries {
+        const float* at;
+        Queries(const float* q, int64_t, int64_t column) : at(q + column * kQueriesAtOnce) {}
+        template <int Q, int Column>
+        Sum add(F8 keys, Sum sum) const {
+            return multiply_add(splat(at[Q]), keys, sum);
+        }
+    };
+    // [32 / 8, head_dim, 8]
+    static float* query_at(void* q, int query, int64_t head_dim) {
+        return (float*)q + query / kQueriesAtOnce * kQueriesAtOnce * head_dim + query % kQueriesAtOnce;
     }
-    static F8 total(const Sum* chains) { return chains[0]; }
+    static void store_queries(float* q, int64_t, int64_t column, const F8 (&rows)[kQueriesAtOnce], int) {
+        store_columns(q + column * kQueriesAtOnce, rows);
+    }
+    static Sum join(const Sum* chains) { return chains[0]; }
+    static F8 total(Sum sum) { return sum; }
 };
 #ifdef QUIRE_HALF_MATH
 template <>
 struct Scoring<Half> {
     using Query = Half;
     using Sum = H8;
-    static constexpr int kChains = 2;
-    static constexpr int64_t kColumnsAtOnce = 32;
+    static constexpr int kColumns = kLanes, kChains = 2;
+    static constexpr int64_t kChained = 32, kColumnsAtOnce = 64;
     static Sum zero() { return zero_halves(); }
     static H8 load_keys(const Half* p) { return load_halves(p); }
-    static H8 load_queries(const Half* p) { return load_halves(p); }
-    template <int Q>
-    static Sum add(H8 queries, H8 keys, Sum sum) {
-        return multiply_add<Q>(queries, keys, sum);
+    template <int N>
+    struct Queries {
+        H8 rows[N];
+        Queries(const Half* q, int64_t head_dim, int64_t column) {
+            QUIRE_UNROLL
+            for (int i = 0; i < N; ++i) rows[i] = load_halves(query_at(q, i, head_dim) + column);
+        }
+        template <int Q, int Column>
+        Sum add(H8 keys, Sum sum) const {
+            return multiply_add<Column>(rows[Q], keys, sum);
+        }
+    };
+    // [32, head_dim and up to 15 more]
+    static Half* query_at(const void* q, int query, int64_t head_dim) {
+        return (Half*)q + query * (round_up(head_dim) + kLanes);
     }
-    static F8 total(const Sum* chains) { return to_floats(chains[0] + chains[1]); }
+    static void store_queries(Half* q, int64_t head_dim, int64_t column, const F8 (&rows)[kQueriesAtOnce], int count) {
+        for (int i = 0; i < count; ++i) store(query_at(q, i, head_dim) + column, rows[i]);
+    }
+    static Sum join(const Sum* chains) { return chains[0] + chains[1]; }
+    static F8 total(Sum sum) { return to_floats(sum); }
 };
 #endif
 
@@ -89,36 +118,50 @@ struct Scoring<Half> {
 template <int N>
 constexpr int kVectors = N <= 4 ? 2 : 1;
 
-// Scores of N queries with C vectors of slots, from `keys` on.
+// Of blocks and heads: where halves are multiplied, addresses take no instructions of their own if these are constants.
+constexpr int64_t kUsualSize = 16, kUsualDim = 64;
+
+// Scores of N queries with C vectors of slots, from `keys` on, whose columns are `stride` apart.
 template <int N, int C, class T>
-void score_slots(const State& s, const typename Scoring<T>::Query* q, const T* keys, int64_t stride, int64_t head_dim,
-                 int64_t column, const T* ahead) {
+QUIRE_INLINE void score_slots(const State& s, const typename Scoring<T>::Query* q, const T* keys, int64_t stride,
+                              int64_t head_dim, int64_t column, const T* ahead) {
     using W = Scoring<T>;
+    float* const scores = s.scores + column;
+    const int64_t score_stride = s.score_stride;
     for (int64_t begin = 0; begin < head_dim; begin += W::kColumnsAtOnce) {
         const int64_t end = head_dim - begin < W::kColumnsAtOnce ? head_dim : begin + W::kColumnsAtOnce;
-        typename W::Sum sums[N * C][W::kChains];
-        QUIRE_UNROLL
-        for (int j = 0; j < N * C * W::kChains; ++j) sums[j / W::kChains][j % W::kChains] = W::zero();
-        const auto add_column = [&](auto chain) {
-            decltype(W::load_keys(keys)) k[C];
-            for (int c = 0; c < C; ++c) k[c] = W::load_keys(keys + c * kLanes);
-            const auto queries = W::load_queries(q);
-            each<N * C>([&](auto j) { sums[j][chain] = W::template add<j / C>(queries, k[j % C], sums[j][chain]); });
-            keys += stride, q += kQueriesAtOnce;
+        typename W::Sum sums[N * C];
+        const auto add_chained = [&](int64_t d, int64_t stop, bool more) QUIRE_INLINED {
+            typename W::Sum chains[N * C][W::kChains];
+            QUIRE_UNROLL
+            for (int j = 0; j < N * C * W::kChains; ++j) chains[j / W::kChains][j % W::kChains] = W::zero();
+            const auto add_columns = [&](auto count) QUIRE_INLINED {
+                const typename W::template Queries<N> queries(q, head_dim, d);
+                each<W::kColumns>([&](auto i) QUIRE_INLINED {
+                    if (i >= count) return;
+                    if (ahead && i % W::kChains == 0) __builtin_prefetch(ahead + (d + i) * stride);
+                    decltype(W::load_keys(keys)) k[C];
+                    for (int c = 0; c < C; ++c) k[c] = W::load_keys(keys + (d + i) * stride + c * kLanes);
+                    each<N * C>([&](auto j) {
+                        auto& sum = chains[j][i % W::kChains];
+                        sum = queries.template add<j / C, i>(k[j % C], sum);
+                    });
+                });
+            };
+            for (; d + W::kColumns <= stop; d += W::kColumns) add_columns(std::integral_constant<int, W::kColumns>{});
+            if (d < stop) add_columns(stop - d);
+            QUIRE_UNROLL
+            for (int j = 0; j < N * C; ++j) sums[j] = more ? sums[j] + W::join(chains[j]) : W::join(chains[j]);
         };
-        int64_t d = begin;
-        const auto add_chains = [&](auto) {
-            if (ahead) __builtin_prefetch(ahead + d * stride);
-            each<W::kChains>(add_column);
-            d += W::kChains;
-        };
-        if constexpr (W::kColumnsAtOnce < INT64_MAX)
-            if (end - begin == W::kColumnsAtOnce) each<W::kColumnsAtOnce / W::kChains>(add_chains);
-        while (d + W::kChains <= end) add_chains(0);
-        if (d < end) add_column(std::integral_constant<int, 0>{});
+        if (end - begin > W::kChained) {
+            add_chained(begin, begin + W::kChained, false);
+            add_chained(begin + W::kChained, end, true);
+        } else {
+            add_chained(begin, end, false);
+        }
         QUIRE_UNROLL
         for (int j = 0; j < N * C; ++j) {
-            float* to = s.scores + column + j / C * s.score_stride + j % C * kLanes;
+            float* to = scores + j / C * score_stride + j % C * kLanes;
             store(to, begin == 0 ? W::total(sums[j]) : load(to) + W::total(sums[j]));
         }
     }
@@ -126,8 +169,8 @@ void score_slots(const State& s, const typename Scoring<T>::Query* q, const T* k
 
 // Scores with one block of the span.
 template <int N, class T>
-void score_block(const State& s, const typename Scoring<T>::Query* q, const T* keys, int64_t num_slots, int64_t stride,
-                 int64_t head_dim, int64_t column, const T* ahead) {
+QUIRE_INLINE void score_block(const State& s, const typename Scoring<T>::Query* q, const T* keys, int64_t num_slots,
+                              int64_t stride, int64_t head_dim, int64_t column, const T* ahead) {
     constexpr int64_t kWide = kVectors<N> * kLanes;
     int64_t slot = 0;
     for (; slot + kWide <= num_slots; slot += kWide)
@@ -146,8 +189,7 @@ constexpr bool kConverts = sizeof(typename Scoring<T>::Query) != sizeof(T);
 template <int N, class T>
 void score(const AttentionTile& t, const State& s, int first, const Span& span, bool shared) {
     const int64_t head_dim = t.pages->head_dim;
-    const auto* q = (const typename Scoring<T>::Query*)s.q + first / kQueriesAtOnce * kQueriesAtOnce * head_dim +
-                    first % kQueriesAtOnce;
+    const auto* q = Scoring<T>::query_at(s.q, first, head_dim);
     const int64_t skipped = span.first_block % attention_span(span.size);  // blocks of the span that nobody here sees
     for (int64_t b = 0; b < span.num_blocks; ++b) {
         const int64_t num_slots = round_up(span.num_slots(b)), column = b * span.padded;
@@ -159,8 +201,15 @@ void score(const AttentionTile& t, const State& s, int first, const Span& span, 
             }
         }
         const int64_t block = span.first_block + b;
+        const T* keys = (const T*)s.keys_at(block);
         const T* ahead = first >= kQueriesAtOnce ? nullptr : (const T*)s.values_at(block);  // once a tile
-        score_block<N>(s, q, (const T*)s.keys_at(block), num_slots, span.size, head_dim, column, ahead);
+        if constexpr (Scoring<T>::kChains > 1) {
+            if (span.size == kUsualSize && head_dim == kUsualDim) {
+                score_block<N>(s, q, keys, num_slots, kUsualSize, kUsualDim, column, ahead);
+                continue;
+            }
+        }
+        score_block<N>(s, q, keys, num_slots, span.size, head_dim, column, ahead);
     }
 }
 
@@ -262,15 +311,16 @@ void meet(const AttentionTile& t, State& s, int first, const Span& span, bool sh
 template <class T>
 void load_query_columns(const AttentionTile& t, State& s, int first, const float* const* queries, int64_t count,
                         int64_t to) {
-    auto* q = (typename Scoring<T>::Query*)s.q + first * t.pages->head_dim + to * kQueriesAtOnce;
+    const int here = t.num_queries - first < kQueriesAtOnce ? t.num_queries - first : kQueriesAtOnce;
+    auto* q = Scoring<T>::query_at(s.q, first, t.pages->head_dim);
     for (int64_t d = 0; d < count; d += kLanes) {
         const int64_t n = count - d < kLanes ? count - d : kLanes;
         F8 rows[kQueriesAtOnce] = {};
-        for (int i = 0; i < kQueriesAtOnce && first + i < t.num_queries; ++i) {
+        for (int i = 0; i < here; ++i) {
             const float* from = queries[first + i] + d;
             rows[i] = (n == kLanes ? load(from) : load_part(from, n)) * splat(t.scale * kLog2e);
         }
-        store_columns(q + d * kQueriesAtOnce, rows);
+        Scoring<T>::store_queries(q, t.pages->head_dim, to + d, rows, here);
     }
 }
 

@@ -19,7 +19,7 @@ struct State {
     const uint8_t* head;   // the keys of block 0; its values lie `to_values` behind
     const int32_t* table;  // of the sequence
     size_t block_bytes, to_values;
-    float* q;       // [32 / 8, head_dim, 8]; int8: codes
+    float* q;       // as Scoring<T> wants them; int8: codes
     float* acc;     // [32, round_up(head_dim)], rows acc_stride apart
     float* keys;    // [blocks of a span, head_dim, block_size]: those of the span, as floats; int8: units of its values
     float* scores;  // [8, slots of a span, each block's rounded up]

@@ -234,7 +234,7 @@ void write_latent(const Pages& pages, int64_t layer, int32_t slot, const float* 
 
 extern const OpKernels op_kernels;
 const OpKernels op_kernels = {
-    rms_norm, layer_norm, rope_angles, rope,     activate,     activate_and_mul, add,         scale,
+    rms_norm, layer_norm, rope_angles, rope,     activate,     activate_and_mul, add,          scale,
     clamp,    add_scaled, soft_cap,    write_kv, write_latent, attend,           attend_parts, fold_parts,
 };
 

@@ -188,7 +188,6 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // With fewer tiles of attention than that for each thread, the end of the op is a long wait for the last ones.
 constexpr int64_t kTilesAThread = 4;
-constexpr int64_t kPartsAtOnce = 4;
 
 class Tape {
  public:

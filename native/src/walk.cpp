@@ -352,8 +352,8 @@ class Walk {
             const bool shares = cascades && tape_.cascade_.member(run.seq) >= 0;
             const int64_t begin = shares ? tape_.cascade_.shared_parts(run.seq) : 0;
             const Places places = shares ? places_of(run.seq, kv_head, group) : own.from(taken);
-            // Neighbouring parts are best read by one thread, which fetches the next one beforehand.
-            const int64_t at_once = std::clamp<int64_t>(num_parts / team_.num_threads, 1, kPartsAtOnce);
+            // Neighbouring parts by one thread, which fetches the next one beforehand, while there are enough for all.
+            const int64_t at_once = std::clamp<int64_t>(num_parts / team_.num_threads, 1, 4);
             const int64_t end = shares || in_parts ? num_parts : 1;
             for (int64_t part = begin; part < end; part += at_once) {
                 if (!is_mine()) continue;
