@@ -14,11 +14,11 @@ from quire.ops.opset import Activation
 from quire.weights.config import CheckpointConfig
 
 EAGER = {"attn_implementation": "eager"}  # what caps scores
-SECOND = EAGER | {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24, "num_hidden_layers": 3}
-THIRD = {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24, "num_hidden_layers": 4}
+SECOND = EAGER | {"head_dim": 32, "sliding_window": 6, "query_pre_attn_scalar": 24, "num_hidden_layers": 3}
+THIRD = {"head_dim": 32, "sliding_window": 6, "query_pre_attn_scalar": 24, "num_hidden_layers": 4}
 VISION = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 28}
 CASES: Cases = {
-    "gemma": (GemmaConfig, {"head_dim": 16}),
+    "gemma": (GemmaConfig, {"head_dim": 32}),
     "gemma-mqa": (GemmaConfig, {"head_dim": 32, "num_key_value_heads": 1, "tie_word_embeddings": False}),
     "gemma2": (Gemma2Config, SECOND | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma2-uncapped": (Gemma2Config, SECOND | {"attn_logit_softcapping": None, "final_logit_softcapping": None}),

@@ -59,8 +59,8 @@ LONGROPE = {
     "rope_theta": 10000.0,
     "original_max_position_embeddings": 8,
     "partial_rotary_factor": 0.75,
-    "short_factor": [1.0 + i / 8 for i in range(6)],
-    "long_factor": [2.0 + i / 4 for i in range(6)],
+    "short_factor": [1.0 + i / 8 for i in range(12)],
+    "long_factor": [2.0 + i / 4 for i in range(12)],
 }
 LINEAR = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
@@ -85,7 +85,7 @@ CASES: Cases = {
     "qwen3moe": (Qwen3MoeConfig, EXPERTS | {"norm_topk_prob": True, "head_dim": 24}),
     "olmo2": (Olmo2Config, {}),
     "olmo3": (Olmo3Config, {"num_hidden_layers": 5, "sliding_window": 6, "rope_parameters": YARN_IN_SOME}),
-    "glm4": (Glm4Config, {"head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": 0}),
+    "glm4": (Glm4Config, {"head_dim": 32, "partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": 0}),
     "ernie": (Ernie4_5Config, {"head_dim": 24, "use_bias": False}),
     "exaone4": (Exaone4Config, {"num_hidden_layers": 5, "sliding_window": 5, "sliding_window_pattern": 4}),
     "glm4moe": (
@@ -218,8 +218,8 @@ def test_chatglm_has_q_k_and_v_in_one(name: str, tmp_path: Path) -> None:
 def test_minicpm_is_granite_with_factors_of_its_own(name: str, tmp_path: Path) -> None:
     """Its first files leave them unsaid."""
     unsaid = name == "minicpm-first"
-    first = {"embedding_multiplier": 12.0, "residual_multiplier": 1.4 / 2**0.5, "logits_scaling": 64 / 256}
-    factors = (first if unsaid else FACTORS) | {"attention_multiplier": 16**-0.5}
+    first = {"embedding_multiplier": 12.0, "residual_multiplier": 1.4 / 2**0.5, "logits_scaling": 128 / 256}
+    factors = (first if unsaid else FACTORS) | {"attention_multiplier": 32**-0.5}
     model = random_model(GraniteConfig(**TINY | factors), seed=2)
     model.save_pretrained(tmp_path)
     instead = dict.fromkeys(factors if unsaid else ["attention_multiplier"])

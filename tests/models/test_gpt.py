@@ -87,7 +87,7 @@ CASES: Cases = {
     ),
     "starcoder2": (Starcoder2Config, {"num_attention_heads": 6, "hidden_size": 96}),
     "starcoder2-window": (Starcoder2Config, {"sliding_window": 5, "use_bias": False, "tie_word_embeddings": False}),
-    "nemotron": (NemotronConfig, {"num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 112}),
+    "nemotron": (NemotronConfig, {"num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 112}),
     "jais2": (Jais2Config, {"num_key_value_heads": 2, "intermediate_size": 112}),
     "nemotron-biases": (
         NemotronConfig,

@@ -62,7 +62,7 @@ def test_norms_of_q_and_k_in_mpt(tmp_path: Path) -> None:
     model = random_model(MptConfig(**{**TINY, "max_seq_len": MAX_LEN}), seed=7)
     norms = {}
     for i, block in enumerate(model.transformer.blocks):
-        pair = [torch.nn.LayerNorm(64, eps=1e-5, bias=False) for _ in "qk"]
+        pair = [torch.nn.LayerNorm(TINY["hidden_size"], eps=1e-5, bias=False) for _ in "qk"]
         for x, norm in zip("qk", pair, strict=True):
             torch.nn.init.normal_(norm.weight, mean=0.5, std=0.5)
             norms[f"transformer.blocks.{i}.attn.{x}_ln.weight"] = norm.weight.detach().numpy()

@@ -27,7 +27,7 @@ from models.checking import (
 )
 from quire.core.errors import BadCheckpoint, Unsupported
 
-SMALL = {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 6, "intermediate_size": 48}
+SMALL = {"head_dim": 32, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 6, "intermediate_size": 48}
 CASES: Cases = {
     "gpt-oss": (GptOssConfig, SMALL),
     "gpt-oss-untruncated": (
@@ -113,7 +113,7 @@ def test_in_mxfp4_they_are_the_numbers_that_transformers_makes_of_them(name: str
     tensors = load_file(tmp_path / "model.safetensors")
     scales = "model.layers.1.mlp.experts.down_proj_scales"
     save_file(tensors | {scales: tensors[scales][:, :-1].contiguous()}, tmp_path / "model.safetensors")
-    with pytest.raises(BadCheckpoint, match=rf"{scales}' is \[5, 63, 2\], and .* ask for \[5, 64, 2\]"):
+    with pytest.raises(BadCheckpoint, match=rf"{scales}' is \[5, 127, 2\], and .* ask for \[5, 128, 2\]"):
         compute(make_ops("torch"), tmp_path)
 
 

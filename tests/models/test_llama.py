@@ -40,15 +40,15 @@ LLAMA3 = {
 }
 LONGROPE: dict[str, Any] = {
     "rope_type": "longrope",
-    "short_factor": [1.0 + i / 8 for i in range(8)],
-    "long_factor": [2.0 + i / 4 for i in range(8)],
+    "short_factor": [1.0 + i / 8 for i in range(16)],
+    "long_factor": [2.0 + i / 4 for i in range(16)],
     "original_max_position_embeddings": 8,  # both the prompt and the served length are longer
     "rope_theta": 10000.0,
 }
 PARTIAL_LONGROPE = LONGROPE | {
     "partial_rotary_factor": 0.75,
-    "short_factor": LONGROPE["short_factor"][:6],
-    "long_factor": LONGROPE["long_factor"][:6],
+    "short_factor": LONGROPE["short_factor"][:12],
+    "long_factor": LONGROPE["long_factor"][:12],
 }
 VISION = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 28}
 MISTRAL_3 = {"model_type": "mistral", "sliding_window": None, "head_dim": 24}
@@ -85,7 +85,7 @@ CASES: Cases = {
     "qwen3-window": (
         Qwen3Config,
         {
-            "head_dim": 16,
+            "head_dim": 32,
             "use_sliding_window": True,
             "sliding_window": 5,
             "max_window_layers": 1,
@@ -98,18 +98,18 @@ CASES: Cases = {
         {"num_hidden_layers": 3, "no_rope_layers": [0, 1, 1], "num_key_value_heads": 1, "tie_word_embeddings": False},
     ),
     "ernie": (Ernie4_5Config, {"head_dim": 24, "tie_word_embeddings": True}),
-    "ernie-biases": (Ernie4_5Config, {"use_bias": True, "head_dim": 16, "tie_word_embeddings": False}),
+    "ernie-biases": (Ernie4_5Config, {"use_bias": True, "head_dim": 32, "tie_word_embeddings": False}),
     "seed-oss": (SeedOssConfig, {"head_dim": 24, "attention_bias": True, "attention_out_bias": False}),
-    "seed-oss-out-bias": (SeedOssConfig, {"head_dim": 16, "attention_bias": False, "attention_out_bias": True}),
+    "seed-oss-out-bias": (SeedOssConfig, {"head_dim": 32, "attention_bias": False, "attention_out_bias": True}),
     "olmo2": (Olmo2Config, {}),
     "olmo2-mha": (Olmo2Config, {"num_key_value_heads": 4, "attention_bias": True, "hidden_size": 96}),
     "olmo3": (Olmo3Config, {"num_hidden_layers": 5, "sliding_window": 6, "num_key_value_heads": 4}),
     "olmo3-yarn": (Olmo3Config, {"num_hidden_layers": 4, "sliding_window": 5, "rope_parameters": YARN_IN_SOME}),
     "exaone4": (Exaone4Config, {"sliding_window": None, "head_dim": 24, "layer_types": ["full_attention"] * 2}),
     "exaone4-32b": (Exaone4Config, {"num_hidden_layers": 4, "sliding_window": 5, "sliding_window_pattern": 2}),
-    "glm": (GlmConfig, HALF | {"head_dim": 16, "attention_bias": True}),
+    "glm": (GlmConfig, HALF | {"head_dim": 32, "attention_bias": True}),
     "glm-mqa": (GlmConfig, HALF | {"head_dim": 24, "attention_bias": False, "num_key_value_heads": 1}),
-    "glm4": (Glm4Config, HALF | {"head_dim": 16, "attention_bias": False}),
+    "glm4": (Glm4Config, HALF | {"head_dim": 32, "attention_bias": False}),
     "glm4-biases": (Glm4Config, HALF | {"head_dim": 32, "attention_bias": True, "tie_word_embeddings": True}),
     "phi3": (Phi3Config, {}),
     "phi3-window": (Phi3Config, {"sliding_window": 6, "partial_rotary_factor": 0.5}),

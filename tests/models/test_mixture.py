@@ -48,7 +48,7 @@ GLM_MOE = {
 }  # fmt: skip
 MSCALES = {
     "rope_type": "longrope", "rope_theta": 10000.0, "short_mscale": 1.3, "long_mscale": 1.6,
-    "original_max_position_embeddings": 64, "short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 64, "short_factor": [1.0 + i / 8 for i in range(16)], "long_factor": [2.0] * 16,
 }  # fmt: skip
 PHI = {"num_local_experts": 4, "num_experts_per_tok": 2}
 DOTS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "routed_scaling_factor": 1.5}
@@ -72,7 +72,7 @@ CASES: Cases = {
     ),
     "glm4-moe-groups": (
         Glm4MoeConfig,
-        GLM_MOE | {"n_group": 4, "topk_group": 2, "head_dim": 16, "n_shared_experts": 2, "first_k_dense_replace": 0},
+        GLM_MOE | {"n_group": 4, "topk_group": 2, "head_dim": 32, "n_shared_experts": 2, "first_k_dense_replace": 0},
     ),
     "dots1": (Dots1Config, DOTS | {"n_shared_experts": 1, "norm_topk_prob": True, "first_k_dense_replace": 1}),
     "dots1-biases": (
@@ -81,11 +81,11 @@ CASES: Cases = {
     ),
     "solar-open-tied": (
         SolarOpenConfig,
-        DOTS | {"n_shared_experts": 1, "head_dim": 16, "num_key_value_heads": 4, "tie_word_embeddings": True},
+        DOTS | {"n_shared_experts": 1, "head_dim": 32, "num_key_value_heads": 4, "tie_word_embeddings": True},
     ),
     "minimax-m2-tied": (
         MiniMaxM2Config,
-        {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 32, "head_dim": 16, "rotary_dim": 16,
+        {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 32, "head_dim": 32, "rotary_dim": 32,
          "num_key_value_heads": 4, "tie_word_embeddings": True},
     ),
     "solar-open": (SolarOpenConfig, DOTS | {"n_shared_experts": 2, "head_dim": 24, "attention_bias": True}),

@@ -20,9 +20,9 @@ from quire.models.t5 import bucket
 from .checking import BACKENDS
 from .checking_seq2seq import MAX_LEN, START, Cases, check_against_transformers, checkpoints_of
 
-T5_TINY = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4}
+T5_TINY = {"d_model": 64, "d_kv": 32, "d_ff": 96, "num_layers": 2, "num_heads": 4}
 BART_TINY = {
-    "d_model": 64,
+    "d_model": 128,
     "encoder_layers": 2,
     "decoder_layers": 2,
     "encoder_attention_heads": 4,

@@ -113,6 +113,7 @@ def test_what_is_done_is_not_done_again_and_a_torn_line_is(tmp_path: Path) -> No
     ("text", "said"),
     [
         ('{"custom_id": "a"', "not JSON"),
+        ('{"custom_id": "a", "url": "/", "body": ' + "[" * 9000 + "]" * 9000 + "}", "nested too deeply"),
         ('{"custom_id": "a", "body": {}}', "url"),
         ('{"url": "/v1/completions", "body": {}}', "custom_id"),
         ("[1]", "line 2"),

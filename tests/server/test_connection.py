@@ -95,6 +95,7 @@ def test_a_request_is_answered_once() -> None:
         (HEAD + b"X-A: b\r\n" * 40_000, b"HTTP/1.1 4"),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"X-A: b\r\n" * 40_000, b"HTTP/1.1 400"),
         (b"nonsense\r\n\r\n", b"HTTP/1.1 400"),
+        (b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n", b"HTTP/1.1 400"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"HTTP/1.1 400"),  # TLS where there is none
     ],
 )

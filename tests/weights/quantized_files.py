@@ -262,6 +262,11 @@ def fp8(by: str, scale_name: str = "weight_scale") -> Packer:
     return pack
 
 
+def fbgemm(w: np.ndarray) -> tuple[Tensors, np.ndarray]:
+    tensors, values = fp8("outputs")(w)
+    return tensors | {"input_scale_ub": torch.tensor([1200.0])}, values
+
+
 def _compressed(format: str, bits: int = 8) -> dict[str, Any]:
     groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": bits}}}
     return {"quant_method": "compressed-tensors", "format": format, "config_groups": groups}
@@ -304,6 +309,7 @@ FORMATS: dict[str, Format] = {
     "w8a8": Format(int8_channels, _compressed("int-quantized"), "Q8_0"),
     "fp8-outputs": Format(fp8("outputs"), _compressed("float-quantized"), "FP8", exact=False),
     "fp8-tensor": Format(fp8("tensor"), {"quant_method": "fp8"}, "FP8", exact=False),
+    "fbgemm": Format(fbgemm, {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "FP8", exact=False),
     "fp8-blocks": Format(fp8("blocks", "weight_scale_inv"), {"quant_method": "fp8"}, "FP8", exact=False),
 }
 

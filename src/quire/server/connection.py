@@ -67,8 +67,8 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        super().on_headers_complete()  # refuses some: then there is nobody to answer yet
         self._in_head = False
-        super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._arriving.stop()

@@ -62,31 +62,9 @@ class Edge:
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        shape = self._shapes.get(path, self._shape)
         visit = _visit(scope, headers)
         begin_visit(visit)
-        status = CLIENT_CLOSED
-
-        async def send_with_id(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                told = MutableHeaders(scope=message)
-                told["x-request-id"] = visit.id
-                if visit.key is not None:
-                    told.update(visit.key.quota.headers())
-            await send(message)
-
-        async def receive_counted() -> Message:
-            message = await receive()
-            if size := len(message.get("body", b"")):
-                visit.body_bytes += size
-                self._hold(size)
-            return message
-
-        async def refuse(error: QuireError) -> None:
-            await error_response(error, shape)(scope, receive, send_with_id)
-
+        way = _Way(scope, receive, send, visit, self._shapes.get(path, self._shape), self._hold)
         entered = False
         try:
             if not _is_open(scope, path):
@@ -96,25 +74,24 @@ class Edge:
                 if scope["method"] == "POST":
                     visit.enter()
                     entered = True
-            await self._app(scope, receive_counted, send_with_id)
+            await self._app(scope, way.receive, way.send)
         except QuireError as error:
-            await refuse(error)
+            await way.refuse(error)
         except asyncio.CancelledError:  # the time to drain is over; the task ends here
-            if status == CLIENT_CLOSED:
-                await refuse(Unavailable("the server is shutting down", "ask again"))
+            if way.status == CLIENT_CLOSED:
+                await way.refuse(Unavailable("the server is shutting down", "ask again"))
         except (ClientGone, ClientDisconnect):
             log.debug("client of request %s left", visit.id)
         except Exception:
             log.exception("request %s failed", visit.id)
-            if status == CLIENT_CLOSED:  # nothing was sent yet
-                await refuse(
-                    QuireError("the server failed on this request", f"its id in the server's log is {visit.id}")
-                )
+            if way.status == CLIENT_CLOSED:
+                hint = f"its id in the server's log is {visit.id}"
+                await way.refuse(QuireError("the server failed on this request", hint))
         finally:
             self._body_bytes -= visit.body_bytes
             if entered:
                 visit.release()
-            self._end(visit, headers, self._route(scope, path), status)
+            self._end(visit, headers, self._route(scope, path), way.status)
         return None
 
     def _hold(self, num_bytes: int) -> None:
@@ -136,6 +113,36 @@ class Edge:
             log_visit(visit, status)
         if self._trace is not None and visit.model:
             self._trace(visit, headers, status)
+
+
+class _Way:
+    """What one request sends and is sent, as it passes."""
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, visit: Visit, shape: Shape, hold: Callable[[int], None]
+    ) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self._visit, self._shape, self._hold = visit, shape, hold
+        self.status = CLIENT_CLOSED  # until an answer begins
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if size := len(message.get("body", b"")):
+            self._visit.body_bytes += size
+            self._hold(size)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            told = MutableHeaders(scope=message)
+            told["x-request-id"] = self._visit.id
+            if self._visit.key is not None:
+                told.update(self._visit.key.quota.headers())
+        await self._send(message)
+
+    async def refuse(self, error: QuireError) -> None:
+        await error_response(error, self._shape)(self._scope, self._receive, self.send)
 
 
 def _visit(scope: Scope, headers: Headers) -> Visit:

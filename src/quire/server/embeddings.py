@@ -14,7 +14,7 @@ from quire.core.errors import BadRequest
 from quire.engine.texts import EmbedRequest, Text
 from quire.server.body import decode, read_body, texts_or_ids
 from quire.server.dialects.openai.fields import Int, new_id
-from quire.server.generate import unless_gone
+from quire.server.event_stream import unless_gone
 from quire.server.openapi import JSON, answers, reads
 from quire.server.replies import json_response
 from quire.server.site import Site

@@ -18,7 +18,7 @@ from quire.core.errors import QueueFull, Unavailable
 from quire.core.records import RequestRecord
 from quire.engine.models import unknown_model
 from quire.server.errors import ClientGone, NotAllowed
-from quire.server.generate import unless_gone
+from quire.server.event_stream import unless_gone
 from quire.server.openapi import EVENTS, answers, asks
 from quire.server.recent import Percentiles
 from quire.server.site import Site

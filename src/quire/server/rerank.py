@@ -13,7 +13,7 @@ from quire.engine.texts import ScoreRequest
 from quire.server.body import check_number, decode, read_body
 from quire.server.dialects.openai.fields import Int, new_id
 from quire.server.embeddings import EmbeddingUsage, truncates
-from quire.server.generate import unless_gone
+from quire.server.event_stream import unless_gone
 from quire.server.openapi import JSON, answers, reads
 from quire.server.replies import json_response
 from quire.server.site import Site

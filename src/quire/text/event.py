@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from quire.core.request import FinishReason
 
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity; a token that was masked out has this one, as at OpenAI
+
 
 @dataclass(slots=True)
 class TokenLogprob:
@@ -12,6 +14,10 @@ class TokenLogprob:
     bytes: list[int]
     logprob: float
     rank: int
+
+    @property
+    def finite_logprob(self) -> float:
+        return max(self.logprob, LOWEST_LOGPROB)
 
 
 @dataclass(slots=True)

@@ -60,6 +60,8 @@ class Requests:
             wrong = explain(str(error), Line).message
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             wrong = f"this is not JSON: {error}"
+        except RecursionError:
+            wrong = "this is nested too deeply"
         raise BadBatch(
             f"{self._path}, line {number}: {wrong}",
             'a line is {"custom_id": ..., "method": "POST", "url": "/v1/chat/completions", "body": {...}}',

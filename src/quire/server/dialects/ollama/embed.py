@@ -13,7 +13,7 @@ from quire.engine.texts import EmbedRequest
 from quire.server.body import check_number, decode, read_body
 from quire.server.dialects.ollama.fields import bare_name
 from quire.server.dialects.openai.fields import Int, new_id
-from quire.server.generate import unless_gone
+from quire.server.event_stream import unless_gone
 from quire.server.openapi import JSON, answers, reads
 from quire.server.replies import json_response
 

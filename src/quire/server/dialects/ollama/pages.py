@@ -47,6 +47,7 @@ def pages(site: "Site") -> list[Route]:
     ]
 
 
+@reads(ModelBody)
 @answers({JSON: dict[str, str]})
 async def fixed(http: Request) -> Response:
     raise NotAllowed(

@@ -15,7 +15,7 @@ from quire.server.dialects.dialect import Dialect
 from quire.server.dialects.ollama.fields import bare_name
 from quire.server.dialects.ollama.shapes import LINES, error_body, error_status, line
 from quire.server.errors import NotAllowed
-from quire.server.generate import EventStream, unless_gone
+from quire.server.event_stream import EventStream, unless_gone
 from quire.server.openapi import JSON, answers, reads
 from quire.server.replies import json_response
 

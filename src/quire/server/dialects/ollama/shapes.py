@@ -12,8 +12,6 @@ from quire.text.event import TokenLogprob
 
 _encode = msgspec.json.Encoder().encode
 
-LOWEST_LOGPROB = -9999.0  # JSON has no infinity
-
 
 class TopLogprob(Struct):
     token: str
@@ -86,13 +84,9 @@ def logprobs_of(positions: list[list[TokenLogprob]], num_top: int) -> list[Logpr
     told = []
     for position in positions:
         by_rank = sorted({token.token_id: token for token in position}.values(), key=lambda token: token.rank)
-        top = [TopLogprob(token.text, _finite(token.logprob), token.bytes) for token in by_rank[:num_top]]
-        told.append(Logprob(position[0].text, _finite(position[0].logprob), position[0].bytes, top))
+        top = [TopLogprob(token.text, token.finite_logprob, token.bytes) for token in by_rank[:num_top]]
+        told.append(Logprob(position[0].text, position[0].finite_logprob, position[0].bytes, top))
     return told
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, LOWEST_LOGPROB)
 
 
 class ErrorBody(TypedDict):

@@ -7,7 +7,7 @@ from msgspec import UNSET, Struct, UnsetType
 from quire.engine.generate import GenerateRequest
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.fields import StreamOptions
-from quire.server.dialects.openai.shapes import Answer, logprob_of, prompt_logprobs_of, token_name
+from quire.server.dialects.openai.shapes import Answer, prompt_logprobs_of, token_name
 from quire.server.dialects.openai.tally import Tally, usage_of
 from quire.server.dialects.openai.tools import ToolCallGain, folded, gain_of
 from quire.server.dialects.reading import Reading
@@ -189,8 +189,8 @@ def chat_logprob(position: list[TokenLogprob], num_top: int, by_id: bool = False
 
     chosen = position[0]
     by_rank = sorted({token.token_id: token for token in position}.values(), key=lambda token: token.rank)
-    top = [TopLogprob(name(token), logprob_of(token), token.bytes) for token in by_rank[:num_top]]
-    return ChatLogprob(name(chosen), logprob_of(chosen), chosen.bytes, top)
+    top = [TopLogprob(name(token), token.finite_logprob, token.bytes) for token in by_rank[:num_top]]
+    return ChatLogprob(name(chosen), chosen.finite_logprob, chosen.bytes, top)
 
 
 class _Told:

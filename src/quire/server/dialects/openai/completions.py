@@ -12,7 +12,7 @@ from quire.engine.generate import GenerateRequest
 from quire.server.body import decode, texts_or_ids
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.fields import NOT_SUPPORTED, Fields, Int, check, new_id, sampling_params
-from quire.server.dialects.openai.shapes import Answer, logprob_of, prompt_logprobs_of, token_name
+from quire.server.dialects.openai.shapes import Answer, prompt_logprobs_of, token_name
 from quire.server.dialects.openai.structured import language_asked
 from quire.server.dialects.openai.tally import Tally, usage_of
 from quire.server.fold import Completion
@@ -229,9 +229,9 @@ def _logprobs(shown: list[_Shown], offset: int, by_id: bool) -> tuple[Completion
             lists.token_logprobs.append(None)
             lists.top_logprobs.append(None)
         else:
-            lists.token_logprobs.append(logprob_of(position[0]))
+            lists.token_logprobs.append(position[0].finite_logprob)
             top: dict[str, float] = {}
             for token in sorted(position, key=lambda token: token.rank):
-                top.setdefault(token_name(token.token_id, token.text, by_id), logprob_of(token))
+                top.setdefault(token_name(token.token_id, token.text, by_id), token.finite_logprob)
             lists.top_logprobs.append(top)
     return lists, offset

@@ -11,8 +11,6 @@ from quire.text.event import TokenLogprob
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _encode = msgspec.json.Encoder().encode
 
-LOWEST_LOGPROB = -9999.0  # JSON has no infinity; a token that was masked out has this one, as at OpenAI
-
 
 class CachedTokens(Struct):
     cached_tokens: int
@@ -73,17 +71,13 @@ def token_name(token_id: int, text: str, by_id: bool) -> str:
     return f"token_id:{token_id}" if by_id else text
 
 
-def logprob_of(token: TokenLogprob) -> float:
-    return max(token.logprob, LOWEST_LOGPROB)
-
-
 def prompt_logprobs_of(positions: list[list[TokenLogprob]] | None) -> list[dict[str, Any] | None]:
     """As vLLM shows them: by id. Nothing precedes the first token, so it has none."""
     shown: list[dict[str, Any] | None] = [None]
     for position in positions or ():
         shown.append(
             {
-                str(token.token_id): {"logprob": logprob_of(token), "rank": token.rank, "decoded_token": token.text}
+                str(token.token_id): {"logprob": token.finite_logprob, "rank": token.rank, "decoded_token": token.text}
                 for token in position
             }
         )

@@ -14,7 +14,6 @@ from quire.server.dialects.tgi.shapes import (
     StreamedToken,
     Token,
     finish_reason,
-    logprob_of,
 )
 from quire.server.fold import Completion, Sample
 from quire.server.openapi import EVENTS, JSON, answers, reads
@@ -138,12 +137,12 @@ class GenerateCall:
         known = [position[0] for position in completion.prompt_logprobs or ()]
         return [
             PrefillToken(first, text, None),
-            *(PrefillToken(token.token_id, token.text, logprob_of(token)) for token in known),
+            *(PrefillToken(token.token_id, token.text, token.finite_logprob) for token in known),
         ]
 
     def _token(self, token: TokenLogprob, text: str) -> Token:
         """`text` is what it adds: joined, the tokens' texts are the answer, however a character is divided."""
-        return Token(token.token_id, text, logprob_of(token), token.token_id in self._tokenizer.special_ids)
+        return Token(token.token_id, text, token.finite_logprob, token.token_id in self._tokenizer.special_ids)
 
     def _top_tokens(self, position: list[TokenLogprob]) -> list[Token]:
         by_rank = sorted({token.token_id: token for token in position}.values(), key=lambda token: token.rank)

@@ -7,11 +7,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from quire.core.errors import BadRequest, EngineFailed, QueueFull, QuireError, UnknownModel
 from quire.core.request import FinishReason
-from quire.text.event import TokenLogprob
 
 _encode = msgspec.json.Encoder().encode
-
-LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 
 
 class PrefillToken(Struct):
@@ -58,10 +55,6 @@ def finish_reason(reason: FinishReason | None, stop_reason: str | int | None) ->
     if reason == "length":
         return "length"
     return "eos_token" if stop_reason is None else "stop_sequence"
-
-
-def logprob_of(token: TokenLogprob) -> float:
-    return max(token.logprob, LOWEST_LOGPROB)
 
 
 _KINDS: list[tuple[type[QuireError], int, str]] = [

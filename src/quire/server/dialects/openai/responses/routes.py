@@ -19,7 +19,8 @@ from quire.server.dialects.openai.responses.journal import EventsGone
 from quire.server.dialects.openai.responses.shapes import Event, ResponseObject, frame
 from quire.server.dialects.openai.responses.store import ResponseStore, Stored
 from quire.server.dialects.openai.shapes import error_body
-from quire.server.generate import EventStream, answered, refusing, reply, streamed, understood
+from quire.server.event_stream import EventStream
+from quire.server.generate import answered, refusing, reply, streamed, understood
 from quire.server.openapi import EVENTS, JSON, answers, asks, reads
 from quire.server.replies import json_response
 
