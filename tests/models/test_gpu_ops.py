@@ -89,9 +89,10 @@ def test_a_step_may_be_tried_out_and_written_nowhere(model):
 
 
 @pytest.mark.verifies("safetensors", backend="gpu", architecture="Qwen3ForCausalLM")
-def test_heads_are_normed(tmp_path):
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_heads_are_normed(tmp_path, kv_heads):
     torch.manual_seed(2)
-    qwen = Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=24))
+    qwen = Qwen3ForCausalLM(Qwen3Config(**SHAPE | {"head_dim": 24, "num_key_value_heads": kv_heads}))
     for parameter in qwen.parameters():
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, mean=0.5, std=0.5)

@@ -200,6 +200,9 @@ def test_an_order_is_taken_of_an_order() -> None:
     assert ops.vector(stored.ordered(order(1, 0))).ravel().tolist() == [2, 3]
     assert ops.vector(stored.part(1, 2)).ravel().tolist() == [2, 1]
     assert ops.vector(stored.transposed()).tolist() == [[3, 2, 1, 0]]
+    noise = replace(numbered(1, 3), shape=(2, 4, 3), data=np.broadcast_to(numbered(1, 3).data, (8, 12)), dummy=True)
+    turned = noise.transposed()
+    assert turned.shape == (2, 3, 4) and turned.data.shape == (6, 16) and turned.data.strides[0] == 0  # nothing copied
 
 
 @pytest.mark.parametrize("transposed", [False, True])

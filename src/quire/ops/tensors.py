@@ -120,6 +120,9 @@ class StoredTensor:
         """The last two axes change places. The bytes are copied."""
         *outer, rows, columns = self.shape
         size = self._element_size()
+        if self.dummy:
+            data = np.broadcast_to(np.resize(self.data[0], rows * size), (self.num_rows // rows * columns, rows * size))
+            return replace(self, shape=(*outer, columns, rows), data=data, row_order=None)
         data = self.data if self.row_order is None else self.data[self.row_order]
         turned = data.reshape(-1, rows, columns, size).swapaxes(1, 2)
         shape = (*outer, columns, rows)

@@ -305,11 +305,12 @@ class GpuOps:
         assert batch.unwritten is not None and batch.unwritten[0] == layer, "a layer's K and V are written before"
         (_, k, v), queries = batch.unwritten, columns_of(q)
         batch.unwritten = None
-        assert k.angles is queries.angles and (k.norm is None) == (queries.norm is None), "q and k are treated alike"
+        assert k.angles is queries.angles, "q and k turn alike"
         heads = queries.stored(), k.stored(), v.tensor(), queries.angles, batch.slots, batch.pages(layer)
         norms: dict[str, Any] = {}
-        if queries.norm is not None and k.norm is not None:
-            norms = {"q_norm": queries.norm.weight, "k_norm": k.norm.weight, "eps": queries.norm.eps}
+        for name, columns in (("q_norm", queries), ("k_norm", k)):
+            if columns.norm is not None:  # a single head was normed as a row
+                norms |= {name: columns.norm.weight, "eps": columns.norm.eps}
         if batch.only_decodes and not batch.batch_invariant and biases is None:
             plan, is_new = batch.decode_plan(window, queries.size // head_dim)
             overlap = self._overlap and not is_new  # what it reads early was written long before
