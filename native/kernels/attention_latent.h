@@ -63,9 +63,11 @@ struct LatentPages {
     static void meet(const AttentionTile& t, State& s, int first, const Span& span) {
         const int64_t head_dim = t.pages->head_dim;
         const Key* q = Scoring<T>::query_at(s.q, first, head_dim);
-        for (int64_t b = 0; b < span.num_blocks; ++b)
-            score_block<N>(s, q, (const Key*)keys_of(t, s, span.first_block + b), round_up(span.num_slots(b)),
-                           span.size, head_dim, b * span.padded, (const Key*)nullptr);
+        for (int64_t b = 0; b < span.num_blocks; ++b) {
+            const Key* keys = (const Key*)keys_of(t, s, span.first_block + b);
+            score_block<N>(s, q, keys, round_up(span.num_slots(b)), span.size, head_dim, b * span.padded,
+                           kAlwaysFetches<Key> ? keys : nullptr);
+        }
         take_values<N, T>(t, s, first, span);
     }
 
