@@ -16,6 +16,7 @@ import struct
 import time
 import urllib.request
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from urllib.parse import urlsplit
 
@@ -111,8 +112,10 @@ def metrics(url: str) -> dict[str, float]:
     return found
 
 
-def left_behind(url: str, before: dict[str, float], crowd: Crowd) -> list[str]:
-    """What is not as it should be once everybody has gone."""
+def left_behind(url: str, before: dict[str, float], crowds: Sequence[Crowd]) -> list[str]:
+    """What is not as it should be once everybody has gone who came since `before`. (Who was unseen in one round may be
+    counted in the next.)"""
+    made, unseen, whole = (sum(getattr(one, name) for one in crowds) for name in ("visits", "unseen", "whole"))
     end = time.monotonic() + PATIENCE
     while True:
         found = metrics(url)
@@ -121,13 +124,13 @@ def left_behind(url: str, before: dict[str, float], crowd: Crowd) -> list[str]:
             if found[name]:
                 wrong.append(f"{name} is {found[name]}")
         visits = found[ROUTE] - before[ROUTE]
-        if not crowd.visits - crowd.unseen <= visits <= crowd.visits:
-            wrong.append(f"{visits:.0f} visits were counted, and {crowd.visits} were made")
+        if not made - unseen <= visits <= made:
+            wrong.append(f"{visits:.0f} visits were counted, and {made} were made")
         ended, began = (
             found[name] - before[name] for name in ("quire_request_success_total", "quire_request_prompt_tokens_count")
         )
-        if not crowd.whole <= ended <= crowd.visits or ended != began:
-            wrong.append(f"{ended:.0f} requests ended, {began:.0f} were measured, and {crowd.whole} were whole")
+        if not whole <= ended <= made or ended != began:
+            wrong.append(f"{ended:.0f} requests ended, {began:.0f} were measured, and {whole} were whole")
         if not wrong or time.monotonic() > end:
             return wrong
         time.sleep(0.1)
@@ -151,13 +154,15 @@ def main() -> None:
     args = parser.parse_args()
     interruptible()
     with own_server(args.model, "--kv-cache-memory-bytes", CACHE) as (url, process):
-        rounds, sizes, wrong = [], [resident(process)], []
+        before, sizes = metrics(url), [resident(process)]
+        rounds: list[Crowd] = []
+        wrong: list[str] = []
         for number in range(args.rounds):
-            before, begin = metrics(url), time.perf_counter()
+            begin = time.perf_counter()
             crowd = visit_all(url, args.streams, args.visits, seed=args.rounds * args.seed + number)
             seconds = time.perf_counter() - begin
             rounds.append(crowd)
-            wrong += crowd.problems + left_behind(url, before, crowd)
+            wrong += crowd.problems + left_behind(url, before, rounds)
             sizes.append(resident(process))
             found = f"{crowd.whole} whole ({crowd.tokens} tokens), {crowd.left} left"
             print(f"{crowd.visits} visits in {seconds:.0f} s: {found}", flush=True)

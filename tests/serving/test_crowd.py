@@ -8,13 +8,13 @@ from benchmarks.own_server import own_server
 
 def test_200_streams_while_clients_leave(tiny_model: Path) -> None:
     with own_server(str(tiny_model), "--threads", "1") as (url, process):
-        sizes = []
+        before, crowds, sizes = metrics(url), [], []
         for wave in range(3):
-            before = metrics(url)
             crowd = visit_all(url, num_streams=200, num_visits=300, seed=wave)
             assert not crowd.problems, crowd.problems[:5]
             assert crowd.whole > 150 and crowd.left > 60 and crowd.visits == 300
-            assert not (wrong := left_behind(url, before, crowd)), wrong
+            crowds.append(crowd)
+            assert not (wrong := left_behind(url, before, crowds)), wrong
             sizes.append(sum(resident(process).values()))
         assert sizes[2] < sizes[1] * 1.05 + 8, f"memory grows: {sizes} MB"
         assert process.said().count("\n") == 2, "nothing was worth a line in the log"
