@@ -58,7 +58,8 @@ def test_codes_of_any_number_of_bits(bits: int) -> None:
     np.testing.assert_array_equal(unpack(words_of(codes, bits), bits, 37), codes)
 
 
-# Of what EETQ's own preprocessing (cutlass_preprocessors.cc, int8, compute capability 7.5 to 8.9) made of `eetq_codes`.
+# Of what the steps of EETQ's preprocessing (cutlass_preprocessors.cc, int8, compute capability 7.5 to 8.9), followed on
+# a CPU, make of `eetq_codes`.
 EETQ = {
     (64, 64): "70c66e41be41656c73d0e7b1d814667a5690a9511cc28661bf321a739e725aa4",
     (192, 64): "0c1d5e25100f2cbca8cb067c317b9347361303797872b0ad4d584f6f9ebe86fc",
