@@ -98,22 +98,25 @@ void visit_part(const AttentionTile& t, State& s, int64_t part, const Findings& 
 
 // total and then part, as if they had been one.
 void fold(const Findings& total, const Findings& part, int num_queries) {
-    for (int i = 0; i < num_queries; ++i) {
-        const float before = total.most(i), here = part.most(i), now = here > before ? here : before;
-        if (here == -INFINITY) continue;
-        if (before == -INFINITY) {
-            for (int64_t d = 0; d < total.stride(); ++d) total.acc(i)[d] = part.acc(i)[d];
-            continue;
+    const int64_t value_dim = total.value_dim;
+    for (int first = 0; first < num_queries; first += kLanes) {
+        const int end = num_queries - first < kLanes ? num_queries : first + kLanes;
+        float before[kLanes] = {}, here[kLanes] = {}, now[kLanes], kept[kLanes], added[kLanes];
+        for (int i = first; i < end; ++i) before[i - first] = total.most(i), here[i - first] = part.most(i);
+        store(now, max(load(before), load(here)));
+        F8 factors[] = {load(before) - load(now), load(here) - load(now)};
+        exp2_each(factors);
+        store(kept, factors[0]);
+        store(added, factors[1]);
+        for (int i = first; i < end; ++i) {
+            if (here[i - first] == -INFINITY) continue;
+            const float keep = kept[i - first], add = added[i - first], *from = part.acc(i);
+            float* to = total.acc(i);
+            for (int64_t d = 0; d < value_dim; d += kLanes)
+                store(to + d, multiply_add(splat(add), load(from + d), load(to + d) * splat(keep)));
+            total.weight(i) = total.weight(i) * keep + part.weight(i) * add;
+            total.most(i) = now[i - first];
         }
-        float kept[kLanes], added[kLanes];
-        store(kept, exp2(splat(before - now)));
-        store(added, exp2(splat(here - now)));
-        for (int64_t d = 0; d < total.value_dim; d += kLanes) {
-            const F8 old = load(total.acc(i) + d) * splat(kept[0]);
-            store(total.acc(i) + d, multiply_add(splat(added[0]), load(part.acc(i) + d), old));
-        }
-        total.weight(i) = total.weight(i) * kept[0] + part.weight(i) * added[0];
-        total.most(i) = now;
     }
 }
 
