@@ -81,6 +81,8 @@ void Tape::run(const Step& step) {
     max_parts_ = ceil_div(longest, attention_part(pages_.block_size));
     findings_.reserve(kTilesAThread * num_threads_ * max_parts_ * attention_findings(pages_.value_dim()));
     find_shared(step);
+    const size_t num_tiles = kTilesAThread * num_threads_ + cascade_.num_members() * pages_.num_kv_heads;
+    if (num_found_.size() < num_tiles) num_found_ = std::vector<std::atomic<int64_t>>(num_tiles);
     low_rank_.begin(step.adapters, step.num_tokens, step.logit_rows, step.num_logits);
     self_attention_.begin(step.seq_starts, step.num_seqs, step.logit_rows, step.num_logits);
     run_team(num_threads_, [&](const Team& team) { walk(step, team); });

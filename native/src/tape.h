@@ -227,12 +227,14 @@ class Tape {
     bool reads_sources_ = false;                  // an op attends to sources
     int64_t max_parts_ = 0;                       // of the step under way
     std::vector<std::atomic<int64_t>> counters_;  // what is taken of the ops' work in the step under way
-    Cascade cascade_;                             // who shares a beginning in the step under way
-    int64_t group_ = 1;                           // query heads of a KV head, at most
-    Buffer<float> shared_findings_;               // [members, KV heads, parts, group] of those who share
-    Buffer<float> tile_findings_;                 // of each thread: what is found together
-    std::vector<int32_t> seq_logits_;             // [num_seqs] the sequence's row of logits, or -1
-    std::vector<int32_t> logit_seqs_;             // [num_logits] whose token a logit row is, in the step under way
+    // Parts that are attended to, of every tile of the attention under way: those that share nothing, then the others.
+    std::vector<std::atomic<int64_t>> num_found_;
+    Cascade cascade_;                  // who shares a beginning in the step under way
+    int64_t group_ = 1;                // query heads of a KV head, at most
+    Buffer<float> shared_findings_;    // [members, KV heads, parts, group] of those who share
+    Buffer<float> tile_findings_;      // of each thread: what is found together
+    std::vector<int32_t> seq_logits_;  // [num_seqs] the sequence's row of logits, or -1
+    std::vector<int32_t> logit_seqs_;  // [num_logits] whose token a logit row is, in the step under way
 };
 
 }  // namespace quire

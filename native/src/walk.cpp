@@ -335,7 +335,6 @@ class Walk {
             num_tiles += !cascades || tape_.cascade_.member(run.seq) < 0;
         });
         const bool in_parts = num_tiles < kTilesAThread * team_.num_threads && tape_.max_parts_ > 1;
-        float* findings = tape_.findings_.get();
         std::atomic<int64_t>& counter = tape_.counters_[op.counter];
         int64_t mine = counter.fetch_add(1, std::memory_order_relaxed), item = 0;
         const auto is_mine = [&] { return item++ == mine; };
@@ -346,54 +345,54 @@ class Walk {
                 attend_together(op, group, shared, kv_head, part);
                 take_next();
             });
-        const Places own{findings, attention_findings(pages.value_dim())};
-        int64_t taken = 0;  // parts of `own`
+        int64_t num_alone = 0;  // tiles that share nothing, whose places are taken
         each_tile(op, group, [&](const Run& run, int64_t kv_head, int64_t first, int64_t num_parts) {
             const bool shares = cascades && tape_.cascade_.member(run.seq) >= 0;
             const int64_t begin = shares ? tape_.cascade_.shared_parts(run.seq) : 0;
-            const Places places = shares ? places_of(run.seq, kv_head, group) : own.from(taken);
+            const Places places = shares ? places_of(run.seq, kv_head, group) : places_alone(num_alone);
             // Neighbouring parts by one thread, which fetches the next one beforehand, while there are enough for all.
             const int64_t at_once = std::clamp<int64_t>(num_parts / team_.num_threads, 1, 4);
             const int64_t end = shares || in_parts ? num_parts : 1;
             for (int64_t part = begin; part < end; part += at_once) {
                 if (!is_mine()) continue;
                 const AttentionTile tile = tile_at(op, run, kv_head, group, first);
-                if (shares || in_parts)
-                    kernels_.ops.attend_parts(tile, part, std::min(part + at_once, end), places.at(part),
-                                              places.stride);
-                else
+                if (shares || in_parts) {
+                    const int64_t stop = std::min(part + at_once, end);
+                    kernels_.ops.attend_parts(tile, part, stop, places.at(part), places.stride);
+                    fold_if_last(tile, places, stop - part, num_parts);
+                } else {
                     kernels_.ops.attend(tile);
+                }
                 take_next();
             }
-            if (in_parts && !shares) taken += num_parts;
-        });
-        if (!in_parts && !cascades) return;
-        team_.barrier();
-        int64_t turn = 0;
-        taken = 0;
-        each_tile(op, group, [&](const Run& run, int64_t kv_head, int64_t first, int64_t num_parts) {
-            const bool shares = cascades && tape_.cascade_.member(run.seq) >= 0;
-            if (!shares && !in_parts) return;
-            const Places places = shares ? places_of(run.seq, kv_head, group) : own.from(taken);
-            if (turn++ % team_.num_threads == team_.thread)
-                kernels_.ops.fold_parts(tile_at(op, run, kv_head, group, first), places.at(0), num_parts,
-                                        places.stride);
-            if (!shares) taken += num_parts;
+            num_alone += in_parts && !shares;
         });
     }
 
-    // Where the findings of a tile's parts lie.
+    // Where the findings of a tile's parts lie, and how many of them are there: none between two ops.
     struct Places {
         float* data;
         int64_t stride;
+        std::atomic<int64_t>& num_found;
 
         float* at(int64_t part) const { return data + part * stride; }
-        Places from(int64_t part) const { return {at(part), stride}; }
     };
+    Places places_alone(int64_t tile) const {
+        const int64_t stride = attention_findings(tape_.pages_.value_dim());
+        return {tape_.findings_.get() + tile * tape_.max_parts_ * stride, stride, tape_.num_found_[tile]};
+    }
     Places places_of(int64_t seq, int64_t kv_head, int64_t group) const {
         const int64_t stride = group * query_findings(tape_.pages_.value_dim());
         const int64_t tile = tape_.cascade_.member(seq) * tape_.pages_.num_kv_heads + kv_head;
-        return {tape_.shared_findings_.get() + tile * tape_.max_parts_ * stride, stride};
+        return {tape_.shared_findings_.get() + tile * tape_.max_parts_ * stride, stride,
+                tape_.num_found_[kTilesAThread * team_.num_threads + tile]};
+    }
+
+    // `count` more parts of a tile were attended to. Whoever brings the last ones folds them all.
+    void fold_if_last(const AttentionTile& tile, const Places& places, int64_t count, int64_t num_parts) const {
+        if (places.num_found.fetch_add(count, std::memory_order_acq_rel) + count < num_parts) return;
+        places.num_found.store(0, std::memory_order_relaxed);
+        kernels_.ops.fold_parts(tile, places.at(0), num_parts, places.stride);
     }
 
     // visit(group of sequences, KV head, part), in one order.
@@ -431,10 +430,14 @@ class Walk {
         float* found = tape_.tile_findings_.get() + team_.thread * attention_findings(tape_.pages_.value_dim());
         kernels_.ops.attend_parts(all, part, part + 1, found, 0);
         for (const int32_t seq : shared.seqs) {
-            if (op.out.few && tape_.seq_logits_[seq] < 0) continue;
+            const int64_t index = op.out.few ? tape_.seq_logits_[seq] : seq;
+            if (index < 0) continue;
             const Places places = places_of(seq, kv_head, group);
             std::copy_n(found, places.stride, places.at(part));
             found += places.stride;
+            const Run run = run_at(op, index);
+            fold_if_last(tile_at(op, run, kv_head, group, 0), places, 1,
+                         ceil_div(run.context, attention_part(tape_.pages_.block_size)));
         }
     }
 
