@@ -123,8 +123,8 @@ constexpr int64_t kUsualSize = 16, kUsualDim = 64;
 
 // A branch in the loop over columns of halves makes many queries, a prefill's, a fifth slower, and few of them faster
 // by a thirtieth. Those who have nothing to fetch give the keys that they read.
-template <class T>
-constexpr bool kAlwaysFetches = Scoring<T>::kChains > 1;
+template <int N, class T>
+constexpr bool kAlwaysFetches = N > 4 && Scoring<T>::kChains > 1;
 
 // Scores of N queries with C vectors of slots, from `keys` on, whose columns are `stride` apart.
 template <int N, int C, class T>
@@ -144,7 +144,7 @@ QUIRE_INLINE void score_slots(const State& s, const typename Scoring<T>::Query* 
                 const typename W::template Queries<N> queries(q, head_dim, d);
                 each<W::kColumns>([&](auto i) QUIRE_INLINED {
                     if (i >= count) return;
-                    if (((kAlwaysFetches<T> && N > 4) || ahead) && i % W::kChains == 0)
+                    if ((kAlwaysFetches<N, T> || ahead) && i % W::kChains == 0)
                         __builtin_prefetch(ahead + (d + i) * stride);
                     decltype(W::load_keys(keys)) k[C];
                     for (int c = 0; c < C; ++c) k[c] = W::load_keys(keys + (d + i) * stride + c * kLanes);
@@ -208,7 +208,7 @@ void score(const AttentionTile& t, const State& s, int first, const Span& span, 
         }
         const int64_t block = span.first_block + b;
         const T* keys = (const T*)s.keys_at(block);
-        const T* nothing = kAlwaysFetches<T> ? keys : nullptr;
+        const T* nothing = kAlwaysFetches<N, T> ? keys : nullptr;
         const T* ahead = first >= kQueriesAtOnce ? nothing : (const T*)s.values_at(block);  // once a tile
         if constexpr (Scoring<T>::kChains > 1) {
             if (span.size == kUsualSize && head_dim == kUsualDim) {

@@ -20,14 +20,15 @@ void relax() {
 
 }  // namespace
 
-void Barrier::wait(int num_threads) {
-    if (num_threads == 1) return;
-    const uint32_t now = generation_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == num_threads - 1) {
-        arrived_.store(0, std::memory_order_relaxed);
-        generation_.store(now + 1, std::memory_order_release);
-        return;
-    }
+bool Barrier::arrive(int num_threads, uint32_t now) {
+    if (num_threads == 1) return true;
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) < num_threads - 1) return false;
+    arrived_.store(0, std::memory_order_relaxed);
+    generation_.store(now + 1, std::memory_order_release);
+    return true;
+}
+
+void Barrier::rest(uint32_t now) {
     for (int turn = 0; generation_.load(std::memory_order_acquire) == now; ++turn) {
         if (turn < kBusyTurns)
             relax();

@@ -15,9 +15,20 @@ struct Range {
 // far shorter than a time slice, so a thread that waits busily for one that is not running would waste all of it.
 class Barrier {
  public:
-    void wait(int num_threads);
+    // While others are awaited, idle() is called for as long as it returns true.
+    template <class Idle>
+    void wait(int num_threads, const Idle& idle) {
+        const uint32_t now = generation_.load(std::memory_order_relaxed);
+        if (arrive(num_threads, now)) return;
+        while (generation_.load(std::memory_order_acquire) == now && idle()) {
+        }
+        rest(now);
+    }
 
  private:
+    bool arrive(int num_threads, uint32_t now);  // returns whether everybody is here
+    void rest(uint32_t now);                     // until everybody is
+
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<uint32_t> generation_{0};
 };
@@ -31,7 +42,13 @@ struct Team {
     // next.
     Range share(int64_t n) const { return {n * thread / num_threads, n * (thread + 1) / num_threads}; }
     // Nobody passes before everybody is here.
-    void barrier() const { meeting->wait(num_threads); }
+    void barrier() const {
+        barrier([] { return false; });
+    }
+    template <class Idle>
+    void barrier(const Idle& idle) const {
+        meeting->wait(num_threads, idle);
+    }
 };
 
 // Runs `work` in num_threads threads at once, or in fewer where the system gives fewer.

@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "ahead.h"
 #include "tape.h"
 
 namespace quire {
@@ -30,11 +31,12 @@ class Walk {
     void run() {
         bool own_rows = true;  // what was written since the last barrier
         for (const Op& op : tape_.ops_) {
+            if (std::holds_alternative<Linear>(op)) aim(&op + 1);
             std::visit(
                 [&](const auto& o) {
                     using T = std::decay_t<decltype(o)>;
                     if (!own_rows || !kReadsOwnRows<T> || gathers(o)) {
-                        team_.barrier();
+                        meet();
                         own_rows = true;
                     }
                     run(o);
@@ -45,6 +47,32 @@ class Walk {
     }
 
  private:
+    // Nobody passes before everybody is here.
+    void meet() {
+        team_.barrier([&] { return ahead_.fetch(); });
+    }
+
+    // While one token's row is worked on, all threads but one wait: they fetch what they will attend to first, from the
+    // last product before attention on.
+    void aim(const Op* next) {
+        const Op* const end = tape_.ops_.data() + tape_.ops_.size();
+        while (next != end && !std::holds_alternative<Linear>(*next) && !std::holds_alternative<Attention>(*next))
+            ++next;
+        const Attention* op = next != end ? std::get_if<Attention>(next) : nullptr;
+        if (!op || step_.num_tokens > 1 || tape_.max_parts_ == 1 || op->window) return;
+        const Pages& pages = tape_.pages_;
+        const int64_t part_blocks = attention_part(pages.block_size) / pages.block_size;
+        int64_t item = 0;
+        each_tile(*op, group_of(*op), [&](const Run& run, int64_t kv_head, int64_t, int64_t num_parts) {
+            each_piece(0, num_parts, [&](int64_t first, int64_t last) {
+                if (item++ != team_.thread) return;
+                const int64_t last_block = std::min(last * part_blocks, ceil_div(run.context, pages.block_size));
+                ahead_ = Ahead(pages, op->layer, kv_head, run.block_table + first * part_blocks,
+                               run.block_table + last_block);
+            });
+        });
+    }
+
     float* row(const View& v, int64_t r) const { return tape_.arena_.get() + v.offset + r * v.stride; }
 
     // Where an op with this output finds the input of its row r.
@@ -206,7 +234,7 @@ class Walk {
     void run(const Logits& op) {
         multiply(op.weight, op.x, true, step_.logits, op.weight.num_outputs);
         if (op.softcap == 0.0f) return;
-        team_.barrier();
+        meet();
         const Range all = team_.share(step_.num_logits * op.weight.num_outputs);
         kernels_.ops.soft_cap(step_.logits + all.first, op.softcap, all.last - all.first);
     }
@@ -250,7 +278,7 @@ class Walk {
                 for (int64_t r = rows.first; r < rows.last; ++r)
                     matrix.to_halves(x + r * stride + h * num_inputs, num_inputs, halves(h) + order.start(r),
                                      order.block_rows);
-        team_.barrier();
+        meet();
         for (size_t h = 0; h < op.heads.size(); ++h) {
             const Activations a{x + h * num_inputs, stride, nullptr, halves(h)};
             const Worker worker{team_.thread, team_.num_threads, tape_.panels_.get() + team_.thread * kPanelBytes,
@@ -269,9 +297,9 @@ class Walk {
         for (const PackedMatrix& segment : w.segments) {
             const bool is_first = &segment == w.segments.data();
             if (is_first || segment.input_order != (&segment)[-1].input_order) {
-                if (!is_first) team_.barrier();
+                if (!is_first) meet();
                 a = prepared(w, segment.input_order, from, few, num_rows);
-                team_.barrier();
+                meet();
             }
             const Worker worker{team_.thread, team_.num_threads, tape_.panels_.get() + team_.thread * kPanelBytes,
                                 &tape_.counters_[taken]};
@@ -280,7 +308,7 @@ class Walk {
             taken += tape_.num_threads_;
         }
         if (w.bias == nullptr) return;
-        team_.barrier();
+        meet();
         for (int64_t r = rows.first; r < rows.last; ++r)
             kernels_.ops.add(out + r * out_stride, w.bias, w.num_outputs, out + r * out_stride);
     }
@@ -327,8 +355,7 @@ class Walk {
     // free takes the next one; the longest of a run come first. Where there are too few tiles to keep everybody busy,
     // their contexts are cut into parts as well. Beginnings that several runs share are attended to first, together.
     void run(const Attention& op) {
-        const Pages& pages = tape_.pages_;
-        const int64_t group = op.q.columns / pages.value_dim() / pages.num_kv_heads;
+        const int64_t group = group_of(op);
         const bool cascades = op.window == 0 && !op.of_source && !tape_.cascade_.groups().empty();
         int64_t num_tiles = 0;
         each_tile(op, group, [&](const Run& run, int64_t, int64_t, int64_t) {
@@ -336,9 +363,10 @@ class Walk {
         });
         const bool in_parts = num_tiles < kTilesAThread * team_.num_threads && tape_.max_parts_ > 1;
         std::atomic<int64_t>& counter = tape_.counters_[op.counter];
-        int64_t mine = counter.fetch_add(1, std::memory_order_relaxed), item = 0;
+        ahead_ = Ahead();
+        int64_t mine = team_.thread, item = 0;
         const auto is_mine = [&] { return item++ == mine; };
-        const auto take_next = [&] { mine = counter.fetch_add(1, std::memory_order_relaxed); };
+        const auto take_next = [&] { mine = team_.num_threads + counter.fetch_add(1, std::memory_order_relaxed); };
         if (cascades)
             each_shared_part([&](const Cascade::Group& shared, int64_t kv_head, int64_t part) {
                 if (!is_mine()) return;
@@ -350,23 +378,34 @@ class Walk {
             const bool shares = cascades && tape_.cascade_.member(run.seq) >= 0;
             const int64_t begin = shares ? tape_.cascade_.shared_parts(run.seq) : 0;
             const Places places = shares ? places_of(run.seq, kv_head, group) : places_alone(num_alone);
-            // Neighbouring parts by one thread, which fetches the next one beforehand, while there are enough for all.
-            const int64_t at_once = std::clamp<int64_t>(num_parts / team_.num_threads, 1, 4);
-            const int64_t end = shares || in_parts ? num_parts : 1;
-            for (int64_t part = begin; part < end; part += at_once) {
-                if (!is_mine()) continue;
+            each_piece(begin, shares || in_parts ? num_parts : 1, [&](int64_t part, int64_t end) {
+                if (!is_mine()) return;
                 const AttentionTile tile = tile_at(op, run, kv_head, group, first);
                 if (shares || in_parts) {
-                    const int64_t stop = std::min(part + at_once, end);
-                    kernels_.ops.attend_parts(tile, part, stop, places.at(part), places.stride);
-                    fold_if_last(tile, places, stop - part, num_parts);
+                    kernels_.ops.attend_parts(tile, part, end, places.at(part), places.stride);
+                    fold_if_last(tile, places, end - part, num_parts);
                 } else {
                     kernels_.ops.attend(tile);
                 }
                 take_next();
-            }
+            });
             num_alone += in_parts && !shares;
         });
+    }
+
+    int64_t group_of(const Attention& op) const {
+        return op.q.columns / tape_.pages_.value_dim() / tape_.pages_.num_kv_heads;
+    }
+
+    // visit(part, end): the parts [begin, end) of a tile, in pieces. Neighbours go to one thread, which fetches the
+    // next one beforehand, while there are enough for all. The last piece, which may be the longest, comes first: to
+    // who had time to fetch.
+    template <class Visit>
+    void each_piece(int64_t begin, int64_t end, const Visit& visit) const {
+        const int64_t count = end - begin, at_once = std::clamp<int64_t>(end / team_.num_threads, 1, 4);
+        const int64_t num_pieces = std::max<int64_t>(count > 0, count / at_once);
+        for (int64_t i = num_pieces - 1; i >= 0; --i)
+            visit(begin + count * i / num_pieces, begin + count * (i + 1) / num_pieces);
     }
 
     // Where the findings of a tile's parts lie, and how many of them are there: none between two ops.
@@ -499,6 +538,7 @@ class Walk {
     const Step& step_;
     const Team team_;
     const Kernels& kernels_;
+    Ahead ahead_;
 };
 
 void Tape::walk(const Step& step, const Team& team) { Walk(*this, step, team).run(); }
