@@ -534,7 +534,7 @@ def test_who_is_passed_by_is_not_forgotten() -> None:
     admitted: list[str] = []
     for _ in range(8):  # what runs ends after four steps, and two come in each
         plan = scheduler.schedule()
-        admitted += [scheduler.at_row(admission.row).group.adapter for admission in plan.admitted]
+        admitted += [scheduler.rows[admission.row].group.adapter for admission in plan.admitted]
         scheduler.update(executor.run(plan))
         scheduler.check()
         for adapter in ("x", "y"):
