@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 CHUNK = 4 << 20  # bytes that are asked for at once: two large pages, which is what Linux reads where one is touched
-AHEAD = 1 << 30  # bytes behind those that are looked at which are on their way from the disk meanwhile
+AHEAD = 512 << 20  # bytes behind those that are looked at which are on their way from the disk meanwhile
 HUGEPAGE, POPULATE_READ = 14, 22  # advice to Linux, which other systems refuse; Python 3.11 has no name for the second
 
 
