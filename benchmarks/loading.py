@@ -2,9 +2,9 @@
 
     python -m benchmarks.loading MODEL [--quantization int8] [--rounds 3]
 
-Every round is a process of its own: with the files in the page cache, and with their pages dropped before. Reading is
-one thread that reads blocks of 8 MB into the same buffer. `loaded` is the time from opening the checkpoint to all of
-its matrices packed."""
+Every round is a process of its own: with the files in the page cache, and with their pages dropped before; reading and
+loading take turns. Reading is one thread that reads blocks of 8 MB into the same buffer. `loaded` is the time from
+opening the checkpoint to all of its matrices packed."""
 
 import argparse
 import json
@@ -76,20 +76,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     command += ["--quantization", arguments.quantization] if arguments.quantization else []
     rows = []
     for cached in (True, False):
-        for what in WORK:
-            times = []
-            for _ in range(arguments.rounds):
+        times: dict[str, list[list[float]]] = {what: [] for what in WORK}
+        for _ in range(arguments.rounds):
+            for what in WORK:
                 if cached:
                     read(arguments.model, None)
                 else:
                     drop(arguments.model)
                 done = subprocess.run([*command, "--one", what], check=True, capture_output=True, text=True)
-                times.append(json.loads(done.stdout))
-            seconds = [wall for wall, _ in times]
+                times[what].append(json.loads(done.stdout))
+        for what in WORK:
+            seconds = [wall for wall, _ in times[what]]
             row = {"cached": cached, "what": what, "s": round(median(seconds), 3)}
             row |= {"least_s": round(min(seconds), 3), "most_s": round(max(seconds), 3)}
             row |= {
-                "cpu_s": round(median(cpu for _, cpu in times), 2),
+                "cpu_s": round(median(cpu for _, cpu in times[what]), 2),
                 "gb_per_s": round(size / median(seconds) / 1e9, 2),
             }
             rows.append(row)

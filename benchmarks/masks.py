@@ -30,7 +30,7 @@ PERSON = {
 LANGUAGES = {
     "none": None,
     "schema": Structured("json_schema", json.dumps(PERSON)),
-    "free JSON": Structured("json"),
+    "free JSON": Structured("json_schema", '{"type": "object", "minProperties": 40}'),  # or else it is soon `{}`
     "regex": Structured("regex", "([A-Z][a-z]+ )*"),
     "grammar": Structured("grammar", 'root ::= word ("," word)*\nword ::= [a-z]+'),
     "200 words": Structured("regex", "([A-Z][a-z]{1,12} ){200}"),  # counting is dear

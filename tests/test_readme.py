@@ -20,7 +20,9 @@ def test_there_is_something_to_check() -> None:
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
 def test_make_knows_the_target(command: str) -> None:
-    subprocess.run(["make", "--dry-run", *command.split()[1:]], cwd=ROOT, check=True, capture_output=True)
+    words = ["make", "--dry-run", *command.split()[1:]]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if re.search(r"quire (run|doctor|pull|models)", c)])
@@ -34,7 +36,9 @@ def test_commands_run(command: str, default_model: Path) -> None:
 def test_serve_takes_these_flags(command: str) -> None:
     from quire.cli.serve import make_parser
 
-    make_parser().parse(shlex.split(command)[2:])
+    words = shlex.split(command)[2:]
+    taken = vars(make_parser().parse(words))
+    assert {word[2:].replace("-", "_") for word in words if word.startswith("--")} <= taken.keys()
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("curl")])

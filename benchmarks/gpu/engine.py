@@ -248,8 +248,13 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=8192)
     parser.add_argument("--max-num-seqs", type=int, default=512)
     parser.add_argument("--max-model-len", type=int, default=20000)
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
     args = parser.parse_args()
-    options = {"quantization": args.quantization, "kv_cache_dtype": args.kv_cache_dtype}
+    options = {
+        "quantization": args.quantization,
+        "kv_cache_dtype": args.kv_cache_dtype,
+        "gpu_memory_utilization": args.gpu_memory_utilization,
+    }
     bench = Bench(options, args.max_model_len, args.max_num_seqs, args.max_tokens, args.shape)
     print(f"started in {bench.started:.1f} s; {bench.engine.capacity}")
     bench.decode(1, 16, 8)

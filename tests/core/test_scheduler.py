@@ -1,80 +1,14 @@
 """The scheduler's promises, one by one. Blocks have 4 slots and 0 ends a text unless a test says otherwise."""
 
-from typing import Any
-
 import pytest
 
+from core.driven import LONG, Engine
 from fakes import FakeExecutor
 from quire.core.errors import BadRequest, PromptTooLong, QueueFull
 from quire.core.limits import Limits
 from quire.core.params import SamplingParams
-from quire.core.plan import StepPlan
-from quire.core.request import Request, SequenceEvent
+from quire.core.request import Request
 from quire.core.scheduler import Scheduler
-
-LONG = [7, 8, 9, 10, 11, 12, 13, 14, 15, 16]  # two full blocks and a half
-
-
-class Engine:
-    """A scheduler with its executor, and all that happened."""
-
-    def __init__(self, num_blocks: int = 64, *, num_host_blocks: int = 0, vocab_size: int = 64, **options: Any) -> None:
-        names = ("policy", "prefix_caching")
-        limits: dict[str, Any] = {
-            "max_num_seqs": 8,
-            "max_num_batched_tokens": 64,
-            "max_model_len": 128,
-            "block_size": 4,
-        }
-        limits |= {name: value for name, value in options.items() if name not in names}
-        self.scheduler = Scheduler(
-            Limits(**limits),
-            num_blocks,
-            num_host_blocks=num_host_blocks,
-            **{name: options[name] for name in names if name in options},
-        )
-        self.executor = FakeExecutor(
-            num_blocks=num_blocks,
-            num_host_blocks=num_host_blocks,
-            block_size=limits["block_size"],
-            vocab_size=vocab_size,
-        )
-        self.plans: list[StepPlan] = []
-        self.events: list[SequenceEvent] = []
-
-    def add(self, name: str, prompt: list[int], *, tenant: str = "", priority: int = 0, **params: Any) -> None:
-        params = {"seed": 1, "max_tokens": 8, "ignore_eos": True} | params
-        self.scheduler.add(
-            Request(
-                id=name,
-                prompt_ids=prompt,
-                params=SamplingParams(**params),
-                eos_ids=[0],
-                tenant=tenant,
-                priority=priority,
-            ),
-            0.0,
-        )
-
-    def step(self) -> StepPlan:
-        plan = self.scheduler.schedule()
-        self.plans.append(plan)
-        self.events += self.scheduler.update(self.executor.run(plan))
-        self.scheduler.check()
-        return plan
-
-    def finish(self) -> "Engine":
-        while self.scheduler.has_work:
-            self.step()
-        assert self.scheduler.stats().held_blocks == 0
-        return self
-
-    def tokens(self, name: str, index: int = 0) -> list[int]:
-        return [token for e in self.events if (e.request_id, e.index) == (name, index) for token in e.tokens]
-
-    def reasons(self, name: str) -> dict[int, str]:
-        return {e.index: e.finish_reason for e in self.events if e.request_id == name and e.finish_reason}
-
 
 # ---- what is refused
 
@@ -160,6 +94,32 @@ def test_the_priority_policy_lets_urgent_requests_start_first() -> None:
     engine.add("early", [2], priority=1)
     engine.finish()
     assert [event.request_id for event in engine.events if event.final] == ["early", "late"]
+
+
+def test_prompts_leave_a_step_short_while_others_decode() -> None:
+    engine = Engine(step_seconds=0.1)
+    prompt = [i % 50 for i in range(60)]
+    engine.add("a", prompt, max_tokens=20)
+    assert [run.count for run in engine.step().runs] == [60]  # nobody waits
+    engine.scheduler.pace.ran(60, 0.4)  # 15 tokens take 0.1 s
+    engine.add("b", [*prompt[:3], 63, *prompt], max_tokens=2)
+    assert [run.count for run in engine.step().runs] == [1, 12]  # whole blocks
+    engine.scheduler.pace.ran(13, 1e9)  # something else held it up: half as fast, and that counts a third
+    assert [run.count for run in engine.step().runs] == [1, 8]
+    for _ in range(20):
+        engine.scheduler.pace.ran(1000, 0.1)
+    assert [run.count for run in engine.step().runs] == [1, 44]  # the rest
+    engine.finish()
+
+
+def test_a_slow_pace_leaves_prompts_a_block() -> None:
+    engine = Engine(step_seconds=0.1)
+    engine.add("a", [1], max_tokens=20)
+    engine.step()
+    engine.scheduler.pace.ran(1, 10.0)
+    engine.add("b", LONG, max_tokens=1)
+    assert [run.count for run in engine.step().runs] == [1, 4]
+    engine.finish()
 
 
 def test_a_row_is_kept_from_admission_to_the_end() -> None:
@@ -250,250 +210,7 @@ def test_deadlines_end_requests_as_cancelled() -> None:
     assert (events[0].request_id, events[0].finish_reason) == ("c", "cancelled")  # was too late when it came
 
 
-# ---- sharing
-
-
-def test_a_second_request_finds_the_prompt_and_the_text_of_the_first() -> None:
-    engine = Engine()
-    engine.add("a", LONG)
-    text = engine.finish().tokens("a")
-    computed = engine.executor.num_computed
-    engine.add("b", [*LONG, *text, 1])  # the next turn of a chat
-    engine.finish()
-    assert engine.events[-1].num_cached == 16  # of 19 tokens: the four full blocks that were computed
-    assert engine.executor.num_computed - computed == 3 + 7
-    stats = engine.scheduler.stats()
-    assert (stats.prefix_queries, stats.prefix_hits) == (10 + 19, 16)
-
-
-def test_the_last_token_of_a_fully_cached_prompt_is_computed_with_its_block() -> None:
-    engine = Engine()
-    for name in ("a", "b"):
-        engine.add(name, LONG[:8], max_tokens=1)
-        engine.finish()
-    assert [event.num_cached for event in engine.events] == [0, 4]
-
-
-def test_requests_of_one_step_share_what_the_first_of_them_computes() -> None:
-    engine = Engine()
-    engine.add("a", [*LONG, 1], max_tokens=2)
-    engine.add("b", [*LONG, 2], max_tokens=2)
-    plan = engine.step()
-    assert [(run.start, run.count) for run in plan.runs] == [(0, 11), (8, 3)]
-    assert plan.admitted[0].blocks[:2] == plan.admitted[1].blocks[:2]
-    engine.finish()
-
-
-def test_prompts_that_advance_side_by_side_compute_each_block_once() -> None:
-    engine = Engine(long_prefill_token_threshold=8)
-    prompt = [i % 50 for i in range(65)]
-    engine.add("a", prompt, max_tokens=1)
-    engine.add("b", prompt, max_tokens=1)
-    engine.finish()
-    assert engine.executor.num_computed == 66  # the last token of each, and 64 between them
-
-
-def test_prompts_leave_a_step_short_while_others_decode() -> None:
-    engine = Engine(step_seconds=0.1)
-    prompt = [i % 50 for i in range(60)]
-    engine.add("a", prompt, max_tokens=20)
-    assert [run.count for run in engine.step().runs] == [60]  # nobody waits
-    engine.scheduler.pace.ran(60, 0.4)  # 15 tokens take 0.1 s
-    engine.add("b", [*prompt[:3], 63, *prompt], max_tokens=2)
-    assert [run.count for run in engine.step().runs] == [1, 12]  # whole blocks
-    engine.scheduler.pace.ran(13, 1e9)  # something else held it up: half as fast, and that counts a third
-    assert [run.count for run in engine.step().runs] == [1, 8]
-    for _ in range(20):
-        engine.scheduler.pace.ran(1000, 0.1)
-    assert [run.count for run in engine.step().runs] == [1, 44]  # the rest
-    engine.finish()
-
-
-def test_a_slow_pace_leaves_prompts_a_block() -> None:
-    engine = Engine(step_seconds=0.1)
-    engine.add("a", [1], max_tokens=20)
-    engine.step()
-    engine.scheduler.pace.ran(1, 10.0)
-    engine.add("b", LONG, max_tokens=1)
-    assert [run.count for run in engine.step().runs] == [1, 4]
-    engine.finish()
-
-
-def test_tenants_share_nothing() -> None:
-    engine = Engine()
-    for name, tenant in (("a", ""), ("b", "other"), ("c", "other")):
-        engine.add(name, LONG, tenant=tenant, max_tokens=1)
-        engine.finish()
-    assert [event.num_cached for event in engine.events] == [0, 0, 8]
-
-
-def test_without_prefix_caching_nothing_is_kept() -> None:
-    engine = Engine(prefix_caching=False)
-    for name in ("a", "b"):
-        engine.add(name, LONG, max_tokens=1)
-        engine.finish()
-    assert engine.events[-1].num_cached == 0 and engine.scheduler.stats().cached_blocks == 0
-
-
-def test_old_prefixes_give_way_and_their_beginnings_last() -> None:
-    engine = Engine(num_blocks=6)
-    engine.add("a", [*range(1, 18)], max_tokens=1)  # four full blocks and one token
-    engine.finish()
-    engine.add("b", [30] * 9, max_tokens=1)  # three blocks: one was free, one never cached, one is evicted
-    engine.finish()
-    engine.add("c", [*range(1, 18)], max_tokens=1)
-    engine.finish()
-    assert engine.events[-1].num_cached == 12
-
-
-@pytest.mark.parametrize("num_prompt", [8, 9, 10])
-@pytest.mark.parametrize("prefix_caching", [True, False])
-def test_samples_fork_from_the_prompt_of_the_first(num_prompt: int, prefix_caching: bool) -> None:
-    engine = Engine(prefix_caching=prefix_caching)
-    engine.add("a", LONG[:num_prompt], n=3)
-    first, second = engine.step(), engine.step()
-    assert [run.count for run in first.runs] == [num_prompt]
-    assert [(run.start, run.count) for run in second.runs] == [(num_prompt, 1)] + [(num_prompt - 1, 1)] * 2
-    assert len(second.copies) == (0 if num_prompt == 9 else 2)  # 8 tokens before the last: nothing to copy
-    engine.finish()
-    assert len({tuple(engine.tokens("a", i)) for i in range(3)}) == 3
-    assert engine.reasons("a") == {0: "length", 1: "length", 2: "length"}
-
-
-def test_more_samples_than_rows_take_turns() -> None:
-    engine, wide = Engine(max_num_seqs=2), Engine(max_num_seqs=8)
-    for each in (engine, wide):
-        each.add("a", LONG, n=5)
-        each.finish()
-    assert [engine.tokens("a", i) for i in range(5)] == [wide.tokens("a", i) for i in range(5)]
-
-
-def test_best_of_delivers_the_most_likely_samples_at_the_end() -> None:
-    every, best = Engine(), Engine()
-    every.add("a", LONG, n=5, logprobs=0)
-    best.add("a", LONG, n=2, best_of=5)
-    every.finish()
-    best.finish()
-    totals = {e.index: e.cumulative_logprob for e in every.events if e.finish_reason}
-    order = sorted(totals, key=lambda index: -(totals[index] or 0.0))
-    assert [event.index for event in best.events] == [0, 1]
-    assert [event.tokens for event in best.events] == [every.tokens("a", i) for i in order[:2]]
-    assert [event.cumulative_logprob for event in best.events] == [totals[i] for i in order[:2]]
-    assert all(event.logprobs is None for event in best.events)
-    assert [event.final for event in best.events] == [False, True]
-    assert [event.num_unseen for event in best.events] == [0, sum(len(every.tokens("a", i)) for i in order[2:])]
-
-
-# ---- preemption
-
-
-def test_a_preempted_sequence_is_computed_again_with_the_same_text() -> None:
-    small, large = Engine(num_blocks=10), Engine(num_blocks=64)
-    for engine in (small, large):
-        engine.add("a", LONG, max_tokens=14)
-        engine.add("b", LONG[::-1], max_tokens=14)
-        engine.finish()
-    assert small.scheduler.stats().preemptions > 0 == large.scheduler.stats().preemptions
-    assert [small.tokens(name) for name in "ab"] == [large.tokens(name) for name in "ab"]
-    first = next(event for event in small.events if event.final)
-    assert first.request_id == "a", "the first in order is not the one to give way"
-
-
-def test_with_room_on_the_host_blocks_are_swapped_and_nothing_is_computed_twice() -> None:
-    small, large = Engine(num_blocks=10, num_host_blocks=10), Engine(num_blocks=64)
-    for engine in (small, large):
-        engine.add("a", LONG, max_tokens=14)
-        engine.add("b", LONG[::-1], max_tokens=14)
-        engine.finish()
-    assert small.scheduler.stats().preemptions > 0
-    assert any(plan.swap_out for plan in small.plans) and any(plan.swap_in for plan in small.plans)
-    assert small.executor.num_computed == large.executor.num_computed
-    assert small.tokens("b") == large.tokens("b")
-
-
-@pytest.mark.parametrize("num_host_blocks", [0, 40])
-def test_prompt_logprobs_are_delivered_once(num_host_blocks: int) -> None:
-    engine = Engine(num_blocks=12, num_host_blocks=num_host_blocks, max_num_batched_tokens=8)
-    for name in "abc":
-        engine.add(name, LONG, max_tokens=18, prompt_logprobs=0)
-    engine.finish()
-    assert engine.scheduler.stats().preemptions > 0
-    for name in "abc":
-        found = [each[0].token for e in engine.events if e.request_id == name for each in e.prompt_logprobs or ()]
-        assert found == LONG[1:]
-    assert all(event.num_cached == 0 for event in engine.events)
-
-
-def test_a_search_gives_way_and_comes_back_whole() -> None:
-    small, large = Engine(num_blocks=11), Engine(num_blocks=64)
-    for engine in (small, large):
-        engine.add("a", LONG, max_tokens=18)
-        engine.add("b", LONG[::-1], max_tokens=9, beam_width=3, n=3)
-        engine.finish()
-    assert small.scheduler.stats().preemptions > 0
-    assert [small.tokens("b", i) for i in range(3)] == [large.tokens("b", i) for i in range(3)]
-
-
-def test_beams_without_room_do_not_keep_an_earlier_prompt_from_taking_theirs() -> None:
-    """Beams lack one token and are planned before prompts; blocked, they must let the more urgent prompt go on."""
-    engine = Engine(num_blocks=10, policy="priority", long_prefill_token_threshold=2)
-    engine.add("beams", [1, 2, 3, 4, 5], max_tokens=10, beam_width=3, priority=2)
-    engine.step()
-    engine.add("prompt", [*range(10, 30)], max_tokens=4, priority=1)
-    for _ in range(60):
-        if engine.scheduler.has_work:
-            engine.step()
-    assert engine.reasons("prompt") == engine.reasons("beams") == {0: "length"}
-    assert engine.scheduler.stats().preemptions > 0
-
-
-def test_a_step_that_preempts_admits_nobody() -> None:
-    engine = Engine(num_blocks=10, policy="priority")
-    engine.add("a", LONG, max_tokens=16, priority=1)
-    engine.add("b", LONG[::-1], max_tokens=16, priority=3)
-    for _ in range(5):
-        engine.step()
-    engine.add("c", [5] * 16, max_tokens=1, priority=2)  # would fit where b was
-    while not engine.scheduler.stats().preemptions:
-        plan = engine.step()
-    assert not plan.admitted
-    assert [admission.num_prompt for admission in engine.step().admitted] == [16]
-    engine.finish()
-
-
-# ---- going on after a crash
-
-
-@pytest.mark.parametrize("num_steps", range(1, 12))
-def test_a_resumed_request_goes_on_where_it_was(num_steps: int) -> None:
-    undisturbed, crashed, resumed = Engine(vocab_size=9), Engine(vocab_size=9), Engine(vocab_size=9)
-    for engine in (undisturbed, crashed):
-        engine.add("a", LONG, n=3, max_tokens=9, ignore_eos=False)
-    undisturbed.finish()
-    for _ in range(num_steps):
-        if crashed.scheduler.has_work:
-            crashed.step()
-    delivered = [crashed.tokens("a", i) for i in range(3)]
-    params = SamplingParams(seed=1, n=3, max_tokens=9)
-    resumed.scheduler.add(Request(id="a", prompt_ids=LONG, params=params, eos_ids=[0], resumed=delivered), 0.0)
-    resumed.finish()
-    for i in range(3):
-        assert delivered[i] + resumed.tokens("a", i) == undisturbed.tokens("a", i)
-    assert resumed.reasons("a") == undisturbed.reasons("a")
-    assert [event.final for event in resumed.events].count(True) == 1
-
-
-def test_a_best_of_request_that_delivered_nothing_starts_again() -> None:
-    engine = Engine()
-    params = SamplingParams(seed=1, n=1, best_of=3)
-    engine.scheduler.add(Request(id="a", prompt_ids=[1], params=params, resumed=[[]]), 0.0)  # as the client counts
-    assert engine.finish().reasons("a") == {0: "length"}
-
-
-def test_held_requests_have_nothing_to_resume() -> None:
-    with pytest.raises(BadRequest, match="only its best samples"):
-        params = SamplingParams(seed=1, n=1, best_of=2)
-        Engine().scheduler.add(Request(id="a", prompt_ids=[1], params=params, resumed=[[1], []]), 0.0)
+# ---- adapters
 
 
 def adapted(name: str, adapter: str, prompt: int = 8) -> Request:
@@ -534,7 +251,7 @@ def test_who_is_passed_by_is_not_forgotten() -> None:
     admitted: list[str] = []
     for _ in range(8):  # what runs ends after four steps, and two come in each
         plan = scheduler.schedule()
-        admitted += [scheduler.at_row(admission.row).group.adapter for admission in plan.admitted]
+        admitted += [scheduler.rows[admission.row].group.adapter for admission in plan.admitted]
         scheduler.update(executor.run(plan))
         scheduler.check()
         for adapter in ("x", "y"):

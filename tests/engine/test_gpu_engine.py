@@ -173,7 +173,7 @@ PROMPTS = (
 )
 
 
-@pytest.mark.skipif(MODEL is None, reason="QUIRE_TEST_MODEL names no file")
+@pytest.mark.skipif(MODEL is None, reason="needs QUIRE_TEST_MODEL, the path of a checkpoint")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_default_model_says_what_transformers_says(dtype: str) -> None:
     """Of one file: its numbers through our reader, in fp32, are what transformers computes with."""
@@ -195,7 +195,7 @@ def test_the_default_model_says_what_transformers_says(dtype: str) -> None:
     check_tokens(tokens, wanted, exact, rounded)
 
 
-@pytest.mark.skipif(MODEL is None, reason="QUIRE_TEST_MODEL names no file")
+@pytest.mark.skipif(MODEL is None, reason="needs QUIRE_TEST_MODEL, the path of a checkpoint")
 def test_the_default_model_says_the_same_whatever_happens() -> None:
     from quire.text.tokenizer import Tokenizer
 

@@ -146,7 +146,9 @@ IN_GGUF = [
 @pytest.fixture
 def write_gguf() -> Callable[..., Path]:
     """Without the `gguf` package it cannot be had."""
-    write: Callable[..., Path] = pytest.importorskip("models.gguf_gpt_writing").write_gguf
+    write: Callable[..., Path] = pytest.importorskip(
+        "models.gguf_gpt_writing", reason="needs the package gguf"
+    ).write_gguf
     return write
 
 

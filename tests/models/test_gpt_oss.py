@@ -66,7 +66,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
 @pytest.fixture
 def write_gguf() -> Callable[..., Path]:
     """Without the `gguf` package it cannot be had."""
-    write: Callable[..., Path] = pytest.importorskip("models.gguf_writing").write_gguf
+    write: Callable[..., Path] = pytest.importorskip("models.gguf_writing", reason="needs the package gguf").write_gguf
     return write
 
 

@@ -138,7 +138,7 @@ def test_so_it_has_with_codes(checkpoint: Path, quantization: str, kept: str | N
     check(compiled(checkpoint, DTYPES[0], quantization, kept))
 
 
-@pytest.mark.skipif(not ON_GPU, reason="numpy's sums differ less than kernels do")
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU: sums on the host differ less")
 def test_without_it_bits_differ(checkpoint: Path) -> None:
     """Or else the tests above would show nothing."""
     program = compiled(checkpoint, "bfloat16", invariant=False)

@@ -24,19 +24,19 @@ def stored(array: np.ndarray) -> StoredTensor:
     return StoredTensor("t", array.shape, F32, rows.view(np.uint8))
 
 
-def close(ours: torch.Tensor, formula: np.ndarray) -> None:
+def assert_close(ours: torch.Tensor, formula: np.ndarray) -> None:
     np.testing.assert_allclose(ours.numpy(), formula, rtol=2e-5, atol=1e-5)
 
 
 def test_embedding_gathers_rows() -> None:
     table = random(7, 5)
-    close(ops.embedding(torch.tensor([3, 0, 3]), ops.table(stored(table))), table[[3, 0, 3]])
+    assert_close(ops.embedding(torch.tensor([3, 0, 3]), ops.table(stored(table))), table[[3, 0, 3]])
 
 
 def test_rms_norm() -> None:
     x, weight = random(3, 8), random(8)
     formula = np.array([row / math.sqrt(sum(v * v for v in row) / 8 + 0.1) * weight for row in x])
-    close(ops.rms_norm(torch.tensor(x), ops.vector(stored(weight)), 0.1), formula)
+    assert_close(ops.rms_norm(torch.tensor(x), ops.vector(stored(weight)), 0.1), formula)
 
 
 def test_linear_stacks_parts_and_biases() -> None:
@@ -44,10 +44,10 @@ def test_linear_stacks_parts_and_biases() -> None:
     w = ops.pack([stored(a), stored(b)], [stored(bias_a), stored(bias_b)])
     assert (w.num_outputs, w.num_inputs) == (6, 8)
     formula = np.concatenate([x @ a.T + bias_a, x @ b.T + bias_b], axis=1)
-    close(ops.linear(torch.tensor(x), w), formula)
+    assert_close(ops.linear(torch.tensor(x), w), formula)
     first, second = ops.split(ops.linear(torch.tensor(x), w), (2, 4))
-    close(first, formula[:, :2])
-    close(second, formula[:, 2:])
+    assert_close(first, formula[:, :2])
+    assert_close(second, formula[:, 2:])
 
 
 def test_rope_turns_pairs_and_leaves_the_rest() -> None:
@@ -62,24 +62,24 @@ def test_rope_turns_pairs_and_leaves_the_rest() -> None:
                 a, b = x.reshape(3, 2, head_dim)[t, head, [i, i + 2]]
                 cos, sin = 1.5 * math.cos(position * frequency), 1.5 * math.sin(position * frequency)
                 formula[t, head, [i, i + 2]] = a * cos - b * sin, a * sin + b * cos
-    close(ops.rope(torch.tensor(x), angles, head_dim), formula.reshape(3, -1))
+    assert_close(ops.rope(torch.tensor(x), angles, head_dim), formula.reshape(3, -1))
 
 
 def test_rms_norm_of_heads() -> None:
     x, weight = random(3, 8), random(4)
     heads = [ops.rms_norm(torch.tensor(x[:, i : i + 4]), torch.tensor(weight), 0.1) for i in (0, 4)]
-    close(ops.rms_norm(torch.tensor(x), torch.tensor(weight), 0.1), torch.cat(heads, dim=1).numpy())
+    assert_close(ops.rms_norm(torch.tensor(x), torch.tensor(weight), 0.1), torch.cat(heads, dim=1).numpy())
 
 
 def test_layer_norm() -> None:
     x, weight, bias = random(3, 8), random(8), random(8)
     w, b = torch.tensor(weight), torch.tensor(bias)
     plain = np.array([(row - row.mean()) / math.sqrt(((row - row.mean()) ** 2).mean() + 0.1) for row in x])
-    close(ops.layer_norm(torch.tensor(x), None, None, 0.1), plain)
-    close(ops.layer_norm(torch.tensor(x), w, None, 0.1), plain * weight)
-    close(ops.layer_norm(torch.tensor(x), w, b, 0.1), plain * weight + bias)
+    assert_close(ops.layer_norm(torch.tensor(x), None, None, 0.1), plain)
+    assert_close(ops.layer_norm(torch.tensor(x), w, None, 0.1), plain * weight)
+    assert_close(ops.layer_norm(torch.tensor(x), w, b, 0.1), plain * weight + bias)
     halves = [ops.layer_norm(torch.tensor(x[:, i : i + 4]), w[i : i + 4], b[:4], 0.1) for i in (0, 4)]
-    close(ops.layer_norm(torch.tensor(x), w, b[:4], 0.1, groups=2), torch.cat(halves, dim=1).numpy())
+    assert_close(ops.layer_norm(torch.tensor(x), w, b[:4], 0.1, groups=2), torch.cat(halves, dim=1).numpy())
 
 
 def test_activations() -> None:
@@ -102,20 +102,20 @@ def test_activations() -> None:
     }
     assert formulas.keys() == set(Activation)
     for kind, formula in formulas.items():
-        close(ops.activate(torch.tensor(x), kind), formula)
+        assert_close(ops.activate(torch.tensor(x), kind), formula)
         factor = np.clip(x[:, 4:], -7, 7) + 1 if kind is Activation.CLAMPED_SWIGLU else x[:, 4:]
-        close(ops.activate_and_mul(torch.tensor(x), kind), formula[:, :4] * factor)
+        assert_close(ops.activate_and_mul(torch.tensor(x), kind), formula[:, :4] * factor)
 
 
 def test_add_scale_clamp_and_mul_sigmoid() -> None:
     x, gate = random(3, 8), random(3, 1)
-    close(ops.add(torch.tensor(x), torch.tensor(x)), 2 * x)
-    close(ops.scale(torch.tensor(x), 0.25), 0.25 * x)
-    close(ops.clamp(torch.tensor(x), 0.5), np.minimum(np.maximum(x, -0.5), 0.5))
+    assert_close(ops.add(torch.tensor(x), torch.tensor(x)), 2 * x)
+    assert_close(ops.scale(torch.tensor(x), 0.25), 0.25 * x)
+    assert_close(ops.clamp(torch.tensor(x), 0.5), np.minimum(np.maximum(x, -0.5), 0.5))
     places = np.array([4, 12, 35])
     grown = ops.scale_by_position(torch.tensor(x), torch.tensor(places, dtype=torch.int32), 0.3, 12)
-    close(grown, x * (1 + 0.3 * np.log([1, 2, 3]))[:, None])
-    close(ops.mul_sigmoid(torch.tensor(x), torch.tensor(gate)), x / (1 + np.exp(-gate)))
+    assert_close(grown, x * (1 + 0.3 * np.log([1, 2, 3]))[:, None])
+    assert_close(ops.mul_sigmoid(torch.tensor(x), torch.tensor(gate)), x / (1 + np.exp(-gate)))
 
 
 def choose(logits: list[float], routing: Routing, correction: list[float] | None = None) -> dict[int, float]:
@@ -162,9 +162,9 @@ def test_logits_of_the_rows_wanted() -> None:
     batch = step_batch([(0, 4)], np.array([[0]]), block_size=4, logit_rows=[3, 1])
     w = ops.pack([stored(head)])
     program = ops.compile(lambda o, b: o.logits(torch.tensor(x), w, b), ops.new_cache(SPEC, 1), 4)
-    close(program.run(batch), x[[3, 1]] @ head.T)
+    assert_close(program.run(batch), x[[3, 1]] @ head.T)
     capped = ops.compile(lambda o, b: o.logits(torch.tensor(x), w, b, softcap=0.5), ops.new_cache(SPEC, 1), 4)
-    close(capped.run(batch), 0.5 * np.tanh(x[[3, 1]] @ head.T / 0.5))
+    assert_close(capped.run(batch), 0.5 * np.tanh(x[[3, 1]] @ head.T / 0.5))
 
 
 SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=4, block_size=4, dtype="float32")
@@ -251,7 +251,7 @@ def test_linear_of_heads() -> None:
     w = ops.pack_heads([stored(head) for head in weights])
     assert (w.num_heads, w.num_outputs, w.num_inputs) == (2, 5, 4)
     formula = [np.concatenate([weights[0] @ row[:4], weights[1] @ row[4:]]) for row in x]
-    close(ops.linear_heads(torch.tensor(x), w), np.array(formula))
+    assert_close(ops.linear_heads(torch.tensor(x), w), np.array(formula))
 
 
 def test_mla_attention_is_that_of_expanded_keys_and_values() -> None:

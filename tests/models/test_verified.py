@@ -13,7 +13,7 @@ ALIASES = {"MPTForCausalLM", "PhiMoEForCausalLM"}  # other spellings of what is 
 def test_the_table_of_families_is_that_of_the_tests(request: pytest.FixtureRequest) -> None:
     files = set(Path(__file__).parent.glob("test_*.py"))
     if not files <= {item.path for item in request.session.items}:
-        pytest.skip("needs all tests of models to be there")
+        pytest.skip("needs all of tests/models to run at once")
     proofs = list(proofs_of(request.session.items).values())
     known = {name for architectures in PURPOSES.values() for name in architectures}
     compared = {proof.subject for proof in proofs if proof.container != "quantized"}

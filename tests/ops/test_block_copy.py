@@ -136,7 +136,7 @@ def test_memory_that_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
         _pinned(SPECS[0], NUM_HOST, Registry())
 
 
-@pytest.mark.skipif(not ON_GPU, reason="pinned memory is for GPUs")
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU: memory is pinned for it")
 def test_copies_follow_the_stream_and_the_host_does_not_wait() -> None:
     """A block is swapped out, overwritten and swapped in behind a step that takes long: the order is the stream's."""
     spec = KVSpec(4, 8, 128, 16, "bfloat16")
@@ -159,7 +159,7 @@ def test_copies_follow_the_stream_and_the_host_does_not_wait() -> None:
     assert same(tuple(page[:, 5] for page in cache.pages), first)
 
 
-@pytest.mark.skipif(not ON_GPU, reason="pinned memory is for GPUs")
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU: memory is pinned for it")
 @pytest.mark.parametrize("name", DTYPES)
 def test_pinned_memory_is_given_back(name: str) -> None:
     cache = TorchCache(KVSpec(2, 2, 64, 16, name), 2, 3, DEVICE)

@@ -52,7 +52,7 @@ class Pair:
         for sampler in (self.device, self.spec):
             sampler.admit(row, params, list(tokens), len(tokens) if num_prompt is None else num_prompt)
 
-    def draw(self, logits: torch.Tensor, rows: list[int], masks: Masks | None = None) -> list[int]:
+    def check_draw(self, logits: torch.Tensor, rows: list[int], masks: Masks | None = None) -> list[int]:
         """Draws with both, which must agree. -> tokens"""
         found = self.device.draw(logits.to(DEVICE), rows, masks)
         expected = self.spec.draw(logits.float(), rows, masks)
@@ -71,7 +71,7 @@ def draw_one(logits, params: RowParams, tokens=(), num_prompt=None) -> int:
     line = torch.tensor([logits])
     pair = Pair(1, line.shape[1])
     pair.admit(0, params, tokens, num_prompt)
-    return pair.draw(line, [0])[0]
+    return pair.check_draw(line, [0])[0]
 
 
 # -- parts -----------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_every_path_draws_what_the_specification_draws(params, path, scale):
     logits = bell(2)
     logits[1] = (logits[1] * 2).round() / 2  # ties
     logits *= scale
-    pair.draw(logits, [0, 1])
+    pair.check_draw(logits, [0, 1])
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_cut_among_more_equals_than_can_be_listed(params, greatest):
     logits[0, 3:7] = greatest
     pair = Pair(1, tile=4096 if CUDA else 32, open_capacity=2)
     pair.admit(0, replace(PLAIN, **params))
-    pair.draw(logits, [0])
+    pair.check_draw(logits, [0])
 
 
 def random_params(choose: random.Random) -> RowParams:
@@ -187,7 +187,7 @@ def test_random_parameters_and_awkward_logits(seed):
         logits[::2] = logits[::2].round()
         for value in (math.nan, math.inf, -math.inf, 3.4e38, -3.4e38, -0.0):
             logits[choose.randrange(rows), choose.randrange(VOCAB)] = value
-        pair.draw(logits[1:], choose.sample(range(rows), rows - 1))
+        pair.check_draw(logits[1:], choose.sample(range(rows), rows - 1))
 
 
 # -- what changes logits ---------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_edits_over_several_steps():
     pair.admit(1, replace(GREEDY, allowed=(2, 3, 4), frequency_penalty=1.5, repetition_penalty=1.2), [2, 4, 4], 1)
     assert (pair.device.needs([0]), pair.device.needs([1])) == (Path.BIASED | Path.MARKED,) * 2
     for step in range(3):
-        tokens = pair.draw(bell(2, seed=step), [0, 1])
+        tokens = pair.check_draw(bell(2, seed=step), [0, 1])
         assert (tokens[0] == 3) == (step >= 2)
 
 
@@ -214,7 +214,7 @@ def test_a_watermark_goes_by_the_token_before():
     for step in range(3):
         logits = bell(2, seed=step)
         logits[1] = logits[0]
-        marked, plain = pair.draw(logits, [0, 1])
+        marked, plain = pair.check_draw(logits, [0, 1])
         assert is_green(Watermark(), before, marked) and plain == int(logits[0].argmax())
         before = marked
 
@@ -234,7 +234,7 @@ def test_masks_of_a_step(params):
     bits = np.zeros((3, -(-VOCAB // 32) * 32), np.uint8)
     bits[0, ::2] = bits[1, 5] = 1
     masks = Masks([0, 2, 3], np.packbits(bits, axis=1, bitorder="little").view(np.uint32))
-    tokens = pair.draw(bell(4), [3, 0, 1, 2], masks)
+    tokens = pair.check_draw(bell(4), [3, 0, 1, 2], masks)
     assert tokens[0] % 2 == 0 and tokens[2] == 5 and tokens[3] == BROKEN
 
 
@@ -259,7 +259,7 @@ def test_rows_of_the_slow_path_stand_beside_others():
     assert pair.device.needs([0, 1]) == Path.SLOW
     logits = bell(4)
     logits[2, 0] = 99.0  # forbidden after 1, 2, and only there
-    tokens = [pair.draw(logits, [0, 1, 2, 3]) for _ in range(2)]
+    tokens = [pair.check_draw(logits, [0, 1, 2, 3]) for _ in range(2)]
     assert (tokens[0][2] == 0, tokens[1][2] == 0, tokens[0][3]) == (False, True, CANDIDATES)
 
 
@@ -278,7 +278,7 @@ def test_bf16_logits_are_taken_for_what_they_are():
     pair = Pair(2)
     pair.admit(0, GREEDY)
     pair.admit(1, replace(PLAIN, top_p=0.9, num_logprobs=1))
-    pair.draw(bell(2).bfloat16(), [1, 0])
+    pair.check_draw(bell(2).bfloat16(), [1, 0])
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------
@@ -295,17 +295,17 @@ def test_launch_passes_over_padding_and_keeps_each_rows_state():
     tokens = pair.device.launch(lines, rows, 3, Path.SAMPLED).tolist()
     expected = pair.spec.draw(lines.cpu()[[0, 2]], [2, 0])
     assert tokens == [expected[0].token, 0, expected[1].token]
-    pair.draw(bell(3, seed=6), [0, 1, 2])  # positions 1, 0 and 1
+    pair.check_draw(bell(3, seed=6), [0, 1, 2])  # positions 1, 0 and 1
 
 
 def test_a_row_that_is_taken_again_remembers_nothing():
     pair = Pair(1)
     pair.admit(0, replace(GREEDY, allowed=(1, 2), frequency_penalty=5.0), [1, 1, 2], 0)
-    pair.draw(bell(1), [0])
+    pair.check_draw(bell(1), [0])
     for sampler in (pair.device, pair.spec):
         sampler.retire(0)
     pair.admit(0, replace(GREEDY, logit_bias=((4, 1.0),), presence_penalty=1.0), [7], 0)
-    pair.draw(bell(1), [0])
+    pair.check_draw(bell(1), [0])
 
 
 def test_neighbours_and_tiles_change_nothing():
@@ -316,10 +316,10 @@ def test_neighbours_and_tiles_change_nothing():
     for row in range(2):
         crowd.admit(row, replace(PLAIN, seed=row, min_p=0.1 * row))
     crowd.admit(2, request, [1])
-    assert crowd.draw(logits.repeat(3, 1), [0, 2, 1])[1] == alone.draw(logits, [0])[0]
+    assert crowd.check_draw(logits.repeat(3, 1), [0, 2, 1])[1] == alone.check_draw(logits, [0])[0]
 
 
-@pytest.mark.skipif(not CUDA, reason="graphs are CUDA's")
+@pytest.mark.skipif(not CUDA, reason="needs a GPU: graphs are CUDA's")
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {}, {"top_k": 50, "top_p": 0.9}, {"frequency_penalty": 0.4}])
 def test_a_captured_graph_draws_on(params):
     vocab, rows = 50_000, 4
@@ -328,7 +328,7 @@ def test_a_captured_graph_draws_on(params):
         pair.admit(row, replace(PLAIN, seed=row, **params), [1, 2])
     logits, lines = bell(rows, vocab).cuda(), torch.arange(rows, dtype=torch.int32, device="cuda")
     path = pair.device.needs(range(rows))
-    pair.draw(logits.cpu(), list(range(rows)))  # compiles, and allocates what the path needs
+    pair.check_draw(logits.cpu(), list(range(rows)))  # compiles, and allocates what the path needs
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         tokens = pair.device.launch(logits, lines, rows, path)
@@ -369,4 +369,4 @@ def test_what_is_tried_out_at_the_start_changes_no_token():
     before = pair.device.last.tolist()
     pair.device.try_out(torch.float32)
     assert pair.device.last.tolist() == before
-    pair.draw(bell(1), [1])
+    pair.check_draw(bell(1), [1])

@@ -6,7 +6,7 @@ import torch
 from quire.ops.opset import KVSpec, StepBatch
 from quire.ops.torch.cache import TorchCache
 from quire.ops.torch.gpu_batch import GpuBatch
-from quire.ops.torch.gpu_program import GpuProgram, Inputs
+from quire.ops.torch.gpu_program import GpuProgram, Inputs, without_outrun
 
 CPU = torch.device("cpu")
 BLOCK = 16
@@ -86,3 +86,7 @@ def test_a_graph_that_decodes_has_one_token_a_sequence():
         assert batch.runs.seq_starts.tolist() == [0, 1, 2, 3, 4]
         assert batch.slots.tolist() == [*sent.slots, *[-1] * (4 - len(contexts))]
         assert batch.runs.context_lens.tolist() == [*contexts, *[0] * (4 - len(contexts))]
+
+
+def test_sizes_that_a_larger_one_outruns_are_left_out():
+    assert without_outrun({512: 9.3, 448: 12.7, 384: 7.4, 320: 7.5, 256: 7.7, 1: 4.0}) == [1, 320, 384, 512]

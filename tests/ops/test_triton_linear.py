@@ -309,7 +309,7 @@ def test_splits_of_products_of_codes(dtype: torch.dtype) -> None:
     assert torch.equal(shared, serial)
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="cuBLAS")
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: it is cuBLAS that multiplies")
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("N", [96, 100])
 def test_many_rows_of_codes(dtype: torch.dtype, N: int) -> None:

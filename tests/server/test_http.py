@@ -17,7 +17,7 @@ def server() -> Iterator[Running]:
         yield server
 
 
-def error(response: httpx.Response, status: int) -> dict[str, str]:
+def check_error(response: httpx.Response, status: int) -> dict[str, str]:
     assert response.status_code == status, response.text
     body = response.json()
     assert body.keys() == {"error"} and body["error"].keys() == {"message", "type", "param", "code"}
@@ -43,11 +43,11 @@ def error(response: httpx.Response, status: int) -> dict[str, str]:
     ],
 )
 def test_what_nobody_wrote_code_for_is_refused_by_name(server: Running, field: str, value: object) -> None:
-    assert error(server.chat(**{field: value}), 400)["param"] == field
+    assert check_error(server.chat(**{field: value}), 400)["param"] == field
 
 
 def test_a_suffix_is_refused(server: Running) -> None:
-    assert error(server.complete(suffix="x"), 400)["param"] == "suffix"
+    assert check_error(server.complete(suffix="x"), 400)["param"] == "suffix"
 
 
 def test_values_that_ask_for_nothing_are_taken(server: Running) -> None:
@@ -94,7 +94,7 @@ def test_values_that_ask_for_nothing_are_taken(server: Running) -> None:
     ],
 )
 def test_a_wrong_field_is_named(server: Running, body: dict[str, object], param: str, words: str) -> None:
-    found = error(server.complete(**body), 400)
+    found = check_error(server.complete(**body), 400)
     assert found["param"] == param and words in found["message"]
 
 
@@ -113,12 +113,12 @@ def test_a_wrong_field_is_named(server: Running, body: dict[str, object], param:
     ],
 )
 def test_a_wrong_message_is_named(server: Running, messages: object, param: str) -> None:
-    assert error(server.http.post("/v1/chat/completions", json={"messages": messages}), 400)["param"] == param
+    assert check_error(server.http.post("/v1/chat/completions", json={"messages": messages}), 400)["param"] == param
 
 
 def test_logprobs_have_to_be_asked_for_together(server: Running) -> None:
-    assert error(server.chat(top_logprobs=2), 400)["param"] == "top_logprobs"
-    assert error(server.chat(max_tokens=2, max_completion_tokens=3), 400)["param"] == "max_tokens"
+    assert check_error(server.chat(top_logprobs=2), 400)["param"] == "top_logprobs"
+    assert check_error(server.chat(max_tokens=2, max_completion_tokens=3), 400)["param"] == "max_tokens"
     assert server.chat(max_completion_tokens=3).json()["usage"]["completion_tokens"] == 3
 
 
@@ -140,20 +140,20 @@ def test_logprobs_have_to_be_asked_for_together(server: Running) -> None:
 )
 def test_what_is_not_json_is_a_bad_request(server: Running, body: bytes) -> None:
     json_type = {"content-type": "application/json"}
-    error(server.http.post("/v1/completions", content=body, headers=json_type), 400)
+    check_error(server.http.post("/v1/completions", content=body, headers=json_type), 400)
 
 
 def test_other_media_types_are_refused(server: Running) -> None:
     response = server.http.post("/v1/completions", content=b'{"prompt": "x"}', headers={"content-type": "text/plain"})
-    assert error(response, 415)["code"] == "unsupported_media_type"
+    assert check_error(response, 415)["code"] == "unsupported_media_type"
     charset = {"content-type": "application/json; charset=utf-8"}
     assert server.http.post("/v1/completions", content=b'{"prompt": "x"}', headers=charset).status_code == 200
 
 
 def test_paths_and_methods(server: Running) -> None:
-    assert error(server.http.get("/v1/nothing"), 404)["code"] == "not_found"
+    assert check_error(server.http.get("/v1/nothing"), 404)["code"] == "not_found"
     response = server.http.get("/v1/completions")
-    assert error(response, 405)["code"] == "method_not_allowed" and "POST" in response.headers["allow"]
+    assert check_error(response, 405)["code"] == "method_not_allowed" and "POST" in response.headers["allow"]
 
 
 def test_a_body_over_the_limit_is_413_declared_or_not() -> None:
@@ -161,7 +161,7 @@ def test_a_body_over_the_limit_is_413_declared_or_not() -> None:
         body = json.dumps({"prompt": "x" * 2000}).encode()
         json_type = {"content-type": "application/json"}
         assert (
-            error(server.http.post("/v1/completions", content=body, headers=json_type), 413)["code"]
+            check_error(server.http.post("/v1/completions", content=body, headers=json_type), 413)["code"]
             == "request_too_large"
         )
 
@@ -169,13 +169,13 @@ def test_a_body_over_the_limit_is_413_declared_or_not() -> None:
             for at in range(0, len(body), 100):
                 yield body[at : at + 100]
 
-        error(server.http.post("/v1/completions", content=chunked(), headers=json_type), 413)
+        check_error(server.http.post("/v1/completions", content=chunked(), headers=json_type), 413)
         assert server.complete().status_code == 200
 
 
 def test_a_bug_is_500_with_an_id_and_without_its_message(server: Running, caplog: pytest.LogCaptureFixture) -> None:
     response = server.http.post("/v1/completions", json={"prompt": "!crash"}, headers={"x-request-id": "id-7"})
-    found = error(response, 500)
+    found = check_error(response, 500)
     assert "secret" not in response.text and "Traceback" not in response.text
     assert "id-7" in found["message"] and response.headers["x-request-id"] == "id-7"
     assert "id-7" in caplog.text and "secret" in caplog.text
@@ -212,7 +212,7 @@ def test_health_is_not_readiness(server: Running) -> None:
         assert statuses() == (200, 200)
         server.service.state = "restarting"
         assert statuses() == (200, 503)
-        assert error(server.complete(), 503)["code"] == "unavailable"
+        assert check_error(server.complete(), 503)["code"] == "unavailable"
         server.service.state = "stopped"
         assert statuses() == (503, 503)
     finally:
@@ -225,11 +225,13 @@ def test_version(server: Running) -> None:
 
 def test_keys() -> None:
     with running(ServerOptions(api_key=["one", "two"])) as server:
-        assert error(server.complete(), 401)["type"] == "authentication_error"
+        assert check_error(server.complete(), 401)["type"] == "authentication_error"
         server.http.headers["authorization"] = "Bearer three"
         response = server.complete()
-        assert error(response, 401)["code"] == "invalid_api_key" and response.headers["www-authenticate"] == "Bearer"
-        assert error(server.http.get("/v1/models"), 401)
+        assert (
+            check_error(response, 401)["code"] == "invalid_api_key" and response.headers["www-authenticate"] == "Bearer"
+        )
+        assert check_error(server.http.get("/v1/models"), 401)
         for path in ("/health", "/ready", "/metrics"):
             assert server.http.get(path).status_code == 200
         tenants = []
@@ -264,9 +266,9 @@ def test_tokenize_and_back(server: Running) -> None:
     chat = server.http.post("/tokenize", json={"messages": [{"role": "user", "content": "x"}]}).json()
     assert bytes(chat["tokens"]) == b"<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
     assert server.http.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": "<s>hé"}
-    assert error(server.http.post("/detokenize", json={"tokens": [999]}), 400)["param"] == "tokens"
-    assert error(server.http.post("/tokenize", json={}), 400)["param"] == "prompt"
-    assert error(server.http.post("/tokenize", json={"prompt": "x", "model": "no"}), 404)["param"] == "model"
+    assert check_error(server.http.post("/detokenize", json={"tokens": [999]}), 400)["param"] == "tokens"
+    assert check_error(server.http.post("/tokenize", json={}), 400)["param"] == "prompt"
+    assert check_error(server.http.post("/tokenize", json={"prompt": "x", "model": "no"}), 404)["param"] == "model"
 
 
 def test_sagemakers_names_of_things(server: Running) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from quire.server.connection import CONTINUE
 from quire.server.doors import CannotListen, bind, listen
 from quire.server.options import ServerOptions
 from server.running import running
@@ -29,12 +30,15 @@ def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
         time.sleep(0.005)
 
 
-def post(port: int, path: str, body: dict[str, object]) -> socket.socket:
-    """A request on a socket of its own, its answer not read."""
+def post(port: int, path: str, body: dict[str, object], *, ends: bool = False) -> socket.socket:
+    """A request on a socket of its own, its answer not read. `ends`: and nothing more will be sent on it, which the
+    server is told at the same time."""
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     connection = socket.create_connection(("127.0.0.1", port))
-    connection.sendall(head.encode() + data)
+    connection.sendall(head.encode() + data, socket.MSG_MORE if ends else 0)
+    if ends:
+        connection.shutdown(socket.SHUT_WR)
     return connection
 
 
@@ -50,6 +54,38 @@ def test_a_client_that_leaves_cancels_its_requests(stream: bool, prompt: object)
         if stream:
             assert connection.recv(10) == b"HTTP/1.1 2"
         connection.close()
+        eventually(lambda: not server.service.open)
+        assert server.complete().status_code == 200
+
+
+def whole(connection: socket.socket) -> bytes:
+    """All that comes until the server closes the connection."""
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_ends_its_side_is_answered(stream: bool) -> None:
+    """Also if that takes longer than it takes to ask whether it is there."""
+    with running() as server:
+        for prompt, most in (("x", 5), ("!slow", 30)):
+            body = {"prompt": prompt, "stream": stream, "max_tokens": most}
+            with post(server.port, "/v1/completions", body, ends=True) as connection:
+                interim, status, rest = whole(connection).partition(b"HTTP/1.1 200")
+            assert status and not interim.replace(CONTINUE, b"")
+            answer = rest.partition(b"\r\n\r\n")[2]
+            assert (b"[DONE]" in answer) if stream else json.loads(answer)["usage"]["completion_tokens"] == most
+        assert not server.service.open
+
+
+def test_a_client_that_ends_its_side_and_leaves_later_cancels_its_request() -> None:
+    with running() as server:
+        with post(server.port, "/v1/completions", {"prompt": "!hang", "max_tokens": 50}) as connection:
+            eventually(lambda: server.service.open)
+            connection.shutdown(socket.SHUT_WR)
+            asked = b""
+            while asked.count(b"100 Continue") < 3:  # as long as it is there
+                asked += connection.recv(100)
+            assert server.service.open
         eventually(lambda: not server.service.open)
         assert server.complete().status_code == 200
 

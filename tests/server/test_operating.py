@@ -73,6 +73,8 @@ def test_a_request_has_the_time_it_asks_for_but_no_more_than_the_server_gives() 
             server.http.post("/v1/completions", json={"prompt": "x"}, headers=headers)
             times.append(server.service.seen[-1].timeout)
         assert 4 < times[0] <= 5 and 1 < times[1] <= 2 and 4 < times[2] <= 5
+        late = server.http.post("/v1/completions", json={"prompt": "x"}, headers={"x-request-timeout": "1e-9"})
+        assert late.status_code == 504 and "deadline of the request" in late.json()["error"]["message"]
         for wrong in ("soon", "-1", "nan"):
             assert (
                 server.http.post("/tokenize", json={"prompt": "x"}, headers={"x-request-timeout": wrong}).status_code

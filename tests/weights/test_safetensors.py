@@ -1,7 +1,6 @@
 """A safetensors file whose header is wrong is refused by name."""
 
 import json
-import mmap
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from safetensors.numpy import save_file
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.ops.dequantize import dequantize
-from quire.weights import mapped_file
 from quire.weights.raw import RawTensors
 from quire.weights.safetensors import SafetensorsFile
 
@@ -90,16 +88,3 @@ def test_a_cut_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "cut.safetensors").write_bytes(content)
     with pytest.raises(BadCheckpoint, match=r"cut\.safetensors"):
         SafetensorsFile(tmp_path / "cut.safetensors")
-
-
-def test_what_is_read_ahead_is_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks are asked for once, up to the end of the file and not behind it."""
-    monkeypatch.setattr(mapped_file, "CHUNK", mmap.PAGESIZE)
-    monkeypatch.setattr(mapped_file, "AHEAD", 2 * mmap.PAGESIZE)
-    data = np.random.default_rng(0).integers(0, 256, 7 * mmap.PAGESIZE + 100, dtype=np.uint8)
-    (tmp_path / "file").write_bytes(data.tobytes())
-    file = mapped_file.MappedFile(tmp_path / "file")
-    for offset in (3 * mmap.PAGESIZE + 5, 0, 7 * mmap.PAGESIZE, 6 * mmap.PAGESIZE):
-        np.testing.assert_array_equal(file.rows(offset, 1, 90)[0], data[offset : offset + 90])
-        file.forget()
-    assert sorted(file._asked) == list(range(8))

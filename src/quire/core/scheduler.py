@@ -20,7 +20,8 @@ from quire.core.plan import Admission, Drawn, Run, StepOutput, StepPlan
 from quire.core.policy import PolicyQueue, find_policy
 from quire.core.records import SchedulerStats
 from quire.core.request import FinishReason, Request, SequenceEvent
-from quire.core.sequence import NEVER, Sequence
+from quire.core.rows import Rows
+from quire.core.sequence import Sequence
 from quire.core.window import Window
 
 
@@ -48,14 +49,11 @@ class Scheduler:
         self.window = Window(window, limits.block_size, chunk=limits.chunk, ahead=ahead)
         self.memory = Memory(num_blocks, num_host_blocks, self.window, prefix_caching)
         self.adapters = AdapterSlots(num_adapters)
+        self.rows = Rows(limits.max_num_seqs)
         self.running = PolicyQueue()
         self.waiting = PolicyQueue()
         self._groups: dict[str, Group] = {}
         self._deadlines: list[tuple[float, str]] = []  # a heap; requests that have ended stay until their time
-        self._rows: list[Sequence | None] = [None] * limits.max_num_seqs
-        self._free_rows = list(range(limits.max_num_seqs))  # a heap: low rows first
-        self._rows_left = limits.max_num_seqs  # neither used nor kept for the beams of a search under way
-        self._retired: list[int] = []  # rows given up since the last plan
         self._events: list[SequenceEvent] = []  # to be returned by the next update()
         self._numbers = count_from()
         self.pace = Pace(limits.step_seconds)
@@ -129,7 +127,7 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Let every sequence catch up with what is known of it, in policy order, within the token budget."""
         assert len(self._in_flight) <= self._ahead, "schedule() is called before the outputs of earlier plans have come"
-        plan = StepPlan(self._step, [], self._retired)
+        plan = StepPlan(self._step, [], self.rows.retired)
         self._step += 1
         num_preemptions = self._num_preemptions
         behind = self._continue(plan)
@@ -147,8 +145,8 @@ class Scheduler:
             promised += self.memory.promised(seq)
         if all_moved and self._num_preemptions == num_preemptions:
             self._admit(plan, budget, promised)
-        self._retired = []
-        self._in_flight.append((plan, self._rows[:]))
+        self.rows.retired = []
+        self._in_flight.append((plan, self.rows.owners()))
         if self._ahead:
             self._expect(plan)
         return plan
@@ -156,8 +154,7 @@ class Scheduler:
     def _expect(self, plan: StepPlan) -> None:
         """Let the next plan go on from the tokens that this one draws, except where it is known to end or must wait."""
         for run in plan.runs:
-            seq = self._rows[run.row]
-            assert seq is not None
+            seq = self.rows[run.row]
             end, group = run.start + run.count, seq.group
             if end == len(seq.tokens) and end + 1 < group.length and not group.waits:
                 seq.expect()
@@ -219,7 +216,7 @@ class Scheduler:
             before = seq.num_computed
             if seq.num_unknown or seq.num_computed == len(seq.tokens):
                 return  # preempted, and what was being drawn for it has not come
-            if group.num_rows > self._rows_left:
+            if group.num_rows > self.rows.num_left:
                 return
             if not self.adapters.has_room(group.adapter, passed_by):
                 passed_by.add(group.adapter)
@@ -230,7 +227,7 @@ class Scheduler:
             del self.waiting.items[at]
             if (slot := self.adapters.place(group.adapter)) is not None:
                 plan.adapters.append((slot, group.adapter))
-            self._rows_left -= group.num_rows
+            self.rows.num_left -= group.num_rows
             self._join(seq)
             if group.search is not None:
                 group.holds_rows = True
@@ -272,9 +269,7 @@ class Scheduler:
 
     def _take_row(self, seq: Sequence, plan: StepPlan) -> None:
         group = seq.group
-        seq.row = heappop(self._free_rows)
-        self._rows[seq.row] = seq
-        seq.admitted = plan.step
+        self.rows.take(seq, plan.step)
         seq.num_told = len(seq.table)
         plan.admitted.append(
             Admission(
@@ -321,7 +316,7 @@ class Scheduler:
         """Let a sequence (a search: all its beams) wait again, its blocks on the host if they fit there."""
         group = victim.group
         self._num_preemptions += 1
-        self._rows_left += group.num_rows
+        self.rows.num_left += group.num_rows
         group.preempted = True
         if group.search is not None:
             group.holds_rows = False
@@ -349,18 +344,9 @@ class Scheduler:
         self.running.remove(seq)
         seq.running = False
         self.adapters.release(seq.group.adapter)
-        self._retire(seq)
+        self.rows.retire(seq)
         if seq.group.source is seq:
             seq.group.source = None
-
-    def _retire(self, seq: Sequence) -> None:
-        if seq.row >= 0:
-            self._rows[seq.row] = None
-            self._retired.append(seq.row)
-            heappush(self._free_rows, seq.row)
-            seq.row = -1
-            seq.admitted = NEVER
-            seq.num_told = 0
 
     # ---- what a step yielded
 
@@ -493,7 +479,7 @@ class Scheduler:
         if seq.running:
             self._stop(seq)
             if group.search is None:
-                self._rows_left += 1
+                self.rows.num_left += 1
         elif seq in group.unstarted:
             group.unstarted.remove(seq)
         else:
@@ -515,19 +501,13 @@ class Scheduler:
         if not group.started:
             self._num_queued -= 1
         if group.holds_rows:
-            self._rows_left += group.num_rows
+            self.rows.num_left += group.num_rows
 
     # ---- seen from outside
 
     @property
     def num_preemptions(self) -> int:
         return self._num_preemptions
-
-    def at_row(self, row: int) -> Sequence:
-        """Who has that row, since the last plan."""
-        seq = self._rows[row]
-        assert seq is not None, f"row {row} is free"
-        return seq
 
     def uses(self, adapter: str) -> bool:
         """Whether a request under way asks for it."""
@@ -563,18 +543,13 @@ class Scheduler:
         for seq in live:
             name = f"sample {seq.sample} of {seq.group.id}"
             assert seq.running == (seq in self.running.items), f"{name} does not know whether it runs"
-            assert seq.row < 0 or self._rows[seq.row] is seq, f"{name} thinks it has row {seq.row}"
             assert seq.running or (seq.row < 0 and not seq.table), f"{name} waits, and has a row or blocks"
             assert not seq.running or seq.group.search or seq.row >= 0, f"{name} runs without a row"
             assert seq.num_computed <= len(seq.tokens), f"{name} has computed more than there is"
             assert seq.num_unknown <= len(self._in_flight), f"{name} waits for tokens that nobody draws"
             assert seq.num_told <= len(seq.table), f"the runner knows more blocks of {name} than there are"
-        rows = {row for row, seq in enumerate(self._rows) if seq is not None}
-        assert sorted([*rows, *self._free_rows]) == list(range(self.limits.max_num_seqs)), "a row is lost"
-        assert rows == {seq.row for seq in live if seq.row >= 0}, "a row belongs to a sequence that has ended"
         kept = sum(group.num_rows for group in groups if group.holds_rows)
-        used = kept + sum(seq.group.search is None for seq in self.running.items)
-        assert self._rows_left == self.limits.max_num_seqs - used, f"{used} rows are taken, {self._rows_left} left"
+        self.rows.check(live, kept + sum(seq.group.search is None for seq in self.running.items))
         self.adapters.check(seq.group.adapter for seq in self.running.items)
         assert self._num_queued == sum(not group.started for group in groups), "the queue is miscounted"
         assert 0 <= self._num_hits <= self._num_queries, f"{self._num_hits} hits in {self._num_queries} tokens"

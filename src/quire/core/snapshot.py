@@ -88,7 +88,7 @@ def batch_of(plan: StepPlan, scheduler: Scheduler, preempted: list[str]) -> Step
     """To be asked before the next plan is made: rows change hands."""
     decoding, chunks = 0, []
     for run in plan.runs:
-        seq = scheduler.at_row(run.row)
+        seq = scheduler.rows[run.row]
         if run.start >= seq.group.num_prompt:
             decoding += 1
         else:

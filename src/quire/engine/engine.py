@@ -109,7 +109,7 @@ class Engine:
             if self._watch:
                 self._watch.planned(plan)
             self.executor.submit(plan)
-            admitted = [self._scheduler.at_row(admission.row).group.id for admission in plan.admitted]
+            admitted = [self._scheduler.rows[admission.row].group.id for admission in plan.admitted]
             self._launched.append(_Launched(plan, admitted, scheduled - begin, scheduled))
             if plan.runs and len(self._launched) <= self.capacity.ahead:
                 return events

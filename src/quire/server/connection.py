@@ -3,6 +3,7 @@
 uvicorn has none of these: a head of any length is kept, and who sends a letter a minute, or reads none, stays."""
 
 import asyncio
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 MOST_HEAD_BYTES = 1 << 16  # of the request line and the headers
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+STILL_THERE = 0.2  # seconds: how often a client that has ended its side is asked whether it is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Connection(HttpToolsProtocol):
         self._num_header_bytes = 0
         self._arriving = _Timer(self.loop, bounds.receive_timeout, self._not_arrived)
         self._unread = _Timer(self.loop, bounds.send_timeout, lambda: self.transport.abort())
+        self._one_sided = _Timer(self.loop, STILL_THERE, self._ask_whether_there)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -42,6 +46,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._arriving.stop()
         self._unread.stop()
+        self._one_sided.stop()
         super().connection_lost(exc)
 
     # -- what comes in ---------------------------------------------------------------------------------------------
@@ -73,6 +78,26 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._arriving.stop()
         super().on_message_complete()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the connection stays open. Some clients (`nc -N`) end their side as soon as they have asked, and
+        still read. From here that looks as if they had left; but what is sent to those who have comes back."""
+        cycle = self.cycle
+        asked = cycle is not None and not cycle.more_body and not cycle.response_started
+        if not asked or self.pipeline or self.scheme == "https" or self.scope["http_version"] != "1.1":
+            return False
+        cycle.keep_alive = False
+        self._ask_whether_there()
+        return True
+
+    def _ask_whether_there(self) -> None:
+        """With an answer that clients pass over, until their own begins."""
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+        elif not self.cycle.response_complete:
+            if not self.cycle.response_started:
+                self.transport.write(CONTINUE)
+            self._one_sided.start()
 
     def _not_arrived(self) -> None:
         if self.flow.read_paused or self._has_earlier:  # it is the server that lets it wait

@@ -62,6 +62,9 @@ class MeteredModels:
         """It may have to be loaded."""
         if visit.deadline is None:
             return await finding
+        if not visit.time_left:
+            finding.close()
+            raise DeadlinePassed("the deadline of the request has passed", "allow more time")
         try:
             return await asyncio.wait_for(finding, visit.time_left)
         except TimeoutError:

@@ -81,19 +81,32 @@ class GrammarMatcher:
     def advance(self, tokens: Sequence[int]) -> bool:
         """Take in what was drawn. False: it is outside the language, and `error` says so from now on."""
         begin = time.thread_time()
+        again, ended = self._reopen(), self.ended
         self._tokens += tokens
-        done = self._matcher.consume_tokens(list(tokens)) or self._begin_anew()
+        done = self._matcher.consume_tokens([*again, *tokens]) or (not ended and self._begin_anew())
         self._spent += time.thread_time() - begin
         return done
 
     def count_valid(self, tokens: Sequence[int]) -> int:
         """How many of these, the first first, might be drawn next. Nothing is taken in: for drafts."""
-        return self._matcher.validate_tokens(list(tokens))
+        again = self._reopen()
+        count = self._matcher.validate_tokens([*again, *tokens]) - len(again)
+        if again:
+            self._matcher.consume_tokens(again)
+        return count
 
     def rollback(self, count: int) -> None:
         """Forget the last `count` tokens taken in."""
         del self._tokens[len(self._tokens) - count :]
         self._matcher.rollback(count)
+
+    def _reopen(self) -> list[int]:
+        """Where nothing can follow, a parser stops and refuses even the token that ends a text. Then it is put back by
+        one token, which is returned: it has to be taken in again."""
+        if self._matcher.stop_reason() != "NoExtension":
+            return []
+        self._matcher.rollback(1)
+        return self._tokens[-1:]
 
     def _begin_anew(self) -> bool:
         if self._grammar.num_matchers == 1 or self._grammar.seconds > SOON:

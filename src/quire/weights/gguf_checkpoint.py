@@ -21,6 +21,7 @@ from quire.weights.gguf_names import (
 )
 from quire.weights.gguf_parts import all_parts
 from quire.weights.gguf_tensors import TensorEntry, half_split_order, read_directory, stored_tensor
+from quire.weights.mapped_file import chained
 
 EMBEDDING = "token_embd.weight"
 
@@ -33,7 +34,9 @@ class GGUFCheckpoint:
         row = find_architecture(metadata)
         entries: dict[str, TensorEntry] = {}
         self._files: dict[str, GGUFFile] = {}  # by the file's own name of a tensor
-        for part in all_parts(self._gguf):
+        parts = all_parts(self._gguf)
+        self._mapped = chained(part.file for part in parts)
+        for part in parts:
             for name, entry in read_directory(part).items():
                 if name in entries:
                     raise BadCheckpoint(f"{part.path}: tensor {name!r} is in {self._files[name].path.name}, too")
@@ -87,7 +90,7 @@ class GGUFCheckpoint:
         return replace(stored, row_order=order)
 
     def forget(self) -> None:
-        for file in {part.path: part.file for part in self._files.values()}.values():
+        for file in self._mapped:
             file.forget()
 
     def _stored(self, entry: TensorEntry) -> StoredTensor:

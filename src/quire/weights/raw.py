@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.ops.dequantize import dequantize
 from quire.ops.tensors import BF16, F8_E4M3, F8_E5M2, F16, F32, StoredTensor
-from quire.weights.mapped_file import MappedFile
+from quire.weights.mapped_file import MappedFile, chained
 
 FLOATS = {"F32": F32, "F16": F16, "BF16": BF16, "F8_E4M3": F8_E4M3, "F8_E5M2": F8_E5M2}
 INTEGERS = {"I8": np.int8, "U8": np.uint8, "I16": np.int16, "I32": np.int32, "I64": np.int64, "BOOL": np.uint8}
@@ -46,6 +46,7 @@ class RawTensors:
     def __init__(self, path: Path, files: Mapping[str, TensorFile]) -> None:
         self.path = path
         self._files = files
+        self._mapped = chained(file.file for file in files.values())
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -76,7 +77,7 @@ class RawTensors:
         return StoredTensor(name, shape, kind, rows)
 
     def forget(self) -> None:
-        for file in {file.path: file.file for file in self._files.values()}.values():
+        for file in self._mapped:
             file.forget()
 
     def floats(self, name: str) -> NDArray[np.float32]:

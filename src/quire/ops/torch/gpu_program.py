@@ -1,9 +1,11 @@
 """A forward pass on the GPU: steps replay a CUDA graph, unless they have so many tokens that launching is no burden.
 
-There are graphs for steps that only decode and for steps with prompts, each for a ladder of sizes; a step takes the
-next larger one and pads. The arrays of a step travel in one copy from pinned memory."""
+There are graphs for steps that only decode and for steps with prompts, each for a ladder of sizes without those that a
+larger one outruns; a step takes the next larger one and pads. The arrays of a step travel in one copy from pinned
+memory."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +20,7 @@ from quire.ops.torch.kernels.attention_pages import Runs
 MOST_CAPTURED = 512  # sequences: larger steps keep the GPU busy while the next ops are launched
 ALIGNED = 16  # numbers: a kernel is compiled again for arrays that begin elsewhere, and for tables of other widths
 WITH_PROMPTS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens, likewise
+OUTRUN = 1.03  # times what a larger step takes: what differs by less may be chance, and is kept
 
 
 def ladder(most: int) -> list[int]:
@@ -130,6 +133,28 @@ class Captured:
     graph: torch.cuda.CUDAGraph
     logits: Tensor  # valid until another graph is replayed
 
+    def milliseconds(self) -> float:
+        """Of a step with as many tokens and no context."""
+        times: list[float] = []
+        for _ in range(3):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            self.graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end))
+        return min(times)
+
+
+def without_outrun(times: dict[int, float]) -> list[int]:
+    """The sizes, ascending, that no larger one outruns: a library may take longer for 448 rows than for 512."""
+    kept, best = [], math.inf
+    for size in sorted(times, reverse=True):
+        if times[size] < OUTRUN * best:
+            kept.append(size)
+        best = min(best, times[size])
+    return kept[::-1]
+
 
 class GpuProgram:
     def __init__(
@@ -150,7 +175,7 @@ class GpuProgram:
         self._max_model_len = max_model_len
         self._width = aligned(-(-max_model_len // cache.spec.block_size))
         self._pool: tuple[int, int] | None = None  # of the graphs' memory, which all share: one is replayed at a time
-        self._decoding: dict[tuple[int, bool], Captured] = {}  # by size, and with adapters
+        self._decoding: dict[bool, dict[int, Captured]] = {}  # with adapters or not, by size
         self._with_prompts: dict[int, Captured] = {}
         self._adapts = False  # whether the forward pass asks for adapters
         if graphs and self._device.type == "cuda":
@@ -176,10 +201,8 @@ class GpuProgram:
         """The smallest graph for such a step, if there is one."""
         n, rows = batch.num_tokens, len(batch.logit_rows)
         if len(batch.context_lens) == n == rows:
-            adapted = batch.adapters is not None
-            return next(
-                (found for (size, kind), found in self._decoding.items() if size >= n and kind == adapted), None
-            )
+            graphs = self._decoding.get(batch.adapters is not None, {})
+            return next((found for size, found in graphs.items() if size >= n), None)
         if batch.adapters is not None or batch.source_lens is not None:
             return None
         fitting = (found for size, found in self._with_prompts.items() if size >= n)
@@ -197,16 +220,21 @@ class GpuProgram:
 
     def _capture_all(self, max_rows: int) -> None:
         """The largest first: the others fit into its memory."""
-        for size in reversed([n for n in WITH_PROMPTS if n <= self._max_tokens]):
-            inputs = Inputs(size, min(size, max_rows), self._width, self._device, decodes=False)
-            self._with_prompts[size] = self._capture(inputs, adapted=False)
-        for size in reversed(ladder(min(max_rows, self._max_tokens))):
-            inputs = Inputs(size, size, self._width, self._device, decodes=True)
-            self._decoding[size, False] = self._capture(inputs, adapted=False)
-            if self._adapts:  # steps in which nobody has one do without
-                self._decoding[size, True] = self._capture(inputs, adapted=True)
-        self._with_prompts = dict(sorted(self._with_prompts.items()))
-        self._decoding = dict(sorted(self._decoding.items()))
+        sizes = [n for n in WITH_PROMPTS if n <= self._max_tokens]
+        self._with_prompts = self._quick(
+            self._capture(Inputs(size, min(size, max_rows), self._width, self._device, decodes=False), adapted=False)
+            for size in reversed(sizes)
+        )
+        sizes = ladder(min(max_rows, self._max_tokens))
+        inputs = [Inputs(size, size, self._width, self._device, decodes=True) for size in reversed(sizes)]
+        self._decoding[False] = self._quick(self._capture(one, adapted=False) for one in inputs)
+        if self._adapts:  # steps in which nobody has one do without
+            self._decoding[True] = self._quick(self._capture(one, adapted=True) for one in inputs)
+
+    def _quick(self, graphs: Iterable[Captured]) -> dict[int, Captured]:
+        found = {one.inputs.num_tokens: one for one in graphs}
+        kept = without_outrun({size: one.milliseconds() for size, one in found.items()})
+        return {size: found[size] for size in kept}
 
     def _capture(self, inputs: Inputs, adapted: bool) -> Captured:
         stream = torch.cuda.Stream()

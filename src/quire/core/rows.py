@@ -1,0 +1,51 @@
+"""The rows of the runner, and who has them."""
+
+from collections.abc import Iterable
+from heapq import heappop, heappush
+
+from quire.core.sequence import NEVER, Sequence
+
+
+class Rows:
+    """A sequence keeps the row that it takes until it stops, and the runner is told with the next plan.
+
+    A search keeps as many as it may have beams, however many it has: `num_left` are neither taken nor kept."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_left = num_rows
+        self.retired: list[int] = []  # given up since the last plan
+        self._owners: list[Sequence | None] = [None] * num_rows
+        self._free = list(range(num_rows))  # a heap: low rows first
+
+    def __getitem__(self, row: int) -> Sequence:
+        """Who has that row, since the last plan."""
+        seq = self._owners[row]
+        assert seq is not None, f"row {row} is free"
+        return seq
+
+    def owners(self) -> list[Sequence | None]:
+        """By row, as they are now."""
+        return self._owners[:]
+
+    def take(self, seq: Sequence, step: int) -> None:
+        seq.row = heappop(self._free)
+        self._owners[seq.row] = seq
+        seq.admitted = step
+
+    def retire(self, seq: Sequence) -> None:
+        """Nothing happens if it has none."""
+        if seq.row >= 0:
+            self._owners[seq.row] = None
+            self.retired.append(seq.row)
+            heappush(self._free, seq.row)
+            seq.row = -1
+            seq.admitted = NEVER
+            seq.num_told = 0
+
+    def check(self, live: Iterable[Sequence], num_used: int) -> None:
+        """Given all sequences, and how many rows are taken or kept."""
+        taken = {row: seq for row, seq in enumerate(self._owners) if seq is not None}
+        assert taken == {seq.row: seq for seq in live if seq.row >= 0}, "a row is not where its sequence thinks it is"
+        assert sorted([*taken, *self._free]) == list(range(len(self._owners))), "a row is lost"
+        left = len(self._owners) - num_used
+        assert self.num_left == left, f"{num_used} rows are used, {self.num_left} left"

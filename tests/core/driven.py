@@ -1,0 +1,73 @@
+"""A scheduler that a test drives step by step. Blocks have 4 slots and 0 ends a text unless the test says otherwise."""
+
+from typing import Any
+
+from fakes import FakeExecutor
+from quire.core.limits import Limits
+from quire.core.params import SamplingParams
+from quire.core.plan import StepPlan
+from quire.core.request import Request, SequenceEvent
+from quire.core.scheduler import Scheduler
+
+LONG = [7, 8, 9, 10, 11, 12, 13, 14, 15, 16]  # two full blocks and a half
+
+
+class Engine:
+    """A scheduler with its executor, and all that happened."""
+
+    def __init__(self, num_blocks: int = 64, *, num_host_blocks: int = 0, vocab_size: int = 64, **options: Any) -> None:
+        names = ("policy", "prefix_caching")
+        limits: dict[str, Any] = {
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 64,
+            "max_model_len": 128,
+            "block_size": 4,
+        }
+        limits |= {name: value for name, value in options.items() if name not in names}
+        self.scheduler = Scheduler(
+            Limits(**limits),
+            num_blocks,
+            num_host_blocks=num_host_blocks,
+            **{name: options[name] for name in names if name in options},
+        )
+        self.executor = FakeExecutor(
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            block_size=limits["block_size"],
+            vocab_size=vocab_size,
+        )
+        self.plans: list[StepPlan] = []
+        self.events: list[SequenceEvent] = []
+
+    def add(self, name: str, prompt: list[int], *, tenant: str = "", priority: int = 0, **params: Any) -> None:
+        params = {"seed": 1, "max_tokens": 8, "ignore_eos": True} | params
+        self.scheduler.add(
+            Request(
+                id=name,
+                prompt_ids=prompt,
+                params=SamplingParams(**params),
+                eos_ids=[0],
+                tenant=tenant,
+                priority=priority,
+            ),
+            0.0,
+        )
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.schedule()
+        self.plans.append(plan)
+        self.events += self.scheduler.update(self.executor.run(plan))
+        self.scheduler.check()
+        return plan
+
+    def finish(self) -> "Engine":
+        while self.scheduler.has_work:
+            self.step()
+        assert self.scheduler.stats().held_blocks == 0
+        return self
+
+    def tokens(self, name: str, index: int = 0) -> list[int]:
+        return [token for e in self.events if (e.request_id, e.index) == (name, index) for token in e.tokens]
+
+    def reasons(self, name: str) -> dict[int, str]:
+        return {e.index: e.finish_reason for e in self.events if e.request_id == name and e.finish_reason}
