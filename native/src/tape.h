@@ -201,11 +201,18 @@ class Tape {
 
  private:
     friend class Walk;
+    friend class AttentionWalk;
 
     void check(const Step& step) const;
     void find_shared(const Step& step);
     void walk(const Step& step, const Team& team);  // what one thread does: walk.cpp
     int64_t add_counters(size_t count);             // returns the first one's index
+
+    float* row(const View& v, int64_t r) const { return arena_.get() + v.offset + r * v.stride; }
+    // Where an op with this output finds the input of its row r.
+    const float* input(const View& v, const View& out, int64_t r, const Step& step) const {
+        return row(v, out.few && !v.few ? step.logit_rows[r] : r);
+    }
 
     Pages pages_;
     int64_t max_tokens_;

@@ -5,8 +5,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "ahead.h"
-#include "tape.h"
+#include "attention_walk.h"
 
 namespace quire {
 
@@ -26,7 +25,8 @@ constexpr bool kWritesOwnRows =
 // One thread's way through the tape in one step.
 class Walk {
  public:
-    Walk(Tape& tape, const Step& step, const Team& team) : tape_(tape), step_(step), team_(team), kernels_(kernels()) {}
+    Walk(Tape& tape, const Step& step, const Team& team)
+        : tape_(tape), step_(step), team_(team), kernels_(kernels()), attention_(tape, step, team_) {}
 
     void run() {
         bool own_rows = true;  // what was written since the last barrier
@@ -59,26 +59,11 @@ class Walk {
         while (next != end && !std::holds_alternative<Linear>(*next) && !std::holds_alternative<Attention>(*next))
             ++next;
         const Attention* op = next != end ? std::get_if<Attention>(next) : nullptr;
-        if (!op || step_.num_tokens > 1 || tape_.max_parts_ == 1 || op->window) return;
-        const Pages& pages = tape_.pages_;
-        const int64_t part_blocks = attention_part(pages.block_size) / pages.block_size;
-        int64_t item = 0;
-        each_tile(*op, group_of(*op), [&](const Run& run, int64_t kv_head, int64_t, int64_t num_parts) {
-            each_piece(0, num_parts, [&](int64_t first, int64_t last) {
-                if (item++ != team_.thread) return;
-                const int64_t last_block = std::min(last * part_blocks, ceil_div(run.context, pages.block_size));
-                ahead_ = Ahead(pages, op->layer, kv_head, run.block_table + first * part_blocks,
-                               run.block_table + last_block);
-            });
-        });
+        if (op && step_.num_tokens == 1) ahead_ = attention_.first_of_mine(*op);
     }
 
-    float* row(const View& v, int64_t r) const { return tape_.arena_.get() + v.offset + r * v.stride; }
-
-    // Where an op with this output finds the input of its row r.
-    const float* input(const View& v, const View& out, int64_t r) const {
-        return row(v, out.few && !v.few ? step_.logit_rows[r] : r);
-    }
+    float* row(const View& v, int64_t r) const { return tape_.row(v, r); }
+    const float* input(const View& v, const View& out, int64_t r) const { return tape_.input(v, out, r, step_); }
     int64_t num_rows(const View& v) const { return v.few ? step_.num_logits : step_.num_tokens; }
     Range mine(const View& out) const { return team_.share(num_rows(out)); }
 
@@ -331,213 +316,16 @@ class Walk {
         return {x, stride, groups, halves};
     }
 
-    // Neighbouring rows of queries of one sequence: its tokens of this step, or one of few.
-    struct Run {
-        int64_t seq;
-        int64_t start, count;
-        int64_t context;  // positions the last of them sees
-        const int32_t* block_table;
-    };
-    int64_t num_runs(bool few) const { return few ? step_.num_logits : step_.num_seqs; }
-    Run run_at(const Attention& op, int64_t index) const {
-        const bool few = op.out.few;
-        const int64_t seq = few ? tape_.logit_seqs_[index] : index;
-        const int64_t start = step_.seq_starts[seq], end = step_.seq_starts[seq + 1], context = step_.context_lens[seq];
-        const int32_t* table = step_.block_tables + seq * step_.table_stride;
-        if (op.of_source)
-            return {seq, few ? index : start, few ? 1 : end - start, step_.source_lens[seq],
-                    step_.source_tables + seq * step_.source_stride};
-        if (few) return {seq, index, 1, context - (end - 1 - step_.logit_rows[index]), table};
-        return {seq, start, end - start, context, table};
-    }
-
-    // The queries of a run that read one KV head, ordered by token and then by head, are cut into tiles. Whoever is
-    // free takes the next one; the longest of a run come first. Where there are too few tiles to keep everybody busy,
-    // their contexts are cut into parts as well. Beginnings that several runs share are attended to first, together.
     void run(const Attention& op) {
-        const int64_t group = group_of(op);
-        const bool cascades = op.window == 0 && !op.of_source && !tape_.cascade_.groups().empty();
-        int64_t num_tiles = 0;
-        each_tile(op, group, [&](const Run& run, int64_t, int64_t, int64_t) {
-            num_tiles += !cascades || tape_.cascade_.member(run.seq) < 0;
-        });
-        const bool in_parts = num_tiles < kTilesAThread * team_.num_threads && tape_.max_parts_ > 1;
-        std::atomic<int64_t>& counter = tape_.counters_[op.counter];
         ahead_ = Ahead();
-        int64_t mine = team_.thread, item = 0;
-        const auto is_mine = [&] { return item++ == mine; };
-        const auto take_next = [&] { mine = team_.num_threads + counter.fetch_add(1, std::memory_order_relaxed); };
-        if (cascades)
-            each_shared_part([&](const Cascade::Group& shared, int64_t kv_head, int64_t part) {
-                if (!is_mine()) return;
-                attend_together(op, group, shared, kv_head, part);
-                take_next();
-            });
-        int64_t num_alone = 0;  // tiles that share nothing, whose places are taken
-        each_tile(op, group, [&](const Run& run, int64_t kv_head, int64_t first, int64_t num_parts) {
-            const bool shares = cascades && tape_.cascade_.member(run.seq) >= 0;
-            const int64_t begin = shares ? tape_.cascade_.shared_parts(run.seq) : 0;
-            const Places places = shares ? places_of(run.seq, kv_head, group) : places_alone(num_alone);
-            each_piece(begin, shares || in_parts ? num_parts : 1, [&](int64_t part, int64_t end) {
-                if (!is_mine()) return;
-                const AttentionTile tile = tile_at(op, run, kv_head, group, first);
-                if (shares || in_parts) {
-                    kernels_.ops.attend_parts(tile, part, end, places.at(part), places.stride);
-                    fold_if_last(tile, places, end - part, num_parts);
-                } else {
-                    kernels_.ops.attend(tile);
-                }
-                take_next();
-            });
-            num_alone += in_parts && !shares;
-        });
-    }
-
-    int64_t group_of(const Attention& op) const {
-        return op.q.columns / tape_.pages_.value_dim() / tape_.pages_.num_kv_heads;
-    }
-
-    // visit(part, end): the parts [begin, end) of a tile, in pieces. Neighbours go to one thread, which fetches the
-    // next one beforehand, while there are enough for all. The last piece, which may be the longest, comes first: to
-    // who had time to fetch.
-    template <class Visit>
-    void each_piece(int64_t begin, int64_t end, const Visit& visit) const {
-        const int64_t count = end - begin, at_once = std::clamp<int64_t>(end / team_.num_threads, 1, 4);
-        const int64_t num_pieces = std::max<int64_t>(count > 0, count / at_once);
-        for (int64_t i = num_pieces - 1; i >= 0; --i)
-            visit(begin + count * i / num_pieces, begin + count * (i + 1) / num_pieces);
-    }
-
-    // Where the findings of a tile's parts lie, and how many of them are there: none between two ops.
-    struct Places {
-        float* data;
-        int64_t stride;
-        std::atomic<int64_t>& num_found;
-
-        float* at(int64_t part) const { return data + part * stride; }
-    };
-    Places places_alone(int64_t tile) const {
-        const int64_t stride = attention_findings(tape_.pages_.value_dim());
-        return {tape_.findings_.get() + tile * tape_.max_parts_ * stride, stride, tape_.num_found_[tile]};
-    }
-    Places places_of(int64_t seq, int64_t kv_head, int64_t group) const {
-        const int64_t stride = group * query_findings(tape_.pages_.value_dim());
-        const int64_t tile = tape_.cascade_.member(seq) * tape_.pages_.num_kv_heads + kv_head;
-        return {tape_.shared_findings_.get() + tile * tape_.max_parts_ * stride, stride,
-                tape_.num_found_[kTilesAThread * team_.num_threads + tile]};
-    }
-
-    // `count` more parts of a tile were attended to. Whoever brings the last ones folds them all.
-    void fold_if_last(const AttentionTile& tile, const Places& places, int64_t count, int64_t num_parts) const {
-        if (places.num_found.fetch_add(count, std::memory_order_acq_rel) + count < num_parts) return;
-        places.num_found.store(0, std::memory_order_relaxed);
-        kernels_.ops.fold_parts(tile, places.at(0), num_parts, places.stride);
-    }
-
-    // visit(group of sequences, KV head, part), in one order.
-    template <class Visit>
-    void each_shared_part(const Visit& visit) const {
-        for (const Cascade::Group& shared : tape_.cascade_.groups())
-            for (int64_t kv_head = 0; kv_head < tape_.pages_.num_kv_heads; ++kv_head)
-                for (int64_t part = 0; part < shared.num_parts; ++part) visit(shared, kv_head, part);
-    }
-
-    // One walk over a part for the queries of all; what each of them found goes to its own place.
-    void attend_together(const Attention& op, int64_t group, const Cascade::Group& shared, int64_t kv_head,
-                         int64_t part) {
-        AttentionTile all;
-        all.num_queries = 0;
-        for (const int32_t seq : shared.seqs) {
-            const int64_t index = op.out.few ? tape_.seq_logits_[seq] : seq;
-            if (index < 0) continue;  // its logits are not wanted
-            const AttentionTile one = tile_at(op, run_at(op, index), kv_head, group, 0);
-            if (all.num_queries == 0) {
-                all = one;
-                all.num_queries = 0;
-            }
-            for (int i = 0; i < one.num_queries; ++i, ++all.num_queries) {
-                all.q[all.num_queries] = one.q[i];
-                all.turned[all.num_queries] = one.turned[i];
-                all.first[all.num_queries] = one.first[i];
-                all.slope[all.num_queries] = one.slope[i];
-                all.bias[all.num_queries] = one.bias[i];
-                all.position[all.num_queries] = one.position[i];
-                all.last[all.num_queries] = int32_t((part + 1) * attention_part(tape_.pages_.block_size) - 1);
-            }
-        }
-        if (all.num_queries == 0) return;
-        float* found = tape_.tile_findings_.get() + team_.thread * attention_findings(tape_.pages_.value_dim());
-        kernels_.ops.attend_parts(all, part, part + 1, found, 0);
-        for (const int32_t seq : shared.seqs) {
-            const int64_t index = op.out.few ? tape_.seq_logits_[seq] : seq;
-            if (index < 0) continue;
-            const Places places = places_of(seq, kv_head, group);
-            std::copy_n(found, places.stride, places.at(part));
-            found += places.stride;
-            const Run run = run_at(op, index);
-            fold_if_last(tile_at(op, run, kv_head, group, 0), places, 1,
-                         ceil_div(run.context, attention_part(tape_.pages_.block_size)));
-        }
-    }
-
-    // The last position that a token of a run sees: its own, or the source's last.
-    static int64_t last_seen(const Attention& op, const Run& run, int64_t token) {
-        return op.of_source ? run.context - 1 : run.context - run.count + token;
-    }
-
-    static int64_t num_tiles_of(const Run& run, int64_t group) { return ceil_div(run.count * group, kTileQueries); }
-
-    // visit(run, KV head, first query, number of parts) for every tile of the step, in one order.
-    template <class Visit>
-    void each_tile(const Attention& op, int64_t group, const Visit& visit) const {
-        const int64_t part_size = attention_part(tape_.pages_.block_size);
-        for (int64_t i = 0; i < num_runs(op.out.few); ++i) {
-            const Run run = run_at(op, i);
-            for (int64_t tile = num_tiles_of(run, group) - 1; tile >= 0; --tile) {
-                const int64_t last_query = std::min((tile + 1) * kTileQueries, run.count * group) - 1;
-                const int64_t position = last_seen(op, run, last_query / group);
-                for (int64_t kv_head = 0; kv_head < tape_.pages_.num_kv_heads; ++kv_head)
-                    visit(run, kv_head, tile * kTileQueries, position / part_size + 1);
-            }
-        }
-    }
-
-    AttentionTile tile_at(const Attention& op, const Run& run, int64_t kv_head, int64_t group, int64_t first) const {
-        const Pages& pages = tape_.pages_;
-        AttentionTile tile;
-        tile.pages = &pages;
-        tile.layer = op.layer;
-        tile.kv_head = kv_head;
-        tile.block_table = run.block_table;
-        tile.num_queries = int(std::min<int64_t>(kTileQueries, run.count * group - first));
-        tile.scale = op.scale;
-        tile.softcap = op.softcap;
-        tile.has_slopes = op.slopes != nullptr;
-        tile.has_sinks = op.sinks != nullptr;
-        tile.reach = op.reach;
-        tile.scratch =
-            tape_.attention_scratch_.get() + team_.thread * attention_scratch(pages.head_dim, pages.block_size);
-        for (int i = 0; i < tile.num_queries; ++i) {
-            const int64_t token = (first + i) / group, head = kv_head * group + (first + i) % group;
-            const int64_t position = last_seen(op, run, token);
-            tile.q[i] = input(op.q, op.out, run.start + token) + head * pages.value_dim();
-            tile.turned[i] = pages.latent
-                                 ? input(op.turned, op.out, run.start + token) + head * (pages.head_dim - pages.latent)
-                                 : nullptr;
-            tile.out[i] = row(op.out, run.start + token) + head * pages.value_dim();
-            tile.last[i] = tile.position[i] = int32_t(position);
-            tile.slope[i] = op.slopes ? op.slopes[head] : 0.0f;
-            tile.sink[i] = op.sinks ? op.sinks[head] : 0.0f;
-            tile.bias[i] = op.biases ? op.biases + head * (2 * op.reach + 1) + op.reach : nullptr;
-            tile.first[i] = int32_t(op.window ? std::max<int64_t>(0, position - op.window + 1) : 0);
-        }
-        return tile;
+        attention_.run(op);
     }
 
     Tape& tape_;
     const Step& step_;
     const Team team_;
     const Kernels& kernels_;
+    AttentionWalk attention_;
     Ahead ahead_;
 };
 
