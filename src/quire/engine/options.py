@@ -39,7 +39,7 @@ class EngineOptions:
     )
     target_itl_ms: int | None = option(
         None,
-        "prompts make a step about this long at most while answers are written (default: 70 in servers; 0: no limit)",
+        "prompts make a step about this long at most while answers are written (default: 30 in servers; 0: no limit)",
     )
     block_size: int = option(16, "tokens a block of the KV cache holds")
     enable_prefix_caching: bool = option(True, "share the cache of equal beginnings between requests")
