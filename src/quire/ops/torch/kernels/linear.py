@@ -75,7 +75,7 @@ def stream_config(M: int, N: int, K: int) -> StreamConfig:
     return StreamConfig(block_m, block_n, STREAM_BLOCK_K, num_splits(N, K), M > MAX_STREAM_ROWS, warps, stages)
 
 
-def num_splits(N: int, K: int, tile: int = 64) -> int:
-    """A power of two, about as many as give every multiprocessor two tiles of so many outputs."""
-    most = min(2 * PROGRAMS // -(-N // tile), K // SPLIT_INPUTS, MAX_SPLITS)
+def num_splits(N: int, K: int) -> int:
+    """A power of two, about as many as give every multiprocessor two tiles of 64 outputs."""
+    most = min(2 * PROGRAMS // -(-N // 64), K // SPLIT_INPUTS, MAX_SPLITS)
     return 1 << max(most, 1).bit_length() - 1

@@ -36,8 +36,8 @@ class GroupedConfig(NamedTuple):
     stages: int
 
 
-# block_m: (block_n, warps, stages). Codes of 8 bits are as fast with 64 outputs, and split as far.
-CONFIGS = {16: (128, 4, 3), 32: (128, 4, 3), 64: (64, 4, 3)}
+# block_m: (block_n, warps, stages)
+CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3)}
 
 
 def takes_codes(num_rows: int, weight: GroupedWeight, batch_invariant: bool = False) -> bool:
@@ -79,15 +79,13 @@ def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:
 
 
 def grouped_config(M: int, weight: GroupedWeight, batch_invariant: bool = False) -> GroupedConfig:
-    """Two tiles of rows need half the splits to fill the device. Where sums must not depend on M, the splits do not."""
+    """Two tiles of rows need half the splits to fill the device; or as many, where sums must not depend on M."""
     block_m = next(block for block in CONFIGS if block >= M or block == 64)
     block_n, warps, stages = CONFIGS[block_m]
+    splits = num_splits(weight.num_outputs, weight.num_inputs)
     many = M > MAX_PARALLEL_ROWS
-    splits = num_splits(weight.num_outputs, weight.num_inputs, 64 if batch_invariant else block_n)
     if many and not batch_invariant:
         splits = max(splits // 2, 1)
-    if weight.bits == 8:
-        block_n = min(block_n, 64)
     return GroupedConfig(block_m, block_n, splits, many and batch_invariant, warps, stages)
 
 
