@@ -68,7 +68,12 @@ class FakeExecutor:
         max_model_len: int = 4096,
         ahead: int = 0,
         window: int = 0,
+        num_drafts: int = 0,
+        right: float = 0.8,
     ) -> None:
+        """With `num_drafts` it guesses up to that many tokens ahead, each right with that probability."""
+        self.num_drafts = num_drafts
+        self._right = right
         self.block_size = block_size
         self.window = window
         self.vocab_size = vocab_size
@@ -150,6 +155,10 @@ class FakeExecutor:
         row = self.rows[run.row]
         row.table += run.new_blocks
         assert row.slot < 0 or self.adapters[row.slot] == row.adapter, f"row {run.row} has lost its adapter"
+        if run.drafts:
+            assert run.start + run.count == len(row.tokens) + len(run.drafts), f"{run} has drafts that follow nothing"
+            row.states += chain(run.drafts, row.states[-1])
+            row.tokens += run.drafts
         assert run.count > 0 and run.start + run.count <= len(row.tokens), f"{run} computes what is not known"
         assert len(row.table) * self.block_size >= run.start + run.count, f"{run} has no slots"
         for position in range(run.start, run.start + run.count):
@@ -177,20 +186,48 @@ class FakeExecutor:
             if row.params.beam_width:
                 drawn.beams = self._best(row)[: 2 * row.params.beam_width]
             else:
-                self._append(row, drawn)
+                self._verify(row, run.drafts, drawn)
         return drawn if drawn.tokens or drawn.beams or drawn.prompt_logprobs else None
 
-    def _append(self, row: FakeRow, drawn: Drawn) -> None:
-        state = mix(mix(row.states[-1], row.params.seed or 0), row.sample)
-        token = state % self.vocab_size
-        if len(row.tokens) - row.num_prompt < row.params.min_tokens:
-            while token in row.stop_ids:
-                token = (token + 1) % self.vocab_size
-        drawn.tokens = [token]
+    def _verify(self, row: FakeRow, drafts: list[int], drawn: Drawn) -> None:
+        if drafts:
+            del row.tokens[-len(drafts) :], row.states[-len(drafts) :]
+        for draft in [*drafts, -1]:
+            if self._append(row, drawn) != draft:
+                break
+        row.num_computed = len(row.tokens) - 1
+        if drafts:
+            del row.table[-(-row.num_computed // self.block_size) :]
+        drawn.drafts = self._guess(row)
+
+    def _guess(self, row: FakeRow) -> list[int]:
+        """What comes next, with mistakes: which ones is a function of the text."""
+        tokens, state, chance = row.tokens[:], row.states[-1], mix(row.states[-1], 77)
+        for _ in range(chance % (self.num_drafts + 1)):
+            chance = mix(chance, len(tokens))
+            token = self._next(row, state, len(tokens))
+            if chance % 1000 >= 1000 * self._right:
+                token = chance // 1000 % self.vocab_size
+            tokens.append(token)
+            state = mix(state, token)
+        return tokens[len(row.tokens) :]
+
+    def _append(self, row: FakeRow, drawn: Drawn) -> int:
+        token = self._next(row, row.states[-1], len(row.tokens))
+        drawn.tokens.append(token)
         if row.params.logprobs is not None:
-            drawn.logprobs = [self._logprob(row, len(row.tokens), token)]
+            drawn.logprobs = [*(drawn.logprobs or []), self._logprob(row, len(row.tokens), token)]
         row.tokens.append(token)
         row.states.append(mix(row.states[-1], token))
+        return token
+
+    def _next(self, row: FakeRow, state: int, length: int) -> int:
+        """The token after a text of that hash and length."""
+        token = mix(mix(state, row.params.seed or 0), row.sample) % self.vocab_size
+        if length - row.num_prompt < row.params.min_tokens:
+            while token in row.stop_ids:
+                token = (token + 1) % self.vocab_size
+        return token
 
     def _logprob(self, row: FakeRow, position: int, token: int) -> list[Logprob]:
         logprob = language_model(row.states[position - 1], self.vocab_size)[token]

@@ -84,6 +84,12 @@ nb::list to_python(const std::vector<Logprob>& logprobs) {
     return out;
 }
 
+nb::list to_python(const std::vector<Draw>& drawn) {
+    nb::list out;
+    for (const Draw& draw : drawn) out.append(nb::make_tuple(draw.token, to_python(draw.logprobs)));
+    return out;
+}
+
 }  // namespace
 
 void bind_sampler(nb::module_& m) {
@@ -105,12 +111,33 @@ void bind_sampler(nb::module_& m) {
                     nb::gil_scoped_release release;
                     drawn = self.draw(logits.data(), logits.stride(0), rows, masks);
                 }
-                nb::list out;
-                for (const Draw& draw : drawn) out.append(nb::make_tuple(draw.token, to_python(draw.logprobs)));
-                return out;
+                return to_python(drawn);
             },
             nb::arg("logits").noconvert(), nb::arg("rows"), nb::arg("masked_lines"), nb::arg("bits").noconvert(),
             "-> [(token, [(id, logprob, rank)])]")
+        .def(
+            "verify",
+            [](Sampler& self, const Logits& logits, const std::vector<int64_t>& rows,
+               const std::vector<std::vector<int32_t>>& drafts, const std::vector<size_t>& masked_lines,
+               const Masks& bits) {
+                if (drafts.size() != rows.size())
+                    throw std::invalid_argument("drafts of " + std::to_string(drafts.size()) + " rows, for " +
+                                                std::to_string(rows.size()));
+                size_t num_lines = rows.size();
+                for (const auto& of_row : drafts) num_lines += of_row.size();
+                check_lines(logits, num_lines, self.vocab());
+                const auto masks = masks_of_lines(num_lines, masked_lines, bits, self.vocab());
+                std::vector<std::vector<Draw>> drawn;
+                {
+                    nb::gil_scoped_release release;
+                    drawn = self.verify(logits.data(), logits.stride(0), rows, drafts, masks);
+                }
+                nb::list out;
+                for (const auto& of_row : drawn) out.append(to_python(of_row));
+                return out;
+            },
+            nb::arg("logits").noconvert(), nb::arg("rows"), nb::arg("drafts"), nb::arg("masked_lines"),
+            nb::arg("bits").noconvert(), "-> [[(token, [(id, logprob, rank)])]], a list for each row")
         .def(
             "logprobs",
             [](Sampler& self, const Logits& logits, const std::vector<int32_t>& targets, int64_t num_top) {

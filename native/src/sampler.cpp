@@ -197,16 +197,37 @@ void Sampler::for_each_line(size_t num_lines, const Work& work) {
     for (int64_t i = 0; i < int64_t(num_lines); ++i) work(i, scratch_[omp_get_thread_num()]);
 }
 
-std::vector<Draw> Sampler::draw(const float* logits, int64_t stride, const std::vector<int64_t>& rows,
-                                const std::vector<const uint32_t*>& masks) {
+void Sampler::check_rows(const std::vector<int64_t>& rows) {
     std::vector<char> taken(rows_.size());
     for (int64_t row : rows) {
         held(row);
         if (taken[row]++) throw std::invalid_argument("row " + std::to_string(row) + " is drawn for twice");
     }
+}
+
+std::vector<Draw> Sampler::draw(const float* logits, int64_t stride, const std::vector<int64_t>& rows,
+                                const std::vector<const uint32_t*>& masks) {
+    check_rows(rows);
     std::vector<Draw> drawn(rows.size());
     for_each_line(rows.size(), [&](int64_t i, Scratch& scratch) {
         drawn[i] = draw_row(rows_[rows[i]], logits + i * stride, masks[i], scratch);
+    });
+    return drawn;
+}
+
+std::vector<std::vector<Draw>> Sampler::verify(const float* logits, int64_t stride, const std::vector<int64_t>& rows,
+                                               const std::vector<std::vector<int32_t>>& drafts,
+                                               const std::vector<const uint32_t*>& masks) {
+    check_rows(rows);
+    std::vector<int64_t> firsts(rows.size());
+    for (size_t i = 1; i < rows.size(); ++i) firsts[i] = firsts[i - 1] + 1 + int64_t(drafts[i - 1].size());
+    std::vector<std::vector<Draw>> drawn(rows.size());
+    for_each_line(rows.size(), [&](int64_t i, Scratch& scratch) {
+        for (size_t place = 0; place <= drafts[i].size(); ++place) {
+            const int64_t line = firsts[i] + int64_t(place);
+            drawn[i].push_back(draw_row(rows_[rows[i]], logits + line * stride, masks[line], scratch));
+            if (place < drafts[i].size() && drawn[i].back().token != drafts[i][place]) break;
+        }
     });
     return drawn;
 }

@@ -66,6 +66,12 @@ class Sampler {
     std::vector<Draw> draw(const float* logits, int64_t stride, const std::vector<int64_t>& rows,
                            const std::vector<const uint32_t*>& masks);
 
+    // rows[i] has a line for its next token and one behind each of drafts[i], side by side, in the order of rows.
+    // Tokens are drawn one after the other as long as they are the drafts: at least one, at most one more than drafts.
+    std::vector<std::vector<Draw>> verify(const float* logits, int64_t stride, const std::vector<int64_t>& rows,
+                                          const std::vector<std::vector<int32_t>>& drafts,
+                                          const std::vector<const uint32_t*>& masks);
+
     std::vector<std::vector<Logprob>> logprobs(const float* logits, int64_t stride, const std::vector<int32_t>& targets,
                                                int64_t num_top);
 
@@ -91,6 +97,7 @@ class Sampler {
 
     Row& held(int64_t row);
     void check_id(int64_t id, const char* what) const;
+    void check_rows(const std::vector<int64_t>& rows);
     template <class Work>
     void for_each_line(size_t num_lines, const Work& work);  // work(line, scratch)
 

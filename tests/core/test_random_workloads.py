@@ -31,6 +31,7 @@ class Setting:
     ahead: int = 0
     window: int = 0
     num_adapters: int = 1
+    num_drafts: int = 0
 
 
 @dataclass
@@ -52,6 +53,7 @@ SETTINGS = st.builds(
     ahead=st.integers(0, 2),
     window=st.just(0) | st.integers(1, 20),
     num_adapters=st.integers(1, 3),
+    num_drafts=st.sampled_from([0, 1, 5]),
 )
 SHAPES = st.one_of(
     st.fixed_dictionaries({"n": st.integers(1, 4)}),
@@ -137,13 +139,19 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         ahead=setting.ahead,
         window=setting.window,
         num_adapters=setting.num_adapters,
+        drafts=setting.num_drafts > 0,
     )
+    if scheduler.drafting:
+        for num_tokens in (1, 9) * 20:  # steps cost the same, whatever is in them: drafts pay nearly always
+            scheduler.drafting.costs.ran(num_tokens, 1.0)
     executor = FakeExecutor(
         num_blocks=setting.num_blocks,
         num_host_blocks=setting.num_host_blocks,
         block_size=BLOCK,
         vocab_size=VOCAB,
         window=setting.window,
+        num_drafts=setting.num_drafts,
+        right=0.9,
     )
     return scheduler, executor
 
@@ -239,6 +247,7 @@ def crowd(seed: int, max_tokens: int = 24) -> tuple[Setting, list[Arrival]]:
         policy=rng.choice(["fcfs", "priority"]),
         prefix_caching=rng.random() < 0.7,
         ahead=seed % 3,
+        num_drafts=rng.choice([0, 3, 6]),
     )
     workload = []
     for i in range(14):
@@ -265,7 +274,10 @@ def crowd(seed: int, max_tokens: int = 24) -> tuple[Setting, list[Arrival]]:
 
 
 def test_crowded_pools_preempt_and_give_the_tokens_of_undisturbed_runs() -> None:
-    assert sum(verify(*crowd(seed)).stats().preemptions for seed in range(25)) > 100
+    stats = [verify(*crowd(seed)).stats() for seed in range(25)]
+    assert sum(each.preemptions for each in stats) > 100
+    accepted, computed = sum(each.accepted_tokens for each in stats), sum(each.draft_tokens for each in stats)
+    assert 0.5 * computed < accepted < computed > 300
 
 
 def test_sources_are_read_whole_and_shared_whole() -> None:

@@ -135,7 +135,8 @@ class Group:
     def forced(self, drawn: Drawn) -> Drawn:
         """With the token of the last place instead of what was drawn for it, and nothing beside it."""
         assert self.last_id is not None
-        return replace(drawn, tokens=[self.last_id], logprobs=drawn.logprobs and [[Logprob(self.last_id, 0.0, 1)]])
+        logprobs = drawn.logprobs and [*drawn.logprobs[:-1], [Logprob(self.last_id, 0.0, 1)]]
+        return replace(drawn, tokens=[*drawn.tokens[:-1], self.last_id], logprobs=logprobs)
 
     def new_prompt_logprobs(self, seq: Sequence, drawn: Drawn, end: int) -> list[list[Logprob]] | None:
         """Those of `drawn`, whose run ended before position `end`, to deliver now: not again after a preemption, and

@@ -170,6 +170,18 @@ class Memory:
             seq.num_indexed += 1
             seq.index_at += size
 
+    def roll_back(self, seq: Sequence, num_tokens: int) -> None:
+        """No more than `num_tokens` of it count as computed: those behind were drafts, and wrong."""
+        if seq.num_computed <= num_tokens:
+            return
+        seq.num_computed = num_tokens
+        num_blocks = -(-num_tokens // self.block_size)
+        self.pool.release(seq.table[num_blocks:])
+        del seq.table[num_blocks:]
+        seq.num_told = min(seq.num_told, num_blocks)
+        for place in [place for place in seq.host if place >= num_blocks]:
+            self._free_host.append(seq.host.pop(place))
+
     def can_swap_out(self, seq: Sequence) -> bool:
         return 0 < len(seq.held) <= len(self._free_host)
 

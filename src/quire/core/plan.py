@@ -28,12 +28,15 @@ class Admission:
 class Run:
     """The row's tokens at positions start .. start + count are computed; those before are in the cache.
 
-    If they reach the last known token, the runner draws the next one and appends it to the row."""
+    If they reach the last known token, the runner draws the next one and appends it to the row. With `drafts`, which
+    are guesses at what follows and count as tokens of the run, it goes on drawing as long as it draws the drafts. The
+    row then has the tokens drawn, and the blocks that they fill but for the last: others are given back."""
 
     row: int
     start: int
     count: int
     new_blocks: list[int] = field(default_factory=list)  # appended to the row's table; not for a row admitted now
+    drafts: list[int] = field(default_factory=list)  # the last tokens of the run
 
 
 @dataclass(slots=True)
@@ -53,6 +56,10 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(run.count for run in self.runs)
 
+    @property
+    def num_drafts(self) -> int:
+        return sum(len(run.drafts) for run in self.runs)
+
 
 @dataclass(slots=True)
 class Drawn:
@@ -63,6 +70,7 @@ class Drawn:
     logprobs: list[list[Logprob]] | None = None  # as in SequenceEvent
     prompt_logprobs: list[list[Logprob]] | None = None  # for positions start + 1 .. of the run, within the prompt
     beams: list[Logprob] | None = None  # beam search: the 2 * beam_width best continuations; `tokens` is empty
+    drafts: list[int] = field(default_factory=list)  # guesses at what follows `tokens`
     error: str = ""  # nothing could be drawn: the sequence ends with this reason; `tokens` is empty
 
 

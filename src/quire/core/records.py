@@ -19,6 +19,10 @@ class SchedulerStats:
     preemptions: int = 0
     prefix_queries: int = 0  # prompt tokens looked up
     prefix_hits: int = 0  # prompt tokens found
+    drafts: int = 0  # times that guesses at a sequence's next tokens were computed
+    draft_tokens: int = 0  # the guesses
+    accepted_tokens: int = 0  # of those, the ones that were drawn
+    accepted_at: list[int] = field(default_factory=list)  # the same by place: first guesses, second ones, ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,6 +30,7 @@ class StepRecord:
     step: int
     num_tokens: int  # computed in this step
     num_drawn: int  # tokens the sequences gained
+    num_drafts: int = 0  # of the tokens computed, guesses
     schedule_seconds: float
     run_seconds: float
     update_seconds: float

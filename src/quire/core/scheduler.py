@@ -8,6 +8,7 @@ simulation."""
 from collections import Counter, deque
 from collections.abc import Iterable
 
+from quire.core.drafting import Drafting
 from quire.core.group import Group
 from quire.core.limits import Limits
 from quire.core.pace import Pace
@@ -36,7 +37,9 @@ class Scheduler(Requests):
         ahead: int = 0,
         window: int = 0,
         num_adapters: int = 0,
+        drafts: bool = False,
     ) -> None:
+        """`drafts`: whether outputs come with guesses at what follows."""
         super().__init__(
             limits,
             num_blocks,
@@ -48,6 +51,7 @@ class Scheduler(Requests):
             num_adapters=num_adapters,
         )
         self.pace = Pace(limits.step_seconds)
+        self.drafting = Drafting(ahead) if drafts else None
         self._step = 0
         self._ahead = ahead
         self._in_flight: deque[tuple[StepPlan, list[Sequence | None]]] = deque()  # without outputs; who had which row
@@ -62,9 +66,10 @@ class Scheduler(Requests):
         self._step += 1
         num_preemptions = self._num_preemptions
         behind = self._continue(plan)
-        budget = self.limits.max_num_batched_tokens - len(plan.runs)
+        num_planned = len(plan.runs) + (self._draft(plan, behind) if self.drafting else 0)
+        budget = self.limits.max_num_batched_tokens - num_planned
         if plan.runs:  # somebody waits for these: prompts must not make the step long
-            budget = min(budget, max(self.pace.tokens - len(plan.runs), self.limits.block_size))
+            budget = min(budget, max(self.pace.tokens - num_planned, self.limits.block_size))
         promised = 0  # blocks that prompts under way will need: they were admitted because these were there
         all_moved = True
         for seq in behind:
@@ -87,7 +92,9 @@ class Scheduler(Requests):
         for run in plan.runs:
             seq = self.rows[run.row]
             end, group = run.start + run.count, seq.group
-            if end == len(seq.tokens) and end + 1 < group.length and not group.waits:
+            if run.drafts or group.waits or (self.drafting and self.drafting.waits(seq.trust, seq.drafts)):
+                continue
+            if end == len(seq.tokens) and end + 1 < group.length:
                 seq.expect()
 
     def _continue(self, plan: StepPlan) -> list[Sequence]:
@@ -117,6 +124,33 @@ class Scheduler(Requests):
         behind.sort(key=lambda seq: seq.num_known - seq.num_computed > 1)  # beams lack one token and come first
         return behind
 
+    def _draft(self, plan: StepPlan, behind: list[Sequence]) -> int:
+        """Add drafts to runs of one token, where it pays and needs nothing that others need. -> how many"""
+        assert self.drafting is not None
+        runs = [(run, seq) for run in plan.runs if (seq := self.rows[run.row]).drafts and not seq.num_unknown]
+        if not runs:
+            return 0
+        most = self.limits.chunk - 1
+        offers = [(seq.trust, min(len(seq.drafts), seq.group.length - seq.num_known - 1, most)) for _, seq in runs]
+        room = (self.limits.max_num_batched_tokens - len(plan.runs)) // 2  # the other half is for prompts
+        spare = self.memory.pool.num_available - sum(self.memory.promised(seq) for seq in behind if seq.running)
+        num_drafts = 0
+        for (run, seq), count in zip(runs, self.drafting.choose(offers, len(plan.runs), room), strict=True):
+            if self.memory.missing(seq, seq.num_computed + count) > spare:
+                count = min(count, len(seq.table) * self.limits.block_size - seq.num_computed)
+            if count <= 0:
+                continue
+            run.drafts = seq.drafts[:count]
+            run.count += count
+            seq.expect(count)
+            seq.num_computed += count
+            spare -= self.memory.missing(seq, seq.num_computed)
+            self.memory.extend(seq, seq.num_computed, plan)
+            run.new_blocks += seq.table[seq.num_told :]
+            seq.num_told = len(seq.table)
+            num_drafts += count
+        return num_drafts
+
     def _catch_up(self, seq: Sequence, budget: int, plan: StepPlan) -> int:
         """Plan as many tokens of a running sequence as the budget allows; 0 if there is no room.
 
@@ -145,7 +179,7 @@ class Scheduler(Requests):
             seq = self.waiting.items[at]
             group = seq.group
             before = seq.num_computed
-            if seq.num_unknown or seq.num_computed == len(seq.tokens):
+            if self._in_flight and seq.planned >= self._in_flight[0][0].step:
                 return  # preempted, and what was being drawn for it has not come
             if group.num_rows > self.rows.num_left:
                 return
@@ -272,6 +306,7 @@ class Scheduler(Requests):
         plan, owners = self._in_flight.popleft()
         assert output.step == plan.step, f"the output of step {output.step} comes instead of that of step {plan.step}"
         events, self._events = self._events, []
+        drafted = {run.row: run for run in plan.runs if run.drafts} if self.drafting else {}
         for drawn in output.drawn:
             seq = owners[drawn.row]
             assert seq is not None
@@ -284,7 +319,9 @@ class Scheduler(Requests):
             if group.search is not None:
                 events += self._search(seq, drawn, plan)
                 continue
-            if group.last_id is not None and drawn.tokens and seq.num_known + 1 == group.length:
+            if self.drafting:
+                self._verified(seq, drawn, drafted.get(drawn.row))
+            if group.last_id is not None and drawn.tokens and seq.num_known + len(drawn.tokens) == group.length:
                 drawn = group.forced(drawn)
             event = SequenceEvent(
                 request_id=group.id,
@@ -296,18 +333,13 @@ class Scheduler(Requests):
             if drawn.prompt_logprobs is not None:
                 event.prompt_logprobs = group.new_prompt_logprobs(seq, drawn, _end_of_run(plan, drawn.row))
             if drawn.tokens:
-                (token,) = drawn.tokens
-                seq.append(token)
+                self._gain(seq, event)
                 if seq.index_at <= seq.num_computed:
                     self.memory.index(seq)  # a block was waiting for this token
-                if drawn.logprobs is not None:
-                    seq.logprob += drawn.logprobs[0][0].logprob
                 if group.shares_prompt and group.source is None and seq.running:
                     self._open_source(seq)
-                if token in group.stop_ids or seq.num_known >= group.length:
-                    event.finish_reason = group.finish_reason(token, seq.num_known)
             if event.finish_reason is not None:
-                event.stop_token = token if event.finish_reason == "stop" else None
+                event.stop_token = event.tokens[-1] if event.finish_reason == "stop" else None
                 if drawn.logprobs is not None and group.from_start:
                     event.cumulative_logprob = seq.logprob
                 events += self._end(seq, event)
@@ -316,6 +348,32 @@ class Scheduler(Requests):
             elif event.tokens or event.prompt_logprobs:
                 events.append(event)
         return events
+
+    def _gain(self, seq: Sequence, event: SequenceEvent) -> None:
+        """Append the tokens of `event` as far as the one that ends the sequence, if one does."""
+        group = seq.group
+        for count, token in enumerate(event.tokens, 1):
+            seq.append(token)
+            if event.logprobs is not None:
+                seq.logprob += event.logprobs[count - 1][0].logprob
+            if token in group.stop_ids or seq.num_known >= group.length:
+                event.finish_reason = group.finish_reason(token, seq.num_known)
+                if event.finish_reason is not None:
+                    del event.tokens[count:]
+                    if event.logprobs is not None:
+                        del event.logprobs[count:]
+                    return
+
+    def _verified(self, seq: Sequence, drawn: Drawn, run: Run | None) -> None:
+        """Learn from the drafts, computed or not, and take back those of a run that were wrong."""
+        assert self.drafting is not None
+        if run is not None:
+            seq.forget(len(run.drafts))
+            self.memory.roll_back(seq, run.start + len(drawn.tokens))
+            self.drafting.count(len(run.drafts), len(drawn.tokens) - 1)
+        if drawn.tokens:
+            seq.trust.learn(run.drafts if run is not None else seq.drafts, drawn.tokens)
+            seq.drafts = drawn.drafts
 
     def _open_source(self, seq: Sequence) -> None:
         """The prompt is computed: the samples that waited for it may start."""
@@ -373,6 +431,13 @@ class Scheduler(Requests):
 
     # ---- seen from outside
 
+    def ran(self, plan: StepPlan, seconds: float) -> None:
+        """How long a step took: later ones are planned by it."""
+        if plan.num_tokens - plan.num_drafts > len(plan.runs):
+            self.pace.ran(plan.num_tokens, seconds)
+        elif self.drafting and plan.runs:
+            self.drafting.costs.ran(plan.num_tokens, seconds)
+
     @property
     def num_preemptions(self) -> int:
         return self._num_preemptions
@@ -392,6 +457,7 @@ class Scheduler(Requests):
             preemptions=self._num_preemptions,
             prefix_queries=self._num_queries,
             prefix_hits=self._num_hits,
+            **(self.drafting.counts() if self.drafting else {}),
         )
 
     def check(self) -> None:
@@ -404,13 +470,15 @@ class Scheduler(Requests):
         assert self._num_live == len(live), f"{len(live)} sequences are alive, and {self._num_live} counted"
         places = Counter(map(id, (*self.running.items, *self.waiting.items, *unstarted)))
         assert places == Counter(map(id, live)), "a sequence is not in exactly one of running, waiting and unstarted"
+        runs = [plan.runs for plan, _ in self._in_flight]
+        num_awaited = sum(max((len(run.drafts) for run in each), default=0) or 1 for each in runs)
         for seq in live:
             name = f"sample {seq.sample} of {seq.group.id}"
             assert seq.running == (seq in self.running.items), f"{name} does not know whether it runs"
             assert seq.running or (seq.row < 0 and not seq.table), f"{name} waits, and has a row or blocks"
             assert not seq.running or seq.group.search or seq.row >= 0, f"{name} runs without a row"
             assert seq.num_computed <= len(seq.tokens), f"{name} has computed more than there is"
-            assert seq.num_unknown <= len(self._in_flight), f"{name} waits for tokens that nobody draws"
+            assert seq.num_unknown <= num_awaited, f"{name} waits for tokens that nobody draws"
             assert seq.num_told <= len(seq.table), f"the runner knows more blocks of {name} than there are"
         kept = sum(group.num_rows for group in groups if group.holds_rows)
         self.rows.check(live, kept + sum(seq.group.search is None for seq in self.running.items))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire.core.drafting import Trust
 from quire.core.prefix_tree import Node
 from quire.core.request import Logprob
 
@@ -26,6 +27,7 @@ class Sequence:
         "admitted",
         "candidates",
         "copy_from",
+        "drafts",
         "ended",
         "group",
         "host",
@@ -44,6 +46,7 @@ class Sequence:
         "sample",
         "table",
         "tokens",
+        "trust",
     )
 
     def __init__(self, group: Group, sample: int, tokens: list[int]) -> None:
@@ -67,6 +70,8 @@ class Sequence:
         self.copy_from: int | None = None  # a held block whose content the next block of the table starts with
         self.host: dict[int, int] = {}  # swapped out: where the blocks went, by their place in the table
         self.candidates: list[Logprob] | None = None  # a beam's continuations, until all beams have theirs
+        self.drafts: list[int] = []  # guesses at what follows the last known token
+        self.trust = Trust()  # in those
         self.logprob = 0.0  # of the output so far, where it is asked for
 
     @property
@@ -78,10 +83,16 @@ class Sequence:
         """The blocks of the table that are not behind the window."""
         return self.table[self.num_freed :]
 
-    def expect(self) -> None:
-        """A token is being drawn; the step after may compute it all the same."""
-        self.tokens.append(UNKNOWN)
-        self.num_unknown += 1
+    def expect(self, count: int = 1) -> None:
+        """A token is being drawn; the step after may compute it all the same. Or several, which are drafts."""
+        self.tokens.extend([UNKNOWN] * count)
+        self.num_unknown += count
+
+    def forget(self, count: int) -> None:
+        """So many tokens that were expected are not awaited any more."""
+        assert count <= self.num_unknown
+        del self.tokens[len(self.tokens) - count :]
+        self.num_unknown -= count
 
     def append(self, token: int) -> None:
         """What was drawn, expected or not."""

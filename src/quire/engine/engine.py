@@ -144,6 +144,7 @@ class Engine:
             step=step.plan.step,
             num_tokens=step.plan.num_tokens,
             num_drawn=sum(len(drawn.tokens) for drawn in output.drawn),
+            num_drafts=step.plan.num_drafts,
             schedule_seconds=step.schedule_seconds,
             run_seconds=ran - max(step.begin, self._collected),
             update_seconds=time.perf_counter() - ran,
@@ -151,8 +152,7 @@ class Engine:
             admitted=step.admitted,
         )
         self._collected = ran
-        if step.plan.num_tokens > len(step.plan.runs):
-            self._scheduler.pace.ran(step.plan.num_tokens, self.record.run_seconds)
+        self._scheduler.ran(step.plan, self.record.run_seconds)
         if self._watch:
             self._watch.ran(self.record)
         return events

@@ -38,7 +38,7 @@ class Forecast:
         self._last_end = now if num_left >= self._max_num_seqs else None
 
     def step(self, record: StepRecord) -> None:
-        if record.num_tokens >= 2 * max(record.num_drawn, 1):  # most of it was prompts
+        if record.num_tokens - record.num_drafts >= 2 * max(record.num_drawn, 1):  # most of it was prompts
             self._tokens = MEMORY * self._tokens + record.num_tokens
             self._seconds = MEMORY * self._seconds + record.seconds
         if record.scheduler.prefix_queries:

@@ -175,6 +175,13 @@ class Sampler(Protocol):
         """`draw`, for those who have something else to do meanwhile: call what it returns to wait for the tokens. The
         next step may be run before."""
 
+    def verify(
+        self, logits: Any, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
+    ) -> "Callable[[], list[list[Draw]]]":
+        """`begin`, where tokens that may follow are guessed: rows[i] has a line for its next token and one behind each
+        of drafts[i], side by side. Its tokens are drawn one after the other, each as `draw` would, as long as they are
+        the drafts: the first that is not is its last, and what lies behind is passed over. -> a list for each row"""
+
     def logprobs(self, logits: Any, targets: Sequence[int], num_top: int) -> list[list[tuple[int, float, int]]]:
         """For prompt logprobs: of line i the target's (id, logprob, rank) and then the `num_top` most likely ones."""
 

@@ -30,6 +30,14 @@ class NativeSampler:
         draws = self.draw(logits, rows, masks)
         return lambda: draws
 
+    def verify(
+        self, logits: Float32, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
+    ) -> Callable[[], list[list[Draw]]]:
+        masks = masks or self._no_masks
+        drawn = self._sampler.verify(logits, rows, drafts, masks.lines, masks.bits)
+        draws = [[Draw(token, logprobs) for token, logprobs in of_row] for of_row in drawn]
+        return lambda: draws
+
     def logprobs(self, logits: Float32, targets: Sequence[int], num_top: int) -> list[list[tuple[int, float, int]]]:
         found: list[list[tuple[int, float, int]]] = self._sampler.logprobs(logits, targets, num_top)
         return found

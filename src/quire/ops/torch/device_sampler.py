@@ -4,6 +4,7 @@
 in `last`, where the next step may read it before the host has seen it."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -132,7 +133,7 @@ class DeviceSampler:
         return self.begin(logits, rows, masks)()
 
     def begin(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[Draw]]:
-        self._check_lines(logits, rows)
+        self._check_lines(logits, rows, len(rows))
         self.upload()
         permitted = logits if masks is None else masked(logits, masks)
         quick = [-1 if self._paths[row] & Path.SLOW else row for row in rows]
@@ -169,6 +170,60 @@ class DeviceSampler:
         self.last.index_copy_(0, at, self._rows.send(tokens, torch.int32))
         return draws
 
+    def verify(
+        self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
+    ) -> Callable[[], list[list[Draw]]]:
+        """Place by place, and nothing waits: which rows go on is decided on the device."""
+        spans = list(pairwise(accumulate((1 + len(of_row) for of_row in drafts), initial=0)))  # of lines
+        self._check_lines(logits, rows, spans[-1][1])
+        self.upload()
+        permitted = logits if masks is None else masked(logits, masks)
+        slow = {at for at, row in enumerate(rows) if self._paths[row] & Path.SLOW}
+        tokens = torch.zeros(len(logits), dtype=torch.int32, device=self.device)
+        going = self._rows.send([-1 if at in slow else row for at, row in enumerate(rows)], torch.int32)
+        for place in range(1 + max(map(len, drafts))):
+            left = [at for at, of_row in enumerate(drafts) if len(of_row) >= place]  # that have a line for this place
+            lines = self._rows.send([spans[at][0] + place for at in left], torch.int64)
+            of_left = self._rows.send(left, torch.int64)
+            path = self.needs(rows[at] for at in left)
+            drawn = self.launch(permitted[lines], going[of_left], len(left), path)
+            tokens.index_copy_(0, lines, drawn)
+            guesses = [drafts[at][place] if len(drafts[at]) > place else -1 for at in left]
+            as_guessed = drawn == self._rows.send(guesses, torch.int32)
+            going.index_copy_(0, of_left, torch.where(as_guessed, going[of_left], -1))
+        slowly = {at: self._verify_slowly(logits, rows[at], drafts[at], spans[at], masks) for at in slow}
+        wanted = {
+            line: self._params[row].num_logprobs
+            for at, row in enumerate(rows)
+            if at not in slow and self._params[row].num_logprobs >= 0
+            for line in range(*spans[at])
+        }
+        logprobs = begin_logprobs(logits, list(wanted), tokens, max(wanted.values(), default=0))
+        arrive = to_host(tokens)
+
+        def finish() -> list[list[Draw]]:
+            draws = [Draw(token, []) for token in arrive()[0].tolist()]
+            for line, found in zip(wanted, logprobs(), strict=True):
+                if draws[line].token >= 0:
+                    draws[line].logprobs = found[: 1 + wanted[line]]
+            return [
+                slowly[at] if at in slow else as_far_as_guessed(draws[slice(*spans[at])], drafts[at])
+                for at in range(len(rows))
+            ]
+
+        return finish
+
+    def _verify_slowly(
+        self, logits: Tensor, row: int, drafts: Sequence[int], span: tuple[int, int], masks: Masks | None
+    ) -> list[Draw]:
+        """Of a row that `launch` leaves out."""
+        draws: list[Draw] = []
+        for line, guess in zip(range(*span), [*drafts, None], strict=True):
+            draws += self._draw_slowly(logits, {line: row}, masks).values()
+            if draws[-1].token != guess:
+                break
+        return draws
+
     def logprobs(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[Logprobs]:
         return begin_logprobs(logits, range(len(targets)), self._rows.send(targets, torch.int64), num_top)()
 
@@ -196,11 +251,16 @@ class DeviceSampler:
                 if not 0 <= token < self.vocab_size:
                     raise ValueError(f"token {token}, and the vocabulary has {self.vocab_size}")
 
-    def _check_lines(self, logits: Tensor, rows: Sequence[int]) -> None:
+    def _check_lines(self, logits: Tensor, rows: Sequence[int], num_lines: int) -> None:
         for row in rows:
             if row not in self._params:
                 raise ValueError(f"row {row} is not admitted")
         if len(set(rows)) < len(rows):
             raise ValueError("a row is drawn for twice")
-        if logits.shape != (len(rows), self.vocab_size):
-            raise ValueError(f"logits are {list(logits.shape)}, and [{len(rows)}, {self.vocab_size}] is expected")
+        if logits.shape != (num_lines, self.vocab_size):
+            raise ValueError(f"logits are {list(logits.shape)}, and [{num_lines}, {self.vocab_size}] is expected")
+
+
+def as_far_as_guessed(draws: list[Draw], drafts: Sequence[int]) -> list[Draw]:
+    """Up to the first that is not the draft; what was found behind it means nothing."""
+    return draws[: 1 + next((at for at, guess in enumerate(drafts) if draws[at].token != guess), len(drafts))]

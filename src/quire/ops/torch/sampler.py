@@ -64,6 +64,21 @@ class TorchSampler:
         draws = self.draw(logits, rows, masks)
         return lambda: draws
 
+    def verify(
+        self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
+    ) -> Callable[[], list[list[Draw]]]:
+        permitted = logits if masks is None else masked(logits, masks)
+        draws: list[list[Draw]] = []
+        first = 0
+        for row, guessed in zip(rows, drafts, strict=True):
+            draws.append([])
+            for line, guess in enumerate([*guessed, None], first):
+                draws[-1].append(self._draw(self._rows[row], logits[line], permitted[line]))
+                if draws[-1][-1].token != guess:
+                    break
+            first += 1 + len(guessed)
+        return lambda: draws
+
     def logprobs(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[Logprobs]:
         return [_raw_logprobs(_ordered(line), target, num_top) for line, target in zip(logits, targets, strict=True)]
 

@@ -1,0 +1,119 @@
+"""How many drafts are worth computing.
+
+A draft is a guess at a token that comes next. One that is right saves a step, and every one makes a step longer. How
+likely a sequence's next guess is right is known from its guesses so far, those that nobody computed among them; what a
+token adds to a step, from the steps so far. Of all guesses the likeliest are taken, as long as tokens a second grow."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+UNTRIED = 0.5  # how likely the first guess for a sequence is taken to be right
+NEW = 0.2  # what one guess counts for, and
+NEWS = 0.05  # what one step does
+SLOPE = 0.4  # until it is known: what a token adds to a step, in times of a step of one token
+DOUBT = 0.5  # how much the steps seen have to differ (variance of tokens) to be believed rather than SLOPE
+MOST = 3.0  # times of what a step was expected to take: something else held up one that took longer
+
+
+class Trust:
+    """How likely the next guess for a sequence is right."""
+
+    __slots__ = ("likely",)
+
+    def __init__(self) -> None:
+        self.likely = UNTRIED
+
+    def learn(self, drafts: Sequence[int], tokens: Sequence[int]) -> None:
+        """`tokens` came where `drafts` were guessed. Behind the first that is wrong nothing can be learned."""
+        for draft, token in zip(drafts, tokens, strict=False):
+            self.likely += ((draft == token) - self.likely) * NEW
+            if draft != token:
+                return
+
+    def gained(self, count: int) -> float:
+        """Tokens that are drawn if that many guesses are computed, the one behind the right guesses included."""
+        return sum(self.likely**place for place in range(count + 1))
+
+
+class StepCosts:
+    """What steps without prompts take, as a line: one number for a step, and one for each of its tokens."""
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0  # means, the last steps counting most
+        self._variance = self._covariance = 0.0
+        self._known = False
+
+    def ran(self, num_tokens: int, seconds: float) -> None:
+        if not self._known:
+            self._tokens, self._seconds, self._known = float(num_tokens), seconds, True
+            return
+        seconds = min(seconds, MOST * self.of(num_tokens))
+        away, late = num_tokens - self._tokens, seconds - self._seconds
+        self._tokens += NEWS * away
+        self._seconds += NEWS * late
+        self._variance = (1 - NEWS) * (self._variance + NEWS * away * away)
+        self._covariance = (1 - NEWS) * (self._covariance + NEWS * away * late)
+
+    def of(self, num_tokens: int) -> float:
+        """Seconds; in some unit of time, while no step is known."""
+        if not self._known:
+            return 1.0 + SLOPE * (num_tokens - 1)
+        return self._seconds + self.each * (num_tokens - self._tokens)
+
+    @property
+    def each(self) -> float:
+        """What one token more adds: never less than nothing, and never more than its share."""
+        if not self._known:
+            return SLOPE
+        presumed = self._seconds * SLOPE / (1.0 + SLOPE * (self._tokens - 1.0))
+        found = (self._covariance + DOUBT * presumed) / (self._variance + DOUBT)
+        return min(max(found, 0.0), self._seconds / self._tokens)
+
+
+class Drafting:
+    """Chooses drafts, and counts what became of them."""
+
+    def __init__(self, ahead: int = 0) -> None:
+        """`ahead`: plans that go out before the output of this one comes."""
+        self.costs = StepCosts()
+        self._ahead = ahead
+        self.num_drafts = self.num_tokens = self.num_accepted = 0  # runs with drafts, their drafts, and the right ones
+        self.accepted_at: Counter[int] = Counter()  # right ones by their place
+
+    def choose(self, offers: Sequence[tuple[Trust, int]], num_tokens: int, room: int) -> list[int]:
+        """How many of each offer to add to a step of `num_tokens`, `room` in all at most: (trust, guesses) each."""
+        counts = [0] * len(offers)
+        ranked = sorted(
+            (-(trust.likely**place), place, index)
+            for index, (trust, most) in enumerate(offers)
+            for place in range(1, most + 1)
+        )
+        gained, seconds, each = float(num_tokens), self.costs.of(num_tokens), self.costs.each
+        for unlikely, _, index in ranked[:room]:
+            if -unlikely * seconds <= gained * each:
+                break
+            gained -= unlikely
+            seconds += each
+            counts[index] += 1
+        return counts
+
+    def waits(self, trust: Trust, drafts: Sequence[int]) -> bool:
+        """Whether it is better to know a sequence's token, and guess what follows, than to go on ahead of it: others
+        have `ahead` steps meanwhile."""
+        return bool(drafts) and trust.gained(len(drafts)) > 1 + self._ahead
+
+    def count(self, num_drafts: int, num_accepted: int) -> None:
+        self.num_drafts += 1
+        self.num_tokens += num_drafts
+        self.num_accepted += num_accepted
+        self.accepted_at.update(range(num_accepted))
+
+    def counts(self) -> dict[str, Any]:
+        """As they stand in `SchedulerStats`."""
+        return {
+            "drafts": self.num_drafts,
+            "draft_tokens": self.num_tokens,
+            "accepted_tokens": self.num_accepted,
+            "accepted_at": [self.accepted_at[place] for place in range(len(self.accepted_at))],
+        }
