@@ -72,6 +72,7 @@ class Engine:
             ahead=self.capacity.ahead,
             window=self.capacity.window,
             num_adapters=options.num_loras,
+            drafts=self.capacity.drafts,
         )
 
     @property

@@ -39,7 +39,7 @@ class LiveRequest:
             return None
         event = self._only_new(event)
         text = self._samples[event.index].push(event)
-        self._tokens[event.index] += event.tokens
+        self._tokens[event.index] += text.token_ids
         self._num_unseen += event.num_unseen
         if event.tokens:
             self._last = time.monotonic()

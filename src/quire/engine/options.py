@@ -1,12 +1,16 @@
 """Every option of the engine, once. Flags, keywords of `LLM` and environment variables come from here."""
 
 import difflib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import BadRequest
 from quire.engine.sources.aliases import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from quire.runtime.spec import SpecConfig
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
@@ -78,6 +82,14 @@ class EngineOptions:
     )
     max_loras: int = option(4, "LoRA adapters used in one step at most; requests for more wait")
     max_lora_rank: int = option(64, "the highest rank of a LoRA adapter")
+    speculative_config: str | None = option(
+        None,
+        """guess the next tokens and verify them together, which changes no answer: '{"method": "ngram", """
+        """"num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 5}'""",
+        metavar="JSON",
+    )
+    spec_method: str | None = option(None, "the method of --speculative-config, in short", metavar="{ngram}")
+    spec_tokens: int | None = option(None, "its num_speculative_tokens, in short: tokens guessed at once at most")
     scheduling_policy: str = option("fcfs", "who runs first", choices=("fcfs", "priority"))
     max_queued_requests: int = option(1024, "requests that may wait before more are answered with 429")
     max_wait: float | None = option(
@@ -95,6 +107,7 @@ class EngineOptions:
             if value is not None and value < low:
                 raise BadRequest(f"{name} is {value}", f"{name} must be at least {low}", param=name)
         named_values(self.lora_modules, "lora_modules", "PATH")
+        _ = self.speculation  # raises where it is wrong
         if self.gpu_memory_utilization > 1:
             raise BadRequest(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}",
@@ -111,6 +124,15 @@ class EngineOptions:
         """LoRA adapters in one step; 0: they are not enabled."""
         return self.max_loras if self.enable_lora or self.lora_modules else 0
 
+    @property
+    def speculation(self) -> "SpecConfig | None":
+        """None: nothing is guessed."""
+        if self.speculative_config is None and self.spec_method is None and self.spec_tokens is None:
+            return None
+        from quire.runtime.spec import read_config
+
+        return read_config(self.speculative_config, self.spec_method, self.spec_tokens)
+
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "EngineOptions":
         """From keywords; one that does not exist is an error with the nearest that does."""
@@ -121,6 +143,9 @@ class EngineOptions:
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
                 raise BadRequest(f"there is no option {name}", hint, param=name)
+        config = given.get("speculative_config")
+        if isinstance(config, Mapping):  # as scripts written for vLLM give it
+            given["speculative_config"] = json.dumps(config)
         return cls(**given)
 
 

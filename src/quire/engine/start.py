@@ -51,6 +51,7 @@ def local_executor(path: Path, options: EngineOptions) -> Executor:
         batch_invariant=options.batch_invariant,
         max_loras=options.num_loras,
         max_lora_rank=options.max_lora_rank,
+        speculation=options.speculation,
     )
 
 

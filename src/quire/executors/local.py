@@ -17,6 +17,7 @@ from quire.runtime.guides import Matchers
 from quire.runtime.kv import KVSize, check_gpu_spec, kv_spec, longest, size_cache
 from quire.runtime.memory import available_memory
 from quire.runtime.runner import Runner
+from quire.runtime.spec import SpecConfig
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.dummy_checkpoint import DummyCheckpoint
 
@@ -53,6 +54,7 @@ class LocalExecutor:
         batch_invariant: bool = False,
         max_loras: int = 0,  # adapters used in one step; 0: none can be loaded
         max_lora_rank: int = 64,
+        speculation: SpecConfig | None = None,
     ) -> None:
         if backend not in BACKENDS:
             raise Unsupported(f"the backend `{backend}` is not known", f"use one of {', '.join(BACKENDS)}")
@@ -73,6 +75,7 @@ class LocalExecutor:
         self.enforce_eager = enforce_eager
         self.batch_invariant = batch_invariant
         self.max_loras, self.max_lora_rank = max_loras, max_lora_rank
+        self.speculation = speculation
         self._runner: Runner | None = None
 
     def start(self) -> Capacity:
@@ -102,6 +105,7 @@ class LocalExecutor:
             max_rows=self.max_num_seqs,
             max_tokens=self.max_num_batched_tokens,
             adapters=adapters,
+            proposer=self.speculation.proposer() if self.speculation else None,
         )
         return Capacity(
             num_blocks=size.num_blocks,
@@ -112,6 +116,7 @@ class LocalExecutor:
             cache_bytes=size.cache_bytes,
             ahead=self._ahead,
             window=config.window,
+            drafts=self.speculation is not None,
             seq2seq=config.seq2seq if isinstance(config, Seq2SeqConfig) else None,
         )
 

@@ -24,6 +24,7 @@ class Capacity:
     cache_bytes: int
     ahead: int = 0  # plans it takes beyond the one whose output is awaited
     seq2seq: Seq2Seq | None = None  # of a model that reads sources
+    drafts: bool = False  # whether its outputs come with guesses at what follows
     window: int = 0  # tokens that its layers look back, if all do no further; 0: they see everything
 
 

@@ -15,10 +15,12 @@ from quire.ops.opset import Int32, StepBatch
 
 @dataclass(slots=True)
 class Step:
-    """The arrays of a step, and whose logits they yield: a line for each row that draws, then lines of prompts."""
+    """The arrays of a step, and whose logits they yield: a line for each row that draws, then lines of prompts. A row
+    with drafts has a line more for each of them, side by side."""
 
     batch: StepBatch
-    drawing: Int32  # [D] rows; line i of the logits belongs to drawing[i]
+    drawing: Int32  # [D] rows, in the order of their lines
+    drafts: dict[int, list[int]]  # by row; those that are not here have none
     scored: list[tuple[int, slice, list[int]]]  # (row, its lines of the logits, the prompt token that followed each)
 
 
@@ -75,10 +77,40 @@ class Rows:
         else:
             self.num_known[row] = position
 
+    def suppose(self, row: int, drafts: Sequence[int]) -> None:
+        """Let drafts follow what is known, until `take_back`."""
+        known = self.num_known[row]
+        self.tokens[row, known : known + len(drafts)] = drafts
+        self.num_known[row] = known + len(drafts)
+
+    def take_back(self, row: int, num_drafts: int) -> tuple[int, int]:
+        """They have been computed; only the device knows how many are right. -> their place, which is the next one"""
+        self.num_known[row] -= num_drafts
+        return self.num_known[row], self._tenancies[row]
+
+    def extend(self, row: int, place: tuple[int, int], tokens: Sequence[int]) -> None:
+        """What was drawn there. Blocks that it does not fill, but for its last token, are not the row's any more."""
+        position, tenancy = place
+        if tenancy != self._tenancies[row]:
+            return
+        known = position + len(tokens)
+        self.tokens[row, position:known] = tokens
+        self.num_known[row] = known
+        self.num_blocks[row] = -(-(known - 1) // self.block_size)
+
+    def known(self, row: int, place: tuple[int, int], num_drawn: int) -> Int32 | None:
+        """All tokens up to what was drawn there; None if the row has been given up meanwhile."""
+        position, tenancy = place
+        return self.tokens[row, : position + num_drawn] if tenancy == self._tenancies[row] else None
+
     def step(self, runs: Sequence[Run]) -> Step:
+        drafts: dict[int, list[int]] = {}
         for run in runs:
             if run.new_blocks:
                 self._grow(run.row, run.new_blocks)
+            if run.drafts:
+                self.suppose(run.row, run.drafts)
+                drafts[run.row] = run.drafts
         ids, positions, slots, seq_starts, context_lens, block_tables, logit_rows, drawing = native.assemble(
             self.tokens,
             self.tables,
@@ -87,13 +119,15 @@ class Rows:
             self.block_size,
             [(run.row, run.start, run.count) for run in runs],
         )
+        if drafts:
+            logit_rows = _with_drafts(logit_rows, [len(drafts.get(row, ())) for row in drawing.tolist()])
         scored: list[tuple[int, slice, list[int]]] = []
         if self._scored:
-            scored, scored_tokens = self._score(runs, seq_starts, len(drawing))
+            scored, scored_tokens = self._score(runs, seq_starts, len(logit_rows))
             logit_rows = np.concatenate([logit_rows, *scored_tokens])
         adapters = self._adapters(runs) if self._num_adapted else None
         batch = StepBatch(ids, positions, slots, seq_starts, context_lens, block_tables, logit_rows, adapters)
-        return Step(batch, drawing, scored)
+        return Step(batch, drawing, drafts, scored)
 
     def _adapters(self, runs: Sequence[Run]) -> Int32 | None:
         """Each token's slot; None if no token of the step has one."""
@@ -119,3 +153,9 @@ class Rows:
             tokens.append(np.arange(first, first + count, dtype=np.int32))
             line += count
         return scored, tokens
+
+
+def _with_drafts(logit_rows: Int32, counts: list[int]) -> Int32:
+    """Each of these tokens, and before it the counts[i] that it follows."""
+    lines = [np.arange(last - count, last + 1) for last, count in zip(logit_rows.tolist(), counts, strict=True)]
+    return np.concatenate(lines).astype(np.int32)

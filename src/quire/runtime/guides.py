@@ -1,9 +1,11 @@
 """Rows whose answers have to be in a language: which tokens each may draw next."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.core.plan import Admission
 from quire.core.structured import Structured
@@ -31,7 +33,17 @@ class Matcher(Protocol):
         """Forget the last `count` tokens taken in."""
 
 
+NO_DRAFTS: Mapping[int, Sequence[int]] = {}
 Matchers = Callable[[Structured], Matcher]  # at the beginning of an answer in a language that has been compiled
+
+
+@dataclass(slots=True)
+class _Guided:
+    """A row, and all of its answer: drafts may leave a matcher where it cannot go back from."""
+
+    matcher: Matcher
+    structured: Structured
+    tokens: list[int]
 
 
 class Guides:
@@ -41,32 +53,69 @@ class Guides:
     def __init__(self, vocab: int, matchers: Matchers) -> None:
         self._num_words = -(-vocab // 32)
         self._matchers = matchers
-        self._rows: dict[int, Matcher] = {}
+        self._rows: dict[int, _Guided] = {}
 
     def admit(self, admission: Admission) -> None:
-        if admission.params.structured is not None:
-            matcher = self._rows[admission.row] = self._matchers(admission.params.structured)
-            matcher.advance(admission.tokens[admission.num_prompt :])
+        structured, tokens = admission.params.structured, admission.tokens[admission.num_prompt :]
+        if structured is not None:
+            self._rows[admission.row] = _Guided(self._replayed(structured, tokens), structured, tokens)
 
     def retire(self, row: int) -> None:
         self._rows.pop(row, None)
 
     def advance(self, row: int, tokens: Sequence[int]) -> None:
         if row in self._rows:
-            self._rows[row].advance(tokens)
+            self._rows[row].matcher.advance(tokens)
+            self._rows[row].tokens += tokens
 
     def error(self, row: int) -> str:
         """Why nothing more can be drawn for a row."""
-        return self._rows[row].error if row in self._rows else ""
+        return self._rows[row].matcher.error if row in self._rows else ""
 
-    def masks(self, rows: Sequence[int]) -> Masks | None:
-        """For the rows that draw, line by line; None if none of them has a matcher."""
-        lines = [line for line, row in enumerate(rows) if row in self._rows]
-        if not lines:
-            return None
-        bits = np.empty((len(lines), self._num_words), np.uint32)
-        for line, out in zip(lines, bits, strict=True):
-            matcher = self._rows[rows[line]]
-            # In a state of error it has no mask: nothing may be drawn, and `error` says why.
-            out[:] = 0 if matcher.error else np.frombuffer(matcher.mask(), np.uint32, self._num_words)
-        return Masks(lines, bits)
+    def count_valid(self, row: int, drafts: Sequence[int]) -> int:
+        """How many of these guesses, the first first, might be drawn."""
+        return self._rows[row].matcher.count_valid(drafts) if row in self._rows else len(drafts)
+
+    def guides(self, rows: Iterable[int]) -> bool:
+        """Whether one of them has a matcher."""
+        return not self._rows.keys().isdisjoint(rows)
+
+    def masks(self, rows: Sequence[int], drafts: Mapping[int, Sequence[int]] = NO_DRAFTS) -> Masks | None:
+        """For the rows that draw, line by line; None if none of them has a matcher. A row with drafts has a line behind
+        its own for each of them: what may follow it."""
+        lines: list[int] = []
+        bits: list[NDArray[np.uint32]] = []
+        line = 0
+        for row in rows:
+            guesses = drafts.get(row, ())
+            if (guided := self._rows.get(row)) is not None:
+                bits += self._masks(guided, guesses)
+                lines += range(line, line + 1 + len(guesses))
+            line += 1 + len(guesses)
+        return Masks(lines, np.stack(bits)) if lines else None
+
+    def _masks(self, guided: _Guided, drafts: Sequence[int]) -> list[NDArray[np.uint32]]:
+        """The answer stands where it stood before."""
+        found, matcher = [self._mask(guided.matcher)], guided.matcher
+        if not drafts:
+            return found
+        for draft in drafts:
+            matcher.advance([draft])
+            found.append(self._mask(matcher))
+            if matcher.error:
+                guided.matcher = self._replayed(guided.structured, guided.tokens)
+                nothing = [np.zeros(self._num_words, np.uint32)] * (len(drafts) + 1 - len(found))
+                return found + nothing  # what follows is drawn when it comes to it, if it does
+        matcher.rollback(len(drafts))
+        return found
+
+    def _mask(self, matcher: Matcher) -> NDArray[np.uint32]:
+        """In a state of error it has none: nothing may be drawn, and `error` says why."""
+        if matcher.error:
+            return np.zeros(self._num_words, np.uint32)
+        return np.frombuffer(matcher.mask(), np.uint32, self._num_words)
+
+    def _replayed(self, structured: Structured, tokens: Sequence[int]) -> Matcher:
+        matcher = self._matchers(structured)
+        matcher.advance(tokens)
+        return matcher

@@ -8,13 +8,14 @@ from quire.core.plan import Drawn, StepOutput, StepPlan
 from quire.core.request import Logprob
 from quire.models.config import Seq2SeqConfig
 from quire.models.loading import Model
-from quire.ops.opset import BROKEN, CANDIDATES, Draw, KVCache, OpSet
+from quire.ops.opset import BROKEN, CANDIDATES, Draw, KVCache, Masks, OpSet
 from quire.runtime.adapters import Adapters
 from quire.runtime.batch import Rows, Step
 from quire.runtime.guides import Guides, Matchers
 from quire.runtime.kv import KVSize
 from quire.runtime.sampling import row_params
 from quire.runtime.sources import Sources
+from quire.runtime.spec.proposer import Proposer
 
 
 class Runner:
@@ -32,12 +33,14 @@ class Runner:
         max_rows: int,
         max_tokens: int,
         adapters: Adapters | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
-        """`adapters` are those of the model, where plans may ask for some."""
+        """`adapters` are those of the model, where plans may ask for some. `proposer` guesses what comes next."""
         self.rows = Rows(max_rows, size.max_model_len, size.spec.block_size)
         self.cache = ops.new_cache(size.spec, size.num_blocks, size.num_host_blocks)
         self.sampler = ops.new_sampler(max_rows, model.config.vocab)
         self.adapters = adapters
+        self.proposer = proposer
         forward = model.forward if adapters is None else adapters.forward
         sources = model.encode is not None
         self.program = ops.compile(
@@ -73,6 +76,8 @@ class Runner:
             self._prompt_logprobs.pop(row, None)
             if self.guides:
                 self.guides.retire(row)
+            if self.proposer:
+                self.proposer.retire(row)
         if plan.swap_out:
             self.cache.swap_out(plan.swap_out)
         if plan.swap_in:
@@ -101,28 +106,78 @@ class Runner:
             self.sources.attach(step.batch, runs)
         logits = self.program.run(step.batch)
         rows = step.drawing.tolist()
-        masks = self.guides.masks(rows) if self.guides else None  # on a GPU, while the forward pass runs
-        draws = self.sampler.begin(logits[: len(rows)], rows, masks) if rows else list
-        expected = [self.rows.expect(row) for row in rows]
+        masks = self.guides.masks(rows, step.drafts) if self.guides else None  # on a GPU, while the forward pass runs
+        finish = self._verify(step, logits, rows, masks) if step.drafts else self._draw(logits, rows, masks)
         scored = self._score(step, logits)
 
-        def finish() -> list[Drawn]:
-            drawn: dict[int, Drawn] = {}
-            for row, place, draw in zip(rows, expected, draws(), strict=True):
-                drawn[row] = self._take(row, draw)
-                self.rows.settle(row, place, draw.token)
+        def finish_all() -> list[Drawn]:
+            drawn = finish()
             for row, logprobs in scored.items():
                 drawn.setdefault(row, Drawn(row)).prompt_logprobs = logprobs
             return list(drawn.values())
 
+        return finish_all
+
+    def _draw(self, logits: Any, rows: list[int], masks: Masks | None) -> Callable[[], dict[int, Drawn]]:
+        """One token for each row."""
+        draws = self.sampler.begin(logits[: len(rows)], rows, masks) if rows else list
+        places = [self.rows.expect(row) for row in rows]
+
+        def finish() -> dict[int, Drawn]:
+            drawn: dict[int, Drawn] = {}
+            for row, place, draw in zip(rows, places, draws(), strict=True):
+                drawn[row] = self._take(row, [draw])
+                self.rows.settle(row, place, draw.token)
+            if self.proposer:
+                self._propose(drawn, dict(zip(rows, places, strict=True)))
+            return drawn
+
         return finish
 
-    def _take(self, row: int, draw: Draw) -> Drawn:
-        if self.guides and draw.token >= 0:
-            self.guides.advance(row, [draw.token])
-        if self.guides and draw.token == BROKEN and (reason := self.guides.error(row)):
+    def _verify(self, step: Step, logits: Any, rows: list[int], masks: Masks | None) -> Callable[[], dict[int, Drawn]]:
+        """As many for each row as its drafts were right, and one more."""
+        drafts = [step.drafts.get(row, []) for row in rows]
+        num_lines = len(rows) + sum(map(len, drafts))
+        draws = self.sampler.verify(logits[:num_lines], rows, drafts, masks)
+        places = [
+            self.rows.take_back(row, len(of_row)) if of_row else self.rows.expect(row)
+            for row, of_row in zip(rows, drafts, strict=True)
+        ]
+
+        def finish() -> dict[int, Drawn]:
+            drawn: dict[int, Drawn] = {}
+            for row, place, of_row, found in zip(rows, places, drafts, draws(), strict=True):
+                if len(found) > 1 and found[-1].token == BROKEN:
+                    found.pop()  # found again, and told, when it is the next
+                drawn[row] = self._take(row, found)
+                if of_row:
+                    self.rows.extend(row, place, drawn[row].tokens)
+                else:
+                    self.rows.settle(row, place, found[0].token)
+            self._propose(drawn, dict(zip(rows, places, strict=True)))
+            return drawn
+
+        return finish
+
+    def _propose(self, drawn: dict[int, Drawn], places: dict[int, tuple[int, int]]) -> None:
+        """Guess what follows, for rows that still have their sequence."""
+        assert self.proposer is not None
+        known = {}
+        for row, one in drawn.items():
+            if one.tokens and (tokens := self.rows.known(row, places[row], len(one.tokens))) is not None:
+                known[row] = tokens
+        for row, drafts in self.proposer.propose(known).items():
+            if self.guides:
+                drafts = drafts[: self.guides.count_valid(row, drafts)]
+            drawn[row].drafts = drafts
+
+    def _take(self, row: int, draws: list[Draw]) -> Drawn:
+        tokens = [draw.token for draw in draws if draw.token >= 0]
+        if self.guides and tokens:
+            self.guides.advance(row, tokens)
+        if self.guides and draws[0].token == BROKEN and (reason := self.guides.error(row)):
             return Drawn(row, error=f"the language of the answer: {reason}")
-        return _drawn(row, draw)
+        return _drawn(row, draws)
 
     def _score(self, step: Step, logits: Any) -> dict[int, list[list[Logprob]]]:
         """Prompt logprobs by row: now, since the logits are gone with the next step."""
@@ -143,12 +198,15 @@ def _sources(ops: OpSet, model: Model, cache: KVCache, size: KVSize, max_rows: i
     return Sources(encoder, max_rows, longest, most, size.spec.block_size)
 
 
-def _drawn(row: int, draw: Draw) -> Drawn:
-    if draw.token == BROKEN:
+def _drawn(row: int, draws: list[Draw]) -> Drawn:
+    """One, or several that all are tokens."""
+    first = draws[0]
+    if first.token == BROKEN:
         return Drawn(row, error="the model gave no number for any token that may follow")
-    if draw.token == CANDIDATES:
-        return Drawn(row, beams=_logprobs(draw.logprobs))
-    return Drawn(row, [draw.token], [_logprobs(draw.logprobs)] if draw.logprobs else None)
+    if first.token == CANDIDATES:
+        return Drawn(row, beams=_logprobs(first.logprobs))
+    logprobs = [_logprobs(draw.logprobs) for draw in draws] if first.logprobs else None
+    return Drawn(row, [draw.token for draw in draws], logprobs)
 
 
 def _logprobs(found: Iterable[tuple[int, float, int]]) -> list[Logprob]:

@@ -46,7 +46,7 @@ class Sources:
                 unread.append(run.row)
             start = max(run.start, num_slots)
             if (count := run.start + run.count - start) > 0:
-                answers.append(Run(run.row, start - num_slots, count, run.new_blocks))
+                answers.append(replace(run, start=start - num_slots, count=count))
         for rows in self._portions(unread):
             self._encoder.run(self._batch(rows))
         return answers

@@ -1,0 +1,95 @@
+"""Ways to guess what comes next, by name. To add one: a file here that has a `Proposer`, and a line in METHODS.
+
+Nothing heavy is imported before a method is used: names and keys are also checked where nothing is computed."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from quire.core.errors import BadRequest
+
+if TYPE_CHECKING:
+    from quire.runtime.spec.proposer import Proposer
+
+NUM_TOKENS = "num_speculative_tokens"
+OPTION = "speculative_config"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    module: str
+    name: str  # of the class in it, which is called with the number of guesses and the keys
+    keys: Mapping[str, int] = field(default_factory=dict)  # that it knows, with their defaults: numbers of 1 and more
+
+
+METHODS = {
+    "ngram": Method("quire.runtime.spec.ngram", "Ngram", {"prompt_lookup_min": 2, "prompt_lookup_max": 5}),
+}
+DEFAULT_NUM_TOKENS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SpecConfig:
+    """What was asked for, checked."""
+
+    method: str
+    num_tokens: int  # guessed at once, at most
+    keys: Mapping[str, int]
+
+    def proposer(self) -> "Proposer":
+        method = METHODS[self.method]
+        made: Proposer = getattr(import_module(method.module), method.name)(self.num_tokens, **self.keys)
+        return made
+
+
+def read_config(text: str | None, method: str | None = None, num_tokens: int | None = None) -> SpecConfig | None:
+    """From the JSON object of `speculative_config`, and from `spec_method` and `spec_tokens`, which say the same in
+    short. None: nothing is guessed."""
+    given = _read(text)
+    for name, key, value in (("spec_method", "method", method), ("spec_tokens", NUM_TOKENS, num_tokens)):
+        if value is not None and given.setdefault(key, value) != value:
+            raise BadRequest(f"{name} is {value}, and {OPTION} says {given[key]}", "say it once", param=name)
+    if not given:
+        return None
+    if "method" not in given:
+        raise BadRequest("speculation has no method", f"choose from {', '.join(METHODS)}", param=OPTION)
+    chosen = given.pop("method")
+    if chosen not in METHODS:
+        raise BadRequest(f"the speculative method is `{chosen}`", f"choose from {', '.join(METHODS)}", param=OPTION)
+    known = {NUM_TOKENS: DEFAULT_NUM_TOKENS, **METHODS[chosen].keys}
+    for key, value in given.items():
+        if key not in known:
+            raise BadRequest(
+                f"{OPTION} has `{key}`", f"the keys of {chosen} are method, {', '.join(known)}", param=OPTION
+            )
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise BadRequest(f"{key} is {json.dumps(value)}", "it must be a whole number of at least 1", param=OPTION)
+    values: dict[str, int] = {**known, **given}
+    return SpecConfig(chosen, values.pop(NUM_TOKENS), _ordered(values, given))
+
+
+def _read(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+    except ValueError as failure:
+        raise BadRequest(f"{OPTION} is not JSON: {failure}", 'write {"method": "ngram"}', param=OPTION) from None
+    if not isinstance(found, dict):
+        raise BadRequest(f"{OPTION} is {text}", "write a JSON object", param=OPTION)
+    return found
+
+
+def _ordered(values: dict[str, int], given: Mapping[str, Any]) -> dict[str, int]:
+    """A `_min` is at most its `_max`: the one that was not given follows the other."""
+    for low in [key for key in values if key.endswith("_min")]:
+        high = low.removesuffix("_min") + "_max"
+        if values[low] > values[high]:
+            if low in given and high in given:
+                raise BadRequest(
+                    f"{low} is {values[low]} and {high} is {values[high]}", "let the first be the smaller", param=OPTION
+                )
+            values[high if low in given else low] = values[low if low in given else high]
+    return values

@@ -1,0 +1,39 @@
+"""Prompt lookup: where the last few tokens stood before, what followed there is likely to follow again."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from quire.ops.opset import Int32
+
+LOOKED_AT = 1024  # places where the last token stood before, the newest ones: among more there is rarely a longer match
+
+
+class Ngram:
+    """Guesses by the longest match of up to `prompt_lookup_max` tokens, by the newest of several. Nothing is kept from
+    step to step."""
+
+    def __init__(self, num_tokens: int, prompt_lookup_min: int, prompt_lookup_max: int) -> None:
+        self._num_tokens = num_tokens
+        self._least, self._most = prompt_lookup_min, prompt_lookup_max
+
+    def propose(self, known: Mapping[int, Int32]) -> dict[int, list[int]]:
+        return {row: found for row, tokens in known.items() if (found := self._guess(tokens))}
+
+    def retire(self, row: int) -> None:
+        """There is nothing to forget."""
+
+    def _guess(self, tokens: Int32) -> list[int]:
+        last = len(tokens) - 1
+        places = np.flatnonzero(tokens[:last] == tokens[last])[-LOOKED_AT:]  # where matches end
+        length = 1
+        while length < self._most and len(places):
+            longer = places[places >= length]
+            longer = longer[tokens[longer - length] == tokens[last - length]] if length <= last else longer[:0]
+            if not len(longer):
+                break
+            places, length = longer, length + 1
+        if length < self._least or not len(places):
+            return []
+        follows = tokens[places[-1] + 1 :][: self._num_tokens].tolist()
+        return [follows[i % len(follows)] for i in range(self._num_tokens)]  # what repeats goes on repeating
