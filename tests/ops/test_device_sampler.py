@@ -6,6 +6,7 @@ import math
 import os
 import random
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from quire.ops.torch.device_sampler import DeviceSampler  # noqa: E402
 from quire.ops.torch.kernels.philox import uniform_below  # noqa: E402
 from quire.ops.torch.kernels.sample_job import Split  # noqa: E402
 from quire.ops.torch.kernels.sample_weights import ordered, weigh  # noqa: E402
-from quire.ops.torch.sampler import TorchSampler, distances, weights  # noqa: E402
+from quire.ops.torch.sampler import TorchSampler, distances, masked, weights  # noqa: E402
 from quire.ops.torch.sampler_rows import Path  # noqa: E402
 from quire.ops.watermark import is_green  # noqa: E402
 
@@ -336,6 +337,44 @@ def test_a_captured_graph_draws_on(params):
         logits.copy_(bell(rows, vocab, seed=step))
         graph.replay()
         assert tokens.tolist() == [draw.token for draw in pair.spec.draw(logits.cpu(), list(range(rows)))]
+
+
+# -- drafts ----------------------------------------------------------------------------------------------------------
+
+WISHES = {
+    "greedy": {"temperature": 0.0},
+    "drawn": {"num_logprobs": 2},
+    "filtered": {"temperature": 1.2, "top_k": 9, "top_p": 0.9, "min_p": 0.01},
+    "penalized": {"repetition_penalty": 1.4, "frequency_penalty": 0.9, "presence_penalty": 0.3},
+    "not too short": {"min_tokens": 3, "stop_ids": (0, 1, 2)},
+    "marked": {"watermark": Watermark(key=5, delta=3.0)},
+    "typical": {"typical_p": 0.7, "num_logprobs": 1},
+}
+
+
+@pytest.mark.parametrize("wishes", WISHES)
+def test_drafts_are_verified_as_the_specification_does(wishes):
+    """Beside a row that draws one token, in two steps, with drafts that are right to different lengths."""
+    pair = Pair(3)
+    for row in range(3):
+        pair.admit(row, replace(PLAIN, seed=row, **(WISHES[wishes] if row else {})), [1, 2, 3])
+    for step in range(2):
+        logits = bell(8, seed=step)
+        masks = Masks([0, 3], np.full((2, -(-VOCAB // 32)), 0xFFFFFFF0, np.uint32))
+        truth = TorchSampler(3, VOCAB)
+        for row in range(3):
+            truth.admit(row, pair.spec._rows[row].params, pair.spec._rows[row].tokens, 3)
+        permitted = masked(logits, masks)
+        right = {row: [truth.draw(permitted[at : at + 1], [row])[0].token for at in lines]
+                 for row, lines in {1: range(1, 4), 2: range(4, 8)}.items()}  # fmt: skip
+        drafts = [[], right[1][:2], [right[2][0], (right[2][1] + 1) % VOCAB, 0]]
+        found = pair.device.verify(logits.to(DEVICE), [0, 1, 2], drafts, masks)()
+        expected = pair.spec.verify(logits, [0, 1, 2], drafts, masks)()
+        assert [len(of_row) for of_row in found] == [1, 3, 2]
+        for ours, theirs in zip(chain(*found), chain(*expected), strict=True):
+            assert ours.token == theirs.token
+            assert_same_logprobs(ours.logprobs, theirs.logprobs)
+    pair.check_draw(bell(3, seed=9), [0, 1, 2])
 
 
 # -- mistakes --------------------------------------------------------------------------------------------------------

@@ -471,3 +471,48 @@ def test_completions_that_compete_need_logprobs():
     assert row_params(admission(logprobs=4, best_of=2)).num_logprobs == 4
     beams = row_params(admission(beam_width=3))
     assert (beams.num_logprobs, beams.num_candidates) == (0, 6)
+
+
+# -- drafts ----------------------------------------------------------------------------------------------------------
+
+WISHES = {
+    "greedy": {"temperature": 0.0},
+    "drawn": {},
+    "filtered": {"temperature": 1.2, "top_k": 9, "top_p": 0.9, "min_p": 0.01},
+    "typical": {"typical_p": 0.7},
+    "penalized": {"repetition_penalty": 1.4, "frequency_penalty": 0.9, "presence_penalty": 0.3},
+    "banned": {"banned": ((3, 5), (7,))},
+    "not too short": {"min_tokens": 3, "stop_ids": (0, 1, 2)},
+    "marked": {"watermark": Watermark(key=5, delta=3.0)},
+    "logprobs": {"num_logprobs": 2},
+}
+
+
+@pytest.mark.parametrize("kind", [NativeSampler, TorchSampler])
+@pytest.mark.parametrize("wishes", WISHES)
+def test_verified_tokens_are_those_drawn_one_by_one(wishes, kind):
+    """Two rows: whatever is guessed, and however far it is right, both samplers are then where the other one is."""
+    params = replace(PLAIN, **WISHES[wishes])
+    chance = np.random.default_rng(3)
+    one_by_one, verified = kind(2, VOCAB), kind(2, VOCAB)
+    for sampler in (one_by_one, verified):
+        for row in range(2):
+            sampler.admit(row, replace(params, seed=row), [1, 2, 3], 3)
+    as_given = (lambda x: x) if kind is NativeSampler else torch.from_numpy
+    for _ in range(12):
+        drafts, draws, lines = [], [], []
+        for row in range(2):
+            logits = bell(VOCAB, 1 + int(chance.integers(5)), seed=int(chance.integers(1 << 30)))
+            masks = Masks([0], np.full((1, 1), 0xFFFFF0, np.uint32))
+            guesses, drawn = [], []
+            for line in logits:
+                drawn += one_by_one.draw(as_given(line[None]), [row], masks)
+                guesses.append(drawn[-1].token if chance.random() < 0.8 else int(chance.integers(VOCAB)))
+                if guesses[-1] != drawn[-1].token:
+                    break
+            guesses = [*guesses, *chance.integers(VOCAB, size=5).tolist()][: len(logits) - 1]
+            draws, drafts, lines = [*draws, drawn], [*drafts, guesses], [*lines, logits]
+        logits = np.concatenate(lines)
+        masks = Masks(range(len(logits)), np.full((len(logits), 1), 0xFFFFF0, np.uint32))
+        found = verified.verify(as_given(logits), [0, 1], drafts, masks)()
+        assert found == draws

@@ -1,6 +1,8 @@
 """Scheduler and runner together: a request's tokens do not depend on what else happens to it or beside it."""
 
+import random
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from quire.core.limits import Limits
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
+from quire.ops.opset import Int32
 from runtime.tiny_model import BACKENDS, BLOCK_SIZE, MAX_LEN, MODELS, WINDOWS, make_runner
 
 SHARED = [7, 3, 90, 14, 55, 2, 2, 81, 30]
@@ -29,6 +32,29 @@ def requests() -> list[Request]:
     ]
 
 
+class Oracle:
+    """Guesses that are right where it has been told what follows, but for mistakes."""
+
+    def __init__(self, answers: dict[tuple[str, int], list[int]]) -> None:
+        self.texts = [
+            [*request.prompt_ids, *tokens]
+            for request in requests()
+            for (name, _), tokens in answers.items()
+            if name == request.id and not request.params.beam_width
+        ]
+        self.chance = random.Random(5)
+
+    def propose(self, known: Mapping[int, Int32]) -> dict[int, list[int]]:
+        guesses = {}
+        for row, tokens in known.items():
+            text = next((text for text in self.texts if text[: len(tokens)] == tokens.tolist()), [])
+            follows = text[len(tokens) : len(tokens) + self.chance.randrange(6)]
+            guesses[row] = [token if self.chance.random() < 0.9 else (token + 1) % 97 for token in follows]
+        return {row: drafts for row, drafts in guesses.items() if drafts}
+
+    def retire(self, row: int) -> None: ...
+
+
 def serve(
     backend: str,
     model: str = "llama",
@@ -39,14 +65,25 @@ def serve(
     rows: int = 16,
     alone: bool = False,
     ahead: int = 0,
+    told: dict[tuple[str, int], list[int]] | None = None,
 ) -> tuple[dict[tuple[str, int], list[int]], int, int]:
     """-> the tokens of every sample, and how many preemptions and swapped blocks there were."""
     limits = Limits(max_num_seqs=rows, max_num_batched_tokens=budget, max_model_len=MAX_LEN, block_size=BLOCK_SIZE)
     runner = make_runner(backend, num_blocks, host, rows, model)
+    runner.proposer = Oracle(told) if told else None
     window = max(WINDOWS) if model == "mistral" and not alone else 0
     scheduler = Scheduler(
-        limits, num_blocks, num_host_blocks=host, prefix_caching=not alone, ahead=ahead, window=window
+        limits,
+        num_blocks,
+        num_host_blocks=host,
+        prefix_caching=not alone,
+        ahead=ahead,
+        window=window,
+        drafts=bool(told),
     )
+    if scheduler.drafting:
+        for num_tokens in (1, 9) * 20:  # steps cost the same, whatever is in them: drafts pay nearly always
+            scheduler.drafting.costs.ran(num_tokens, 1.0)
     tokens: dict[tuple[str, int], list[int]] = {}
     ended = num_swapped = 0
     launched: deque[int] = deque()
@@ -66,6 +103,8 @@ def serve(
                     assert event.finish_reason in (None, "length")
                     ended += event.finish_reason is not None
     assert ended == len(tokens) == 8
+    if scheduler.drafting:
+        assert 10 < scheduler.drafting.num_accepted < scheduler.drafting.num_tokens
     return tokens, scheduler.stats().preemptions, num_swapped
 
 
@@ -95,3 +134,27 @@ def test_steps_that_are_planned_ahead_change_nothing(ahead: int) -> None:
     swapped, _, num_swapped = serve("torch", ahead=ahead, num_blocks=22, host=40)
     assert num_swapped > 0
     assert swapped == alone
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("model", MODELS)
+def test_drafts_change_nothing(backend: str, model: str) -> None:
+    alone, *_ = serve(backend, model, alone=True)
+    assert serve(backend, model, told=alone) == (alone, 0, 0)
+    assert serve(backend, model, told=alone, budget=16) == (alone, 0, 0)
+    num_blocks = 14 if model == "mistral" else 22
+    recomputed, num_preemptions, _ = serve(backend, model, told=alone, num_blocks=num_blocks)
+    assert num_preemptions > 0
+    assert recomputed == alone
+    swapped, _, num_swapped = serve(backend, model, told=alone, num_blocks=num_blocks, host=40)
+    assert num_swapped > 0
+    assert swapped == alone
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_drafts_between_steps_that_are_planned_ahead_change_nothing(ahead: int) -> None:
+    alone, *_ = serve("torch", alone=True)
+    for host in (0, 40):
+        for num_blocks in (200, 22):
+            tokens, _, _ = serve("torch", ahead=ahead, num_blocks=num_blocks, host=host, told=alone)
+            assert tokens == alone

@@ -57,9 +57,8 @@ class RequestOutput:
         output.token_ids += event.token_ids
         if event.logprobs is not None and output.logprobs is not None:
             output.logprobs += [_by_token(row) for row in event.logprobs]
-            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(
-                row[0].logprob for row in event.logprobs
-            )
+            for row in event.logprobs:  # one by one: a sum depends on its order
+                output.cumulative_logprob = (output.cumulative_logprob or 0.0) + row[0].logprob
         if event.prompt_logprobs is not None and self.prompt_logprobs is not None:
             self.prompt_logprobs += [_by_token(row) for row in event.prompt_logprobs]
         if event.cumulative_logprob is not None:

@@ -42,6 +42,8 @@ class SampleText:
         )
         if stop is not None:
             out.finish_reason, out.stop_reason, out.reason = "stop", stop, ""
+            if kept < len(event.tokens):
+                out.cumulative_logprob = None  # it is that of the tokens behind, too
         self._ended = out.finish_reason is not None
         return out
 

@@ -1,0 +1,215 @@
+"""Drafts change nothing: the engine without them is the oracle, to the last bit of every logprob."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.core.params import SamplingParams as Params
+from quire.core.structured import Structured
+from quire.core.watermark import Watermark
+from quire.engine.client import EngineClient
+from quire.engine.generate import GenerateRequest
+from quire.engine.options import EngineOptions
+from quire.engine.outputs import RequestOutput
+
+CODE = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\n"
+COPY = f"{CODE}Again:\n{CODE}Again:\n"
+LIST = '[{"name": "Ann", "age": 31}, {"name": "Bob", "age": 31}, {"name": "Cy", "age": 31}]\nOnce more:\n'
+STORY = "Once upon a time, in a village by the sea,"
+SCHEMA = {
+    "type": "array",
+    "minItems": 3,
+    "maxItems": 4,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+    },
+}
+
+
+def wish(prompt: str, **params: Any) -> tuple[str, Params]:
+    given = {"max_tokens": 32, "temperature": 0.0, "seed": 5, "ignore_eos": True, **params}
+    return prompt, SamplingParams(**given)
+
+
+KINDS = {
+    "greedy": wish(COPY),
+    "a story": wish(STORY),
+    "logprobs": wish(COPY, logprobs=3),
+    "prompt logprobs": wish(COPY, prompt_logprobs=1, logprobs=0),
+    "drawn": wish(COPY, temperature=0.7),
+    "drawn from few": wish(COPY, temperature=0.9, top_k=20, top_p=0.9, min_p=0.02, logprobs=1),
+    "typical": wish(COPY, temperature=0.6, typical_p=0.9),
+    "penalties": wish(COPY, temperature=0.4, repetition_penalty=1.05, frequency_penalty=0.05, presence_penalty=0.05),
+    "bias": wish(COPY, logit_bias={345: 2.0}),
+    "bad words": wish(COPY, bad_words=["return"]),
+    "watermark": wish(COPY, temperature=0.5, watermark=Watermark(delta=1.0)),
+    "samples": wish(COPY, temperature=0.6, n=3, logprobs=0),
+    "the best of several": wish(COPY, temperature=0.6, n=1, best_of=3),
+    "beams": wish(COPY, n=2, beam_width=2, max_tokens=10),
+    "a stop token": wish(COPY, stop_token_ids=[198], min_tokens=9),
+    "stop tokens at once": wish(COPY, stop_token_ids=list(range(100, 600))),
+    "a stop string": wish(COPY, stop=["- b"], logprobs=0),
+    "an end": wish(COPY, ignore_eos=False, max_tokens=60),
+    "one token": wish(COPY, max_tokens=1),
+    "two tokens": wish(COPY, max_tokens=2),
+    "a schema": wish(LIST, structured=Structured("json_schema", json.dumps(SCHEMA)), max_tokens=64),
+    "a schema, drawn": wish(
+        LIST, structured=Structured("json_schema", json.dumps(SCHEMA)), max_tokens=64, temperature=0.8, logprobs=1
+    ),
+    "an expression": wish("ab ab ab ab ", structured=Structured("regex", "(ab |cd ){3,40}")),
+    "a grammar": wish(
+        "1,2,(3,4),1,2,(3,4),",
+        structured=Structured("grammar", 'root ::= item ("," item)*\nitem ::= [0-9] | "(" root ")"\n'),
+        temperature=0.7,
+    ),
+}
+Bits = tuple[Any, ...]
+
+
+def bits(output: RequestOutput) -> list[Bits]:
+    prompt = [
+        None if position is None else sorted((token, found.logprob, found.rank) for token, found in position.items())
+        for position in output.prompt_logprobs or []
+    ]
+    return [
+        (
+            one.text,
+            list(one.token_ids),
+            one.finish_reason,
+            one.stop_reason,
+            one.cumulative_logprob,
+            [sorted((token, found.logprob, found.rank) for token, found in at.items()) for at in one.logprobs or []],
+            prompt,
+        )
+        for one in output.outputs
+    ]
+
+
+def run(llm: LLM, wishes: Sequence[tuple[str, Params]]) -> list[list[Bits]]:
+    return [bits(output) for output in llm.generate([p for p, _ in wishes], [params for _, params in wishes])]
+
+
+def speculating(model: Path, **options: Any) -> LLM:
+    """Drafts cost nothing there, so that there are many: they pay or not, the answers are the same."""
+    llm = LLM(model, spec_method="ngram", **{"max_model_len": 512, **options})
+    free_of_charge(llm)
+    return llm
+
+
+def free_of_charge(llm: LLM) -> None:
+    drafting = llm.engine._scheduler.drafting
+    assert drafting is not None
+    for num_tokens in (1, 9) * 20:
+        drafting.costs.ran(num_tokens, 1.0)
+    drafting.costs.ran = lambda num_tokens, seconds: None  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="module")
+def plain(default_model: Path) -> dict[str, list[Bits]]:
+    llm = LLM(default_model, max_model_len=512)
+    return dict(zip(KINDS, run(llm, list(KINDS.values())), strict=True))
+
+
+@pytest.fixture(scope="module")
+def quick(default_model: Path) -> LLM:
+    return speculating(default_model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_alone(quick: LLM, plain: dict[str, list[Bits]], kind: str) -> None:
+    before = quick.engine.stats()
+    assert run(quick, [KINDS[kind]])[0] == plain[kind]
+    after = quick.engine.stats()
+    if kind in ("greedy", "drawn", "samples", "a schema", "logprobs", "an expression"):
+        assert after.accepted_tokens > before.accepted_tokens + 5
+    if kind in ("beams", "one token", "two tokens"):
+        assert after.drafts == before.drafts
+
+
+KV_BLOCK = 2 * 30 * 3 * 64 * 16 * 2  # K and V, layers, heads, head_dim, block_size, bytes
+ENGINES: dict[str, dict[str, Any]] = {
+    "together": {},
+    "chunked": {"max_num_batched_tokens": 64, "max_num_seqs": 64},
+    "without a prefix cache": {"enable_prefix_caching": False},
+    "recomputed": {"kv_cache_memory_bytes": 33 * KV_BLOCK},
+    "swapped": {"kv_cache_memory_bytes": 33 * KV_BLOCK, "swap_space": 0.1},
+    "in large blocks": {"block_size": 64, "spec_tokens": 12},
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_all_requests_together(default_model: Path, plain: dict[str, list[Bits]], name: str) -> None:
+    llm = speculating(default_model, **ENGINES[name])
+    found = dict(zip(KINDS, run(llm, list(KINDS.values())), strict=True))
+    assert found == plain
+    stats = llm.engine.stats()
+    assert stats.accepted_tokens > 50 and sum(stats.accepted_at) == stats.accepted_tokens < stats.draft_tokens
+    assert (stats.preemptions > 0) == (name in ("recomputed", "swapped"))
+
+
+def test_cancelled_samples_leave_nothing_behind(quick: LLM, plain: dict[str, list[Bits]]) -> None:
+    prompt, params = KINDS["samples"]
+    stream = quick.stream(GenerateRequest(id="gone", prompt=prompt, params=params))
+    for _ in range(3):
+        next(stream)
+    stream.close()
+    assert quick.engine.stats().held_blocks == 0
+    assert run(quick, [KINDS["samples"]])[0] == plain["samples"]
+
+
+def test_what_a_request_is_charged_for_ends_with_its_stop_string(quick: LLM, plain: dict[str, list[Bits]]) -> None:
+    prompt, params = KINDS["a stop string"]
+    (output,) = quick.generate(prompt, params)
+    assert output.metrics and output.metrics.num_output_tokens == len(plain["a stop string"][0][1])
+
+
+def test_guesses_that_fail_are_soon_not_computed(default_model: Path) -> None:
+    """With what steps really cost."""
+    llm = LLM(default_model, max_model_len=512, threads=1, spec_method="ngram")
+    llm.generate(STORY, SamplingParams(temperature=1.0, seed=3, max_tokens=80, ignore_eos=True))
+    assert llm.engine.stats().draft_tokens < 20
+
+
+def test_streams_survive_a_killed_engine(tiny_model: Path) -> None:
+    wishes = [wish("ab" * 9, seed=seed, temperature=0.1, max_tokens=200, n=1 + seed % 2) for seed in range(6)]
+    expected = [[one[1] for one in answer] for answer in run(LLM(tiny_model), wishes)]
+
+    async def read(client: EngineClient, number: int, begun: set[int]) -> list[list[int]]:
+        prompt, params = wishes[number]
+        samples: list[list[int]] = [[] for _ in range(params.n)]
+        stream = await client.submit(GenerateRequest(id=str(number), prompt=prompt, params=params))
+        async for event in stream:
+            samples[event.index] += event.token_ids
+            begun.add(number)
+        return samples
+
+    async def main() -> None:
+        options = EngineOptions(model=str(tiny_model), speculative_config='{"method": "ngram"}')
+        async with EngineClient(options) as client:
+            begun: set[int] = set()
+            tasks = [asyncio.create_task(read(client, number, begun)) for number in range(len(wishes))]
+            while len(begun) < 2:
+                await asyncio.sleep(0.002)
+            first = client.engine_pid
+            os.kill(first, signal.SIGKILL)
+            assert await asyncio.gather(*tasks) == expected
+            assert client.engine_pid != first
+
+    asyncio.run(asyncio.wait_for(main(), 90))
+
+
+def test_without_the_option_nothing_is_guessed(tiny_model: Path) -> None:
+    llm = LLM(tiny_model)
+    assert llm.engine._scheduler.drafting is None and llm.options == replace(llm.options, speculative_config=None)
+    llm = LLM(tiny_model, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    assert llm.options.speculation and llm.options.speculation.num_tokens == 3
