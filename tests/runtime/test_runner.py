@@ -1,5 +1,6 @@
 """The runner as its own oracle: however a plan cuts, mixes, copies or swaps the work, the tokens are the same."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission, Drawn, Run, StepPlan
+from quire.core.structured import Structured
 from quire.runtime.runner import Runner
 from runtime.tiny_model import BACKENDS, BLOCK_SIZE, NATIVE, make_runner
 
@@ -224,3 +226,51 @@ def test_a_row_without_numbers_ends_alone(runner: Runner) -> None:
     assert drawn[1].error and not drawn[1].tokens
     assert not drawn[0].error and len(drawn[0].tokens) == len(drawn[2].tokens) == 1
     assert runner.rows.num_known.tolist() == [11, 2, 16, 0]
+
+
+class EvenTokens:
+    """A language of even ids."""
+
+    error = ""
+
+    def mask(self) -> bytes:
+        return bytes([0b01010101] * 16)
+
+    def advance(self, tokens: Sequence[int]) -> bool:
+        return all(token % 2 == 0 for token in tokens)
+
+    def count_valid(self, tokens: Sequence[int]) -> int:
+        return next((count for count, token in enumerate(tokens) if token % 2), len(tokens))
+
+    def rollback(self, count: int) -> None: ...
+
+
+@pytest.mark.parametrize("idle_cpu", [False, True])
+def test_masks_are_made_beside_the_forward_pass_where_a_cpu_is_idle(idle_cpu: bool) -> None:
+    runner = make_runner(NATIVE, num_blocks=40, num_host_blocks=0, max_rows=4, idle_cpu=idle_cpu)
+    runner.guide(lambda structured: EvenTokens())
+    assert runner.guides is not None
+    made, masks, run = threading.Event(), runner.guides.masks, runner.program.run
+    order: list[str] = []
+
+    def noted_masks(*args: Any) -> Any:
+        found = masks(*args)
+        order.append("masks")
+        made.set()
+        return found
+
+    def noted_run(batch: Any) -> Any:
+        if idle_cpu:
+            assert made.wait(60), "masks are made after the forward pass"
+        order.append("run")
+        return run(batch)
+
+    runner.guides.masks = noted_masks  # type: ignore[method-assign]
+    runner.program.run = noted_run  # type: ignore[method-assign]
+    driver = Driver(runner)
+    asked = driver.admit(0, PROMPTS[0], structured=Structured("regex", "."))
+    driver.run((0, 10), admitted=[asked, driver.admit(1, PROMPTS[1])])
+    made.clear()
+    driver.run((0, 1))
+    assert all(token % 2 == 0 for token in driver.known[0][10:])
+    assert order == (["masks", "run"] if idle_cpu else ["run", "masks"]) * 2

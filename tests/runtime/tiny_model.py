@@ -129,9 +129,9 @@ MODELS = {"llama": random_llama, "mistral": random_mistral, "deepseek": random_d
 
 
 def make_runner(
-    backend: str, num_blocks: int, num_host_blocks: int, max_rows: int, model_name: str = "llama"
+    backend: str, num_blocks: int, num_host_blocks: int, max_rows: int, model_name: str = "llama", **options: Any
 ) -> Runner:
     ops = make_ops(backend)
     model = MODELS[model_name](ops)
     size = KVSize(kv_spec(model.config, BLOCK_SIZE, "float32"), num_blocks, num_host_blocks, MAX_LEN)
-    return Runner(ops, model, size, max_rows=max_rows, max_tokens=MAX_LEN)
+    return Runner(ops, model, size, max_rows=max_rows, max_tokens=MAX_LEN, **options)

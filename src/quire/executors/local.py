@@ -106,6 +106,7 @@ class LocalExecutor:
             max_tokens=self.max_num_batched_tokens,
             adapters=adapters,
             proposer=self.speculation.proposer() if self.speculation else None,
+            idle_cpu=self._has_idle_cpu(),
         )
         return Capacity(
             num_blocks=size.num_blocks,
@@ -123,6 +124,14 @@ class LocalExecutor:
     @property
     def _ahead(self) -> int:
         return 1 if self.backend == "cuda" else 0
+
+    def _has_idle_cpu(self) -> bool:
+        """Where a CPU computes, and not all of them do."""
+        if self.backend != "native" or self.threads is None:
+            return False
+        from quire.ops.native.cpus import available_cpus
+
+        return self.threads < available_cpus()
 
     def _open(self) -> Checkpoint:
         return DummyCheckpoint(Path(self.path)) if self.load_format == "dummy" else open_checkpoint(self.path)

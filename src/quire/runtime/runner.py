@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from quire.core.plan import Drawn, StepOutput, StepPlan
@@ -34,8 +35,10 @@ class Runner:
         max_tokens: int,
         adapters: Adapters | None = None,
         proposer: Proposer | None = None,
+        idle_cpu: bool = False,
     ) -> None:
-        """`adapters` are those of the model, where plans may ask for some. `proposer` guesses what comes next."""
+        """`adapters` are those of the model, where plans may ask for some. `proposer` guesses what comes next.
+        `idle_cpu`: while a forward pass runs and is waited for, a CPU has nothing to do."""
         self.rows = Rows(max_rows, size.max_model_len, size.spec.block_size)
         self.cache = ops.new_cache(size.spec, size.num_blocks, size.num_host_blocks)
         self.sampler = ops.new_sampler(max_rows, model.config.vocab)
@@ -48,6 +51,7 @@ class Runner:
         )
         self.sources = _sources(ops, model, self.cache, size, max_rows, max_tokens)
         self.guides: Guides | None = None
+        self._helper = ThreadPoolExecutor(1, "masks") if idle_cpu else None
         self._vocab = model.config.vocab
         self._prompt_logprobs: dict[int, int] = {}  # row -> alternatives wanted beside each prompt token
         self._under_way: deque[tuple[int, Callable[[], list[Drawn]]]] = deque()  # steps, and how to get what they drew
@@ -104,9 +108,8 @@ class Runner:
         step = self.rows.step(runs)
         if self.sources:
             self.sources.attach(step.batch, runs)
-        logits = self.program.run(step.batch)
         rows = step.drawing.tolist()
-        masks = self.guides.masks(rows, step.drafts) if self.guides else None  # on a GPU, while the forward pass runs
+        logits, masks = self._compute(step, rows)
         finish = self._verify(step, logits, rows, masks) if step.drafts else self._draw(logits, rows, masks)
         scored = self._score(step, logits)
 
@@ -117,6 +120,16 @@ class Runner:
             return list(drawn.values())
 
         return finish_all
+
+    def _compute(self, step: Step, rows: list[int]) -> tuple[Any, Masks | None]:
+        """The logits, and what the rows may draw of them. Masks are made while the forward pass runs: on a GPU, and
+        where a CPU is idle; else after it."""
+        if self.guides is None or not self.guides.guides(rows):
+            return self.program.run(step.batch), None
+        if self._helper is None:
+            return self.program.run(step.batch), self.guides.masks(rows, step.drafts)
+        masks = self._helper.submit(self.guides.masks, rows, step.drafts)
+        return self.program.run(step.batch), masks.result()
 
     def _draw(self, logits: Any, rows: list[int], masks: Masks | None) -> Callable[[], dict[int, Drawn]]:
         """One token for each row."""
