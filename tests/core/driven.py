@@ -15,7 +15,16 @@ LONG = [7, 8, 9, 10, 11, 12, 13, 14, 15, 16]  # two full blocks and a half
 class Engine:
     """A scheduler with its executor, and all that happened."""
 
-    def __init__(self, num_blocks: int = 64, *, num_host_blocks: int = 0, vocab_size: int = 64, **options: Any) -> None:
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        *,
+        num_host_blocks: int = 0,
+        vocab_size: int = 64,
+        num_drafts: int = 0,
+        right: float = 1.0,
+        **options: Any,
+    ) -> None:
         names = ("policy", "prefix_caching")
         limits: dict[str, Any] = {
             "max_num_seqs": 8,
@@ -28,6 +37,7 @@ class Engine:
             Limits(**limits),
             num_blocks,
             num_host_blocks=num_host_blocks,
+            drafts=num_drafts > 0,
             **{name: options[name] for name in names if name in options},
         )
         self.executor = FakeExecutor(
@@ -35,6 +45,8 @@ class Engine:
             num_host_blocks=num_host_blocks,
             block_size=limits["block_size"],
             vocab_size=vocab_size,
+            num_drafts=num_drafts,
+            right=right,
         )
         self.plans: list[StepPlan] = []
         self.events: list[SequenceEvent] = []

@@ -174,3 +174,27 @@ def test_the_end_of_a_text_does_not_compile_its_language_again(grammars: Grammar
         assert matcher.advance([end]) and not matcher.error
         assert not matcher.advance([end])
         assert grammars.find(yes) is grammar
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_masks_behind_drafts_are_those_of_answers_with_them(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, name: str
+) -> None:
+    """And the answer stands where it stood, also where a draft is outside the language."""
+    chance = random.Random(2)
+    right = token_by_token(Answer(grammars, LANGUAGES[name], 0, tokenizer.eos_ids))
+    answer = Answer(grammars, LANGUAGES[name], 0, tokenizer.eos_ids)
+    for place in range(len(right) - 1):
+        draft = random_draft(chance, right[place:], tokenizer.eos_ids)
+        valid = answer.guides.count_valid(ROW, draft)
+        masks = answer.guides.masks([1, ROW], {ROW: draft})
+        assert masks is not None and list(masks.lines) == list(range(1, 2 + len(draft)))
+        for taken, found in enumerate(masks.bits):
+            if taken > valid:
+                assert not found.any()
+            elif not {*draft[:taken]} & {*tokenizer.eos_ids}:  # nothing is drawn behind an end
+                other = grammars.matcher(LANGUAGES[name])
+                assert other.advance([*right[:place], *draft[:taken]])
+                assert np.frombuffer(other.mask(), np.uint32, len(found)).tolist() == found.tolist()
+        answer.guides.advance(ROW, right[place : place + 1])
+    assert not answer.guides.error(ROW)

@@ -1,0 +1,173 @@
+"""Guesses: how many are computed, what is learned of them, and what is left of those that were wrong."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from core.driven import LONG, Engine
+from quire.core.drafting import SLOPE, Drafting, StepCosts, Trust
+
+
+def trust(likely: float) -> Trust:
+    made = Trust()
+    made.likely = likely
+    return made
+
+
+def drafting(each: float = SLOPE, **options: Any) -> Drafting:
+    """Where a step of one token takes 1, and every other adds `each`."""
+    made = Drafting(**options)
+    for _ in range(200):
+        for num_tokens in (1, 3, 9):
+            made.costs.ran(num_tokens, 1.0 + each * (num_tokens - 1))
+    return made
+
+
+def test_costs_are_a_line_through_what_was_seen() -> None:
+    costs = drafting(each=0.25).costs
+    assert costs.each == pytest.approx(0.25, rel=0.05)
+    assert costs.of(1) == pytest.approx(1.0, rel=0.1) and costs.of(9) == pytest.approx(3.0, rel=0.05)
+
+
+def test_until_steps_differ_a_token_costs_what_is_presumed() -> None:
+    costs = StepCosts()
+    assert costs.each / costs.of(1) == SLOPE
+    for _ in range(50):
+        costs.ran(1, 0.02)
+    assert costs.each == pytest.approx(0.02 * SLOPE)
+    costs.ran(1, 5.0)  # something else held it up
+    assert costs.of(1) < 0.025
+
+
+def test_a_token_never_costs_more_than_its_share_or_less_than_nothing() -> None:
+    costs = StepCosts()
+    for _ in range(100):
+        costs.ran(2, 1.0)
+        costs.ran(8, 9.0)
+    assert costs.each <= costs.of(5) / 4
+    for _ in range(200):
+        costs.ran(2, 9.0)
+        costs.ran(8, 1.0)
+    assert costs.each == 0.0
+
+
+def test_the_surer_a_guess_and_the_cheaper_a_token_the_more_are_computed() -> None:
+    def alone(likely: float, each: float) -> int:
+        return drafting(each).choose([(trust(likely), 5)], 1, room=99)[0]
+
+    counts = [alone(likely, 0.4) for likely in (0.2, 0.5, 0.8, 0.9, 0.99)]
+    assert counts[0] == 0 and counts[-1] == 5 and all(a <= b for a, b in pairwise(counts))
+    counts = [alone(0.6, each) for each in (0.9, 0.4, 0.1, 0.01)]
+    assert counts[0] == 0 and counts[-1] == 5 and all(a <= b for a, b in pairwise(counts))
+
+
+def test_in_company_only_sure_guesses_are_computed() -> None:
+    """Eight tokens take 3.8 times what one takes: one more has to be worth a ninth of that."""
+    offers = [(trust(0.7), 5)] * 7 + [(trust(0.97), 5)]
+    counts = drafting(0.4).choose(offers, 8, room=99)
+    assert counts[:7] == [0] * 7 and counts[7] > 0
+    assert sum(drafting(0.01).choose(offers, 8, room=6)) == 6  # no more than there is room for
+
+
+def test_guesses_that_nobody_computed_teach_as_well() -> None:
+    known = trust(0.5)
+    known.learn([4, 5], [4])
+    assert known.likely > 0.5
+    for _ in range(20):
+        known.learn([4, 5], [9])
+    assert known.likely < 0.05
+    for _ in range(20):
+        known.learn([4, 5, 6], [4, 5, 6, 7])
+    assert known.likely > 0.95
+
+
+def test_who_is_waited_for_gains_more_than_the_steps_it_misses() -> None:
+    ahead = drafting(0.01, ahead=1)
+    assert ahead.waits(trust(0.9), [1, 2, 3]) and not ahead.waits(trust(0.4), [1, 2, 3])
+    assert not ahead.waits(trust(1.0), [])
+
+
+# -- a scheduler with drafts ------------------------------------------------------------------------------------------
+
+
+def engines(right: float = 1.0, **options: Any) -> tuple[Engine, Engine]:
+    """Without drafts, and with."""
+    plain, quick = Engine(**options), Engine(num_drafts=5, right=right, **options)
+    assert quick.scheduler.drafting is not None
+    for num_tokens in (1, 9) * 20:
+        quick.scheduler.drafting.costs.ran(num_tokens, 1.0)
+    return plain, quick
+
+
+def test_right_guesses_save_steps() -> None:
+    plain, quick = engines()
+    for engine in (plain, quick):
+        engine.add("a", LONG, max_tokens=24)
+        engine.finish()
+    assert quick.tokens("a") == plain.tokens("a") and len(quick.plans) < 0.6 * len(plain.plans)
+    stats = quick.scheduler.stats()
+    assert stats.accepted_tokens == stats.draft_tokens == sum(stats.accepted_at) > 0
+    assert stats.drafts == sum(any(run.drafts for run in plan.runs) for plan in quick.plans)
+    assert stats.draft_tokens == sum(plan.num_drafts for plan in quick.plans)
+
+
+def test_wrong_guesses_leave_no_block_and_no_prefix() -> None:
+    plain, quick = engines(right=0.0)
+    for engine in (plain, quick):
+        engine.add("a", LONG, max_tokens=24)
+    assert quick.scheduler.drafting is not None
+    while quick.scheduler.has_work:
+        for seq in quick.scheduler.running.items:
+            seq.trust.likely = 0.9  # in spite of all
+        quick.step()
+        for seq in quick.scheduler.running.items:
+            assert len(seq.table) == -(-seq.num_computed // 4) and seq.num_computed == len(seq.tokens) - 1
+    plain.finish()
+    assert quick.tokens("a") == plain.tokens("a")
+    assert quick.scheduler.drafting.num_tokens > 20 and quick.scheduler.drafting.num_accepted < 5
+    for engine in (plain, quick):  # what is in the tree is the text, and nothing else
+        engine.add("b", [*LONG, *plain.tokens("a")], max_tokens=1)
+        engine.finish()
+    assert quick.events[-1].num_cached == plain.events[-1].num_cached > 24
+
+
+def test_a_sequence_ends_in_the_middle_of_what_was_guessed_right() -> None:
+    for wishes in ({"max_tokens": 7}, {"stop_token_ids": list(range(8, 24)), "min_tokens": 3, "max_tokens": 40}):
+        plain, quick = engines()
+        for engine in (plain, quick):
+            engine.add("a", LONG, logprobs=0, n=2, **wishes)
+            engine.finish()
+        for sample in (0, 1):
+            assert quick.tokens("a", sample) == plain.tokens("a", sample)
+        assert quick.reasons("a") == plain.reasons("a")
+        ends = [[(e.index, e.stop_token, e.cumulative_logprob) for e in engine.events if e.finish_reason]
+                for engine in (plain, quick)]  # fmt: skip
+        assert sorted(ends[0], key=str) == sorted(ends[1], key=str)
+        for event in quick.events:
+            assert len(event.logprobs or ()) == len(event.tokens)
+
+
+def test_drafts_take_no_blocks_from_others() -> None:
+    """One that decodes, beside a prompt whose blocks were promised: guesses have to do with the block that is there."""
+    _, quick = engines(num_blocks=9, max_num_batched_tokens=8)
+    quick.add("a", LONG, max_tokens=20)
+    for _ in range(3):
+        quick.step()
+    quick.add("b", [30 + i for i in range(16)], max_tokens=2)
+    while quick.scheduler.has_work:
+        quick.step()
+    assert quick.scheduler.stats().preemptions == 0
+    assert len(quick.tokens("a")) == 20 and len(quick.tokens("b")) == 2
+
+
+def test_drafts_leave_half_of_a_step_to_prompts() -> None:
+    _, quick = engines(max_num_batched_tokens=10, max_num_seqs=4)
+    quick.add("a", LONG, max_tokens=30)
+    quick.step()
+    quick.step()
+    quick.add("b", [30 + i for i in range(40)], max_tokens=1)
+    while not quick.reasons("b"):
+        plan = quick.step()
+        assert plan.num_drafts <= 4 and plan.num_tokens <= 10
+        assert any(run.count - len(run.drafts) > 1 for run in plan.runs) or quick.reasons("b")
