@@ -1,8 +1,6 @@
 """Scheduler and runner together: a request's tokens do not depend on what else happens to it or beside it."""
 
-import random
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +9,7 @@ from quire.core.limits import Limits
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
-from quire.ops.opset import Int32
+from runtime.oracle import Oracle
 from runtime.tiny_model import BACKENDS, BLOCK_SIZE, MAX_LEN, MODELS, WINDOWS, make_runner
 
 SHARED = [7, 3, 90, 14, 55, 2, 2, 81, 30]
@@ -32,27 +30,10 @@ def requests() -> list[Request]:
     ]
 
 
-class Oracle:
-    """Guesses that are right where it has been told what follows, but for mistakes."""
-
-    def __init__(self, answers: dict[tuple[str, int], list[int]]) -> None:
-        self.texts = [
-            [*request.prompt_ids, *tokens]
-            for request in requests()
-            for (name, _), tokens in answers.items()
-            if name == request.id and not request.params.beam_width
-        ]
-        self.chance = random.Random(5)
-
-    def propose(self, known: Mapping[int, Int32]) -> dict[int, list[int]]:
-        guesses = {}
-        for row, tokens in known.items():
-            text = next((text for text in self.texts if text[: len(tokens)] == tokens.tolist()), [])
-            follows = text[len(tokens) : len(tokens) + self.chance.randrange(6)]
-            guesses[row] = [token if self.chance.random() < 0.9 else (token + 1) % 97 for token in follows]
-        return {row: drafts for row, drafts in guesses.items() if drafts}
-
-    def retire(self, row: int) -> None: ...
+def texts(answers: dict[tuple[str, int], list[int]]) -> list[list[int]]:
+    """What requests were answered, but for searches."""
+    prompts = {request.id: request.prompt_ids for request in requests() if not request.params.beam_width}
+    return [[*prompts[name], *tokens] for (name, _), tokens in answers.items() if name in prompts]
 
 
 def serve(
@@ -70,7 +51,7 @@ def serve(
     """-> the tokens of every sample, and how many preemptions and swapped blocks there were."""
     limits = Limits(max_num_seqs=rows, max_num_batched_tokens=budget, max_model_len=MAX_LEN, block_size=BLOCK_SIZE)
     runner = make_runner(backend, num_blocks, host, rows, model)
-    runner.proposer = Oracle(told) if told else None
+    runner.proposer = Oracle(texts(told), 97) if told else None
     window = max(WINDOWS) if model == "mistral" and not alone else 0
     scheduler = Scheduler(
         limits,

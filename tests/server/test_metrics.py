@@ -35,7 +35,7 @@ def of_model(found: dict[str, float], name: str) -> dict[str, float]:
     return {re.sub(r"{,?}|(?<={),", "", label.sub("", key)): value for key, value in found.items()}
 
 
-def step(**stats: int) -> StepRecord:
+def step(**stats: Any) -> StepRecord:
     return StepRecord(
         step=1,
         num_tokens=12,
@@ -103,6 +103,23 @@ def test_counters_survive_the_engine() -> None:
     metrics.unloaded()
     found = of_model(samples(prometheus_text(server).decode()), "it")
     assert found["quire_model_loaded"] == 0 and found["quire_engine_restarts_total"] == 1
+
+
+def test_guesses_are_counted_over_all_engines_and_by_place() -> None:
+    server = Metrics()
+    metrics = server.of("it")
+    metrics.step(step(drafts=4, draft_tokens=10, accepted_tokens=6, accepted_at=[3, 2, 1]))
+    metrics.restarted()
+    metrics.step(step(drafts=1, draft_tokens=2, accepted_tokens=1, accepted_at=[1]))
+    found = of_model(samples(prometheus_text(server).decode()), "it")
+    for name, labels in (("quire_", ""), ("vllm:", "engine=0")):
+        kept = f"{{{labels}}}" if labels else ""
+        assert found[f"{name}spec_decode_num_drafts_total{kept}"] == 5
+        assert found[f"{name}spec_decode_num_draft_tokens_total{kept}"] == 12
+        assert found[f"{name}spec_decode_num_accepted_tokens_total{kept}"] == 7
+        more = f"{labels}," if labels else ""
+        per_place = f"{name}spec_decode_num_accepted_tokens_per_pos_total"
+        assert [found[f"{per_place}{{{more}position={place}}}"] for place in range(3)] == [4, 2, 1]
 
 
 def test_dashboards_made_for_vllm_find_their_names() -> None:

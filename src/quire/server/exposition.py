@@ -94,6 +94,24 @@ COUNTERS = [
         "Sequences put back to make room.",
         lambda model: model.total("preemptions"),
     ),
+    Number(
+        "spec_decode_num_drafts",
+        ("spec_decode_num_drafts",),
+        "Times that guesses at a sequence's next tokens were computed.",
+        lambda model: model.total("drafts"),
+    ),
+    Number(
+        "spec_decode_num_draft_tokens",
+        ("spec_decode_num_draft_tokens",),
+        "Tokens guessed and computed.",
+        lambda model: model.total("draft_tokens"),
+    ),
+    Number(
+        "spec_decode_num_accepted_tokens",
+        ("spec_decode_num_accepted_tokens",),
+        "Tokens guessed that were then drawn.",
+        lambda model: model.total("accepted_tokens"),
+    ),
     Number("model_loads", (), "Times it was loaded.", lambda model: model.loads),
     Number("engine_restarts", (), "Times the engine died and was started again.", lambda model: model.restarts),
 ]
@@ -211,6 +229,7 @@ def families(metrics: Metrics) -> Iterator[Metric]:
                 histogram = distribution.of(found)
                 spread.add_metric([model, *labels.values()], histogram.buckets(), histogram.sum)
             yield spread
+    yield from _accepted(models)
     yield from _finished(models)
     yield from _steps(models)
     yield from _server(metrics)
@@ -221,6 +240,18 @@ def _names(number: Number | Distribution) -> Iterator[tuple[str, dict[str, str]]
     yield f"quire_{number.name}", {}
     for alias in number.aliases:
         yield f"vllm:{alias}", {"engine": "0"}
+
+
+def _accepted(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
+    name, help_text = "spec_decode_num_accepted_tokens_per_pos", "The same by their place: first guesses are 0."
+    ours = CounterMetricFamily(f"quire_{name}", help_text, labels=["model_name", "position"])
+    theirs = CounterMetricFamily(f"vllm:{name}", help_text, labels=["model_name", "engine", "position"])
+    for model, found in models.items():
+        for position, count in enumerate(found.accepted_at):
+            ours.add_metric([model, str(position)], count)
+            theirs.add_metric([model, "0", str(position)], count)
+    yield ours
+    yield theirs
 
 
 def _finished(models: dict[str, ModelMetrics]) -> Iterator[Metric]:

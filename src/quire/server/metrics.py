@@ -1,6 +1,7 @@
 """The records added up as they come. Their text is made when it is asked for (exposition.py)."""
 
 from collections import Counter
+from itertools import zip_longest
 
 from quire.core.records import RequestRecord, SchedulerStats, StepRecord
 from quire.server.histogram import Histogram
@@ -12,12 +13,16 @@ _TOKENS = [float(2**power) for power in range(21)]  # 1 .. 1 Mi
 _FEW = [1.0, 2.0, 5.0, 10.0, 20.0]
 
 
+COUNTED = ("preemptions", "prefix_queries", "prefix_hits", "drafts", "draft_tokens", "accepted_tokens")  # by schedulers
+
+
 class ModelMetrics:
     """An `Observer` of one model. A call costs a microsecond or two."""
 
     def __init__(self) -> None:
         self.now = SchedulerStats()  # of the engine that runs now
         self.past: Counter[str] = Counter()  # counters of engines that died
+        self._past_accepted_at: list[int] = []
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generation_tokens = 0
@@ -82,8 +87,9 @@ class ModelMetrics:
             self.decode.observe(record.last_token - record.first_token)
 
     def restarted(self) -> None:
-        for name in ("preemptions", "prefix_queries", "prefix_hits"):
+        for name in COUNTED:
             self.past[name] += getattr(self.now, name)
+        self._past_accepted_at = self.accepted_at
         self.now = SchedulerStats()
         self.restarts += 1
 
@@ -100,6 +106,11 @@ class ModelMetrics:
     def total(self, name: str) -> int:
         """A counter of the scheduler, over all engines there were."""
         return self.past[name] + int(getattr(self.now, name))
+
+    @property
+    def accepted_at(self) -> list[int]:
+        """Guesses that were right, by their place, over all engines there were."""
+        return [sum(pair) for pair in zip_longest(self._past_accepted_at, self.now.accepted_at, fillvalue=0)]
 
 
 class Metrics:
