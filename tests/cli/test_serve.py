@@ -41,6 +41,22 @@ def test_flags(served: list[tuple[EngineOptions, ServerOptions]]) -> None:
     assert server == ServerOptions(port=0, max_body_bytes=1 << 20, api_key=["a", "b"])
 
 
+def test_guesses_are_asked_for_as_in_vllm_or_in_short(
+    served: list[tuple[EngineOptions, ServerOptions]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 3}'
+    assert cli.main(["serve", "--speculative-config", config]) == 0
+    assert cli.main(["serve", "--spec-method", "ngram", "--spec-tokens", "3"]) == 0
+    monkeypatch.setenv("QUIRE_SPECULATIVE_CONFIG", config)
+    assert cli.main(["serve"]) == 0
+    first, second, third = (engine.speculation for engine, _ in served)
+    assert first == second == third and first is not None and first.num_tokens == 3
+    assert cli.main(["serve", "--speculative-config", '{"method": "eagle"}']) == 2
+    assert capsys.readouterr().err.endswith("error: the speculative method is `eagle`\nhint: choose from ngram\n")
+
+
 def test_a_model_is_named_once(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--model", "a"]) == 0
     assert served[0][0].model == "a"

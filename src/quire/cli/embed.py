@@ -9,7 +9,7 @@ from dataclasses import fields
 
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
-from quire.engine.options import LORA, EngineOptions
+from quire.engine.options import LORA, SPECULATION, EngineOptions
 
 EXAMPLES = """\
   quire embed -m ./all-MiniLM-L6-v2 "A quire is a gathering of pages"
@@ -28,7 +28,7 @@ _NOT_HERE = (
         "kv_cache_memory_bytes",
         "swap_space",
     ),
-    *("load_format", "gpu_memory_utilization", "enforce_eager", *LORA),
+    *("load_format", "gpu_memory_utilization", "enforce_eager", *LORA, *SPECULATION),
 )
 
 

@@ -13,6 +13,7 @@ NEW = 0.2  # what one guess counts for, and
 NEWS = 0.05  # what one step does
 SLOPE = 0.4  # until it is known: what a token adds to a step, in times of a step of one token
 DOUBT = 0.5  # how much the steps seen have to differ (variance of tokens) to be believed rather than SLOPE
+MARGIN = 1.1  # times of what it costs that a guess has to gain: both are estimates
 MOST = 3.0  # times of what a step was expected to take: something else held up one that took longer
 
 
@@ -91,7 +92,7 @@ class Drafting:
         )
         gained, seconds, each = float(num_tokens), self.costs.of(num_tokens), self.costs.each
         for unlikely, _, index in ranked[:room]:
-            if -unlikely * seconds <= gained * each:
+            if -unlikely * seconds <= gained * each * MARGIN:
                 break
             gained -= unlikely
             seconds += each

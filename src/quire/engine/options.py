@@ -149,6 +149,7 @@ class EngineOptions:
         return cls(**given)
 
 
+SPECULATION = ("speculative_config", "spec_method", "spec_tokens")  # the options of drafts
 LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")  # the options of adapters
 
 

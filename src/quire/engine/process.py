@@ -40,6 +40,7 @@ from quire.engine.messages import (
     decode_to_engine,
     encode,
 )
+from quire.engine.options import SPECULATION
 from quire.engine.start import load_tokenizer, local_executor, task_of
 
 TARGET_ITL_MS = 30  # between two tokens of a stream while prompts are computed: first tokens come sooner, too
@@ -83,6 +84,8 @@ def _load_and_serve(start: Start, server: "_Server") -> None:
     else:
         if options.num_loras:
             raise Unsupported("adapters are for models that continue texts", "leave out enable_lora and lora_modules")
+        if options.speculation:
+            raise Unsupported("guesses are for models that continue texts", f"leave out {', '.join(SPECULATION)}")
         from quire.engine.reading_engine import ReadingEngine
 
         reading = ReadingEngine(path, options)

@@ -1,0 +1,149 @@
+"""What drafts give: tokens a second with and without, for texts that repeat what was said and for one that does not.
+
+    python -m benchmarks.speculation                       # the default model, one sequence and eight
+    python -m benchmarks.speculation --tokens 96 --rounds 1 --texts story
+
+Both engines are in this process and take turns; a figure is the median of the rounds. Times are those of decoding: from
+a request's first token to its last. Answers are compared, too."""
+
+import argparse
+import json
+import statistics
+from dataclasses import dataclass
+
+from benchmarks.machine import describe
+from quire import LLM, SamplingParams
+from quire.core.structured import Structured
+
+PASSAGE = (
+    "A quire is a gathering of sheets folded once and laid one inside the other, so that they can be sewn through the "
+    "fold. Four sheets make eight leaves, and eight leaves make sixteen pages. Scribes ruled the pages before they wrote "
+    "and numbered the quires so that the binder could put them in order."
+)
+CODE = """class Point:
+    def __init__(self, x, y):
+        self.x = x
+        self.y = y
+
+    def add(self, other):
+        return Point(self.x + other.x, self.y + other.y)
+
+    def sub(self, other):
+        return Point(self.x - other.x, self.y - other.y)
+
+    def mul(self, other):
+        return Point(self.x * other.x, self.y * other.y)
+
+    def"""
+PEOPLE = {
+    "type": "array",
+    "minItems": 12,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "minimum": 1, "maximum": 99},
+            "city": {"type": "string", "maxLength": 12},
+        },
+        "required": ["name", "age", "city"],
+    },
+}
+
+
+@dataclass(frozen=True)
+class Text:
+    prompt: str
+    temperature: float = 0.0
+    structured: Structured | None = None
+
+
+TEXTS = {
+    "copied text": Text(f"{PASSAGE}\n\n{PASSAGE}\n\n"),
+    "code": Text(CODE),
+    "JSON in a schema": Text(
+        "People, as JSON with name, age and city:\n", 0.7, Structured("json_schema", json.dumps(PEOPLE))
+    ),
+    "story": Text("Once upon a time, in a village by the sea, there lived an old man who", 0.8),
+}
+
+
+@dataclass
+class Round:
+    rate: float  # tokens a second, of all sequences
+    answers: list[list[int]]
+    drafts: int
+    accepted: int
+
+
+def run(llm: LLM, text: Text, users: int, tokens: int) -> Round:
+    before = llm.engine.stats()
+    params = [
+        SamplingParams(
+            temperature=text.temperature, seed=user, max_tokens=tokens, ignore_eos=True, structured=text.structured
+        )
+        for user in range(users)
+    ]
+    outputs = llm.generate([f"{user + 1}. {text.prompt}" for user in range(users)], params)
+    records = [output.metrics for output in outputs]
+    firsts = [record.first_token for record in records if record and record.first_token is not None]
+    lasts = [record.last_token for record in records if record and record.last_token is not None]
+    answers = [output.outputs[0].token_ids for output in outputs]
+    after = llm.engine.stats()
+    return Round(
+        (sum(map(len, answers)) - users) / (max(lasts) - min(firsts)),
+        answers,
+        after.draft_tokens - before.draft_tokens,
+        after.accepted_tokens - before.accepted_tokens,
+    )
+
+
+def compare(engines: tuple[LLM, LLM], text: Text, users: int, tokens: int, rounds: int) -> dict[str, float]:
+    run(engines[0], text, users, 4)  # prompts are in both caches, and languages compiled
+    run(engines[1], text, users, 4)
+    found: list[tuple[Round, Round]] = []
+    for number in range(rounds):
+        order = engines if number % 2 == 0 else engines[::-1]
+        one, other = (run(llm, text, users, tokens) for llm in order)
+        found.append((one, other) if number % 2 == 0 else (other, one))
+    assert all(plain.answers == drafted.answers for plain, drafted in found), "drafts have changed an answer"
+    plain, drafted = (statistics.median(each.rate for each in column) for column in zip(*found, strict=True))
+    drafts, accepted = (sum(getattr(each, name) for _, each in found) for name in ("drafts", "accepted"))
+    num_tokens = sum(len(answer) for _, each in found for answer in each.answers)
+    return {
+        "without": round(plain, 1),
+        "with": round(drafted, 1),
+        "times": round(drafted / plain, 3),
+        "drafts a token": round(drafts / num_tokens, 3),
+        "accepted": round(accepted / drafts, 3) if drafts else 0.0,
+        "tokens of drafts": round(accepted / num_tokens, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--users", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--texts", nargs="+", default=list(TEXTS), choices=TEXTS)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--spec-tokens", type=int, default=5)
+    args = parser.parse_args()
+    common = {"max_model_len": 2048, "max_num_seqs": max(args.users), "threads": args.threads}
+    engines = LLM(args.model, **common), LLM(args.model, **common, spec_method="ngram", spec_tokens=args.spec_tokens)
+    result: dict[str, dict[str, dict[str, float]]] = {}
+    print(f"{'text':18} {'sequences':>9} {'without':>8} {'with':>8} {'times':>6} {'accepted':>9} {'of tokens':>10}")
+    for name in args.texts:
+        for users in args.users:
+            found = compare(engines, TEXTS[name], users, args.tokens, args.rounds)
+            result.setdefault(name, {})[str(users)] = found
+            print(
+                f"{name:18} {users:9} {found['without']:8.1f} {found['with']:8.1f} {found['times']:6.2f} "
+                f"{found['accepted']:9.0%} {found['tokens of drafts']:10.0%}",
+                flush=True,
+            )
+    print(json.dumps({"benchmark": "speculation", "machine": describe(), **vars(args), "texts": result}))
+
+
+if __name__ == "__main__":
+    main()
