@@ -17,7 +17,7 @@ from quire.core.structured import Structured
 
 PASSAGE = (
     "A quire is a gathering of sheets folded once and laid one inside the other, so that they can be sewn through the "
-    "fold. Four sheets make eight leaves, and eight leaves make sixteen pages. Scribes ruled the pages before they wrote "
+    "fold. Four sheets make eight leaves, and eight leaves make sixteen pages. Scribes ruled them before they wrote "
     "and numbered the quires so that the binder could put them in order."
 )
 CODE = """class Point:

@@ -12,7 +12,7 @@ from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Una
 from quire.engine.client import EngineClient
 from quire.engine.generate import GenerateRequest
 from quire.engine.models import unknown_model
-from quire.engine.options import SPECULATION, EngineOptions, named_values
+from quire.engine.options import EngineOptions, named_values
 from quire.engine.pulls import Pulls
 from quire.engine.service import Coming, Found, ModelInfo, Observer, Offer, State, TextStream
 from quire.engine.sources import resolve_model
@@ -244,7 +244,9 @@ class Slot:
         path = resolve_model(self.options.model, revision=self.options.revision).path
         loras, speculation = self.options.num_loras and not self.adapters, self.options.speculation
         if (loras or speculation) and task_of(path, self.options) != "generate":  # meant for those that can have any
-            self.options = replace(self.options, **dict.fromkeys(SPECULATION), enable_lora=False)
+            self.options = replace(
+                self.options, enable_lora=False, speculative_config=None, spec_method=None, spec_tokens=None
+            )
         files = [path] if path.is_file() else [file for file in Path(path).iterdir() if file.suffix in WEIGHTS]
         self._num_bytes = sum(file.stat().st_size for file in files)
 
