@@ -3,6 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+from quire.core.drafting import Drafting
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission, Drawn, Run, StepOutput, StepPlan
 from quire.core.request import Logprob
@@ -50,6 +51,14 @@ class FakeRow:
     adapter: str = ""
     states: list[int] = field(default_factory=list)  # chain(tokens), from the adapter on
     num_computed: int = 0
+
+
+def free_of_charge(drafting: Drafting | None) -> None:
+    """Steps take the same time, whatever is in them, and go on doing so: guesses pay nearly always."""
+    assert drafting is not None, "nothing is guessed"
+    for num_tokens in (1, 9) * 20:
+        drafting.costs.ran(num_tokens, 1.0)
+    drafting.costs.ran = lambda num_tokens, seconds: None  # type: ignore[method-assign]
 
 
 class FakeExecutor:

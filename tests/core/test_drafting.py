@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from core.driven import LONG, Engine
+from fakes import free_of_charge
 from quire.core.drafting import SLOPE, Drafting, StepCosts, Trust
 
 
@@ -94,9 +95,7 @@ def test_who_is_waited_for_gains_more_than_the_steps_it_misses() -> None:
 def engines(right: float = 1.0, **options: Any) -> tuple[Engine, Engine]:
     """Without drafts, and with."""
     plain, quick = Engine(**options), Engine(num_drafts=5, right=right, **options)
-    assert quick.scheduler.drafting is not None
-    for num_tokens in (1, 9) * 20:
-        quick.scheduler.drafting.costs.ran(num_tokens, 1.0)
+    free_of_charge(quick.scheduler.drafting)
     return plain, quick
 
 

@@ -15,6 +15,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from fakes import free_of_charge
 from models.checking_seq2seq import random_model
 from quire.core.errors import BadRequest, PromptTooLong
 from quire.core.params import SamplingParams
@@ -23,6 +24,7 @@ from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
 from quire.engine.start import local_executor
 from quire.ops.opset import KVSpec
+from runtime.oracle import Oracle
 
 VOCAB, EOS, START, FORCED = 60, 1, 2, 5
 BLOCK = 4
@@ -155,6 +157,17 @@ def test_preemption_changes_nothing(checkpoint: Checkpoint, alone: Outputs, swap
     with engine(checkpoint, 24, max_model_len=84, swap_space=swap * BLOCK_BYTES / 2**30) as served:
         assert run(served, wanted) == alone
         assert served.record is not None and served.record.scheduler.preemptions > 3
+
+
+@pytest.mark.parametrize("num_blocks", [200, 24])
+def test_drafts_change_nothing(checkpoint: Checkpoint, alone: Outputs, num_blocks: int) -> None:
+    """Also where the last token of an answer is not the one that is drawn."""
+    texts = [[*checkpoint.start_ids, *answer] for answers in alone.values() for answer in answers]
+    with engine(checkpoint, num_blocks, max_model_len=84, spec_method="ngram") as served:
+        served.executor._runner.proposer = Oracle(texts, VOCAB)  # type: ignore[attr-defined]
+        free_of_charge(served._scheduler.drafting)
+        assert run(served, requests(checkpoint, GREEDY, DRAWN, replace(DRAWN, n=3))) == alone
+        assert served.stats().accepted_tokens > 50
 
 
 def test_a_source_is_read_once(checkpoint: Checkpoint) -> None:

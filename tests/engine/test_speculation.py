@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fakes import free_of_charge
 from quire import LLM, SamplingParams
 from quire.core.params import SamplingParams as Params
 from quire.core.structured import Structured
@@ -102,16 +103,8 @@ def run(llm: LLM, wishes: Sequence[tuple[str, Params]]) -> list[list[Bits]]:
 def speculating(model: Path, **options: Any) -> LLM:
     """Drafts cost nothing there, so that there are many: they pay or not, the answers are the same."""
     llm = LLM(model, spec_method="ngram", **{"max_model_len": 512, **options})
-    free_of_charge(llm)
+    free_of_charge(llm.engine._scheduler.drafting)
     return llm
-
-
-def free_of_charge(llm: LLM) -> None:
-    drafting = llm.engine._scheduler.drafting
-    assert drafting is not None
-    for num_tokens in (1, 9) * 20:
-        drafting.costs.ran(num_tokens, 1.0)
-    drafting.costs.ran = lambda num_tokens, seconds: None  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module")

@@ -85,12 +85,13 @@ class Drafting:
     def choose(self, offers: Sequence[tuple[Trust, int]], num_tokens: int, room: int) -> list[int]:
         """How many of each offer to add to a step of `num_tokens`, `room` in all at most: (trust, guesses) each."""
         counts = [0] * len(offers)
+        gained, seconds, each = float(num_tokens), self.costs.of(num_tokens), self.costs.each
         ranked = sorted(
             (-(trust.likely**place), place, index)
             for index, (trust, most) in enumerate(offers)
+            if trust.likely * seconds > gained * each * MARGIN
             for place in range(1, most + 1)
         )
-        gained, seconds, each = float(num_tokens), self.costs.of(num_tokens), self.costs.each
         for unlikely, _, index in ranked[:room]:
             if -unlikely * seconds <= gained * each * MARGIN:
                 break

@@ -53,6 +53,7 @@ class GrammarMatcher:
         self._matcher = grammar.matcher()
         self._tokens: list[int] = []
         self._spent = 0.0
+        self._spent_before: list[float] = []  # each of the tokens: what is forgotten is not charged for
 
     @property
     def error(self) -> str:
@@ -83,6 +84,7 @@ class GrammarMatcher:
         begin = time.thread_time()
         again, ended = self._reopen(), self.ended
         self._tokens += tokens
+        self._spent_before += [self._spent] * len(tokens)
         done = self._matcher.consume_tokens([*again, *tokens]) or (not ended and self._begin_anew())
         self._spent += time.thread_time() - begin
         return done
@@ -97,7 +99,10 @@ class GrammarMatcher:
 
     def rollback(self, count: int) -> None:
         """Forget the last `count` tokens taken in."""
-        del self._tokens[len(self._tokens) - count :]
+        left = len(self._tokens) - count
+        if count:
+            self._spent = self._spent_before[left]
+        del self._tokens[left:], self._spent_before[left:]
         self._matcher.rollback(count)
 
     def _reopen(self) -> list[int]:
