@@ -45,7 +45,8 @@ def test_models_come_and_go(tiny_model: Path, tmp_path: Path) -> None:
     save_encoder(tmp_path)
 
     async def main() -> None:
-        each = {"a": options(tiny_model), "b": options(tmp_path), "c": options(tiny_model)}
+        guessing = options(tmp_path, spec_method="ngram")  # which is meant for the others: it continues no texts
+        each = {"a": options(tiny_model, spec_method="ngram"), "b": guessing, "c": options(tiny_model)}
         async with ManyModels(each, max_loaded=2) as models:
             assert models.state == "ready" and loaded(models) == ["a"]
             first = await ask(models, None)

@@ -13,7 +13,7 @@ import pytest
 
 from engine.tiny_encoders import QUERY, TEXTS, save_encoder, save_reranker
 from quire import Embedder, SamplingParams
-from quire.core.errors import BadRequest, DeadlinePassed, PromptTooLong
+from quire.core.errors import BadRequest, DeadlinePassed, PromptTooLong, Unsupported
 from quire.engine.client import EngineClient
 from quire.engine.generate import GenerateRequest
 from quire.engine.options import EngineOptions
@@ -125,5 +125,14 @@ def test_what_is_sent_to_an_engine_that_just_died_is_sent_again(encoder: Path) -
                 time.sleep(0.001)
             assert client.state == "ready"  # not noticed yet
             assert len((await client.embed(EmbedRequest(id="a", texts=TEXTS))).vectors) == len(TEXTS)
+
+    run(main())
+
+
+def test_guesses_are_refused_where_nothing_is_drawn(encoder: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(Unsupported, match="guesses are for models that continue texts"):
+            async with EngineClient(EngineOptions(model=str(encoder), spec_method="ngram")):
+                pass
 
     run(main())
