@@ -233,10 +233,14 @@ class EvenTokens:
 
     error = ""
 
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
     def mask(self) -> bytes:
         return bytes([0b01010101] * 16)
 
     def advance(self, tokens: Sequence[int]) -> bool:
+        self.tokens += tokens
         return all(token % 2 == 0 for token in tokens)
 
     def count_valid(self, tokens: Sequence[int]) -> int:
@@ -274,3 +278,23 @@ def test_masks_are_made_beside_the_forward_pass_where_a_cpu_is_idle(idle_cpu: bo
     driver.run((0, 1))
     assert all(token % 2 == 0 for token in driver.known[0][10:])
     assert order == (["masks", "run"] if idle_cpu else ["run", "masks"]) * 2
+
+
+def test_what_was_drawn_for_a_row_is_not_taken_for_the_next_one_that_has_it() -> None:
+    """A request was cancelled while its step ran, and another has its row before the output comes."""
+    runner = make_runner("torch", num_blocks=40, num_host_blocks=0, max_rows=4)
+    made: list[EvenTokens] = []
+
+    def new_matcher(structured: Structured) -> EvenTokens:
+        made.append(EvenTokens())
+        return made[-1]
+
+    runner.guide(new_matcher)
+    guided = SamplingParams(temperature=0.0, seed=1, structured=Structured("regex", "."))
+    runner.submit(StepPlan(0, [Run(0, 0, 2)], admitted=[Admission(0, guided, 0, PROMPTS[1], 2, [3], [])]))
+    other = Admission(0, guided, 0, PROMPTS[0], 10, [5, 6, 7], [])
+    runner.submit(StepPlan(1, [Run(0, 0, 10)], retired=[0], admitted=[other]))
+    runner.collect()
+    assert made[1].tokens == []
+    (drawn,) = runner.collect().drawn
+    assert made[1].tokens == drawn.tokens

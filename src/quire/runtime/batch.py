@@ -98,10 +98,13 @@ class Rows:
         self.num_known[row] = known
         self.num_blocks[row] = -(-(known - 1) // self.block_size)
 
-    def known(self, row: int, place: tuple[int, int], num_drawn: int) -> Int32 | None:
-        """All tokens up to what was drawn there; None if the row has been given up meanwhile."""
-        position, tenancy = place
-        return self.tokens[row, : position + num_drawn] if tenancy == self._tenancies[row] else None
+    def is_held(self, row: int, place: tuple[int, int]) -> bool:
+        """Whether the row still belongs to the sequence that had that place."""
+        return place[1] == self._tenancies[row]
+
+    def known(self, row: int, place: tuple[int, int], num_drawn: int) -> Int32:
+        """All tokens up to what was drawn there."""
+        return self.tokens[row, : place[0] + num_drawn]
 
     def step(self, runs: Sequence[Run]) -> Step:
         drafts: dict[int, list[int]] = {}

@@ -64,7 +64,7 @@ class Guides:
         self._rows.pop(row, None)
 
     def advance(self, row: int, tokens: Sequence[int]) -> None:
-        if row in self._rows:
+        if row in self._rows and tokens:
             self._rows[row].matcher.advance(tokens)
             self._rows[row].tokens += tokens
 

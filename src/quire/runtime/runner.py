@@ -139,7 +139,7 @@ class Runner:
         def finish() -> dict[int, Drawn]:
             drawn: dict[int, Drawn] = {}
             for row, place, draw in zip(rows, places, draws(), strict=True):
-                drawn[row] = self._take(row, [draw])
+                drawn[row] = self._take(row, place, [draw])
                 self.rows.settle(row, place, draw.token)
             if self.proposer:
                 self._propose(drawn, dict(zip(rows, places, strict=True)))
@@ -162,7 +162,7 @@ class Runner:
             for row, place, of_row, found in zip(rows, places, drafts, draws(), strict=True):
                 if len(found) > 1 and found[-1].token == BROKEN:
                     found.pop()  # found again, and told, when it is the next
-                drawn[row] = self._take(row, found)
+                drawn[row] = self._take(row, place, found)
                 if of_row:
                     self.rows.extend(row, place, drawn[row].tokens)
                 else:
@@ -175,21 +175,21 @@ class Runner:
     def _propose(self, drawn: dict[int, Drawn], places: dict[int, tuple[int, int]]) -> None:
         """Guess what follows, for rows that still have their sequence."""
         assert self.proposer is not None
-        known = {}
-        for row, one in drawn.items():
-            if one.tokens and (tokens := self.rows.known(row, places[row], len(one.tokens))) is not None:
-                known[row] = tokens
+        known = {
+            row: self.rows.known(row, places[row], len(one.tokens))
+            for row, one in drawn.items()
+            if one.tokens and self.rows.is_held(row, places[row])
+        }
         for row, drafts in self.proposer.propose(known).items():
             if self.guides:
                 drafts = drafts[: self.guides.count_valid(row, drafts)]
             drawn[row].drafts = drafts
 
-    def _take(self, row: int, draws: list[Draw]) -> Drawn:
-        tokens = [draw.token for draw in draws if draw.token >= 0]
-        if self.guides and tokens:
-            self.guides.advance(row, tokens)
-        if self.guides and draws[0].token == BROKEN and (reason := self.guides.error(row)):
-            return Drawn(row, error=f"the language of the answer: {reason}")
+    def _take(self, row: int, place: tuple[int, int], draws: list[Draw]) -> Drawn:
+        if self.guides and self.rows.is_held(row, place):
+            self.guides.advance(row, [draw.token for draw in draws if draw.token >= 0])
+            if draws[0].token == BROKEN and (reason := self.guides.error(row)):
+                return Drawn(row, error=f"the language of the answer: {reason}")
         return _drawn(row, draws)
 
     def _score(self, step: Step, logits: Any) -> dict[int, list[list[Logprob]]]:
