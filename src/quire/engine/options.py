@@ -88,7 +88,9 @@ class EngineOptions:
         """"num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 5}'""",
         metavar="JSON",
     )
-    spec_method: str | None = option(None, "the method of --speculative-config, in short", metavar="{ngram}")
+    spec_method: str | None = option(
+        None, "the method of --speculative-config, in short, such as ngram", metavar="METHOD"
+    )
     spec_tokens: int | None = option(None, "its num_speculative_tokens, in short: tokens guessed at once at most")
     scheduling_policy: str = option("fcfs", "who runs first", choices=("fcfs", "priority"))
     max_queued_requests: int = option(1024, "requests that may wait before more are answered with 429")
