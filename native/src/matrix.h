@@ -77,7 +77,10 @@ struct GroupOrder {
     int64_t block_rows, num_groups;  // num_groups: of a row
 
     GroupOrder(int64_t rows, int64_t row_block, int64_t num_inputs)
-        : block_rows(rows < row_block ? rows : row_block), num_groups((num_inputs + kGroupInputs - 1) / kGroupInputs) {}
+        : block_rows(rows < 1           ? 1
+                     : rows < row_block ? rows
+                                        : row_block),
+          num_groups((num_inputs + kGroupInputs - 1) / kGroupInputs) {}
 
     // Where a row's first group lies; the next ones follow at distances of block_rows.
     int64_t start(int64_t row) const { return row / block_rows * block_rows * num_groups + row % block_rows; }
