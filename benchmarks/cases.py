@@ -20,9 +20,9 @@ class Case:
 
 CASES = (
     Case("prefill 512", 1, 512, 1, "prompt"),
-    Case("decode 1", 1, 16, 65, "decode"),
+    Case("decode 1", 1, 128, 65, "decode"),
     Case("decode 1 at 1,024", 1, 1024, 33, "decode"),
-    Case("decode 32", 32, 16, 17, "decode"),
+    Case("decode 32", 32, 128, 17, "decode"),
     Case("32 x (128 in, 128 out)", 32, 128, 128, "whole"),
 )
 
