@@ -30,6 +30,9 @@ struct Avx {
     QUIRE_INLINE static Float load_bfloats(const uint8_t* p) {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_short(p)), 16));
     }
+    QUIRE_INLINE static Float load_counts(const uint8_t* p) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+    }
     QUIRE_INLINE static void store(float* p, Float v) { _mm256_storeu_ps(p, v); }
 
     QUIRE_INLINE static Float zero() { return _mm256_setzero_ps(); }
@@ -51,8 +54,13 @@ struct Avx {
     QUIRE_INLINE static Float as_floats(Int v) { return _mm256_castsi256_ps(v); }
 
     QUIRE_INLINE static Int flip_signs(Int bytes) { return _mm256_xor_si256(bytes, _mm256_set1_epi8(-128)); }
-    QUIRE_INLINE static Int low_nibbles(Int bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi8(15)); }
-    QUIRE_INLINE static Int high_nibbles(Int bytes) { return low_nibbles(_mm256_srli_epi16(bytes, 4)); }
+    QUIRE_INLINE static Int masked(Int bytes, int bits) {
+        return _mm256_and_si256(bytes, _mm256_set1_epi8(char(bits)));
+    }
+    QUIRE_INLINE static Int shifted_words(Int v, int n) {
+        using Words = uint16_t __attribute__((vector_size(32)));
+        return n < 0 ? Int(Words(v) >> -n) : Int(Words(v) << n);
+    }
 };
 
 }  // namespace

@@ -14,72 +14,83 @@ struct Unit : X86<Avx2, 0> {
     // Sums are taken as written: in the compiler's own order they would not fit the registers.
     QUIRE_INLINE static void keep(Int& sums) { __asm__("" : "+x"(sums)); }
 
-    // Pair sums of unsigned nibbles with codes are at most 2 * 15 * 127, and 8 of them fit 16 bits: a group needs one
-    // widening.
-    QUIRE_INLINE static void add_nibbles(Int& sums, Int w, Int x) {
-        sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(w, x));
-        keep(sums);
-    }
-    template <class Format>
-    QUIRE_INLINE static Int widened(Int sums, const QuantizedGroup& x) {
-        return unshifted<Format>(add_words(counter(), sums, _mm256_set1_epi16(1)), x, 0);
-    }
+    QUIRE_INLINE static Int widened(Int dots, Int sums) { return add_words(dots, sums, _mm256_set1_epi16(1)); }
 
-    // maddubs wants one side unsigned: |w| and x with w's sign. 2 * 128 * 127 does not saturate, two of it would.
-    QUIRE_INLINE static void add_bytes(Int& dots, Int w, Int magnitude, Int x) {
-        dots = add_words(dots, _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(x, w)), _mm256_set1_epi16(1));
+    // Pair sums of unsigned codes with those of activations are at most 2 * code * 127. Where the sums of a group fit
+    // 16 bits, as 8 of nibbles do, it needs one widening. Codes of 5 and 6 bits are widened by twos.
+    template <class Format>
+    static constexpr bool kNarrow = kUnsigned<Format> && ((1 << Format::bits) - 1) * 254 * Format::group / 4 < 0x8000;
+    template <class Format>
+    static constexpr int kQuadsAtOnce = kUnsigned<Format> && !kNarrow<Format> ? 2 : 1;
+
+    // dots += w . x for quads q and, where there are two at once, `next`. `other` is what the next one's weights are,
+    // or the magnitudes of w: maddubs wants one side unsigned, |w|, and x with w's sign. 2 * 128 * 127 does not
+    // saturate, two of it would.
+    template <class Format>
+    QUIRE_INLINE static void add_quads(Int& dots, Int w, Int other, const int8_t* x, int q, int next) {
+        const Int quads = quad(x + 4 * q);
+        if constexpr (kNarrow<Format>)
+            dots = _mm256_add_epi16(dots, _mm256_maddubs_epi16(w, quads));
+        else if constexpr (kUnsigned<Format>)
+            dots = widened(dots, _mm256_add_epi16(_mm256_maddubs_epi16(w, quads),
+                                                  _mm256_maddubs_epi16(other, quad(x + 4 * next))));
+        else
+            dots = widened(dots, _mm256_maddubs_epi16(other, _mm256_sign_epi8(quads, w)));
         keep(dots);
     }
-
-    // Nibbles as they are; bytes with their signs, and without. Both lie in a panel.
     template <class Format>
-    static constexpr int kPlanes = kNibbles<Format> ? 1 : 2;
+    QUIRE_INLINE static Int start() {
+        return kNarrow<Format> ? _mm256_setzero_si256() : counter();
+    }
+    template <class Format>
+    QUIRE_INLINE static Int finished(Int dots, const QuantizedGroup& x, int part) {
+        return unshifted<Format>(kNarrow<Format> ? widened(counter(), dots) : dots, x, part);
+    }
+
+    // Unsigned codes as they are; bytes with their signs, and without. Both lie in a panel.
+    template <class Format>
+    static constexpr int kPlanes = kUnsigned<Format> ? 1 : 2;
     template <class Format>
     QUIRE_INLINE static Int plane(Int weights, int plane) {
-        return kNibbles<Format> || plane == 0 ? weights : _mm256_abs_epi8(weights);
+        return plane == 0 ? weights : _mm256_abs_epi8(weights);
     }
 
     template <class Format, int Rows>
     QUIRE_INLINE static void dot(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows], int part,
                                  Int (&dots)[Rows]) {
-        for (int r = 0; r < Rows; ++r) dots[r] = kNibbles<Format> ? _mm256_setzero_si256() : counter();
+        for (int r = 0; r < Rows; ++r) dots[r] = start<Format>();
         QUIRE_UNROLL
-        for (int i = 0; i < Format::group / 4; ++i) {
-            const int q = quad_at<Format>(i);
-            const Int w = weights<Format>(codes, q), magnitude = plane<Format>(w, 1);
+        for (int i = 0; i < Format::group / 4; i += kQuadsAtOnce<Format>) {
+            const int q = quad_at<Format>(part, i), next = quad_at<Format>(part, i + kQuadsAtOnce<Format> - 1);
+            const Int w = weights<Format>(codes, q);
+            const Int other = kUnsigned<Format> ? weights<Format>(codes, next) : _mm256_abs_epi8(w);
             QUIRE_UNROLL
-            for (int r = 0; r < Rows; ++r) {
-                const Int x = quad(rows[r]->codes + part * Format::group + 4 * q);
-                kNibbles<Format> ? add_nibbles(dots[r], w, x) : add_bytes(dots[r], w, magnitude, x);
-            }
+            for (int r = 0; r < Rows; ++r) add_quads<Format>(dots[r], w, other, rows[r]->codes, q, next);
         }
-        if constexpr (kNibbles<Format>)
-            for (int r = 0; r < Rows; ++r) dots[r] = widened<Format>(dots[r], *rows[r]);
+        for (int r = 0; r < Rows; ++r) dots[r] = finished<Format>(dots[r], *rows[r], part);
     }
 
     template <class Format, int Rows, int Vecs>
     QUIRE_INLINE static void dot_unpacked(const uint8_t* codes, const QuantizedGroup* x, int part,
                                           Int (&dots)[Rows][Vecs]) {
+        constexpr int kVector = 4 * lanes, kNext = (kUnsigned<Format> ? kQuadsAtOnce<Format> - 1 : Format::group / 4);
         for (int r = 0; r < Rows; ++r)
-            for (int v = 0; v < Vecs; ++v) dots[r][v] = kNibbles<Format> ? _mm256_setzero_si256() : counter();
+            for (int v = 0; v < Vecs; ++v) dots[r][v] = start<Format>();
         QUIRE_UNROLL
-        for (int q = 0; q < Format::group / 4; ++q, codes += 4 * lanes * Vecs) {
-            Int w[Vecs], magnitudes[Vecs];  // the two planes
+        for (int q = 0; q < Format::group / 4; q += kQuadsAtOnce<Format>) {
+            Int w[Vecs], others[Vecs];  // the next quad, or the other plane
             for (int v = 0; v < Vecs; ++v) {
-                w[v] = load(codes + 4 * lanes * v);
-                magnitudes[v] = kNibbles<Format> ? w[v] : load(codes + Format::group * lanes * Vecs + 4 * lanes * v);
+                w[v] = load(codes + kVector * (q * Vecs + v));
+                others[v] = load(codes + kVector * ((q + kNext) * Vecs + v));
             }
             QUIRE_UNROLL
-            for (int r = 0; r < Rows; ++r) {
-                const Int x_quad = quad(x[r].codes + part * Format::group + 4 * q);
-                for (int v = 0; v < Vecs; ++v)
-                    kNibbles<Format> ? add_nibbles(dots[r][v], w[v], x_quad)
-                                     : add_bytes(dots[r][v], w[v], magnitudes[v], x_quad);
-            }
-        }
-        if constexpr (kNibbles<Format>)
             for (int r = 0; r < Rows; ++r)
-                for (int v = 0; v < Vecs; ++v) dots[r][v] = widened<Format>(dots[r][v], x[r]);
+                for (int v = 0; v < Vecs; ++v)
+                    add_quads<Format>(dots[r][v], w[v], others[v], x[r].codes + part * Format::group, q,
+                                      q + kQuadsAtOnce<Format> - 1);
+        }
+        for (int r = 0; r < Rows; ++r)
+            for (int v = 0; v < Vecs; ++v) dots[r][v] = finished<Format>(dots[r][v], x[r], part);
     }
 };
 

@@ -34,6 +34,9 @@ struct Avx512 {
     QUIRE_INLINE static Float load_bfloats(const uint8_t* p) {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_short(p)), 16));
     }
+    QUIRE_INLINE static Float load_counts(const uint8_t* p) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+    }
     QUIRE_INLINE static void store(float* p, Float v) { _mm512_storeu_ps(p, v); }
 
     QUIRE_INLINE static Float zero() { return _mm512_setzero_ps(); }
@@ -55,8 +58,13 @@ struct Avx512 {
     QUIRE_INLINE static Float as_floats(Int v) { return _mm512_castsi512_ps(v); }
 
     QUIRE_INLINE static Int flip_signs(Int bytes) { return _mm512_xor_si512(bytes, _mm512_set1_epi8(-128)); }
-    QUIRE_INLINE static Int low_nibbles(Int bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
-    QUIRE_INLINE static Int high_nibbles(Int bytes) { return low_nibbles(_mm512_srli_epi16(bytes, 4)); }
+    QUIRE_INLINE static Int masked(Int bytes, int bits) {
+        return _mm512_and_si512(bytes, _mm512_set1_epi8(char(bits)));
+    }
+    QUIRE_INLINE static Int shifted_words(Int v, int n) {
+        using Words = uint16_t __attribute__((vector_size(64)));
+        return n < 0 ? Int(Words(v) >> -n) : Int(Words(v) << n);
+    }
 
     QUIRE_INLINE static Int add_words(Int sum, Int a, Int b) { return _mm512_dpwssd_epi32(sum, a, b); }
     QUIRE_INLINE static Int add_dot(Int sum, Int w, Int x) { return _mm512_dpbusd_epi32(sum, w, x); }

@@ -10,20 +10,51 @@ namespace {
 // One integer layout: w = scale * (stored - Zero) + offset, or with a codebook, w = scale * codebook[stored].
 template <int Bits, int Group, ScaleType Scale, bool Offset, int Zero = 0, Codebook Book = Codebook::None>
 struct IntFormat {
-    static constexpr int bits = Bits;    // 4 or 8
+    static constexpr int bits = Bits;    // 2 .. 6 or 8
     static constexpr int group = Group;  // 16 or 32
     static constexpr ScaleType scale_type = Scale;
+    static constexpr bool two_level = Scale == ScaleType::TwoLevel;
     static constexpr bool has_offset = Offset;
     static constexpr int zero = Zero;
     static constexpr bool has_codebook = Book != Codebook::None;
     static constexpr const int8_t (&codebook)[16] = kCodebooks[int(Book)];
 
-    static constexpr int scale_bytes = Scale == ScaleType::Float32 ? 4 : 2;
-    static constexpr int offsets_at = kTileOutputs * scale_bytes;
-    static constexpr int codes_at = Offset ? 2 * offsets_at : offsets_at;
-    static constexpr int group_bytes = codes_at + kTileOutputs * Group * Bits / 8;
     static constexpr int parts = kGroupInputs / Group;  // groups of weights in a group of activations
-    static_assert(Bits == 8 || Group == kGroupInputs, "nibbles pair the two halves of a group of 32");
+    static constexpr int block_runs = two_level ? kBlockInputs / kGroupInputs : 1;  // of kGroupInputs inputs
+    static constexpr int block_groups = block_runs * parts;
+    static constexpr int scale_bytes = two_level ? 1 : Scale == ScaleType::Float32 ? 4 : 2;
+    static constexpr int offset_units_at = 2 * kTileOutputs;  // behind the units of scales
+    static constexpr int scales_at = two_level ? (Offset ? 2 : 1) * 2 * kTileOutputs : 0;
+    static constexpr int offsets_at = scales_at + block_groups * kTileOutputs * scale_bytes;
+    static constexpr int codes_at = Offset ? 2 * offsets_at - scales_at : offsets_at;
+
+    static constexpr int low_bits = Bits == 8 ? 8 : Bits >= 4 ? 4 : 2, high_bits = Bits - low_bits;
+    static constexpr int plane_row = 4 * kTileOutputs;          // bytes
+    static constexpr int high_plane_at = low_bits * plane_row;  // in the codes of a run
+    static constexpr int run_bytes = Bits * plane_row;
+    static constexpr int block_bytes = codes_at + block_runs * run_bytes;
+
+    static const uint8_t* scales(const uint8_t* block, int group, int output) {
+        return block + scales_at + (group * kTileOutputs + output) * scale_bytes;
+    }
+    static const uint8_t* offsets(const uint8_t* block, int group, int output) {
+        return block + offsets_at + (group * kTileOutputs + output) * scale_bytes;
+    }
+    // Those of a run; quads of an output lie 4 * output further on.
+    static const uint8_t* codes(const uint8_t* block, int run) { return block + codes_at + run * run_bytes; }
+};
+
+// A group of a tile: the block it is in, and its number there.
+template <class Format>
+struct GroupPlace {
+    const uint8_t* block;
+    int group = 0;
+
+    QUIRE_INLINE void advance() {
+        if (++group < Format::block_groups) return;
+        group = 0;
+        block += Format::block_bytes;
+    }
 };
 
 template <ScaleType Scale, Codebook Book>
@@ -43,15 +74,19 @@ void visit_format(const PackedMatrix& w, const Visitor& visitor) {
         case Layout::Float32: return visitor.template visit<FloatFormat<Layout::Float32>>();
         case Layout::Float16: return visitor.template visit<FloatFormat<Layout::Float16>>();
         case Layout::BFloat16: return visitor.template visit<FloatFormat<Layout::BFloat16>>();
+        case Layout::Int2: return visitor.template visit<IntFormat<2, 16, ScaleType::TwoLevel, true>>();
+        case Layout::Int3: return visitor.template visit<IntFormat<3, 16, ScaleType::TwoLevel, false, 4>>();
         case Layout::Int4:
             if (!w.has_offset) return visitor.template visit<IntFormat<4, 32, ScaleType::Float16, false, 8>>();
             if (wide) return visitor.template visit<IntFormat<4, 32, ScaleType::Float32, true>>();
             if (w.scale_type == ScaleType::ZeroPoint)
                 return visitor.template visit<IntFormat<4, 32, ScaleType::ZeroPoint, true>>();
+            if (w.scale_type == ScaleType::TwoLevel)
+                return visitor.template visit<IntFormat<4, 32, ScaleType::TwoLevel, true>>();
             return visitor.template visit<IntFormat<4, 32, ScaleType::Float16, true>>();
+        case Layout::Int5: return visitor.template visit<IntFormat<5, 32, ScaleType::TwoLevel, true>>();
+        case Layout::Int6: return visitor.template visit<IntFormat<6, 16, ScaleType::TwoLevel, false, 32>>();
         case Layout::Int8:
-            if (w.group == 16 && w.has_offset)
-                return visitor.template visit<IntFormat<8, 16, ScaleType::Float32, true>>();
             if (w.group == 16) return visitor.template visit<IntFormat<8, 16, ScaleType::Float32, false>>();
             if (wide && w.has_offset) return visitor.template visit<IntFormat<8, 32, ScaleType::Float32, true>>();
             if (wide) return visitor.template visit<IntFormat<8, 32, ScaleType::Float32, false>>();
@@ -72,7 +107,8 @@ void visit_format(const PackedMatrix& w, const Visitor& visitor) {
                 case Codebook::IQ4:
                 case Codebook::None: break;
             }
-            if (wide) return visitor.template visit<CodebookFormat<ScaleType::Float32, Codebook::IQ4>>();
+            if (w.scale_type == ScaleType::TwoLevel)
+                return visitor.template visit<CodebookFormat<ScaleType::TwoLevel, Codebook::IQ4>>();
             return visitor.template visit<CodebookFormat<ScaleType::Float16, Codebook::IQ4>>();
     }
 }

@@ -51,6 +51,11 @@ struct Unit {
     QUIRE_INLINE static Float load_bfloats(const uint8_t* p) {
         return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
     }
+    QUIRE_INLINE static Float load_counts(const uint8_t* p) {
+        int8x8_t counts;  // 4 of them
+        __asm__("ldr %s0, %1" : "=w"(counts) : "m"(*(const uint8_t (*)[4])p));
+        return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(counts))));
+    }
     QUIRE_INLINE static void store(float* p, Float v) { vst1q_f32(p, v); }
     QUIRE_INLINE static Float fma_scalar(Float a, const float* b, Float c) { return vfmaq_n_f32(c, a, *b); }
 
@@ -89,32 +94,54 @@ struct Unit {
         return codes_of<Format>(vshrq_n_u8(pairs, 4));
     }
 
+    // What a plane has of quad q, for 4 outputs, moved to bit `to`.
+    template <class Format, int Bits>
+    QUIRE_INLINE static uint8x16_t bits_of(const uint8_t* plane, int q, int to) {
+        const uint8x16_t row = vld1q_u8(plane + q % Bits * Format::plane_row);
+        const int from = q / Bits * Bits;
+        const uint8x16_t moved = from > to ? row >> (from - to) : row << (to - from);
+        return vandq_u8(moved, vdupq_n_u8(uint8_t(((1 << Bits) - 1) << to)));
+    }
+
+    // Quad q of a run, for 4 outputs (zero not yet taken off).
+    template <class Format>
+    QUIRE_INLINE static int8x16_t weights(const uint8_t* codes, int q) {
+        if constexpr (Format::bits == 8) return vreinterpretq_s8_u8(vld1q_u8(codes + q * Format::plane_row));
+        const uint8x16_t low = bits_of<Format, Format::low_bits>(codes, q, 0);
+        if constexpr (Format::high_bits > 0)
+            return vreinterpretq_s8_u8(
+                low | bits_of<Format, Format::high_bits>(codes + Format::high_plane_at, q, Format::low_bits));
+        return codes_of<Format>(low);
+    }
+
     template <class Format, int Rows>
     QUIRE_INLINE static void dot(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows], int part,
                                  Int (&dots)[Rows]) {
-        static_assert(Format::bits == 8, "matrix_neon_few.h has 4 bits");
-        int8x16_t first[4], second[4];  // quads 0 .. 3 and 4 .. 7 of the group
-        for (int q = 0; q < 4; ++q) {
-            first[q] = vreinterpretq_s8_u8(vld1q_u8(codes + q * 4 * kTileOutputs));
-            if constexpr (Format::group == 32)
-                second[q] = vreinterpretq_s8_u8(vld1q_u8(codes + (q + 4) * 4 * kTileOutputs));
+        static_assert(Format::bits != 4, "matrix_neon_few.h has 4 bits");
+        constexpr int kHalves = Format::group / 16;
+        int8x16_t w[kHalves][4];
+        QUIRE_UNROLL
+        for (int half = 0; half < kHalves; ++half) {
+            QUIRE_UNROLL
+            for (int q = 0; q < 4; ++q) w[half][q] = weights<Format>(codes, (part + half) * 4 + q);
         }
+        QUIRE_UNROLL
         for (int r = 0; r < Rows; ++r) {
-            dots[r] = add_dots(vdupq_n_s32(kCounterBits), first, vld1q_s8(rows[r]->codes + part * Format::group));
-            if constexpr (Format::group == 32) dots[r] = add_dots(dots[r], second, vld1q_s8(rows[r]->codes + 16));
+            dots[r] = vdupq_n_s32(kCounterBits - Format::zero * code_sum_of<Format>(*rows[r], part));
+            QUIRE_UNROLL
+            for (int half = 0; half < kHalves; ++half)
+                dots[r] = add_dots(dots[r], w[half], vld1q_s8(rows[r]->codes + (part + half) * 16));
         }
     }
 };
 
-// Codes of inputs 4 * q .. 4 * q + 3 of a group, for the 4 outputs from `output` on.
+// Codes of quad q of a group, for the 4 outputs from `output` on.
 template <class Format>
-QUIRE_INLINE int8x16_t unpack_quad(const uint8_t* group, int q, int output) {
-    const uint8_t* codes = group + Format::codes_at + 4 * output;
-    const uint8x16_t stored = vld1q_u8(codes + (Format::bits == 4 ? q % 4 : q) * 4 * kTileOutputs);
-    int8x16_t quad = vreinterpretq_s8_u8(stored);
-    if constexpr (Format::bits == 4) quad = q < 4 ? Unit::low_codes<Format>(stored) : Unit::high_codes<Format>(stored);
-    if constexpr (Format::zero != 0) quad = vsubq_s8(quad, vdupq_n_s8(Format::zero));
-    return quad;
+QUIRE_INLINE int8x16_t unpack_quad(GroupPlace<Format> from, int q, int output) {
+    const uint8_t* codes = Format::codes(from.block, from.group / Format::parts) + 4 * output;
+    const bool second = from.group % Format::parts;  // of two parts: so that shifts are by constants
+    const int8x16_t quad = second ? Unit::weights<Format>(codes, q + 4) : Unit::weights<Format>(codes, q);
+    return Format::zero != 0 ? vsubq_s8(quad, vdupq_n_s8(Format::zero)) : quad;
 }
 
 }  // namespace

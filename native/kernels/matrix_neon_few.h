@@ -7,6 +7,36 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
+// The scales, or offsets, of several vectors of outputs: counts of 8 outputs are widened together.
+template <class Format, int Vectors>
+QUIRE_INLINE void load_counted(const uint8_t* counts, const uint8_t* units, float32x4_t (&to)[Vectors]) {
+    static_assert(Vectors % 2 == 0);
+    QUIRE_UNROLL
+    for (int v = 0; v < Vectors; v += 2) {
+        const int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(vld1_u8(counts + 4 * v)));
+        to[v] = vmulq_f32(vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))), Unit::load_halves(units + 8 * v));
+        to[v + 1] = vmulq_f32(vcvtq_f32_s32(vmovl_high_s16(wide)), Unit::load_halves(units + 8 * v + 8));
+    }
+}
+template <class Format, int Vectors>
+QUIRE_INLINE void load_scales(const uint8_t* block, int group, int output, float32x4_t (&to)[Vectors]) {
+    if constexpr (Format::two_level && Vectors > 1) {
+        load_counted<Format>(Format::scales(block, group, output), block + 2 * output, to);
+    } else {
+        QUIRE_UNROLL
+        for (int v = 0; v < Vectors; ++v) to[v] = load_scales<Format>(block, group, output + v * Unit::lanes);
+    }
+}
+template <class Format, int Vectors>
+QUIRE_INLINE void load_offsets(const uint8_t* block, int group, int output, float32x4_t (&to)[Vectors]) {
+    if constexpr (Format::two_level && Vectors > 1) {
+        load_counted<Format>(Format::offsets(block, group, output), block + Format::offset_units_at + 2 * output, to);
+    } else {
+        QUIRE_UNROLL
+        for (int v = 0; v < Vectors; ++v) to[v] = load_offsets<Format>(block, group, output + v * Unit::lanes);
+    }
+}
+
 // 1 to 4 rows: every byte of weights is unpacked between the dot products that use it, so that both vector pipes are
 // busy all the time.
 template <class Format, int Rows>
@@ -20,44 +50,48 @@ struct FewRows {
             run_outputs(tile, first, block, num_inputs / kGroupInputs, out + first, out_stride);
     }
 
-    QUIRE_INLINE static void run_outputs(const uint8_t* group, int first, const Block& block, int64_t num_groups,
+    QUIRE_INLINE static void run_outputs(const uint8_t* weights, int first, const Block& block, int64_t num_groups,
                                          float* out, int64_t out_stride) {
         float32x4_t acc[Rows][kVectors];
         for (int r = 0; r < Rows; ++r)
             for (int v = 0; v < kVectors; ++v) acc[r][v] = Unit::zero();
         const QuantizedGroup* x = block.groups;
-        for (int64_t g = 0; g < num_groups; ++g, x += block.group_stride, group += Format::group_bytes) {
-            int8x16_t low[Rows], high[Rows];  // codes of quads 0 .. 3 and 4 .. 7
-            int32x4_t dots[Rows][kVectors];
-            QUIRE_UNROLL
-            for (int r = 0; r < Rows; ++r) {
-                low[r] = vld1q_s8(x[r].codes);
-                high[r] = vld1q_s8(x[r].codes + 16);
-                for (int v = 0; v < kVectors; ++v) {
-                    dots[r][v] = Unit::start();
-                    if constexpr (Format::zero != 0)
-                        dots[r][v] = vaddq_s32(dots[r][v], vdupq_n_s32(-Format::zero * x[r].code_sum));
-                }
-            }
-            const uint8_t* codes = group + Format::codes_at + 4 * first;
-            add_quads<0>(codes, low, high, dots);
-            add_quads<1>(codes, low, high, dots);
-            add_quads<2>(codes, low, high, dots);
-            add_quads<3>(codes, low, high, dots);
-            QUIRE_UNROLL
-            for (int v = 0; v < kVectors; ++v) {
-                const int output = first + v * Unit::lanes;
-                if constexpr (Format::has_offset) {
-                    const float32x4_t offsets = load_offsets<Format>(group, output);
-                    for (int r = 0; r < Rows; ++r) acc[r][v] = Unit::fma_scalar(offsets, &x[r].sum, acc[r][v]);
-                }
-                const float32x4_t scales = load_scales<Format::scale_type>(group, output);
-                for (int r = 0; r < Rows; ++r)
-                    acc[r][v] = Unit::fma_scalar(Unit::scaled(dots[r][v], scales), &x[r].scale, acc[r][v]);
-            }
-        }
+        for (int64_t g = 0; g < num_groups; g += Format::block_runs, weights += Format::block_bytes)
+            for (int run = 0; run < Format::block_runs; ++run, x += block.group_stride)
+                add_run(weights, run, first, x, acc);
         for (int r = 0; r < Rows; ++r)
             for (int v = 0; v < kVectors; ++v) vst1q_f32(out + r * out_stride + v * Unit::lanes, acc[r][v]);
+    }
+
+    QUIRE_INLINE static void add_run(const uint8_t* weights, int run, int first, const QuantizedGroup* x,
+                                     float32x4_t (&acc)[Rows][kVectors]) {
+        int8x16_t low[Rows], high[Rows];  // codes of quads 0 .. 3 and 4 .. 7
+        int32x4_t dots[Rows][kVectors];
+        QUIRE_UNROLL
+        for (int r = 0; r < Rows; ++r) {
+            low[r] = vld1q_s8(x[r].codes);
+            high[r] = vld1q_s8(x[r].codes + 16);
+            for (int v = 0; v < kVectors; ++v) {
+                dots[r][v] = Unit::start();
+                if constexpr (Format::zero != 0)
+                    dots[r][v] = vaddq_s32(dots[r][v], vdupq_n_s32(-Format::zero * x[r].code_sum));
+            }
+        }
+        const uint8_t* codes = Format::codes(weights, run) + 4 * first;
+        add_quads<0>(codes, low, high, dots);
+        add_quads<1>(codes, low, high, dots);
+        add_quads<2>(codes, low, high, dots);
+        add_quads<3>(codes, low, high, dots);
+        float32x4_t scales[kVectors], offsets[kVectors];
+        load_scales<Format>(weights, run, first, scales);
+        if constexpr (Format::has_offset) load_offsets<Format>(weights, run, first, offsets);
+        QUIRE_UNROLL
+        for (int v = 0; v < kVectors; ++v) {
+            if constexpr (Format::has_offset)
+                for (int r = 0; r < Rows; ++r) acc[r][v] = Unit::fma_scalar(offsets[v], &x[r].sum, acc[r][v]);
+            for (int r = 0; r < Rows; ++r)
+                acc[r][v] = Unit::fma_scalar(Unit::scaled(dots[r][v], scales[v]), &x[r].scale, acc[r][v]);
+        }
     }
 
     // dots += quads Quad and Quad + 4.
@@ -88,36 +122,41 @@ struct SeveralRows {
             run_outputs(tile, first, block, num_inputs / kGroupInputs, out + first, out_stride);
     }
 
-    QUIRE_INLINE static void run_outputs(const uint8_t* group, int first, const Block& block, int64_t num_groups,
+    QUIRE_INLINE static void run_outputs(const uint8_t* weights, int first, const Block& block, int64_t num_groups,
                                          float* out, int64_t out_stride) {
         float32x4_t acc[Rows];
         QUIRE_UNROLL
         for (int r = 0; r < Rows; ++r) acc[r] = Unit::zero();
         const QuantizedGroup* x = block.groups;
-        for (int64_t g = 0; g < num_groups; ++g, x += block.group_stride, group += Format::group_bytes) {
-            int8x16_t weights[8];
-            const uint8_t* codes = group + Format::codes_at + 4 * first;
-            QUIRE_UNROLL
-            for (int q = 0; q < 4; ++q) {
-                const uint8x16_t pairs = vld1q_u8(codes + q * 4 * kTileOutputs);
-                weights[q] = Unit::low_codes<Format>(pairs);
-                weights[q + 4] = Unit::high_codes<Format>(pairs);
-            }
-            if constexpr (Format::zero != 0) {
-                QUIRE_UNROLL
-                for (int q = 0; q < 8; ++q) weights[q] = vsubq_s8(weights[q], vdupq_n_s8(Format::zero));
-            }
-            const float32x4_t scales = load_scales<Format::scale_type>(group, first);
-            alignas(16) float counters[4];
-            const float32x4_t counter = vmulq_n_f32(scales, -Unit::kCounter);
-            __asm__ volatile("str %q1, %0" : "=m"(counters) : "w"(counter));
-            float32x4_t offsets = Unit::zero();
-            if constexpr (Format::has_offset) offsets = load_offsets<Format>(group, first);
-            add_rows<0, kFirst>(weights, scales, offsets, counters, x, acc);
-            if constexpr (kSecond > 0) add_rows<kFirst, kSecond>(weights, scales, offsets, counters, x, acc);
-        }
+        for (int64_t g = 0; g < num_groups; g += Format::block_runs, weights += Format::block_bytes)
+            for (int run = 0; run < Format::block_runs; ++run, x += block.group_stride)
+                add_run(weights, run, first, x, acc);
         QUIRE_UNROLL
         for (int r = 0; r < Rows; ++r) vst1q_f32(out + r * out_stride, acc[r]);
+    }
+
+    QUIRE_INLINE static void add_run(const uint8_t* block, int run, int first, const QuantizedGroup* x,
+                                     float32x4_t (&acc)[Rows]) {
+        int8x16_t weights[8];
+        const uint8_t* codes = Format::codes(block, run) + 4 * first;
+        QUIRE_UNROLL
+        for (int q = 0; q < 4; ++q) {
+            const uint8x16_t pairs = vld1q_u8(codes + q * 4 * kTileOutputs);
+            weights[q] = Unit::low_codes<Format>(pairs);
+            weights[q + 4] = Unit::high_codes<Format>(pairs);
+        }
+        if constexpr (Format::zero != 0) {
+            QUIRE_UNROLL
+            for (int q = 0; q < 8; ++q) weights[q] = vsubq_s8(weights[q], vdupq_n_s8(Format::zero));
+        }
+        const float32x4_t scales = load_scales<Format>(block, run, first);
+        alignas(16) float counters[4];
+        const float32x4_t counter = vmulq_n_f32(scales, -Unit::kCounter);
+        __asm__ volatile("str %q1, %0" : "=m"(counters) : "w"(counter));
+        float32x4_t offsets = Unit::zero();
+        if constexpr (Format::has_offset) offsets = load_offsets<Format>(block, run, first);
+        add_rows<0, kFirst>(weights, scales, offsets, counters, x, acc);
+        if constexpr (kSecond > 0) add_rows<kFirst, kSecond>(weights, scales, offsets, counters, x, acc);
     }
 
     template <int First, int Count>

@@ -119,28 +119,28 @@ struct Unpacked {
     static const uint8_t* take(const PackedMatrix& w, int64_t first_tile, int64_t last_tile, uint8_t* panel) {
         uint8_t* to = panel;
         for (int64_t t = first_tile; t < last_tile; ++t, to += tile_bytes(w)) {
-            const uint8_t* group = w.data + t * w.tile_bytes();
-            for (int64_t g = 0; g < w.num_inputs / Format::group; ++g, group += Format::group_bytes)
+            GroupPlace<Format> from{w.data + t * w.tile_bytes()};
+            for (int64_t g = 0; g < w.num_inputs / Format::group; ++g, from.advance())
                 for (int s = 0; s < kTileOutputs / Strips::width; ++s)
-                    unpack(group, s * Strips::width, to + s * strip_bytes(w.num_inputs) + g * Strips::group_bytes);
+                    unpack(from, s * Strips::width, to + s * strip_bytes(w.num_inputs) + g * Strips::group_bytes);
         }
         return panel;
     }
 
-    QUIRE_INLINE static void unpack(const uint8_t* group, int output, uint8_t* to) {
+    QUIRE_INLINE static void unpack(GroupPlace<Format> from, int output, uint8_t* to) {
         for (int fours = 0; fours < 2; ++fours, output += 4, to += 32) {
             for (int s = 0; s < Strips::steps; ++s) {
-                const int32x4_t first = vreinterpretq_s32_s8(unpack_quad<Format>(group, 2 * s, output)),
-                                second = vreinterpretq_s32_s8(unpack_quad<Format>(group, 2 * s + 1, output));
+                const int32x4_t first = vreinterpretq_s32_s8(unpack_quad(from, 2 * s, output)),
+                                second = vreinterpretq_s32_s8(unpack_quad(from, 2 * s + 1, output));
                 int32_t* codes = (int32_t*)(to + s * Strips::step_bytes);
                 vst1q_s32(codes, vzip1q_s32(first, second));
                 vst1q_s32(codes + 4, vzip2q_s32(first, second));
             }
-            const float32x4_t scales = load_scales<Format::scale_type>(group, output);
+            const float32x4_t scales = load_scales<Format>(from.block, from.group, output);
             store_factors(to + Strips::scales_at, scales);
             store_factors(to + Strips::counters_at, vmulq_n_f32(scales, -Unit::kCounter));
             if constexpr (Format::has_offset)
-                store_factors(to + Strips::offsets_at, load_offsets<Format>(group, output));
+                store_factors(to + Strips::offsets_at, load_offsets<Format>(from.block, from.group, output));
         }
     }
 

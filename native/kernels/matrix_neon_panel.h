@@ -114,36 +114,36 @@ struct Unpacked {
     static const uint8_t* take(const PackedMatrix& w, int64_t first_tile, int64_t last_tile, uint8_t* panel) {
         uint8_t* to = panel;
         for (int64_t t = first_tile; t < last_tile; ++t, to += tile_bytes(w)) {
-            const uint8_t* group = w.data + t * w.tile_bytes();
-            for (int64_t g = 0; g < w.num_inputs / Format::group; ++g, group += Format::group_bytes)
+            GroupPlace<Format> from{w.data + t * w.tile_bytes()};
+            for (int64_t g = 0; g < w.num_inputs / Format::group; ++g, from.advance())
                 for (int s = 0; s < kTileOutputs / Strips::width; ++s)
-                    unpack(group, s * Strips::width, to + s * strip_bytes(w.num_inputs) + g * Strips::group_bytes);
+                    unpack(from, s * Strips::width, to + s * strip_bytes(w.num_inputs) + g * Strips::group_bytes);
         }
         return panel;
     }
 
     // A group is unpacked in pieces: a quarter of its codes each, and then the scales.
     static constexpr int kPieces = 5;
-    QUIRE_INLINE static void unpack(const uint8_t* group, int output, uint8_t* to, int piece) {
+    QUIRE_INLINE static void unpack(GroupPlace<Format> from, int output, uint8_t* to, int piece) {
         constexpr bool kPlainNibbles = Format::bits == 4 && Format::zero == 0 && !Format::has_codebook;
         if (piece < 4 && kPlainNibbles) {
-            const uint8_t* codes = group + Format::codes_at + 4 * output;
+            const uint8_t* codes = Format::codes(from.block, from.group) + 4 * output;
             return split_nibbles(codes + piece * 4 * kTileOutputs, to + 16 * piece, to + 64 + 16 * piece);
         }
         if (piece < 4) {
             for (int q = piece; q < Format::group / 4; q += 4)
-                vst1q_s8((int8_t*)to + 16 * q, unpack_quad<Format>(group, q, output));
+                vst1q_s8((int8_t*)to + 16 * q, unpack_quad(from, q, output));
             return;
         }
-        const float32x4_t scales = load_scales<Format::scale_type>(group, output);
+        const float32x4_t scales = load_scales<Format>(from.block, from.group, output);
         vst1q_f32((float*)(to + Strips::scales_at), scales);
         vst1q_f32((float*)(to + Strips::counters_at), vmulq_n_f32(scales, -Unit::kCounter));
         if constexpr (Format::has_offset)
-            vst1q_f32((float*)(to + Strips::offsets_at), load_offsets<Format>(group, output));
+            vst1q_f32((float*)(to + Strips::offsets_at), load_offsets<Format>(from.block, from.group, output));
     }
-    QUIRE_INLINE static void unpack(const uint8_t* group, int output, uint8_t* to) {
+    QUIRE_INLINE static void unpack(GroupPlace<Format> from, int output, uint8_t* to) {
         QUIRE_UNROLL
-        for (int piece = 0; piece < kPieces; ++piece) unpack(group, output, to, piece);
+        for (int piece = 0; piece < kPieces; ++piece) unpack(from, output, to, piece);
     }
 
     template <int Rows>
@@ -159,18 +159,20 @@ struct Unpacked {
     template <int Rows>
     __attribute__((noinline)) static void take_and_multiply(const uint8_t* packed, uint8_t* tile, const Block& a,
                                                             int64_t num_inputs, float* out, int64_t out_stride) {
-        constexpr int kStrips = kTileOutputs / Strips::width, kLines = (Format::group_bytes + 63) / 64;
-        const int64_t packed_bytes = num_inputs / Format::group * Format::group_bytes;
+        constexpr int kStrips = kTileOutputs / Strips::width, kGroupBytes = Format::block_bytes / Format::block_groups,
+                      kLines = (kGroupBytes + 63) / 64;
+        const int64_t packed_bytes = num_inputs / Format::group * kGroupBytes;
         for (int s = 0; s < kStrips; ++s) {
-            const uint8_t* group = packed;
+            GroupPlace<Format> from{packed};
             uint8_t *to = tile + s * strip_bytes(num_inputs), *const last =
                                                                   to + strip_bytes(num_inputs) - Strips::group_bytes;
-            unpack(group, s * Strips::width, to);
+            unpack(from, s * Strips::width, to);
             const auto make_next = [&](int piece) {
-                if (piece == 0 && to != last) group += Format::group_bytes, to += Strips::group_bytes;
-                if (piece < kPieces) unpack(group, s * Strips::width, to, piece);  // the last group: once more
+                if (piece == 0 && to != last) from.advance(), to += Strips::group_bytes;
+                if (piece < kPieces) unpack(from, s * Strips::width, to, piece);  // the last group: once more
                 if (piece < kPieces) return;
-                for (int line = s; line < kLines; line += kStrips) __builtin_prefetch(group + packed_bytes + 64 * line);
+                const uint8_t* next_tile = from.block + from.group * kGroupBytes + packed_bytes;
+                for (int line = s; line < kLines; line += kStrips) __builtin_prefetch(next_tile + 64 * line);
                 __asm__ volatile("" ::: "memory");  // it is written before it is read
             };
             Strips::template multiply<Rows>(tile + s * strip_bytes(num_inputs), a, num_inputs / kGroupInputs,

@@ -11,43 +11,62 @@ constexpr int kRowBlock = 1;
 template <class Format>
 constexpr int kMaxTileRows = 1;  // rows that TileProduct takes at once
 
-template <ScaleType Scale>
-inline float scale_at(const uint8_t* scales, int output) {
-    if (Scale == ScaleType::Float32) {
+inline float half_at(const uint8_t* halves, int output) {
+    uint16_t bits;
+    __builtin_memcpy(&bits, halves + 2 * output, 2);
+    return half_to_float(bits);
+}
+
+// A scale, or what is stored in the same way. `units` are those of two levels.
+template <class Format>
+inline float stored_at(const uint8_t* at, const uint8_t* units, int output) {
+    if (Format::two_level) return half_at(units, output) * float(int8_t(*at));
+    if (Format::scale_type == ScaleType::Float32) {
         float value;
-        __builtin_memcpy(&value, scales + 4 * output, 4);
+        __builtin_memcpy(&value, at, 4);
         return value;
     }
     uint16_t bits;
-    __builtin_memcpy(&bits, scales + 2 * output, 2);
-    return Scale == ScaleType::BFloat16 ? bfloat_to_float(bits) : half_to_float(bits);
+    __builtin_memcpy(&bits, at, 2);
+    return Format::scale_type == ScaleType::BFloat16 ? bfloat_to_float(bits) : half_to_float(bits);
 }
 
 template <class Format>
-inline float offset_at(const uint8_t* group, int output) {
-    const float stored = scale_at<Format::scale_type>(group + Format::offsets_at, output);
-    return Format::scale_type == ScaleType::ZeroPoint ? stored * scale_at<Format::scale_type>(group, output) : stored;
+inline float scale_at(const uint8_t* block, int group, int output) {
+    return stored_at<Format>(Format::scales(block, group, output), block, output);
 }
 
-// What a stored byte, or half of it, says (zero not yet taken off).
 template <class Format>
-inline int code_of(uint8_t stored, bool high) {
-    if (Format::bits == 8) return int8_t(stored);
-    const int code = high ? stored >> 4 : stored & 15;
+inline float offset_at(const uint8_t* block, int group, int output) {
+    const float stored =
+        stored_at<Format>(Format::offsets(block, group, output), block + Format::offset_units_at, output);
+    return Format::scale_type == ScaleType::ZeroPoint ? stored * scale_at<Format>(block, group, output) : stored;
+}
+
+// The bits that a plane has of the code of input j of a quad.
+template <class Format, int Bits>
+inline int bits_at(const uint8_t* plane, int quad, int output, int j) {
+    const int stored = plane[quad % Bits * Format::plane_row + 4 * output + j];
+    return stored >> (quad / Bits * Bits) & ((1 << Bits) - 1);
+}
+
+// What the planes say (zero not yet taken off).
+template <class Format>
+inline int code_at(const uint8_t* codes, int quad, int output, int j) {
+    int code = bits_at<Format, Format::low_bits>(codes, quad, output, j);
+    if constexpr (Format::high_bits > 0)
+        code |= bits_at<Format, Format::high_bits>(codes + Format::high_plane_at, quad, output, j) << Format::low_bits;
+    if (Format::bits == 8) return int8_t(code);
     return Format::has_codebook ? Format::codebook[code] : code;
 }
 
-// The dot products of 16 outputs' codes (zero not yet taken off) with the codes of one group of activations.
+// The dot products of 16 outputs' codes (zero not yet taken off) with the codes of activations, for a part of a run.
 template <class Format>
-inline void dot_codes(const uint8_t* codes, const int8_t* x, int32_t* dots) {
-    for (int quad = 0; quad < Format::group / 4; ++quad) {
-        for (int o = 0; o < kTileOutputs; ++o) {
-            for (int j = 0; j < 4; ++j) {
-                const uint8_t stored = codes[((Format::bits == 4 ? quad % 4 : quad) * kTileOutputs + o) * 4 + j];
-                dots[o] += code_of<Format>(stored, quad >= 4) * x[4 * quad + j];
-            }
-        }
-    }
+inline void dot_codes(const uint8_t* codes, const int8_t* x, int part, int32_t* dots) {
+    constexpr int kQuads = Format::group / 4;
+    for (int quad = part * kQuads; quad < (part + 1) * kQuads; ++quad)
+        for (int o = 0; o < kTileOutputs; ++o)
+            for (int j = 0; j < 4; ++j) dots[o] += code_at<Format>(codes, quad, o, j) * x[4 * quad + j];
 }
 
 // out[o] = x . w[o] for one row of activations and the 16 outputs of a tile.
@@ -55,16 +74,18 @@ template <class Format, int Rows>
 struct TileProduct {
     static void run(const uint8_t* tile, const Block& a, int64_t num_inputs, float* out, int64_t) {
         float acc[kTileOutputs] = {};
+        GroupPlace<Format> at{tile};
         for (int64_t g = 0; g < num_inputs / kGroupInputs; ++g) {
             const QuantizedGroup& x = a.groups[g];
-            for (int part = 0; part < Format::parts; ++part, tile += Format::group_bytes) {
+            for (int part = 0; part < Format::parts; ++part, at.advance()) {
                 int32_t dots[kTileOutputs] = {};
-                dot_codes<Format>(tile + Format::codes_at, x.codes + part * Format::group, dots);
+                dot_codes<Format>(Format::codes(at.block, at.group / Format::parts), x.codes, part, dots);
                 for (int o = 0; o < kTileOutputs; ++o) {
                     if (Format::has_offset)
-                        acc[o] = __builtin_fmaf(offset_at<Format>(tile, o), *sum_of<Format>(x, part), acc[o]);
+                        acc[o] =
+                            __builtin_fmaf(offset_at<Format>(at.block, at.group, o), *sum_of<Format>(x, part), acc[o]);
                     const int32_t dot = dots[o] - Format::zero * code_sum_of<Format>(x, part);
-                    acc[o] = __builtin_fmaf(float(dot) * scale_at<Format::scale_type>(tile, o), x.scale, acc[o]);
+                    acc[o] = __builtin_fmaf(float(dot) * scale_at<Format>(at.block, at.group, o), x.scale, acc[o]);
                 }
             }
         }

@@ -3,10 +3,10 @@
 // `Unit` is the vector unit (matrix_neon.h, matrix_avx2.h, matrix_avx512.h). It has
 //   Float, Int, lanes                              vectors of fp32 and int32
 //   max_rows, int_vectors(rows), float_vectors(rows)   the register tile
-//   zero(), load_halves(p), load_bfloats(p), load_floats(p), store(p, v)
+//   zero(), load_halves(p), load_bfloats(p), load_floats(p), load_counts(p), store(p, v)   counts are int8
 //   fma_scalar(a, p, c)   a * *p + c
-//   dot<Format, Rows>(codes, rows, part, dots)   exact dot products of the weights' codes with the activations', in a
-//                                                form only `scaled` need know
+//   dot<Format, Rows>(codes, rows, part, dots)   exact dot products of the codes of a part of a run with the
+//                                                activations', in a form only `scaled` need know
 //   scaled(dots, s)   float(dot) * s
 #pragma once
 
@@ -19,19 +19,28 @@ constexpr int kRowBlock = Unit::row_block;
 template <class Format>
 constexpr int kMaxTileRows = Unit::max_rows;
 
-template <ScaleType Scale>
-QUIRE_INLINE Unit::Float load_scales(const uint8_t* scales, int output) {
-    if constexpr (Scale == ScaleType::Float32) return Unit::load_floats(scales + 4 * output);
-    if constexpr (Scale == ScaleType::Float16) return Unit::load_halves(scales + 2 * output);
-    if constexpr (Scale == ScaleType::BFloat16) return Unit::load_bfloats(scales + 2 * output);
-    if constexpr (Scale == ScaleType::ZeroPoint) return Unit::load_halves(scales + 2 * output);
+// Scales, or what is stored in the same way. `units` are those of two levels.
+template <class Format>
+QUIRE_INLINE Unit::Float load_stored(const uint8_t* p, const uint8_t* units) {
+    if constexpr (Format::two_level) return Unit::load_halves(units) * Unit::load_counts(p);  // exact: 11 bits times 8
+    if constexpr (Format::scale_type == ScaleType::Float32) return Unit::load_floats(p);
+    if constexpr (Format::scale_type == ScaleType::Float16) return Unit::load_halves(p);
+    if constexpr (Format::scale_type == ScaleType::BFloat16) return Unit::load_bfloats(p);
+    if constexpr (Format::scale_type == ScaleType::ZeroPoint) return Unit::load_halves(p);
+}
+
+// Of a group of a block, for the outputs from `output` on.
+template <class Format>
+QUIRE_INLINE Unit::Float load_scales(const uint8_t* block, int group, int output) {
+    return load_stored<Format>(Format::scales(block, group, output), block + 2 * output);
 }
 
 template <class Format>
-QUIRE_INLINE Unit::Float load_offsets(const uint8_t* group, int output) {
-    const auto stored = load_scales<Format::scale_type>(group + Format::offsets_at, output);
+QUIRE_INLINE Unit::Float load_offsets(const uint8_t* block, int group, int output) {
+    const auto stored =
+        load_stored<Format>(Format::offsets(block, group, output), block + Format::offset_units_at + 2 * output);
     if constexpr (Format::scale_type == ScaleType::ZeroPoint)
-        return stored * load_scales<Format::scale_type>(group, output);  // exact: 11 bits times 9
+        return stored * load_scales<Format>(block, group, output);  // exact: 11 bits times 9
     else
         return stored;
 }
@@ -48,33 +57,41 @@ struct TileProduct {
             run_outputs(tile, first, a, num_inputs / kGroupInputs, out + first, out_stride);
     }
 
-    QUIRE_INLINE static void run_outputs(const uint8_t* group, int first, const Block& block, int64_t num_groups,
+    QUIRE_INLINE static void run_outputs(const uint8_t* weights, int first, const Block& block, int64_t num_groups,
                                          float* out, int64_t out_stride) {
         const QuantizedGroup* x = block.groups;
         typename Unit::Float acc[Rows][kVectors];
         for (int r = 0; r < Rows; ++r)
             for (int v = 0; v < kVectors; ++v) acc[r][v] = Unit::zero();
-        for (const QuantizedGroup* end = x + num_groups * block.group_stride; x != end; x += block.group_stride) {
-            const QuantizedGroup* rows[Rows];
-            for (int r = 0; r < Rows; ++r) rows[r] = x + r;
-            for (int part = 0; part < Format::parts; ++part, group += Format::group_bytes) {
-                for (int v = 0; v < kVectors; ++v) {
-                    const int output = first + v * Unit::lanes;
-                    typename Unit::Int dots[Rows];
-                    Unit::template dot<Format, Rows>(group + Format::codes_at + 4 * output, rows, part, dots);
-                    if constexpr (Format::has_offset) {
-                        const auto offsets = load_offsets<Format>(group, output);
-                        for (int r = 0; r < Rows; ++r)
-                            acc[r][v] = Unit::fma_scalar(offsets, sum_of<Format>(*rows[r], part), acc[r][v]);
-                    }
-                    const auto scales = load_scales<Format::scale_type>(group, output);
-                    for (int r = 0; r < Rows; ++r)
-                        acc[r][v] = Unit::fma_scalar(Unit::scaled(dots[r], scales), &rows[r]->scale, acc[r][v]);
-                }
-            }
-        }
+        for (const QuantizedGroup* end = x + num_groups * block.group_stride; x != end; weights += Format::block_bytes)
+            for (int run = 0; run < Format::block_runs; ++run, x += block.group_stride)
+                add_run(weights, run, first, x, acc);
         for (int r = 0; r < Rows; ++r)
             for (int v = 0; v < kVectors; ++v) Unit::store(out + r * out_stride + v * Unit::lanes, acc[r][v]);
+    }
+
+    QUIRE_INLINE static void add_run(const uint8_t* weights, int run, int first, const QuantizedGroup* x,
+                                     typename Unit::Float (&acc)[Rows][kVectors]) {
+        const QuantizedGroup* rows[Rows];
+        for (int r = 0; r < Rows; ++r) rows[r] = x + r;
+        QUIRE_UNROLL
+        for (int part = 0; part < Format::parts; ++part) {
+            const int group = run * Format::parts + part;
+            QUIRE_UNROLL
+            for (int v = 0; v < kVectors; ++v) {
+                const int output = first + v * Unit::lanes;
+                typename Unit::Int dots[Rows];
+                Unit::template dot<Format, Rows>(Format::codes(weights, run) + 4 * output, rows, part, dots);
+                if constexpr (Format::has_offset) {
+                    const auto offsets = load_offsets<Format>(weights, group, output);
+                    for (int r = 0; r < Rows; ++r)
+                        acc[r][v] = Unit::fma_scalar(offsets, sum_of<Format>(*rows[r], part), acc[r][v]);
+                }
+                const auto scales = load_scales<Format>(weights, group, output);
+                for (int r = 0; r < Rows; ++r)
+                    acc[r][v] = Unit::fma_scalar(Unit::scaled(dots[r], scales), &rows[r]->scale, acc[r][v]);
+            }
+        }
     }
 };
 

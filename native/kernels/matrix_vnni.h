@@ -20,11 +20,10 @@ struct Vnni : X86<Vectors, 128> {
         for (int r = 0; r < Rows; ++r) dots[r] = Base::template unshifted<Format>(Base::counter(), *rows[r], part);
         QUIRE_UNROLL
         for (int i = 0; i < Format::group / 4; ++i) {
-            const int q = Base::template quad_at<Format>(i);
+            const int q = Base::template quad_at<Format>(part, i);
             const Int w = Base::template weights<Format>(codes, q);
             QUIRE_UNROLL
-            for (int r = 0; r < Rows; ++r)
-                dots[r] = Base::add_dot(dots[r], w, Base::quad(rows[r]->codes + part * Format::group + 4 * q));
+            for (int r = 0; r < Rows; ++r) dots[r] = Base::add_dot(dots[r], w, Base::quad(rows[r]->codes + 4 * q));
         }
     }
 

@@ -4,7 +4,8 @@
 //   load(p), store_bytes(p, v)                  integers
 //   splat(int32), splat(float), quad(p)         one number in every lane; 4 codes in every lane
 //   codebook(p), look_up(codebook, v)           16 bytes, and those of them that the bytes of v, 0 .. 15, name
-//   flip_signs(v), low_nibbles(v), high_nibbles(v)   of bytes
+//   flip_signs(v), masked(v, bits)              of bytes
+//   shifted_words(v, n)                         words, n bits to the left, or to the right where n is negative
 //   as_floats(v), fma(a, b, c)
 //   add_words(sum, a, b)                        sum + a . b: lanes as pairs of int16
 #pragma once
@@ -29,14 +30,14 @@ struct X86 : Vectors {
         return Vectors::fma(Vectors::as_floats(dots), scales, counters(scales));
     }
 
-    // Weights are the nibbles that are stored, or bytes, where codes have 8 bits or are looked up. They are kShift
+    // Weights are the codes that are stored, or bytes, where codes have 8 bits or are looked up. They are kShift
     // above what they mean: x86 multiplies unsigned with signed bytes, and a unit that makes its bytes unsigned by
     // adding to them says ByteShift = 128, another one 0.
     static_assert(ByteShift == 0 || ByteShift == 128);
     template <class Format>
-    static constexpr bool kNibbles = Format::bits == 4 && !Format::has_codebook;
+    static constexpr bool kUnsigned = Format::bits < 8 && !Format::has_codebook;
     template <class Format>
-    static constexpr int kShift = kNibbles<Format> ? Format::zero : ByteShift;
+    static constexpr int kShift = kUnsigned<Format> ? Format::zero : ByteShift;
     QUIRE_INLINE static Int shifted(Int bytes) { return ByteShift ? Vectors::flip_signs(bytes) : bytes; }
 
     QUIRE_INLINE static Int counter() { return Vectors::splat(kCounterBits); }
@@ -48,20 +49,28 @@ struct X86 : Vectors {
                                   Vectors::splat(-kShift<Format> & 0xffff));
     }
 
-    // Quad q of a group.
-    template <class Format>
-    QUIRE_INLINE static Int weights(const uint8_t* codes, int q) {
-        if constexpr (Format::bits == 8) return shifted(Vectors::load(codes + q * 4 * kTileOutputs));
-        const Int pairs = Vectors::load(codes + q % 4 * 4 * kTileOutputs);
-        const Int nibbles = q < 4 ? Vectors::low_nibbles(pairs) : Vectors::high_nibbles(pairs);
-        if constexpr (kNibbles<Format>) return nibbles;
-        return Vectors::look_up(shifted(Vectors::codebook(Format::codebook)), nibbles);
+    // What a plane has of quad q, moved to bit `to`.
+    template <class Format, int Bits>
+    QUIRE_INLINE static Int bits_of(const uint8_t* plane, int q, int to) {
+        const Int row = Vectors::load(plane + q % Bits * Format::plane_row);
+        return Vectors::masked(Vectors::shifted_words(row, to - q / Bits * Bits), ((1 << Bits) - 1) << to);
     }
 
-    // The i-th quad to be read: two that share their bytes are neighbours.
+    // Quad q of a run.
     template <class Format>
-    static constexpr int quad_at(int i) {
-        return Format::bits == 4 ? i / 2 + i % 2 * 4 : i;
+    QUIRE_INLINE static Int weights(const uint8_t* codes, int q) {
+        if constexpr (Format::bits == 8) return shifted(Vectors::load(codes + q * Format::plane_row));
+        const Int low = bits_of<Format, Format::low_bits>(codes, q, 0);
+        if constexpr (Format::high_bits > 0)
+            return low | bits_of<Format, Format::high_bits>(codes + Format::high_plane_at, q, Format::low_bits);
+        if constexpr (Format::has_codebook) return Vectors::look_up(shifted(Vectors::codebook(Format::codebook)), low);
+        return low;
+    }
+
+    // The i-th quad of a part to be read: two that share their bytes are neighbours.
+    template <class Format>
+    static constexpr int quad_at(int part, int i) {
+        return Format::low_bits == 4 && Format::parts == 1 ? i / 2 + i % 2 * 4 : part * Format::group / 4 + i;
     }
 };
 

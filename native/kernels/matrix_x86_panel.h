@@ -51,28 +51,35 @@ struct Unpacked {
     static const uint8_t* take(const PackedMatrix& w, int64_t first_tile, int64_t last_tile, uint8_t* panel) {
         fill_panel(w, first_tile, last_tile, strip_bytes(w), panel,
                    [&](const uint8_t* tile, uint8_t* strip, int output) {
-                       for (const uint8_t* end = tile + w.tile_bytes(); tile != end;
-                            tile += Format::group_bytes, strip += group_bytes)
-                           for (int o = 0; o < kTileOutputs; o += Unit::lanes) unpack(tile, o, strip, output + o);
+                       for (const uint8_t* end = tile + w.tile_bytes(); tile != end; tile += Format::block_bytes)
+                           for (int run = 0; run < Format::block_runs; ++run, strip += Format::parts * group_bytes)
+                               for (int o = 0; o < kTileOutputs; o += Unit::lanes)
+                                   unpack(tile, run, o, strip, output + o);
                    });
         return panel;
     }
 
-    // A vector of outputs, from `output` on in a tile, `to_output` in a strip.
-    QUIRE_INLINE static void unpack(const uint8_t* group, int output, uint8_t* to, int to_output) {
-        constexpr int kPlanes = Unit::template kPlanes<Format>;
-        for (int i = 0; i < Format::group / 4; ++i) {
-            const int q = Unit::template quad_at<Format>(i);
-            const auto weights = Unit::template weights<Format>(group + Format::codes_at + 4 * output, q);
-            for (int plane = 0; plane < kPlanes; ++plane)
-                Unit::store_bytes(to + plane * plane_bytes + 4 * (q * kStripOutputs + to_output),
-                                  Unit::template plane<Format>(weights, plane));
+    // A run of a vector of outputs, from `output` on in a tile, `to_output` in a strip.
+    QUIRE_INLINE static void unpack(const uint8_t* block, int run, int output, uint8_t* to, int to_output) {
+        constexpr int kPlanes = Unit::template kPlanes<Format>, kQuads = Format::group / 4;
+        QUIRE_UNROLL
+        for (int part = 0; part < Format::parts; ++part, to += group_bytes) {
+            QUIRE_UNROLL
+            for (int i = 0; i < kQuads; ++i) {
+                const int q = Unit::template quad_at<Format>(part, i);
+                const auto weights = Unit::template weights<Format>(Format::codes(block, run) + 4 * output, q);
+                for (int plane = 0; plane < kPlanes; ++plane)
+                    Unit::store_bytes(to + plane * plane_bytes + 4 * ((q - part * kQuads) * kStripOutputs + to_output),
+                                      Unit::template plane<Format>(weights, plane));
+            }
+            const int group = run * Format::parts + part;
+            const auto scales = load_scales<Format>(block, group, output);
+            float* floats = (float*)(to + scales_at) + to_output;  // scales, counters, offsets
+            Unit::store(floats, scales);
+            Unit::store(floats + kStripOutputs, Unit::counters(scales));
+            if constexpr (Format::has_offset)
+                Unit::store(floats + 2 * kStripOutputs, load_offsets<Format>(block, group, output));
         }
-        const auto scales = load_scales<Format::scale_type>(group, output);
-        float* floats = (float*)(to + scales_at) + to_output;  // scales, counters, offsets
-        Unit::store(floats, scales);
-        Unit::store(floats + kStripOutputs, Unit::counters(scales));
-        if constexpr (Format::has_offset) Unit::store(floats + 2 * kStripOutputs, load_offsets<Format>(group, output));
     }
 
     template <int Rows>

@@ -44,7 +44,11 @@ using FloatMatrix = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 
 const char* layout_name(Layout layout) {
     switch (layout) {
+        case Layout::Int2: return "int2";
+        case Layout::Int3: return "int3";
         case Layout::Int4: return "int4";
+        case Layout::Int5: return "int5";
+        case Layout::Int6: return "int6";
         case Layout::Int8: return "int8";
         case Layout::Codebook4: return "codebook4";
         case Layout::Float16: return "float16";

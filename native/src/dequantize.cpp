@@ -21,13 +21,13 @@ constexpr StorageInfo kStorages[] = {
     {"Q5_0", Storage::Q5_0, 32, 22, 32, -16, 15, ScaleType::Float16, false, Codebook::None},
     {"Q5_1", Storage::Q5_1, 32, 24, 32, 0, 31, ScaleType::Float16, true, Codebook::None},
     {"Q8_0", Storage::Q8_0, 32, 34, 32, -128, 127, ScaleType::Float16, false, Codebook::None},
-    {"Q2_K", Storage::Q2_K, 256, 84, 16, 0, 3, ScaleType::Float32, true, Codebook::None},
-    {"Q3_K", Storage::Q3_K, 256, 110, 16, -4, 3, ScaleType::Float32, false, Codebook::None},
-    {"Q4_K", Storage::Q4_K, 256, 144, 32, 0, 15, ScaleType::Float32, true, Codebook::None},
-    {"Q5_K", Storage::Q5_K, 256, 176, 32, 0, 31, ScaleType::Float32, true, Codebook::None},
-    {"Q6_K", Storage::Q6_K, 256, 210, 16, -32, 31, ScaleType::Float32, false, Codebook::None},
+    {"Q2_K", Storage::Q2_K, 256, 84, 16, 0, 3, ScaleType::TwoLevel, true, Codebook::None},
+    {"Q3_K", Storage::Q3_K, 256, 110, 16, -4, 3, ScaleType::TwoLevel, false, Codebook::None},
+    {"Q4_K", Storage::Q4_K, 256, 144, 32, 0, 15, ScaleType::TwoLevel, true, Codebook::None},
+    {"Q5_K", Storage::Q5_K, 256, 176, 32, 0, 31, ScaleType::TwoLevel, true, Codebook::None},
+    {"Q6_K", Storage::Q6_K, 256, 210, 16, -32, 31, ScaleType::TwoLevel, false, Codebook::None},
     {"IQ4_NL", Storage::IQ4_NL, 32, 18, 32, 0, 15, ScaleType::Float16, false, Codebook::IQ4},
-    {"IQ4_XS", Storage::IQ4_XS, 256, 136, 32, 0, 15, ScaleType::Float32, false, Codebook::IQ4},
+    {"IQ4_XS", Storage::IQ4_XS, 256, 136, 32, 0, 15, ScaleType::TwoLevel, false, Codebook::IQ4},
     {"MXFP4", Storage::MXFP4, 32, 17, 32, 0, 15, ScaleType::BFloat16, false, Codebook::E2M1},
     {"IQ1_S", Storage::IQ1_S, 256, 50, 32, 0, 15, ScaleType::Float32, false, Codebook::IQ12},
     {"IQ1_M", Storage::IQ1_M, 256, 56, 16, -9, 9, ScaleType::Float32, false, Codebook::None},
@@ -134,14 +134,25 @@ void decode_q8_0(const uint8_t* block, DecodedBlock& out) {  // scale, 32 codes
     std::memcpy(out.codes, block + 2, 32);
 }
 
+// Scales and offsets of `groups` groups, once their units and counts are known.
+void multiply_levels(int groups, DecodedBlock& out) {
+    for (int g = 0; g < groups; ++g) out.scales[g] = out.unit * float(out.counts[g]);
+}
+void multiply_offset_levels(int groups, DecodedBlock& out) {
+    multiply_levels(groups, out);
+    for (int g = 0; g < groups; ++g) out.offsets[g] = out.offset_unit * float(out.offset_counts[g]);
+}
+
 void decode_q2_k(const uint8_t* block, DecodedBlock& out) {
     // 16 bytes of scale and offset nibbles, 64 of 4 codes each, the scale and the offset of all
     const uint8_t *scales = block, *quads = block + 16;
-    const float scale = half_at(block + 80), offset = half_at(block + 82);
+    out.unit = half_at(block + 80);
+    out.offset_unit = -half_at(block + 82);
     for (int g = 0; g < 16; ++g) {
-        out.scales[g] = scale * float(scales[g] & 15);
-        out.offsets[g] = -(offset * float(scales[g] >> 4));
+        out.counts[g] = int8_t(scales[g] & 15);
+        out.offset_counts[g] = int8_t(scales[g] >> 4);
     }
+    multiply_offset_levels(16, out);
     for (int run = 0; run < 8; ++run)  // 32 codes that share a place in their bytes
         for (int i = 0; i < 32; ++i) out.codes[run * 32 + i] = int8_t(quads[run / 4 * 32 + i] >> (run % 4 * 2) & 3);
 }
@@ -149,11 +160,12 @@ void decode_q2_k(const uint8_t* block, DecodedBlock& out) {
 void decode_q3_k(const uint8_t* block, DecodedBlock& out) {
     // 32 bytes of third bits, 64 of 4 codes each, 12 of scales, the scale of all
     const uint8_t *high = block, *quads = block + 32, *scales = block + 96;
-    const float scale = half_at(block + 108);
+    out.unit = half_at(block + 108);
     for (int g = 0; g < 16; ++g) {  // 6 bits: a nibble of the first 8 bytes, 2 bits of the last 4
         const int low_bits = scales[g % 8] >> (g / 8 * 4) & 15, high_bits = scales[8 + g % 4] >> (g / 4 * 2) & 3;
-        out.scales[g] = scale * float((low_bits | high_bits << 4) - 32);
+        out.counts[g] = int8_t((low_bits | high_bits << 4) - 32);
     }
+    multiply_levels(16, out);
     for (int run = 0; run < 8; ++run)
         for (int i = 0; i < 32; ++i) {
             const int low_bits = quads[run / 4 * 32 + i] >> (run % 4 * 2) & 3;
@@ -161,25 +173,29 @@ void decode_q3_k(const uint8_t* block, DecodedBlock& out) {
         }
 }
 
-// 12 bytes -> 8 scales and 8 offsets of 6 bits: Q4_K, Q5_K.
-void decode_k_scales(const uint8_t* bytes, float scale, float offset, DecodedBlock& out) {
+// Two halves and 12 bytes -> the units, and 8 counts of each, of 6 bits: Q4_K, Q5_K.
+void decode_k_scales(const uint8_t* block, DecodedBlock& out) {
+    out.unit = half_at(block);
+    out.offset_unit = -half_at(block + 2);
+    const uint8_t* bytes = block + 4;
     for (int g = 0; g < 4; ++g) {
-        out.scales[g] = scale * float(bytes[g] & 63);
-        out.offsets[g] = -(offset * float(bytes[g + 4] & 63));
-        out.scales[g + 4] = scale * float((bytes[g + 8] & 15) | bytes[g] >> 6 << 4);
-        out.offsets[g + 4] = -(offset * float(bytes[g + 8] >> 4 | bytes[g + 4] >> 6 << 4));
+        out.counts[g] = int8_t(bytes[g] & 63);
+        out.offset_counts[g] = int8_t(bytes[g + 4] & 63);
+        out.counts[g + 4] = int8_t((bytes[g + 8] & 15) | bytes[g] >> 6 << 4);
+        out.offset_counts[g + 4] = int8_t(bytes[g + 8] >> 4 | bytes[g + 4] >> 6 << 4);
     }
+    multiply_offset_levels(8, out);
 }
 
 void decode_q4_k(const uint8_t* block, DecodedBlock& out) {  // scale, offset, 12 bytes of scales, 128 bytes of nibbles
-    decode_k_scales(block + 4, half_at(block), half_at(block + 2), out);
+    decode_k_scales(block, out);
     const uint8_t* nibbles = block + 16;
     for (int run = 0; run < 8; ++run)
         for (int i = 0; i < 32; ++i) out.codes[run * 32 + i] = int8_t(nibbles[run / 2 * 32 + i] >> (run % 2 * 4) & 15);
 }
 
 void decode_q5_k(const uint8_t* block, DecodedBlock& out) {  // as Q4_K, with 32 bytes of fifth bits before the nibbles
-    decode_k_scales(block + 4, half_at(block), half_at(block + 2), out);
+    decode_k_scales(block, out);
     const uint8_t *high = block + 16, *nibbles = block + 48;
     for (int run = 0; run < 8; ++run)
         for (int i = 0; i < 32; ++i) {
@@ -191,8 +207,9 @@ void decode_q5_k(const uint8_t* block, DecodedBlock& out) {  // as Q4_K, with 32
 void decode_q6_k(const uint8_t* block, DecodedBlock& out) {
     // 128 bytes of nibbles, 64 of 2 bits, 16 int8 scales, the scale of all
     const uint8_t *low = block, *high = block + 128;
-    const float scale = half_at(block + 208);
-    for (int g = 0; g < 16; ++g) out.scales[g] = scale * float(int8_t(block[192 + g]));
+    out.unit = half_at(block + 208);
+    std::memcpy(out.counts, block + 192, 16);
+    multiply_levels(16, out);
     for (int run = 0; run < 8; ++run)
         for (int i = 0; i < 32; ++i) {
             const int low_bits = low[run / 4 * 64 + run % 2 * 32 + i] >> (run / 2 % 2 * 4) & 15;
@@ -208,13 +225,14 @@ void decode_iq4_nl(const uint8_t* block, DecodedBlock& out) {  // scale, 16 byte
 
 void decode_iq4_xs(const uint8_t* block, DecodedBlock& out) {
     // the scale of all, 16 bits and 4 bytes of scales, 16 bytes of nibbles for each group
-    const float scale = half_at(block);
+    out.unit = half_at(block);
     const uint32_t high = bits16_at(block + 2);
     for (int g = 0; g < 8; ++g) {
         const int low_bits = block[4 + g / 2] >> (g % 2 * 4) & 15, high_bits = high >> (2 * g) & 3;
-        out.scales[g] = scale * float((low_bits | high_bits << 4) - 32);
+        out.counts[g] = int8_t((low_bits | high_bits << 4) - 32);
         decode_nibbles(block + 8 + 16 * g, 0, out.codes + 32 * g);
     }
+    multiply_levels(8, out);
 }
 
 void decode_mxfp4(const uint8_t* block, DecodedBlock& out) {  // an exponent, 16 bytes of nibbles

@@ -47,7 +47,8 @@ enum class Storage : int {
 constexpr int kNumStorages = int(Storage::FP8) + 1;
 
 // A row of a storage type is a run of blocks. Quantized weights come in groups: w = scale * code + offset, or, where
-// there is a codebook, w = scale * codebook[code]. With zero points (ScaleType), the offset is a count of scales.
+// there is a codebook, w = scale * codebook[code]. With zero points (ScaleType), the offset is a count of scales; with
+// two levels, scales and offsets are counts of units, which a block of 256 weights has one of each of.
 struct StorageInfo {
     const char* name;
     Storage storage;
@@ -68,6 +69,10 @@ struct DecodedBlock {
     int8_t codes[256];
     float scales[16];   // one for each group
     float offsets[16];  // set where the type has offsets
+    // Where scales have two levels: scales[g] is unit * counts[g], offsets[g] is offset_unit * offset_counts[g]. Units
+    // are halves' values.
+    float unit, offset_unit;
+    int8_t counts[16], offset_counts[16];
 };
 
 using DecodeBlock = void (*)(const uint8_t* block, DecodedBlock& out);

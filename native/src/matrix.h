@@ -12,30 +12,37 @@ namespace quire {
 // How a packed matrix is laid out. Outputs come in tiles of kTileOutputs, the last one padded with zeros; a tile is one
 // contiguous run of memory that a kernel reads once, forwards.
 //
-//   Int4, Int8,  a tile is a sequence of groups of inputs, ascending, and a group is
-//   Codebook4      scales   [16]  of `scale_type`
-//                  offsets  [16]  the same, where `has_offset`
-//                  codes    Int8: [group / 4][16][4]  the codes of 4 neighbouring inputs, for each of 16 outputs
-//                           else: [4][16][4]  likewise; row p holds quad p in low nibbles, quad p + 4 in high ones
-//                w = scale * code + offset. Int8 stores the code, Int4 stores code + zero (0 .. 15), Codebook4 stores
-//                the code's place in `codebook`.
-//   floats       [num_inputs][16], in the type the file has
+//   Int2 .. Int8,  a tile is a sequence of blocks of inputs, ascending: of kBlockInputs where scales have two levels,
+//   Codebook4      else of kGroupInputs. A block is
+//                    units    [16]          fp16, and another 16 where `has_offset`: two levels only
+//                    scales   [groups][16]  of `scale_type`, one for each `group` inputs
+//                    offsets  [groups][16]  the same, where `has_offset`
+//                    codes    of 32 inputs, of the next 32, ..
+//                  w = scale * code + offset. Int8 stores the code, others code + zero (0 .. 2^bits - 1), Codebook4 the
+//                  code's place in `codebook`.
+//   floats         [num_inputs][16], in the type the file has
+//
+// Codes of 32 inputs are 8 quads of 4 neighbours, in planes. A plane has B bits of each code, [B][16][4] bytes for 16
+// outputs and 4 inputs: row q % B holds those of quad q, from bit q / B * B on. Codes of 8, 4 and 2 bits are a plane;
+// those of 6, 5 and 3 are two, the first with the lowest 4, 4 and 2 bits.
 //
 // One 16, 32 or 64 byte load thus feeds the 4-way dot product of 4, 8 or 16 outputs without a shuffle.
-enum class Layout : int { Int4, Int8, Codebook4, Float16, BFloat16, Float32 };
+enum class Layout : int { Int2, Int3, Int4, Int5, Int6, Int8, Codebook4, Float16, BFloat16, Float32 };
 
 // Each holds exactly what some files say. ZeroPoint: scales are halves, and what stands for the offset is an fp16 count
-// of scales, offset = scale * count: a zero point, with its sign changed. A Float32 scale has 22 bits at most.
-enum class ScaleType : int { Float16, BFloat16, Float32, ZeroPoint };
+// of scales, offset = scale * count: a zero point, with its sign changed. TwoLevel: scales and offsets are int8 counts
+// of a unit that the block's groups share. A Float32 scale has 22 bits at most.
+enum class ScaleType : int { Float16, BFloat16, Float32, ZeroPoint, TwoLevel };
 
 constexpr int kTileOutputs = 16;
-constexpr int kGroupInputs = 32;  // activations that share a scale
+constexpr int kGroupInputs = 32;   // activations that share a scale
+constexpr int kBlockInputs = 256;  // weights that share the units of their scales, where there are two levels
 
 struct PackedMatrix {
     Layout layout;
     int64_t num_outputs, num_inputs;
     int group;          // inputs that share a scale: 16 or 32, a divisor of num_inputs; 0 for float layouts
-    int zero;           // Int4: what was added to the codes to store them; else 0
+    int zero;           // Int2 .. Int6: what was added to the codes to store them; else 0
     Codebook codebook;  // Codebook4: what its codes stand for; else None
     ScaleType scale_type;
     bool has_offset;      // offsets are stored; else they are 0

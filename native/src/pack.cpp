@@ -17,19 +17,61 @@ namespace quire {
 
 namespace {
 
-// Where things lie in one group of one tile of an integer layout.
-struct GroupShape {
-    int scale_bytes, offsets, codes, bytes;
-
-    explicit GroupShape(const PackedMatrix& m) {
-        scale_bytes = m.scale_type == ScaleType::Float32 ? 4 : 2;
-        offsets = kTileOutputs * scale_bytes;
-        codes = m.has_offset ? 2 * offsets : offsets;
-        bytes = codes + kTileOutputs * (m.layout == Layout::Int8 ? m.group : m.group / 2);
+// The narrowest layout for codes of this type. Codes of 4 bits and less in groups of 16 need scales of two levels.
+Layout integer_layout(const StorageInfo& info) {
+    if (info.codebook != Codebook::None) return Layout::Codebook4;
+    const int count = info.max_code - info.min_code + 1;
+    if (info.scale_type == ScaleType::TwoLevel) {
+        if (count <= 4) return Layout::Int2;
+        if (count <= 8) return Layout::Int3;
+        if (count <= 16) return Layout::Int4;
+        return count <= 32 ? Layout::Int5 : Layout::Int6;
     }
+    return count <= 16 && info.group == kGroupInputs ? Layout::Int4 : Layout::Int8;
+}
+
+int bits_of(Layout layout) {
+    switch (layout) {
+        case Layout::Int2: return 2;
+        case Layout::Int3: return 3;
+        case Layout::Int4:
+        case Layout::Codebook4: return 4;
+        case Layout::Int5: return 5;
+        case Layout::Int6: return 6;
+        case Layout::Int8: return 8;
+        case Layout::Float16:
+        case Layout::BFloat16: return 16;
+        case Layout::Float32: return 32;
+    }
+    return 0;
+}
+
+constexpr int kPlaneRow = 4 * kTileOutputs;  // bytes
+
+// Where things lie in one block of one tile of an integer layout.
+struct BlockShape {
+    int bits, parts, runs;  // parts: groups in a run of 32 inputs
+    int scale_bytes, scales, offsets, codes, run_bytes, bytes;
+
+    explicit BlockShape(const PackedMatrix& m) {
+        const bool two_level = m.scale_type == ScaleType::TwoLevel;
+        bits = bits_of(m.layout);
+        parts = kGroupInputs / m.group;
+        runs = two_level ? kBlockInputs / kGroupInputs : 1;
+        scale_bytes = two_level ? 1 : m.scale_type == ScaleType::Float32 ? 4 : 2;
+        scales = two_level ? (m.has_offset ? 2 : 1) * 2 * kTileOutputs : 0;
+        offsets = scales + runs * parts * kTileOutputs * scale_bytes;
+        codes = m.has_offset ? 2 * offsets - scales : offsets;
+        run_bytes = bits * kPlaneRow;
+        bytes = codes + runs * run_bytes;
+    }
+
+    // Of a group and an output, from `scales` or `offsets`.
+    int place(int group, int output) const { return (group * kTileOutputs + output) * scale_bytes; }
+    int low_bits() const { return bits == 8 ? 8 : bits >= 4 ? 4 : 2; }
 };
 
-int64_t element_bytes(Layout layout) { return layout == Layout::Float32 ? 4 : 2; }
+int64_t element_bytes(Layout layout) { return bits_of(layout) / 8; }
 
 bool is_float8(Storage storage) {
     return storage == Storage::F8_E4M3 || storage == Storage::F8_E5M2 || storage == Storage::FP8;
@@ -47,80 +89,120 @@ PackedMatrix shape_of(Storage storage, int64_t num_outputs, int64_t num_inputs) 
         if (storage == Storage::BF16 || is_float8(storage)) m.layout = Layout::BFloat16;
         tile_bytes = num_inputs * kTileOutputs * element_bytes(m.layout);
     } else {
-        m.layout = info.max_code - info.min_code < 16 && info.group == kGroupInputs ? Layout::Int4 : Layout::Int8;
-        if (info.codebook != Codebook::None) m.layout = Layout::Codebook4;
-        m.zero = m.layout == Layout::Int4 ? -info.min_code : 0;
+        m.layout = integer_layout(info);
+        m.zero = bits_of(m.layout) < 8 ? -info.min_code : 0;
         m.codebook = info.codebook;
         m.group = info.group;
         m.scale_type = info.scale_type;
         m.has_offset = info.has_offset;
-        tile_bytes = num_inputs / m.group * GroupShape(m).bytes;
+        const BlockShape block(m);
+        tile_bytes = num_inputs / (block.runs * kGroupInputs) * block.bytes;
     }
     m.nbytes = size_t(m.num_tiles() * tile_bytes);
     return m;
 }
 
-void store_scale(uint8_t* to, int output, ScaleType type, float value) {
-    if (type == ScaleType::Float32) {
-        std::memcpy(to + 4 * output, &value, 4);
+void store_half(uint8_t* to, float value) {
+    const uint16_t bits = exact_half(value);
+    std::memcpy(to, &bits, 2);
+}
+
+float half_at(const uint8_t* from) {
+    uint16_t bits;
+    std::memcpy(&bits, from, 2);
+    return half_to_float(bits);
+}
+
+void store_scale(uint8_t* to, ScaleType type, float value, int8_t count) {
+    if (type == ScaleType::TwoLevel) {
+        *to = uint8_t(count);
+    } else if (type == ScaleType::Float32) {
+        std::memcpy(to, &value, 4);
+    } else if (type == ScaleType::BFloat16) {
+        const uint16_t bits = uint16_t(bits_of_float(value) >> 16);
+        std::memcpy(to, &bits, 2);
     } else {
-        const uint16_t bits = type == ScaleType::BFloat16 ? uint16_t(bits_of_float(value) >> 16) : exact_half(value);
-        std::memcpy(to + 2 * output, &bits, 2);
+        store_half(to, value);
     }
 }
 
-float load_scale(const uint8_t* from, int output, ScaleType type) {
+// `unit` is the one of two levels.
+float load_scale(const uint8_t* from, ScaleType type, const uint8_t* unit) {
+    if (type == ScaleType::TwoLevel) return half_at(unit) * float(int8_t(*from));
     if (type == ScaleType::Float32) {
         float value;
-        std::memcpy(&value, from + 4 * output, 4);
+        std::memcpy(&value, from, 4);
         return value;
     }
     uint16_t bits;
-    std::memcpy(&bits, from + 2 * output, 2);
+    std::memcpy(&bits, from, 2);
     return type == ScaleType::BFloat16 ? bfloat_to_float(bits) : half_to_float(bits);
 }
 
-// 4 codes, one in each byte.
-uint32_t quad_at(const int8_t* codes) {
-    uint32_t quad;
-    std::memcpy(&quad, codes, 4);
-    return quad;
+// `Bits` bits of each code of 8 quads, from bit `first` on, as a plane has them.
+template <int Bits>
+void store_plane(const uint32_t (&quads)[8], int first, uint8_t* to) {
+    constexpr uint32_t kMask = 0x01010101u * ((1u << Bits) - 1);
+    for (int row = 0; row < Bits; ++row) {
+        uint32_t joined = 0;
+        for (int i = 0; i < 8 / Bits; ++i) joined |= (quads[row + i * Bits] >> first & kMask) << (i * Bits);
+        std::memcpy(to + row * kPlaneRow, &joined, 4);
+    }
 }
 
-// Put one group of one output into its place. `to` is the group's memory in the tile.
-void store_group(const PackedMatrix& m, const GroupShape& at, const int8_t* codes, float scale, float offset,
-                 int output, uint8_t* to) {
-    store_scale(to, output, m.scale_type, scale);
-    if (m.has_offset) store_scale(to + at.offsets, output, m.scale_type, offset);
-    uint8_t* quads = to + at.codes + 4 * output;
-    if (m.layout == Layout::Int8) {
-        for (int q = 0; q < m.group / 4; ++q) std::memcpy(quads + q * 4 * kTileOutputs, codes + 4 * q, 4);
-        return;
+// The codes of a run of 32 inputs of one output. `to` is the output's place in the first plane.
+void store_codes(const PackedMatrix& m, int bits, const int8_t* codes, uint8_t* to) {
+    assert(m.zero == 0 || m.zero == 1 << (bits - 1));
+    const uint32_t mask = 0x01010101u * ((1u << bits) - 1), zeros = 0x01010101u * uint32_t(m.zero);
+    uint32_t quads[8];  // a code in each byte; (code & 15) ^ 8 is code + 8 for -8 .. 7
+    std::memcpy(quads, codes, sizeof quads);
+    for (uint32_t& quad : quads) quad = (quad & mask) ^ zeros;
+    switch (bits) {
+        case 2: return store_plane<2>(quads, 0, to);
+        case 3: return store_plane<2>(quads, 0, to), store_plane<1>(quads, 2, to + 2 * kPlaneRow);
+        case 4: return store_plane<4>(quads, 0, to);
+        case 5: return store_plane<4>(quads, 0, to), store_plane<1>(quads, 4, to + 4 * kPlaneRow);
+        case 6: return store_plane<4>(quads, 0, to), store_plane<2>(quads, 4, to + 4 * kPlaneRow);
+        default: return store_plane<8>(quads, 0, to);
     }
-    assert(m.zero == 0 || m.zero == 8);
-    const uint32_t nibbles = 0x0f0f0f0f;
-    const uint32_t zeros = 0x01010101u * uint32_t(m.zero);  // (code & 15) ^ 8 is code + 8 for -8 .. 7
-    for (int p = 0; p < 4; ++p) {
-        const uint32_t low = (quad_at(codes + 4 * p) & nibbles) ^ zeros;
-        const uint32_t high = (quad_at(codes + 16 + 4 * p) & nibbles) ^ zeros;
-        const uint32_t pair = low | high << 4;
-        std::memcpy(quads + p * 4 * kTileOutputs, &pair, 4);
-    }
+}
+
+// What planes have of input i of a run, and what that means.
+int load_code(const PackedMatrix& m, const BlockShape& at, const uint8_t* codes, int i) {
+    const auto load_bits = [&](const uint8_t* plane, int bits) {
+        const int quad = i / 4;
+        return plane[quad % bits * kPlaneRow + i % 4] >> (quad / bits * bits) & ((1 << bits) - 1);
+    };
+    const int low = at.low_bits(), high = at.bits - low;
+    const int stored = load_bits(codes, low) | (high ? load_bits(codes + low * kPlaneRow, high) << low : 0);
+    if (m.layout == Layout::Int8) return int8_t(stored);
+    return m.layout == Layout::Codebook4 ? kCodebooks[int(m.codebook)][stored] : stored - m.zero;
 }
 
 // `rows` are the stored rows of the tile's outputs, null past the last one; `tile` starts as zeros.
 void pack_integer_tile(Storage storage, const PackedMatrix& m, const uint8_t* const* rows, uint8_t* tile) {
     const StorageInfo& info = storage_info(storage);
     const DecodeBlock decode = block_decoder(storage);
-    const GroupShape at(m);
-    const int groups_per_block = info.block / m.group;
-    DecodedBlock block;
-    for (int64_t b = 0; b < m.num_inputs / info.block; ++b) {
+    const BlockShape at(m);
+    const int runs = info.block / kGroupInputs;  // of a stored block: those of one packed block, or of several
+    DecodedBlock stored{};
+    for (int64_t b = 0; b < m.num_inputs / info.block; ++b, tile += runs / at.runs * at.bytes) {
         for (int o = 0; o < kTileOutputs && rows[o]; ++o) {
-            decode(rows[o] + b * info.block_bytes, block);
-            for (int g = 0; g < groups_per_block; ++g)
-                store_group(m, at, block.codes + g * m.group, block.scales[g], block.offsets[g], o,
-                            tile + (b * groups_per_block + g) * at.bytes);
+            decode(rows[o] + b * info.block_bytes, stored);
+            if (m.scale_type == ScaleType::TwoLevel) {
+                store_half(tile + 2 * o, stored.unit);
+                if (m.has_offset) store_half(tile + 2 * (kTileOutputs + o), stored.offset_unit);
+            }
+            for (int g = 0; g < runs * at.parts; ++g) {
+                uint8_t* block = tile + g / at.parts / at.runs * at.bytes;
+                const int place = at.place(g % (at.runs * at.parts), o);
+                store_scale(block + at.scales + place, m.scale_type, stored.scales[g], stored.counts[g]);
+                if (m.has_offset)
+                    store_scale(block + at.offsets + place, m.scale_type, stored.offsets[g], stored.offset_counts[g]);
+            }
+            for (int run = 0; run < runs; ++run)
+                store_codes(m, at.bits, stored.codes + run * kGroupInputs,
+                            tile + run / at.runs * at.bytes + at.codes + run % at.runs * at.run_bytes + 4 * o);
         }
     }
 }
@@ -282,23 +364,18 @@ void unpack_row(const PackedMatrix& m, int64_t output, float* out) {
         }
         return;
     }
-    const GroupShape at(m);
-    for (int64_t first = 0; first < m.num_inputs; first += m.group, tile += at.bytes) {
-        const float scale = load_scale(tile, o, m.scale_type);
-        const uint8_t* codes = tile + at.codes + 4 * o;
-        for (int i = 0; i < m.group; ++i) {
-            int code;
-            if (m.layout == Layout::Int8) {
-                code = int8_t(codes[i / 4 * 4 * kTileOutputs + i % 4]);
-            } else {
-                const uint8_t pair = codes[i % 16 / 4 * 4 * kTileOutputs + i % 4];
-                const int stored = i < 16 ? pair & 15 : pair >> 4;
-                code = m.layout == Layout::Int4 ? stored - m.zero : kCodebooks[int(m.codebook)][stored];
-            }
-            const float value = scale * float(code);
-            const float unit = m.scale_type == ScaleType::ZeroPoint ? scale : 1.0f;
-            out[input(first + i)] =
-                m.has_offset ? value + unit * load_scale(tile + at.offsets, o, m.scale_type) : value;
+    const BlockShape at(m);
+    for (int64_t first = 0; first < m.num_inputs; first += at.runs * kGroupInputs, tile += at.bytes) {
+        for (int i = 0; i < at.runs * kGroupInputs; ++i) {
+            const int place = at.place(i / m.group, o);
+            const float scale = load_scale(tile + at.scales + place, m.scale_type, tile + 2 * o);
+            const uint8_t* codes = tile + at.codes + i / kGroupInputs * at.run_bytes + 4 * o;
+            const float value = scale * float(load_code(m, at, codes, i % kGroupInputs));
+            float& to = out[input(first + i)];
+            to = value;
+            if (!m.has_offset) continue;
+            const float offset = load_scale(tile + at.offsets + place, m.scale_type, tile + 2 * (kTileOutputs + o));
+            to = value + (m.scale_type == ScaleType::ZeroPoint ? scale * offset : offset);
         }
     }
 }
