@@ -84,7 +84,11 @@ void visit_format(const PackedMatrix& w, const Visitor& visitor) {
             if (w.scale_type == ScaleType::TwoLevel)
                 return visitor.template visit<IntFormat<4, 32, ScaleType::TwoLevel, true>>();
             return visitor.template visit<IntFormat<4, 32, ScaleType::Float16, true>>();
-        case Layout::Int5: return visitor.template visit<IntFormat<5, 32, ScaleType::TwoLevel, true>>();
+        case Layout::Int5:
+            if (!w.has_offset) return visitor.template visit<IntFormat<5, 32, ScaleType::Float16, false, 16>>();
+            if (w.scale_type == ScaleType::TwoLevel)
+                return visitor.template visit<IntFormat<5, 32, ScaleType::TwoLevel, true>>();
+            return visitor.template visit<IntFormat<5, 32, ScaleType::Float16, true>>();
         case Layout::Int6: return visitor.template visit<IntFormat<6, 16, ScaleType::TwoLevel, false, 32>>();
         case Layout::Int8:
             if (w.group == 16) return visitor.template visit<IntFormat<8, 16, ScaleType::Float32, false>>();

@@ -17,17 +17,16 @@ namespace quire {
 
 namespace {
 
-// The narrowest layout for codes of this type. Codes of 4 bits and less in groups of 16 need scales of two levels.
+// The narrowest layout for codes of this type. In groups of 16, narrow codes are there with scales of two levels.
 Layout integer_layout(const StorageInfo& info) {
     if (info.codebook != Codebook::None) return Layout::Codebook4;
     const int count = info.max_code - info.min_code + 1;
-    if (info.scale_type == ScaleType::TwoLevel) {
-        if (count <= 4) return Layout::Int2;
-        if (count <= 8) return Layout::Int3;
-        if (count <= 16) return Layout::Int4;
-        return count <= 32 ? Layout::Int5 : Layout::Int6;
-    }
-    return count <= 16 && info.group == kGroupInputs ? Layout::Int4 : Layout::Int8;
+    if (info.group != kGroupInputs && info.scale_type != ScaleType::TwoLevel) return Layout::Int8;
+    if (count <= 4) return Layout::Int2;
+    if (count <= 8) return Layout::Int3;
+    if (count <= 16) return Layout::Int4;
+    if (count <= 32) return Layout::Int5;
+    return count <= 64 ? Layout::Int6 : Layout::Int8;
 }
 
 int bits_of(Layout layout) {

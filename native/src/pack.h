@@ -14,15 +14,17 @@ namespace quire {
 //   stored                  layout     group  scale, offset   bits a weight   values
 //   Q4_0                    Int4       32     fp16            4.5             exact
 //   Q4_1                    Int4       32     fp16, fp16      5               exact
-//   Q4_K                    Int4       32     fp32, fp32      6               exact
+//   Q4_K                    Int4       32     two levels      4.625           exact
 //   IQ4_NL                  Codebook4  32     fp16            4.5             exact
-//   IQ4_XS                  Codebook4  32     fp32            5               exact
+//   IQ4_XS                  Codebook4  32     two levels      4.3125          exact
 //   MXFP4                   Codebook4  32     bf16            4.5             exact
-//   Q8_0, Q5_0              Int8       32     fp16            8.5             exact
-//   Q5_1                    Int8       32     fp16, fp16      9               exact
-//   Q5_K                    Int8       32     fp32, fp32      10              exact
-//   Q6_K, Q3_K              Int8       16     fp32            10              exact
-//   Q2_K                    Int8       16     fp32, fp32      12              exact
+//   Q5_0                    Int5       32     fp16            5.5             exact
+//   Q5_1                    Int5       32     fp16, fp16      6               exact
+//   Q8_0                    Int8       32     fp16            8.5             exact
+//   Q5_K                    Int5       32     two levels      5.625           exact
+//   Q6_K                    Int6       16     two levels      6.5625          exact
+//   Q3_K                    Int3       16     two levels      3.5625          exact
+//   Q2_K                    Int2       16     two levels      3.125           exact
 //   TQ1_0, TQ2_0            Int4       32     fp16            4.5             exact
 //   IQ1_S, IQ2_XXS          Codebook4  32     fp32            5               exact
 //   IQ3_XXS, IQ3_S          Codebook4  32     fp32            5               exact
@@ -37,8 +39,9 @@ namespace quire {
 //   F8_E4M3, F8_E5M2        BFloat16                          16              exact
 //   FP8                     BFloat16                          16              products rounded to bf16
 //
-// Exact: unpack_row gives the bits that dequantize_row gives for the stored row. The blocks of Q4_Z to FP8 are not in
-// files: readers of checkpoints make them of what they find (weights/blocks.py).
+// Q2_K, Q4_K and Q5_K have offsets of two levels too. Exact: unpack_row gives the bits that dequantize_row gives for
+// the stored row. The blocks of Q4_Z to FP8 are not in files: readers of checkpoints make them of what they find
+// (weights/blocks.py).
 class Matrix {
  public:
     // Packs the row of each output, num_inputs weights (a multiple of the type's block). Column k is input
