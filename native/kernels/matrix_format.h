@@ -44,8 +44,8 @@ struct IntFormat {
     static const uint8_t* codes(const uint8_t* block, int run) { return block + codes_at + run * run_bytes; }
 };
 
-// A group of a tile: the block it is in, and its number there.
-template <class Format>
+// A group of a tile: the block it is in, and its number there, which is known where a block is a group.
+template <class Format, bool Several = (Format::block_groups > 1)>
 struct GroupPlace {
     const uint8_t* block;
     int group = 0;
@@ -55,6 +55,14 @@ struct GroupPlace {
         group = 0;
         block += Format::block_bytes;
     }
+};
+
+template <class Format>
+struct GroupPlace<Format, false> {
+    const uint8_t* block;
+    static constexpr int group = 0;
+
+    QUIRE_INLINE void advance() { block += Format::block_bytes; }
 };
 
 template <ScaleType Scale, Codebook Book>
