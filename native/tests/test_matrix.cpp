@@ -173,7 +173,7 @@ void test_case(Case& c) {
 // Tiles that no panel has room for.
 void test_long_rows() {
     Random random(8);
-    for (Storage storage : {Storage::Q4_1, Storage::Q6_K, Storage::IQ4_NL, Storage::F16}) {
+    for (Storage storage : {Storage::Q4_1, Storage::Q4_K, Storage::Q6_K, Storage::IQ4_NL, Storage::F16}) {
         Case c(storage_info(storage), 20, 80 * 1024, random);
         use_isa("plain");
         const std::vector<float> expected = c.multiply(kMaxTestRows, 1);

@@ -95,7 +95,7 @@ def test_dequantize_has_the_bits_of_the_gguf_library(name: str) -> None:
     np.testing.assert_array_equal(values.view(np.uint32), oracle(type, data).view(np.uint32))
 
 
-@pytest.mark.parametrize("name", ["F16", "Q4_0", "Q8_0"])
+@pytest.mark.parametrize("name", ["F16", "Q4_0", "Q8_0", "Q4_K", "IQ4_XS"])
 def test_every_half_dequantizes_as_numpy_says(name: str) -> None:
     halves = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
     halves = halves[~np.isnan(halves.view(np.float16))]
