@@ -13,6 +13,9 @@ void AttentionWalk::run(const Attention& op) {
     });
     const bool in_parts = num_tiles < kTilesAThread * team_.num_threads && tape_.max_parts_ > 1;
     std::atomic<int64_t>& counter = tape_.counters_[op.counter];
+    const int64_t runs = num_runs(op.out.few);
+    if (!in_parts && !cascades && runs >= kRunsAThread * team_.num_threads && (op.out.few || runs == step_.num_tokens))
+        return run_tokens(op, group, counter);
     int64_t mine = team_.thread, item = 0;
     const auto is_mine = [&] { return item++ == mine; };
     const auto take_next = [&] { mine = team_.num_threads + counter.fetch_add(1, std::memory_order_relaxed); };
@@ -40,6 +43,30 @@ void AttentionWalk::run(const Attention& op) {
         });
         num_alone += in_parts && !shares;
     });
+}
+
+void AttentionWalk::run_tokens(const Attention& op, int64_t group, std::atomic<int64_t>& counter) const {
+    const Pages& pages = tape_.pages_;
+    const int64_t num = num_runs(op.out.few), num_heads = pages.num_kv_heads;
+    const auto first_block = [&](const Run& run, int64_t kv_head) {
+        const int64_t seen = op.window ? std::max<int64_t>(0, run.context - op.window) : 0;
+        const int32_t* block = run.block_table + seen / pages.block_size;
+        return Ahead(pages, op.layer, kv_head, block, block + 1);
+    };
+    for (int64_t i = team_.thread; i < num;) {
+        const Run run = run_at(op, i);
+        i = team_.num_threads + counter.fetch_add(1, std::memory_order_relaxed);
+        for (int64_t kv_head = 0; kv_head < num_heads; ++kv_head) {
+            Ahead next;
+            if (kv_head + 1 < num_heads)
+                next = first_block(run, kv_head + 1);
+            else if (i < num)
+                next = first_block(run_at(op, i), 0);
+            while (next.fetch()) continue;
+            for (int64_t first = 0; first < group; first += kTileQueries)
+                kernels_.ops.attend(tile_at(op, run, kv_head, group, first));
+        }
+    }
 }
 
 Ahead AttentionWalk::first_of_mine(const Attention& op) const {

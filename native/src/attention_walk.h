@@ -23,6 +23,11 @@ class AttentionWalk {
     Ahead first_of_mine(const Attention& op) const;
 
  private:
+    // Where every run is one token and there are this many for each thread, who takes one attends to all of its heads,
+    // whose pages are neighbours, and fetches where the next one begins.
+    static constexpr int64_t kRunsAThread = 8;
+    void run_tokens(const Attention& op, int64_t group, std::atomic<int64_t>& counter) const;
+
     // Neighbouring rows of queries of one sequence: its tokens of this step, or one of few.
     struct Run {
         int64_t seq;

@@ -209,6 +209,18 @@ def check_company(case):
         assert np.array_equal(out, whole)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (40, 1)])
+@pytest.mark.parametrize("window", [0, 10])
+def test_many_sequences_of_one_token_find_what_they_find_alone(heads, kv_heads, window):
+    """So many that a thread takes all heads of one; with 40 queries a KV head is more than a tile."""
+    num_seqs = 35
+    case = Case(heads, kv_heads, 16, 16, window=window, seqs=num_seqs, length=40)
+    lengths = {seq: 1 + 7 * seq % 38 for seq in range(num_seqs)}
+    tokens = [[(seq, 1) for seq in lengths]] * 2
+    for seq, out in case.run([[*lengths.items()], *tokens], threads=2).items():
+        assert np.array_equal(out, case.run([[(seq, lengths[seq] + 2)]], threads=1)[seq])
+
+
 def test_large_scores_do_not_overflow():
     case = Case(4, 2, 64, 16)
     case.rows *= 30  # scores of 10^4, whose fp32 rounding alone moves a weight by 10^-3
