@@ -84,7 +84,7 @@ def test_a_step_may_be_tried_out_and_written_nowhere(model):
     cache = ops.new_cache(kv_spec(config, BLOCK, "float32"), 4)
     program = ops.compile(kind.load(ops, checkpoint, config, LENGTH).forward, cache, 64, 4, LENGTH)
     logits = program.run(written_nowhere([12, 1, 1], BLOCK))
-    assert logits.shape == (3, 256) and logits.isfinite().all()
+    assert logits.shape == (3, 256)  # of what happens to be in memory: rows that go nowhere are not turned either
     assert not cache.k.any() and not cache.v.any()
 
 
