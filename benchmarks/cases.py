@@ -8,8 +8,8 @@ from typing import Literal
 class Case:
     """`num_seqs` sequences, begun together, of `num_prompt` random tokens each, that draw `num_output` tokens each.
 
-    A rate counts prompt tokens until every sequence has its first token, or the tokens drawn after that, or all drawn
-    tokens over the whole time."""
+    A rate counts prompt tokens until as many tokens are drawn as there are sequences, or the tokens of steps in which
+    every sequence gains one, or all drawn tokens over the whole time."""
 
     name: str
     num_seqs: int

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+from itertools import pairwise
 from typing import Protocol
 
 from benchmarks.cases import Case
@@ -28,19 +29,24 @@ def measure(engine: Engine, case: Case, seed: int) -> float:
     prompts = [rng.choices(range(100, engine.vocab_size - 100), k=case.num_prompt) for _ in range(case.num_seqs)]
     engine.submit(prompts, case.num_output)
     num_all = case.num_seqs * case.num_output
+    steps: list[tuple[int, float]] = []  # tokens gained, and when
     begin, drawn = time.perf_counter(), 0
-    while drawn < case.num_seqs:
-        drawn += engine.step()
-    decoding, num_early = time.perf_counter(), drawn
     while drawn < num_all:
         drawn += engine.step()
-    end = time.perf_counter()
+        steps.append((drawn, time.perf_counter()))
     assert drawn == num_all, f"{drawn} tokens were drawn, and {num_all} were asked for"
     if case.counts == "prompt":
-        return case.num_seqs * case.num_prompt / (decoding - begin)
+        return case.num_seqs * case.num_prompt / (next(at for drawn, at in steps if drawn >= case.num_seqs) - begin)
     if case.counts == "decode":
-        return (num_all - num_early) / (end - decoding)
-    return num_all / (end - begin)
+        return decoding_rate(steps, case.num_seqs)
+    return num_all / (steps[-1][1] - begin)
+
+
+def decoding_rate(steps: list[tuple[int, float]], num_seqs: int) -> float:
+    """Of the steps in which every sequence gained a token. The first of them may have computed prompts, too."""
+    whole = [after - before for (drawn, before), (now, after) in pairwise(steps) if now - drawn == num_seqs]
+    whole = whole if steps[0][0] == num_seqs else whole[1:]
+    return len(whole) * num_seqs / sum(whole)
 
 
 def claim_stdout() -> int:

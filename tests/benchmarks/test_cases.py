@@ -38,6 +38,20 @@ def test_rates(monkeypatch: pytest.MonkeyPatch, counts: str, rate: float) -> Non
     assert measure(Scripted(monkeypatch), case, seed=1) == pytest.approx(rate)
 
 
+def test_who_decodes_beside_prompts_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step takes in a prompt, in 10 ms, until all are there; then a step takes 1 ms, and who began first ends."""
+    engine = Scripted(monkeypatch)
+    gains = iter([(1, 10), (2, 10), (3, 10), (4, 10), (4, 1), (3, 1), (2, 1), (1, 1)])
+
+    def step() -> int:
+        gained, milliseconds = next(gains)
+        engine.now += milliseconds / 1000
+        return gained
+
+    monkeypatch.setattr(engine, "step", step)
+    assert measure(engine, Case("", 4, 2, 5, "decode"), seed=1) == pytest.approx(4 / 0.001)
+
+
 def test_every_case_fits() -> None:
     assert all(case.num_prompt + case.num_output <= MAX_LENGTH for case in CASES)
 
