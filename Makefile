@@ -66,7 +66,7 @@ bench-parts: $(DEVELOPING)
 $(SERVING): $(NATIVE) $(PACKAGE)
 	@$(PYTHON) tools/check_build.py
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	@echo "building quire into .venv (a minute the first time)" >&2
+	@echo "building quire into .venv (some minutes the first time)" >&2
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check .
 	@touch $@
 
