@@ -1,7 +1,7 @@
 """Ollama's /api/pull, from a hub that is a directory, into a server that generates with what came."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ollama
@@ -23,16 +23,21 @@ def hub(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield hub
 
 
+def _until(holds: Callable[[], bool], otherwise: str) -> None:
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end, otherwise
+        time.sleep(0.01)
+
+
 def test_a_model_is_pulled_and_used(hub: Hub, tiny_model: Path) -> None:
     options = ServerOptions(allow_pull=True)
     with served_many(tiny_model, ["first"], 2, options) as server, ollama.Client(server.url) as client:
         hub.hangs.set()  # who leaves in the middle gives it up
         with server.http.stream("POST", "/api/pull", json={"model": REPO}) as leaving:
             next(line for line in leaving.iter_lines() if "total" in line)
-        end = time.monotonic() + 20
-        while not hub.num_left:
-            assert time.monotonic() < end, "the download went on without anybody"
-            time.sleep(0.01)
+            _until(lambda: len(hub.sent) > 0, "no download began")
+        _until(lambda: hub.num_left > 0, "the download went on without anybody")
         hub.hangs.clear()
 
         told = list(client.pull(REPO, stream=True))
