@@ -1,5 +1,6 @@
 """Keys, and what each of them may use."""
 
+import asyncio
 import hashlib
 import json
 import threading
@@ -8,12 +9,17 @@ from pathlib import Path
 import httpx
 import pytest
 from starlette.datastructures import Headers
+from starlette.types import Message
 
 from quire.core.errors import BadRequest
+from quire.engine.models import OneModel
+from quire.server.app import create_app
 from quire.server.errors import OverQuota
 from quire.server.keys import KeyRing
+from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
 from quire.server.quota import Limits, Quota
+from server.fake_service import FakeService
 from server.running import Running, running
 from server.test_leaving import eventually
 
@@ -80,8 +86,8 @@ def test_tokens_are_charged_when_they_are_known(keys_file: Path) -> None:
         refused = server.complete()
         assert refused.status_code == 429 and "30 tokens a minute" in refused.json()["error"]["message"]
         assert refused.headers["x-ratelimit-remaining-tokens"] == "0"
-        text = server.http.get("/metrics").text
-        assert 'quire_tenant_tokens_total{kind="output",tenant="bob"} 25.0' in text
+        told = 'quire_tenant_tokens_total{kind="output",tenant="bob"} 25.0'
+        eventually(lambda: told in server.http.get("/metrics").text)
 
 
 def test_models_and_concurrency(keys_file: Path) -> None:
@@ -107,6 +113,36 @@ def test_one_request_at_a_time(tmp_path: Path) -> None:
             assert server.complete().status_code == 429
         eventually(lambda: not server.service.open)
         eventually(lambda: server.complete().status_code == 200)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_whoever_sees_the_end_may_ask_again(tmp_path: Path, stream: bool) -> None:
+    """The next request comes while the end of the last is being sent."""
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps({"keys": [{"name": "a", "key": "k", "max_concurrency": 1, "tokens_per_day": 20}]}))
+    app = create_app(OneModel(FakeService()), ServerOptions(keys_file=str(file)), Metrics())
+    statuses: list[int] = []
+
+    async def ask(again: int) -> None:
+        body = iter([json.dumps({"prompt": "Hello", "max_tokens": 8, "stream": stream}).encode()])
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"", "query_string": b""}
+        scope |= {"headers": [(b"authorization", b"Bearer k"), (b"content-type", b"application/json")]}
+
+        async def receive() -> Message:
+            if (part := next(body, None)) is None:
+                await asyncio.Event().wait()
+            return {"type": "http.request", "body": part, "more_body": False}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+            elif not message.get("more_body") and again:
+                await ask(again - 1)
+
+        await app(scope, receive, send)
+
+    asyncio.run(ask(2))
+    assert statuses == [200, 200, 429], "13 tokens each, of 20"
 
 
 def test_what_goes_on_in_the_background_counts(tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ def test_a_model_is_pulled_and_used(hub: Hub, tiny_model: Path) -> None:
     with served_many(tiny_model, ["first"], 2, options) as server, ollama.Client(server.url) as client:
         hub.hangs.set()  # who leaves in the middle gives it up
         with server.http.stream("POST", "/api/pull", json={"model": REPO}) as leaving:
-            next(line for line in leaving.iter_lines() if "total" in line)
+            lines = leaving.iter_lines()  # with the last reference to it, the connection would go
+            next(line for line in lines if "total" in line)
             _until(lambda: len(hub.sent) > 0, "no download began")
         _until(lambda: hub.num_left > 0, "the download went on without anybody")
         hub.hangs.clear()

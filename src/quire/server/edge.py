@@ -65,15 +65,13 @@ class Edge:
         visit = _visit(scope, headers)
         begin_visit(visit)
         way = _Way(scope, receive, send, visit, self._shapes.get(path, self._shape), self._hold)
-        entered = False
         try:
             if not _is_open(scope, path):
                 visit.key = self._keys.find(headers)
                 scope["tenant"] = visit.tenant
                 visit.deadline = _deadline(visit, headers, self._options.request_timeout)
                 if scope["method"] == "POST":
-                    visit.enter()
-                    entered = True
+                    way.enter()
             await self._app(scope, way.receive, way.send)
         except QuireError as error:
             await way.refuse(error)
@@ -89,8 +87,7 @@ class Edge:
                 await way.refuse(QuireError("the server failed on this request", hint))
         finally:
             self._body_bytes -= visit.body_bytes
-            if entered:
-                visit.release()
+            way.leave()
             self._end(visit, headers, self._route(scope, path), way.status)
         return None
 
@@ -123,7 +120,18 @@ class _Way:
     ) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self._visit, self._shape, self._hold = visit, shape, hold
+        self._entered = False
         self.status = CLIENT_CLOSED  # until an answer begins
+
+    def enter(self) -> None:
+        """OverQuota if it is one too many for its key."""
+        self._visit.enter()
+        self._entered = True
+
+    def leave(self) -> None:
+        if self._entered:
+            self._entered = False
+            self._visit.release()
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -139,6 +147,10 @@ class _Way:
             told["x-request-id"] = self._visit.id
             if self._visit.key is not None:
                 told.update(self._visit.key.quota.headers())
+        elif message["type"] == "http.response.body" and not message.get(
+            "more_body"
+        ):  # whoever sees the end may ask again
+            self.leave()
         await self._send(message)
 
     async def refuse(self, error: QuireError) -> None:

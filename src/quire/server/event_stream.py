@@ -24,7 +24,8 @@ async def _nothing() -> None:
 
 
 class EventStream(Response):
-    """`parts` of a stream as they come. An error in the middle is the last thing sent. `close` is called in the end."""
+    """`parts` of a stream as they come. An error in the middle is the last thing sent. `close` is called before the
+    end is sent, and once more when everything is over."""
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class EventStream(Response):
         finally:
             if pulse is not None:
                 pulse.cancel()
+        await self._close()  # whoever sees the end may ask again: it is paid for by then
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pulse(self, send: Send) -> None:
