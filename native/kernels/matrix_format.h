@@ -10,10 +10,10 @@ namespace {
 // One integer layout: w = scale * (stored - Zero) + offset, or with a codebook, w = scale * codebook[stored].
 template <int Bits, int Group, ScaleType Scale, bool Offset, int Zero = 0, Codebook Book = Codebook::None>
 struct IntFormat {
-    static constexpr int bits = Bits;    // 2 .. 6 or 8
+    static constexpr int bits = Bits;    // 2 .. 6 or 8; with a codebook 3 or 4
     static constexpr int group = Group;  // 16 or 32
     static constexpr ScaleType scale_type = Scale;
-    static constexpr bool two_level = Scale == ScaleType::TwoLevel;
+    static constexpr bool two_level = has_two_levels(Scale);
     static constexpr bool has_offset = Offset;
     static constexpr int zero = Zero;
     static constexpr bool has_codebook = Book != Codebook::None;
@@ -23,8 +23,8 @@ struct IntFormat {
     static constexpr int block_runs = two_level ? kBlockInputs / kGroupInputs : 1;  // of kGroupInputs inputs
     static constexpr int block_groups = block_runs * parts;
     static constexpr int scale_bytes = two_level ? 1 : Scale == ScaleType::Float32 ? 4 : 2;
-    static constexpr int offset_units_at = 2 * kTileOutputs;  // behind the units of scales
-    static constexpr int scales_at = two_level ? (Offset ? 2 : 1) * 2 * kTileOutputs : 0;
+    static constexpr int unit_bytes = !two_level ? 0 : Scale == ScaleType::WideTwoLevel ? 4 : 2;
+    static constexpr int scales_at = (Offset ? 2 : 1) * unit_bytes * kTileOutputs;
     static constexpr int offsets_at = scales_at + block_groups * kTileOutputs * scale_bytes;
     static constexpr int codes_at = Offset ? 2 * offsets_at - scales_at : offsets_at;
 
@@ -34,6 +34,8 @@ struct IntFormat {
     static constexpr int run_bytes = Bits * plane_row;
     static constexpr int block_bytes = codes_at + block_runs * run_bytes;
 
+    static const uint8_t* units(const uint8_t* block, int output) { return block + output * unit_bytes; }
+    static const uint8_t* offset_units(const uint8_t* block, int output) { return units(block, kTileOutputs + output); }
     static const uint8_t* scales(const uint8_t* block, int group, int output) {
         return block + scales_at + (group * kTileOutputs + output) * scale_bytes;
     }
@@ -65,14 +67,40 @@ struct GroupPlace<Format, false> {
     QUIRE_INLINE void advance() { block += Format::block_bytes; }
 };
 
-template <ScaleType Scale, Codebook Book>
-using CodebookFormat = IntFormat<4, 32, Scale, false, 0, Book>;
+template <int Bits, int Group, ScaleType Scale, Codebook Book>
+using CodebookFormat = IntFormat<Bits, Group, Scale, false, 0, Book>;
 
 template <Layout Element>
 struct FloatFormat {
     static constexpr Layout element = Element;
     static constexpr int element_bytes = Element == Layout::Float32 ? 4 : 2;
 };
+
+template <class Visitor>
+void visit_codebook(const PackedMatrix& w, const Visitor& visitor) {
+    constexpr ScaleType kWide = ScaleType::WideTwoLevel;
+    switch (w.codebook) {
+        case Codebook::None: return;
+        case Codebook::IQ4:
+            if (w.scale_type == ScaleType::TwoLevel)
+                return visitor.template visit<CodebookFormat<4, 32, ScaleType::TwoLevel, Codebook::IQ4>>();
+            return visitor.template visit<CodebookFormat<4, 32, ScaleType::Float16, Codebook::IQ4>>();
+        case Codebook::E2M1:
+            if (w.group == 16)
+                return visitor.template visit<CodebookFormat<4, 16, ScaleType::Float16, Codebook::E2M1>>();
+            return visitor.template visit<CodebookFormat<4, 32, ScaleType::BFloat16, Codebook::E2M1>>();
+        case Codebook::IQ1:
+            if (w.group == 16) return visitor.template visit<CodebookFormat<3, 16, kWide, Codebook::IQ1>>();
+            return visitor.template visit<CodebookFormat<3, 32, kWide, Codebook::IQ1>>();
+        case Codebook::IQ2:
+            if (w.group == 16) return visitor.template visit<CodebookFormat<3, 16, kWide, Codebook::IQ2>>();
+            return visitor.template visit<CodebookFormat<3, 32, kWide, Codebook::IQ2>>();
+        case Codebook::IQ3_XXS: return visitor.template visit<CodebookFormat<4, 32, kWide, Codebook::IQ3_XXS>>();
+        case Codebook::IQ3_S: return visitor.template visit<CodebookFormat<4, 32, kWide, Codebook::IQ3_S>>();
+        case Codebook::NF4: return visitor.template visit<CodebookFormat<4, 32, ScaleType::Float32, Codebook::NF4>>();
+        case Codebook::FP4: return visitor.template visit<CodebookFormat<4, 32, ScaleType::Float32, Codebook::FP4>>();
+    }
+}
 
 // Call visitor.visit<Format>() for the format of this matrix.
 template <class Visitor>
@@ -82,7 +110,9 @@ void visit_format(const PackedMatrix& w, const Visitor& visitor) {
         case Layout::Float32: return visitor.template visit<FloatFormat<Layout::Float32>>();
         case Layout::Float16: return visitor.template visit<FloatFormat<Layout::Float16>>();
         case Layout::BFloat16: return visitor.template visit<FloatFormat<Layout::BFloat16>>();
-        case Layout::Int2: return visitor.template visit<IntFormat<2, 16, ScaleType::TwoLevel, true>>();
+        case Layout::Int2:
+            if (!w.has_offset) return visitor.template visit<IntFormat<2, 32, ScaleType::Float16, false, 1>>();
+            return visitor.template visit<IntFormat<2, 16, ScaleType::TwoLevel, true>>();
         case Layout::Int3: return visitor.template visit<IntFormat<3, 16, ScaleType::TwoLevel, false, 4>>();
         case Layout::Int4:
             if (!w.has_offset) return visitor.template visit<IntFormat<4, 32, ScaleType::Float16, false, 8>>();
@@ -99,29 +129,12 @@ void visit_format(const PackedMatrix& w, const Visitor& visitor) {
             return visitor.template visit<IntFormat<5, 32, ScaleType::Float16, true>>();
         case Layout::Int6: return visitor.template visit<IntFormat<6, 16, ScaleType::TwoLevel, false, 32>>();
         case Layout::Int8:
-            if (w.group == 16) return visitor.template visit<IntFormat<8, 16, ScaleType::Float32, false>>();
             if (wide && w.has_offset) return visitor.template visit<IntFormat<8, 32, ScaleType::Float32, true>>();
             if (wide) return visitor.template visit<IntFormat<8, 32, ScaleType::Float32, false>>();
             if (w.has_offset) return visitor.template visit<IntFormat<8, 32, ScaleType::Float16, true>>();
             return visitor.template visit<IntFormat<8, 32, ScaleType::Float16, false>>();
-        case Layout::Codebook4:
-            switch (w.codebook) {
-                case Codebook::E2M1:
-                    return visitor.template visit<CodebookFormat<ScaleType::BFloat16, Codebook::E2M1>>();
-                case Codebook::IQ12:
-                    return visitor.template visit<CodebookFormat<ScaleType::Float32, Codebook::IQ12>>();
-                case Codebook::IQ3_XXS:
-                    return visitor.template visit<CodebookFormat<ScaleType::Float32, Codebook::IQ3_XXS>>();
-                case Codebook::IQ3_S:
-                    return visitor.template visit<CodebookFormat<ScaleType::Float32, Codebook::IQ3_S>>();
-                case Codebook::NF4: return visitor.template visit<CodebookFormat<ScaleType::Float32, Codebook::NF4>>();
-                case Codebook::FP4: return visitor.template visit<CodebookFormat<ScaleType::Float32, Codebook::FP4>>();
-                case Codebook::IQ4:
-                case Codebook::None: break;
-            }
-            if (w.scale_type == ScaleType::TwoLevel)
-                return visitor.template visit<CodebookFormat<ScaleType::TwoLevel, Codebook::IQ4>>();
-            return visitor.template visit<CodebookFormat<ScaleType::Float16, Codebook::IQ4>>();
+        case Layout::Codebook3:
+        case Layout::Codebook4: return visit_codebook(w, visitor);
     }
 }
 

@@ -79,11 +79,11 @@ struct Unit {
         return vdotq_laneq_s32(dot, w[3], x, 3);
     }
 
-    // What nibbles, one in each byte, say (zero not yet taken off).
+    // What is stored, one code in each byte, means this (zero not yet taken off).
     template <class Format>
-    QUIRE_INLINE static int8x16_t codes_of(uint8x16_t nibbles) {
-        if constexpr (Format::has_codebook) return vqtbl1q_s8(vld1q_s8(Format::codebook), nibbles);
-        return vreinterpretq_s8_u8(nibbles);
+    QUIRE_INLINE static int8x16_t codes_of(uint8x16_t stored) {
+        if constexpr (Format::has_codebook) return vqtbl1q_s8(vld1q_s8(Format::codebook), stored);
+        return vreinterpretq_s8_u8(stored);
     }
     template <class Format>
     QUIRE_INLINE static int8x16_t low_codes(uint8x16_t pairs) {
@@ -107,17 +107,16 @@ struct Unit {
     template <class Format>
     QUIRE_INLINE static int8x16_t weights(const uint8_t* codes, int q) {
         if constexpr (Format::bits == 8) return vreinterpretq_s8_u8(vld1q_u8(codes + q * Format::plane_row));
-        const uint8x16_t low = bits_of<Format, Format::low_bits>(codes, q, 0);
+        uint8x16_t stored = bits_of<Format, Format::low_bits>(codes, q, 0);
         if constexpr (Format::high_bits > 0)
-            return vreinterpretq_s8_u8(
-                low | bits_of<Format, Format::high_bits>(codes + Format::high_plane_at, q, Format::low_bits));
-        return codes_of<Format>(low);
+            stored |= bits_of<Format, Format::high_bits>(codes + Format::high_plane_at, q, Format::low_bits);
+        return codes_of<Format>(stored);
     }
 
     template <class Format, int Rows>
     QUIRE_INLINE static void dot(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows], int part,
                                  Int (&dots)[Rows]) {
-        static_assert(Format::bits != 4, "matrix_neon_few.h has 4 bits");
+        static_assert(Format::bits != 4 || Format::group == 16, "matrix_neon_few.h has 4 bits in groups of 32");
         constexpr int kHalves = Format::group / 16;
         int8x16_t w[kHalves][4];
         QUIRE_UNROLL

@@ -7,6 +7,13 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
+// Those of a vector of outputs.
+template <class Format>
+QUIRE_INLINE float32x4_t load_units(const uint8_t* units, int vector) {
+    const uint8_t* at = units + vector * Unit::lanes * Format::unit_bytes;
+    return Format::unit_bytes == 4 ? Unit::load_floats(at) : Unit::load_halves(at);
+}
+
 // The scales, or offsets, of several vectors of outputs: counts of 8 outputs are widened together.
 template <class Format, int Vectors>
 QUIRE_INLINE void load_counted(const uint8_t* counts, const uint8_t* units, float32x4_t (&to)[Vectors]) {
@@ -14,14 +21,14 @@ QUIRE_INLINE void load_counted(const uint8_t* counts, const uint8_t* units, floa
     QUIRE_UNROLL
     for (int v = 0; v < Vectors; v += 2) {
         const int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(vld1_u8(counts + 4 * v)));
-        to[v] = vmulq_f32(vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))), Unit::load_halves(units + 8 * v));
-        to[v + 1] = vmulq_f32(vcvtq_f32_s32(vmovl_high_s16(wide)), Unit::load_halves(units + 8 * v + 8));
+        to[v] = vmulq_f32(vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))), load_units<Format>(units, v));
+        to[v + 1] = vmulq_f32(vcvtq_f32_s32(vmovl_high_s16(wide)), load_units<Format>(units, v + 1));
     }
 }
 template <class Format, int Vectors>
 QUIRE_INLINE void load_scales(const uint8_t* block, int group, int output, float32x4_t (&to)[Vectors]) {
     if constexpr (Format::two_level && Vectors > 1) {
-        load_counted<Format>(Format::scales(block, group, output), block + 2 * output, to);
+        load_counted<Format>(Format::scales(block, group, output), Format::units(block, output), to);
     } else {
         QUIRE_UNROLL
         for (int v = 0; v < Vectors; ++v) to[v] = load_scales<Format>(block, group, output + v * Unit::lanes);
@@ -30,7 +37,7 @@ QUIRE_INLINE void load_scales(const uint8_t* block, int group, int output, float
 template <class Format, int Vectors>
 QUIRE_INLINE void load_offsets(const uint8_t* block, int group, int output, float32x4_t (&to)[Vectors]) {
     if constexpr (Format::two_level && Vectors > 1) {
-        load_counted<Format>(Format::offsets(block, group, output), block + Format::offset_units_at + 2 * output, to);
+        load_counted<Format>(Format::offsets(block, group, output), Format::offset_units(block, output), to);
     } else {
         QUIRE_UNROLL
         for (int v = 0; v < Vectors; ++v) to[v] = load_offsets<Format>(block, group, output + v * Unit::lanes);

@@ -11,35 +11,39 @@ constexpr int kRowBlock = 1;
 template <class Format>
 constexpr int kMaxTileRows = 1;  // rows that TileProduct takes at once
 
-inline float half_at(const uint8_t* halves, int output) {
-    uint16_t bits;
-    __builtin_memcpy(&bits, halves + 2 * output, 2);
-    return half_to_float(bits);
+inline float float_at(const uint8_t* at) {
+    float value;
+    __builtin_memcpy(&value, at, 4);
+    return value;
 }
-
-// A scale, or what is stored in the same way. `units` are those of two levels.
-template <class Format>
-inline float stored_at(const uint8_t* at, const uint8_t* units, int output) {
-    if (Format::two_level) return half_at(units, output) * float(int8_t(*at));
-    if (Format::scale_type == ScaleType::Float32) {
-        float value;
-        __builtin_memcpy(&value, at, 4);
-        return value;
-    }
+inline uint16_t word_at(const uint8_t* at) {
     uint16_t bits;
     __builtin_memcpy(&bits, at, 2);
-    return Format::scale_type == ScaleType::BFloat16 ? bfloat_to_float(bits) : half_to_float(bits);
+    return bits;
+}
+
+// A scale, or what is stored in the same way. `unit` is the one of two levels.
+template <class Format>
+inline float stored_at(const uint8_t* at, const uint8_t* unit) {
+    switch (Format::scale_type) {
+        case ScaleType::TwoLevel: return half_to_float(word_at(unit)) * float(int8_t(*at));
+        case ScaleType::WideTwoLevel: return float_at(unit) * float(int8_t(*at));
+        case ScaleType::Float32: return float_at(at);
+        case ScaleType::BFloat16: return bfloat_to_float(word_at(at));
+        case ScaleType::Float16:
+        case ScaleType::ZeroPoint: break;
+    }
+    return half_to_float(word_at(at));
 }
 
 template <class Format>
 inline float scale_at(const uint8_t* block, int group, int output) {
-    return stored_at<Format>(Format::scales(block, group, output), block, output);
+    return stored_at<Format>(Format::scales(block, group, output), Format::units(block, output));
 }
 
 template <class Format>
 inline float offset_at(const uint8_t* block, int group, int output) {
-    const float stored =
-        stored_at<Format>(Format::offsets(block, group, output), block + Format::offset_units_at, output);
+    const float stored = stored_at<Format>(Format::offsets(block, group, output), Format::offset_units(block, output));
     return Format::scale_type == ScaleType::ZeroPoint ? stored * scale_at<Format>(block, group, output) : stored;
 }
 

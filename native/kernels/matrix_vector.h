@@ -22,7 +22,10 @@ constexpr int kMaxTileRows = Unit::max_rows;
 // Scales, or what is stored in the same way. `units` are those of two levels.
 template <class Format>
 QUIRE_INLINE Unit::Float load_stored(const uint8_t* p, const uint8_t* units) {
-    if constexpr (Format::two_level) return Unit::load_halves(units) * Unit::load_counts(p);  // exact: 11 bits times 8
+    if constexpr (Format::scale_type == ScaleType::TwoLevel)
+        return Unit::load_halves(units) * Unit::load_counts(p);  // exact: 11 bits times 8
+    if constexpr (Format::scale_type == ScaleType::WideTwoLevel)
+        return Unit::load_floats(units) * Unit::load_counts(p);  // likewise
     if constexpr (Format::scale_type == ScaleType::Float32) return Unit::load_floats(p);
     if constexpr (Format::scale_type == ScaleType::Float16) return Unit::load_halves(p);
     if constexpr (Format::scale_type == ScaleType::BFloat16) return Unit::load_bfloats(p);
@@ -32,13 +35,12 @@ QUIRE_INLINE Unit::Float load_stored(const uint8_t* p, const uint8_t* units) {
 // Of a group of a block, for the outputs from `output` on.
 template <class Format>
 QUIRE_INLINE Unit::Float load_scales(const uint8_t* block, int group, int output) {
-    return load_stored<Format>(Format::scales(block, group, output), block + 2 * output);
+    return load_stored<Format>(Format::scales(block, group, output), Format::units(block, output));
 }
 
 template <class Format>
 QUIRE_INLINE Unit::Float load_offsets(const uint8_t* block, int group, int output) {
-    const auto stored =
-        load_stored<Format>(Format::offsets(block, group, output), block + Format::offset_units_at + 2 * output);
+    const auto stored = load_stored<Format>(Format::offsets(block, group, output), Format::offset_units(block, output));
     if constexpr (Format::scale_type == ScaleType::ZeroPoint)
         return stored * load_scales<Format>(block, group, output);  // exact: 11 bits times 9
     else

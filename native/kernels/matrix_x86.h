@@ -60,11 +60,12 @@ struct X86 : Vectors {
     template <class Format>
     QUIRE_INLINE static Int weights(const uint8_t* codes, int q) {
         if constexpr (Format::bits == 8) return shifted(Vectors::load(codes + q * Format::plane_row));
-        const Int low = bits_of<Format, Format::low_bits>(codes, q, 0);
+        Int stored = bits_of<Format, Format::low_bits>(codes, q, 0);
         if constexpr (Format::high_bits > 0)
-            return low | bits_of<Format, Format::high_bits>(codes + Format::high_plane_at, q, Format::low_bits);
-        if constexpr (Format::has_codebook) return Vectors::look_up(shifted(Vectors::codebook(Format::codebook)), low);
-        return low;
+            stored |= bits_of<Format, Format::high_bits>(codes + Format::high_plane_at, q, Format::low_bits);
+        if constexpr (Format::has_codebook)
+            return Vectors::look_up(shifted(Vectors::codebook(Format::codebook)), stored);
+        return stored;
     }
 
     // The i-th quad of a part to be read: two that share their bytes are neighbours.

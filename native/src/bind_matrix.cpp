@@ -50,6 +50,7 @@ const char* layout_name(Layout layout) {
         case Layout::Int5: return "int5";
         case Layout::Int6: return "int6";
         case Layout::Int8: return "int8";
+        case Layout::Codebook3: return "codebook3";
         case Layout::Codebook4: return "codebook4";
         case Layout::Float16: return "float16";
         case Layout::BFloat16: return "bfloat16";

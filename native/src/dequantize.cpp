@@ -29,16 +29,16 @@ constexpr StorageInfo kStorages[] = {
     {"IQ4_NL", Storage::IQ4_NL, 32, 18, 32, 0, 15, ScaleType::Float16, false, Codebook::IQ4},
     {"IQ4_XS", Storage::IQ4_XS, 256, 136, 32, 0, 15, ScaleType::TwoLevel, false, Codebook::IQ4},
     {"MXFP4", Storage::MXFP4, 32, 17, 32, 0, 15, ScaleType::BFloat16, false, Codebook::E2M1},
-    {"IQ1_S", Storage::IQ1_S, 256, 50, 32, 0, 15, ScaleType::Float32, false, Codebook::IQ12},
-    {"IQ1_M", Storage::IQ1_M, 256, 56, 16, -9, 9, ScaleType::Float32, false, Codebook::None},
-    {"IQ2_XXS", Storage::IQ2_XXS, 256, 66, 32, 0, 15, ScaleType::Float32, false, Codebook::IQ12},
-    {"IQ2_XS", Storage::IQ2_XS, 256, 74, 16, -43, 43, ScaleType::Float32, false, Codebook::None},
-    {"IQ2_S", Storage::IQ2_S, 256, 82, 16, -43, 43, ScaleType::Float32, false, Codebook::None},
-    {"IQ3_XXS", Storage::IQ3_XXS, 256, 98, 32, 0, 15, ScaleType::Float32, false, Codebook::IQ3_XXS},
-    {"IQ3_S", Storage::IQ3_S, 256, 110, 32, 0, 15, ScaleType::Float32, false, Codebook::IQ3_S},
-    {"TQ1_0", Storage::TQ1_0, 256, 54, 32, -8, 7, ScaleType::Float16, false, Codebook::None},
-    {"TQ2_0", Storage::TQ2_0, 256, 66, 32, -8, 7, ScaleType::Float16, false, Codebook::None},
-    {"NVFP4", Storage::NVFP4, 64, 36, 16, -12, 12, ScaleType::Float32, false, Codebook::None},
+    {"IQ1_S", Storage::IQ1_S, 256, 50, 32, 0, 7, ScaleType::WideTwoLevel, false, Codebook::IQ1},
+    {"IQ1_M", Storage::IQ1_M, 256, 56, 16, 0, 7, ScaleType::WideTwoLevel, false, Codebook::IQ1},
+    {"IQ2_XXS", Storage::IQ2_XXS, 256, 66, 32, 0, 7, ScaleType::WideTwoLevel, false, Codebook::IQ2},
+    {"IQ2_XS", Storage::IQ2_XS, 256, 74, 16, 0, 7, ScaleType::WideTwoLevel, false, Codebook::IQ2},
+    {"IQ2_S", Storage::IQ2_S, 256, 82, 16, 0, 7, ScaleType::WideTwoLevel, false, Codebook::IQ2},
+    {"IQ3_XXS", Storage::IQ3_XXS, 256, 98, 32, 0, 15, ScaleType::WideTwoLevel, false, Codebook::IQ3_XXS},
+    {"IQ3_S", Storage::IQ3_S, 256, 110, 32, 0, 15, ScaleType::WideTwoLevel, false, Codebook::IQ3_S},
+    {"TQ1_0", Storage::TQ1_0, 256, 54, 32, -1, 2, ScaleType::Float16, false, Codebook::None},
+    {"TQ2_0", Storage::TQ2_0, 256, 66, 32, -1, 2, ScaleType::Float16, false, Codebook::None},
+    {"NVFP4", Storage::NVFP4, 64, 36, 16, 0, 15, ScaleType::Float16, false, Codebook::E2M1},
     {"Q4_Z", Storage::Q4_Z, 32, 20, 32, 0, 15, ScaleType::ZeroPoint, true, Codebook::None},
     {"Q4_F", Storage::Q4_F, 32, 24, 32, 0, 15, ScaleType::Float32, true, Codebook::None},
     {"Q8_F", Storage::Q8_F, 32, 36, 32, -128, 127, ScaleType::Float32, false, Codebook::None},
@@ -134,10 +134,7 @@ void decode_q8_0(const uint8_t* block, DecodedBlock& out) {  // scale, 32 codes
     std::memcpy(out.codes, block + 2, 32);
 }
 
-// Scales and offsets of `groups` groups, once their units and counts are known.
-void multiply_levels(int groups, DecodedBlock& out) {
-    for (int g = 0; g < groups; ++g) out.scales[g] = out.unit * float(out.counts[g]);
-}
+// The same for offsets too.
 void multiply_offset_levels(int groups, DecodedBlock& out) {
     multiply_levels(groups, out);
     for (int g = 0; g < groups; ++g) out.offsets[g] = out.offset_unit * float(out.offset_counts[g]);
@@ -266,13 +263,12 @@ void decode_tq2_0(const uint8_t* block, DecodedBlock& out) {  // 64 bytes of 4 c
 }
 
 void decode_nvfp4(const uint8_t* block, DecodedBlock& out) {  // 4 scales of 8 bits, 8 bytes of nibbles for each
-    const int8_t* values = kCodebooks[int(Codebook::E2M1)];
     for (int g = 0; g < 4; ++g) {
         const uint8_t scale = block[g] & 0x7f;  // the sign bit counts for nothing; all ones are 0
         out.scales[g] = block[g] == 0x7f ? 0.0f : scale == 0x7f ? 240.0f : 0.5f * e4m3_to_float(scale);
         for (int i = 0; i < 8; ++i) {
-            out.codes[16 * g + i] = values[block[4 + 8 * g + i] & 15];
-            out.codes[16 * g + i + 8] = values[block[4 + 8 * g + i] >> 4];
+            out.codes[16 * g + i] = int8_t(block[4 + 8 * g + i] & 15);
+            out.codes[16 * g + i + 8] = int8_t(block[4 + 8 * g + i] >> 4);
         }
     }
 }
@@ -311,6 +307,10 @@ void decode_fp4(const uint8_t* block, DecodedBlock& out) {  // as NF4
 }
 
 }  // namespace
+
+void multiply_levels(int groups, DecodedBlock& out) {
+    for (int g = 0; g < groups; ++g) out.scales[g] = out.unit * float(out.counts[g]);
+}
 
 const StorageInfo& storage_info(Storage storage) {
     const StorageInfo& info = kStorages[int(storage)];

@@ -70,10 +70,13 @@ struct DecodedBlock {
     float scales[16];   // one for each group
     float offsets[16];  // set where the type has offsets
     // Where scales have two levels: scales[g] is unit * counts[g], offsets[g] is offset_unit * offset_counts[g]. Units
-    // are halves' values.
+    // are halves' values, unless they are wide.
     float unit, offset_unit;
     int8_t counts[16], offset_counts[16];
 };
+
+// The scales of the first `groups` groups, once their unit and counts are known.
+void multiply_levels(int groups, DecodedBlock& out);
 
 using DecodeBlock = void (*)(const uint8_t* block, DecodedBlock& out);
 DecodeBlock block_decoder(Storage storage);  // of a quantized type

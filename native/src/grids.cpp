@@ -51,29 +51,21 @@ T read(const uint8_t* bytes) {
 
 float half_at(const uint8_t* bytes) { return half_to_float(read<uint16_t>(bytes)); }
 
-constexpr int kNegative = 8;  // behind its table's positive numbers lie the same, negative
-
 // Seven signs are stored, and the eighth makes the number of negative ones even.
 int with_eighth_sign(int seven) { return seven | (__builtin_popcount(unsigned(seven)) & 1) << 7; }
 
-// Digits and signs -> places in a table of 16.
-void place_signed(const uint8_t* digits, int count, int signs, int8_t* codes) {
-    for (int i = 0; i < count; ++i) codes[i] = int8_t(digits[i] | (signs >> i & 1) * kNegative);
+// Digits and signs -> places in a table. Behind what digits mean it has what they mean with their sign: of 8 digits of
+// base 3 from place 4 on, of 4 of base 8 from place 8 on.
+void place_eight(const uint8_t* digits, int signs, int8_t* codes) {
+    for (int i = 0; i < 8; ++i) codes[i] = int8_t(digits[i] | (signs >> i & 1) << 2);
+}
+void place_four(const uint8_t* digits, int signs, int8_t* codes) {
+    for (int i = 0; i < 4; ++i) codes[i] = int8_t(digits[i] | (signs >> i & 1) << 3);
 }
 
-// Digits and signs -> the numbers themselves, of the table that IQ2 has.
-void number_signed(const uint8_t* digits, int signs, int8_t* codes) {
-    place_signed(digits, 8, signs, codes);
-    for (int i = 0; i < 8; ++i) codes[i] = kCodebooks[int(Codebook::IQ12)][codes[i]];
-}
-
-// Digits 0, 1, 2 mean -1, 0, 1; an eighth is added or subtracted. In eighths: -9, -7, -1, 1, 7 or 9.
-int eighths(int digit, bool subtracts) { return 8 * (digit - 1) + (subtracts ? -1 : 1); }
-
-// Where the table of IQ1 and IQ2 has them.
-int8_t place_of_eighths(int value) {
-    const int magnitude = value < 0 ? -value : value;
-    return int8_t((magnitude == 1 ? 4 : magnitude == 7 ? 5 : 6) | (value < 0) * kNegative);
+// IQ1's digits 0, 1, 2 mean -1, 0, 1, and an eighth is added to all of them or subtracted.
+void place_eighths(const uint8_t* digits, bool subtracts, int8_t* codes) {
+    place_eight(digits, subtracts ? 255 : 0, codes);
 }
 
 }  // namespace
@@ -83,13 +75,13 @@ void decode_iq1_s(const uint8_t* block, DecodedBlock& out) {
     const uint8_t* low = block + 2;
     for (int g = 0; g < 8; ++g) {
         const int word = read<uint16_t>(block + 34 + 2 * g);
-        out.scales[g] = half_at(block) * float(2 * (word >> 12 & 7) + 1) * 0.125f;
-        for (int v = 0; v < 4; ++v) {
-            const uint8_t* digits = grids().iq1.at(low[4 * g + v] | (word >> 3 * v & 7) << 8);
-            for (int i = 0; i < 8; ++i)
-                out.codes[32 * g + 8 * v + i] = place_of_eighths(eighths(digits[i], word >> 15));
-        }
+        out.counts[g] = int8_t(2 * (word >> 12 & 7) + 1);
+        for (int v = 0; v < 4; ++v)
+            place_eighths(grids().iq1.at(low[4 * g + v] | (word >> 3 * v & 7) << 8), word >> 15,
+                          out.codes + 32 * g + 8 * v);
     }
+    out.unit = half_at(block) * 0.125f;
+    multiply_levels(8, out);
 }
 
 void decode_iq1_m(const uint8_t* block, DecodedBlock& out) {
@@ -100,13 +92,14 @@ void decode_iq1_m(const uint8_t* block, DecodedBlock& out) {
     for (int w = 0; w < 4; ++w) all |= read<uint16_t>(words + 2 * w) >> 12 << 4 * w;
     for (int g = 0; g < 16; ++g) {
         const int scale = read<uint16_t>(words + g / 4 * 2) >> (g % 4 * 3) & 7;
-        out.scales[g] = half_to_float(uint16_t(all)) * float(2 * scale + 1) * 0.125f;
+        out.counts[g] = int8_t(2 * scale + 1);
         for (int v = 0; v < 2; ++v) {
             const int nibble = high[g] >> 4 * v & 15;
-            const uint8_t* digits = grids().iq1.at(low[2 * g + v] | (nibble & 7) << 8);
-            for (int i = 0; i < 8; ++i) out.codes[16 * g + 8 * v + i] = int8_t(eighths(digits[i], nibble >> 3));
+            place_eighths(grids().iq1.at(low[2 * g + v] | (nibble & 7) << 8), nibble >> 3, out.codes + 16 * g + 8 * v);
         }
     }
+    out.unit = half_to_float(uint16_t(all)) * 0.125f;
+    multiply_levels(16, out);
 }
 
 void decode_iq2_xxs(const uint8_t* block, DecodedBlock& out) {
@@ -114,54 +107,64 @@ void decode_iq2_xxs(const uint8_t* block, DecodedBlock& out) {
     for (int g = 0; g < 8; ++g) {
         const uint8_t* entries = block + 2 + 8 * g;
         const uint32_t word = read<uint32_t>(entries + 4);
-        out.scales[g] = half_at(block) * (0.5f + float(word >> 28)) * 0.25f;
+        out.counts[g] = int8_t(2 * (word >> 28) + 1);
         for (int v = 0; v < 4; ++v)
-            place_signed(grids().iq2_xxs.at(entries[v]), 8, with_eighth_sign(word >> 7 * v & 127),
-                         out.codes + 32 * g + 8 * v);
+            place_eight(grids().iq2_xxs.at(entries[v]), with_eighth_sign(word >> 7 * v & 127),
+                        out.codes + 32 * g + 8 * v);
     }
+    out.unit = half_at(block) * 0.125f;
+    multiply_levels(8, out);
 }
 
 void decode_iq2_xs(const uint8_t* block, DecodedBlock& out) {
     // scale, 32 words: an entry of 9 bits and 7 signs; 8 bytes of scales
     for (int g = 0; g < 16; ++g) {
-        out.scales[g] = half_at(block) * (0.5f + float(block[66 + g / 2] >> g % 2 * 4 & 15)) * 0.25f;
+        out.counts[g] = int8_t(2 * (block[66 + g / 2] >> g % 2 * 4 & 15) + 1);
         for (int v = 2 * g; v < 2 * g + 2; ++v) {
             const int word = read<uint16_t>(block + 2 + 2 * v);
-            number_signed(grids().iq2_xs.at(word & 511), with_eighth_sign(word >> 9), out.codes + 8 * v);
+            place_eight(grids().iq2_xs.at(word & 511), with_eighth_sign(word >> 9), out.codes + 8 * v);
         }
     }
+    out.unit = half_at(block) * 0.125f;
+    multiply_levels(16, out);
 }
 
 void decode_iq2_s(const uint8_t* block, DecodedBlock& out) {
     // scale, 32 bytes of entries, 32 of signs, 8 of 2 more bits for each entry, 8 of scales
     const uint8_t *low = block + 2, *signs = block + 34, *high = block + 66, *scales = block + 74;
     for (int g = 0; g < 16; ++g) {
-        out.scales[g] = half_at(block) * (0.5f + float(scales[g / 2] >> g % 2 * 4 & 15)) * 0.25f;
+        out.counts[g] = int8_t(2 * (scales[g / 2] >> g % 2 * 4 & 15) + 1);
         for (int v = 2 * g; v < 2 * g + 2; ++v)
-            number_signed(grids().iq2_s.at(low[v] | (high[v / 4] >> v % 4 * 2 & 3) << 8), signs[v], out.codes + 8 * v);
+            place_eight(grids().iq2_s.at(low[v] | (high[v / 4] >> v % 4 * 2 & 3) << 8), signs[v], out.codes + 8 * v);
     }
+    out.unit = half_at(block) * 0.125f;
+    multiply_levels(16, out);
 }
 
 void decode_iq3_xxs(const uint8_t* block, DecodedBlock& out) {
     // scale, 64 bytes of entries, for each group a word: 4 times 7 signs, a scale
     for (int g = 0; g < 8; ++g) {
         const uint32_t word = read<uint32_t>(block + 66 + 4 * g);
-        out.scales[g] = half_at(block) * (0.5f + float(word >> 28)) * 0.5f;
+        out.counts[g] = int8_t(2 * (word >> 28) + 1);
         for (int v = 0; v < 8; ++v)
-            place_signed(grids().iq3_xxs.at(block[2 + 8 * g + v]), 4,
-                         with_eighth_sign(word >> v / 2 * 7 & 127) >> v % 2 * 4, out.codes + 32 * g + 4 * v);
+            place_four(grids().iq3_xxs.at(block[2 + 8 * g + v]), with_eighth_sign(word >> v / 2 * 7 & 127) >> v % 2 * 4,
+                       out.codes + 32 * g + 4 * v);
     }
+    out.unit = half_at(block) * 0.25f;
+    multiply_levels(8, out);
 }
 
 void decode_iq3_s(const uint8_t* block, DecodedBlock& out) {
     // scale, 64 bytes of entries, 8 of a ninth bit for each, 32 of signs, 4 of scales
     const uint8_t *low = block + 2, *high = block + 66, *signs = block + 74, *scales = block + 106;
     for (int g = 0; g < 8; ++g) {
-        out.scales[g] = half_at(block) * float(1 + 2 * (scales[g / 2] >> g % 2 * 4 & 15));
+        out.counts[g] = int8_t(2 * (scales[g / 2] >> g % 2 * 4 & 15) + 1);
         for (int v = 8 * g; v < 8 * g + 8; ++v)
-            place_signed(grids().iq3_s.at(low[v] | (high[g] >> v % 8 & 1) << 8), 4, signs[v / 2] >> v % 2 * 4,
-                         out.codes + 4 * v);
+            place_four(grids().iq3_s.at(low[v] | (high[g] >> v % 8 & 1) << 8), signs[v / 2] >> v % 2 * 4,
+                       out.codes + 4 * v);
     }
+    out.unit = half_at(block);
+    multiply_levels(8, out);
 }
 
 }  // namespace quire

@@ -13,12 +13,12 @@ namespace quire {
 // contiguous run of memory that a kernel reads once, forwards.
 //
 //   Int2 .. Int8,  a tile is a sequence of blocks of inputs, ascending: of kBlockInputs where scales have two levels,
-//   Codebook4      else of kGroupInputs. A block is
-//                    units    [16]          fp16, and another 16 where `has_offset`: two levels only
+//   Codebook3, 4   else of kGroupInputs. A block is
+//                    units    [16]          fp16, or fp32 if wide; another 16 where `has_offset`: two levels only
 //                    scales   [groups][16]  of `scale_type`, one for each `group` inputs
 //                    offsets  [groups][16]  the same, where `has_offset`
 //                    codes    of 32 inputs, of the next 32, ..
-//                  w = scale * code + offset. Int8 stores the code, others code + zero (0 .. 2^bits - 1), Codebook4 the
+//                  w = scale * code + offset. Int8 stores the code, others code + zero (0 .. 2^bits - 1), Codebooks the
 //                  code's place in `codebook`.
 //   floats         [num_inputs][16], in the type the file has
 //
@@ -27,12 +27,15 @@ namespace quire {
 // those of 6, 5 and 3 are two, the first with the lowest 4, 4 and 2 bits.
 //
 // One 16, 32 or 64 byte load thus feeds the 4-way dot product of 4, 8 or 16 outputs without a shuffle.
-enum class Layout : int { Int2, Int3, Int4, Int5, Int6, Int8, Codebook4, Float16, BFloat16, Float32 };
+enum class Layout : int { Int2, Int3, Int4, Int5, Int6, Int8, Codebook3, Codebook4, Float16, BFloat16, Float32 };
 
 // Each holds exactly what some files say. ZeroPoint: scales are halves, and what stands for the offset is an fp16 count
 // of scales, offset = scale * count: a zero point, with its sign changed. TwoLevel: scales and offsets are int8 counts
-// of a unit that the block's groups share. A Float32 scale has 22 bits at most.
-enum class ScaleType : int { Float16, BFloat16, Float32, ZeroPoint, TwoLevel };
+// of a unit that the block's groups share, a half, or where it is wide an fp32 number of 11 bits. A Float32 scale has
+// 22 bits at most.
+enum class ScaleType : int { Float16, BFloat16, Float32, ZeroPoint, TwoLevel, WideTwoLevel };
+
+constexpr bool has_two_levels(ScaleType type) { return type == ScaleType::TwoLevel || type == ScaleType::WideTwoLevel; }
 
 constexpr int kTileOutputs = 16;
 constexpr int kGroupInputs = 32;   // activations that share a scale
@@ -43,7 +46,7 @@ struct PackedMatrix {
     int64_t num_outputs, num_inputs;
     int group;          // inputs that share a scale: 16 or 32, a divisor of num_inputs; 0 for float layouts
     int zero;           // Int2 .. Int6: what was added to the codes to store them; else 0
-    Codebook codebook;  // Codebook4: what its codes stand for; else None
+    Codebook codebook;  // Codebook3, 4: what its codes stand for; else None
     ScaleType scale_type;
     bool has_offset;      // offsets are stored; else they are 0
     bool half_sums;       // Float16, and no weight reaches kHalfSumLimit: products of a HalfGroup add up in halves

@@ -12,6 +12,7 @@ void bind_sentencepiece(nb::module_& m);
 
 NB_MODULE(_native, m) {
     m.doc() = "CPU kernels of Quire";
+    nb::set_leak_warnings(false);  // a program may end while it has a model, and the engine freezes what is there
     bind_batch(m);
     bind_matrix(m);
     bind_tape(m);

@@ -17,11 +17,10 @@ namespace quire {
 
 namespace {
 
-// The narrowest layout for codes of this type. In groups of 16, narrow codes are there with scales of two levels.
+// The narrowest layout for codes of this type.
 Layout integer_layout(const StorageInfo& info) {
-    if (info.codebook != Codebook::None) return Layout::Codebook4;
     const int count = info.max_code - info.min_code + 1;
-    if (info.group != kGroupInputs && info.scale_type != ScaleType::TwoLevel) return Layout::Int8;
+    if (info.codebook != Codebook::None) return count <= 8 ? Layout::Codebook3 : Layout::Codebook4;
     if (count <= 4) return Layout::Int2;
     if (count <= 8) return Layout::Int3;
     if (count <= 16) return Layout::Int4;
@@ -32,7 +31,8 @@ Layout integer_layout(const StorageInfo& info) {
 int bits_of(Layout layout) {
     switch (layout) {
         case Layout::Int2: return 2;
-        case Layout::Int3: return 3;
+        case Layout::Int3:
+        case Layout::Codebook3: return 3;
         case Layout::Int4:
         case Layout::Codebook4: return 4;
         case Layout::Int5: return 5;
@@ -50,21 +50,24 @@ constexpr int kPlaneRow = 4 * kTileOutputs;  // bytes
 // Where things lie in one block of one tile of an integer layout.
 struct BlockShape {
     int bits, parts, runs;  // parts: groups in a run of 32 inputs
-    int scale_bytes, scales, offsets, codes, run_bytes, bytes;
+    int unit_bytes, scale_bytes, scales, offsets, codes, run_bytes, bytes;
 
     explicit BlockShape(const PackedMatrix& m) {
-        const bool two_level = m.scale_type == ScaleType::TwoLevel;
+        const bool two_level = has_two_levels(m.scale_type);
         bits = bits_of(m.layout);
         parts = kGroupInputs / m.group;
         runs = two_level ? kBlockInputs / kGroupInputs : 1;
         scale_bytes = two_level ? 1 : m.scale_type == ScaleType::Float32 ? 4 : 2;
-        scales = two_level ? (m.has_offset ? 2 : 1) * 2 * kTileOutputs : 0;
+        unit_bytes = !two_level ? 0 : m.scale_type == ScaleType::WideTwoLevel ? 4 : 2;
+        scales = (m.has_offset ? 2 : 1) * unit_bytes * kTileOutputs;
         offsets = scales + runs * parts * kTileOutputs * scale_bytes;
         codes = m.has_offset ? 2 * offsets - scales : offsets;
         run_bytes = bits * kPlaneRow;
         bytes = codes + runs * run_bytes;
     }
 
+    // Of an output, from the beginning; those of offsets follow.
+    int unit(int output, bool of_offset = false) const { return unit_bytes * (kTileOutputs * of_offset + output); }
     // Of a group and an output, from `scales` or `offsets`.
     int place(int group, int output) const { return (group * kTileOutputs + output) * scale_bytes; }
     int low_bits() const { return bits == 8 ? 8 : bits >= 4 ? 4 : 2; }
@@ -112,8 +115,14 @@ float half_at(const uint8_t* from) {
     return half_to_float(bits);
 }
 
+float float_at(const uint8_t* from) {
+    float value;
+    std::memcpy(&value, from, 4);
+    return value;
+}
+
 void store_scale(uint8_t* to, ScaleType type, float value, int8_t count) {
-    if (type == ScaleType::TwoLevel) {
+    if (has_two_levels(type)) {
         *to = uint8_t(count);
     } else if (type == ScaleType::Float32) {
         std::memcpy(to, &value, 4);
@@ -125,14 +134,18 @@ void store_scale(uint8_t* to, ScaleType type, float value, int8_t count) {
     }
 }
 
+void store_unit(uint8_t* to, ScaleType type, float value) {
+    if (type == ScaleType::WideTwoLevel)
+        std::memcpy(to, &value, 4);
+    else
+        store_half(to, value);
+}
+
 // `unit` is the one of two levels.
 float load_scale(const uint8_t* from, ScaleType type, const uint8_t* unit) {
     if (type == ScaleType::TwoLevel) return half_at(unit) * float(int8_t(*from));
-    if (type == ScaleType::Float32) {
-        float value;
-        std::memcpy(&value, from, 4);
-        return value;
-    }
+    if (type == ScaleType::WideTwoLevel) return float_at(unit) * float(int8_t(*from));
+    if (type == ScaleType::Float32) return float_at(from);
     uint16_t bits;
     std::memcpy(&bits, from, 2);
     return type == ScaleType::BFloat16 ? bfloat_to_float(bits) : half_to_float(bits);
@@ -151,11 +164,10 @@ void store_plane(const uint32_t (&quads)[8], int first, uint8_t* to) {
 
 // The codes of a run of 32 inputs of one output. `to` is the output's place in the first plane.
 void store_codes(const PackedMatrix& m, int bits, const int8_t* codes, uint8_t* to) {
-    assert(m.zero == 0 || m.zero == 1 << (bits - 1));
     const uint32_t mask = 0x01010101u * ((1u << bits) - 1), zeros = 0x01010101u * uint32_t(m.zero);
-    uint32_t quads[8];  // a code in each byte; (code & 15) ^ 8 is code + 8 for -8 .. 7
+    uint32_t quads[8];  // a code in each byte, and room for the sum of its last bits and zero
     std::memcpy(quads, codes, sizeof quads);
-    for (uint32_t& quad : quads) quad = (quad & mask) ^ zeros;
+    for (uint32_t& quad : quads) quad = ((quad & mask) + zeros) & mask;
     switch (bits) {
         case 2: return store_plane<2>(quads, 0, to);
         case 3: return store_plane<2>(quads, 0, to), store_plane<1>(quads, 2, to + 2 * kPlaneRow);
@@ -175,7 +187,7 @@ int load_code(const PackedMatrix& m, const BlockShape& at, const uint8_t* codes,
     const int low = at.low_bits(), high = at.bits - low;
     const int stored = load_bits(codes, low) | (high ? load_bits(codes + low * kPlaneRow, high) << low : 0);
     if (m.layout == Layout::Int8) return int8_t(stored);
-    return m.layout == Layout::Codebook4 ? kCodebooks[int(m.codebook)][stored] : stored - m.zero;
+    return m.codebook != Codebook::None ? kCodebooks[int(m.codebook)][stored] : stored - m.zero;
 }
 
 // `rows` are the stored rows of the tile's outputs, null past the last one; `tile` starts as zeros.
@@ -188,9 +200,9 @@ void pack_integer_tile(Storage storage, const PackedMatrix& m, const uint8_t* co
     for (int64_t b = 0; b < m.num_inputs / info.block; ++b, tile += runs / at.runs * at.bytes) {
         for (int o = 0; o < kTileOutputs && rows[o]; ++o) {
             decode(rows[o] + b * info.block_bytes, stored);
-            if (m.scale_type == ScaleType::TwoLevel) {
-                store_half(tile + 2 * o, stored.unit);
-                if (m.has_offset) store_half(tile + 2 * (kTileOutputs + o), stored.offset_unit);
+            if (has_two_levels(m.scale_type)) {
+                store_unit(tile + at.unit(o), m.scale_type, stored.unit);
+                if (m.has_offset) store_unit(tile + at.unit(o, true), m.scale_type, stored.offset_unit);
             }
             for (int g = 0; g < runs * at.parts; ++g) {
                 uint8_t* block = tile + g / at.parts / at.runs * at.bytes;
@@ -367,13 +379,13 @@ void unpack_row(const PackedMatrix& m, int64_t output, float* out) {
     for (int64_t first = 0; first < m.num_inputs; first += at.runs * kGroupInputs, tile += at.bytes) {
         for (int i = 0; i < at.runs * kGroupInputs; ++i) {
             const int place = at.place(i / m.group, o);
-            const float scale = load_scale(tile + at.scales + place, m.scale_type, tile + 2 * o);
+            const float scale = load_scale(tile + at.scales + place, m.scale_type, tile + at.unit(o));
             const uint8_t* codes = tile + at.codes + i / kGroupInputs * at.run_bytes + 4 * o;
             const float value = scale * float(load_code(m, at, codes, i % kGroupInputs));
             float& to = out[input(first + i)];
             to = value;
             if (!m.has_offset) continue;
-            const float offset = load_scale(tile + at.offsets + place, m.scale_type, tile + 2 * (kTileOutputs + o));
+            const float offset = load_scale(tile + at.offsets + place, m.scale_type, tile + at.unit(o, true));
             to = value + (m.scale_type == ScaleType::ZeroPoint ? scale * offset : offset);
         }
     }

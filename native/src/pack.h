@@ -25,11 +25,11 @@ namespace quire {
 //   Q6_K                    Int6       16     two levels      6.5625          exact
 //   Q3_K                    Int3       16     two levels      3.5625          exact
 //   Q2_K                    Int2       16     two levels      3.125           exact
-//   TQ1_0, TQ2_0            Int4       32     fp16            4.5             exact
-//   IQ1_S, IQ2_XXS          Codebook4  32     fp32            5               exact
-//   IQ3_XXS, IQ3_S          Codebook4  32     fp32            5               exact
-//   IQ1_M, IQ2_XS, IQ2_S    Int8       16     fp32            10              exact
-//   NVFP4                   Int8       16     fp32            10              exact
+//   TQ1_0, TQ2_0            Int2       32     fp16            2.5             exact
+//   IQ1_S, IQ2_XXS          Codebook3  32     two levels      3.375           exact
+//   IQ1_M, IQ2_XS, IQ2_S    Codebook3  16     two levels      3.625           exact
+//   IQ3_XXS, IQ3_S          Codebook4  32     two levels      4.375           exact
+//   NVFP4                   Codebook4  16     fp16            5               exact
 //   Q4_Z                    Int4       32     fp16, zero      5               exact
 //   Q4_F                    Int4       32     fp32, fp32      6               scales of 22 bits
 //   Q8_F                    Int8       32     fp32            9               scales of 22 bits

@@ -153,6 +153,8 @@ def _decoded(tensor: StoredTensor, device: torch.device) -> GroupedWeight:
     codes, scales, offsets, table = native.decode(tensor.type.name, tensor.data, tensor.num_columns)
     on_device = torch.from_numpy(codes).to(device)
     fields = [torch.from_numpy(field).to(device) for field in (scales, offsets) if field is not None]
+    if table is not None and DECODED[tensor.type.name] == 8:
+        on_device, table = torch.tensor(table, dtype=torch.int8, device=device)[on_device.long()], None
     if table is not None:
         return pack_codebook4(on_device.view(torch.uint8), fields[0], [float(value) for value in table])
     if DECODED[tensor.type.name] == 4:
@@ -177,7 +179,7 @@ def _fp8_scales(blocks: np.ndarray) -> np.ndarray | None:
     return np.ascontiguousarray(by_square) if np.array_equal(each, scales) else None
 
 
-# Bits of a code. The numbers of IQ2_XS and IQ2_S are those of a table, but for 16 weights at a time.
+# Bits of a code. Those of a table are kept as numbers where 16 weights share a scale.
 DECODED = {
     "Q4_K": 4, "Q2_K": 8, "Q3_K": 8, "Q5_K": 8, "Q6_K": 8, "Q5_0": 8, "Q5_1": 8, "IQ4_XS": 4, "MXFP4": 4, "NVFP4": 8,
     "IQ1_S": 4, "IQ1_M": 8, "IQ2_XXS": 4, "IQ2_XS": 8, "IQ2_S": 8, "IQ3_XXS": 4, "IQ3_S": 4, "TQ1_0": 8, "TQ2_0": 8,
