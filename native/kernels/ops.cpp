@@ -13,6 +13,7 @@ namespace quire::QUIRE_ISA {
 void attend(const AttentionTile& tile);  // attention.cpp
 void attend_parts(const AttentionTile& tile, int64_t first, int64_t end, float* findings, int64_t part_stride);
 void fold_parts(const AttentionTile& tile, float* findings, int64_t num_parts, int64_t part_stride);
+int64_t total_weight(const float* x, int64_t n, const Softmax& softmax);  // softmax.cpp
 
 namespace {
 
@@ -234,8 +235,8 @@ void write_latent(const Pages& pages, int64_t layer, int32_t slot, const float* 
 
 extern const OpKernels op_kernels;
 const OpKernels op_kernels = {
-    rms_norm, layer_norm, rope_angles, rope,     activate,     activate_and_mul, add,          scale,
-    clamp,    add_scaled, soft_cap,    write_kv, write_latent, attend,           attend_parts, fold_parts,
+    rms_norm,   layer_norm, rope_angles, rope,         activate, activate_and_mul, add,        scale,        clamp,
+    add_scaled, soft_cap,   write_kv,    write_latent, attend,   attend_parts,     fold_parts, total_weight,
 };
 
 }  // namespace quire::QUIRE_ISA

@@ -1,10 +1,13 @@
-// Everything in a forward pass that is not a matrix product: one row, or one tile of attention, a call.
+// Everything in a forward pass that is not a matrix product, and sampling's sum: one row, or one tile of attention, a
+// call.
 //
 // No function here knows how many rows or threads there are, so none can sum in an order that depends on them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#include "softmax.h"
 
 namespace quire {
 
@@ -144,6 +147,8 @@ struct OpKernels {
     // `findings` of each part lie part_stride floats behind those of the part before.
     void (*attend_parts)(const AttentionTile& tile, int64_t first, int64_t end, float* findings, int64_t part_stride);
     void (*fold_parts)(const AttentionTile& tile, float* findings, int64_t num_parts, int64_t part_stride);
+    // The sum of softmax.weight over x [n]. The same number in every table.
+    int64_t (*total_weight)(const float* x, int64_t n, const Softmax& softmax);
 };
 
 }  // namespace quire

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels.h"
 #include "philox.h"
 
 namespace quire {
@@ -22,7 +23,7 @@ Softmax softmax_of(Peak peak, double temperature) {
 }
 
 double log_total(const float* x, int64_t vocab, const Softmax& softmax) {
-    return std::log(double(total_weight(x, vocab, softmax)) / double(Softmax::one));
+    return std::log(double(kernels().ops.total_weight(x, vocab, softmax)) / double(Softmax::one));
 }
 
 // Not clamped as weights are: a token that is never drawn still has a logprob.
@@ -275,7 +276,7 @@ int32_t Sampler::sample(const Row& row, const float* x, const Softmax& softmax, 
     if (top_k) {
         select_greatest(x, vocab_, params.top_k, candidates);
     } else {
-        if (params.top_p < 1.0) total = total_weight(x, vocab_, softmax);
+        if (params.top_p < 1.0) total = kernels().ops.total_weight(x, vocab_, softmax);
         collect_above(x, vocab_, lowest_of_interest(params, softmax, total, vocab_), candidates);
     }
     for (Candidate& c : candidates) c.weight = softmax.weight(float(-c.key));

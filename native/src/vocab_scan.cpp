@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels.h"
+
 namespace quire {
 
 namespace {
@@ -15,8 +17,6 @@ constexpr size_t kSortBelow = 32;
 
 // Every CPU we know has vectors of 16 bytes.
 typedef float Floats __attribute__((vector_size(16)));
-typedef double Doubles __attribute__((vector_size(16)));
-typedef uint64_t Words __attribute__((vector_size(16)));
 
 Floats load(const float* x) {
     Floats v;
@@ -48,11 +48,6 @@ float greatest(const float* x, int64_t n) {
 void append_above(const float* x, int64_t start, int64_t end, float bound, std::vector<Candidate>& out) {
     for (int64_t i = start; i < end; ++i)
         if (x[i] > bound) out.push_back({-double(x[i]), 0, int32_t(i)});
-}
-
-// Weights of two neighbouring logits.
-inline Words weigh_pair(const float* x, const Softmax& softmax) {
-    return Softmax::weight_of<Doubles, Words>(softmax.distance_of(Doubles{double(x[0]), double(x[1])}));
 }
 
 }  // namespace
@@ -92,27 +87,13 @@ int64_t count_greater(const float* x, int64_t vocab, float bound) {
     return count;
 }
 
-int64_t total_weight(const float* x, int64_t vocab, const Softmax& softmax) {
-    const Softmax local = softmax;  // in registers
-    Words sum{};
-    int64_t i = 0;
-    for (; i + 8 <= vocab; i += 8) {  // four at a time: one chain of multiplications leaves the vector unit waiting
-        const Words a = weigh_pair(x + i, local), b = weigh_pair(x + i + 2, local);
-        const Words c = weigh_pair(x + i + 4, local), d = weigh_pair(x + i + 6, local);
-        sum += (a + b) + (c + d);
-    }
-    int64_t total = int64_t(sum[0] + sum[1]);
-    for (; i < vocab; ++i) total += local.weight(x[i]);
-    return total;
-}
-
 int32_t pick_weighted(const float* x, int64_t vocab, const Softmax& softmax, uint64_t uniform_bits) {
     const int64_t num_blocks = (vocab + kSumBlock - 1) / kSumBlock;
     std::vector<int64_t> sums(num_blocks);
     int64_t total = 0;
     for (int64_t b = 0; b < num_blocks; ++b) {
         const int64_t start = b * kSumBlock;
-        sums[b] = total_weight(x + start, std::min(kSumBlock, vocab - start), softmax);
+        sums[b] = kernels().ops.total_weight(x + start, std::min(kSumBlock, vocab - start), softmax);
         total += sums[b];
     }
     int64_t left = int64_t((unsigned __int128)uniform_bits * uint64_t(total) >> 53);  // < total

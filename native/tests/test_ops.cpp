@@ -1,5 +1,5 @@
 // Norms and activations of every table of this CPU against `plain`: apart by rounding alone. (Against fp64:
-// tests/ops/test_native_ops.py.)
+// tests/ops/test_native_ops.py.) Sums of weights: not apart.
 
 #include <algorithm>
 #include <cmath>
@@ -62,9 +62,29 @@ double most_apart(const std::vector<float>& x, const std::vector<float>& y) {
     return most;
 }
 
+// The sum of weights is the same number in every table.
+void test_total_weight(int& passed, int& failed) {
+    for (const int64_t n : {0, 1, 15, 33, 1000}) {
+        Random random{uint64_t(n)};
+        std::vector<float> x;
+        for (int64_t i = 0; i < n; ++i) x.push_back(40 * random.uniform());
+        if (n > 3) x[0] = NAN, x[1] = INFINITY, x[2] = -INFINITY;
+        const Softmax softmax{20.0, 1.25};
+        int64_t expected = 0;
+        for (const float logit : x) expected += softmax.weight(logit);
+        for (const char* const* isa = available_isas(); *isa; ++isa) {
+            use_isa(*isa);
+            const bool same = kernels().ops.total_weight(x.data(), n, softmax) == expected;
+            same ? ++passed : ++failed;
+            if (!same) std::printf("failed: total_weight of %lld, table %s\n", (long long)n, *isa);
+        }
+    }
+}
+
 }  // namespace
 
 void test_ops(int& passed, int& failed) {
+    test_total_weight(passed, failed);
     for (const int64_t n : kSizes) {
         Random random{uint64_t(n)};
         std::vector<float> x;
