@@ -229,7 +229,8 @@ def test_an_interrupted_pull_leaves_nothing(own_cache: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
         environment["PIP_INDEX_URL"] = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
         environment["PIP_CONFIG_FILE"] = os.devnull
-        code = "from quire.engine.sources import resolve_model; resolve_model('smollm2')"
+        handled = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # also behind a shell's `&`
+        code = f"{handled}; from quire.engine.sources import resolve_model; resolve_model('smollm2')"
         process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
         silent.settimeout(30)
         asked, _ = silent.accept()
