@@ -1,4 +1,4 @@
-// Activations of eight numbers at once.
+// Activations of a vector of numbers.
 #pragma once
 
 #include "inline.h"
@@ -10,29 +10,29 @@ namespace {
 
 constexpr float kLog2e = 1.44269504f;
 
-QUIRE_INLINE F8 exp(F8 x) { return exp2(x * splat(kLog2e)); }
+QUIRE_INLINE Floats exp(Floats x) { return exp2(x * splat(kLog2e)); }
 // x becomes x * sigmoid(factor * x).
 template <int N>
-QUIRE_INLINE void gate_by_themselves(F8 (&x)[N], float factor) {
-    F8 raised[N];
+QUIRE_INLINE void gate_by_themselves(Floats (&x)[N], float factor) {
+    Floats raised[N];
     QUIRE_UNROLL
     for (int i = 0; i < N; ++i) raised[i] = x[i] * splat(-kLog2e * factor);
     exp2_each(raised);
     QUIRE_UNROLL
     for (int i = 0; i < N; ++i) x[i] = x[i] / (splat(1.0f) + raised[i]);
 }
-QUIRE_INLINE F8 gated_by_itself(F8 x, float factor) {
-    F8 one[1] = {x};
+QUIRE_INLINE Floats gated_by_itself(Floats x, float factor) {
+    Floats one[1] = {x};
     gate_by_themselves(one, factor);
     return one[0];
 }
 // Absolute error below 2e-7.
-QUIRE_INLINE F8 tanh(F8 x) { return splat(1.0f) - splat(2.0f) / (splat(1.0f) + exp(x + x)); }
+QUIRE_INLINE Floats tanh(Floats x) { return splat(1.0f) - splat(2.0f) / (splat(1.0f) + exp(x + x)); }
 
 // 1 - erf(x) for x >= 0, with an absolute error below 2e-7: Abramowitz and Stegun, 7.1.26.
-QUIRE_INLINE F8 erfc(F8 x) {
-    const F8 t = splat(1.0f) / multiply_add(x, splat(0.3275911f), splat(1.0f));
-    F8 p = splat(1.061405429f);
+QUIRE_INLINE Floats erfc(Floats x) {
+    const Floats t = splat(1.0f) / multiply_add(x, splat(0.3275911f), splat(1.0f));
+    Floats p = splat(1.061405429f);
     p = multiply_add(p, t, splat(-1.453152027f));
     p = multiply_add(p, t, splat(1.421413741f));
     p = multiply_add(p, t, splat(-0.284496736f));
@@ -40,13 +40,13 @@ QUIRE_INLINE F8 erfc(F8 x) {
     return p * t * exp(splat(0.0f) - x * x);
 }
 
-QUIRE_INLINE F8 at_most(F8 x, float most) { return splat(0.0f) - max(splat(0.0f) - x, splat(-most)); }
+QUIRE_INLINE Floats at_most(Floats x, float most) { return splat(0.0f) - max(splat(0.0f) - x, splat(-most)); }
 
 constexpr float kClampedAt = 7.0f;
 
 template <Activation Kind>
-QUIRE_INLINE F8 activated(F8 x) {
-    const F8 zero = splat(0.0f);
+QUIRE_INLINE Floats activated(Floats x) {
+    const Floats zero = splat(0.0f);
     if constexpr (Kind == Activation::ClampedSwiglu) return gated_by_itself(at_most(x, kClampedAt), 1.702f);
     if constexpr (Kind == Activation::Silu) return gated_by_itself(x, 1.0f);
     if constexpr (Kind == Activation::QuickGelu) return gated_by_itself(x, 1.702f);
@@ -55,24 +55,24 @@ QUIRE_INLINE F8 activated(F8 x) {
     if constexpr (Kind == Activation::Elu) return max(zero, x) + (exp(at_most(x, 0.0f)) - splat(1.0f));
     if constexpr (Kind == Activation::ReluSquared) return max(zero, x) * max(zero, x);
     if constexpr (Kind == Activation::Gelu) {  // x P(x), or x - x P(-x) for x > 0: the far tail is small, not 1 - 1
-        const F8 magnitude = max(zero - x, x);
+        const Floats magnitude = max(zero - x, x);
         return max(zero, x) - magnitude * splat(0.5f) * erfc(magnitude * splat(0.70710678f));
     }
     if constexpr (Kind == Activation::GeluTanh) {  // 0.5 (1 + tanh(u)) = sigmoid(2 u)
-        const F8 cubic = multiply_add(x * x, splat(0.044715f), splat(1.0f)) * x;
+        const Floats cubic = multiply_add(x * x, splat(0.044715f), splat(1.0f)) * x;
         return x / (splat(1.0f) + exp(cubic * splat(-1.59576912f)));
     }
 }
 
 template <Activation Kind, int N>
-QUIRE_INLINE void activate_each(F8 (&x)[N]) {
+QUIRE_INLINE void activate_each(Floats (&x)[N]) {
     if constexpr (Kind == Activation::Silu) return gate_by_themselves(x, 1.0f);
     for (int i = 0; i < N; ++i) x[i] = activated<Kind>(x[i]);
 }
 
 // What an activated gate is multiplied with.
 template <Activation Kind>
-QUIRE_INLINE F8 factor_of(F8 up) {
+QUIRE_INLINE Floats factor_of(Floats up) {
     if constexpr (Kind == Activation::ClampedSwiglu)
         return max(at_most(up, kClampedAt), splat(-kClampedAt)) + splat(1.0f);
     return up;

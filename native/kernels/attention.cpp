@@ -8,8 +8,8 @@
 // Scores are in units of log2(e): the queries are multiplied by scale * log2(e) beforehand.
 //
 // The order of every sum, which depends on the query's own positions alone: a score over head columns in order (halves:
-// see Scoring); l in 8 lanes (slot mod 8) over blocks in order, then the lanes; acc over slots in order. Slots a query
-// may not see add an exact 0.
+// see Scoring); l in the lanes of a vector (slot mod kLanes) over blocks in order, then the lanes; acc over slots in
+// order. Slots a query may not see add an exact 0.
 
 #include "attention_float.h"
 #include "attention_int8.h"
@@ -104,7 +104,7 @@ void fold(const Findings& total, const Findings& part, int num_queries) {
         float before[kLanes] = {}, here[kLanes] = {}, now[kLanes], kept[kLanes], added[kLanes];
         for (int i = first; i < end; ++i) before[i - first] = total.most(i), here[i - first] = part.most(i);
         store(now, max(load(before), load(here)));
-        F8 factors[] = {load(before) - load(now), load(here) - load(now)};
+        Floats factors[] = {load(before) - load(now), load(here) - load(now)};
         exp2_each(factors);
         store(kept, factors[0]);
         store(added, factors[1]);

@@ -14,18 +14,18 @@ constexpr int64_t kSlotsAtOnce = 64;
 template <class T>
 struct Weighing {
     using Weight = float;
-    using Sum = F8;
+    using Sum = Floats;
     static Sum zero() { return splat(0.0f); }
-    static F8 load_values(const T* p) { return load(p); }
-    static F8 load_values(const T* p, int64_t n) { return load_part(p, n); }
-    static F8 total(Sum sum) { return sum; }
+    static Floats load_values(const T* p) { return load(p); }
+    static Floats load_values(const T* p, int64_t n) { return load_part(p, n); }
+    static Floats total(Sum sum) { return sum; }
     static constexpr auto weigh = [](auto& scores) { exp2_each(scores); };
 
-    // The weights of one query, at 8 slots.
+    // The weights of one query, at a vector of slots.
     using Weights = const float*;
     static Weights load_weights(const float* p) { return p; }
     template <int Slot>
-    static Sum add(Weights weights, F8 values, Sum sum) {
+    static Sum add(Weights weights, Floats values, Sum sum) {
         return multiply_add(splat(weights[Slot]), values, sum);
     }
 };
@@ -33,17 +33,17 @@ struct Weighing {
 template <>
 struct Weighing<Half> {
     using Weight = Half;
-    using Sum = H8;
+    using Sum = Halves;
     static Sum zero() { return zero_halves(); }
-    static H8 load_values(const Half* p) { return load_halves(p); }
-    static H8 load_values(const Half* p, int64_t n) { return to_halves(load_part(p, n)); }
-    static F8 total(Sum sum) { return to_floats(sum); }
+    static Halves load_values(const Half* p) { return load_halves(p); }
+    static Halves load_values(const Half* p, int64_t n) { return to_halves(load_part(p, n)); }
+    static Floats total(Sum sum) { return to_floats(sum); }
     static constexpr auto weigh = [](auto& scores) { coarse_exp2_each(scores); };
 
-    using Weights = H8;
+    using Weights = Halves;
     static Weights load_weights(const Half* p) { return load_halves(p); }
     template <int Slot>
-    static Sum add(Weights weights, H8 values, Sum sum) {
+    static Sum add(Weights weights, Halves values, Sum sum) {
         return multiply_add<Slot>(weights, values, sum);
     }
 };
@@ -56,49 +56,49 @@ struct Weighing<Half> {
 template <class T>
 struct Scoring {
     using Query = float;
-    using Sum = F8;
-    static constexpr int kColumns = 1;  // of which the queries are loaded at once
-    static constexpr int kChains = 1;   // sums that are added to in turn
+    using Sum = Floats;
+    static constexpr int kChains = kLanes / 8;  // sums that are added to in turn: wide vectors make few of them
+    static constexpr int kColumns = kChains;    // of which the queries are loaded at once
     static constexpr int64_t kChained = INT64_MAX, kColumnsAtOnce = INT64_MAX;
     static Sum zero() { return splat(0.0f); }
-    static F8 load_keys(const T* p) { return load(p); }
+    static Floats load_keys(const T* p) { return load(p); }
     template <int N>
     struct Queries {
         const float* at;
         Queries(const float* q, int64_t, int64_t column) : at(q + column * kQueriesAtOnce) {}
         template <int Q, int Column>
-        Sum add(F8 keys, Sum sum) const {
-            return multiply_add(splat(at[Q]), keys, sum);
+        Sum add(Floats keys, Sum sum) const {
+            return multiply_add(splat(at[Column * kQueriesAtOnce + Q]), keys, sum);
         }
     };
     // [32 / 8, head_dim, 8]
     static float* query_at(void* q, int query, int64_t head_dim) {
         return (float*)q + query / kQueriesAtOnce * kQueriesAtOnce * head_dim + query % kQueriesAtOnce;
     }
-    static void store_queries(float* q, int64_t, int64_t column, const F8 (&rows)[kQueriesAtOnce], int) {
+    static void store_queries(float* q, int64_t, int64_t column, const Floats (&rows)[kQueriesAtOnce], int) {
         store_columns(q + column * kQueriesAtOnce, rows);
     }
-    static Sum join(const Sum* chains) { return chains[0]; }
-    static F8 total(Sum sum) { return sum; }
+    static Sum join(const Sum* chains) { return kChains == 1 ? chains[0] : chains[0] + chains[kChains - 1]; }
+    static Floats total(Sum sum) { return sum; }
 };
 #ifdef QUIRE_HALF_MATH
 template <>
 struct Scoring<Half> {
     using Query = Half;
-    using Sum = H8;
+    using Sum = Halves;
     static constexpr int kColumns = kLanes, kChains = 2;
     static constexpr int64_t kChained = 32, kColumnsAtOnce = 64;
     static Sum zero() { return zero_halves(); }
-    static H8 load_keys(const Half* p) { return load_halves(p); }
+    static Halves load_keys(const Half* p) { return load_halves(p); }
     template <int N>
     struct Queries {
-        H8 rows[N];
+        Halves rows[N];
         Queries(const Half* q, int64_t head_dim, int64_t column) {
             QUIRE_UNROLL
             for (int i = 0; i < N; ++i) rows[i] = load_halves(query_at(q, i, head_dim) + column);
         }
         template <int Q, int Column>
-        Sum add(H8 keys, Sum sum) const {
+        Sum add(Halves keys, Sum sum) const {
             return multiply_add<Column>(rows[Q], keys, sum);
         }
     };
@@ -106,17 +106,24 @@ struct Scoring<Half> {
     static Half* query_at(const void* q, int query, int64_t head_dim) {
         return (Half*)q + query * (round_up(head_dim) + kLanes);
     }
-    static void store_queries(Half* q, int64_t head_dim, int64_t column, const F8 (&rows)[kQueriesAtOnce], int count) {
+    static void store_queries(Half* q, int64_t head_dim, int64_t column, const Floats (&rows)[kQueriesAtOnce],
+                              int count) {
         for (int i = 0; i < count; ++i) store(query_at(q, i, head_dim) + column, rows[i]);
     }
     static Sum join(const Sum* chains) { return chains[0] + chains[1]; }
-    static F8 total(Sum sum) { return to_floats(sum); }
+    static Floats total(Sum sum) { return to_floats(sum); }
 };
 #endif
 
-// Few queries alone do not keep the vector unit busy: they take two vectors of slots or of columns at a time.
+// Few queries alone do not keep the vector unit busy: they take two vectors of slots at a time. Columns of values
+// likewise, and AVX-512 has registers for twice as many.
 template <int N>
 constexpr int kVectors = N <= 4 ? 2 : 1;
+template <int N, class T>
+constexpr int kColumnVectors = kVectors<N> * (kLanes == 16 || sizeof(typename Weighing<T>::Weight) == 2 ? 2 : 1);
+
+template <class T>
+constexpr bool kInHalves = sizeof(typename Scoring<T>::Query) == 2;
 
 // Of blocks and heads: where halves are multiplied, addresses take no instructions of their own if these are constants.
 constexpr int64_t kUsualSize = 16, kUsualDim = 64;
@@ -124,7 +131,7 @@ constexpr int64_t kUsualSize = 16, kUsualDim = 64;
 // A branch in the loop over columns of halves makes many queries, a prefill's, a fifth slower, and few of them faster
 // by a thirtieth. Those who have nothing to fetch give the keys that they read.
 template <int N, class T>
-constexpr bool kAlwaysFetches = N > 4 && Scoring<T>::kChains > 1;
+constexpr bool kAlwaysFetches = N > 4 && kInHalves<T>;
 
 // Scores of N queries with C vectors of slots, from `keys` on, whose columns are `stride` apart.
 template <int N, int C, class T>
@@ -210,7 +217,7 @@ void score(const AttentionTile& t, const State& s, int first, const Span& span, 
         const T* keys = (const T*)s.keys_at(block);
         const T* nothing = kAlwaysFetches<N, T> ? keys : nullptr;
         const T* ahead = first >= kQueriesAtOnce ? nothing : (const T*)s.values_at(block);  // once a tile
-        if constexpr (Scoring<T>::kChains > 1) {
+        if constexpr (kInHalves<T>) {
             if (span.size == kUsualSize && head_dim == kUsualDim) {
                 score_block<N>(s, q, keys, num_slots, kUsualSize, kUsualDim, column, ahead);
                 continue;
@@ -220,7 +227,7 @@ void score(const AttentionTile& t, const State& s, int first, const Span& span, 
     }
 }
 
-// Blocks [first, end) of the span, as floats into `s.keys`.
+// Blocks [first, end) of the span, as floats into `s.keys`. Their values are fetched.
 template <class T>
 void convert_keys(const AttentionTile& t, const State& s, int64_t first, int64_t end) {
     const int64_t n = t.pages->head_dim * t.pages->block_size, skipped = first % attention_span(t.pages->block_size);
@@ -228,7 +235,11 @@ void convert_keys(const AttentionTile& t, const State& s, int64_t first, int64_t
     for (int64_t block = first; block < end; ++block, to += n) {
         const T* keys = (const T*)s.keys_at(block);
         const int64_t whole = n / kLanes * kLanes;
-        for (int64_t i = 0; i < whole; i += kLanes) store(to + i, load(keys + i));
+        const T* values = (const T*)s.values_at(block);
+        for (int64_t i = 0; i < whole; i += kLanes) {
+            __builtin_prefetch(values + i);
+            store(to + i, load(keys + i));
+        }
         if (whole < n) store_part(to + whole, load_part(keys + whole, n - whole), n - whole);
     }
 }
@@ -282,7 +293,7 @@ void accumulate_columns(const AttentionTile& t, const State& s, int first, const
 
 template <int N, class T>
 void accumulate(const AttentionTile& t, const State& s, int first, const Span& span) {
-    constexpr int kAtOnce = sizeof(typename Weighing<T>::Weight) == 2 ? 2 * kVectors<N> : kVectors<N>;
+    constexpr int kAtOnce = kColumnVectors<N, T>;
     constexpr int64_t kWide = kAtOnce * kLanes;
     const int64_t width = t.pages->value_dim();
     for (int64_t begin = 0; begin < span.num_slots(0); begin += kSlotsAtOnce) {
@@ -297,7 +308,8 @@ void accumulate(const AttentionTile& t, const State& s, int first, const Span& s
 template <class T>
 void weigh(State& s, int query, int i, const Span& span) {
     auto* p = (typename Weighing<T>::Weight*)s.p + i * s.score_stride;
-    soften(s, query, i, span, Weighing<T>::weigh, [&](int64_t column, F8, F8 weight) { store(p + column, weight); });
+    soften(s, query, i, span, Weighing<T>::weigh,
+           [&](int64_t column, Floats, Floats weight) { store(p + column, weight); });
 }
 
 // What is left to do of a span once queries [first, first + N), which lie in one vector, have scores.
@@ -314,7 +326,8 @@ void meet(const AttentionTile& t, State& s, int first, const Span& span, bool sh
     take_values<N, T>(t, s, first, span);
 }
 
-// `count` columns of 8 queries from `first` on into `s.q`, from column `to` on; up to 7 columns behind them are lost.
+// `count` columns of 8 queries from `first` on into `s.q`, from column `to` on; up to kLanes - 1 columns behind them
+// are lost.
 template <class T>
 void load_query_columns(const AttentionTile& t, State& s, int first, const float* const* queries, int64_t count,
                         int64_t to) {
@@ -322,7 +335,7 @@ void load_query_columns(const AttentionTile& t, State& s, int first, const float
     auto* q = Scoring<T>::query_at(s.q, first, t.pages->head_dim);
     for (int64_t d = 0; d < count; d += kLanes) {
         const int64_t n = count - d < kLanes ? count - d : kLanes;
-        F8 rows[kQueriesAtOnce] = {};
+        Floats rows[kQueriesAtOnce] = {};
         for (int i = 0; i < here; ++i) {
             const float* from = queries[first + i] + d;
             rows[i] = (n == kLanes ? load(from) : load_part(from, n)) * splat(t.scale * kLog2e);

@@ -13,7 +13,7 @@ namespace {
 // sums += the products of C vectors of the matrix's width, from `codes` on, with N <= 4 vectors, `quads` quads deep.
 template <int N, int C, class Look>
 QUIRE_INLINE void add_products(const int8_t* codes, int64_t row_bytes, const int8_t* planes, int64_t quads,
-                               I8 (&high)[N * C], I8 (&low)[N * C], const Look& look_ahead) {
+                               Integers (&high)[N * C], Integers (&low)[N * C], const Look& look_ahead) {
     for (int64_t quad = 0; quad < quads; ++quad, codes += row_bytes, planes += kQuadBytes) {
         look_ahead(quad * row_bytes);
         Codes c[C];
@@ -116,7 +116,7 @@ struct Int8Pages {
     QUIRE_INLINE static void score_slots(const State& s, int four, const int8_t* q, const int8_t* keys,
                                          int64_t row_bytes, int64_t quads, const float* units, int64_t column,
                                          const Look& look_ahead) {
-        I8 high[N * C], low[N * C];
+        Integers high[N * C], low[N * C];
         QUIRE_UNROLL
         for (int j = 0; j < N * C; ++j) high[j] = low[j] = zero_integers();
         add_products<N, C>(keys, row_bytes, q, quads, high, low, look_ahead);
@@ -129,11 +129,11 @@ struct Int8Pages {
     // Scores become weights times the units of values, as codes [slots of a span / 4][4][2][4] into `s.p`. Returns
     // their unit. Where the query sees nothing, nothing may have been written: the unit found there may be anything.
     static float weigh(State& s, int query, int i, const Span& span) {
-        F8 most = splat(0.0f);
+        Floats most = splat(0.0f);
         float* weights = s.scores + i * s.score_stride;
         const auto raise = [](auto& scores) { coarse_exp2_each(scores); };
-        soften(s, query, i, span, raise, [&](int64_t column, F8 score, F8 p) {
-            const F8 weight = zero_at(p * load(s.keys + column), score, splat(-INFINITY));
+        soften(s, query, i, span, raise, [&](int64_t column, Floats score, Floats p) {
+            const Floats weight = zero_at(p * load(s.keys + column), score, splat(-INFINITY));
             most = max_magnitude(most, weight);
             store(weights + column, weight);
         });
@@ -154,7 +154,7 @@ struct Int8Pages {
     template <int N, int C>
     static void accumulate_columns(const AttentionTile& t, const State& s, int four, int first, const Span& span,
                                    const float (&units)[N], int64_t d) {
-        I8 high[N * C], low[N * C];
+        Integers high[N * C], low[N * C];
         QUIRE_UNROLL
         for (int j = 0; j < N * C; ++j) high[j] = low[j] = zero_integers();
         const int64_t row_bytes = 4 * columns(t);
@@ -167,7 +167,7 @@ struct Int8Pages {
         for (int j = 0; j < N * C; ++j) {
             if (four + j / C < first) continue;
             float* to = s.acc + (four + j / C) * s.acc_stride + d + j % C * kLanes;
-            const F8 found = joined(high[j], low[j]) * splat(units[j / C]);
+            const Floats found = joined(high[j], low[j]) * splat(units[j / C]);
             store(to, multiply_add(load(to), splat(s.correction[four + j / C]), found));
         }
     }

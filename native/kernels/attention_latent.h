@@ -42,7 +42,7 @@ struct LatentPages {
     static void turn(const T* rows, int64_t count, int64_t head_dim, Key* to, int64_t stride) {
         for (int64_t d = 0; d < head_dim; d += kLanes) {
             const int64_t n = head_dim - d < kLanes ? head_dim - d : kLanes;
-            F8 from[kLanes] = {};
+            Floats from[kLanes] = {};
             for (int64_t i = 0; i < count; ++i) {
                 const T* row = rows + i * head_dim + d;
                 from[i] = n == kLanes ? load(row) : load_part(row, n);

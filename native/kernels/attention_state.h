@@ -27,7 +27,7 @@ struct State {
     int64_t acc_stride, score_stride;
     int64_t last_block;              // of all parts to be visited
     float most[kTileQueries];        // m
-    F8 weight[kTileQueries];         // l, in lanes
+    Floats weight[kTileQueries];     // l, in lanes
     float correction[kTileQueries];  // 2^(m - m') of the span under way
     float unit[kTileQueries];        // int8: what a code of the query is worth
 
@@ -73,7 +73,7 @@ void hide(const AttentionTile& t, int query, const Span& span, float* row, float
 
 // A row of scores gains what a table says of the distance to each key.
 void add_biases(const AttentionTile& t, int query, const Span& span, float* row) {
-    const F8 unit = splat(kLog2e);
+    const Floats unit = splat(kLog2e);
     for (int64_t b = 0; b < span.num_blocks; ++b) {
         for (int64_t slot = 0; slot < span.padded; slot += kLanes) {
             const int64_t distance = span.base(b) + slot - t.position[query];
@@ -93,14 +93,14 @@ void add_biases(const AttentionTile& t, int query, const Span& span, float* row)
 // A row of scores is capped, and gains what the distance to each key is worth.
 void bend(const AttentionTile& t, int query, const Span& span, float* row) {
     if (t.softcap != 0) {
-        const F8 most = splat(t.softcap * kLog2e), inverse = splat(1.0f / (t.softcap * kLog2e));
+        const Floats most = splat(t.softcap * kLog2e), inverse = splat(1.0f / (t.softcap * kLog2e));
         for (int64_t c = 0; c < span.num_blocks * span.padded; c += kLanes)
             store(row + c, tanh(load(row + c) * inverse) * most);
     }
     if (t.reach) add_biases(t, query, span, row);
     if (!t.has_slopes) return;
-    static constexpr float kPlaces[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7};
-    const F8 slope = splat(t.slope[query] * kLog2e);
+    static constexpr float kPlaces[kMostLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Floats slope = splat(t.slope[query] * kLog2e);
     for (int64_t b = 0; b < span.num_blocks; ++b) {
         const int64_t distance = span.base(b) - t.position[query];
         for (int64_t slot = 0; slot < span.padded; slot += kLanes) {
@@ -114,7 +114,7 @@ void bend(const AttentionTile& t, int query, const Span& span, float* row) {
 // so far.
 template <int N>
 QUIRE_INLINE void raise(const AttentionTile& t, State& s, int first, int begin, const Span& span) {
-    F8 most[N];
+    Floats most[N];
     for (int i = 0; i < N; ++i) most[i] = splat(s.most[first + i]);
     for (int i = begin; i < N; ++i) {
         float* row = s.scores + i * s.score_stride;
@@ -139,12 +139,12 @@ QUIRE_INLINE void raise(const AttentionTile& t, State& s, int first, int begin, 
 template <class Weigh, class Keep>
 QUIRE_INLINE void soften(State& s, int query, int i, const Span& span, const Weigh& weigh, const Keep& keep) {
     const float* scores = s.scores + i * s.score_stride;
-    const F8 most = splat(s.most[query]);
-    F8 weight = s.weight[query] * splat(s.correction[query]);
+    const Floats most = splat(s.most[query]);
+    Floats weight = s.weight[query] * splat(s.correction[query]);
     const int64_t n = span.num_blocks * span.padded;
     int64_t c = 0;
     const auto take = [&](auto count) {
-        F8 p[count];
+        Floats p[count];
         QUIRE_UNROLL
         for (int j = 0; j < count; ++j) p[j] = load(scores + c + j * kLanes) - most;
         weigh(p);

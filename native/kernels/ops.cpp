@@ -19,7 +19,7 @@ namespace {
 
 void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
     const int64_t whole = n / kLanes * kLanes, rest = n - whole;
-    F8 squares = splat(0.0f);
+    Floats squares = splat(0.0f);
     for (int64_t i = 0; i < whole; i += kLanes) squares = multiply_add(load(x + i), load(x + i), squares);
     if (rest) squares = multiply_add(load_part(x + whole, rest), load_part(x + whole, rest), squares);
     const float factor = 1.0f / sqrtf(sum(squares) / float(n) + eps);
@@ -28,12 +28,12 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* 
 
 void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t n, float* out) {
     const int64_t whole = n / kLanes * kLanes, rest = n - whole;
-    F8 sums = splat(0.0f), squares = splat(0.0f);
+    Floats sums = splat(0.0f), squares = splat(0.0f);
     for (int64_t i = 0; i < whole; i += kLanes) sums = sums + load(x + i);
     if (rest) sums = sums + load_part(x + whole, rest);
     const float mean = sum(sums) / float(n);
     for (int64_t i = 0; i < whole; i += kLanes) {
-        const F8 centered = load(x + i) - splat(mean);
+        const Floats centered = load(x + i) - splat(mean);
         squares = multiply_add(centered, centered, squares);
     }
     if (rest) {
@@ -81,7 +81,7 @@ void activate_and_mul_with(const float* x, int64_t n, float* out) {
     const int64_t whole = n / kLanes * kLanes, rest = n - whole;
     int64_t c = 0;
     const auto take = [&](auto count) {
-        F8 active[count];
+        Floats active[count];
         QUIRE_UNROLL
         for (int i = 0; i < count; ++i) active[i] = load(gate + c + i * kLanes);
         activate_each<Kind>(active);
@@ -112,7 +112,7 @@ void activate_and_mul(Activation kind, const float* x, int64_t n, float* out) {
 }
 
 void soft_cap(float* x, float cap, int64_t n) {
-    const F8 down = splat(1.0f / cap), up = splat(cap);
+    const Floats down = splat(1.0f / cap), up = splat(cap);
     const int64_t whole = n / kLanes * kLanes, rest = n - whole;
     for (int64_t i = 0; i < whole; i += kLanes) store(x + i, tanh(load(x + i) * down) * up);
     if (rest) store_part(x + whole, tanh(load_part(x + whole, rest) * down) * up, rest);
@@ -134,9 +134,10 @@ void add(const float* x, const float* y, int64_t n, float* out) {
     for (int64_t i = 0; i < n; ++i) out[i] = x[i] + y[i];
 }
 
-F8 load_up_to(const float* p, int64_t n) { return n == kLanes ? load(p) : load_part(p, n); }
+Floats load_up_to(const float* p, int64_t n) { return n == kLanes ? load(p) : load_part(p, n); }
 
-// k [count, head_dim] into keys [head_dim, block_size], from column `offset` on: eight tokens at once where there are.
+// k [count, head_dim] into keys [head_dim, block_size], from column `offset` on: as many tokens at once as a vector
+// holds.
 template <class T>
 void write_keys(const float* k, int64_t stride, int64_t count, int64_t head_dim, int64_t block_size, int64_t offset,
                 T* keys) {
@@ -145,7 +146,7 @@ void write_keys(const float* k, int64_t stride, int64_t count, int64_t head_dim,
         T* to = keys + d * block_size + offset;
         int64_t token = 0;
         for (; token + kLanes <= count; token += kLanes) {
-            F8 rows[kLanes];
+            Floats rows[kLanes];
             for (int i = 0; i < kLanes; ++i) rows[i] = load_up_to(k + (token + i) * stride + d, n);
             float columns[kLanes * kLanes];
             store_columns(columns, rows);

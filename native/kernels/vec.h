@@ -1,4 +1,4 @@
-// Eight floats, side by side: `F8`. The vector arithmetic of native/kernels, written once for each vector unit.
+// Some floats, side by side: `Floats`. The vector arithmetic of native/kernels, written once for each vector unit.
 //
 // The last version, loops over an array, is the specification of the others; they differ from it in one thing, that
 // their multiply_add rounds once. Everything here has internal linkage, as every instruction set has its own.
@@ -7,18 +7,28 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "ops.h"
+
 #if defined(__ARM_FEATURE_DOTPROD)
-#define QUIRE_F8_NEON
+#define QUIRE_FLOATS_NEON
 #include <arm_neon.h>
+#elif defined(__AVX512F__) && defined(__AVX512DQ__)
+#define QUIRE_FLOATS_AVX512
+#include <immintrin.h>
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#define QUIRE_F8_AVX
+#define QUIRE_FLOATS_AVX
 #include <immintrin.h>
 #endif
 
 namespace quire::QUIRE_ISA {
 namespace {
 
+#if defined(QUIRE_FLOATS_AVX512)
+constexpr int64_t kLanes = 16;
+#else
 constexpr int64_t kLanes = 8;
+#endif
+static_assert(kLanes <= kMostLanes);
 
 struct Half {
     uint16_t bits;
@@ -38,36 +48,38 @@ inline uint32_t to_bits(float x) {
     return bits;
 }
 
-#if defined(QUIRE_F8_NEON)
+#if defined(QUIRE_FLOATS_NEON)
 
-struct F8 {
+struct Floats {
     float32x4_t a, b;
 };
 
-inline F8 splat(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x)}; }
-inline F8 load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
-inline F8 load(const Half* p) {
+inline Floats splat(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x)}; }
+inline Floats load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
+inline Floats load(const Half* p) {
     const float16x8_t h = vreinterpretq_f16_u16(vld1q_u16(&p->bits));
     return {vcvt_f32_f16(vget_low_f16(h)), vcvt_high_f32_f16(h)};
 }
-inline F8 load(const Bfloat* p) {
+inline Floats load(const Bfloat* p) {
     const uint16x8_t b = vld1q_u16(&p->bits);
     return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(b), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(b, 16))};
 }
-inline void store(float* p, F8 x) { vst1q_f32(p, x.a), vst1q_f32(p + 4, x.b); }
-inline void store(Half* p, F8 x) {
+inline void store(float* p, Floats x) { vst1q_f32(p, x.a), vst1q_f32(p + 4, x.b); }
+inline void store(Half* p, Floats x) {
     vst1q_u16(&p->bits, vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(x.a), x.b)));
 }
-inline F8 operator+(F8 x, F8 y) { return {vaddq_f32(x.a, y.a), vaddq_f32(x.b, y.b)}; }
-inline F8 operator-(F8 x, F8 y) { return {vsubq_f32(x.a, y.a), vsubq_f32(x.b, y.b)}; }
-inline F8 operator*(F8 x, F8 y) { return {vmulq_f32(x.a, y.a), vmulq_f32(x.b, y.b)}; }
-inline F8 operator/(F8 x, F8 y) { return {vdivq_f32(x.a, y.a), vdivq_f32(x.b, y.b)}; }
-inline F8 multiply_add(F8 x, F8 y, F8 sum) { return {vfmaq_f32(sum.a, x.a, y.a), vfmaq_f32(sum.b, x.b, y.b)}; }
-inline F8 max(F8 x, F8 y) { return {vmaxq_f32(x.a, y.a), vmaxq_f32(x.b, y.b)}; }
-inline F8 min(F8 x, F8 y) { return {vminq_f32(x.a, y.a), vminq_f32(x.b, y.b)}; }
-inline float largest(F8 x) { return vmaxnmvq_f32(vmaxnmq_f32(x.a, x.b)); }
+inline Floats operator+(Floats x, Floats y) { return {vaddq_f32(x.a, y.a), vaddq_f32(x.b, y.b)}; }
+inline Floats operator-(Floats x, Floats y) { return {vsubq_f32(x.a, y.a), vsubq_f32(x.b, y.b)}; }
+inline Floats operator*(Floats x, Floats y) { return {vmulq_f32(x.a, y.a), vmulq_f32(x.b, y.b)}; }
+inline Floats operator/(Floats x, Floats y) { return {vdivq_f32(x.a, y.a), vdivq_f32(x.b, y.b)}; }
+inline Floats multiply_add(Floats x, Floats y, Floats sum) {
+    return {vfmaq_f32(sum.a, x.a, y.a), vfmaq_f32(sum.b, x.b, y.b)};
+}
+inline Floats max(Floats x, Floats y) { return {vmaxq_f32(x.a, y.a), vmaxq_f32(x.b, y.b)}; }
+inline Floats min(Floats x, Floats y) { return {vminq_f32(x.a, y.a), vminq_f32(x.b, y.b)}; }
+inline float largest(Floats x) { return vmaxnmvq_f32(vmaxnmq_f32(x.a, x.b)); }
 // x, but 0 where the key is the bound.
-inline F8 zero_at(F8 x, F8 key, F8 bound) {
+inline Floats zero_at(Floats x, Floats key, Floats bound) {
     return {vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x.a), vceqq_f32(key.a, bound.a))),
             vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x.b), vceqq_f32(key.b, bound.b)))};
 }
@@ -75,8 +87,8 @@ inline F8 zero_at(F8 x, F8 key, F8 bound) {
 inline float32x4_t max_magnitude(float32x4_t most, float32x4_t x) {
     return vreinterpretq_f32_u32(vmaxq_u32(vreinterpretq_u32_f32(most), vreinterpretq_u32_f32(vabsq_f32(x))));
 }
-inline F8 max_magnitude(F8 most, F8 x) { return {max_magnitude(most.a, x.a), max_magnitude(most.b, x.b)}; }
-inline float largest_magnitude(F8 most) {
+inline Floats max_magnitude(Floats most, Floats x) { return {max_magnitude(most.a, x.a), max_magnitude(most.b, x.b)}; }
+inline float largest_magnitude(Floats most) {
     return from_bits(vmaxvq_u32(vreinterpretq_u32_f32(max_magnitude(most.a, most.b))));
 }
 // x * 2^n, where n stands in the low bits of `shifted`; the product must be a normal number.
@@ -84,30 +96,32 @@ inline float32x4_t scale_by_power(float32x4_t x, float32x4_t shifted) {
     const int32x4_t power = vshlq_n_s32(vreinterpretq_s32_f32(shifted), 23);
     return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x), power));
 }
-inline F8 scale_by_power(F8 x, F8 shifted) { return {scale_by_power(x.a, shifted.a), scale_by_power(x.b, shifted.b)}; }
+inline Floats scale_by_power(Floats x, Floats shifted) {
+    return {scale_by_power(x.a, shifted.a), scale_by_power(x.b, shifted.b)};
+}
 
 // Eight halves, and arithmetic in them.
 #define QUIRE_HALF_MATH
-struct H8 {
+struct Halves {
     float16x8_t v;
 };
-inline H8 to_halves(F8 x) { return {vcvt_high_f16_f32(vcvt_f16_f32(x.a), x.b)}; }
-inline F8 to_floats(H8 x) { return {vcvt_f32_f16(vget_low_f16(x.v)), vcvt_high_f32_f16(x.v)}; }
-inline H8 load_halves(const Half* p) { return {vreinterpretq_f16_u16(vld1q_u16(&p->bits))}; }
-inline H8 operator+(H8 x, H8 y) { return {vaddq_f16(x.v, y.v)}; }
-inline H8 zero_halves() { return {vreinterpretq_f16_u16(vdupq_n_u16(0))}; }
+inline Halves to_halves(Floats x) { return {vcvt_high_f16_f32(vcvt_f16_f32(x.a), x.b)}; }
+inline Floats to_floats(Halves x) { return {vcvt_f32_f16(vget_low_f16(x.v)), vcvt_high_f32_f16(x.v)}; }
+inline Halves load_halves(const Half* p) { return {vreinterpretq_f16_u16(vld1q_u16(&p->bits))}; }
+inline Halves operator+(Halves x, Halves y) { return {vaddq_f16(x.v, y.v)}; }
+inline Halves zero_halves() { return {vreinterpretq_f16_u16(vdupq_n_u16(0))}; }
 // x[Lane] * y + sum. Compilers copy the lane to a vector first, which takes as long as the multiplication, and put
 // additions to one sum behind each other.
 template <int Lane>
-inline H8 multiply_add(H8 x, H8 y, H8 sum) {
+inline Halves multiply_add(Halves x, Halves y, Halves sum) {
     __asm__ volatile("fmla %0.8h, %1.8h, %2.h[%3]" : "+w"(sum.v) : "w"(y.v), "x"(x.v), "i"(Lane));
     return sum;
 }
 
-// Eight rows become columns: out[8 * j + i] = rows[i][j].
-inline void store_columns(float* out, const F8 (&rows)[8]) {
+// N rows become columns: out[N * j + i] = rows[i][j].
+inline void store_columns(float* out, const Floats (&rows)[8]) {
     for (int half = 0; half < 2; ++half) {
-        const F8* r = rows + 4 * half;
+        const Floats* r = rows + 4 * half;
         const float32x4_t from[2][4] = {{r[0].a, r[1].a, r[2].a, r[3].a}, {r[0].b, r[1].b, r[2].b, r[3].b}};
         for (int columns = 0; columns < 2; ++columns) {
             const float32x4_t* x = from[columns];
@@ -123,7 +137,7 @@ inline void store_columns(float* out, const F8 (&rows)[8]) {
         }
     }
 }
-inline void store_columns(Half* out, const F8 (&rows)[8]) {
+inline void store_columns(Half* out, const Floats (&rows)[8]) {
     uint16x8_t x[8];
     for (int i = 0; i < 8; ++i) x[i] = vreinterpretq_u16_f16(to_halves(rows[i]).v);
     uint32x4_t pairs[8];  // columns 0, 2, 4, 6 of rows (0, 1), (2, 3), ..; then columns 1, 3, 5, 7
@@ -145,41 +159,79 @@ inline void store_columns(Half* out, const F8 (&rows)[8]) {
     }
 }
 
-#elif defined(QUIRE_F8_AVX)
+#elif defined(QUIRE_FLOATS_AVX512)
 
-struct F8 {
+struct Floats {
+    __m512 a;
+};
+
+inline Floats splat(float x) { return {_mm512_set1_ps(x)}; }
+inline Floats load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline Floats load(const Half* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+inline Floats load(const Bfloat* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+inline void store(float* p, Floats x) { _mm512_storeu_ps(p, x.a); }
+inline void store(Half* p, Floats x) {
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+}
+inline Floats operator+(Floats x, Floats y) { return {_mm512_add_ps(x.a, y.a)}; }
+inline Floats operator-(Floats x, Floats y) { return {_mm512_sub_ps(x.a, y.a)}; }
+inline Floats operator*(Floats x, Floats y) { return {_mm512_mul_ps(x.a, y.a)}; }
+inline Floats operator/(Floats x, Floats y) { return {_mm512_div_ps(x.a, y.a)}; }
+inline Floats multiply_add(Floats x, Floats y, Floats sum) { return {_mm512_fmadd_ps(x.a, y.a, sum.a)}; }
+inline Floats max(Floats x, Floats y) { return {_mm512_max_ps(x.a, y.a)}; }
+inline Floats min(Floats x, Floats y) { return {_mm512_min_ps(x.a, y.a)}; }
+inline Floats zero_at(Floats x, Floats key, Floats bound) {
+    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(key.a, bound.a, _CMP_NEQ_UQ), x.a)};
+}
+inline Floats max_magnitude(Floats most, Floats x) {
+    const __m512i magnitude = _mm512_castps_si512(_mm512_abs_ps(x.a));
+    return {_mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(most.a), magnitude))};
+}
+inline Floats scale_by_power(Floats x, Floats shifted) {
+    const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted.a), 23);
+    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x.a), power))};
+}
+
+#elif defined(QUIRE_FLOATS_AVX)
+
+struct Floats {
     __m256 a;
 };
 
-inline F8 splat(float x) { return {_mm256_set1_ps(x)}; }
-inline F8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
-inline F8 load(const Half* p) { return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p))}; }
-inline F8 load(const Bfloat* p) {
+inline Floats splat(float x) { return {_mm256_set1_ps(x)}; }
+inline Floats load(const float* p) { return {_mm256_loadu_ps(p)}; }
+inline Floats load(const Half* p) { return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p))}; }
+inline Floats load(const Bfloat* p) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
     return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
 }
-inline void store(float* p, F8 x) { _mm256_storeu_ps(p, x.a); }
-inline void store(Half* p, F8 x) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT)); }
-inline F8 operator+(F8 x, F8 y) { return {_mm256_add_ps(x.a, y.a)}; }
-inline F8 operator-(F8 x, F8 y) { return {_mm256_sub_ps(x.a, y.a)}; }
-inline F8 operator*(F8 x, F8 y) { return {_mm256_mul_ps(x.a, y.a)}; }
-inline F8 operator/(F8 x, F8 y) { return {_mm256_div_ps(x.a, y.a)}; }
-inline F8 multiply_add(F8 x, F8 y, F8 sum) { return {_mm256_fmadd_ps(x.a, y.a, sum.a)}; }
-inline F8 max(F8 x, F8 y) { return {_mm256_max_ps(x.a, y.a)}; }
-inline F8 min(F8 x, F8 y) { return {_mm256_min_ps(x.a, y.a)}; }
-inline F8 zero_at(F8 x, F8 key, F8 bound) { return {_mm256_andnot_ps(_mm256_cmp_ps(key.a, bound.a, _CMP_EQ_OQ), x.a)}; }
-inline F8 max_magnitude(F8 most, F8 x) {
+inline void store(float* p, Floats x) { _mm256_storeu_ps(p, x.a); }
+inline void store(Half* p, Floats x) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT)); }
+inline Floats operator+(Floats x, Floats y) { return {_mm256_add_ps(x.a, y.a)}; }
+inline Floats operator-(Floats x, Floats y) { return {_mm256_sub_ps(x.a, y.a)}; }
+inline Floats operator*(Floats x, Floats y) { return {_mm256_mul_ps(x.a, y.a)}; }
+inline Floats operator/(Floats x, Floats y) { return {_mm256_div_ps(x.a, y.a)}; }
+inline Floats multiply_add(Floats x, Floats y, Floats sum) { return {_mm256_fmadd_ps(x.a, y.a, sum.a)}; }
+inline Floats max(Floats x, Floats y) { return {_mm256_max_ps(x.a, y.a)}; }
+inline Floats min(Floats x, Floats y) { return {_mm256_min_ps(x.a, y.a)}; }
+inline Floats zero_at(Floats x, Floats key, Floats bound) {
+    return {_mm256_andnot_ps(_mm256_cmp_ps(key.a, bound.a, _CMP_EQ_OQ), x.a)};
+}
+inline Floats max_magnitude(Floats most, Floats x) {
     const __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x.a);
     return {_mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(most.a), _mm256_castps_si256(magnitude)))};
 }
-inline F8 scale_by_power(F8 x, F8 shifted) {
+inline Floats scale_by_power(Floats x, Floats shifted) {
     const __m256i power = _mm256_slli_epi32(_mm256_castps_si256(shifted.a), 23);
     return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.a), power))};
 }
 
 #else
 
-struct F8 {
+struct Floats {
     float v[kLanes];
 };
 
@@ -203,36 +255,38 @@ inline Half to_half(float x) {  // to nearest, ties to even
 }
 
 #define QUIRE_LANES(expression)                               \
-    F8 out;                                                   \
+    Floats out;                                               \
     for (int i = 0; i < kLanes; ++i) out.v[i] = (expression); \
     return out
-inline F8 splat(float x) { QUIRE_LANES(x); }
-inline F8 load(const float* p) { QUIRE_LANES(p[i]); }
-inline F8 load(const Half* p) { QUIRE_LANES(to_float(p[i])); }
-inline F8 load(const Bfloat* p) { QUIRE_LANES(from_bits(uint32_t(p[i].bits) << 16)); }
-inline void store(float* p, F8 x) { memcpy(p, x.v, sizeof x.v); }
-inline void store(Half* p, F8 x) {
+inline Floats splat(float x) { QUIRE_LANES(x); }
+inline Floats load(const float* p) { QUIRE_LANES(p[i]); }
+inline Floats load(const Half* p) { QUIRE_LANES(to_float(p[i])); }
+inline Floats load(const Bfloat* p) { QUIRE_LANES(from_bits(uint32_t(p[i].bits) << 16)); }
+inline void store(float* p, Floats x) { memcpy(p, x.v, sizeof x.v); }
+inline void store(Half* p, Floats x) {
     for (int i = 0; i < kLanes; ++i) p[i] = to_half(x.v[i]);
 }
-inline F8 operator+(F8 x, F8 y) { QUIRE_LANES(x.v[i] + y.v[i]); }
-inline F8 operator-(F8 x, F8 y) { QUIRE_LANES(x.v[i] - y.v[i]); }
-inline F8 operator*(F8 x, F8 y) { QUIRE_LANES(x.v[i] * y.v[i]); }
-inline F8 operator/(F8 x, F8 y) { QUIRE_LANES(x.v[i] / y.v[i]); }
-inline F8 multiply_add(F8 x, F8 y, F8 sum) { QUIRE_LANES(sum.v[i] + x.v[i] * y.v[i]); }
-inline F8 max(F8 x, F8 y) { QUIRE_LANES(x.v[i] > y.v[i] ? x.v[i] : y.v[i]); }
-inline F8 min(F8 x, F8 y) { QUIRE_LANES(x.v[i] < y.v[i] ? x.v[i] : y.v[i]); }
-inline F8 zero_at(F8 x, F8 key, F8 bound) { QUIRE_LANES(key.v[i] == bound.v[i] ? 0.0f : x.v[i]); }
+inline Floats operator+(Floats x, Floats y) { QUIRE_LANES(x.v[i] + y.v[i]); }
+inline Floats operator-(Floats x, Floats y) { QUIRE_LANES(x.v[i] - y.v[i]); }
+inline Floats operator*(Floats x, Floats y) { QUIRE_LANES(x.v[i] * y.v[i]); }
+inline Floats operator/(Floats x, Floats y) { QUIRE_LANES(x.v[i] / y.v[i]); }
+inline Floats multiply_add(Floats x, Floats y, Floats sum) { QUIRE_LANES(sum.v[i] + x.v[i] * y.v[i]); }
+inline Floats max(Floats x, Floats y) { QUIRE_LANES(x.v[i] > y.v[i] ? x.v[i] : y.v[i]); }
+inline Floats min(Floats x, Floats y) { QUIRE_LANES(x.v[i] < y.v[i] ? x.v[i] : y.v[i]); }
+inline Floats zero_at(Floats x, Floats key, Floats bound) { QUIRE_LANES(key.v[i] == bound.v[i] ? 0.0f : x.v[i]); }
 inline float max_magnitude(float most, float x) {
     const uint32_t bits = to_bits(x) & 0x7fffffff;
     return bits > to_bits(most) ? from_bits(bits) : most;
 }
-inline F8 max_magnitude(F8 most, F8 x) { QUIRE_LANES(max_magnitude(most.v[i], x.v[i])); }
-inline F8 scale_by_power(F8 x, F8 shifted) { QUIRE_LANES(from_bits(to_bits(x.v[i]) + (to_bits(shifted.v[i]) << 23))); }
+inline Floats max_magnitude(Floats most, Floats x) { QUIRE_LANES(max_magnitude(most.v[i], x.v[i])); }
+inline Floats scale_by_power(Floats x, Floats shifted) {
+    QUIRE_LANES(from_bits(to_bits(x.v[i]) + (to_bits(shifted.v[i]) << 23)));
+}
 #undef QUIRE_LANES
 
 #endif
 
-inline void store(Bfloat* p, F8 x) {  // to nearest, ties to even
+inline void store(Bfloat* p, Floats x) {  // to nearest, ties to even
     float v[kLanes];
     store(v, x);
     for (int i = 0; i < kLanes; ++i) {
@@ -242,47 +296,49 @@ inline void store(Bfloat* p, F8 x) {  // to nearest, ties to even
     }
 }
 
-// The first n < 8 lanes of a row's end; the rest is 0 when loaded and left alone when stored.
+// The first n < kLanes lanes of a row's end; the rest is 0 when loaded and left alone when stored.
 template <class T>
-inline F8 load_part(const T* p, int64_t n) {
+inline Floats load_part(const T* p, int64_t n) {
     T padded[kLanes] = {};
     memcpy(padded, p, n * sizeof(T));
     return load(padded);
 }
 template <class T>
-inline void store_part(T* p, F8 x, int64_t n) {
+inline void store_part(T* p, Floats x, int64_t n) {
     T padded[kLanes];
     store(padded, x);
     memcpy(p, padded, n * sizeof(T));
 }
 
-// The lanes' sum, always as ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)).
-inline float sum(F8 x) {
+// The lanes' sum: of eight as ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)), of 16 as the eight sums i + (i + 8).
+inline float sum(Floats x) {
     float v[kLanes];
     store(v, x);
+    for (int i = 8; i < kLanes; ++i) v[i - 8] += v[i];
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
 
-#if !defined(QUIRE_F8_NEON)
-inline float largest(F8 x) {
+#if !defined(QUIRE_FLOATS_NEON)
+inline float largest(Floats x) {
     float v[kLanes];
     store(v, x);
     float most = v[0];
     for (int i = 1; i < kLanes; ++i) most = v[i] > most ? v[i] : most;
     return most;
 }
-inline float largest_magnitude(F8 x) {
+inline float largest_magnitude(Floats x) {
     float v[kLanes];
     store(v, x);
     uint32_t most = to_bits(v[0]);
     for (int i = 1; i < kLanes; ++i) most = to_bits(v[i]) > most ? to_bits(v[i]) : most;
     return from_bits(most);
 }
-inline void store_columns(float* out, const F8 (&rows)[8]) {
-    for (int i = 0; i < 8; ++i) {
+template <int N>
+inline void store_columns(float* out, const Floats (&rows)[N]) {
+    for (int i = 0; i < N; ++i) {
         float row[kLanes];
         store(row, rows[i]);
-        for (int j = 0; j < kLanes; ++j) out[8 * j + i] = row[j];
+        for (int j = 0; j < kLanes; ++j) out[N * j + i] = row[j];
     }
 }
 #endif
@@ -293,25 +349,25 @@ struct alignas(16) Constant {
     float lanes[4];
     constexpr Constant(float x) : lanes{x, x, x, x} {}
 };
-#if defined(QUIRE_F8_NEON)
+#if defined(QUIRE_FLOATS_NEON)
 inline float32x4_t load_here(const Constant& c) {
     float32x4_t v;
     __asm__ volatile("ldr %q0, %1" : "=w"(v) : "m"(c));
     return v;
 }
-inline F8 fresh(const Constant& c) { return {load_here(c), load_here(c)}; }
+inline Floats fresh(const Constant& c) { return {load_here(c), load_here(c)}; }
 #else
-inline F8 fresh(const Constant& c) { return splat(c.lanes[0]); }
+inline Floats fresh(const Constant& c) { return splat(c.lanes[0]); }
 #endif
 
 // x becomes 2^x, for x in -127 .. 127, the integer -127 giving 0; between it and -126 something below 2^-126.
 // `factors`: of f, f^2, .. in a polynomial for 2^f. Every step is taken for all N before the next one, as it is a long
 // chain of them, and a core does not look far enough ahead to find work in the meantime.
 template <int N, int Degree>
-inline void exp2_within(F8 (&x)[N], const Constant (&factors)[Degree]) {
+inline void exp2_within(Floats (&x)[N], const Constant (&factors)[Degree]) {
     static constexpr Constant kOne = 1.0f;
-    const F8 magic = splat(0x1.8p23f);  // adding it leaves the nearest integer in the low bits
-    F8 shifted[N], p[N];
+    const Floats magic = splat(0x1.8p23f);  // adding it leaves the nearest integer in the low bits
+    Floats shifted[N], p[N];
 #pragma GCC unroll 8
     for (int i = 0; i < N; ++i) shifted[i] = x[i] + magic;
 #pragma GCC unroll 8
@@ -330,20 +386,20 @@ inline void exp2_within(F8 (&x)[N], const Constant (&factors)[Degree]) {
 // x becomes 2^x for any x: more than 127 gives 2^127, and -127 or less gives 0. Relative error of the polynomial below
 // 1e-7.
 template <int N>
-inline void exp2_each(F8 (&x)[N]) {
+inline void exp2_each(Floats (&x)[N]) {
     static constexpr Constant kFactors[] = {0.69314698f, 0.24022242f, 0.05550734f, 0.00967151f, 0.00132647f};
 #pragma GCC unroll 8
     for (int i = 0; i < N; ++i) x[i] = min(max(x[i], splat(-127.0f)), splat(127.0f));
     exp2_within(x, kFactors);
 }
-inline F8 exp2(F8 x) {
-    F8 one[1] = {x};
+inline Floats exp2(Floats x) {
+    Floats one[1] = {x};
     exp2_each(one);
     return one[0];
 }
 // The same for x up to 127, and 3e-6: for weights that become halves.
 template <int N>
-inline void coarse_exp2_each(F8 (&x)[N]) {
+inline void coarse_exp2_each(Floats (&x)[N]) {
     static constexpr Constant kFactors[] = {0.69312419f, 0.24024099f, 0.05590643f, 0.00958285f};
 #pragma GCC unroll 8
     for (int i = 0; i < N; ++i) x[i] = max(x[i], splat(-127.0f));

@@ -164,7 +164,7 @@ void bind_tape(nb::module_& m) {
                 if (latent && (num_kv_heads != 1 || latent >= head_dim || p.type == quire::PageType::Int8))
                     throw std::invalid_argument("latent pages cannot have that shape or type");
                 if (p.type == quire::PageType::Int8 &&
-                    (block_size % 8 || block_size > quire::kMostInt8 || head_dim > quire::kMostInt8))
+                    (block_size % quire::kMostLanes || block_size > quire::kMostInt8 || head_dim > quire::kMostInt8))
                     throw std::invalid_argument("pages of int8 cannot have that shape");
                 if (pages.size() < p.block_bytes() * num_blocks + quire::kPagesSlack)
                     throw std::invalid_argument("the pages are smaller than their shape");

@@ -11,6 +11,9 @@
 
 namespace quire {
 
+constexpr int64_t kMostLanes = 16;  // floats of a vector, on any CPU
+constexpr int64_t whole_vectors(int64_t n) { return (n + kMostLanes - 1) / kMostLanes * kMostLanes; }
+
 // How keys and values are kept.
 enum class PageType : uint8_t { Float16, Bfloat16, Float32, Int8 };
 
@@ -18,8 +21,8 @@ enum class PageType : uint8_t { Float16, Bfloat16, Float32, Int8 };
 //   keys   [head_dim, block_size]   of one head, so that the scores of neighbouring tokens lie in neighbouring lanes
 //   values [block_size, head_dim]   of one head, so that the columns of a value do
 // Int8: the key of one token and head is `columns` codes of -127 .. 127 times an fp32 unit, and so is the value.
-//   keys   [columns / 4, block_size, 4], units [block_size]   columns: head_dim and zeros up to a multiple of 8
-//   values [block_size / 4, columns, 4], units [block_size]   block_size: a multiple of 8
+//   keys   [columns / 4, block_size, 4], units [block_size]   columns: head_dim and zeros up to a multiple of 16
+//   values [block_size / 4, columns, 4], units [block_size]   block_size: a multiple of 16
 // Latent: no values, and [block_size, head_dim] instead of keys, whose first `latent` columns are the value. Only
 // floats.
 struct Pages {
@@ -29,7 +32,7 @@ struct Pages {
     int64_t latent;  // 0: keys and values
 
     int64_t value_dim() const { return latent ? latent : head_dim; }
-    int64_t stored_columns() const { return type == PageType::Int8 ? (head_dim + 7) / 8 * 8 : head_dim; }
+    int64_t stored_columns() const { return type == PageType::Int8 ? whole_vectors(head_dim) : head_dim; }
     size_t head_bytes() const {
         const size_t numbers = size_t(stored_columns()) * block_size;
         switch (type) {
@@ -59,7 +62,7 @@ constexpr int64_t kMostInt8 = 1024;
 // Loads of keys reach up to that many bytes past the last block.
 constexpr size_t kPagesSlack = 64;
 
-// Up to that many queries share one walk over a sequence's keys and values. Vectors and registers hold 8 of them at a
+// Up to that many queries share one walk over a sequence's keys and values. Registers hold 8 of them at a
 // time.
 constexpr int kTileQueries = 32, kQueriesAtOnce = 8;
 
@@ -95,14 +98,15 @@ constexpr int64_t attention_part(int64_t block_size) {
     return span < 256 ? 256 / span * span : span;
 }
 
-// Floats: what a query finds in one part, or in all of them (its columns rounded up, and 8 more); and what a tile does.
-constexpr int64_t query_findings(int64_t value_dim) { return (value_dim + 7) / 8 * 8 + 8; }
+// Floats: what a query finds in one part, or in all of them (its columns rounded up, and two numbers); and what a tile
+// does.
+constexpr int64_t query_findings(int64_t value_dim) { return whole_vectors(value_dim) + kMostLanes; }
 constexpr int64_t attention_findings(int64_t value_dim) { return kTileQueries * query_findings(value_dim); }
 
 // Floats: queries, findings of a part and of all; the keys, scores and weights of one span.
 constexpr int64_t attention_scratch(int64_t head_dim, int64_t block_size) {
-    const int64_t span_slots = attention_span(block_size) * (block_size + 8);
-    return kTileQueries * (head_dim + 8) + 2 * attention_findings(head_dim) +
+    const int64_t span_slots = attention_span(block_size) * (block_size + kMostLanes);
+    return kTileQueries * (head_dim + kMostLanes) + 2 * attention_findings(head_dim) +
            span_slots * (head_dim + 2 * kQueriesAtOnce) + 64;
 }
 

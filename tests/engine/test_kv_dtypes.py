@@ -25,28 +25,29 @@ def bits(llm: LLM, times: int = 1) -> list[list[tuple[int, float]]]:
 
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
 def test_batches_chunks_caches_and_swaps_change_nothing(tiny_model: Path, dtype: str) -> None:
-    options = {"block_size": 8, "max_model_len": 192, "kv_cache_dtype": dtype}
+    block_size, num_blocks = (16, 15) if dtype == "int8" else (8, 30)
+    options = {"block_size": block_size, "max_model_len": 192, "kv_cache_dtype": dtype}
     alone = LLM(tiny_model, enable_prefix_caching=False, max_num_seqs=1, **options)
     expected = bits(alone) * 3
     token_bytes = 2 * 2 * 3 * {"int8": 16 + 4, "bfloat16": 2 * 16}[dtype]  # K and V, layers, heads, a head's bytes
     for more in (
         {},
         {"max_num_batched_tokens": 7, "max_num_seqs": 7},
-        {"kv_cache_memory_bytes": 30 * 8 * token_bytes, "enable_prefix_caching": False},
-        {"kv_cache_memory_bytes": 30 * 8 * token_bytes, "enable_prefix_caching": False, "swap_space": 0.01},
+        {"kv_cache_memory_bytes": 240 * token_bytes, "enable_prefix_caching": False},
+        {"kv_cache_memory_bytes": 240 * token_bytes, "enable_prefix_caching": False, "swap_space": 0.01},
     ):
         llm = LLM(tiny_model, **options, **more)
         assert bits(llm, 3) == expected
         record = llm.engine.record
         assert record is not None
         if "kv_cache_memory_bytes" in more:
-            assert record.scheduler.num_blocks == 30 and record.scheduler.preemptions > 0
+            assert record.scheduler.num_blocks == num_blocks and record.scheduler.preemptions > 0
         if not more:
             assert record.scheduler.prefix_hits > 0
 
 
-def test_int8_wants_blocks_of_eights(tiny_model: Path) -> None:
-    with pytest.raises(BadRequest, match="block_size is 12, and a block of an int8 KV cache holds a multiple of 8"):
+def test_int8_wants_blocks_of_sixteens(tiny_model: Path) -> None:
+    with pytest.raises(BadRequest, match="block_size is 12, and a block of an int8 KV cache holds a multiple of 16"):
         LLM(tiny_model, block_size=12, kv_cache_dtype="int8")
     with pytest.raises(Unsupported, match="kv_cache_dtype is `fp8`"):
         LLM(tiny_model, kv_cache_dtype="fp8")

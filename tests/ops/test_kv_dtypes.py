@@ -20,7 +20,7 @@ def restore_isa():
 
 def native_int8(cache):
     """The layout of native/src/ops.h, undone: codes [layers, K and V, blocks, slots, heads, head_dim], and units."""
-    spec, columns = cache.spec, -(-cache.spec.head_dim // 8) * 8
+    spec, columns = cache.spec, -(-cache.spec.head_dim // 16) * 16
     heads = cache.pages[: cache.num_blocks * spec.block_bytes].reshape(
         cache.num_blocks, spec.num_layers, 2, spec.num_kv_heads, -1
     )
@@ -116,7 +116,7 @@ def test_a_query_that_is_no_number_shows_in_int8(name, restore_isa):
 
 def test_a_block_of_int8_counts_its_units():
     assert KVSpec(30, 3, 64, 16, "int8").block_bytes == 2 * 30 * 3 * 16 * (64 + 4)
-    assert KVSpec(1, 1, 20, 8, "int8").block_bytes == 2 * 8 * (24 + 4)  # columns in eights
+    assert KVSpec(1, 1, 20, 16, "int8").block_bytes == 2 * 16 * (32 + 4)  # columns in sixteens
     for dtype in KV_DTYPES:
         cache = NativeOps().new_cache(KVSpec(2, 2, 24, 16, dtype), 3)
         assert len(cache.pages) == 3 * cache.spec.block_bytes + 64

@@ -84,7 +84,7 @@ class KVSpec:
     def _head_bytes(self) -> int:
         """Of the key, or the value, of one token and head."""
         if self.dtype == "int8":
-            return -(-self.head_dim // 8) * 8 + 4  # the codes, which kernels take in eights, and their unit
+            return -(-self.head_dim // 16) * 16 + 4  # the codes, which kernels take in sixteens, and their unit
         return self.head_dim * {"float16": 2, "bfloat16": 2, "float32": 4, "fp8": 1}[self.dtype]
 
 

@@ -7,7 +7,7 @@ from quire.core.window import Window
 from quire.models.config import ModelConfig
 from quire.ops.opset import GPU_KV_DTYPES, KVSpec
 
-INT8_BLOCK = 8  # kernels take so many tokens of an int8 cache at a time
+INT8_BLOCK = 16  # kernels take so many tokens of an int8 cache at a time
 INT8_MOST = 1024  # slots of a block, columns of a head: sums of more would not fit 32 bits
 GPU_HEAD_DIM = 512  # columns of a head at most: tiles of more do not fit a GPU's shared memory
 
