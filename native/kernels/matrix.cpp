@@ -47,6 +47,7 @@
 #include "quantize_neon.h"
 #elif QUIRE_UNIT >= 2
 #include "matrix_x86_panel.h"
+#include "quantize_x86.h"
 #endif
 // clang-format on
 
@@ -273,7 +274,7 @@ void multiply(const PackedMatrix& w, const Activations& a, int64_t rows, float* 
     visit_format(w, product);
 }
 
-#if !QUIRE_NEON
+#if QUIRE_UNIT == 0
 struct Inputs {
     const float* x;
     explicit Inputs(const float* from) : x(from) {}
