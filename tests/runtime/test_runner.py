@@ -1,5 +1,6 @@
 """The runner as its own oracle: however a plan cuts, mixes, copies or swaps the work, the tokens are the same."""
 
+import ctypes
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -236,8 +237,9 @@ class EvenTokens:
     def __init__(self) -> None:
         self.tokens: list[int] = []
 
-    def mask(self) -> bytes:
-        return bytes([0b01010101] * 16)
+    def write_mask(self, address: int, num_bytes: int) -> bool:
+        ctypes.memset(address, 0b01010101, num_bytes)
+        return True
 
     def advance(self, tokens: Sequence[int]) -> bool:
         self.tokens += tokens

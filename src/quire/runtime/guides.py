@@ -19,9 +19,9 @@ class Matcher(Protocol):
     def error(self) -> str:
         """Why it cannot go on; empty while it can."""
 
-    def mask(self) -> bytes:
-        """A bit for each token that may follow, and perhaps more bits at the end: token t is bit t % 8 of byte t / 8.
-        It may be called while another thread does something else."""
+    def write_mask(self, address: int, num_bytes: int) -> bool:
+        """A bit for each token that may follow into memory of that length: token t is bit t % 8 of byte t / 8. False:
+        there is an error. It may be called while another thread does something else."""
 
     def advance(self, tokens: Sequence[int]) -> bool:
         """Take in what was drawn. False: it is outside the language."""
@@ -84,38 +84,56 @@ class Guides:
         """For the rows that draw, line by line; None if none of them has a matcher. A row with drafts has a line behind
         its own for each of them: what may follow it."""
         lines: list[int] = []
-        bits: list[NDArray[np.uint32]] = []
         line = 0
         for row in rows:
-            guesses = drafts.get(row, ())
+            end = line + 1 + len(drafts.get(row, ()))
+            if row in self._rows:
+                lines += range(line, end)
+            line = end
+        if not lines:
+            return None
+        sheet = _Sheet(len(lines), self._num_words)
+        for row in rows:
             if (guided := self._rows.get(row)) is not None:
-                bits += self._masks(guided, guesses)
-                lines += range(line, line + 1 + len(guesses))
-            line += 1 + len(guesses)
-        return Masks(lines, np.stack(bits)) if lines else None
+                self._write(guided, drafts.get(row, ()), sheet)
+        return Masks(lines, sheet.bits)
 
-    def _masks(self, guided: _Guided, drafts: Sequence[int]) -> list[NDArray[np.uint32]]:
-        """The answer stands where it stood before."""
-        found, matcher = [self._mask(guided.matcher)], guided.matcher
-        if not drafts:
-            return found
-        for draft in drafts:
+    def _write(self, guided: _Guided, drafts: Sequence[int], sheet: "_Sheet") -> None:
+        """One mask, and one more for each draft. The answer stands where it stood before."""
+        matcher = guided.matcher
+        sheet.add(matcher)
+        for place, draft in enumerate(drafts, 1):
             matcher.advance([draft])
-            found.append(self._mask(matcher))
-            if matcher.error:
+            if not sheet.add(matcher):
                 guided.matcher = self._replayed(guided.structured, guided.tokens)
-                nothing = [np.zeros(self._num_words, np.uint32)] * (len(drafts) + 1 - len(found))
-                return found + nothing  # what follows is drawn when it comes to it, if it does
-        matcher.rollback(len(drafts))
-        return found
-
-    def _mask(self, matcher: Matcher) -> NDArray[np.uint32]:
-        """In a state of error it has none: nothing may be drawn, and `error` says why."""
-        if matcher.error:
-            return np.zeros(self._num_words, np.uint32)
-        return np.frombuffer(matcher.mask(), np.uint32, self._num_words)
+                sheet.skip(len(drafts) - place)  # what follows is drawn when it comes to it, if it does
+                return
+        if drafts:
+            matcher.rollback(len(drafts))
 
     def _replayed(self, structured: Structured, tokens: Sequence[int]) -> Matcher:
         matcher = self._matchers(structured)
         matcher.advance(tokens)
         return matcher
+
+
+class _Sheet:
+    """Masks, written line after line."""
+
+    def __init__(self, num_lines: int, num_words: int) -> None:
+        self.bits: NDArray[np.uint32] = np.empty((num_lines, num_words), np.uint32)
+        self._line, self._address, self._line_bytes = 0, self.bits.ctypes.data, 4 * num_words
+
+    def add(self, matcher: Matcher) -> bool:
+        """False: it is in a state of error, where nothing may be drawn, and `error` says why."""
+        written = not matcher.error and matcher.write_mask(
+            self._address + self._line * self._line_bytes, self._line_bytes
+        )
+        if not written:
+            self.bits[self._line] = 0
+        self._line += 1
+        return written
+
+    def skip(self, count: int) -> None:
+        self.bits[self._line : self._line + count] = 0
+        self._line += count

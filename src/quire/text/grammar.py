@@ -2,6 +2,7 @@
 
 The work is llguidance's (docs/decisions/005-llguidance.md), which is imported when the first language is compiled."""
 
+import ctypes
 import threading
 import time
 from collections import OrderedDict
@@ -31,10 +32,11 @@ T = TypeVar("T")
 class Grammar:
     """A compiled language. What its matchers find out about it they share; its limits hold for all that together."""
 
-    __slots__ = ("__weakref__", "_start", "num_matchers", "seconds")
+    __slots__ = ("__weakref__", "_start", "num_matchers", "num_words", "seconds")
 
-    def __init__(self, start: "LLMatcher", seconds: float) -> None:
+    def __init__(self, start: "LLMatcher", num_words: int, seconds: float) -> None:
         self._start = start
+        self.num_words = num_words  # of 32 bits, of a mask
         self.seconds = seconds  # that compiling it took
         self.num_matchers = 0  # that were ever made
 
@@ -72,12 +74,18 @@ class GrammarMatcher:
     def mask(self) -> bytes:
         """A bit for every token that may follow: token t is bit t % 8 of byte t / 8. Where the answer may end, the
         tokens that end a text are among them; where it must, they are alone. None where there is an `error`."""
+        words = (ctypes.c_uint32 * self._grammar.num_words)()
+        return bytes(words) if self.write_mask(ctypes.addressof(words), ctypes.sizeof(words)) else bytes(len(words) * 4)
+
+    def write_mask(self, address: int, num_bytes: int) -> bool:
+        """The same into memory, which must be as long as it is. False: there is an `error`, and what lies there now
+        means nothing."""
         begin = time.thread_time()
-        mask = self._matcher.compute_bitmask()
+        self._matcher.unsafe_compute_mask_ptr(address, num_bytes)  # a third of the time that taking bytes from it takes
         if self._matcher.is_error() and self._begin_anew():
-            mask = self._matcher.compute_bitmask()
+            self._matcher.unsafe_compute_mask_ptr(address, num_bytes)
         self._spent += time.thread_time() - begin
-        return mask
+        return not self._matcher.is_error()
 
     def advance(self, tokens: Sequence[int]) -> bool:
         """Take in what was drawn. False: it is outside the language, and `error` says so from now on."""
@@ -166,7 +174,7 @@ class GrammarCompiler:
         for matcher in (start, first):
             if matcher.is_error():
                 raise wrong_language(structured, matcher.get_error())
-        return Grammar(start, time.thread_time() - begin)
+        return Grammar(start, -(-self._vocabulary.vocab_size // 32), time.thread_time() - begin)
 
 
 def _limits() -> "LLParserLimits":
