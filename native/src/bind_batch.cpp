@@ -1,4 +1,4 @@
-// Python sees: assemble, which makes the arrays of a step.
+// Python sees: assemble, which makes the arrays of a step, and find_repetition, which helps to guess the next tokens.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "batch.h"
+#include "lookup.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -77,4 +78,13 @@ void bind_batch(nb::module_& m) {
         "num_blocks"_a.noconvert(), "block_size"_a, "runs"_a,
         "Runs (row, start, count) -> the arrays of a StepBatch in their order, and the rows that draw. ValueError if a "
         "run goes past what is known of its row.");
+    m.def(
+        "find_repetition",
+        [](const Vector& tokens, int64_t least, int64_t most, int64_t looked_at) {
+            return quire::find_repetition(tokens.data(), int64_t(tokens.shape(0)), least, most, looked_at);
+        },
+        "tokens"_a.noconvert(), "least"_a, "most"_a, "looked_at"_a,
+        "Where what followed the last tokens begins, the last time they stood there; -1: they did not. The longest "
+        "match "
+        "of `least` to `most` tokens among the newest `looked_at` places of the last one.");
 }

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-
+from quire.ops.native.library import native
 from quire.ops.opset import Int32
 
 LOOKED_AT = 1024  # places where the last token stood before, the newest ones: among more there is rarely a longer match
@@ -24,16 +23,8 @@ class Ngram:
         """There is nothing to forget."""
 
     def _guess(self, tokens: Int32) -> list[int]:
-        last = len(tokens) - 1
-        places = np.flatnonzero(tokens[:last] == tokens[last])[-LOOKED_AT:]  # where matches end
-        length = 1
-        while length < self._most and len(places):
-            longer = places[places >= length]
-            longer = longer[tokens[longer - length] == tokens[last - length]] if length <= last else longer[:0]
-            if not len(longer):
-                break
-            places, length = longer, length + 1
-        if length < self._least or not len(places):
+        begin = native.find_repetition(tokens, self._least, self._most, LOOKED_AT)
+        if begin < 0:
             return []
-        follows = tokens[places[-1] + 1 :][: self._num_tokens].tolist()
+        follows: list[int] = tokens[begin : begin + self._num_tokens].tolist()
         return [follows[i % len(follows)] for i in range(self._num_tokens)]  # what repeats goes on repeating
