@@ -8,6 +8,7 @@ from ops.stored_blocks import stored_rows
 from quire.ops.dequantize import dequantize
 from quire.ops.tensors import STORAGE_TYPES, StoredTensor
 from quire.ops.torch.gpu_codes import DECODED, load_codes
+from quire.ops.torch.gpu_k_quants import K_QUANTS
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
 
 ROWS, COLUMNS = 5, 512
@@ -15,22 +16,48 @@ ROWS, COLUMNS = 5, 512
 
 def numbers(weight: GroupedWeight) -> torch.Tensor:
     """[num_outputs, num_inputs], by what quant_layout says of planes, groups and tables."""
-    planes = [weight.words >> weight.bits * plane & (1 << weight.bits) - 1 for plane in range(32 // weight.bits)]
-    stored = torch.stack(planes, 2).flatten(1)[:, : weight.num_inputs]
+    stored = planes(weight.words, weight.bits, 32 // weight.bits)
+    if weight.high is not None:
+        stored += planes(weight.high, weight.high.itemsize, 8) << 4
     codes = stored.to(torch.uint8).view(torch.int8) if weight.bits == 8 else stored - weight.zero
     values = torch.tensor(weight.table)[codes.long()] if weight.table else codes.float()
 
     def of_inputs(groups: torch.Tensor) -> torch.Tensor:
-        return groups.float().T.repeat_interleave(weight.group, 1)[:, : weight.num_inputs]
+        return groups.T.repeat_interleave(weight.group, 1)
 
-    scaled = of_inputs(weight.scales) * values
-    return scaled if weight.offsets is None else scaled + of_inputs(weight.offsets)
+    scales, offsets = levels(weight)
+    scaled = of_inputs(scales) * values
+    return (scaled if offsets is None else scaled + of_inputs(offsets))[:, : weight.num_inputs]
 
 
-@pytest.mark.parametrize("name", DECODED)
+def planes(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    return torch.stack([words.int() >> bits * plane & (1 << bits) - 1 for plane in range(count)], 2).flatten(1)
+
+
+def levels(weight: GroupedWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Scales and offsets, fp32 [G, N]"""
+    if weight.units is None:
+        return weight.scales.float(), None if weight.offsets is None else weight.offsets.float()
+    small = weight.scales.T.contiguous().view(torch.int8).float().T  # [bytes, N]
+    units = weight.units.T.contiguous().view(torch.float16).float().T  # [K / 256, N], or with offsets twice as many
+    kinds = 2 if weight.has_offsets else 1
+    each = [units[i::kinds].repeat_interleave(256 // weight.group, 0) * small[i::kinds] for i in range(kinds)]
+    return each[0], -each[1] if weight.has_offsets else None
+
+
+@pytest.mark.parametrize("name", [*DECODED, *K_QUANTS])
 def test_codes_make_the_numbers_of_the_file(name: str) -> None:
     type = STORAGE_TYPES[name]
     tensor = StoredTensor(name, (ROWS, COLUMNS), type, stored_rows(type, ROWS, COLUMNS))
     weight = load_codes([tensor], torch.device("cpu"))
-    assert isinstance(weight, GroupedWeight) and weight.bits == DECODED[name]
+    assert isinstance(weight, GroupedWeight) and weight.bits == DECODED.get(name, 4)
     np.testing.assert_array_equal(numbers(weight).numpy(), dequantize(tensor).reshape(ROWS, COLUMNS))
+
+
+@pytest.mark.parametrize(
+    "name,bits", {"Q2_K": 5.125, "Q3_K": 4.5625, "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625}.items()
+)
+def test_k_quants_take_little_more_memory_than_their_codes(name: str, bits: float) -> None:
+    type = STORAGE_TYPES[name]
+    tensor = StoredTensor(name, (ROWS, COLUMNS), type, stored_rows(type, ROWS, COLUMNS))
+    assert load_codes([tensor], torch.device("cpu")).nbytes * 8 == bits * ROWS * COLUMNS

@@ -7,6 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from ops.stored_blocks import stored_rows
+from quire.ops.dequantize import dequantize as plain_numbers
+from quire.ops.tensors import STORAGE_TYPES, StoredTensor
+from quire.ops.torch.gpu_codes import load_codes
 from quire.ops.torch.kernels import quant_unpack
 from quire.ops.torch.kernels.linear import Way, choose, linear, num_splits
 from quire.ops.torch.kernels.linear_gemv import GemvConfig, linear_gemv
@@ -134,19 +138,30 @@ def int8_case(group: int, scale_dtype: torch.dtype, offset_dtype: torch.dtype | 
     return pack_int8(codes.to(torch.int8), scales, offsets), plain
 
 
+def stored_case(name: str, K: int = 512) -> Any:
+    """As a file has it."""
+    tensor = StoredTensor(name, (N, K), STORAGE_TYPES[name], stored_rows(STORAGE_TYPES[name], N, K))
+    return load_codes([tensor], torch.device(DEVICE)), torch.from_numpy(plain_numbers(tensor)).to(DEVICE)
+
+
 CASES = {
     "Q4_0": lambda: int4_case(32, 8, torch.float16, None),
     "Q4_1": lambda: int4_case(32, 0, torch.float16, torch.float16),
-    "Q4_K": lambda: int4_case(32, 0, torch.float32, torch.float32),
+    "fp32 scales": lambda: int4_case(32, 0, torch.float32, torch.float32),
     "GPTQ": lambda: int4_case(128, 0, torch.float16, torch.float32),
     "groups of 64": lambda: int4_case(64, 8, torch.bfloat16, None),
     "odd K": lambda: int4_case(16, 8, torch.float16, None, K=144),
     "NF4": lambda: codebook_case(64),
     "MXFP4": lambda: codebook_case(32),
     "Q8_0": lambda: int8_case(32, torch.float16, None),
-    "Q6_K": lambda: int8_case(16, torch.float32, None),
-    "Q2_K": lambda: int8_case(16, torch.float32, torch.float32),
+    "NVFP4": lambda: int8_case(16, torch.float32, None),
+    "int8 with offsets": lambda: int8_case(16, torch.float32, torch.float32),
     "int8 rows": lambda: int8_case(K, torch.float32, None),
+    "Q2_K": lambda: stored_case("Q2_K"),
+    "Q3_K": lambda: stored_case("Q3_K"),
+    "Q4_K": lambda: stored_case("Q4_K"),
+    "Q5_K": lambda: stored_case("Q5_K"),
+    "Q6_K": lambda: stored_case("Q6_K"),
 }
 
 
@@ -177,6 +192,16 @@ def test_one_row_of_codes(group: int, has_offsets: bool, depth: int) -> None:
     assert_close(y, x, plain, bias, tolerance=2e-5)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_one_row_of_codes_with_two_levels_of_scales(depth: int) -> None:
+    weight, plain = stored_case("Q4_K", 5 * 256)
+    assert can_gemv(weight)
+    x, bias = randn(1, 5 * 256, seed=3), randn(N, seed=4)
+    codes = quantize_rows(x, torch.int16, x_group(weight))
+    y = grouped_gemv(codes, weight, bias, GroupedGemvConfig(32, 8, depth), torch.float32)
+    assert_close(y, x, plain, bias, tolerance=2e-5)
+
+
 def test_many_rows_are_left_to_cublas_unless_they_must_not_see_their_number() -> None:
     weight, plain = CASES["Q4_0"]()
     x = randn(MAX_KERNEL_ROWS + 1, K, seed=3).to(HALF)
@@ -197,8 +222,8 @@ def test_splits_of_groups_are_added_up() -> None:
     assert grouped_linear(x[:0], weight).shape == (0, 64)
 
 
-def execute(asm: str, words: tuple[int, int], num_planes: int, dtype: torch.dtype) -> list[Tensor]:
-    """What the instructions make of two words: planes of two floats each."""
+def execute(asm: str, words: tuple[int, ...], num_planes: int, dtype: torch.dtype) -> list[Tensor]:
+    """What the instructions make of two words, and of a third with two halves: planes of two floats each."""
     registers = {f"${num_planes + i}": word for i, word in enumerate(words)}
 
     def floats(word: int) -> Tensor:
@@ -222,6 +247,8 @@ def execute(asm: str, words: tuple[int, int], num_planes: int, dtype: torch.dtyp
                 result = a ^ rest[0]
             case "shr":
                 result = a >> rest[0]
+            case "shl":
+                result = a << rest[0] & 0xFFFFFFFF
             case "lop3":
                 assert rest[2] == 0xEA
                 result = a & rest[0] | rest[1]
@@ -251,8 +278,14 @@ def test_the_instructions_unpack_every_code(dtype: torch.dtype) -> None:
         assert torch.equal(torch.stack(execute(quant_unpack._int8(dtype), numbers, 4, dtype)).long(), signed)
         codes4 = torch.stack([codes8 & 15, codes8 >> 4], dim=1).flatten(0, 1)
         for zero in (0, 8):
-            planes = torch.stack(execute(quant_unpack._int4(dtype, zero), numbers, 8, dtype))
+            planes = torch.stack(execute(quant_unpack._integers(dtype, zero, 0), numbers, 8, dtype))
             assert torch.equal(planes.long(), codes4 - zero)
+        for high_bits, zero in ((1, 0), (2, 32)):
+            high = (codes4 * 5 + first // 2 + torch.arange(8)[:, None]) % (1 << high_bits)
+            halves = [sum(int(code) << high_bits * i for i, code in enumerate(word)) for word in high.T]
+            words3 = (*numbers, halves[0] | halves[1] << 16)
+            planes = torch.stack(execute(quant_unpack._integers(dtype, zero, high_bits), words3, 8, dtype))
+            assert torch.equal(planes.long(), codes4 + 16 * high - zero)
         planes = torch.stack(execute(quant_unpack._codebook(dtype, tuple(NF4)), numbers, 8, dtype))
         assert torch.equal(planes, table[codes4])
 
@@ -397,12 +430,13 @@ def test_mixtures_of_fp8(by_blocks: bool, T: int) -> None:
 
 def rows_of(weight: GroupedWeight, order: Tensor) -> dict[str, Any]:
     """Some rows, as fields."""
-    offsets = None if weight.offsets is None else weight.offsets[:, order]
     return {
         "num_outputs": len(order),
         "words": weight.words[order],
         "scales": weight.scales[:, order],
-        "offsets": offsets,
+        "offsets": None if weight.offsets is None else weight.offsets[:, order],
+        "units": None if weight.units is None else weight.units[:, order],
+        "high": None if weight.high is None else weight.high[order],
     }
 
 

@@ -6,7 +6,8 @@
     Q4_F, Q8_F, Q8_M       4- or 8-bit integers in groups             as stored
     NF4, FP4, IQ4_NL       4-bit codes of a table                     as stored
     FP8                    e4m3 codes, a scale an output or 128 x 128 as stored
-    Q4_K, Q2_K, IQ4_XS, .. 4- or 8-bit integers, codes of a table     fp32, decoded by the CPU's own code
+    Q2_K .. Q6_K           4- to 6-bit integers in groups             bytes and their units, as stored
+    Q5_0, IQ4_XS, ..       4- or 8-bit integers, codes of a table     fp32, decoded by the CPU's own code
 
 A scale that neighbouring blocks share, because a format has groups of 64 or 128 or rows, is kept once."""
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from quire.ops.dequantize import FP4_VALUES, IQ4_VALUES, NF4_VALUES
 from quire.ops.tensors import FP8, StoredTensor
+from quire.ops.torch.gpu_k_quants import K_QUANTS
 from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
 from quire.ops.torch.kernels.quant_scaled import ScaledWeight
 
@@ -181,8 +183,8 @@ def _fp8_scales(blocks: np.ndarray) -> np.ndarray | None:
 
 # Bits of a code. Those of a table are kept as numbers where 16 weights share a scale.
 DECODED = {
-    "Q4_K": 4, "Q2_K": 8, "Q3_K": 8, "Q5_K": 8, "Q6_K": 8, "Q5_0": 8, "Q5_1": 8, "IQ4_XS": 4, "MXFP4": 4, "NVFP4": 8,
-    "IQ1_S": 4, "IQ1_M": 8, "IQ2_XXS": 4, "IQ2_XS": 8, "IQ2_S": 8, "IQ3_XXS": 4, "IQ3_S": 4, "TQ1_0": 8, "TQ2_0": 8,
+    "Q5_0": 8, "Q5_1": 8, "IQ4_XS": 4, "MXFP4": 4, "NVFP4": 8, "IQ1_S": 4, "IQ1_M": 8, "IQ2_XXS": 4, "IQ2_XS": 8,
+    "IQ2_S": 8, "IQ3_XXS": 4, "IQ3_S": 4, "TQ1_0": 8, "TQ2_0": 8,
 }  # fmt: skip
 
 KEPT: dict[str, Callable[[np.ndarray, torch.device], GroupedWeight | ScaledWeight]] = {
@@ -197,4 +199,5 @@ KEPT: dict[str, Callable[[np.ndarray, torch.device], GroupedWeight | ScaledWeigh
     "FP4": _codes_of_a_table(FP4_VALUES, np.float32),
     "IQ4_NL": _codes_of_a_table(IQ4_VALUES, np.float16),
     "FP8": _fp8,
+    **K_QUANTS,
 }

@@ -11,9 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.torch.kernels.activation import activate_times
-from quire.ops.torch.kernels.quant_gemv import appended
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
 from quire.ops.torch.kernels.quant_linear import group_sums
+from quire.ops.torch.kernels.quant_scales import appended, load_scales, offset_of, scale_of
 from quire.ops.torch.kernels.quant_unpack import asm_for, table_of, take_planes, unpack
 
 MOST_ROUTES = 64  # of a tile
@@ -32,26 +32,37 @@ class CodedExperts:
 
 
 def can_stack(parts: Sequence[GroupedWeight]) -> bool:
-    kinds = {
-        (w.bits, w.group, w.width, w.zero, w.table, w.scales.dtype, None if w.offsets is None else w.offsets.dtype)
-        for w in parts
-    }
-    return len(kinds) == 1
+    return len({(w.bits, w.group, w.width, w.zero, w.table, *map(_dtype, _tensors(w))) for w in parts}) == 1
+
+
+def _tensors(weight: GroupedWeight) -> tuple[Tensor | None, ...]:
+    return weight.scales, weight.offsets, weight.units, weight.high
+
+
+def _dtype(tensor: Tensor | None) -> torch.dtype | None:
+    return None if tensor is None else tensor.dtype
 
 
 def stack_experts(parts: Sequence[GroupedWeight], num_experts: int) -> CodedExperts:
-    """The parts of one expert after those of the other; they differ in nothing but outputs, codes, scales, offsets."""
-    first = parts[0]
-    offsets = [part.offsets for part in parts if part.offsets is not None]
+    """The parts of one expert after those of the other; they differ in nothing but outputs and tensors."""
+    scales, offsets, units, high = zip(*map(_tensors, parts), strict=True)
     rows = replace(
-        first,
+        parts[0],
         num_outputs=sum(part.num_outputs for part in parts),
         words=torch.cat([part.words for part in parts]),
-        scales=torch.cat([part.scales for part in parts], dim=1),
-        offsets=torch.cat(offsets, dim=1) if offsets else None,
+        scales=torch.cat(scales, dim=1),
+        offsets=_joined(offsets, dim=1),
+        units=_joined(units, dim=1),
+        high=_joined(high, dim=0),
         by_output=None,
     )
     return CodedExperts(num_experts, rows)
+
+
+def _joined(parts: Sequence[Tensor | None], dim: int) -> Tensor | None:
+    """None where no part has one."""
+    present = [part for part in parts if part is not None]
+    return torch.cat(present, dim) if present else None
 
 
 def coded_products(
@@ -75,9 +86,11 @@ def coded_products(
     _coded_kernel[(len(tile_experts), triton.cdiv(N, block_n))](
         x,
         w.words,
+        w.high,
         w.scales,
         w.offsets,
-        None if w.offsets is None else group_sums(x, w),
+        w.units,
+        group_sums(x, w) if w.has_offsets else None,
         table_of(w, asm),
         biases,
         expert_weights,
@@ -112,8 +125,10 @@ def coded_products(
 def _coded_kernel(
     x_ptr,
     words_ptr,
+    high_ptr,
     scale_ptr,
     offset_ptr,
+    unit_ptr,
     x_sum_ptr,
     table_ptr,
     bias_ptr,
@@ -150,8 +165,9 @@ def _coded_kernel(
         outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         first = expert.to(tl.int64) * expert_outputs + tl.minimum(outputs, N - 1)
         sums = _product(
-            x_ptr, words_ptr, scale_ptr, offset_ptr, x_sum_ptr, table_ptr, rows, present, first, num_rows, K,
-            all_outputs, chunks, x_stride, BITS, GROUP, WIDTH, ZERO, TABLE, ASM, WHOLE_CHUNKS, BLOCK_M, BLOCK_N, STAGES,
+            x_ptr, words_ptr, high_ptr, scale_ptr, offset_ptr, unit_ptr, x_sum_ptr, table_ptr, rows, present, first,
+            num_rows, K, all_outputs, chunks, x_stride, BITS, GROUP, WIDTH, ZERO, TABLE, ASM, WHOLE_CHUNKS, BLOCK_M,
+            BLOCK_N, STAGES,
         )  # fmt: skip
         biases = None
         if bias_ptr is not None:
@@ -159,9 +175,9 @@ def _coded_kernel(
             sums += tl.load(biases)[:, None]
         if ACTIVATION >= 0:  # the rows of up stand N below those of gate
             up = _product(
-                x_ptr, words_ptr, scale_ptr, offset_ptr, x_sum_ptr, table_ptr, rows, present, first + N, num_rows, K,
-                all_outputs, chunks, x_stride, BITS, GROUP, WIDTH, ZERO, TABLE, ASM, WHOLE_CHUNKS, BLOCK_M, BLOCK_N,
-                STAGES,
+                x_ptr, words_ptr, high_ptr, scale_ptr, offset_ptr, unit_ptr, x_sum_ptr, table_ptr, rows, present,
+                first + N, num_rows, K, all_outputs, chunks, x_stride, BITS, GROUP, WIDTH, ZERO, TABLE, ASM,
+                WHOLE_CHUNKS, BLOCK_M, BLOCK_N, STAGES,
             )  # fmt: skip
             if bias_ptr is not None:
                 up += tl.load(biases + N)[:, None]
@@ -176,8 +192,10 @@ def _coded_kernel(
 def _product(
     x_ptr,
     words_ptr,
+    high_ptr,
     scale_ptr,
     offset_ptr,
+    unit_ptr,
     x_sum_ptr,
     table_ptr,
     rows,  # [BLOCK_M] of x
@@ -208,23 +226,21 @@ def _product(
     like = tl.zeros((1,), x_ptr.dtype.element_ty)
     sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for chunk in tl.range(0, chunks, num_stages=STAGES):
-        scales, offsets, x_sums = (), (), ()
-        for number in tl.static_range(GROUPS):
-            group = chunk * PLANES * WIDTH // GROUP + number
-            scales = appended(scales, tl.load(scale_ptr + group * all_outputs + outputs))
-            if offset_ptr is not None:
-                offsets = appended(offsets, tl.load(offset_ptr + group * all_outputs + outputs))
+        scales = load_scales(scale_ptr, offset_ptr, unit_ptr, chunk, outputs, all_outputs, GROUP, PLANES * WIDTH)
+        x_sums = ()
+        if x_sum_ptr is not None:
+            for number in tl.static_range(GROUPS):
+                group = chunk * PLANES * WIDTH // GROUP + number
                 x_sums = appended(x_sums, tl.load(x_sum_ptr + group * num_rows + rows))
         places = (outputs * chunks + chunk)[:, None] * WIDTH + columns[None, :]
-        planes = unpack(tl.load(words_ptr + places), like, BITS, ASM)
+        high = None if high_ptr is None else tl.load(high_ptr + places)
+        planes = unpack(tl.load(words_ptr + places), high, like, table_ptr, BITS, ZERO, TABLE, ASM)
         for number in tl.static_range(GROUPS):
             k = (chunk * GROUPS + number) * RUN + tl.arange(0, RUN)
             inside = present[None, :] if WHOLE_CHUNKS else present[None, :] & (k < K)[:, None]
             x = tl.load(x_rows + k[:, None], mask=inside, other=0.0)
-            w = take_planes(
-                planes, like, table_ptr, number * PLANES // GROUPS, PLANES // GROUPS, BITS, ZERO, TABLE, ASM
-            )
-            sums += tl.dot(w, x, input_precision="ieee") * scales[number].to(tl.float32)[:, None]
-            if offset_ptr is not None:
-                sums += offsets[number].to(tl.float32)[:, None] * x_sums[number][None, :]
+            w = take_planes(planes, number * PLANES // GROUPS, PLANES // GROUPS)
+            sums += tl.dot(w, x, input_precision="ieee") * scale_of(scales, number)[:, None]
+            if x_sum_ptr is not None:
+                sums += offset_of(scales, number)[:, None] * x_sums[number][None, :]
     return sums

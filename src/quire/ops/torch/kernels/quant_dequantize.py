@@ -7,7 +7,8 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
-from quire.ops.torch.kernels.quant_unpack import asm_for, table_of, take_plane, unpack
+from quire.ops.torch.kernels.quant_scales import load_scales, offset_of, scale_of
+from quire.ops.torch.kernels.quant_unpack import asm_for, table_of, unpack
 
 BLOCK_N = 64  # outputs a program
 
@@ -20,8 +21,10 @@ def dequantize(weight: GroupedWeight, dtype: torch.dtype, out: Tensor | None = N
     asm = asm_for(weight, dtype)
     _dequantize_kernel[(triton.cdiv(N, BLOCK_N), weight.num_chunks)](
         weight.words,
+        weight.high,
         weight.scales,
-        weight.scales if weight.offsets is None else weight.offsets,
+        weight.offsets,
+        weight.units,
         table_of(weight, asm),
         out,
         N,
@@ -32,7 +35,7 @@ def dequantize(weight: GroupedWeight, dtype: torch.dtype, out: Tensor | None = N
         ZERO=weight.zero,
         TABLE=bool(weight.table),
         ASM=asm,
-        HAS_OFFSET=weight.offsets is not None,
+        HAS_OFFSETS=weight.has_offsets,
         BLOCK_N=BLOCK_N,
     )
     return out
@@ -41,8 +44,10 @@ def dequantize(weight: GroupedWeight, dtype: torch.dtype, out: Tensor | None = N
 @triton.jit
 def _dequantize_kernel(
     words_ptr,
+    high_ptr,
     scale_ptr,
     offset_ptr,
+    unit_ptr,
     table_ptr,
     out_ptr,
     N,
@@ -53,26 +58,24 @@ def _dequantize_kernel(
     ZERO: tl.constexpr,
     TABLE: tl.constexpr,
     ASM: tl.constexpr,
-    HAS_OFFSET: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = outputs < N
+    rows = tl.minimum(outputs, N - 1).to(tl.int64)  # those past the end are computed and never stored
     chunk = tl.program_id(1)
     columns = tl.arange(0, WIDTH)
-    places = (outputs.to(tl.int64) * tl.num_programs(1) + chunk)[:, None] * WIDTH + columns[None, :]
-    words = tl.load(words_ptr + places, mask=inside[:, None], other=0)
-    like = tl.zeros((1,), out_ptr.dtype.element_ty)
-    planes = unpack(words, like, BITS, ASM)
     PLANES: tl.constexpr = 32 // BITS
+    GROUPS: tl.constexpr = max(PLANES * WIDTH // GROUP, 1)  # a chunk
+    scales = load_scales(scale_ptr, offset_ptr, unit_ptr, chunk, rows, N, GROUP, PLANES * WIDTH)
+    places = (rows * tl.num_programs(1) + chunk)[:, None] * WIDTH + columns[None, :]
+    high = None if high_ptr is None else tl.load(high_ptr + places)
+    like = tl.zeros((1,), out_ptr.dtype.element_ty)
+    planes = unpack(tl.load(words_ptr + places), high, like, table_ptr, BITS, ZERO, TABLE, ASM)
     for plane in tl.static_range(PLANES):
-        first = (chunk * PLANES + plane) * WIDTH
-        group = first // GROUP
-        scales = tl.load(scale_ptr + group * N + outputs, mask=inside, other=0.0).to(tl.float32)
-        values = take_plane(planes, like, table_ptr, plane, BITS, ZERO, TABLE, ASM)
-        w = values.to(tl.float32) * scales[:, None]
-        if HAS_OFFSET:
-            w += tl.load(offset_ptr + group * N + outputs, mask=inside, other=0.0).to(tl.float32)[:, None]
-        k = first + columns
-        places = outputs.to(tl.int64)[:, None] * K + k[None, :]
-        tl.store(out_ptr + places, w.to(out_ptr.dtype.element_ty), mask=inside[:, None] & (k < K)[None, :])
+        w = planes[plane].to(tl.float32) * scale_of(scales, plane * GROUPS // PLANES)[:, None]
+        if HAS_OFFSETS:
+            w += offset_of(scales, plane * GROUPS // PLANES)[:, None]
+        k = (chunk * PLANES + plane) * WIDTH + columns
+        inside = (outputs < N)[:, None] & (k < K)[None, :]
+        tl.store(out_ptr + rows[:, None] * K + k[None, :], w.to(out_ptr.dtype.element_ty), mask=inside)

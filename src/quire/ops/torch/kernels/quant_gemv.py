@@ -16,6 +16,7 @@ from torch import Tensor
 from quire.ops.torch.kernels.overlap import overlap_options, wait_for_inputs
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
 from quire.ops.torch.kernels.quant_rows import PAIRED, Quantized
+from quire.ops.torch.kernels.quant_scales import appended, byte, half
 
 WIDTH = tl.constexpr(32)  # words of a chunk: PAIRED inputs
 CHUNKS = tl.constexpr(4)  # a step
@@ -32,7 +33,9 @@ class GroupedGemvConfig(NamedTuple):
 
 
 def can_gemv(weight: GroupedWeight) -> bool:
-    return weight.by_output is not None and weight.chunk == PAIRED and weight.group >= 32
+    """Scales may have two levels, then with offsets."""
+    two_levels = weight.units is not None and weight.has_offsets and weight.high is None
+    return (weight.by_output is not None or two_levels) and weight.chunk == PAIRED and weight.group >= 32
 
 
 def grouped_gemv(
@@ -44,24 +47,25 @@ def grouped_gemv(
     overlap: bool = False,
 ) -> Tensor:
     """x one row of 16-bit codes in groups of `x_group(weight)` -> [1, N]"""
-    N, chunks, scales = weight.num_outputs, weight.num_chunks, weight.by_output
-    assert len(x.codes) == 1 and x.codes.shape[1] == chunks * PAIRED and can_gemv(weight) and scales is not None
+    N, chunks = weight.num_outputs, weight.num_chunks
+    assert len(x.codes) == 1 and x.codes.shape[1] == chunks * PAIRED and can_gemv(weight)
     assert weight.words.numel() < 2**31  # places have 32 bits
-    has_offsets = len(scales.shape) == 3
+    scales = weight.scales if weight.by_output is None else weight.by_output
     out = torch.empty(1, N, dtype=dtype, device=x.codes.device)
     _grouped_gemv_kernel[(triton.cdiv(N, config.block_n),)](
         x.codes.view(torch.int32),
         x.scales,
         weight.words,
-        scales.view(torch.int32) if has_offsets else scales,
+        scales.view(torch.int32) if scales.dim() == 3 else scales,
+        weight.units,
         bias,
         out,
         N,
         chunks,
-        scales.shape[1],
+        weight.num_groups,
         GROUP=weight.group,
         ZERO=weight.zero,
-        HAS_OFFSETS=has_offsets,
+        HAS_OFFSETS=weight.has_offsets,
         BLOCK_N=config.block_n,
         DEPTH=config.depth,
         EVEN=chunks % (CHUNKS.value * config.depth) == 0,
@@ -83,9 +87,10 @@ def x_group(weight: GroupedWeight) -> int:
 @triton.jit(do_not_specialize=["num_groups"])
 def _grouped_gemv_kernel(
     pairs_ptr,
-    unit_ptr,
+    x_scale_ptr,
     words_ptr,
     scale_ptr,
+    unit_ptr,
     bias_ptr,
     out_ptr,
     N,
@@ -105,7 +110,7 @@ def _grouped_gemv_kernel(
     rows = tl.minimum(outputs, N - 1)[:, None]  # those past the end are computed and never stored
     ahead = ()
     for d in tl.static_range(DEPTH):
-        loaded = _load(words_ptr, scale_ptr, rows, d * CHUNKS, chunks, num_groups, GROUP, EVEN)
+        loaded = _load(words_ptr, scale_ptr, unit_ptr, rows, d * CHUNKS, N, chunks, num_groups, GROUP, EVEN)
         ahead = appended(ahead, loaded)
     wait_for_inputs(OVERLAP)
     sums = tl.zeros((BLOCK_N, CHUNKS * LANES), tl.float32)
@@ -113,10 +118,10 @@ def _grouped_gemv_kernel(
         following = ()
         for d in tl.static_range(DEPTH):
             first = begin + d * CHUNKS
-            sums = _add_step(sums, ahead[d], pairs_ptr, unit_ptr, first, chunks, GROUP, ZERO, HAS_OFFSETS, EVEN, ASM)
+            sums = _add_step(sums, ahead[d], pairs_ptr, x_scale_ptr, first, chunks, GROUP, ZERO, HAS_OFFSETS, EVEN, ASM)
             if not ONCE:
                 first += CHUNKS * DEPTH
-                loaded = _load(words_ptr, scale_ptr, rows, first, chunks, num_groups, GROUP, False)
+                loaded = _load(words_ptr, scale_ptr, unit_ptr, rows, first, N, chunks, num_groups, GROUP, False)
                 following = appended(following, loaded)
         if not ONCE:
             ahead = following
@@ -128,20 +133,20 @@ def _grouped_gemv_kernel(
 
 
 @triton.jit
-def _load(words_ptr, scale_ptr, rows, first, chunks, num_groups, GROUP: tl.constexpr, EXIST: tl.constexpr):
+def _load(words_ptr, scale_ptr, unit_ptr, rows, first, N, chunks, num_groups, GROUP: tl.constexpr, EXIST: tl.constexpr):
     """Words of chunks first .. first + CHUNKS, [n, CHUNKS * WIDTH], and for every group of a chunk the scales,
-    [n, CHUNKS * LANES]. Past the last chunk words are anything: their scales are 0. EXIST: none is past
-    it."""
+    [n, CHUNKS * LANES]; or those of four groups, twice, and their units. Past the last chunk words are anything: their
+    scales are 0. EXIST: none is past it."""
     column = tl.arange(0, CHUNKS * WIDTH)[None, :]
     inside = None if EXIST else column // WIDTH + first < chunks
     words = tl.load(words_ptr + rows * (chunks * WIDTH) + (first * WIDTH + column), mask=inside)
     scales = ()
-    if GROUP >= 8 * WIDTH:
-        lane = tl.arange(0, CHUNKS * LANES)[None, :]
-        at = rows * num_groups + (lane // LANES + first) // (GROUP // (8 * WIDTH))
-        at = tl.max_contiguous(at, (1, 2))  # not so, but rows are dealt out to warps as those of words then
-        inside = None if EXIST else lane // LANES + first < chunks
-        both = tl.load(scale_ptr + at, mask=inside, other=None if EXIST else 0)
+    if unit_ptr is not None:
+        for number in tl.static_range(2):
+            scales = appended(scales, _load_shared(scale_ptr, rows + number * N, first, 2 * N, 1, chunks, EXIST))
+        scales = appended(scales, _load_shared(unit_ptr, rows, first, N, 1, chunks, EXIST))
+    elif GROUP >= 8 * WIDTH:
+        both = _load_shared(scale_ptr, rows * num_groups, first, 1, GROUP // (8 * WIDTH), chunks, EXIST)
         scales = appended(appended(scales, both), both)
     else:
         GROUPS: tl.constexpr = 8 * WIDTH // GROUP
@@ -156,11 +161,19 @@ def _load(words_ptr, scale_ptr, rows, first, chunks, num_groups, GROUP: tl.const
 
 
 @triton.jit
+def _load_shared(ptr, rows, first, stride, SHARED: tl.constexpr, chunks, EXIST: tl.constexpr):
+    """A number that all lanes of a chunk want, and of SHARED neighbouring chunks: [n, CHUNKS * LANES]"""
+    chunk = tl.arange(0, CHUNKS * LANES)[None, :] // LANES + first
+    at = tl.max_contiguous(rows + chunk // SHARED * stride, (1, 2))  # not so, but rows go to warps as those of words do
+    return tl.load(ptr + at, mask=None if EXIST else chunk < chunks, other=None if EXIST else 0)
+
+
+@triton.jit
 def _add_step(
     sums,
     loaded,
     pairs_ptr,
-    unit_ptr,
+    x_scale_ptr,
     first,
     chunks,
     GROUP: tl.constexpr,
@@ -179,30 +192,26 @@ def _add_step(
         x = appended(x, quarters(tl.load(pairs_ptr + chunk * (4 * WIDTH) + kind * WIDTH + place % WIDTH)[None, :]))
     low = quarters(words & 0x0F0F0F0F)
     high = quarters(words & ~0x0F0F0F0F)  # codes times HIGH
+    TWO_LEVELS: tl.constexpr = len(scales) == 3
+    scaled, below = tl.zeros_like(sums), tl.zeros_like(sums)
     for pair in tl.static_range(GROUPS // 2):
         # WORDS numbers a lane: scale and sum of a group, and of the next
-        units = quarters(tl.load(unit_ptr + (chunk * GROUPS + 2 * pair) * 2 + place % 4)[None, :])
+        units = quarters(tl.load(x_scale_ptr + (chunk * GROUPS + 2 * pair) * 2 + place % 4)[None, :])
         for second in tl.static_range(2):
             total = _product(x, low, high, 2 * pair + second, GROUPS, ASM)
             part = total.to(tl.float32) * units[2 * second]
             x_sum = units[2 * second + 1] * (HIGH / LANES)
-            scale = scales[2 * pair + second]
-            if HAS_OFFSETS:
-                sums += part * _half(scale, 0)
-                sums += x_sum * _half(scale, 16)
+            if TWO_LEVELS:
+                scaled += part * byte(scales[pair // 2], pair % 2 * 4 + second * 2)
+                below += x_sum * byte(scales[pair // 2], pair % 2 * 4 + second * 2 + 1)
+            elif HAS_OFFSETS:
+                sums += part * half(scales[2 * pair + second], 0)
+                sums += x_sum * half(scales[2 * pair + second], 16)
             else:
-                sums += (part - ZERO * x_sum) * scale.to(tl.float32)
+                sums += (part - ZERO * x_sum) * scales[2 * pair + second].to(tl.float32)
+    if TWO_LEVELS:
+        sums += scaled * half(scales[2], 0) - below * half(scales[2], 16)
     return sums
-
-
-@triton.jit
-def appended(values, value):
-    return values + (value,)  # noqa: RUF005 (the compiler knows no other way)
-
-
-@triton.jit
-def _half(word, SHIFT: tl.constexpr):
-    return (word >> SHIFT).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit

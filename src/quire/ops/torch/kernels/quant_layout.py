@@ -1,25 +1,30 @@
 """Weights as 4- or 8-bit codes in groups, laid out for the kernels of `quant_linear`.
 
-    integers   w = scale * (code - zero) + offset     int4: code 0 .. 15, zero 0 or 8; int8: code -128 .. 127, zero 0
+    integers   w = scale * (code - zero) + offset     code 0 .. 15, or 0 .. 63 with high bits; int8: -128 .. 127, zero 0
     codebook   w = scale * table[code]                16 values: NF4, FP4, MXFP4, IQ4_NL
 
 Scale and offset belong to a group of neighbouring inputs of one output. Without an offset, zero = 8 is what symmetric
-formats mean. Nothing is rounded on the way in, so these are exact:
+formats mean. Nothing is rounded on the way in, so these are exact (larger groups take fewer bits):
 
-    stored as             codes  zero   scale   offset
-    Q4_0, symmetric GPTQ  int4   8      fp16    none
-    Q4_1                  int4   0      fp16    fp16
-    Q4_K                  int4   0      fp32    fp32
-    GPTQ, AWQ             int4   0      fp16    fp32: -scale * zero point has up to 16 bits
-    Q8_0, W8A16           int8   0      fp16    none
-    Q5_K, Q2_K            int8   0      fp32    fp32
-    Q6_K, Q3_K            int8   0      fp32    none
+    stored as              bits a weight  codes  zero  group  scale  offset
+    Q4_0, symmetric GPTQ   5              int4   8     32     fp16   none
+    Q4_1                   6              int4   0     32     fp16   fp16
+    GPTQ, AWQ              5.5            int4   0     32     fp16   fp32: -scale * zero point has up to 16 bits
+    Q8_0, W8A16            8.5            int8   0     32     fp16   none
+    Q2_K                   5.13           int4   0     16     int8   int8, both with units
+    Q3_K                   4.56           int4   8     16     int8   none
+    Q4_K                   4.63           int4   0     32     int8   int8
+    Q5_K                   5.63           4 + 1  0     32     int8   int8
+    Q6_K                   6.56           4 + 2  32    16     int8   none
 
 Codes lie in words of 32 bits, one a plane: 8 planes of 4 bits, the lowest first, or 4 of 8. `width` words make a chunk
 of planes * width inputs: plane p of word i is input p * width + i of the chunk. So a row of words, whose planes are
-taken one after the other, meets runs of `width` neighbouring inputs, and no lane needs what another has loaded. The
-scales of a group lie side by side; where a single row is multiplied, all of an output's are wanted at once, and they
-are kept in that order as well."""
+taken one after the other, meets runs of `width` neighbouring inputs, and no lane needs what another has loaded. Where
+codes have more than 4 bits, the others lie in `high`, in smaller words with planes and places of their own.
+
+The scales of a group lie side by side; where a single row is multiplied, all of an output's are wanted at once, and
+they are kept in that order as well. K-quants have two levels: scales and offsets are bytes, in units of an fp16 each
+that 256 inputs share. Eight bytes of an output are a word of 64 bits, which both orders are served by."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,20 +34,24 @@ from torch import Tensor
 
 WIDTHS = (16, 32, 64)  # words of a chunk. 16: the inner size of the tensor cores' smallest product
 WIDEST = 32  # unless asked for: with 64, the planes of a tile take more registers than 64 tokens leave
+HIGH_WORDS = {1: torch.uint8, 2: torch.int16}
+BLOCK = 256  # inputs that share the units of their scales
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedWeight:
     """A matrix [num_outputs, num_inputs]. There are G groups: those of all the chunks, zeros past the last input."""
 
-    bits: int  # 4 or 8
+    bits: int  # 4 or 8: those in `words`
     num_outputs: int
     num_inputs: int
     group: int  # inputs, a power of two
     words: Tensor  # [N, chunks, width] int32
-    scales: Tensor  # [G, N] fp16, bf16 or fp32
-    offsets: Tensor | None  # [G, N] the same, or another of them
-    by_output: Tensor | None  # int4: the same, [N, G] fp16, or [N, G, 2] with offsets, where all are fp16
+    scales: Tensor  # [G, N] fp16, bf16 or fp32; or with units [G / 8, N] int64, with offsets beside them [G / 4, N]
+    offsets: Tensor | None = None  # [G, N] fp16, bf16 or fp32
+    units: Tensor | None = None  # [K / 256, N] fp16, of scales; int32: of scales and of offsets, which are subtracted
+    by_output: Tensor | None = None  # int4: scales [N, G] fp16, or [N, G, 2] with offsets, where all are fp16
+    high: Tensor | None = None  # [N, chunks, width] uint8 or int16: a bit or two more of 8 planes
     zero: int = 0
     table: tuple[float, ...] = ()  # of 16 values; else empty
 
@@ -60,8 +69,16 @@ class GroupedWeight:
         return 32 // self.bits * self.width
 
     @property
+    def num_groups(self) -> int:
+        return -(-self.num_chunks * self.chunk // self.group)
+
+    @property
+    def has_offsets(self) -> bool:
+        return self.offsets is not None or (self.units is not None and self.units.dtype == torch.int32)
+
+    @property
     def nbytes(self) -> int:
-        tensors = (self.words, self.scales, self.offsets, self.by_output)
+        tensors = (self.words, self.scales, self.offsets, self.units, self.by_output, self.high)
         return sum(t.nbytes for t in tensors if t is not None)
 
 
@@ -84,6 +101,27 @@ def pack_int8(codes: Tensor, scales: Tensor, offsets: Tensor | None = None, widt
     return _pack(8, codes.view(torch.uint8), scales, offsets, 0, (), width)
 
 
+def pack_two_levels(codes: Tensor, scales: Tensor, units: Tensor, high_bits: int = 0, zero: int = 0) -> GroupedWeight:
+    """codes [N, K] uint8 of 4 + high_bits bits, scales [N, K / group] int8, units [N, K / 256] fp16; with offsets
+    [N, K / group, 2] and [N, K / 256, 2]: scale * code - offset."""
+    N, K = codes.shape
+    group = _group(K, scales.shape[1])
+    width = min(group, WIDEST)
+    assert K % BLOCK == 0 and scales.dtype == torch.int8 and units.dtype == torch.float16
+    by_block = units.T if units.dim() == 2 else units.view(torch.int32)[..., 0].T
+    return GroupedWeight(
+        bits=4,
+        num_outputs=N,
+        num_inputs=K,
+        group=group,
+        words=_words(codes & 15, 4, width),
+        scales=scales.flatten(1).contiguous().view(torch.int64).T.contiguous(),
+        units=by_block.contiguous(),
+        high=_words(codes >> 4, high_bits, width, 8).to(HIGH_WORDS[high_bits]) if high_bits else None,
+        zero=zero,
+    )
+
+
 def _pack(
     bits: int,
     codes: Tensor,
@@ -103,7 +141,7 @@ def _pack(
     scales = _by_group(scales, num_groups)
     offsets = None if offsets is None else _by_group(offsets, num_groups)
     by_output = None if bits == 8 or table else _by_output(scales, offsets)
-    return GroupedWeight(bits, N, K, group, words, scales, offsets, by_output, zero, table)
+    return GroupedWeight(bits, N, K, group, words, scales, offsets, by_output=by_output, zero=zero, table=table)
 
 
 def _group(K: int, num_groups: int) -> int:
@@ -120,9 +158,9 @@ def _width(K: int, group: int, planes: int) -> int:
     return min(widths, key=lambda width: (-K % (planes * width), -width))
 
 
-def _words(codes: Tensor, bits: int, width: int) -> Tensor:
-    """[N, K] -> [N, chunks, width] int32; zeros after the last input"""
-    (N, K), planes = codes.shape, 32 // bits
+def _words(codes: Tensor, bits: int, width: int, planes: int = 0) -> Tensor:
+    """[N, K] -> [N, chunks, width] int32; zeros after the last input. As many planes as there is room for, or fewer."""
+    (N, K), planes = codes.shape, planes or 32 // bits
     num_chunks = -(-K // (planes * width))
     padded = codes.new_zeros(N, num_chunks * planes * width)
     padded[:, :K] = codes

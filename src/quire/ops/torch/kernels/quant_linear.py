@@ -18,9 +18,10 @@ from quire.ops.torch.kernels.linear import PROGRAMS, num_splits
 from quire.ops.torch.kernels.linear_splits import finish, split_space
 from quire.ops.torch.kernels.overlap import overlap_options, prefetch, wait_for_inputs
 from quire.ops.torch.kernels.quant_dequantize import dequantize
-from quire.ops.torch.kernels.quant_gemv import GroupedGemvConfig, appended, can_gemv, grouped_gemv, x_group
+from quire.ops.torch.kernels.quant_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
 from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
+from quire.ops.torch.kernels.quant_scales import appended, load_scales, offset_of, scale_of
 from quire.ops.torch.kernels.quant_unpack import asm_for, table_of, take_planes, unpack
 
 MAX_KERNEL_ROWS = 128  # beyond it, dequantize and cuBLAS
@@ -104,12 +105,14 @@ def grouped_kernel(
     shares = 1 if config.serial else config.splits
     partials, tickets = split_space(out, tiles_m * tiles_n, config.block_n * config.block_m, shares, tickets)
     asm = asm_for(weight, x.dtype)
-    x_sums = None if weight.offsets is None else group_sums(x, weight, overlap)
+    x_sums = group_sums(x, weight, overlap) if weight.has_offsets else None
     _grouped_kernel[(tiles_n, shares, tiles_m)](
         x,
         weight.words,
+        weight.high,
         weight.scales,
         weight.offsets,
+        weight.units,
         x_sums,
         table_of(weight, asm),
         x if bias is None else bias,
@@ -145,8 +148,10 @@ def grouped_kernel(
 def _grouped_kernel(
     x_ptr,
     words_ptr,
+    high_ptr,
     scale_ptr,
     offset_ptr,
+    unit_ptr,
     x_sum_ptr,
     table_ptr,
     bias_ptr,
@@ -195,37 +200,33 @@ def _grouped_kernel(
         first = (tl.program_id(1) * TURNS + turn) * split_chunks
         sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for chunk in tl.range(first, tl.minimum(first + split_chunks, chunks), num_stages=STAGES):
-            # Scales have far to come and nothing to wait in: they are asked for first.
-            scales, offsets, x_sums = (), (), ()
-            for number in tl.static_range(GROUPS):
-                group = chunk * PLANES * WIDTH // GROUP + number
-                scales = appended(scales, tl.load(scale_ptr + group * N + rows))
-                if offset_ptr is not None:
-                    offsets = appended(offsets, tl.load(offset_ptr + group * N + rows))
+            scales = load_scales(scale_ptr, offset_ptr, unit_ptr, chunk, rows, N, GROUP, PLANES * WIDTH)
+            x_sums = ()
+            if x_sum_ptr is not None:
+                for number in tl.static_range(GROUPS):
+                    group = chunk * PLANES * WIDTH // GROUP + number
                     x_sums = appended(x_sums, tl.load(x_sum_ptr + group * M + tokens, mask=tokens < M, other=0.0))
             places = (rows * chunks + chunk)[:, None] * WIDTH + columns[None, :]
             words = tl.load(words_ptr + places, eviction_policy="evict_first")
-            planes = unpack(words, like, BITS, ASM)
+            high = None if high_ptr is None else tl.load(high_ptr + places, eviction_policy="evict_first")
+            planes = unpack(words, high, like, table_ptr, BITS, ZERO, TABLE, ASM)
             for number in tl.static_range(GROUPS):
                 k = (chunk * GROUPS + number) * RUN + tl.arange(0, RUN)
                 if WHOLE_CHUNKS:
                     x = tl.load(x_rows + k[:, None], mask=present, other=0.0)
                 else:
                     x = tl.load(x_rows + k[:, None], mask=present & (k < K)[:, None], other=0.0)
-                w = take_planes(
-                    planes, like, table_ptr, number * PLANES // GROUPS, PLANES // GROUPS, BITS, ZERO, TABLE, ASM
-                )
-                part = tl.dot(w, x, input_precision="ieee")
-                sums += part * scales[number].to(tl.float32)[:, None]
-                if offset_ptr is not None:
-                    sums += offsets[number].to(tl.float32)[:, None] * x_sums[number][None, :]
+                w = take_planes(planes, number * PLANES // GROUPS, PLANES // GROUPS)
+                sums += tl.dot(w, x, input_precision="ieee") * scale_of(scales, number)[:, None]
+                if x_sum_ptr is not None:
+                    sums += offset_of(scales, number)[:, None] * x_sums[number][None, :]
         total += sums
     finish(total, out_ptr, bias_ptr, partial_ptr, ticket_ptr, outputs, tokens, N, M, HAS_BIAS, SHARES)
 
 
 def group_sums(x: Tensor, weight: GroupedWeight, overlap: bool = False) -> Tensor:
     """x [M, K] -> the sums of every group's inputs, [G, M] fp32"""
-    M, num_groups = len(x), len(weight.scales)
+    M, num_groups = len(x), weight.num_groups
     sums = torch.empty(num_groups, M, dtype=torch.float32, device=x.device)
     block = max(1024, weight.group)
     _group_sums[(M, triton.cdiv(num_groups * weight.group, block))](

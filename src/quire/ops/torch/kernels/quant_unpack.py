@@ -15,7 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.torch.kernels.quant_layout import GroupedWeight
+from quire.ops.torch.kernels.quant_layout import HIGH_WORDS, GroupedWeight
+from quire.ops.torch.kernels.quant_scales import appended
+
+HIGH_BITS = {dtype: bits for bits, dtype in HIGH_WORDS.items()}
 
 
 def asm_for(weight: GroupedWeight, dtype: torch.dtype) -> str:
@@ -25,7 +28,9 @@ def asm_for(weight: GroupedWeight, dtype: torch.dtype) -> str:
         return ""
     if weight.bits == 8:
         return _int8(dtype)
-    return _codebook(dtype, weight.table) if weight.table else _int4(dtype, weight.zero)
+    if weight.table:
+        return _codebook(dtype, weight.table)
+    return _integers(dtype, weight.zero, 0 if weight.high is None else HIGH_BITS[weight.high.dtype])
 
 
 def table_of(weight: GroupedWeight, asm: str) -> Tensor:
@@ -34,66 +39,51 @@ def table_of(weight: GroupedWeight, asm: str) -> Tensor:
 
 
 @triton.jit
-def unpack(words, like, BITS: tl.constexpr, ASM: tl.constexpr):
-    """words int32 -> what `take_plane` takes planes from, in the dtype of `like`"""
+def unpack(
+    words, high, like, table_ptr, BITS: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, ASM: tl.constexpr
+):
+    """words int32, and None or more bits of their codes -> a tuple of planes of values, in the dtype of `like`"""
     d = like.dtype
     if ASM == "":
-        planes = words
+        planes = ()
+        for plane in tl.static_range(32 // BITS):
+            codes = (words >> (BITS * plane)) & ((1 << BITS) - 1)
+            if high is not None:
+                HIGH: tl.constexpr = 2 if high.dtype == tl.int16 else 1
+                codes += (high.to(tl.int32) >> (HIGH * plane) & ((1 << HIGH) - 1)) << BITS
+            if TABLE:
+                values = tl.load(table_ptr + codes).to(d)
+            elif BITS == 8:
+                values = ((codes ^ 128) - 128).to(tl.float32).to(d)
+            else:
+                values = (codes - ZERO).to(tl.float32).to(d)
+            planes = appended(planes, values)
     elif BITS == 8:
         planes = tl.inline_asm_elementwise(ASM, "=r,=r,=r,=r,r,r", [words], (d, d, d, d), is_pure=True, pack=2)
-    else:
+    elif high is None:
         planes = tl.inline_asm_elementwise(
             ASM, "=r,=r,=r,=r,=r,=r,=r,=r,r,r", [words], (d, d, d, d, d, d, d, d), is_pure=True, pack=2
+        )
+    else:
+        planes = tl.inline_asm_elementwise(
+            ASM,
+            "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r",
+            [words, high.to(tl.int16)],
+            (d, d, d, d, d, d, d, d),
+            is_pure=True,
+            pack=2,
         )
     return planes
 
 
 @triton.jit
-def take_plane(
-    planes,
-    like,
-    table_ptr,
-    PLANE: tl.constexpr,
-    BITS: tl.constexpr,
-    ZERO: tl.constexpr,
-    TABLE: tl.constexpr,
-    ASM: tl.constexpr,
-):
-    """The values of one plane of codes."""
-    if ASM != "":
-        values = planes[PLANE]
-    else:
-        codes = (planes >> (BITS * PLANE)) & ((1 << BITS) - 1)
-        if TABLE:
-            values = tl.load(table_ptr + codes).to(like.dtype)
-        elif BITS == 8:
-            values = ((codes ^ 128) - 128).to(tl.float32).to(like.dtype)
-        else:
-            values = (codes - ZERO).to(tl.float32).to(like.dtype)
-    return values
-
-
-@triton.jit
-def take_planes(
-    planes,
-    like,
-    table_ptr,
-    FIRST: tl.constexpr,
-    COUNT: tl.constexpr,
-    BITS: tl.constexpr,
-    ZERO: tl.constexpr,
-    TABLE: tl.constexpr,
-    ASM: tl.constexpr,
-):
+def take_planes(planes, FIRST: tl.constexpr, COUNT: tl.constexpr):
     """The values of 1, 2, 4 or 8 planes, one behind the other: [n, COUNT * width], in the order of inputs."""
     if COUNT == 1:
-        values = take_plane(planes, like, table_ptr, FIRST, BITS, ZERO, TABLE, ASM)
+        values = planes[FIRST]
     else:
         HALF: tl.constexpr = COUNT // 2
-        values = behind(
-            take_planes(planes, like, table_ptr, FIRST, HALF, BITS, ZERO, TABLE, ASM),
-            take_planes(planes, like, table_ptr, FIRST + HALF, HALF, BITS, ZERO, TABLE, ASM),
-        )
+        values = behind(take_planes(planes, FIRST, HALF), take_planes(planes, FIRST + HALF, HALF))
     return values
 
 
@@ -105,17 +95,23 @@ def behind(first, second):
 
 
 @cache
-def _int4(dtype: torch.dtype, zero: int) -> str:
-    """Words $8, $9 -> planes $0 .. $7, two floats each: of the first word, then of the second."""
+def _integers(dtype: torch.dtype, zero: int, high_bits: int) -> str:
+    """Words $8, $9 -> planes $0 .. $7, two floats each: of the first word, then of the second. Further bits of their
+    codes are in the halves of $10."""
     exponent, fma, constants = _magic(dtype, zero)
-    lines = [*constants, ".reg .b32 a, s;"]
+    lines = [*constants, ".reg .b32 a, s, h;"]
+    mask = ((1 << high_bits) - 1) << 4
     for plane in range(8):
         if plane % 4 == 0:
             lines.append(f"prmt.b32 a, $8, $9, {('0x5410', '0x7632')[plane // 4]};")  # the lower halves, the upper ones
         else:
             lines.append("shr.u32 a, a, 4;")
-        # (a & 0x000F000F) | exponent, in one instruction
-        lines += [f"lop3.b32 s, a, 0x000F000F, {exponent}, 0xEA;", f"{fma} ${plane}, s, one, less;"]
+        lines.append(f"lop3.b32 s, a, 0x000F000F, {exponent}, 0xEA;")  # (a & 0x000F000F) | exponent
+        if high_bits:
+            right = high_bits * plane - 4
+            lines.append(f"shr.u32 h, $10, {right};" if right >= 0 else f"shl.b32 h, $10, {-right};")
+            lines.append(f"lop3.b32 s, h, 0x{mask << 16 | mask:08X}, s, 0xEA;")
+        lines.append(f"{fma} ${plane}, s, one, less;")
     return _block(lines)
 
 
