@@ -38,9 +38,10 @@ def levels(weight: GroupedWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Scales and offsets, fp32 [G, N]"""
     if weight.units is None:
         return weight.scales.float(), None if weight.offsets is None else weight.offsets.float()
-    small = weight.scales.T.contiguous().view(torch.int8).float().T  # [bytes, N]
-    units = weight.units.T.contiguous().view(torch.float16).float().T  # [K / 256, N], or with offsets twice as many
+    small = weight.scales.transpose(0, 1).flatten(1).contiguous().view(torch.int8).float().T  # [bytes, N]
     kinds = 2 if weight.has_offsets else 1
+    of_output = weight.units.T.contiguous()  # [N, K / 256]
+    units = (of_output.view(torch.float16) if weight.has_offsets else of_output).float().T
     each = [units[i::kinds].repeat_interleave(256 // weight.group, 0) * small[i::kinds] for i in range(kinds)]
     return each[0], -each[1] if weight.has_offsets else None
 
@@ -55,7 +56,7 @@ def test_codes_make_the_numbers_of_the_file(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name,bits", {"Q2_K": 5.125, "Q3_K": 4.5625, "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625}.items()
+    "name,bits", {"Q2_K": 5.125, "Q3_K": 4.625, "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.625}.items()
 )
 def test_k_quants_take_little_more_memory_than_their_codes(name: str, bits: float) -> None:
     type = STORAGE_TYPES[name]

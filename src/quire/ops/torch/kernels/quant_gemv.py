@@ -50,13 +50,12 @@ def grouped_gemv(
     N, chunks = weight.num_outputs, weight.num_chunks
     assert len(x.codes) == 1 and x.codes.shape[1] == chunks * PAIRED and can_gemv(weight)
     assert weight.words.numel() < 2**31  # places have 32 bits
-    scales = weight.scales if weight.by_output is None else weight.by_output
     out = torch.empty(1, N, dtype=dtype, device=x.codes.device)
     _grouped_gemv_kernel[(triton.cdiv(N, config.block_n),)](
         x.codes.view(torch.int32),
         x.scales,
         weight.words,
-        scales.view(torch.int32) if scales.dim() == 3 else scales,
+        _scales(weight),
         weight.units,
         bias,
         out,
@@ -67,6 +66,7 @@ def grouped_gemv(
         ZERO=weight.zero,
         HAS_OFFSETS=weight.has_offsets,
         BLOCK_N=config.block_n,
+        WARPS=config.warps,
         DEPTH=config.depth,
         EVEN=chunks % (CHUNKS.value * config.depth) == 0,
         ONCE=chunks <= CHUNKS.value * config.depth,
@@ -77,6 +77,12 @@ def grouped_gemv(
         **overlap_options(overlap),
     )
     return out
+
+
+def _scales(weight: GroupedWeight) -> Tensor:
+    if weight.by_output is None:
+        return weight.scales
+    return weight.by_output.view(torch.int32) if weight.has_offsets else weight.by_output
 
 
 def x_group(weight: GroupedWeight) -> int:
@@ -100,13 +106,16 @@ def _grouped_gemv_kernel(
     ZERO: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    WARPS: tl.constexpr,
     DEPTH: tl.constexpr,
     EVEN: tl.constexpr,
     ONCE: tl.constexpr,
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    # The rows that a warp takes, every WARPS-th, are neighbours: so are their scales of two levels.
+    row = tl.arange(0, BLOCK_N)
+    outputs = tl.program_id(0) * BLOCK_N + row % WARPS * (BLOCK_N // WARPS) + row // WARPS
     rows = tl.minimum(outputs, N - 1)[:, None]  # those past the end are computed and never stored
     ahead = ()
     for d in tl.static_range(DEPTH):
@@ -142,30 +151,35 @@ def _load(words_ptr, scale_ptr, unit_ptr, rows, first, N, chunks, num_groups, GR
     words = tl.load(words_ptr + rows * (chunks * WIDTH) + (first * WIDTH + column), mask=inside)
     scales = ()
     if unit_ptr is not None:
-        for number in tl.static_range(2):
-            scales = appended(scales, _load_shared(scale_ptr, rows + number * N, first, 2 * N, 1, chunks, EXIST))
-        scales = appended(scales, _load_shared(unit_ptr, rows, first, N, 1, chunks, EXIST))
+        scales = scales + _load_two(scale_ptr, 2 * rows, first, 2 * N, chunks, EXIST)
+        scales = appended(scales, _load_one(unit_ptr, rows, first, N, 1, chunks, EXIST))
     elif GROUP >= 8 * WIDTH:
-        both = _load_shared(scale_ptr, rows * num_groups, first, 1, GROUP // (8 * WIDTH), chunks, EXIST)
+        both = _load_one(scale_ptr, rows * num_groups, first, 1, GROUP // (8 * WIDTH), chunks, EXIST)
         scales = appended(appended(scales, both), both)
     else:
         GROUPS: tl.constexpr = 8 * WIDTH // GROUP
-        place = tl.arange(0, 2 * CHUNKS * LANES)[None, :]
-        chunk = place // (2 * LANES) + first
-        inside = None if EXIST else chunk < chunks
         for pair in tl.static_range(GROUPS // 2):
-            at = rows * (chunks * GROUPS) + (chunk * GROUPS + 2 * pair + place % 2)
-            two = tl.load(scale_ptr + at, mask=inside, other=None if EXIST else 0)
-            scales = scales + tl.split(tl.reshape(two, (rows.shape[0], CHUNKS * LANES, 2)))
+            of_rows = rows * (chunks * GROUPS) + 2 * pair
+            scales = scales + _load_two(scale_ptr, of_rows, first, GROUPS, chunks, EXIST)
     return words, scales
 
 
 @triton.jit
-def _load_shared(ptr, rows, first, stride, SHARED: tl.constexpr, chunks, EXIST: tl.constexpr):
+def _load_one(ptr, rows, first, stride, SHARED: tl.constexpr, chunks, EXIST: tl.constexpr):
     """A number that all lanes of a chunk want, and of SHARED neighbouring chunks: [n, CHUNKS * LANES]"""
     chunk = tl.arange(0, CHUNKS * LANES)[None, :] // LANES + first
     at = tl.max_contiguous(rows + chunk // SHARED * stride, (1, 2))  # not so, but rows go to warps as those of words do
     return tl.load(ptr + at, mask=None if EXIST else chunk < chunks, other=None if EXIST else 0)
+
+
+@triton.jit
+def _load_two(ptr, rows, first, stride, chunks, EXIST: tl.constexpr):
+    """Two neighbouring numbers that all lanes of a chunk want: [n, CHUNKS * LANES] twice"""
+    place = tl.arange(0, 2 * CHUNKS * LANES)[None, :]
+    chunk = place // (2 * LANES) + first
+    at = rows + (chunk * stride + place % 2)
+    two = tl.load(ptr + at, mask=None if EXIST else chunk < chunks, other=None if EXIST else 0)
+    return tl.split(tl.reshape(two, (rows.shape[0], CHUNKS * LANES, 2)))
 
 
 @triton.jit

@@ -12,10 +12,10 @@ formats mean. Nothing is rounded on the way in, so these are exact (larger group
     GPTQ, AWQ              5.5            int4   0     32     fp16   fp32: -scale * zero point has up to 16 bits
     Q8_0, W8A16            8.5            int8   0     32     fp16   none
     Q2_K                   5.13           int4   0     16     int8   int8, both with units
-    Q3_K                   4.56           int4   8     16     int8   none
+    Q3_K                   4.63           int4   8     16     int8   none
     Q4_K                   4.63           int4   0     32     int8   int8
     Q5_K                   5.63           4 + 1  0     32     int8   int8
-    Q6_K                   6.56           4 + 2  32    16     int8   none
+    Q6_K                   6.63           4 + 2  32    16     int8   none
 
 Codes lie in words of 32 bits, one a plane: 8 planes of 4 bits, the lowest first, or 4 of 8. `width` words make a chunk
 of planes * width inputs: plane p of word i is input p * width + i of the chunk. So a row of words, whose planes are
@@ -23,8 +23,9 @@ taken one after the other, meets runs of `width` neighbouring inputs, and no lan
 codes have more than 4 bits, the others lie in `high`, in smaller words with planes and places of their own.
 
 The scales of a group lie side by side; where a single row is multiplied, all of an output's are wanted at once, and
-they are kept in that order as well. K-quants have two levels: scales and offsets are bytes, in units of an fp16 each
-that 256 inputs share. Eight bytes of an output are a word of 64 bits, which both orders are served by."""
+they are kept in that order as well. K-quants have two levels: scales and offsets are bytes, in units of which there is
+one for 256 inputs. All bytes of a chunk lie together, 8 or 16, for both. A unit has 32 bits, as loads of fewer cannot
+be on their way while others are worked on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,9 +48,9 @@ class GroupedWeight:
     num_inputs: int
     group: int  # inputs, a power of two
     words: Tensor  # [N, chunks, width] int32
-    scales: Tensor  # [G, N] fp16, bf16 or fp32; or with units [G / 8, N] int64, with offsets beside them [G / 4, N]
+    scales: Tensor  # [G, N] fp16, bf16 or fp32; with units [chunks, N, 1 or 2] int64: bytes, each with its offset's
     offsets: Tensor | None = None  # [G, N] fp16, bf16 or fp32
-    units: Tensor | None = None  # [K / 256, N] fp16, of scales; int32: of scales and of offsets, which are subtracted
+    units: Tensor | None = None  # [K / 256, N] fp32, of scales; int32: two fp16, of scales and -offsets
     by_output: Tensor | None = None  # int4: scales [N, G] fp16, or [N, G, 2] with offsets, where all are fp16
     high: Tensor | None = None  # [N, chunks, width] uint8 or int16: a bit or two more of 8 planes
     zero: int = 0
@@ -108,14 +109,16 @@ def pack_two_levels(codes: Tensor, scales: Tensor, units: Tensor, high_bits: int
     group = _group(K, scales.shape[1])
     width = min(group, WIDEST)
     assert K % BLOCK == 0 and scales.dtype == torch.int8 and units.dtype == torch.float16
-    by_block = units.T if units.dim() == 2 else units.view(torch.int32)[..., 0].T
+    words = _words(codes & 15, 4, width)
+    by_block = units.float().T if units.dim() == 2 else units.view(torch.int32)[..., 0].T
+    by_chunk = scales.reshape(N, words.shape[1], -1).view(torch.int64).transpose(0, 1)
     return GroupedWeight(
         bits=4,
         num_outputs=N,
         num_inputs=K,
         group=group,
-        words=_words(codes & 15, 4, width),
-        scales=scales.flatten(1).contiguous().view(torch.int64).T.contiguous(),
+        words=words,
+        scales=by_chunk.contiguous(),
         units=by_block.contiguous(),
         high=_words(codes >> 4, high_bits, width, 8).to(HIGH_WORDS[high_bits]) if high_bits else None,
         zero=zero,

@@ -26,7 +26,7 @@ def load_scales(scale_ptr, offset_ptr, unit_ptr, chunk, rows, N, GROUP: tl.const
         units = appended(units, tl.load(unit_ptr + chunk * CHUNK // 256 * N + rows))
         WORDS: tl.constexpr = CHUNK // GROUP // (4 if units[0].dtype == tl.int32 else 8)
         for number in tl.static_range(WORDS):
-            scales = appended(scales, tl.load(scale_ptr + (chunk * WORDS + number) * N + rows))
+            scales = appended(scales, tl.load(scale_ptr + (chunk * N + rows) * WORDS + number))
     return scales, offsets, units
 
 
@@ -39,7 +39,7 @@ def scale_of(loaded, NUMBER: tl.constexpr):
     elif units[0].dtype == tl.int32:
         scale = half(units[0], 0) * byte(scales[NUMBER // 4], NUMBER % 4 * 2)
     else:
-        scale = units[0].to(tl.float32) * byte(scales[NUMBER // 8], NUMBER % 8)
+        scale = units[0] * byte(scales[NUMBER // 8], NUMBER % 8)
     return scale
 
 
