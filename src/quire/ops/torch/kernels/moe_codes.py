@@ -83,6 +83,7 @@ def coded_products(
     assert x.stride(1) == 1 and w.num_inputs == K and expert_weights.is_contiguous() and out.is_contiguous()
     block_n, warps, stages = CONFIGS[block]
     asm = asm_for(w, x.dtype)
+    x_sums = group_sums(x, w, block) if w.has_offsets else None
     _coded_kernel[(len(tile_experts), triton.cdiv(N, block_n))](
         x,
         w.words,
@@ -90,7 +91,7 @@ def coded_products(
         w.scales,
         w.offsets,
         w.units,
-        group_sums(x, w) if w.has_offsets else None,
+        x_sums,
         table_of(w, asm),
         biases,
         expert_weights,
@@ -98,7 +99,7 @@ def coded_products(
         routes,
         tile_experts,
         num_routes,
-        len(x),
+        0 if x_sums is None else x_sums.stride(0),
         N,
         K,
         w.num_outputs,
@@ -121,7 +122,7 @@ def coded_products(
     )
 
 
-@triton.jit(do_not_specialize=["num_routes", "num_rows"])
+@triton.jit(do_not_specialize=["num_routes"])
 def _coded_kernel(
     x_ptr,
     words_ptr,
@@ -137,7 +138,7 @@ def _coded_kernel(
     route_ptr,
     tile_expert_ptr,
     num_routes,
-    num_rows,
+    x_sum_stride,
     N,
     K,
     all_outputs,
@@ -166,7 +167,7 @@ def _coded_kernel(
         first = expert.to(tl.int64) * expert_outputs + tl.minimum(outputs, N - 1)
         sums = _product(
             x_ptr, words_ptr, high_ptr, scale_ptr, offset_ptr, unit_ptr, x_sum_ptr, table_ptr, rows, present, first,
-            num_rows, K, all_outputs, chunks, x_stride, BITS, GROUP, WIDTH, ZERO, TABLE, ASM, WHOLE_CHUNKS, BLOCK_M,
+            x_sum_stride, K, all_outputs, chunks, x_stride, BITS, GROUP, WIDTH, ZERO, TABLE, ASM, WHOLE_CHUNKS, BLOCK_M,
             BLOCK_N, STAGES,
         )  # fmt: skip
         biases = None
@@ -176,7 +177,7 @@ def _coded_kernel(
         if ACTIVATION >= 0:  # the rows of up stand N below those of gate
             up = _product(
                 x_ptr, words_ptr, high_ptr, scale_ptr, offset_ptr, unit_ptr, x_sum_ptr, table_ptr, rows, present,
-                first + N, num_rows, K, all_outputs, chunks, x_stride, BITS, GROUP, WIDTH, ZERO, TABLE, ASM,
+                first + N, x_sum_stride, K, all_outputs, chunks, x_stride, BITS, GROUP, WIDTH, ZERO, TABLE, ASM,
                 WHOLE_CHUNKS, BLOCK_M, BLOCK_N, STAGES,
             )  # fmt: skip
             if bias_ptr is not None:
@@ -201,7 +202,7 @@ def _product(
     rows,  # [BLOCK_M] of x
     present,  # [BLOCK_M]
     outputs,  # [BLOCK_N] int64, among those of all experts
-    num_rows,
+    x_sum_stride,
     K,
     all_outputs,
     chunks,
@@ -231,7 +232,7 @@ def _product(
         if x_sum_ptr is not None:
             for number in tl.static_range(GROUPS):
                 group = chunk * PLANES * WIDTH // GROUP + number
-                x_sums = appended(x_sums, tl.load(x_sum_ptr + group * num_rows + rows))
+                x_sums = appended(x_sums, tl.load(x_sum_ptr + group * x_sum_stride + rows))
         places = (outputs * chunks + chunk)[:, None] * WIDTH + columns[None, :]
         high = None if high_ptr is None else tl.load(high_ptr + places)
         planes = unpack(tl.load(words_ptr + places), high, like, table_ptr, BITS, ZERO, TABLE, ASM)

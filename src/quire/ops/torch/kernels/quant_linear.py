@@ -105,7 +105,7 @@ def grouped_kernel(
     shares = 1 if config.serial else config.splits
     partials, tickets = split_space(out, tiles_m * tiles_n, config.block_n * config.block_m, shares, tickets)
     asm = asm_for(weight, x.dtype)
-    x_sums = group_sums(x, weight, overlap) if weight.has_offsets else None
+    x_sums = group_sums(x, weight, config.block_m, overlap) if weight.has_offsets else None
     _grouped_kernel[(tiles_n, shares, tiles_m)](
         x,
         weight.words,
@@ -124,6 +124,7 @@ def grouped_kernel(
         K,
         weight.num_chunks,
         x.stride(0),
+        0 if x_sums is None else x_sums.stride(0),
         BITS=weight.bits,
         GROUP=weight.group,
         WIDTH=weight.width,
@@ -163,6 +164,7 @@ def _grouped_kernel(
     K,
     chunks,
     x_stride,
+    x_sum_stride,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -205,7 +207,7 @@ def _grouped_kernel(
             if x_sum_ptr is not None:
                 for number in tl.static_range(GROUPS):
                     group = chunk * PLANES * WIDTH // GROUP + number
-                    x_sums = appended(x_sums, tl.load(x_sum_ptr + group * M + tokens, mask=tokens < M, other=0.0))
+                    x_sums = appended(x_sums, tl.load(x_sum_ptr + group * x_sum_stride + tokens))
             places = (rows * chunks + chunk)[:, None] * WIDTH + columns[None, :]
             words = tl.load(words_ptr + places, eviction_policy="evict_first")
             high = None if high_ptr is None else tl.load(high_ptr + places, eviction_policy="evict_first")
@@ -224,15 +226,15 @@ def _grouped_kernel(
     finish(total, out_ptr, bias_ptr, partial_ptr, ticket_ptr, outputs, tokens, N, M, HAS_BIAS, SHARES)
 
 
-def group_sums(x: Tensor, weight: GroupedWeight, overlap: bool = False) -> Tensor:
-    """x [M, K] -> the sums of every group's inputs, [G, M] fp32"""
-    M, num_groups = len(x), weight.num_groups
+def group_sums(x: Tensor, weight: GroupedWeight, tile: int, overlap: bool = False) -> Tensor:
+    """x [M, K] -> the sums of every group's inputs, [G, M] fp32, with zeros for the rest of a tile of tokens"""
+    M, num_groups = triton.cdiv(len(x), tile) * tile, weight.num_groups
     sums = torch.empty(num_groups, M, dtype=torch.float32, device=x.device)
     block = max(1024, weight.group)
     _group_sums[(M, triton.cdiv(num_groups * weight.group, block))](
         x,
         sums,
-        M,
+        len(x),
         x.shape[1],
         num_groups,
         x.stride(0),
@@ -251,7 +253,7 @@ def _group_sums(
     wait_for_inputs(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + token * x_stride + k, mask=k < K, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + token * x_stride + k, mask=(token < M) & (k < K), other=0.0).to(tl.float32)
     group = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
     sums = tl.sum(tl.reshape(x, (BLOCK // GROUP, GROUP)), axis=1)
-    tl.store(sum_ptr + group.to(tl.int64) * M + token, sums, mask=group < num_groups)
+    tl.store(sum_ptr + group.to(tl.int64) * tl.num_programs(0) + token, sums, mask=group < num_groups)
