@@ -46,13 +46,14 @@ def levels(weight: GroupedWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
     return each[0], -each[1] if weight.has_offsets else None
 
 
+@pytest.mark.parametrize("rows,columns", [(ROWS, COLUMNS), (ROWS, 256)])
 @pytest.mark.parametrize("name", [*DECODED, *K_QUANTS])
-def test_codes_make_the_numbers_of_the_file(name: str) -> None:
+def test_codes_make_the_numbers_of_the_file(name: str, rows: int, columns: int) -> None:
     type = STORAGE_TYPES[name]
-    tensor = StoredTensor(name, (ROWS, COLUMNS), type, stored_rows(type, ROWS, COLUMNS))
+    tensor = StoredTensor(name, (rows, columns), type, stored_rows(type, rows, columns))
     weight = load_codes([tensor], torch.device("cpu"))
     assert isinstance(weight, GroupedWeight) and weight.bits == DECODED.get(name, 4)
-    np.testing.assert_array_equal(numbers(weight).numpy(), dequantize(tensor).reshape(ROWS, COLUMNS))
+    np.testing.assert_array_equal(numbers(weight).numpy(), dequantize(tensor).reshape(rows, columns))
 
 
 @pytest.mark.parametrize(

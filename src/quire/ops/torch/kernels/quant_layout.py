@@ -111,7 +111,7 @@ def pack_two_levels(codes: Tensor, scales: Tensor, units: Tensor, high_bits: int
     assert K % BLOCK == 0 and scales.dtype == torch.int8 and units.dtype == torch.float16
     words = _words(codes & 15, 4, width)
     by_block = units.float().T if units.dim() == 2 else units.view(torch.int32)[..., 0].T
-    by_chunk = scales.reshape(N, words.shape[1], -1).view(torch.int64).transpose(0, 1)
+    by_chunk = scales.reshape(N, words.shape[1], -1).contiguous().view(torch.int64).transpose(0, 1)
     return GroupedWeight(
         bits=4,
         num_outputs=N,
