@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu.linear                         checks, then one line a case
     python -m benchmarks.gpu.linear --only bf16 grouped     some of the families
+    python -m benchmarks.gpu.linear --only stored           GGUF's types, as files have them
     python -m benchmarks.gpu.linear --sweep                 tries configurations, prints the best of each shape
 
 A case is captured as a CUDA graph over as many copies of its weights as the cache cannot hold, as the layers of a
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from benchmarks.gpu import linear_mixtures as mixtures
 from benchmarks.gpu import linear_quantized as quantized
+from benchmarks.gpu import linear_stored as stored
 from benchmarks.gpu import linear_token as token
 from benchmarks.gpu.measuring import Calls, Ceilings, check, copies, print_fastest, rows, run_all, seconds_a_call
 from benchmarks.gpu.shapes import SHAPES, splits_to_try
@@ -104,6 +106,7 @@ FAMILIES: dict[str, tuple[Callable[[], None], Callable[[Ceilings], None], Callab
     "bf16": (check_bf16, run_bf16, sweep_bf16),
     "grouped": (quantized.check_grouped, quantized.run_grouped, quantized.sweep_grouped),
     "scaled": (quantized.check_scaled, quantized.run_scaled, quantized.sweep_scaled),
+    "stored": (stored.check_stored, stored.run_stored, stored.sweep_stored),
     "mixtures": (mixtures.check_mixtures, mixtures.run_mixtures, mixtures.sweep_mixtures),
     "token": (token.check_token, token.run_token, token.check_token),
 }
