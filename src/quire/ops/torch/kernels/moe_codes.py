@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""The products of a mixture whose experts are groups of 4- or 8-bit codes: routes and tiles as in `moe`, codes as in
+"""The products of a mixture whose experts are groups of 4- to 8-bit codes: routes and tiles as in `moe`, codes as in
 `quant_linear`. The rows of all experts are one matrix, so that expert e's begin at row e * outputs."""
 
 from collections.abc import Sequence

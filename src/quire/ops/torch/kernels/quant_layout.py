@@ -1,4 +1,4 @@
-"""Weights as 4- or 8-bit codes in groups, laid out for the kernels of `quant_linear`.
+"""Weights as 4- to 8-bit codes in groups, laid out for the kernels of `quant_linear`.
 
     integers   w = scale * (code - zero) + offset     code 0 .. 15, or 0 .. 63 with high bits; int8: -128 .. 127, zero 0
     codebook   w = scale * table[code]                16 values: NF4, FP4, MXFP4, IQ4_NL

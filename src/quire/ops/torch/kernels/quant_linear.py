@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""y = x @ w.T for weights in groups of 4- or 8-bit codes and 16-bit activations.
+"""y = x @ w.T for weights in groups of 4- to 8-bit codes and 16-bit activations.
 
 Codes go into the tensor cores as they are, being small integers that bf16 holds exactly, and a group's scale is
 applied to its sums: nothing is rounded but the result. Offsets meet the sum of the group's activations, which a small
