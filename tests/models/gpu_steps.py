@@ -7,7 +7,7 @@ from quire.ops.opset import StepBatch
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
 
-LENGTH, BLOCK = 64, 8
+LENGTH, BLOCK = 64, 16
 
 
 def logits_of(ops, path, dtype, steps):

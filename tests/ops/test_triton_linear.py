@@ -18,7 +18,7 @@ from quire.ops.torch.kernels.linear_splits import new_tickets
 from quire.ops.torch.kernels.linear_stream import StreamConfig, linear_stream
 from quire.ops.torch.kernels.moe import mixture, sort_by_expert, stack_scaled
 from quire.ops.torch.kernels.moe_codes import stack_experts
-from quire.ops.torch.kernels.quant_dequantize import dequantize
+from quire.ops.torch.kernels.quant_dequantize import dequantize, dequantize_rows
 from quire.ops.torch.kernels.quant_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
 from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
 from quire.ops.torch.kernels.quant_linear import MAX_KERNEL_ROWS, grouped_linear
@@ -168,7 +168,15 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_codes_are_written_out_as_the_numbers_they_stand_for(name: str) -> None:
     weight, plain = CASES[name]()
-    torch.testing.assert_close(dequantize(weight, HALF).float(), plain, rtol=torch.finfo(HALF).eps, atol=1e-5)
+    written = dequantize(weight, HALF)
+    torch.testing.assert_close(written.float(), plain, rtol=torch.finfo(HALF).eps, atol=1e-5)
+    places = [*range(len(plain) - 1, -1, -3), 0]  # rows of a table: more than one program's, and some whose ids follow
+    last = torch.tensor(places, dtype=torch.int32, device=written.device)
+    ids = torch.where(
+        torch.arange(len(last), device=last.device) % 4 == 1, ~torch.arange(len(last), device=last.device), last
+    )
+    assert torch.equal(dequantize_rows(last, weight, HALF), written[places])
+    assert torch.equal(dequantize_rows(ids.int(), weight, HALF, last), written[places])
 
 
 @pytest.mark.parametrize("number,name", list(enumerate(CASES)))

@@ -18,7 +18,7 @@ from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTe
 from quire.ops.torch.cache import TorchCache
 from quire.ops.torch.device_sampler import DeviceSampler
 from quire.ops.torch.gpu_batch import GpuBatch, Ids
-from quire.ops.torch.gpu_codes import Reordered
+from quire.ops.torch.gpu_codes import Reordered, can_keep, load_codes
 from quire.ops.torch.gpu_program import GpuProgram, written_nowhere
 from quire.ops.torch.gpu_values import Columns, HeadNorm, HeadProducts, Rows, Sum, columns_of, num_rows_of, tensor_of
 from quire.ops.torch.gpu_weights import QUANTIZERS, Segment, load_experts, load_floats, load_segments
@@ -42,6 +42,7 @@ from quire.ops.torch.kernels.norm import (
     rms_norm_quantized,
 )
 from quire.ops.torch.kernels.pointwise import activated, soft_capped
+from quire.ops.torch.kernels.quant_dequantize import dequantize_rows
 from quire.ops.torch.kernels.quant_gemv import x_group
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
 from quire.ops.torch.kernels.quant_linear import grouped_linear, takes_codes
@@ -118,8 +119,9 @@ class GpuOps:
     def vector(self, tensor: StoredTensor) -> Tensor:
         return load_floats(tensor, torch.float32, self.device)
 
-    def table(self, tensor: StoredTensor) -> Tensor:
-        return load_floats(tensor, self.dtype, self.device)
+    def table(self, tensor: StoredTensor) -> Tensor | GroupedWeight:
+        codes = load_codes([tensor], self.device) if can_keep(tensor, self.dtype) else None
+        return codes if isinstance(codes, GroupedWeight) else load_floats(tensor, self.dtype, self.device)
 
     def biases(self, table: Float32) -> Tensor:
         return torch.tensor(table, dtype=torch.float32, device=self.device).contiguous()
@@ -173,8 +175,11 @@ class GpuOps:
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 
-    def embedding(self, ids: Ids | Tensor, table: Tensor) -> Tensor:
-        return embedding(ids.given, table, last=ids.last) if isinstance(ids, Ids) else embedding(ids, table)
+    def embedding(self, ids: Ids | Tensor, table: Tensor | GroupedWeight) -> Tensor:
+        given, last = (ids.given, ids.last) if isinstance(ids, Ids) else (ids, None)
+        if isinstance(table, GroupedWeight):
+            return dequantize_rows(given, table, self.dtype, last)
+        return embedding(given, table, last=last)
 
     def rms_norm(self, x: Tensor | Sum | Rows | Columns, weight: Tensor, eps: float) -> Rows | Columns:
         if isinstance(x, Columns) and x.angles is not None:  # heads that have turned: no kernel does that in this order

@@ -1,5 +1,6 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""Weights in groups of codes, written out in 16 bits: for products so large that cuBLAS is worth a pass over them."""
+"""Weights in groups of codes, written out in 16 bits: all, for products so large that cuBLAS is worth a pass over them,
+or rows of a table."""
 
 import torch
 import triton
@@ -11,6 +12,7 @@ from quire.ops.torch.kernels.quant_scales import load_scales, offset_of, scale_o
 from quire.ops.torch.kernels.quant_unpack import asm_for, table_of, unpack
 
 BLOCK_N = 64  # outputs a program
+BLOCK_IDS = 16  # rows of a table
 
 
 def dequantize(weight: GroupedWeight, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
@@ -18,8 +20,24 @@ def dequantize(weight: GroupedWeight, dtype: torch.dtype, out: Tensor | None = N
     N, K = weight.num_outputs, weight.num_inputs
     out = torch.empty(N, K, dtype=dtype, device=weight.words.device) if out is None else out
     assert out.shape == (N, K) and out.dtype == dtype and out.is_contiguous()
-    asm = asm_for(weight, dtype)
-    _dequantize_kernel[(triton.cdiv(N, BLOCK_N), weight.num_chunks)](
+    _write_out(weight, None, None, out, BLOCK_N)
+    return out
+
+
+def dequantize_rows(ids: Tensor, weight: GroupedWeight, dtype: torch.dtype, last: Tensor | None = None) -> Tensor:
+    """As `embedding` does, of a table of codes: ids [T] -> [T, K] in `dtype`, bf16 or fp16."""
+    out = torch.empty(len(ids), weight.num_inputs, dtype=dtype, device=weight.words.device)
+    assert ids.is_contiguous()
+    if len(ids):
+        _write_out(weight, ids, last, out, BLOCK_IDS)
+    return out
+
+
+def _write_out(weight: GroupedWeight, ids: Tensor | None, last: Tensor | None, out: Tensor, block_n: int) -> None:
+    asm = asm_for(weight, out.dtype)
+    _dequantize_kernel[(triton.cdiv(len(out), block_n), weight.num_chunks)](
+        ids,
+        last,
         weight.words,
         weight.high,
         weight.scales,
@@ -27,8 +45,9 @@ def dequantize(weight: GroupedWeight, dtype: torch.dtype, out: Tensor | None = N
         weight.units,
         table_of(weight, asm),
         out,
-        N,
-        K,
+        len(out),
+        weight.num_outputs,
+        weight.num_inputs,
         BITS=weight.bits,
         GROUP=weight.group,
         WIDTH=weight.width,
@@ -36,13 +55,14 @@ def dequantize(weight: GroupedWeight, dtype: torch.dtype, out: Tensor | None = N
         TABLE=bool(weight.table),
         ASM=asm,
         HAS_OFFSETS=weight.has_offsets,
-        BLOCK_N=BLOCK_N,
+        BLOCK_N=block_n,
     )
-    return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _dequantize_kernel(
+    ids_ptr,
+    last_ptr,
     words_ptr,
     high_ptr,
     scale_ptr,
@@ -50,6 +70,7 @@ def _dequantize_kernel(
     unit_ptr,
     table_ptr,
     out_ptr,
+    M,
     N,
     K,
     BITS: tl.constexpr,
@@ -62,7 +83,11 @@ def _dequantize_kernel(
     BLOCK_N: tl.constexpr,
 ):
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows = tl.minimum(outputs, N - 1).to(tl.int64)  # those past the end are computed and never stored
+    rows = tl.minimum(outputs, M - 1).to(tl.int64)  # those past the end are computed and never stored
+    if ids_ptr is not None:
+        rows = tl.load(ids_ptr + rows).to(tl.int64)
+        if last_ptr is not None:
+            rows = tl.where(rows < 0, tl.load(last_ptr - rows - 1, mask=rows < 0, other=0).to(tl.int64), rows)
     chunk = tl.program_id(1)
     columns = tl.arange(0, WIDTH)
     PLANES: tl.constexpr = 32 // BITS
@@ -77,5 +102,5 @@ def _dequantize_kernel(
         if HAS_OFFSETS:
             w += offset_of(scales, plane * GROUPS // PLANES)[:, None]
         k = (chunk * PLANES + plane) * WIDTH + columns
-        inside = (outputs < N)[:, None] & (k < K)[None, :]
-        tl.store(out_ptr + rows[:, None] * K + k[None, :], w.to(out_ptr.dtype.element_ty), mask=inside)
+        inside = (outputs < M)[:, None] & (k < K)[None, :]
+        tl.store(out_ptr + outputs.to(tl.int64)[:, None] * K + k[None, :], w.to(out_ptr.dtype.element_ty), mask=inside)
