@@ -37,9 +37,7 @@ class GroupedConfig(NamedTuple):
     stages: int
 
 
-MANY_GROUPS = 8  # of a chunk: their scales, offsets and sums of activations leave no registers for 64 tokens
-
-# block_m: (block_n, warps, stages)
+# block_m: (block_n, warps, stages). Eight groups of 32 a chunk, with offsets, leave no registers for 64 tokens.
 CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3)}
 
 
@@ -83,7 +81,7 @@ def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:
 
 def grouped_config(M: int, weight: GroupedWeight, batch_invariant: bool = False) -> GroupedConfig:
     """Two tiles of rows need half the splits to fill the device; or as many, where sums must not depend on M."""
-    most = 32 if weight.has_offsets and weight.chunk >= MANY_GROUPS * weight.group else 64
+    most = 32 if weight.has_offsets and weight.group == weight.width == 32 else 64
     block_m = next(block for block in CONFIGS if block >= M or block == most)
     block_n, warps, stages = CONFIGS[block_m]
     splits = num_splits(weight.num_outputs, weight.num_inputs)
