@@ -333,6 +333,43 @@ inline float largest_magnitude(Floats x) {
     for (int i = 1; i < kLanes; ++i) most = to_bits(v[i]) > most ? to_bits(v[i]) : most;
     return from_bits(most);
 }
+#endif
+#if defined(QUIRE_FLOATS_AVX512) || defined(QUIRE_FLOATS_AVX)
+inline __m256 eight_of(Floats x, int part) {
+#if defined(QUIRE_FLOATS_AVX512)
+    return part ? _mm512_extractf32x8_ps(x.a, 1) : _mm512_castps512_ps256(x.a);
+#else
+    return (void)part, x.a;
+#endif
+}
+// Eight rows of eight become columns, `stride` apart.
+inline void store_eight_columns(float* out, int64_t stride, const __m256 (&rows)[8]) {
+    __m256 pairs[8], fours[8];  // of 4 columns in each half: two rows side by side, then four
+    for (int i = 0; i < 8; i += 2) {
+        pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+        pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; ++j) {
+            fours[i + 2 * j] = _mm256_shuffle_ps(pairs[i + j], pairs[i + j + 2], 0x44);
+            fours[i + 2 * j + 1] = _mm256_shuffle_ps(pairs[i + j], pairs[i + j + 2], 0xee);
+        }
+    for (int j = 0; j < 4; ++j) {
+        _mm256_storeu_ps(out + j * stride, _mm256_permute2f128_ps(fours[j], fours[4 + j], 0x20));
+        _mm256_storeu_ps(out + (4 + j) * stride, _mm256_permute2f128_ps(fours[j], fours[4 + j], 0x31));
+    }
+}
+template <int N>
+inline void store_columns(float* out, const Floats (&rows)[N]) {
+    static_assert(N % 8 == 0);
+    for (int first = 0; first < N; first += 8)
+        for (int part = 0; part < kLanes / 8; ++part) {
+            __m256 eight[8];
+            for (int i = 0; i < 8; ++i) eight[i] = eight_of(rows[first + i], part);
+            store_eight_columns(out + 8 * part * N + first, N, eight);
+        }
+}
+#elif !defined(QUIRE_FLOATS_NEON)
 template <int N>
 inline void store_columns(float* out, const Floats (&rows)[N]) {
     for (int i = 0; i < N; ++i) {
