@@ -15,9 +15,6 @@ struct Avx {
     static constexpr int max_rows = 5;
     static constexpr int int_vectors(int rows) { return rows == 1 ? 2 : 1; }
     static constexpr int float_vectors(int) { return 2; }
-    // The hardware does so to the end of a page, and no further.
-    static constexpr bool fetches_ahead(int rows) { return rows <= 4; }
-    static constexpr int fetch_ahead = 4096;
     // Panels: 3 rows x 2 vectors are 6 sums and 6 dot products under way, for 16 registers.
     static constexpr int panel_rows = 3, panel_float_rows = 6, panel_vectors = 2;
     static constexpr int row_block = 15;

@@ -18,9 +18,6 @@ struct Avx512 {
     static constexpr int max_rows = 12;
     static constexpr int int_vectors(int) { return 1; }
     static constexpr int float_vectors(int) { return 1; }
-    // The hardware does so to the end of a page, and no further.
-    static constexpr bool fetches_ahead(int rows) { return rows <= 4; }
-    static constexpr int fetch_ahead = 4096;
     // Panels: two vector pipes do all arithmetic and two 64-byte loads are made a cycle; a register tile of 6 rows and
     // 2 vectors needs 8 loads for 12 dot products.
     static constexpr int panel_rows = 6, panel_float_rows = 12, panel_vectors = 2;

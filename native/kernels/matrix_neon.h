@@ -44,7 +44,8 @@ struct Unit {
     static constexpr int row_block = 12;
     static constexpr int int_vectors(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 2 : 1; }
     static constexpr int float_vectors(int rows) { return rows <= 4 ? 4 : 2; }
-    static constexpr bool fetches_ahead(int) { return false; }
+    static constexpr bool fetches_codes = false;
+    static constexpr bool fetches_floats(int) { return false; }
     static constexpr int fetch_ahead = 0;
 
     QUIRE_INLINE static Float zero() { return vdupq_n_f32(0); }

@@ -3,7 +3,7 @@
 // `Unit` is the vector unit (matrix_neon.h, matrix_avx2.h, matrix_avx512.h). It has
 //   Float, Int, lanes                              vectors of fp32 and int32
 //   max_rows, int_vectors(rows), float_vectors(rows)   the register tile
-//   fetches_ahead(rows), fetch_ahead                   whether float weights are asked for, so many bytes ahead
+//   fetches_codes, fetches_floats(rows), fetch_ahead   whether weights are asked for, so many bytes ahead
 //   zero(), load_halves(p), load_bfloats(p), load_floats(p), load_counts(p), store(p, v)   counts are int8
 //   fma_scalar(a, p, c)   a * *p + c
 //   dot<Format, Rows>(codes, rows, part, dots)   exact dot products of the codes of a part of a run with the
@@ -66,9 +66,16 @@ struct TileProduct {
         typename Unit::Float acc[Rows][kVectors];
         for (int r = 0; r < Rows; ++r)
             for (int v = 0; v < kVectors; ++v) acc[r][v] = Unit::zero();
+        constexpr int kRunLines = (Format::block_bytes / Format::block_runs + 63) / 64;  // of cache
         for (const QuantizedGroup* end = x + num_groups * block.group_stride; x != end; weights += Format::block_bytes)
-            for (int run = 0; run < Format::block_runs; ++run, x += block.group_stride)
+            for (int run = 0; run < Format::block_runs; ++run, x += block.group_stride) {
+                if constexpr (Unit::fetches_codes) {
+                    QUIRE_UNROLL
+                    for (int line = 0; line < kRunLines; ++line)
+                        __builtin_prefetch(weights + Unit::fetch_ahead + 64 * (run * kRunLines + line));
+                }
                 add_run(weights, run, first, x, acc);
+            }
         for (int r = 0; r < Rows; ++r)
             for (int v = 0; v < kVectors; ++v) Unit::store(out + r * out_stride + v * Unit::lanes, acc[r][v]);
     }
@@ -123,7 +130,7 @@ struct TileProduct<FloatFormat<Element>, Rows> {
         for (int r = 0; r < Rows; ++r)
             for (int v = 0; v < kVectors; ++v) acc[r][v] = Unit::zero();
         for (int64_t k = 0; k < num_inputs; ++k, weights += kTileOutputs * kBytes) {
-            if constexpr (Unit::fetches_ahead(Rows)) __builtin_prefetch(weights + Unit::fetch_ahead);
+            if constexpr (Unit::fetches_floats(Rows)) __builtin_prefetch(weights + Unit::fetch_ahead);
             for (int v = 0; v < kVectors; ++v) {
                 const auto w = load_weights<Element>(weights + v * Unit::lanes * kBytes);
                 for (int r = 0; r < Rows; ++r) acc[r][v] = Unit::fma_scalar(w, a.x + r * a.stride + k, acc[r][v]);

@@ -20,6 +20,12 @@ struct X86 : Vectors {
     using Float = typename Vectors::Float;
     using Int = typename Vectors::Int;
 
+    // The hardware does so to the end of a page, and no further. Many rows of floats are worked on for longer than
+    // their weights take to come.
+    static constexpr bool fetches_codes = true;
+    static constexpr bool fetches_floats(int rows) { return rows <= 4; }
+    static constexpr int fetch_ahead = 4096;
+
     // Dot products start at the bits of 1.5 * 2^23, where floats count by ones: a multiply-add with an addend that all
     // rows share then converts and scales at once. Both are exact: a dot product is below 2^22, and a scale has few
     // bits (fp16 11, a product of fp16 and 6 or 8 bits 19, where 22 would do).
