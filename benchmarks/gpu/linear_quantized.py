@@ -1,5 +1,6 @@
 """Products with quantized weights: codes in groups with 16-bit activations, and 8-bit codes on both sides."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -57,19 +58,24 @@ def check_grouped() -> None:
         print("WRONG grouped: tickets are left")
 
 
+def check_products(name: str, weight: GroupedWeight, w: Tensor, sizes: Sequence[int], tickets: Tensor) -> None:
+    """Products of that many rows beside those with `w`, which is the weight in fp32."""
+    for M in sizes:
+        x = rows(M, weight.num_inputs)
+        truth = F.linear(x.float(), w)
+        check(f"{name} M={M}", grouped_linear(x, weight, tickets=tickets), truth, 5e-3)
+        whole = grouped_linear(x, weight, batch_invariant=True, tickets=tickets)
+        check(f"{name} M={M} invariant", whole, truth, 5e-3)
+        if not torch.equal(grouped_linear(x[:1], weight, batch_invariant=True, tickets=tickets), whole[:1]):
+            print(f"WRONG {name}: one row differs from the same among {M}")
+
+
 def check_grouped_case(kind: str, N: int, K: int, tickets: Tensor) -> None:
     bits, group, offset, table = GROUPED[kind]
     weight = random_grouped(bits, N, K, group or K, offset, table)
     w = dequantize(weight, torch.float16).float()
     check(f"{kind} {N}x{K} bf16 and fp16 written out", dequantize(weight, torch.bfloat16), w, 4e-3)
-    for M in (1, 17, 130, 300):
-        x = rows(M, K)
-        truth = F.linear(x.float(), w)
-        check(f"{kind} M={M} {N}x{K}", grouped_linear(x, weight, tickets=tickets), truth, 5e-3)
-        whole = grouped_linear(x, weight, batch_invariant=True, tickets=tickets)
-        check(f"{kind} M={M} {N}x{K} invariant", whole, truth, 5e-3)
-        if not torch.equal(grouped_linear(x[:1], weight, batch_invariant=True, tickets=tickets), whole[:1]):
-            print(f"WRONG {kind} {N}x{K}: one row differs from the same among {M}")
+    check_products(f"{kind} {N}x{K}", weight, w, (1, 17, 130, 300), tickets)
     half = rows(1, K).half()
     check(f"{kind} {N}x{K} fp16", grouped_linear(half, weight, tickets=tickets), F.linear(half.float(), w), 2e-3)
 

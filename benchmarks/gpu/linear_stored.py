@@ -5,10 +5,9 @@ from itertools import product
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.gpu.linear_quantized import clone
+from benchmarks.gpu.linear_quantized import check_products, clone
 from benchmarks.gpu.measuring import Calls, Ceilings, check, copies, print_fastest, rows, run_all, seconds_a_call
 from benchmarks.gpu.shapes import SHAPES, splits_to_try
 from quire.ops.dequantize import dequantize as plain_numbers
@@ -57,14 +56,7 @@ def check_case(name: str, N: int, K: int, tickets: Tensor) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         if not torch.equal(dequantize(weight, dtype), w.to(dtype)):
             check(f"{name} {N}x{K} written out in {dtype}", dequantize(weight, dtype), w, torch.finfo(dtype).eps)
-    for M in (1, 17, 64, 130):
-        x = rows(M, K)
-        truth = F.linear(x.float(), w)
-        check(f"{name} M={M} {N}x{K}", grouped_linear(x, weight, tickets=tickets), truth, 5e-3)
-        whole = grouped_linear(x, weight, batch_invariant=True, tickets=tickets)
-        check(f"{name} M={M} {N}x{K} invariant", whole, truth, 5e-3)
-        if not torch.equal(grouped_linear(x[:1], weight, batch_invariant=True, tickets=tickets), whole[:1]):
-            print(f"WRONG {name} {N}x{K}: one row differs from the same among {M}")
+    check_products(f"{name} {N}x{K}", weight, w, (1, 17, 64, 130), tickets)
 
 
 def run_stored(ceilings: Ceilings) -> None:

@@ -7,9 +7,9 @@
 // anew. At the end, out = acc / l.
 // Scores are in units of log2(e): the queries are multiplied by scale * log2(e) beforehand.
 //
-// The order of every sum, which depends on the query's own positions alone: a score over head columns in order (halves:
-// see Scoring); l in the lanes of a vector (slot mod kLanes) over blocks in order, then the lanes; acc over slots in
-// order. Slots a query may not see add an exact 0.
+// The order of every sum, which depends on the query's own positions alone: a score over head columns in order, in
+// one sum or more (see Scoring); l in the lanes of a vector (slot mod kLanes) over blocks in order, then the lanes; acc
+// over slots in order. Slots a query may not see add an exact 0.
 
 #include "attention_float.h"
 #include "attention_int8.h"
