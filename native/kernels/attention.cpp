@@ -66,6 +66,10 @@ State prepare(const AttentionTile& t, int64_t end) {
     s.to_values = t.pages->values(0, t.layer, t.kv_head) - s.head;
     s.block_bytes = t.pages->block_bytes();
     s.table = t.block_table;
+    s.span_blocks = span_blocks;
+    s.num_groups = (t.num_queries + kQueriesAtOnce - 1) / kQueriesAtOnce;
+    s.column_share = (block_size + s.num_groups - 1) / s.num_groups;
+    s.slot_share = (kLanes + s.num_groups - 1) / s.num_groups;
     s.last_block = (t.last[t.num_queries - 1] < end ? t.last[t.num_queries - 1] : end - 1) / block_size;
     s.score_stride = span_blocks * round_up(block_size);
     s.q = t.scratch;

@@ -57,8 +57,8 @@ template <class T>
 struct Scoring {
     using Query = float;
     using Sum = Floats;
-    static constexpr int kChains = kLanes / 8;  // sums that are added to in turn: wide vectors make few of them
-    static constexpr int kColumns = kChains;    // of which the queries are loaded at once
+    static constexpr int kChains = 1;   // sums that are added to in turn
+    static constexpr int kColumns = 2;  // of which the queries are loaded at once
     static constexpr int64_t kChained = INT64_MAX, kColumnsAtOnce = INT64_MAX;
     static Sum zero() { return splat(0.0f); }
     static Floats load_keys(const T* p) { return load(p); }
@@ -78,7 +78,7 @@ struct Scoring {
     static void store_queries(float* q, int64_t, int64_t column, const Floats (&rows)[kQueriesAtOnce], int) {
         store_columns(q + column * kQueriesAtOnce, rows);
     }
-    static Sum join(const Sum* chains) { return kChains == 1 ? chains[0] : chains[0] + chains[kChains - 1]; }
+    static Sum join(const Sum* chains) { return chains[0]; }
     static Floats total(Sum sum) { return sum; }
 };
 #ifdef QUIRE_HALF_MATH
@@ -116,11 +116,11 @@ struct Scoring<Half> {
 #endif
 
 // Few queries alone do not keep the vector unit busy: they take two vectors of slots at a time. Columns of values
-// likewise, and AVX-512 has registers for twice as many.
+// likewise, and AVX-512 has registers for twice as many of both.
 template <int N>
-constexpr int kVectors = N <= 4 ? 2 : 1;
+constexpr int kVectors = (N <= 4 ? 2 : 1) * (kLanes == 16 ? 2 : 1);
 template <int N, class T>
-constexpr int kColumnVectors = kVectors<N> * (kLanes == 16 || sizeof(typename Weighing<T>::Weight) == 2 ? 2 : 1);
+constexpr int kColumnVectors = kVectors<N> * (sizeof(typename Weighing<T>::Weight) == 2 ? 2 : 1);
 
 template <class T>
 constexpr bool kInHalves = sizeof(typename Scoring<T>::Query) == 2;
@@ -131,12 +131,14 @@ constexpr int64_t kUsualSize = 16, kUsualDim = 64;
 // A branch in the loop over columns of halves makes many queries, a prefill's, a fifth slower, and few of them faster
 // by a thirtieth. Those who have nothing to fetch give the keys that they read.
 template <int N, class T>
-constexpr bool kAlwaysFetches = N > 4 && kInHalves<T>;
+constexpr bool kAlwaysFetches = kLanes == 16 || (N > 4 && kInHalves<T>);
 
-// Scores of N queries with C vectors of slots, from `keys` on, whose columns are `stride` apart.
-template <int N, int C, class T>
-QUIRE_INLINE void score_slots(const State& s, const typename Scoring<T>::Query* q, const T* keys, int64_t stride,
-                              int64_t head_dim, int64_t column, const T* ahead) {
+// Scores of N queries with C vectors of slots, each from its place in `keys` on, whose columns are `stride` apart.
+// With every other column some of each of `ahead` is fetched: `share` numbers of T for a column.
+template <int N, int C, int A, class T>
+QUIRE_INLINE void score_slots(const State& s, const typename Scoring<T>::Query* q, const T* const (&keys)[C],
+                              int64_t stride, int64_t head_dim, int64_t column, const T* const (&ahead)[A],
+                              int64_t share) {
     using W = Scoring<T>;
     float* const scores = s.scores + column;
     const int64_t score_stride = s.score_stride;
@@ -151,10 +153,11 @@ QUIRE_INLINE void score_slots(const State& s, const typename Scoring<T>::Query* 
                 const typename W::template Queries<N> queries(q, head_dim, d);
                 each<W::kColumns>([&](auto i) QUIRE_INLINED {
                     if (i >= count) return;
-                    if ((kAlwaysFetches<N, T> || ahead) && i % W::kChains == 0)
-                        __builtin_prefetch(ahead + (d + i) * stride);
-                    decltype(W::load_keys(keys)) k[C];
-                    for (int c = 0; c < C; ++c) k[c] = W::load_keys(keys + (d + i) * stride + c * kLanes);
+                    QUIRE_UNROLL
+                    for (int a = i % 2; a < A; a += 2)
+                        if (kAlwaysFetches<N, T> || ahead[a]) __builtin_prefetch(ahead[a] + (d + i - i % 2) * share);
+                    decltype(W::load_keys(keys[0])) k[C];
+                    for (int c = 0; c < C; ++c) k[c] = W::load_keys(keys[c] + (d + i) * stride);
                     each<N * C>([&](auto j) {
                         auto& sum = chains[j][i % W::kChains];
                         sum = queries.template add<j / C, i>(k[j % C], sum);
@@ -183,18 +186,43 @@ QUIRE_INLINE void score_slots(const State& s, const typename Scoring<T>::Query* 
 // Scores with one block of the span.
 template <int N, class T>
 QUIRE_INLINE void score_block(const State& s, const typename Scoring<T>::Query* q, const T* keys, int64_t num_slots,
-                              int64_t stride, int64_t head_dim, int64_t column, const T* ahead) {
+                              int64_t stride, int64_t head_dim, int64_t column, const T* const (&ahead)[1]) {
     constexpr int64_t kWide = kVectors<N> * kLanes;
     int64_t slot = 0;
-    for (; slot + kWide <= num_slots; slot += kWide)
-        score_slots<N, kVectors<N>>(s, q, keys + slot, stride, head_dim, column + slot, ahead);
-    for (; slot < num_slots; slot += kLanes)
-        score_slots<N, 1>(s, q, keys + slot, stride, head_dim, column + slot, ahead);
+    for (; slot + kWide <= num_slots; slot += kWide) {
+        const T* places[kVectors<N>];
+        for (int c = 0; c < kVectors<N>; ++c) places[c] = keys + slot + c * kLanes;
+        score_slots<N>(s, q, places, stride, head_dim, column + slot, ahead, stride);
+    }
+    for (; slot < num_slots; slot += kLanes) {
+        const T* const place[] = {keys + slot};
+        score_slots<N>(s, q, place, stride, head_dim, column + slot, ahead, stride);
+    }
 }
 
-// Whether keys are worth converting once where many queries read them.
+// Scores with the blocks of a span that are as long as a vector: several blocks at a time. Meanwhile values are
+// fetched, a span ahead, or those of this span where they are wanted sooner than memory could bring others.
+template <int N, class T>
+void score_short_blocks(const State& s, const typename Scoring<T>::Query* q, int first, const Span& span,
+                        int64_t head_dim) {
+    const auto score_some = [&](auto count, int64_t b) QUIRE_INLINED {
+        const T *keys[count], *ahead[count];
+        for (int c = 0; c < count; ++c) {
+            const int64_t block = span.first_block + b + c;
+            keys[c] = (const T*)s.keys_at(block);
+            ahead[c] = (const T*)s.values_at(s.num_groups > 1 ? s.later(block) : block) + s.share_of(first, head_dim);
+        }
+        score_slots<N>(s, q, keys, kLanes, head_dim, b * kLanes, ahead, s.column_share);
+    };
+    constexpr int kAtOnce = kVectors<N>;
+    int64_t b = 0;
+    for (; b + kAtOnce <= span.num_blocks; b += kAtOnce) score_some(std::integral_constant<int, kAtOnce>{}, b);
+    for (; b < span.num_blocks; ++b) score_some(std::integral_constant<int, 1>{}, b);
+}
+
+// Whether keys are worth converting once where many queries read them: not where registers hold enough scores.
 template <class T>
-constexpr bool kConverts = sizeof(typename Scoring<T>::Query) != sizeof(T);
+constexpr bool kConverts = sizeof(typename Scoring<T>::Query) != sizeof(T) && kLanes < 16;
 
 // While keys are read, values are fetched: the pages of a head are a few kilobytes, too short for the CPU to foresee
 // the next one. Keys are read from the pages, or where other queries of the tile will read them too, as floats from
@@ -203,20 +231,21 @@ template <int N, class T>
 void score(const AttentionTile& t, const State& s, int first, const Span& span, bool shared) {
     const int64_t head_dim = t.pages->head_dim;
     const auto* q = Scoring<T>::query_at(s.q, first, head_dim);
-    const int64_t skipped = span.first_block % attention_span(span.size);  // blocks of the span that nobody here sees
+    if (kLanes == 16 && span.size == kLanes) return score_short_blocks<N, T>(s, q, first, span, head_dim);
+    const int64_t skipped = span.first_block % s.span_blocks;  // blocks of the span that nobody here sees
     for (int64_t b = 0; b < span.num_blocks; ++b) {
         const int64_t num_slots = round_up(span.num_slots(b)), column = b * span.padded;
         if constexpr (kConverts<T>) {
             if (shared) {
                 score_block<N>(s, q, s.keys + (skipped + b) * head_dim * span.size, num_slots, span.size, head_dim,
-                               column, (const float*)nullptr);
+                               column, {(const float*)nullptr});
                 continue;
             }
         }
         const int64_t block = span.first_block + b;
         const T* keys = (const T*)s.keys_at(block);
         const T* nothing = kAlwaysFetches<N, T> ? keys : nullptr;
-        const T* ahead = first >= kQueriesAtOnce ? nothing : (const T*)s.values_at(block);  // once a tile
+        const T* const ahead[] = {first >= kQueriesAtOnce ? nothing : (const T*)s.values_at(block)};  // once a tile
         if constexpr (kInHalves<T>) {
             if (span.size == kUsualSize && head_dim == kUsualDim) {
                 score_block<N>(s, q, keys, num_slots, kUsualSize, kUsualDim, column, ahead);
@@ -230,7 +259,7 @@ void score(const AttentionTile& t, const State& s, int first, const Span& span, 
 // Blocks [first, end) of the span, as floats into `s.keys`. Their values are fetched.
 template <class T>
 void convert_keys(const AttentionTile& t, const State& s, int64_t first, int64_t end) {
-    const int64_t n = t.pages->head_dim * t.pages->block_size, skipped = first % attention_span(t.pages->block_size);
+    const int64_t n = t.pages->head_dim * t.pages->block_size, skipped = first % s.span_blocks;
     float* to = s.keys + skipped * n;
     for (int64_t block = first; block < end; ++block, to += n) {
         const T* keys = (const T*)s.keys_at(block);
@@ -259,12 +288,12 @@ void accumulate_columns(const AttentionTile& t, const State& s, int first, const
         const T* values = (const T*)s.values_at(span.first_block + b);
         const auto* p = (const typename W::Weight*)s.p + b * span.padded + begin;
         const int64_t end = span.num_slots(b) < begin + kSlotsAtOnce ? span.num_slots(b) : begin + kSlotsAtOnce;
-        const int64_t later = span.first_block + b + attention_span(span.size);
-        const T* ahead = (const T*)s.keys_at(later < s.last_block ? later : s.last_block) + d * span.size;
+        const T* ahead =
+            (const T*)s.keys_at(s.later(span.first_block + b)) + s.share_of(first, head_dim) + d * s.column_share;
         values += begin * head_dim + d;
         int64_t slot = begin;
         const auto add_slot = [&](auto lane, const auto& weights) {
-            __builtin_prefetch(ahead + slot * C * kLanes);
+            __builtin_prefetch(ahead + slot * (C * s.slot_share));
             decltype(W::load_values(values)) v[C];
             for (int c = 0; c < C; ++c)
                 v[c] = Whole ? W::load_values(values + c * kLanes) : W::load_values(values, t.pages->value_dim() - d);

@@ -66,7 +66,7 @@ struct LatentPages {
         for (int64_t b = 0; b < span.num_blocks; ++b) {
             const Key* keys = (const Key*)keys_of(t, s, span.first_block + b);
             score_block<N>(s, q, keys, round_up(span.num_slots(b)), span.size, head_dim, b * span.padded,
-                           kAlwaysFetches<N, Key> ? keys : nullptr);
+                           {kAlwaysFetches<N, Key> ? keys : nullptr});
         }
         take_values<N, T>(t, s, first, span);
     }

@@ -25,15 +25,25 @@ struct State {
     float* scores;  // [8, slots of a span, each block's rounded up]
     void* p;        // the weights, as Weighing<T> wants them; int8: codes
     int64_t acc_stride, score_stride;
-    int64_t last_block;              // of all parts to be visited
-    float most[kTileQueries];        // m
-    Floats weight[kTileQueries];     // l, in lanes
-    float correction[kTileQueries];  // 2^(m - m') of the span under way
-    float unit[kTileQueries];        // int8: what a code of the query is worth
+    int64_t span_blocks;               // attention_span
+    int64_t last_block;                // of all parts to be visited
+    int64_t num_groups;                // of 8 queries
+    int64_t column_share, slot_share;  // what each group fetches of [block_size] and of [kLanes] numbers
+    float most[kTileQueries];          // m
+    Floats weight[kTileQueries];       // l, in lanes
+    float correction[kTileQueries];    // 2^(m - m') of the span under way
+    float unit[kTileQueries];          // int8: what a code of the query is worth
 
     // Of the sequence's block at `place`.
     const uint8_t* keys_at(int64_t place) const { return head + table[place] * block_bytes; }
     const uint8_t* values_at(int64_t place) const { return keys_at(place) + to_values; }
+
+    // A block's place in the next span: what is fetched while this one is read. Each group of queries fetches its share
+    // of the block, from `share_of` on, so that fetching is spread over all the time that a tile spends on a span.
+    int64_t later(int64_t place) const { return place + span_blocks < last_block ? place + span_blocks : last_block; }
+    int64_t share_of(int first_query, int64_t head_dim) const {
+        return first_query / kQueriesAtOnce * head_dim * column_share;
+    }
 };
 
 // What the queries of a tile found in one part, or in all so far.

@@ -318,7 +318,10 @@ inline float sum(Floats x) {
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
 
-#if !defined(QUIRE_FLOATS_NEON)
+#if defined(QUIRE_FLOATS_AVX512)
+inline float largest(Floats x) { return _mm512_reduce_max_ps(x.a); }
+inline float largest_magnitude(Floats x) { return from_bits(_mm512_reduce_max_epu32(_mm512_castps_si512(x.a))); }
+#elif !defined(QUIRE_FLOATS_NEON)
 inline float largest(Floats x) {
     float v[kLanes];
     store(v, x);
