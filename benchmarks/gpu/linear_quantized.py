@@ -107,7 +107,7 @@ def run_grouped(ceilings: Ceilings) -> None:
 
 def clone(weight: GroupedWeight) -> GroupedWeight:
     """Its tensors anew, so that they are not in the cache."""
-    names = ("words", "high", "scales", "offsets", "units", "by_output")
+    names = ("words", "high", "scales", "offsets", "units")
     tensors = {name: getattr(weight, name) for name in names}
     return replace(weight, **{name: None if t is None else t.clone() for name, t in tensors.items()})
 

@@ -36,14 +36,31 @@ def planes(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
 
 def levels(weight: GroupedWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Scales and offsets, fp32 [G, N]"""
-    if weight.units is None:
+    if weight.scales.is_floating_point():
         return weight.scales.float(), None if weight.offsets is None else weight.offsets.float()
-    small = weight.scales.transpose(0, 1).flatten(1).contiguous().view(torch.int8).float().T  # [bytes, N]
     kinds = 2 if weight.has_offsets else 1
+    if weight.units is None:
+        halves = together(weight, torch.float16)
+        return halves[::kinds], halves[1::2] if weight.has_offsets else None
+    small = six_bits(weight) if weight.scales.dtype == torch.int32 else together(weight, torch.int8)
     of_output = weight.units.T.contiguous()  # [N, K / 256]
     units = (of_output.view(torch.float16) if weight.has_offsets else of_output).float().T
     each = [units[i::kinds].repeat_interleave(256 // weight.group, 0) * small[i::kinds] for i in range(kinds)]
     return each[0], -each[1] if weight.has_offsets else None
+
+
+def together(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """The numbers in the words of an output's scales, fp32 [numbers, N]"""
+    return weight.scales.transpose(0, 1).flatten(1).contiguous().view(dtype).float().T
+
+
+def six_bits(weight: GroupedWeight) -> torch.Tensor:
+    """The same for eight scales and eight offsets in 12 bytes, which take turns."""
+    packed = weight.scales.transpose(0, 1).contiguous().view(torch.uint8).unflatten(-1, (3, 4))
+    of_scales, of_offsets, last = packed.unbind(2)  # [N, chunks, 4]
+    scales = torch.cat([of_scales & 63, last & 15 | of_scales >> 6 << 4], dim=-1)
+    offsets = torch.cat([of_offsets & 63, last >> 4 | of_offsets >> 6 << 4], dim=-1)
+    return torch.stack([scales, offsets], dim=-1).flatten(1).float().T
 
 
 @pytest.mark.parametrize("rows,columns", [(ROWS, COLUMNS), (ROWS, 256)])
@@ -56,10 +73,11 @@ def test_codes_make_the_numbers_of_the_file(name: str, rows: int, columns: int) 
     np.testing.assert_array_equal(numbers(weight).numpy(), dequantize(tensor).reshape(rows, columns))
 
 
-@pytest.mark.parametrize(
-    "name,bits", {"Q2_K": 5.125, "Q3_K": 4.625, "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.625}.items()
-)
-def test_k_quants_take_little_more_memory_than_their_codes(name: str, bits: float) -> None:
+BITS = {"Q4_0": 4.5, "Q4_1": 5, "Q2_K": 5.125, "Q3_K": 4.625, "Q4_K": 4.5, "Q5_K": 5.5, "Q6_K": 6.625}
+
+
+@pytest.mark.parametrize("name,bits", BITS.items())
+def test_scales_take_little_memory(name: str, bits: float) -> None:
     type = STORAGE_TYPES[name]
     tensor = StoredTensor(name, (ROWS, COLUMNS), type, stored_rows(type, ROWS, COLUMNS))
     assert load_codes([tensor], torch.device("cpu")).nbytes * 8 == bits * ROWS * COLUMNS

@@ -32,7 +32,8 @@ class CodedExperts:
 
 
 def can_stack(parts: Sequence[GroupedWeight]) -> bool:
-    return len({(w.bits, w.group, w.width, w.zero, w.table, *map(_dtype, _tensors(w))) for w in parts}) == 1
+    kinds = {(w.bits, w.group, w.width, w.zero, w.has_offsets, w.table, *map(_dtype, _tensors(w))) for w in parts}
+    return len(kinds) == 1
 
 
 def _tensors(weight: GroupedWeight) -> tuple[Tensor | None, ...]:
@@ -54,7 +55,6 @@ def stack_experts(parts: Sequence[GroupedWeight], num_experts: int) -> CodedExpe
         offsets=_joined(offsets, dim=1),
         units=_joined(units, dim=1),
         high=_joined(high, dim=0),
-        by_output=None,
     )
     return CodedExperts(num_experts, rows)
 
@@ -227,7 +227,10 @@ def _product(
     like = tl.zeros((1,), x_ptr.dtype.element_ty)
     sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for chunk in tl.range(0, chunks, num_stages=STAGES):
-        scales = load_scales(scale_ptr, offset_ptr, unit_ptr, chunk, outputs, all_outputs, GROUP, PLANES * WIDTH)
+        has_offsets: tl.constexpr = x_sum_ptr is not None
+        scales = load_scales(
+            scale_ptr, offset_ptr, unit_ptr, chunk, outputs, all_outputs, GROUP, PLANES * WIDTH, has_offsets
+        )
         x_sums = ()
         if x_sum_ptr is not None:
             for number in tl.static_range(GROUPS):

@@ -92,7 +92,7 @@ def _dequantize_kernel(
     columns = tl.arange(0, WIDTH)
     PLANES: tl.constexpr = 32 // BITS
     GROUPS: tl.constexpr = max(PLANES * WIDTH // GROUP, 1)  # a chunk
-    scales = load_scales(scale_ptr, offset_ptr, unit_ptr, chunk, rows, N, GROUP, PLANES * WIDTH)
+    scales = load_scales(scale_ptr, offset_ptr, unit_ptr, chunk, rows, N, GROUP, PLANES * WIDTH, HAS_OFFSETS)
     places = (rows * tl.num_programs(1) + chunk)[:, None] * WIDTH + columns[None, :]
     high = None if high_ptr is None else tl.load(high_ptr + places)
     like = tl.zeros((1,), out_ptr.dtype.element_ty)

@@ -16,7 +16,7 @@ from torch import Tensor
 from quire.ops.torch.kernels.overlap import overlap_options, wait_for_inputs
 from quire.ops.torch.kernels.quant_layout import GroupedWeight
 from quire.ops.torch.kernels.quant_rows import PAIRED, Quantized
-from quire.ops.torch.kernels.quant_scales import appended, byte, half
+from quire.ops.torch.kernels.quant_scales import appended, as_bytes, byte, half
 
 WIDTH = tl.constexpr(32)  # words of a chunk: PAIRED inputs
 CHUNKS = tl.constexpr(4)  # a step
@@ -33,9 +33,12 @@ class GroupedGemvConfig(NamedTuple):
 
 
 def can_gemv(weight: GroupedWeight) -> bool:
-    """Scales may have two levels, then with offsets."""
-    two_levels = weight.units is not None and weight.has_offsets and weight.high is None
-    return (weight.by_output is not None or two_levels) and weight.chunk == PAIRED and weight.group >= 32
+    """Integers of four bits, with scales and offsets in fp16 or of six bits."""
+    if weight.bits != 4 or weight.table or weight.high is not None or weight.chunk != PAIRED or weight.group < 32:
+        return False
+    if weight.units is not None:
+        return bool(weight.scales.dtype == torch.int32)
+    return weight.offsets is None and weight.scales.dtype in (torch.float16, torch.int32, torch.int64)
 
 
 def grouped_gemv(
@@ -61,7 +64,6 @@ def grouped_gemv(
         out,
         N,
         chunks,
-        weight.num_groups,
         GROUP=weight.group,
         ZERO=weight.zero,
         HAS_OFFSETS=weight.has_offsets,
@@ -80,9 +82,8 @@ def grouped_gemv(
 
 
 def _scales(weight: GroupedWeight) -> Tensor:
-    if weight.by_output is None:
-        return weight.scales
-    return weight.by_output.view(torch.int32) if weight.has_offsets else weight.by_output
+    """As words of six bits, pairs of fp16 with offsets, or fp16."""
+    return weight.scales.view(torch.int32 if weight.has_offsets else torch.float16)
 
 
 def x_group(weight: GroupedWeight) -> int:
@@ -90,7 +91,7 @@ def x_group(weight: GroupedWeight) -> int:
     return min(weight.group, PAIRED // 2)
 
 
-@triton.jit(do_not_specialize=["num_groups"])
+@triton.jit
 def _grouped_gemv_kernel(
     pairs_ptr,
     x_scale_ptr,
@@ -101,7 +102,6 @@ def _grouped_gemv_kernel(
     out_ptr,
     N,
     chunks,
-    num_groups,
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
@@ -119,7 +119,7 @@ def _grouped_gemv_kernel(
     rows = tl.minimum(outputs, N - 1)[:, None]  # those past the end are computed and never stored
     ahead = ()
     for d in tl.static_range(DEPTH):
-        loaded = _load(words_ptr, scale_ptr, unit_ptr, rows, d * CHUNKS, N, chunks, num_groups, GROUP, EVEN)
+        loaded = _load(words_ptr, scale_ptr, unit_ptr, rows, d * CHUNKS, N, chunks, GROUP, EVEN)
         ahead = appended(ahead, loaded)
     wait_for_inputs(OVERLAP)
     sums = tl.zeros((BLOCK_N, CHUNKS * LANES), tl.float32)
@@ -130,7 +130,7 @@ def _grouped_gemv_kernel(
             sums = _add_step(sums, ahead[d], pairs_ptr, x_scale_ptr, first, chunks, GROUP, ZERO, HAS_OFFSETS, EVEN, ASM)
             if not ONCE:
                 first += CHUNKS * DEPTH
-                loaded = _load(words_ptr, scale_ptr, unit_ptr, rows, first, N, chunks, num_groups, GROUP, False)
+                loaded = _load(words_ptr, scale_ptr, unit_ptr, rows, first, N, chunks, GROUP, False)
                 following = appended(following, loaded)
         if not ONCE:
             ahead = following
@@ -142,25 +142,25 @@ def _grouped_gemv_kernel(
 
 
 @triton.jit
-def _load(words_ptr, scale_ptr, unit_ptr, rows, first, N, chunks, num_groups, GROUP: tl.constexpr, EXIST: tl.constexpr):
+def _load(words_ptr, scale_ptr, unit_ptr, rows, first, N, chunks, GROUP: tl.constexpr, EXIST: tl.constexpr):
     """Words of chunks first .. first + CHUNKS, [n, CHUNKS * WIDTH], and for every group of a chunk the scales,
-    [n, CHUNKS * LANES]; or those of four groups, twice, and their units. Past the last chunk words are anything: their
-    scales are 0. EXIST: none is past it."""
+    [n, CHUNKS * LANES]; or three words with those of all groups, and their units. Past the last chunk words are
+    anything: their scales are 0. EXIST: none is past it."""
     column = tl.arange(0, CHUNKS * WIDTH)[None, :]
     inside = None if EXIST else column // WIDTH + first < chunks
     words = tl.load(words_ptr + rows * (chunks * WIDTH) + (first * WIDTH + column), mask=inside)
     scales = ()
     if unit_ptr is not None:
-        scales = scales + _load_two(scale_ptr, 2 * rows, first, 2 * N, chunks, EXIST)
+        for word in tl.static_range(3):
+            scales = appended(scales, _load_one(scale_ptr, 3 * rows + word, first, 3 * N, 1, chunks, EXIST))
         scales = appended(scales, _load_one(unit_ptr, rows, first, N, 1, chunks, EXIST))
     elif GROUP >= 8 * WIDTH:
-        both = _load_one(scale_ptr, rows * num_groups, first, 1, GROUP // (8 * WIDTH), chunks, EXIST)
+        both = _load_one(scale_ptr, rows, first, N, GROUP // (8 * WIDTH), chunks, EXIST)
         scales = appended(appended(scales, both), both)
     else:
         GROUPS: tl.constexpr = 8 * WIDTH // GROUP
         for pair in tl.static_range(GROUPS // 2):
-            of_rows = rows * (chunks * GROUPS) + 2 * pair
-            scales = scales + _load_two(scale_ptr, of_rows, first, GROUPS, chunks, EXIST)
+            scales = scales + _load_two(scale_ptr, rows * GROUPS + 2 * pair, first, GROUPS * N, chunks, EXIST)
     return words, scales
 
 
@@ -206,7 +206,10 @@ def _add_step(
         x = appended(x, quarters(tl.load(pairs_ptr + chunk * (4 * WIDTH) + kind * WIDTH + place % WIDTH)[None, :]))
     low = quarters(words & 0x0F0F0F0F)
     high = quarters(words & ~0x0F0F0F0F)  # codes times HIGH
-    TWO_LEVELS: tl.constexpr = len(scales) == 3
+    TWO_LEVELS: tl.constexpr = len(scales) < GROUPS
+    if TWO_LEVELS:
+        scale_units = scales[3]
+        scales = as_bytes(scales[:3])
     scaled, below = tl.zeros_like(sums), tl.zeros_like(sums)
     for pair in tl.static_range(GROUPS // 2):
         # WORDS numbers a lane: scale and sum of a group, and of the next
@@ -216,15 +219,15 @@ def _add_step(
             part = total.to(tl.float32) * units[2 * second]
             x_sum = units[2 * second + 1] * (HIGH / LANES)
             if TWO_LEVELS:
-                scaled += part * byte(scales[pair // 2], pair % 2 * 4 + second * 2)
-                below += x_sum * byte(scales[pair // 2], pair % 2 * 4 + second * 2 + 1)
+                scaled += part * byte(scales[pair // 2], pair % 2 * 2 + second)
+                below += x_sum * byte(scales[2 + pair // 2], pair % 2 * 2 + second)
             elif HAS_OFFSETS:
                 sums += part * half(scales[2 * pair + second], 0)
                 sums += x_sum * half(scales[2 * pair + second], 16)
             else:
                 sums += (part - ZERO * x_sum) * scales[2 * pair + second].to(tl.float32)
     if TWO_LEVELS:
-        sums += scaled * half(scales[2], 0) - below * half(scales[2], 16)
+        sums += scaled * half(scale_units, 0) - below * half(scale_units, 16)
     return sums
 
 

@@ -7,14 +7,14 @@ Scale and offset belong to a group of neighbouring inputs of one output. Without
 formats mean. Nothing is rounded on the way in, so these are exact (larger groups take fewer bits):
 
     stored as              bits a weight  codes  zero  group  scale  offset
-    Q4_0, symmetric GPTQ   5              int4   8     32     fp16   none
-    Q4_1                   6              int4   0     32     fp16   fp16
+    Q4_0, symmetric GPTQ   4.5            int4   8     32     fp16   none
+    Q4_1                   5              int4   0     32     fp16   fp16
     GPTQ, AWQ              5.5            int4   0     32     fp16   fp32: -scale * zero point has up to 16 bits
     Q8_0, W8A16            8.5            int8   0     32     fp16   none
     Q2_K                   5.13           int4   0     16     int8   int8, both with units
     Q3_K                   4.63           int4   8     16     int8   none
-    Q4_K                   4.63           int4   0     32     int8   int8
-    Q5_K                   5.63           4 + 1  0     32     int8   int8
+    Q4_K                   4.5            int4   0     32     6 bits 6 bits
+    Q5_K                   5.5            4 + 1  0     32     6 bits 6 bits
     Q6_K                   6.63           4 + 2  32    16     int8   none
 
 Codes lie in words of 32 bits, one a plane: 8 planes of 4 bits, the lowest first, or 4 of 8. `width` words make a chunk
@@ -22,10 +22,12 @@ of planes * width inputs: plane p of word i is input p * width + i of the chunk.
 taken one after the other, meets runs of `width` neighbouring inputs, and no lane needs what another has loaded. Where
 codes have more than 4 bits, the others lie in `high`, in smaller words with planes and places of their own.
 
-The scales of a group lie side by side; where a single row is multiplied, all of an output's are wanted at once, and
-they are kept in that order as well. K-quants have two levels: scales and offsets are bytes, in units of which there is
-one for 256 inputs. All bytes of a chunk lie together, 8 or 16, for both. A unit has 32 bits, as loads of fewer cannot
-be on their way while others are worked on."""
+Where scales are small, those of an output's chunk lie together, each followed by its offset, and are loaded as words:
+fp16 beside 4-bit codes, and the bytes or six bits of K-quants. These have two levels: scales and offsets are in units
+of which there is one for 256 inputs. Six bits lie as they do in files: of a word's four bytes the low bits are the
+scales of groups 0 .. 3, of the next word's the offsets; groups 4 .. 7 have four bits in the last word, a scale's and
+then an offset's in each byte, and two on top of the others. A unit has 32 bits, as loads of fewer cannot be on their
+way while others are worked on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,10 +50,10 @@ class GroupedWeight:
     num_inputs: int
     group: int  # inputs, a power of two
     words: Tensor  # [N, chunks, width] int32
-    scales: Tensor  # [G, N] fp16, bf16 or fp32; with units [chunks, N, 1 or 2] int64: bytes, each with its offset's
-    offsets: Tensor | None = None  # [G, N] fp16, bf16 or fp32
+    scales: Tensor  # [G, N] fp16, bf16 or fp32; or words of the numbers of a chunk [chunks, N, words] int32 or int64
+    offsets: Tensor | None = None  # [G, N] fp16, bf16 or fp32, unless they are among the words
     units: Tensor | None = None  # [K / 256, N] fp32, of scales; int32: two fp16, of scales and -offsets
-    by_output: Tensor | None = None  # int4: scales [N, G] fp16, or [N, G, 2] with offsets, where all are fp16
+    has_offsets: bool = False
     high: Tensor | None = None  # [N, chunks, width] uint8 or int16: a bit or two more of 8 planes
     zero: int = 0
     table: tuple[float, ...] = ()  # of 16 values; else empty
@@ -74,12 +76,8 @@ class GroupedWeight:
         return -(-self.num_chunks * self.chunk // self.group)
 
     @property
-    def has_offsets(self) -> bool:
-        return self.offsets is not None or (self.units is not None and self.units.dtype == torch.int32)
-
-    @property
     def nbytes(self) -> int:
-        tensors = (self.words, self.scales, self.offsets, self.units, self.by_output, self.high)
+        tensors = (self.words, self.scales, self.offsets, self.units, self.high)
         return sum(t.nbytes for t in tensors if t is not None)
 
 
@@ -105,13 +103,25 @@ def pack_int8(codes: Tensor, scales: Tensor, offsets: Tensor | None = None, widt
 def pack_two_levels(codes: Tensor, scales: Tensor, units: Tensor, high_bits: int = 0, zero: int = 0) -> GroupedWeight:
     """codes [N, K] uint8 of 4 + high_bits bits, scales [N, K / group] int8, units [N, K / 256] fp16; with offsets
     [N, K / group, 2] and [N, K / 256, 2]: scale * code - offset."""
-    N, K = codes.shape
-    group = _group(K, scales.shape[1])
-    width = min(group, WIDEST)
-    assert K % BLOCK == 0 and scales.dtype == torch.int8 and units.dtype == torch.float16
+    assert scales.dtype == torch.int8
+    group = _group(codes.shape[1], scales.shape[1])
+    return _two_levels(codes, group, scales, torch.int64, units, high_bits, zero)
+
+
+def pack_six_bits(codes: Tensor, scales: Tensor, units: Tensor, high_bits: int = 0) -> GroupedWeight:
+    """The same in groups of 32, with scales and offsets as they lie in files: scales [N, K / 256, 12] uint8"""
+    assert scales.dtype == torch.uint8 and scales.shape[2] == 12
+    return _two_levels(codes, 32, scales, torch.int32, units, high_bits, zero=0)
+
+
+def _two_levels(
+    codes: Tensor, group: int, scales: Tensor, word: torch.dtype, units: Tensor, high_bits: int, zero: int
+) -> GroupedWeight:
+    (N, K), width = codes.shape, min(group, WIDEST)
+    assert K % BLOCK == 0 and units.dtype == torch.float16
     words = _words(codes & 15, 4, width)
     by_block = units.float().T if units.dim() == 2 else units.view(torch.int32)[..., 0].T
-    by_chunk = scales.reshape(N, words.shape[1], -1).contiguous().view(torch.int64).transpose(0, 1)
+    by_chunk = scales.reshape(N, words.shape[1], -1).contiguous().view(word).transpose(0, 1)
     return GroupedWeight(
         bits=4,
         num_outputs=N,
@@ -120,6 +130,7 @@ def pack_two_levels(codes: Tensor, scales: Tensor, units: Tensor, high_bits: int
         words=words,
         scales=by_chunk.contiguous(),
         units=by_block.contiguous(),
+        has_offsets=units.dim() == 3,
         high=_words(codes >> 4, high_bits, width, 8).to(HIGH_WORDS[high_bits]) if high_bits else None,
         zero=zero,
     )
@@ -140,11 +151,13 @@ def _pack(
     width = width or _width(K, group, 32 // bits)
     assert width in WIDTHS and width <= group
     words = _words(codes, bits, width)
-    num_groups = -(-words.shape[1] * 32 // bits * width // group)
+    chunk, has_offsets = 32 // bits * width, offsets is not None
+    num_groups = -(-words.shape[1] * chunk // group)
     scales = _by_group(scales, num_groups)
     offsets = None if offsets is None else _by_group(offsets, num_groups)
-    by_output = None if bits == 8 or table else _by_output(scales, offsets)
-    return GroupedWeight(bits, N, K, group, words, scales, offsets, by_output=by_output, zero=zero, table=table)
+    if bits == 4 and not table and all(t.dtype == torch.float16 for t in (scales, offsets) if t is not None):
+        scales, offsets = _together(scales, offsets, max(chunk // group, 1)), None
+    return GroupedWeight(bits, N, K, group, words, scales, offsets, has_offsets=has_offsets, zero=zero, table=table)
 
 
 def _group(K: int, num_groups: int) -> int:
@@ -181,8 +194,9 @@ def _by_group(values: Tensor, num_groups: int) -> Tensor:
     return out
 
 
-def _by_output(scales: Tensor, offsets: Tensor | None) -> Tensor | None:
-    """[G, N] -> [N, G], or with offsets [N, G, 2]"""
-    if any(t.dtype != torch.float16 for t in (scales, offsets) if t is not None):
-        return None
-    return scales.T.contiguous() if offsets is None else torch.stack([scales.T, offsets.T], dim=2)
+def _together(scales: Tensor, offsets: Tensor | None, groups: int) -> Tensor:
+    """[G, N] fp16 -> words of the numbers of so many groups, or [G, N] where there is but one number"""
+    numbers = scales[..., None] if offsets is None else torch.stack([scales, offsets], dim=2)  # [G, N, 1 or 2]
+    together = numbers.unflatten(0, (-1, groups)).transpose(1, 2).flatten(2).contiguous()
+    count = together.shape[2]
+    return together[..., 0] if count == 1 else together.view(torch.int32 if count == 2 else torch.int64)

@@ -37,8 +37,11 @@ class GroupedConfig(NamedTuple):
     stages: int
 
 
-# block_m: (block_n, warps, stages). Eight groups of 32 a chunk, with offsets, leave no registers for 64 tokens.
-CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3)}
+CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3)}  # block_m: (block_n, warps, stages)
+# More than 32 rows, where a chunk has eight groups of 32: their scales are dear, so more outputs share a program's
+# activations. With offsets there are no registers for 64 tokens.
+MANY_SCALES = GroupedConfig(block_m=64, block_n=128, splits=0, serial=False, warps=8, stages=3)
+MANY_SCALES_AND_OFFSETS = GroupedConfig(block_m=32, block_n=128, splits=0, serial=False, warps=4, stages=3)
 
 
 def takes_codes(num_rows: int, weight: GroupedWeight, batch_invariant: bool = False) -> bool:
@@ -81,13 +84,17 @@ def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:
 
 def grouped_config(M: int, weight: GroupedWeight, batch_invariant: bool = False) -> GroupedConfig:
     """Two tiles of rows need half the splits to fill the device; or as many, where sums must not depend on M."""
-    most = 32 if weight.has_offsets and weight.group == weight.width == 32 else 64
-    block_m = next(block for block in CONFIGS if block >= M or block == most)
-    block_n, warps, stages = CONFIGS[block_m]
     splits = num_splits(weight.num_outputs, weight.num_inputs)
     many = M > MAX_PARALLEL_ROWS
     if many and not batch_invariant:
         splits = max(splits // 2, 1)
+    small_groups = weight.group == weight.width == 32
+    if M > 32 and small_groups and weight.bits == 4 and not weight.table:
+        config = MANY_SCALES_AND_OFFSETS if weight.has_offsets else MANY_SCALES
+        return config._replace(splits=splits, serial=many and batch_invariant)
+    most = 32 if small_groups and weight.has_offsets else 64
+    block_m = next(block for block in CONFIGS if block >= M or block == most)
+    block_n, warps, stages = CONFIGS[block_m]
     return GroupedConfig(block_m, block_n, splits, many and batch_invariant, warps, stages)
 
 
@@ -203,7 +210,9 @@ def _grouped_kernel(
         first = (tl.program_id(1) * TURNS + turn) * split_chunks
         sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for chunk in tl.range(first, tl.minimum(first + split_chunks, chunks), num_stages=STAGES):
-            scales = load_scales(scale_ptr, offset_ptr, unit_ptr, chunk, rows, N, GROUP, PLANES * WIDTH)
+            scales = load_scales(
+                scale_ptr, offset_ptr, unit_ptr, chunk, rows, N, GROUP, PLANES * WIDTH, x_sum_ptr is not None
+            )
             x_sums = ()
             if x_sum_ptr is not None:
                 for number in tl.static_range(GROUPS):

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
 """Scales and offsets of the groups of a chunk: loaded as they lie in memory, then one after the other as fp32.
 
-Scales have far to come, so all of a chunk are asked for before its words. Those of two levels come eight bytes at a
-time. A byte is placed into the mantissa of a large float (2**23 + 128 + byte) and the large number subtracted, as a
-conversion would take longer; times its unit it is exact."""
+Scales have far to come, so all of a chunk are asked for before its words. Where they lie together they come four or
+eight bytes at a time. A byte is placed into the mantissa of a large float (2**23 + 128 + byte) and the large number
+subtracted, as a conversion would take longer, and six bits likewise; times its unit it is exact."""
 
 import triton
 import triton.language as tl
@@ -13,56 +13,99 @@ LARGE_BITS = tl.constexpr(0x4B000080)
 
 
 @triton.jit
-def load_scales(scale_ptr, offset_ptr, unit_ptr, chunk, rows, N, GROUP: tl.constexpr, CHUNK: tl.constexpr):
+def load_scales(
+    scale_ptr,
+    offset_ptr,
+    unit_ptr,
+    chunk,
+    rows,
+    N,
+    GROUP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+):
     """-> what `scale_of` and `offset_of` take. CHUNK: its inputs."""
     scales, offsets, units = (), (), ()
-    if unit_ptr is None:
-        for number in tl.static_range(max(CHUNK // GROUP, 1)):
+    GROUPS: tl.constexpr = max(CHUNK // GROUP, 1)
+    if scale_ptr.dtype.element_ty.is_floating():
+        for number in tl.static_range(GROUPS):
             place = (chunk * CHUNK // GROUP + number) * N + rows
             scales = appended(scales, tl.load(scale_ptr + place))
-            if offset_ptr is not None:
+            if HAS_OFFSETS:
                 offsets = appended(offsets, tl.load(offset_ptr + place))
     else:
-        units = appended(units, tl.load(unit_ptr + chunk * CHUNK // 256 * N + rows))
-        WORDS: tl.constexpr = CHUNK // GROUP // (4 if units[0].dtype == tl.int32 else 8)
+        LONG: tl.constexpr = scale_ptr.dtype.element_ty == tl.int64
+        BITS: tl.constexpr = 16 if unit_ptr is None else (8 if LONG else 6)
+        WORDS: tl.constexpr = GROUPS * (2 if HAS_OFFSETS else 1) * BITS // (64 if LONG else 32)
+        if unit_ptr is not None:
+            units = appended(units, tl.load(unit_ptr + chunk * CHUNK // 256 * N + rows))
+        place = chunk * CHUNK // max(CHUNK, GROUP) * N + rows
         for number in tl.static_range(WORDS):
-            scales = appended(scales, tl.load(scale_ptr + (chunk * N + rows) * WORDS + number))
+            scales = appended(scales, tl.load(scale_ptr + place * WORDS + number))
+        if BITS == 6:
+            scales = as_bytes(scales)
+        if HAS_OFFSETS:
+            offsets = scales
     return scales, offsets, units
 
 
 @triton.jit
 def scale_of(loaded, NUMBER: tl.constexpr):
     """Of the chunk's group of that number, fp32."""
-    scales, _, units = loaded
-    if len(units) == 0:
-        scale = scales[NUMBER].to(tl.float32)
-    elif units[0].dtype == tl.int32:
-        scale = half(units[0], 0) * byte(scales[NUMBER // 4], NUMBER % 4 * 2)
-    else:
-        scale = units[0] * byte(scales[NUMBER // 8], NUMBER % 8)
-    return scale
+    return _number(loaded, NUMBER, 0)
 
 
 @triton.jit
 def offset_of(loaded, NUMBER: tl.constexpr):
+    return _number(loaded, NUMBER, 1)
+
+
+@triton.jit
+def _number(loaded, NUMBER: tl.constexpr, OFFSET: tl.constexpr):
     scales, offsets, units = loaded
-    if len(units) == 0:
-        offset = offsets[NUMBER].to(tl.float32)
+    STEP: tl.constexpr = 1 if len(offsets) == 0 else 2
+    PLACE: tl.constexpr = NUMBER * STEP + OFFSET  # among those that lie together
+    if scales[0].dtype.is_floating():
+        number = (offsets if OFFSET else scales)[NUMBER].to(tl.float32)
+    elif len(units) == 0:
+        HALVES: tl.constexpr = scales[0].dtype.primitive_bitwidth // 16
+        number = half(scales[PLACE // HALVES], PLACE % HALVES * 16)
     else:
-        offset = -half(units[0], 16) * byte(scales[NUMBER // 4], NUMBER % 4 * 2 + 1)
-    return offset
+        if scales[0].dtype == tl.int32:
+            number = byte(scales[OFFSET * 2 + NUMBER // 4], NUMBER % 4)
+        else:
+            number = byte(scales[PLACE // 8], PLACE % 8)
+        if STEP == 1:
+            number *= units[0]
+        elif OFFSET:
+            number *= -half(units[0], 16)
+        else:
+            number *= half(units[0], 0)
+    return number
 
 
 @triton.jit
 def byte(word, PLACE: tl.constexpr):
-    """A signed byte of an int64, as fp32"""
+    """A signed byte of an integer, as fp32"""
     bits = (word >> (8 * PLACE)).to(tl.int32) & 255
     return (bits ^ LARGE_BITS).to(tl.float32, bitcast=True) - LARGE
 
 
 @triton.jit
+def as_bytes(words):
+    """Six bits of eight scales and offsets (see `quant_layout`) -> scales 0 .. 3, 4 .. 7, offsets 0 .. 3, 4 .. 7"""
+    scales, offsets, rest = words
+    return (
+        scales & 0x3F3F3F3F,
+        rest & 0x0F0F0F0F | scales >> 2 & 0x30303030,
+        offsets & 0x3F3F3F3F,
+        rest >> 4 & 0x0F0F0F0F | offsets >> 2 & 0x30303030,
+    )
+
+
+@triton.jit
 def half(word, SHIFT: tl.constexpr):
-    """An fp16 in an int32, as fp32"""
+    """An fp16 in an int32 or int64, as fp32"""
     return (word >> SHIFT).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
