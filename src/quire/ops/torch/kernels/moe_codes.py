@@ -227,15 +227,14 @@ def _product(
     like = tl.zeros((1,), x_ptr.dtype.element_ty)
     sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for chunk in tl.range(0, chunks, num_stages=STAGES):
-        has_offsets: tl.constexpr = x_sum_ptr is not None
+        HAS_OFFSETS: tl.constexpr = x_sum_ptr is not None
         scales = load_scales(
-            scale_ptr, offset_ptr, unit_ptr, chunk, outputs, all_outputs, GROUP, PLANES * WIDTH, has_offsets
+            scale_ptr, offset_ptr, unit_ptr, chunk, outputs, all_outputs, GROUP, PLANES * WIDTH, HAS_OFFSETS
         )
         x_sums = ()
         if x_sum_ptr is not None:
             for number in tl.static_range(GROUPS):
-                group = chunk * PLANES * WIDTH // GROUP + number
-                x_sums = appended(x_sums, tl.load(x_sum_ptr + group * x_sum_stride + rows))
+                x_sums = appended(x_sums, tl.load(x_sum_ptr + (chunk * GROUPS + number) * x_sum_stride + rows))
         places = (outputs * chunks + chunk)[:, None] * WIDTH + columns[None, :]
         high = None if high_ptr is None else tl.load(high_ptr + places)
         planes = unpack(tl.load(words_ptr + places), high, like, table_ptr, BITS, ZERO, TABLE, ASM)

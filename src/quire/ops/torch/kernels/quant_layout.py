@@ -72,10 +72,6 @@ class GroupedWeight:
         return 32 // self.bits * self.width
 
     @property
-    def num_groups(self) -> int:
-        return -(-self.num_chunks * self.chunk // self.group)
-
-    @property
     def nbytes(self) -> int:
         tensors = (self.words, self.scales, self.offsets, self.units, self.high)
         return sum(t.nbytes for t in tensors if t is not None)

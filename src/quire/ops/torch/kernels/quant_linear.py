@@ -38,10 +38,9 @@ class GroupedConfig(NamedTuple):
 
 
 CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3)}  # block_m: (block_n, warps, stages)
-# More than 32 rows, where a chunk has eight groups of 32: their scales are dear, so more outputs share a program's
-# activations. With offsets there are no registers for 64 tokens.
-MANY_SCALES = GroupedConfig(block_m=64, block_n=128, splits=0, serial=False, warps=8, stages=3)
-MANY_SCALES_AND_OFFSETS = GroupedConfig(block_m=32, block_n=128, splits=0, serial=False, warps=4, stages=3)
+# The same with block_m, for more than 32 rows where a chunk has eight groups of 32: their scales are dear, so more
+# outputs share a program's activations. With offsets there are no registers for 64 tokens.
+MANY_SCALES, MANY_SCALES_AND_OFFSETS = (64, 128, 8, 3), (32, 128, 4, 3)
 
 
 def takes_codes(num_rows: int, weight: GroupedWeight, batch_invariant: bool = False) -> bool:
@@ -90,11 +89,11 @@ def grouped_config(M: int, weight: GroupedWeight, batch_invariant: bool = False)
         splits = max(splits // 2, 1)
     small_groups = weight.group == weight.width == 32
     if M > 32 and small_groups and weight.bits == 4 and not weight.table:
-        config = MANY_SCALES_AND_OFFSETS if weight.has_offsets else MANY_SCALES
-        return config._replace(splits=splits, serial=many and batch_invariant)
-    most = 32 if small_groups and weight.has_offsets else 64
-    block_m = next(block for block in CONFIGS if block >= M or block == most)
-    block_n, warps, stages = CONFIGS[block_m]
+        block_m, block_n, warps, stages = MANY_SCALES_AND_OFFSETS if weight.has_offsets else MANY_SCALES
+    else:
+        most = 32 if small_groups and weight.has_offsets else 64
+        block_m = next(block for block in CONFIGS if block >= M or block == most)
+        block_n, warps, stages = CONFIGS[block_m]
     return GroupedConfig(block_m, block_n, splits, many and batch_invariant, warps, stages)
 
 
@@ -216,8 +215,7 @@ def _grouped_kernel(
             x_sums = ()
             if x_sum_ptr is not None:
                 for number in tl.static_range(GROUPS):
-                    group = chunk * PLANES * WIDTH // GROUP + number
-                    x_sums = appended(x_sums, tl.load(x_sum_ptr + group * x_sum_stride + tokens))
+                    x_sums = appended(x_sums, tl.load(x_sum_ptr + (chunk * GROUPS + number) * x_sum_stride + tokens))
             places = (rows * chunks + chunk)[:, None] * WIDTH + columns[None, :]
             words = tl.load(words_ptr + places, eviction_policy="evict_first")
             high = None if high_ptr is None else tl.load(high_ptr + places, eviction_policy="evict_first")
@@ -237,18 +235,20 @@ def _grouped_kernel(
 
 
 def group_sums(x: Tensor, weight: GroupedWeight, tile: int, overlap: bool = False) -> Tensor:
-    """x [M, K] -> the sums of every group's inputs, [G, M] fp32, with zeros for the rest of a tile of tokens"""
-    M, num_groups = triton.cdiv(len(x), tile) * tile, weight.num_groups
+    """x [M, K] -> the sums of every group's inputs, [groups, M] fp32, with zeros for the rest of a tile of tokens. Of a
+    group that is longer than a chunk each chunk's part has a sum of its own."""
+    group = min(weight.group, weight.chunk)
+    M, num_groups = triton.cdiv(len(x), tile) * tile, weight.num_chunks * weight.chunk // group
     sums = torch.empty(num_groups, M, dtype=torch.float32, device=x.device)
-    block = max(1024, weight.group)
-    _group_sums[(M, triton.cdiv(num_groups * weight.group, block))](
+    block = 1024
+    _group_sums[(M, triton.cdiv(num_groups * group, block))](
         x,
         sums,
         len(x),
         x.shape[1],
         num_groups,
         x.stride(0),
-        GROUP=weight.group,
+        GROUP=group,
         BLOCK=block,
         OVERLAP=overlap,
         **overlap_options(overlap),
