@@ -1,5 +1,6 @@
 #include "pack.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cstdlib>
 #include <cstring>
@@ -11,6 +12,11 @@
 
 #ifdef __linux__
 #include <sys/mman.h>
+#endif
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace quire {
@@ -190,9 +196,33 @@ int load_code(const PackedMatrix& m, const BlockShape& at, const uint8_t* codes,
     return m.codebook != Codebook::None ? kCodebooks[int(m.codebook)][stored] : stored - m.zero;
 }
 
+// Whether blocks consist of what a packed block has of an output, in the same order: scale, offset, codes.
+bool lies_as_packed(Storage storage) {
+    return storage == Storage::Q4_0 || storage == Storage::Q4_1 || storage == Storage::IQ4_NL ||
+           storage == Storage::Q8_0;
+}
+
+// What pack_integer_tile does for a type that lies as packed: ten times as fast. `Bits` of a code.
+template <int Bits>
+void copy_blocks(const PackedMatrix& m, const uint8_t* const* rows, uint8_t* tile) {
+    const BlockShape at(m);
+    const int begin = m.has_offset ? 4 : 2, block_bytes = begin + Bits * 4;
+    for (int64_t b = 0; b < m.num_inputs / kGroupInputs; ++b, tile += at.bytes) {
+        for (int o = 0; o < kTileOutputs && rows[o]; ++o) {
+            const uint8_t* block = rows[o] + b * block_bytes;
+            std::memcpy(tile + at.scales + 2 * o, block, 2);
+            if (m.has_offset) std::memcpy(tile + at.offsets + 2 * o, block + 2, 2);
+            for (int i = 0; i < Bits; ++i)
+                std::memcpy(tile + at.codes + i * kPlaneRow + 4 * o, block + begin + 4 * i, 4);
+        }
+    }
+}
+
 // `rows` are the stored rows of the tile's outputs, null past the last one; `tile` starts as zeros.
 void pack_integer_tile(Storage storage, const PackedMatrix& m, const uint8_t* const* rows, uint8_t* tile) {
     const StorageInfo& info = storage_info(storage);
+    if (lies_as_packed(storage))
+        return m.layout == Layout::Int8 ? copy_blocks<8>(m, rows, tile) : copy_blocks<4>(m, rows, tile);
     const DecodeBlock decode = block_decoder(storage);
     const BlockShape at(m);
     const int runs = info.block / kGroupInputs;  // of a stored block: those of one packed block, or of several
@@ -230,29 +260,45 @@ void pack_float_tile(const PackedMatrix& m, const uint8_t* const* rows, uint8_t*
     }
 }
 
-// Four elements of 16 bits of each of four rows become four of each of four columns.
-void turn(uint64_t (&x)[4]) {
-    constexpr uint64_t kEven = 0x0000ffff0000ffff, kLow = 0x00000000ffffffff;
-    const uint64_t even01 = (x[0] & kEven) | (x[1] & kEven) << 16, odd01 = (x[0] >> 16 & kEven) | (x[1] & ~kEven);
-    const uint64_t even23 = (x[2] & kEven) | (x[3] & kEven) << 16, odd23 = (x[2] >> 16 & kEven) | (x[3] & ~kEven);
-    x[0] = (even01 & kLow) | even23 << 32;
-    x[1] = (odd01 & kLow) | odd23 << 32;
-    x[2] = even01 >> 32 | (even23 & ~kLow);
-    x[3] = odd01 >> 32 | (odd23 & ~kLow);
+#if defined(__SSE2__)
+using Eight = __m128i;
+Eight load_eight(const uint8_t* from) { return _mm_loadu_si128(reinterpret_cast<const Eight*>(from)); }
+void store_eight(uint8_t* to, Eight x) { _mm_storeu_si128(reinterpret_cast<Eight*>(to), x); }
+Eight zip_first(Eight a, Eight b) { return _mm_unpacklo_epi16(a, b); }
+Eight zip_last(Eight a, Eight b) { return _mm_unpackhi_epi16(a, b); }
+#elif defined(__ARM_NEON)
+using Eight = uint16x8_t;
+Eight load_eight(const uint8_t* from) { return vreinterpretq_u16_u8(vld1q_u8(from)); }
+void store_eight(uint8_t* to, Eight x) { vst1q_u8(to, vreinterpretq_u8_u16(x)); }
+Eight zip_first(Eight a, Eight b) { return vzip1q_u16(a, b); }
+Eight zip_last(Eight a, Eight b) { return vzip2q_u16(a, b); }
+#endif
+
+// Of eight rows of eight elements of 16 bits, the columns: elements of rows 0 and 4, 1 and 5 .. take turns, three
+// times.
+void turn(Eight (&x)[8]) {
+    for (int step = 0; step < 3; ++step) {
+        Eight y[8];
+        for (int i = 0; i < 4; ++i) {
+            y[2 * i] = zip_first(x[i], x[i + 4]);
+            y[2 * i + 1] = zip_last(x[i], x[i + 4]);
+        }
+        std::copy(y, y + 8, x);
+    }
 }
 
-// What pack_float_tile<uint16_t> does, for a whole tile of a multiple of four inputs: three times as fast.
+// What pack_float_tile<uint16_t> does, for a whole tile of a multiple of eight inputs: as fast as copying them.
 void pack_halves_tile(const PackedMatrix& m, const uint8_t* const* rows, uint8_t* tile) {
-    static_assert(kTileOutputs % 4 == 0);
-    constexpr int64_t kRun = 256;  // inputs: 8 KB of rows and 8 KB of the tile, in L1
+    static_assert(kTileOutputs % 8 == 0);
+    constexpr int64_t kRun = 32;  // inputs: a cache line of eight rows, whose lines often fall on the same places of L1
     for (int64_t first = 0; first < m.num_inputs; first += kRun) {
         const int64_t last = first + kRun < m.num_inputs ? first + kRun : m.num_inputs;
-        for (int o = 0; o < kTileOutputs; o += 4) {
-            for (int64_t k = first; k < last; k += 4) {
-                uint64_t x[4];
-                for (int i = 0; i < 4; ++i) std::memcpy(&x[i], rows[o + i] + 2 * k, 8);
+        for (int o = 0; o < kTileOutputs; o += 8) {
+            for (int64_t k = first; k < last; k += 8) {
+                Eight x[8];
+                for (int i = 0; i < 8; ++i) x[i] = load_eight(rows[o + i] + 2 * k);
                 turn(x);
-                for (int i = 0; i < 4; ++i) std::memcpy(tile + 2 * ((k + i) * kTileOutputs + o), &x[i], 8);
+                for (int i = 0; i < 8; ++i) store_eight(tile + 2 * ((k + i) * kTileOutputs + o), x[i]);
             }
         }
     }
@@ -347,7 +393,7 @@ Matrix::Matrix(Storage storage, const std::vector<const uint8_t*>& rows, int64_t
             pack_float8_tile(storage, packed_, tile_rows, tile);
         else if (packed_.layout == Layout::Float32)
             pack_float_tile<uint32_t>(packed_, tile_rows, tile);
-        else if (tile_rows[kTileOutputs - 1] && num_inputs % 4 == 0)
+        else if (tile_rows[kTileOutputs - 1] && num_inputs % 8 == 0)
             pack_halves_tile(packed_, tile_rows, tile);
         else
             pack_float_tile<uint16_t>(packed_, tile_rows, tile);
