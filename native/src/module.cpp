@@ -9,6 +9,7 @@ void bind_matrix(nb::module_& m);
 void bind_tape(nb::module_& m);
 void bind_sampler(nb::module_& m);
 void bind_sentencepiece(nb::module_& m);
+void bind_strings(nb::module_& m);
 
 NB_MODULE(_native, m) {
     m.doc() = "CPU kernels of Quire";
@@ -18,4 +19,5 @@ NB_MODULE(_native, m) {
     bind_tape(m);
     bind_sampler(m);
     bind_sentencepiece(m);
+    bind_strings(m);
 }

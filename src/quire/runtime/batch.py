@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.core.plan import Admission, Run
-from quire.ops.native.library import native
+from quire.ops.compiled import native
 from quire.ops.opset import Int32, StepBatch
 
 

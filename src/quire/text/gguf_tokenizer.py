@@ -2,7 +2,6 @@
 
 from array import array
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import tokenizers
 from tokenizers import AddedToken, models, normalizers
 
 from quire.core.errors import BadCheckpoint, Unsupported
+from quire.ops.compiled import native
 from quire.text.byte_level_styles import BYTE_LEVEL_STYLES
 from quire.text.sentencepiece import SentencePieces
 from quire.text.token_bytes import TokenBytes, byte_level, sentencepiece
@@ -147,11 +147,12 @@ def _if_added(metadata: CheckpointConfig, name: str, token: int | None, default:
 def _pairs(metadata: CheckpointConfig) -> list[tuple[str, str]]:
     """The merges: two tokens with a space between them, which no byte-level token contains."""
     merges = _strings(metadata, "merges")
-    if set(map(str.count, merges, repeat(" "))) - {1}:
+    try:
+        pairs: list[tuple[str, str]] = native.split_pairs(merges)
+    except ValueError as error:
         wrong = next(merge for merge in merges if merge.count(" ") != 1)
-        raise BadCheckpoint(f"{metadata.source}: {KEY}merges has {wrong!r}, which is not two tokens")
-    halves = iter(" ".join(merges).split(" "))  # all at once: it halves the time of a large vocabulary
-    return list(zip(halves, halves, strict=True)) if merges else []
+        raise BadCheckpoint(f"{metadata.source}: {KEY}merges has {wrong!r}, which is not two tokens") from error
+    return pairs
 
 
 def _strings(metadata: CheckpointConfig, name: str) -> list[str]:

@@ -2,7 +2,7 @@
 
     magic "GGUF" · u32 version · u64 tensors · u64 keys · keys · tensor directory · padding · tensor data
 
-Standard library only: the HTTP process reads its tokenizer from here. Every count and length is checked against the
+No arrays here: the HTTP process reads its tokenizer with this. Every count and length is checked against the
 bytes that are left before anything is allocated, so a damaged file is an error that names the place, never a crash."""
 
 import struct
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import BadCheckpoint, Unsupported
+from quire.ops.compiled import native
 from quire.weights.mapped_file import MappedFile
 
 MAGIC = b"GGUF"
@@ -26,8 +27,6 @@ BOOL, STRING, ARRAY = 7, 8, 9
 
 MIN_KEY_BYTES = 8 + 1 + 4 + 1  # name length, name, type, value
 MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # name length, name, dimensions, one dimension, type, offset
-
-_U64 = struct.Struct("<Q")
 
 
 class Cursor:
@@ -76,36 +75,20 @@ class Cursor:
 
     def skip_strings(self, count: int) -> None:
         """Step over an array of strings, seeing that each ends inside the file."""
-        at, buffer, length_at = self.at, self.file.buffer, _U64.unpack_from
         try:
-            for _ in range(count):
-                at += 8 + length_at(buffer, at)[0]
-        except (struct.error, OverflowError) as error:
+            self.at = native.skip_strings(self.file.buffer, self.at, count)
+        except IndexError as error:
             raise self._bad_string() from error
-        self._move_past_strings(at)
 
     def strings(self, count: int) -> list[str]:
-        """An array of strings. There may be hundreds of thousands, so they are cut out first and decoded together."""
-        at, buffer, length_at = self.at, self.file.buffer, _U64.unpack_from
-        pieces: list[bytes] = []
+        """An array of strings. There may be hundreds of thousands."""
         try:
-            for _ in range(count):
-                begin = at + 8
-                at = begin + length_at(buffer, at)[0]
-                pieces.append(buffer[begin:at])  # a length past the end cuts what there is, and fails afterwards
-            together = b"\0".join(pieces).decode().split("\0") if count else []
-            strings = together if len(together) == count else [piece.decode() for piece in pieces]
-        except (struct.error, OverflowError) as error:
+            strings, self.at = native.read_strings(self.file.buffer, self.at, count)
+        except IndexError as error:
             raise self._bad_string() from error
         except UnicodeDecodeError as error:
             raise self.bad(f"holds a string that is not UTF-8: {error.reason}") from error
-        self._move_past_strings(at)
-        return strings
-
-    def _move_past_strings(self, at: int) -> None:
-        if at > self.file.size:
-            raise self._bad_string()
-        self.at = at
+        return list(strings)
 
     def _bad_string(self) -> BadCheckpoint:
         return self.bad("holds a string that ends after the file does")

@@ -8,8 +8,8 @@ cache.py      the pages
 cpus.py       how many threads there should be
 """
 
+from quire.ops.compiled import available_isas, isa, use_isa
 from quire.ops.native.cpus import available_cpus
-from quire.ops.native.library import available_isas, isa, use_isa
 from quire.ops.native.opset import NativeOps
 
 __all__ = ["NativeOps", "available_cpus", "available_isas", "isa", "use_isa"]

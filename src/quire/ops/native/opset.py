@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from quire.core.errors import Unsupported
+from quire.ops.compiled import native
 from quire.ops.native.cache import NativeCache
 from quire.ops.native.cpus import available_cpus
-from quire.ops.native.library import native
 from quire.ops.native.program import NativeProgram
 from quire.ops.native.recorder import Frequencies, Table
 from quire.ops.native.slots import NativeSlots

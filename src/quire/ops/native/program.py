@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from quire.ops.compiled import native
 from quire.ops.native.cache import NativeCache
-from quire.ops.native.library import native
 from quire.ops.native.liveness import needed_for_logits, place
 from quire.ops.native.recorder import Columns, Logits, Recorder, SymbolicBatch
 from quire.ops.opset import Float32, StepBatch

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from quire.ops.native.library import native
+from quire.ops.compiled import native
 from quire.ops.opset import Draw, Float32, Masks, RowParams
 
 

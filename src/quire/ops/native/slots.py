@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from quire.ops.compiled import native
 from quire.ops.dequantize import as_floats, dequantize
-from quire.ops.native.library import native
 from quire.ops.tensors import BF16, F16, F32, LowRank, StoredTensor, stored_floats
 
 KEPT = (F32, F16, BF16)  # as they are stored

@@ -150,7 +150,7 @@ def _codes_of_a_table(table: np.ndarray, scale: type) -> Callable[[np.ndarray, t
 
 
 def _decoded(tensor: StoredTensor, device: torch.device) -> GroupedWeight:
-    from quire.ops.native.library import native
+    from quire.ops.compiled import native
 
     codes, scales, offsets, table = native.decode(tensor.type.name, tensor.data, tensor.num_columns)
     on_device = torch.from_numpy(codes).to(device)

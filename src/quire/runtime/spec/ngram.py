@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from quire.ops.native.library import native
+from quire.ops.compiled import native
 from quire.ops.opset import Int32
 
 LOOKED_AT = 1024  # places where the last token stood before, the newest ones: among more there is rarely a longer match
