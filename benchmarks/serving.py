@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from compileall import compile_dir
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from benchmarks.engines import Engines
 from benchmarks.formats import FORMATS, float_checkpoint, twins
 from benchmarks.load import Ask, LoadFailed, run_load
 from benchmarks.machine import note_others
-from benchmarks.processes import EngineDied, MemoryWatch, Running, interruptible, progress, running
+from benchmarks.processes import ROOT, EngineDied, MemoryWatch, Running, interruptible, progress, running
 from benchmarks.report import Report
 from benchmarks.speed import add_arguments
 from benchmarks.table import Section
@@ -34,6 +35,7 @@ SECONDS_TO_START = 600.0
 
 def measure_serving(engines: Engines, path: Path, rounds: int, with_vllm: bool = True) -> list[Section]:
     """Every engine's server with one file: a section for each workload, then one for start-up and memory."""
+    compile_dir(ROOT / "src", quiet=1)  # as pip leaves what it installs, the peers among it
     prose = read_prose(path)
     models = {name: path for name in engines.names if name != "vllm" or with_vllm}
     if "vllm" in models:

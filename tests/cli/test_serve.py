@@ -10,6 +10,7 @@ import pytest
 from quire.cli import main as cli
 from quire.cli.serve import SERVER_FLAGS, announcement, make_parser
 from quire.engine.options import EngineOptions
+from quire.engine.spawned import Spawned
 from quire.server.options import ServerOptions
 
 
@@ -18,7 +19,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineOptions, ServerO
     """What `launch` is called with; it says at once that it is ready."""
     calls: list[tuple[EngineOptions, ServerOptions]] = []
 
-    def launch(engine: EngineOptions, server: ServerOptions, *, on_ready: Any) -> None:
+    def launch(engine: EngineOptions, server: ServerOptions, *, on_ready: Any, spawned: Spawned | None) -> None:
+        assert (spawned is None) == server.loads_when_asked  # an engine has been started for a model that is needed
         calls.append((engine, server))
         on_ready("http://127.0.0.1:8000")
 

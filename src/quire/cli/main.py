@@ -41,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads wait by spinning, and nobody needs them
     try:
         status = _dispatch(arguments)
         sys.stdout.flush()  # here, where a reader that went away can still be told from a failure

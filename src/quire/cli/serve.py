@@ -4,11 +4,13 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from quire.cli.flags import About, add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.engine.options import EngineOptions
 from quire.engine.sources import model_name
+from quire.engine.spawned import Spawned
 from quire.server.options import ServerOptions, named_models
 from quire.text.reasoning import FORMATS as REASONING_FORMATS
 from quire.text.tools import FORMATS as TOOL_FORMATS
@@ -112,15 +114,16 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError("models are named with --models, and another way too", "name all of them with --models")
     name = names[0] if names else engine_options.served_model_name or model_name(engine_options.model)
 
-    from quire.server.launch import launch
-    from quire.server.logs import set_up_logging
+    with nullcontext() if server_options.loads_when_asked else Spawned() as spawned:
+        from quire.server.launch import launch
+        from quire.server.logs import set_up_logging
 
-    set_up_logging(arguments.log_level, arguments.log_format)
+        set_up_logging(arguments.log_level, arguments.log_format)
 
-    def ready(address: str) -> None:
-        print(announcement(address, names or [name], server_options), file=sys.stderr, flush=True)
+        def ready(address: str) -> None:
+            print(announcement(address, names or [name], server_options), file=sys.stderr, flush=True)
 
-    launch(engine_options, server_options, on_ready=ready)
+        launch(engine_options, server_options, on_ready=ready, spawned=spawned)
     return 0
 
 

@@ -46,6 +46,7 @@ from quire.engine.options import EngineOptions
 from quire.engine.prompt import Prompter
 from quire.engine.service import ModelInfo, Observer, State
 from quire.engine.sources import resolve_model
+from quire.engine.spawned import Spawned
 from quire.engine.start import tokenizer_path
 from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores, cosine
 from quire.engine.under_way import Reading, Stream, UnderWay
@@ -80,8 +81,12 @@ TASKS: dict[Task, _TaskWords] = {
 class EngineClient:
     """Implements `Service`. An async context manager, or `start` and `stop`."""
 
-    def __init__(self, options: EngineOptions, observer: Observer | None = None) -> None:
+    def __init__(
+        self, options: EngineOptions, observer: Observer | None = None, spawned: Spawned | None = None
+    ) -> None:
+        """`spawned`: the process to take first."""
         self.options = options
+        self._spawned = spawned
         self.observer = observer
         self.state: State = "starting"
         self.info: ModelInfo
@@ -313,7 +318,8 @@ class EngineClient:
         while True:
             restarted = self._ready is None or self._ready.done()
             start = msgspec.structs.replace(self._start, adapters=self.adapters.held, restarted=restarted)
-            self._engine = await EngineProcess.start(start)
+            spawned, self._spawned = self._spawned, None
+            self._engine = await EngineProcess.start(start, spawned)
             problem: QuireError | None = None
             try:
                 async for message in self._engine.messages():

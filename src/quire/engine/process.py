@@ -143,6 +143,7 @@ class _Server:
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
         self.gone = False
         self._socket = context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 5)  # ms: the other end may still be starting
         self._socket.connect(address)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)

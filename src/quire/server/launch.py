@@ -15,22 +15,32 @@ from quire.engine.models import OneModel
 from quire.engine.options import EngineOptions, named_values
 from quire.engine.service import Models
 from quire.engine.sources import model_name
+from quire.engine.spawned import Spawned
 from quire.server.doors import open_doors
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions, named_models
 
 
-def launch(engine: EngineOptions, server: ServerOptions, *, on_ready: Callable[[str], None] | None = None) -> None:
-    """Returns after SIGTERM or SIGINT, once what was under way is done. `on_ready` is told the address."""
+def launch(
+    engine: EngineOptions,
+    server: ServerOptions,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+    spawned: Spawned | None = None,
+) -> None:
+    """Returns after SIGTERM or SIGINT, once what was under way is done. `on_ready` is told the address; `spawned` is an
+    engine process to begin with."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are tokenized in threads of ours
     _allow_open_files()
-    _run(_main(engine, server, on_ready))
+    _run(_main(engine, server, on_ready, spawned))
 
 
-async def _main(engine: EngineOptions, server: ServerOptions, on_ready: Callable[[str], None] | None) -> None:
+async def _main(
+    engine: EngineOptions, server: ServerOptions, on_ready: Callable[[str], None] | None, spawned: Spawned | None
+) -> None:
     metrics, doors = Metrics(), open_doors(server)
     importing = asyncio.create_task(asyncio.to_thread(import_module, "quire.server.serve"))  # while a model is loaded
-    async with _models(engine, server, metrics) as models:
+    async with _models(engine, server, metrics, spawned) as models:
         await importing
         from quire.server.serve import serve
 
@@ -38,8 +48,10 @@ async def _main(engine: EngineOptions, server: ServerOptions, on_ready: Callable
 
 
 @asynccontextmanager
-async def _models(engine: EngineOptions, server: ServerOptions, metrics: Metrics) -> AsyncIterator[Models]:
-    if server.models or server.allow_pull:
+async def _models(
+    engine: EngineOptions, server: ServerOptions, metrics: Metrics, spawned: Spawned | None
+) -> AsyncIterator[Models]:
+    if server.loads_when_asked:
         from quire.engine.many_models import ManyModels
 
         each = {engine.served_model_name or model_name(engine.model): engine}
@@ -48,7 +60,7 @@ async def _models(engine: EngineOptions, server: ServerOptions, metrics: Metrics
         async with ManyModels(each, server.max_loaded_models, metrics.of) as models:
             yield models
     else:
-        async with EngineClient(engine) as client:
+        async with EngineClient(engine, spawned=spawned) as client:
             client.observer = observer = metrics.of(client.info.name)
             observer.loaded()
             yield OneModel(client, client.adapters)

