@@ -73,7 +73,7 @@ def test_codes_make_the_numbers_of_the_file(name: str, rows: int, columns: int) 
     np.testing.assert_array_equal(numbers(weight).numpy(), dequantize(tensor).reshape(rows, columns))
 
 
-BITS = {"Q4_0": 4.5, "Q4_1": 5, "Q2_K": 5.125, "Q3_K": 4.625, "Q4_K": 4.5, "Q5_K": 5.5, "Q6_K": 6.625}
+BITS = {"Q4_0": 4.5, "Q4_1": 5, "Q2_K": 5.125, "Q3_K": 4.625, "Q4_K": 4.5, "Q5_K": 5.625, "Q6_K": 6.625}
 
 
 @pytest.mark.parametrize("name,bits", BITS.items())

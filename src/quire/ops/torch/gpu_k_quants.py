@@ -31,7 +31,7 @@ def _q4_k(blocks: Tensor) -> GroupedWeight:
 def _q5_k(blocks: Tensor) -> GroupedWeight:
     units, scales, fifth, codes = blocks.split((4, 12, 32, 128), dim=-1)
     numbers = _codes(codes, 4, 32) | _codes(fifth, 1, 32) << 4
-    return pack_six_bits(numbers, scales, _units(units), high_bits=1)
+    return pack_two_levels(numbers, _pairs(scales), _units(units), high_bits=1)  # six bits: a sixth slower for one row
 
 
 def _q6_k(blocks: Tensor) -> GroupedWeight:
@@ -45,6 +45,14 @@ def _codes(field: Tensor, bits: int, run: int) -> Tensor:
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=field.device)[:, None]
     each = field.unflatten(-1, (-1, 1, run)) >> shifts & (1 << bits) - 1  # [rows, blocks, runs, 8 / bits, run]
     return each.flatten(1)
+
+
+def _pairs(packed: Tensor) -> Tensor:
+    """Scales and offsets of six bits in 12 bytes -> [rows, groups, 2]"""
+    a, b, c = packed.split(4, dim=-1)
+    scales = torch.cat([a & 63, c & 15 | a >> 6 << 4], dim=-1)
+    offsets = torch.cat([b & 63, c >> 4 | b >> 6 << 4], dim=-1)
+    return _bytes(torch.stack([scales, offsets], dim=-1))
 
 
 def _bytes(scales: Tensor) -> Tensor:

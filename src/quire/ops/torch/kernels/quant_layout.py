@@ -104,10 +104,10 @@ def pack_two_levels(codes: Tensor, scales: Tensor, units: Tensor, high_bits: int
     return _two_levels(codes, group, scales, torch.int64, units, high_bits, zero)
 
 
-def pack_six_bits(codes: Tensor, scales: Tensor, units: Tensor, high_bits: int = 0) -> GroupedWeight:
+def pack_six_bits(codes: Tensor, scales: Tensor, units: Tensor) -> GroupedWeight:
     """The same in groups of 32, with scales and offsets as they lie in files: scales [N, K / 256, 12] uint8"""
     assert scales.dtype == torch.uint8 and scales.shape[2] == 12
-    return _two_levels(codes, 32, scales, torch.int32, units, high_bits, zero=0)
+    return _two_levels(codes, 32, scales, torch.int32, units, high_bits=0, zero=0)
 
 
 def _two_levels(

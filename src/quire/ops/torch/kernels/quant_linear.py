@@ -88,7 +88,8 @@ def grouped_config(M: int, weight: GroupedWeight, batch_invariant: bool = False)
     if many and not batch_invariant:
         splits = max(splits // 2, 1)
     small_groups = weight.group == weight.width == 32
-    if M > 32 and small_groups and weight.bits == 4 and not weight.table:
+    too_large = weight.has_offsets and weight.high is not None  # Q5_K: 128 outputs of it would not fit in registers
+    if M > 32 and small_groups and weight.bits == 4 and not weight.table and not too_large:
         block_m, block_n, warps, stages = MANY_SCALES_AND_OFFSETS if weight.has_offsets else MANY_SCALES
     else:
         most = 32 if small_groups and weight.has_offsets else 64
