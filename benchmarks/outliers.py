@@ -4,8 +4,9 @@
 
 Weights are rounded as LLM.int8() stores them, 8 bits with a scale for each output. The products of these weights with
 activations as they are, in fp32, are what every way is held against; an error is the norm of the difference as a share
-of the norm of the product. `rows`: a scale for each token. `columns apart`: the same, but inputs that exceed 6 anywhere
+of the norm of the product. `rows`: a scale for each token. `columns apart`: the same, but inputs that reach 6 anywhere
 are multiplied in fp16: LLM.int8(). `groups`: a scale for every 32 inputs of a token, as Quire's CPU kernels have them.
+`groups apart`: the same, but a token's inputs that reach 6 are multiplied as they are, which Quire does for LLM.int8().
 
 Small models have few outliers. So everything is done again with six inputs of every matrix enlarged: as many columns,
 and about as large, as models of 6.7 billion weights and more have."""
@@ -37,15 +38,25 @@ def rounded(x: Tensor) -> Tensor:
 
 
 def columns_apart(x: Tensor, w: Tensor) -> Tensor:
-    apart = (x.abs() > THRESHOLD).any(0)
+    apart = (x.abs() >= THRESHOLD).any(0)
     rest = rounded(x.masked_fill(apart, 0)) @ w.T
     return rest + x[:, apart].half().float() @ w[:, apart].half().float().T
+
+
+def groups(x: Tensor, w: Tensor) -> Tensor:
+    return rounded(x.unflatten(-1, (-1, GROUP))).flatten(-2) @ w.T
+
+
+def groups_apart(x: Tensor, w: Tensor) -> Tensor:
+    apart = x.abs() >= THRESHOLD
+    return groups(x.masked_fill(apart, 0), w) + x.masked_fill(~apart, 0) @ w.T
 
 
 WAYS = {
     "rows": lambda x, w: rounded(x) @ w.T,
     "columns apart": columns_apart,
-    "groups": lambda x, w: rounded(x.unflatten(-1, (-1, GROUP))).flatten(-2) @ w.T,
+    "groups": groups,
+    "groups apart": groups_apart,
 }
 
 
@@ -85,23 +96,29 @@ def main() -> None:
     result: dict[str, Any] = {"matrices": len(matrices), "tokens": len(ids)}
     for kind, change in (("as they are", lambda x: x), ("enlarged", enlarged)):
         errors: dict[str, list[float]] = {way: [] for way in WAYS}
-        outliers = []
+        outliers, of_tokens = [], []
         for plain, w in matrices:
             x = change(plain)
             truth = x @ w.T
-            outliers.append(int((x.abs() > THRESHOLD).any(0).sum()))
+            apart = x.abs() >= THRESHOLD
+            outliers.append(int(apart.any(0).sum()))
+            of_tokens.append(float(apart.float().sum(1).mean()))
             for way, product in WAYS.items():
                 errors[way].append(float((product(x, w) - truth).norm() / truth.norm()))
-        less = [groups / apart for groups, apart in zip(errors["groups"], errors["columns apart"], strict=True)]
+        less = [ours / theirs for ours, theirs in zip(errors["groups apart"], errors["columns apart"], strict=True)]
         result[kind] = {
             "outlier columns": {"median": median(outliers), "most": max(outliers)},
+            "outliers of a token": {"median": median(of_tokens), "most": max(of_tokens)},
             "error": {way: {"median": median(of), "most": max(of)} for way, of in errors.items()},
-            "groups to columns apart": {"least": min(less), "median": median(less), "most": max(less)},
+            "groups apart to columns apart": {"least": min(less), "median": median(less), "most": max(less)},
         }
-        print(f"{kind}: {median(outliers):.0f} columns above {THRESHOLD:.0f} (median), {max(outliers)} at most")
+        print(f"{kind}: {median(outliers):.0f} columns reach {THRESHOLD:.0f} (median), {max(outliers)} at most")
+        print(f"  a token has {median(of_tokens):.2f} outliers on average (median), {max(of_tokens):.2f} at most")
         for way, of in errors.items():
             print(f"  {way:14} {median(of):8.2%} (median) {max(of):8.2%} (most)")
-        print(f"  groups err {median(less):.2f} times as much as columns apart ({min(less):.2f} - {max(less):.2f})")
+        print(
+            f"  groups apart err {median(less):.2f} times as much as columns apart ({min(less):.2f} - {max(less):.2f})"
+        )
     print(json.dumps({"benchmark": "outliers", "machine": describe(), "model": path.name, **result}))
 
 

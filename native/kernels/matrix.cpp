@@ -36,6 +36,7 @@
 #include "matrix_vector.h"
 #endif
 #include "matrix_tiles.h"
+#include "matrix_columns.h"
 #if QUIRE_UNIT == 1
 #include "matrix_neon_panel.h"
 #elif QUIRE_UNIT == 5
@@ -335,6 +336,6 @@ void quantize(const float* x, int64_t num_inputs, QuantizedGroup* groups, int64_
 
 }  // namespace
 
-const MatrixKernels matrix_kernels = {kRowBlock, quantize, to_halves, multiply};
+const MatrixKernels matrix_kernels = {kRowBlock, quantize, to_halves, multiply, add_columns};
 
 }  // namespace quire::QUIRE_ISA

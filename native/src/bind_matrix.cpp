@@ -96,19 +96,23 @@ const int32_t* checked_order(const std::optional<Order>& order, const char* name
 }
 
 void construct(Matrix* matrix, const std::string& storage, const std::vector<Bytes>& parts, int64_t num_columns,
-               const std::optional<Order>& row_order, const std::optional<Order>& column_order) {
+               const std::optional<Order>& row_order, const std::optional<Order>& column_order, float threshold) {
     std::vector<const uint8_t*> stored;
     for (const Bytes& data : parts) {
         checked_storage(storage, data, num_columns);
         for (size_t row = 0; row < data.shape(0); ++row) stored.push_back(data.data() + row * data.shape(1));
     }
     if (stored.empty()) refuse("a matrix of 0 rows");
+    const StorageInfo& info = *find_storage(storage.c_str());
+    if (!(threshold >= 0)) refuse("a threshold of %g", double(threshold));
+    if (threshold > 0 && (info.storage != Storage::Q8_0 && info.storage != Storage::Q8_F))
+        refuse("a threshold for %s, and only Q8_0 and Q8_F may have one", info.name);
     const int32_t* order = checked_order(row_order, "row_order", "rows", int64_t(stored.size()));
     const int32_t* columns = checked_order(column_order, "column_order", "columns", num_columns);
     nb::gil_scoped_release unlocked;
     std::vector<const uint8_t*> rows(stored.size());
     for (size_t o = 0; o < rows.size(); ++o) rows[o] = stored[order ? size_t(order[o]) : o];
-    new (matrix) Matrix(find_storage(storage.c_str())->storage, rows, num_columns, columns);
+    new (matrix) Matrix(info.storage, rows, num_columns, columns, threshold);
 }
 
 FloatMatrix dequantize(const std::string& storage, const Bytes& data, int64_t num_columns) {
@@ -202,6 +206,7 @@ FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) 
         refuse("x has %lld columns for %lld inputs", (long long)x.shape(1), (long long)num_inputs);
     if (num_threads < 1) refuse("%d threads", num_threads);
     if (w.input_order) refuse("the inputs of the matrix are in an order that only a tape undoes");
+    if (w.threshold > 0) refuse("the matrix has a threshold that only a tape heeds");
     FloatMatrix out = new_floats(rows, w.num_outputs);
     if (rows == 0) return out;
     const MatrixKernels& matrix_kernels = kernels().matrix;
@@ -242,9 +247,10 @@ FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) 
 void bind_matrix(nb::module_& m) {
     nb::class_<Matrix>(m, "Matrix", "Weights [num_outputs, num_inputs] in the layout the kernels read")
         .def("__init__", &construct, nb::arg("storage"), nb::arg("parts"), nb::arg("num_columns"),
-             nb::arg("row_order") = nb::none(), nb::arg("column_order") = nb::none(),
+             nb::arg("row_order") = nb::none(), nb::arg("column_order") = nb::none(), nb::arg("threshold") = 0.0f,
              "Pack stored rows, arrays of uint8 [rows, row_bytes], one below the other. Output o is taken from row "
-             "row_order[o] of all of them, and column k is input column_order[k].")
+             "row_order[o] of all of them, and column k is input column_order[k]. Inputs that reach the threshold, if "
+             "it is not 0, are multiplied as they are and not in 8 bits.")
         .def_prop_ro("num_outputs", [](const Matrix& matrix) { return matrix.packed().num_outputs; })
         .def_prop_ro("num_inputs", [](const Matrix& matrix) { return matrix.packed().num_inputs; })
         .def_prop_ro("layout", [](const Matrix& matrix) { return layout_name(matrix.packed().layout); })

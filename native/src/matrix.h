@@ -54,8 +54,11 @@ struct PackedMatrix {
     // Where the matrix was packed with its inputs in another order: x[input_order[k]] meets column k. Null: their own.
     const int32_t* input_order;
     size_t nbytes;
+    // Inputs of this magnitude and more are multiplied as they are, not in 8 bits (outliers.h). 0: none.
+    float threshold;
 
     bool is_integer() const { return group != 0; }
+    bool has_columns() const { return layout == Layout::Int8 && !has_offset; }  // for add_columns
     int64_t num_tiles() const { return (num_outputs + kTileOutputs - 1) / kTileOutputs; }
     int64_t tile_bytes() const { return int64_t(nbytes) / num_tiles(); }
 };
@@ -139,6 +142,11 @@ struct MatrixKernels {
     // only MXFP4 can say, results may be NaN in some tables and numbers in others.
     void (*multiply)(const PackedMatrix& w, const Activations& a, int64_t rows, float* out, int64_t out_stride,
                      const Worker& worker);
+
+    // out[o] += sum over i of x[i] * w[o, columns[i]], for the outputs o of tiles [first, last) of a matrix that
+    // has_columns: acc = fma(scale * code, x[i], acc) in fp32, i ascending. The same bits in every table.
+    void (*add_columns)(const PackedMatrix& w, const int32_t* columns, const float* x, int64_t count, int64_t first,
+                        int64_t last, float* out);
 };
 
 }  // namespace quire

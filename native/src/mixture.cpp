@@ -12,6 +12,12 @@ bool any_segment(const Segments& segments, const Predicate& predicate) {
     return std::any_of(segments.begin(), segments.end(), predicate);
 }
 
+float threshold_of(const Segments& segments) {
+    float most = 0;
+    for (const PackedMatrix& segment : segments) most = std::max(most, segment.threshold);
+    return most;
+}
+
 }  // namespace
 
 Experts::Experts(std::vector<Segments> given, const float* biases) : matrices(std::move(given)), biases(biases) {
@@ -19,6 +25,7 @@ Experts::Experts(std::vector<Segments> given, const float* biases) : matrices(st
         num_inputs = segment.num_inputs;
         num_outputs += segment.num_outputs;
     }
+    for (const Segments& segments : matrices) have_threshold = have_threshold || threshold_of(segments) > 0;
 }
 
 void MixtureRunner::reserve(const Routing& routing, const Experts& gate_up, const Experts& down, int64_t max_rows,
@@ -40,6 +47,7 @@ void MixtureRunner::reserve(const Routing& routing, const Experts& gate_up, cons
         prepared_.floats.reserve(num_routes * experts->num_inputs);
         prepared_.groups.reserve((num_routes + padding) * num_groups);
         prepared_.halves.reserve((num_routes + padding) * num_groups);
+        if (experts->have_threshold) outliers_.reserve(num_routes, experts->num_inputs, num_threads);
         reordered_stride_ = std::max(reordered_stride_, experts->num_inputs);
         for (const Segments& segments : experts->matrices) num_segments += segments.size();
     }
@@ -117,11 +125,15 @@ void MixtureRunner::prepare(const Experts& experts, int64_t place, const float* 
     }
     const GroupOrder order(first_[expert + 1] - first_[expert], matrix.row_block, num_inputs);
     const int64_t start = padded_[expert] * order.num_groups + order.start(place - first_[expert]);
+    const float threshold = threshold_of(segments);
+    const float* rest = row;
+    if (experts.have_threshold) rest = outliers_.without(row, num_inputs, threshold, place, thread);
     if (any_segment(segments, [&](const PackedMatrix& m) { return m.is_integer(); }))
-        matrix.quantize(row, num_inputs, prepared_.groups.get() + start, order.block_rows);
+        matrix.quantize(rest, num_inputs, prepared_.groups.get() + start, order.block_rows);
     if (any_segment(segments, [&](const PackedMatrix& m) { return matrix.reads_halves(m); }))
         matrix.to_halves(row, num_inputs, prepared_.halves.get() + start, order.block_rows);
-    if (any_segment(segments, [&](const PackedMatrix& m) { return !m.is_integer() && !matrix.reads_halves(m); }))
+    const auto reads_floats = [&](const PackedMatrix& m) { return !m.is_integer() && !matrix.reads_halves(m); };
+    if (threshold > 0 || any_segment(segments, reads_floats))
         std::copy_n(row, num_inputs, prepared_.floats.get() + place * num_inputs);
 }
 
@@ -132,11 +144,12 @@ void MixtureRunner::add_bias(const Experts& experts, int64_t place, float* row) 
 }
 
 // Every expert's routes with its matrix: out [routes, outputs], in the order of experts. Threads share each product,
-// and go on to the next one without waiting.
+// and go on to the next one without waiting; inputs that are apart come last.
 void MixtureRunner::multiply(const Experts& experts, float* out, std::atomic<int64_t>* counters, const Team& team,
                              uint8_t* panel) {
     const MatrixKernels& matrix = kernels().matrix;
     const int64_t num_groups = (experts.num_inputs + kGroupInputs - 1) / kGroupInputs;
+    const bool apart = experts.have_threshold && outliers_.any(first_[experts.matrices.size()]);
     for (size_t e = 0; e < experts.matrices.size(); ++e) {
         const int64_t first = first_[e], num_rows = first_[e + 1] - first;
         int64_t column = 0;
@@ -151,6 +164,18 @@ void MixtureRunner::multiply(const Experts& experts, float* out, std::atomic<int
             }
             column += segment.num_outputs;
             counters += team.num_threads;
+        }
+    }
+    if (!apart) return;
+    team.barrier();
+    for (size_t e = 0; e < experts.matrices.size(); ++e) {
+        const int64_t first = first_[e], num_rows = first_[e + 1] - first;
+        float* to = out + first * experts.num_outputs;
+        for (const PackedMatrix& segment : experts.matrices[e]) {
+            if (segment.threshold > 0)
+                outliers_.add(segment, prepared_.floats.get() + first * experts.num_inputs, experts.num_inputs, first,
+                              num_rows, to, experts.num_outputs, team);
+            to += segment.num_outputs;
         }
     }
 }

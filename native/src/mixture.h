@@ -11,6 +11,7 @@
 
 #include "buffer.h"
 #include "kernels.h"
+#include "outliers.h"
 #include "routing.h"
 #include "team.h"
 
@@ -22,8 +23,9 @@ struct Experts {
     std::vector<Segments> matrices;  // [num_experts], all of one shape
     const float* biases;             // [num_experts, num_outputs], or null
     int64_t num_inputs = 0, num_outputs = 0;
+    bool have_threshold = false;  // some of them
 
-    // The segments of one expert have their inputs in one order.
+    // The segments of one expert have their inputs in one order, and those of integers one threshold.
     Experts(std::vector<Segments> matrices, const float* biases);
 };
 
@@ -70,6 +72,7 @@ class MixtureRunner {
     std::vector<int64_t> padded_;      // [num_experts] the same where an expert's rows are whole blocks
     std::vector<int64_t> next_;        // [num_experts] while routes are sorted
     Prepared prepared_;
+    Outliers outliers_;
     Buffer<float> reordered_;  // the inputs of a row for each thread, where an expert has them in an order of its own
     int64_t reordered_stride_ = 0;
     Buffer<float> hidden_;                        // [routes, 2 * inner]

@@ -367,10 +367,13 @@ std::shared_ptr<uint8_t> allocate(int64_t nbytes) {
 
 }  // namespace
 
-Matrix::Matrix(Storage storage, const std::vector<const uint8_t*>& rows, int64_t num_inputs, const int32_t* input_order)
+Matrix::Matrix(Storage storage, const std::vector<const uint8_t*>& rows, int64_t num_inputs, const int32_t* input_order,
+               float threshold)
     : packed_(shape_of(storage, int64_t(rows.size()), num_inputs)) {
     const int64_t num_outputs = packed_.num_outputs;
     assert(num_outputs > 0 && num_inputs > 0 && num_inputs % storage_info(storage).block == 0);
+    assert(threshold == 0 || packed_.has_columns());
+    packed_.threshold = threshold;
     if (input_order) {
         input_order_.assign(input_order, input_order + num_inputs);
         packed_.input_order = input_order_.data();

@@ -45,9 +45,10 @@ namespace quire {
 class Matrix {
  public:
     // Packs the row of each output, num_inputs weights (a multiple of the type's block). Column k is input
-    // input_order[k], or input k where that is null. Runs on the OpenMP threads of the caller. Throws std::bad_alloc.
+    // input_order[k], or input k where that is null. Only a matrix that has_columns may have a threshold. Runs on the
+    // OpenMP threads of the caller. Throws std::bad_alloc.
     Matrix(Storage storage, const std::vector<const uint8_t*>& rows, int64_t num_inputs,
-           const int32_t* input_order = nullptr);
+           const int32_t* input_order = nullptr, float threshold = 0);
     Matrix(const Matrix&) = delete;
     Matrix& operator=(const Matrix&) = delete;
 

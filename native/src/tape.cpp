@@ -30,6 +30,8 @@ void Tape::add(Op op) {
         const bool reorders = std::any_of(w.segments.begin(), w.segments.end(),
                                           [](const PackedMatrix& m) { return m.input_order != nullptr; });
         if (reorders || (few && !x.few)) gathered_.reserve(max_tokens_ * w.num_inputs);
+        if (std::any_of(w.segments.begin(), w.segments.end(), [](const PackedMatrix& m) { return m.threshold > 0; }))
+            outliers_.reserve(max_tokens_, w.num_inputs, num_threads_);
     };
     if (auto* embedding = std::get_if<Embedding>(&op)) {
         int64_t& limit = embedding->of_positions ? num_positions_ : num_ids_;

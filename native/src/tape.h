@@ -16,6 +16,7 @@
 #include "kernels.h"
 #include "low_rank.h"
 #include "mixture.h"
+#include "outliers.h"
 #include "self_attention.h"
 #include "team.h"
 
@@ -225,6 +226,7 @@ class Tape {
     Buffer<QuantizedGroup> groups_;
     Buffer<HalfGroup> halves_;
     Buffer<float> gathered_;
+    Outliers outliers_;
     Buffer<uint8_t> panels_;  // kPanelBytes for each thread
     MixtureRunner mixtures_;
     LowRankRunner low_rank_;

@@ -279,16 +279,22 @@ class Walk {
         const Range rows = team_.share(num_rows);
         int64_t column = 0, taken = w.counters;
         Activations a{};
+        bool apart = false;  // some inputs are
         for (const PackedMatrix& segment : w.segments) {
-            const bool is_first = &segment == w.segments.data();
-            if (is_first || segment.input_order != (&segment)[-1].input_order) {
-                if (!is_first) meet();
-                a = prepared(w, segment.input_order, from, few, num_rows);
+            const PackedMatrix* before = &segment == w.segments.data() ? nullptr : &segment - 1;
+            if (!before || segment.input_order != before->input_order || segment.threshold != before->threshold) {
+                if (before) meet();
+                a = prepared(w, segment, from, few, num_rows);
                 meet();
+                apart = segment.threshold > 0 && tape_.outliers_.any(num_rows);  // before anybody goes on to the next
             }
             const Worker worker{team_.thread, team_.num_threads, tape_.panels_.get() + team_.thread * kPanelBytes,
                                 &tape_.counters_[taken]};
             kernels_.matrix.multiply(segment, a, num_rows, out + column, out_stride, worker);
+            if (apart) {
+                meet();
+                tape_.outliers_.add(segment, a.x, a.stride, 0, num_rows, out + column, out_stride, team_);
+            }
             column += segment.num_outputs;
             taken += tape_.num_threads_;
         }
@@ -298,17 +304,21 @@ class Walk {
             kernels_.ops.add(out + r * out_stride, w.bias, w.num_outputs, out + r * out_stride);
     }
 
-    // The rows of a product as its segments read them, with their inputs in `order`; this thread does its share.
-    Activations prepared(const Weight& w, const int32_t* order, const View& from, bool few, int64_t num_rows) {
+    // The rows of a product as this segment and those like it read them; this thread does its share.
+    Activations prepared(const Weight& w, const PackedMatrix& segment, const View& from, bool few, int64_t num_rows) {
         const Range rows = team_.share(num_rows);
-        const auto [x, stride] = gathered(from, few, rows, order);
+        const auto [x, stride] = gathered(from, few, rows, segment.input_order);
+        const float threshold = segment.threshold;
         QuantizedGroup* groups = tape_.groups_.get();
         HalfGroup* halves = tape_.halves_.get();
         const MatrixKernels& matrix = kernels_.matrix;
         const GroupOrder places(num_rows, matrix.row_block, w.num_inputs);
         if (std::any_of(w.segments.begin(), w.segments.end(), [](const PackedMatrix& m) { return m.is_integer(); }))
-            for (int64_t r = rows.first; r < rows.last; ++r)
-                matrix.quantize(x + r * stride, w.num_inputs, groups + places.start(r), places.block_rows);
+            for (int64_t r = rows.first; r < rows.last; ++r) {
+                const float* row = x + r * stride;
+                if (threshold > 0) row = tape_.outliers_.without(row, w.num_inputs, threshold, r, team_.thread);
+                matrix.quantize(row, w.num_inputs, groups + places.start(r), places.block_rows);
+            }
         if (std::any_of(w.segments.begin(), w.segments.end(),
                         [&](const PackedMatrix& m) { return matrix.reads_halves(m); }))
             for (int64_t r = rows.first; r < rows.last; ++r)

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "buffer.h"
@@ -170,6 +171,35 @@ void test_case(Case& c) {
     }
 }
 
+// Some columns, added to what is there: the same bits in every table, however tiles are shared, and no other output.
+void test_columns() {
+    Random random(10);
+    for (Storage storage : {Storage::Q8_0, Storage::Q8_F})
+        for (int64_t outputs : kOutputs)
+            for (int64_t count : {0, 1, 2, 17}) {
+                Case c(storage_info(storage), outputs, 96, random);
+                std::vector<int32_t> columns;
+                for (int64_t i = 0; i < count; ++i) columns.push_back(int32_t(i * 5 + i % 3));
+                const float* before = c.x.data() + 96;
+                std::vector<float> expected(before, before + outputs + 3), w(96);
+                for (int64_t o = 0; o < outputs; ++o) {
+                    unpack_row(c.matrix.packed(), o, w.data());
+                    for (int64_t i = 0; i < count; ++i)
+                        expected[size_t(o)] =
+                            std::fma(w[size_t(columns[size_t(i)])], c.x[size_t(i)], expected[size_t(o)]);
+                }
+                for (const char* const* isa = available_isas(); *isa; ++isa) {
+                    use_isa(*isa);
+                    std::vector<float> out(before, before + outputs + 3);
+                    const int64_t last = c.matrix.packed().num_tiles(), middle = last / 2;
+                    for (const auto& [from, to] : {std::pair{int64_t(0), middle}, std::pair{middle, last}})
+                        kernels().matrix.add_columns(c.matrix.packed(), columns.data(), c.x.data(), count, from, to,
+                                                     out.data());
+                    check(same_bits(out, expected), "columns", *isa, c.info.name, outputs, 96, count);
+                }
+            }
+}
+
 // Tiles that no panel has room for.
 void test_long_rows() {
     Random random(8);
@@ -248,6 +278,7 @@ int main(int argc, char** argv) {
             }
         }
     }
+    test_columns();
     test_long_rows();
     test_quantize();
     test_non_finite(storage_info(Storage::Q4_1));

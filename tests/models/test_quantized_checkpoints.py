@@ -49,6 +49,29 @@ def test_logits_on_every_backend(tmp_path: Path, name: str) -> None:
     np.testing.assert_array_equal(native(PROMPT, len(PROMPT) - 1)[0], logits[-1])
 
 
+def test_outliers_of_llm_int8_are_not_rounded(tmp_path: Path) -> None:
+    """Norms whose weights enlarge six inputs, as large models have them."""
+    values = dict(write_model(tmp_path, "bitsandbytes-int8"))
+    tensors = load_file(tmp_path / "model.safetensors")
+    for norm in [name for name in tensors if "layernorm" in name]:
+        tensors[norm][::21] *= 40
+        values[norm] = tensors[norm]
+    (tmp_path / "plain").mkdir()
+    save_file(values, tmp_path / "plain" / "model.safetensors")
+    (tmp_path / "plain" / "config.json").write_text(json.dumps(CONFIG))
+    expected = compute(make_ops("torch"), tmp_path / "plain")(PROMPT, 0)
+    errors = {}
+    for threshold in (6.0, 0.0):
+        path = tmp_path / str(threshold)
+        write_model(path, "bitsandbytes-int8", {"llm_int8_threshold": threshold})
+        save_file(tensors, path / "model.safetensors")
+        native = compute(make_ops("native"), path)
+        logits = native(PROMPT, 0)
+        np.testing.assert_array_equal(native(PROMPT, len(PROMPT) - 1)[0], logits[-1])
+        errors[threshold] = np.linalg.norm(logits - expected) / np.linalg.norm(expected)
+    assert errors[6.0] < 0.5 * errors[0.0], errors
+
+
 def test_what_is_not_kept_exactly_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name, note in (("bitsandbytes-nf4", "112ths"), ("fp8-outputs", "bfloat16"), ("gptq-4", "")):
         write_model(tmp_path, name)

@@ -351,10 +351,12 @@ def packed_model(name: str) -> tuple[Tensors, dict[str, np.ndarray]]:
     return stored, values
 
 
-def write_model(path: Path, name: str) -> dict[str, np.ndarray]:
-    """A directory in the format, and the values of all its weights."""
+def write_model(path: Path, name: str, settings: dict[str, Any] | None = None) -> dict[str, np.ndarray]:
+    """A directory in the format, with `settings` besides its own, and the values of all its weights."""
     stored, values = packed_model(name)
     path.mkdir(exist_ok=True)
     save_file(stored, path / "model.safetensors")
-    (path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": FORMATS[name].config}))
+    (path / "config.json").write_text(
+        json.dumps(CONFIG | {"quantization_config": FORMATS[name].config | (settings or {})})
+    )
     return values

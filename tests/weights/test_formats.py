@@ -90,6 +90,25 @@ def test_eetq_of_fused_layers_is_refused(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("settings", "threshold"), [({}, 6.0), ({"llm_int8_threshold": 3}, 3.0), ({"llm_int8_threshold": 0.0}, 0.0)]
+)
+def test_the_threshold_of_outliers_comes_with_the_weights_of_llm_int8(
+    tmp_path: Path, settings: dict, threshold: float
+) -> None:
+    for name in ("bitsandbytes-int8", "bitsandbytes-nf4"):
+        write_model(tmp_path, name, settings)
+        checkpoint = open_checkpoint(tmp_path)
+        assert checkpoint.tensor(MATRIX).threshold == (threshold if name.endswith("int8") else 0)
+        assert checkpoint.tensor("model.embed_tokens.weight").threshold == 0
+
+
+def test_a_threshold_below_zero_is_named(tmp_path: Path) -> None:
+    write_model(tmp_path, "bitsandbytes-int8", {"llm_int8_threshold": -1.0})
+    with pytest.raises(BadCheckpoint, match=r"llm_int8_threshold is -1\.0"):
+        open_checkpoint(tmp_path)
+
+
 ODD = ["gptq-4-act-order", "awq-gemm", "bitsandbytes-nf4", "fp8-outputs", "packed-4", "w8a8"]
 
 

@@ -71,7 +71,8 @@ class StoredTensor:
     `data` is uint8 [rows, row_bytes], the rows being all axes but the last, flattened. `row_order`, where given,
     lists the stored row that each row of the tensor is to be taken from: a permutation that a reader undoes.
     `column_order` lists the column of the tensor that each stored one is: the permutation is of a matrix's inputs, and
-    a product undoes it by taking its inputs in that order."""
+    a product undoes it by taking its inputs in that order. `threshold`: op sets that round inputs to 8 bits leave those
+    of this magnitude and more as they are; 0: they round all."""
 
     name: str
     shape: tuple[int, ...]
@@ -80,6 +81,7 @@ class StoredTensor:
     row_order: NDArray[np.int32] | None = None
     dummy: bool = False  # nobody's weights, for measuring: `data` is one row over and over
     column_order: NDArray[np.int32] | None = None
+    threshold: float = 0.0
 
     @property
     def num_rows(self) -> int:

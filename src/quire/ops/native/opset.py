@@ -97,6 +97,8 @@ class NativeOps:
             for other in others:
                 if _order(other) != _order(part):
                     raise Unsupported(f"{part.name} and {other.name} have their inputs in different orders (act-order)")
+                if other.threshold != part.threshold and not {part.type, other.type} & {*FLOATS}:
+                    raise Unsupported(f"{part.name} and {other.name} have different thresholds for their inputs")
         packed = [self.pack(parts) for parts in experts]
         first = packed[0]
         assert all((w.num_outputs, w.num_inputs) == (first.num_outputs, first.num_inputs) for w in packed)
@@ -170,9 +172,9 @@ def _quantized(part: StoredTensor, kind: StorageType) -> StoredTensor:
     return replace(part, type=kind, data=data)
 
 
-def _kind(part: StoredTensor) -> tuple[str, bytes]:
+def _kind(part: StoredTensor) -> tuple[str, bytes, float]:
     """What parts of one matrix have in common."""
-    return part.type.name, _order(part)
+    return part.type.name, _order(part), part.threshold
 
 
 def _order(part: StoredTensor) -> bytes:
@@ -187,4 +189,5 @@ def _pack(parts: list[StoredTensor]) -> Any:
         orders = [np.arange(p.num_rows) if p.row_order is None else p.row_order for p in parts]
         order = np.concatenate([order + first for order, first in zip(orders, firsts, strict=False)]).astype(np.int32)
     rows = [np.ascontiguousarray(part.data) for part in parts]
-    return native.Matrix(parts[0].type.name, rows, parts[0].num_columns, order, parts[0].column_order)
+    first = parts[0]
+    return native.Matrix(first.type.name, rows, first.num_columns, order, first.column_order, first.threshold)

@@ -9,17 +9,19 @@
       or uint8, with X.weight.nested_absmax and X.weight.nested_quant_map [256]:
                                                     nested_quant_map[code] * nested_absmax + nested_offset
 
-LLM.int8() multiplies columns of activations with outliers in 16 bits; that concerns activations, the weights are plain
-8-bit codes. Here activations are rounded in groups of 32 (on a CPU), which confines an outlier, or stay 16-bit."""
+The weights of LLM.int8() are plain 8-bit codes. Activations that reach `llm_int8_threshold` are not to be rounded to 8
+bits with the others: where Quire rounds them, on a CPU, it multiplies these as they are, token by token
+(docs/decisions/007-outliers-apart-by-token.md). On a GPU activations stay 16-bit, and the threshold means nothing."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.core.errors import Unsupported
+from quire.core.errors import BadCheckpoint, Unsupported
 from quire.ops.dequantize import FP4_VALUES, NF4_VALUES
 from quire.ops.tensors import FP4, NF4, StorageType, StoredTensor
 from quire.weights.blocks import BLOCK, eight_bits, fits_blocks, table_places
@@ -31,6 +33,7 @@ STATE = ".weight.quant_state.bitsandbytes__"
 TABLES: dict[str, tuple[StorageType, NDArray[np.float32]]] = {"nf4": (NF4, NF4_VALUES), "fp4": (FP4, FP4_VALUES)}
 BESIDES = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
 MAX_STATE_BYTES = 1 << 16
+THRESHOLD = 6.0  # where the configuration gives none
 
 
 def read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, MadeTensor]:
@@ -39,14 +42,21 @@ def read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, MadeTenso
         for module in modules_with(raw, STATE + kind):
             made[f"{module}.weight"] = _four_bits(raw, module, kind)
     for module in modules_with(raw, ".SCB"):
-        made[f"{module}.weight"] = _eight_bits(raw, module)
+        made[f"{module}.weight"] = _eight_bits(raw, module, _threshold(quantization))
     return made
 
 
 # -- LLM.int8() --------------------------------------------------------------------------------------------------------
 
 
-def _eight_bits(raw: RawTensors, module: str) -> MadeTensor:
+def _threshold(quantization: CheckpointConfig) -> float:
+    """0: no activation is an outlier."""
+    if (threshold := quantization.float("llm_int8_threshold", THRESHOLD)) < 0:
+        raise BadCheckpoint(f"{quantization.source}: quantization_config.llm_int8_threshold is {threshold}")
+    return threshold
+
+
+def _eight_bits(raw: RawTensors, module: str, threshold: float) -> MadeTensor:
     name = f"{module}.weight"
     if len(shape := raw.shape(name)) != 2:
         raise raw.bad(name, f"is {[*shape]}, and a matrix is expected")
@@ -55,15 +65,16 @@ def _eight_bits(raw: RawTensors, module: str) -> MadeTensor:
         raise Unsupported(f"{raw.path}: {order} is {found}", "only rows in their order (0) are read")
     parts = parts_of(raw, module, (".weight", ".SCB", ".weight_format"))
     outputs, inputs = shape
-    return MadeTensor(shape, parts, partial(_make_eight_bits, raw, module, (outputs, inputs)))
+    return MadeTensor(shape, parts, partial(_make_eight_bits, raw, module, (outputs, inputs), threshold))
 
 
-def _make_eight_bits(raw: RawTensors, module: str, shape: tuple[int, int]) -> StoredTensor:
+def _make_eight_bits(raw: RawTensors, module: str, shape: tuple[int, int], threshold: float) -> StoredTensor:
     codes = raw.integers(f"{module}.weight")
     scales = (raw.floats(f"{module}.SCB") / np.float32(127))[:, None]
     if not fits_blocks(shape[1], shape[1]):
         return plain_floats(f"{module}.weight", codes * scales)
-    return eight_bits(f"{module}.weight", shape, lambda first, last: codes[first:last], scales)
+    made = eight_bits(f"{module}.weight", shape, lambda first, last: codes[first:last], scales)
+    return replace(made, threshold=threshold)
 
 
 # -- NF4 and FP4 -------------------------------------------------------------------------------------------------------
