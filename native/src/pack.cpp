@@ -202,7 +202,7 @@ bool lies_as_packed(Storage storage) {
            storage == Storage::Q8_0;
 }
 
-// What pack_integer_tile does for a type that lies as packed: ten times as fast. `Bits` of a code.
+// What pack_integer_tile does for a type that lies as packed: three to five times as fast. `Bits` of a code.
 template <int Bits>
 void copy_blocks(const PackedMatrix& m, const uint8_t* const* rows, uint8_t* tile) {
     const BlockShape at(m);
@@ -272,6 +272,22 @@ Eight load_eight(const uint8_t* from) { return vreinterpretq_u16_u8(vld1q_u8(fro
 void store_eight(uint8_t* to, Eight x) { vst1q_u8(to, vreinterpretq_u8_u16(x)); }
 Eight zip_first(Eight a, Eight b) { return vzip1q_u16(a, b); }
 Eight zip_last(Eight a, Eight b) { return vzip2q_u16(a, b); }
+#else
+struct Eight {
+    uint16_t at[8];
+};
+Eight load_eight(const uint8_t* from) {
+    Eight x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+void store_eight(uint8_t* to, const Eight& x) { std::memcpy(to, &x, sizeof x); }
+Eight zip_first(const Eight& a, const Eight& b) {
+    return {{a.at[0], b.at[0], a.at[1], b.at[1], a.at[2], b.at[2], a.at[3], b.at[3]}};
+}
+Eight zip_last(const Eight& a, const Eight& b) {
+    return {{a.at[4], b.at[4], a.at[5], b.at[5], a.at[6], b.at[6], a.at[7], b.at[7]}};
+}
 #endif
 
 // Of eight rows of eight elements of 16 bits, the columns: elements of rows 0 and 4, 1 and 5 .. take turns, three

@@ -82,13 +82,14 @@ class Cursor:
 
     def strings(self, count: int) -> list[str]:
         """An array of strings. There may be hundreds of thousands."""
+        strings: list[str]
         try:
             strings, self.at = native.read_strings(self.file.buffer, self.at, count)
         except IndexError as error:
             raise self._bad_string() from error
         except UnicodeDecodeError as error:
             raise self.bad(f"holds a string that is not UTF-8: {error.reason}") from error
-        return list(strings)
+        return strings
 
     def _bad_string(self) -> BadCheckpoint:
         return self.bad("holds a string that ends after the file does")
