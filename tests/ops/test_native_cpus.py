@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from quire.ops.native import available_cpus
+from quire.ops.native.cpus import available_cpus, compute_threads
 
 CPUS = len(os.sched_getaffinity(0))
 
@@ -38,3 +38,9 @@ def write(root, files):
 def test_quotas_of_control_groups_count(tmp_path, files, expected):
     write(tmp_path, files)
     assert available_cpus(tmp_path) == expected
+
+
+@pytest.mark.parametrize(("cpus", "expected"), [(1, 1), (2, 2), (11, 11), (12, 11), (16, 15), (128, 127)])
+def test_of_many_cpus_one_is_left_to_others(tmp_path, monkeypatch, cpus, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
+    assert compute_threads(tmp_path) == expected

@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 from quire.core.errors import BadRequest
 from quire.core.structured import MAX_CHOICES, MAX_TEXT, Structured
 from quire.text import grammar as grammar_module
+from quire.text import grammar_vocabulary
 from quire.text.grammar import KEPT, GrammarCompiler, GrammarMatcher
 from quire.text.tokenizer import Tokenizer
 
@@ -240,3 +241,14 @@ def test_a_language_that_takes_too_long_to_follow_ends(
         if matcher.error or not matcher.advance(letter):
             break
     assert "following it took" in matcher.error
+
+
+def test_remembered_tokens_are_those_found_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_vocabulary, "REMEMBERED", 8)
+    texts = [f'"key {number}": '.encode() for number in range(20)] + [b"x" * 1000]
+    remembering = grammar_vocabulary._Tokens(tokenizer, VOCAB, tokenizer.eos_ids[0])
+    for text in texts + texts[::-1]:
+        fresh = remembering._cut(text)
+        assert remembering(text) == remembering(text) == fresh
+        assert b"".join(map(tokenizer.token_bytes, fresh)) == text
+        assert len(remembering._known) <= 8

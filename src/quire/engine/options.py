@@ -97,7 +97,9 @@ class EngineOptions:
     max_wait: float | None = option(
         None, "seconds until the first token; a request that would have to wait longer is answered with 429 at once"
     )
-    threads: int | None = option(None, "threads that compute (default: the CPUs this process may use)")
+    threads: int | None = option(
+        None, "threads that compute (default: as many as CPUs this process may use, one less from 12 on)"
+    )
     seed: int | None = option(None, "makes requests without a seed of their own repeatable")
     device: str = option(
         "auto", "where to compute; auto takes a GPU where there is one and torch", choices=("auto", "cpu", "cuda")

@@ -127,11 +127,11 @@ class LocalExecutor:
 
     def _has_idle_cpu(self) -> bool:
         """Where a CPU computes, and not all of them do."""
-        if self.backend != "native" or self.threads is None:
+        if self.backend != "native":
             return False
-        from quire.ops.native.cpus import available_cpus
+        from quire.ops.native.cpus import available_cpus, compute_threads
 
-        return self.threads < available_cpus()
+        return (self.threads or compute_threads()) < available_cpus()
 
     def _open(self) -> Checkpoint:
         return DummyCheckpoint(Path(self.path)) if self.load_format == "dummy" else open_checkpoint(self.path)

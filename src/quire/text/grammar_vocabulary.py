@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer
 
 LONGEST = 32  # bytes of a token that is looked for
+REMEMBERED = 4096  # texts whose tokens are known, of at most
+REMEMBERED_BYTES = 256  # each
 
 
 def grammar_vocabulary(tokenizer: "Tokenizer", vocab_size: int) -> "LLTokenizer":
@@ -35,12 +37,23 @@ class _Tokens:
         self.special_token_ids = sorted(token for token in tokenizer.special_ids if token < vocab_size)
         self._tokenizer = tokenizer
         self._special = frozenset(self.special_token_ids)
+        self._known: dict[bytes, list[int]] = {}  # a schema asks for the same few texts in every answer
 
     @cached_property
     def _by_bytes(self) -> dict[bytes, int]:
         return {spelling: token for token, spelling in enumerate(self.tokens) if token not in self._special}
 
     def __call__(self, text: bytes) -> list[int]:
+        ids = self._known.get(text)
+        if ids is None:
+            ids = self._cut(text)
+            if len(self._known) == REMEMBERED:
+                self._known.clear()
+            if len(text) <= REMEMBERED_BYTES:
+                self._known[text] = ids
+        return ids
+
+    def _cut(self, text: bytes) -> list[int]:
         ids = self._tokenizer.encode(text.decode(errors="ignore"), add_special_tokens=False)
         plain = all(token < len(self.tokens) and token not in self._special for token in ids)
         if plain and b"".join(self.tokens[token] for token in ids) == text:

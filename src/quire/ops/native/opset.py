@@ -11,7 +11,7 @@ import numpy as np
 from quire.core.errors import Unsupported
 from quire.ops.compiled import native
 from quire.ops.native.cache import NativeCache
-from quire.ops.native.cpus import available_cpus
+from quire.ops.native.cpus import compute_threads
 from quire.ops.native.program import NativeProgram
 from quire.ops.native.recorder import Frequencies, Table
 from quire.ops.native.slots import NativeSlots
@@ -53,14 +53,14 @@ class NativeOps:
     """The op set on a CPU. The ops of a forward pass are those of the `Recorder` that `compile` hands to it."""
 
     def __init__(self, threads: int | None = None, quantization: str | None = None, halves: bool = False) -> None:
-        """`threads`: how many work on a step; by default, as many as there are CPUs for this process.
+        """`threads`: how many work on a step; by default, those of `compute_threads`.
         `quantization`: what matrices of floats become when they are packed, one of QUANTIZED. `halves`: matrices
         of fp32 become fp16, which are multiplied faster where the CPU computes in halves."""
         if quantization is not None and quantization not in QUANTIZED:
             raise Unsupported(
                 f"quantization `{quantization}` is not there on a CPU", f"use one of {', '.join(QUANTIZED)}"
             )
-        self.threads = threads if threads is not None else available_cpus()
+        self.threads = threads if threads is not None else compute_threads()
         self.quantization = quantization
         self.halves = halves
         self._noted: set[str] = set()
