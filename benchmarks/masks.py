@@ -36,6 +36,10 @@ LANGUAGES = {
     "schema": Structured("json_schema", json.dumps(PERSON)),
     "free JSON": Structured("json_schema", '{"type": "object", "minProperties": 40}'),  # or else it is soon `{}`
     "regex": Structured("regex", "([A-Z][a-z]+ )*"),
+    "dates": Structured("regex", r"(\d{4}-\d{2}-\d{2} )*"),
+    "mail": Structured("regex", r"([a-z0-9.]+@[a-z0-9]+\.(com|org|net), )*"),
+    "list": Structured("regex", r"(- [^\n]+\n)*"),
+    "CSV": Structured("regex", r"([^,\n]+(,[^,\n]+){3}\n)*"),
     "grammar": Structured("grammar", 'root ::= word ("," word)*\nword ::= [a-z]+'),
     "200 words": Structured("regex", "([A-Z][a-z]{1,12} ){200}"),  # counting is dear
 }

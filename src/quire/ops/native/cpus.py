@@ -4,7 +4,7 @@ import os
 from math import floor
 from pathlib import Path
 
-MANY = 12
+MANY = 12  # one of them is little; it was measured with 16
 
 
 def compute_threads(root: Path = Path("/")) -> int:
