@@ -6,8 +6,9 @@
     python -m benchmarks.serving MODEL.gguf --json results.json
 
 In every round each server is started, asked for one token until it answers, warmed up, given every workload, and
-ended; servers take turns, and only one runs at a time. Memory is the sum of PSS over the server's processes, looked up
-every second. vLLM serves the dequantized weights of the first file."""
+ended; servers take turns, and only one runs at a time. After each workload Quire does it once more without a
+server, while that waits. Memory is the sum of PSS over the server's processes, looked up every second. vLLM serves the
+dequantized weights of the first file."""
 
 import argparse
 import socket
@@ -15,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from compileall import compile_dir
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks import engines as known
@@ -23,6 +24,7 @@ from benchmarks.engines import Engines
 from benchmarks.formats import FORMATS, float_checkpoint, twins
 from benchmarks.load import Ask, LoadFailed, run_load
 from benchmarks.machine import note_others
+from benchmarks.offline import offline
 from benchmarks.processes import ROOT, EngineDied, MemoryWatch, Running, interruptible, progress, running
 from benchmarks.report import Report
 from benchmarks.speed import add_arguments
@@ -46,12 +48,15 @@ def measure_serving(engines: Engines, path: Path, rounds: int, with_vllm: bool =
         for name, model in models.items():
             starting.others.append(note_others(f"{path.name}: round {number} of {rounds}, {name} serves"))
             try:
-                with server(engines, name, model) as (url, engine), MemoryWatch(engine) as memory:
+                with server(engines, name, model) as (url, engine), MemoryWatch(engine) as memory, ExitStack() as ours:
                     begun = first_token(url, engine, prose)
+                    alone = ours.enter_context(offline(engines, path)) if name == "quire" else None
                     run_load(url, WARM_UP.asks(prose, seed=-number), WARM_UP.users)
                     for workload, section in found.items():
                         engine.check()
                         add_figures(section, name, url, workload.asks(prose, seed=number), workload.users)
+                        if alone:
+                            section.row("offline tokens/s").add(name, alone.rate(workload, number))
             except (EngineDied, LoadFailed) as failure:
                 progress(f"{name} fails, and has no figures here: {failure}")
                 continue

@@ -17,11 +17,14 @@ class Worker:
 
     def measure(self, case: Case, seed: int) -> float:
         """Tokens a second."""
+        return float(self.ask(json.dumps({"case": asdict(case), "seed": seed})))
+
+    def ask(self, line: str) -> str:
         stdin = self._engine.process.stdin
         assert stdin is not None
-        stdin.write(json.dumps({"case": asdict(case), "seed": seed}) + "\n")
+        stdin.write(line + "\n")
         stdin.flush()
-        return float(self._read())
+        return self._read()
 
     def _read(self) -> str:
         stdout = self._engine.process.stdout
