@@ -6,6 +6,8 @@
 CPU time is counted, of all threads, so that others at work on this machine disturb little. Masks are made by one
 thread while the others wait: their share of a step's time is their CPU time x threads / the CPU time of the step.
 
+Each language is used by all users twice: what the first answers find out about it, the later ones know.
+
 With fewer --threads than CPUs they are made beside the forward pass, and nobody waits: only the time of a step by the
 clock tells what they cost then, beside that of a step without a language."""
 
@@ -65,23 +67,23 @@ class Meter:
 
 
 def steps(
-    llm: LLM, meter: Meter, structured: Structured | None, users: int, tokens: int
+    llm: LLM, meter: Meter, structured: Structured | None, users: range, tokens: int
 ) -> list[tuple[float, float, float]]:
     """Of whole steps in which at least half of the users draw: CPU seconds, those of their masks, and seconds by the
     clock; all for all users."""
     params = [
         SamplingParams(temperature=1.0, seed=user, max_tokens=tokens, ignore_eos=True, structured=structured)
-        for user in range(users)
+        for user in users
     ]
-    live = [llm._submit(llm._request(f"Person {user}:", params[user])) for user in range(users)]
+    live = [llm._submit(llm._request(f"Person {user}:", wants)) for user, wants in zip(users, params, strict=True)]
     by_id = {one.request.id: one for one in live}
     found = []
     while not all(one.finished for one in live):
         cpu, masks, clock = time.process_time(), meter.seconds, time.perf_counter()
         llm._step(by_id)
         record = llm.engine.record
-        if record and record.num_tokens == record.num_drawn >= users / 2:
-            share = users / record.num_drawn
+        if record and record.num_tokens == record.num_drawn >= len(users) / 2:
+            share = len(users) / record.num_drawn
             taken = time.process_time() - cpu, meter.seconds - masks, time.perf_counter() - clock
             found.append((taken[0] * share, taken[1] * share, taken[2] * share))
     return found
@@ -97,24 +99,27 @@ def main() -> None:
     llm = LLM(args.model, max_model_len=512, max_num_seqs=args.users, threads=args.threads)
     meter, result = Meter(), {}
     for structured in LANGUAGES.values():
-        steps(llm, meter, structured, args.users, 4)  # compiled, and met for the first time
+        steps(llm, meter, structured, range(args.users), 4)  # compiled, and met for the first time
     for name, structured in LANGUAGES.items():
-        found = steps(llm, meter, structured, args.users, args.tokens)
-        step, masks, clock = (statistics.median(column) * 1e3 for column in zip(*found, strict=True))
-        result[name] = {
-            "step ms": round(step, 1),
-            "masks ms": round(masks, 2),
-            "clock ms": round(clock, 1),
-            "steps": len(found),
-        }
-        share = masks * args.threads / (step + masks * (args.threads - 1))
-        result[name]["share"] = round(share, 4)
-        beside = args.threads < available_cpus()
-        told = "beside the forward pass" if beside else f"{share:.1%} of its time"
-        print(
-            f"{name:10} {step:7.1f} ms of CPU a step, masks {masks:5.2f} ms, {told}; {clock:7.1f} ms by the clock",
-            flush=True,
-        )
+        for which in ("first", "later"):
+            users = range(args.users) if which == "first" else range(args.users, 2 * args.users)
+            found = steps(llm, meter, structured, users, args.tokens)
+            step, masks, clock = (statistics.median(column) * 1e3 for column in zip(*found, strict=True))
+            share = masks * args.threads / (step + masks * (args.threads - 1))
+            result[f"{name}, {which}"] = {
+                "step ms": round(step, 1),
+                "masks ms": round(masks, 2),
+                "clock ms": round(clock, 1),
+                "steps": len(found),
+                "share": round(share, 4),
+            }
+            beside = args.threads < available_cpus()
+            told = "beside the forward pass" if beside else f"{share:.1%} of its time"
+            print(
+                f"{name:10} {which}: {step:7.1f} ms of CPU a step, masks {masks:5.2f} ms, {told}; "
+                f"{clock:7.1f} ms by the clock",
+                flush=True,
+            )
     print(json.dumps({"benchmark": "masks", "machine": describe(), **vars(args), "languages": result}))
 
 

@@ -12,7 +12,8 @@ from weakref import WeakValueDictionary
 
 from quire.core.structured import Structured
 from quire.text.grammar_source import grammar_source, wrong_language
-from quire.text.grammar_vocabulary import grammar_vocabulary
+from quire.text.grammar_states import MaskShelf, RememberingMatcher, States
+from quire.text.grammar_vocabulary import GrammarTokens
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -32,10 +33,11 @@ T = TypeVar("T")
 class Grammar:
     """A compiled language. What its matchers find out about it they share; its limits hold for all that together."""
 
-    __slots__ = ("__weakref__", "_start", "num_matchers", "num_words", "seconds")
+    __slots__ = ("__weakref__", "_start", "num_matchers", "num_words", "seconds", "states")
 
-    def __init__(self, start: "LLMatcher", num_words: int, seconds: float) -> None:
+    def __init__(self, start: "LLMatcher", num_words: int, seconds: float, states: States | None) -> None:
         self._start = start
+        self.states = states  # if they can be told apart
         self.num_words = num_words  # of 32 bits, of a mask
         self.seconds = seconds  # that compiling it took
         self.num_matchers = 0  # that were ever made
@@ -136,7 +138,8 @@ class GrammarCompiler:
     def __init__(self, tokenizer: "Callable[[], Tokenizer]", vocab_size: int) -> None:
         """`tokenizer` is called when the first language comes."""
         self._load_tokenizer, self._vocab_size = tokenizer, vocab_size
-        self._vocabulary: LLTokenizer | None = None
+        self._vocabulary: tuple[GrammarTokens, LLTokenizer] | None = None
+        self._masks = MaskShelf()
         self._compiling = threading.Lock()
         self._kept: OrderedDict[Structured, Grammar] = OrderedDict()
         self._known: WeakValueDictionary[Structured, Grammar] = WeakValueDictionary()
@@ -157,24 +160,30 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
         return grammar
 
-    def matcher(self, structured: Structured) -> GrammarMatcher:
+    def matcher(self, structured: Structured) -> GrammarMatcher | RememberingMatcher:
         """At the beginning of an answer."""
         grammar = self.find(structured) or self.compile(structured)
-        return GrammarMatcher(grammar, lambda: self.compile(structured, anew=True))
+        matcher = GrammarMatcher(grammar, lambda: self.compile(structured, anew=True))
+        if grammar.states is None or not grammar.states.useful:
+            return matcher
+        return RememberingMatcher(matcher, grammar.states)
 
     def _compile(self, structured: Structured) -> Grammar:
         from llguidance import LLMatcher
 
         if self._vocabulary is None:
-            self._vocabulary = grammar_vocabulary(self._load_tokenizer(), self._vocab_size)
+            tokens = GrammarTokens(self._load_tokenizer(), self._vocab_size)
+            self._vocabulary = tokens, tokens.vocabulary()
+        tokens, vocabulary = self._vocabulary
         begin = time.thread_time()
-        start = LLMatcher(self._vocabulary, grammar_source(structured), log_level=0, limits=_limits())
+        start = LLMatcher(vocabulary, grammar_source(structured), log_level=0, limits=_limits())
         first = start.deep_copy()
         first.compute_bitmask()  # a language without words is noticed here
         for matcher in (start, first):
             if matcher.is_error():
                 raise wrong_language(structured, matcher.get_error())
-        return Grammar(start, -(-self._vocabulary.vocab_size // 32), time.thread_time() - begin)
+        states = States.of(structured.text, tokens.spelling, self._masks) if structured.kind == "regex" else None
+        return Grammar(start, -(-vocabulary.vocab_size // 32), time.thread_time() - begin, states)
 
 
 def _limits() -> "LLParserLimits":

@@ -15,23 +15,15 @@ REMEMBERED = 4096  # texts whose tokens are known, of at most
 REMEMBERED_BYTES = 256  # each
 
 
-def grammar_vocabulary(tokenizer: "Tokenizer", vocab_size: int) -> "LLTokenizer":
-    """`vocab_size` is the model's: masks have a bit for each of its tokens."""
-    from llguidance import LLTokenizer, TokenizerWrapper
-
-    ends = [token for token in tokenizer.eos_ids if token < vocab_size]
-    if not ends:
-        raise Unsupported("the model has no token that ends a text, and structured output needs one")
-    # Tokens that go together: where a whole slice may follow, or none of it, its tokens are not looked at one by one.
-    slices = ["[a-z]+", *LLTokenizer.general_slices()]
-    return LLTokenizer(TokenizerWrapper(_Tokens(tokenizer, vocab_size, ends[0])), eos_token=ends, slices=slices)
-
-
-class _Tokens:
+class GrammarTokens:
     """Where only one text can follow, it is drawn in the tokens that the tokenizer itself would cut it into."""
 
-    def __init__(self, tokenizer: "Tokenizer", vocab_size: int, eos_token_id: int) -> None:
-        self.eos_token_id = eos_token_id
+    def __init__(self, tokenizer: "Tokenizer", vocab_size: int) -> None:
+        """`vocab_size` is the model's: masks have a bit for each of its tokens."""
+        self.ends = [token for token in tokenizer.eos_ids if token < vocab_size]
+        if not self.ends:
+            raise Unsupported("the model has no token that ends a text, and structured output needs one")
+        self.eos_token_id = self.ends[0]
         self.bos_token_id = None
         self.tokens = [tokenizer.token_bytes(token) for token in range(vocab_size)]
         self.special_token_ids = sorted(token for token in tokenizer.special_ids if token < vocab_size)
@@ -42,6 +34,17 @@ class _Tokens:
     @cached_property
     def _by_bytes(self) -> dict[bytes, int]:
         return {spelling: token for token, spelling in enumerate(self.tokens) if token not in self._special}
+
+    def vocabulary(self) -> "LLTokenizer":
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        # Tokens that go together: where a whole slice may follow, or none of it, they are not looked at one by one.
+        slices = ["[a-z]+", *LLTokenizer.general_slices()]
+        return LLTokenizer(TokenizerWrapper(self), eos_token=self.ends, slices=slices)
+
+    def spelling(self, token: int) -> bytes | None:
+        """None: it is none of a text."""
+        return None if token in self._special or token in self.ends else self.tokens[token]
 
     def __call__(self, text: bytes) -> list[int]:
         ids = self._known.get(text)
