@@ -39,7 +39,7 @@ class Grammar:
         self._start = start
         self.states = states  # if they can be told apart
         self.num_words = num_words  # of 32 bits, of a mask
-        self.seconds = seconds  # that compiling it took
+        self.seconds = seconds  # that compiling it took, and would take again
         self.num_matchers = 0  # that were ever made
 
     def matcher(self) -> "LLMatcher":
@@ -151,9 +151,9 @@ class GrammarCompiler:
     def compile(self, structured: Structured, *, anew: bool = False) -> Grammar:
         """Raises BadRequest for a language that cannot be compiled within the limits. From any thread: others wait."""
         with self._compiling:
-            grammar = None if anew else self._known.get(structured)
-            if grammar is None:
-                grammar = self._known[structured] = with_deep_stack(lambda: self._compile(structured))
+            grammar = known = self._known.get(structured)
+            if grammar is None or anew:
+                grammar = self._known[structured] = with_deep_stack(lambda: self._compile(structured, known))
             self._kept[structured] = grammar
             self._kept.move_to_end(structured)
             if len(self._kept) > KEPT:
@@ -168,7 +168,7 @@ class GrammarCompiler:
             return matcher
         return RememberingMatcher(matcher, grammar.states)
 
-    def _compile(self, structured: Structured) -> Grammar:
+    def _compile(self, structured: Structured, before: Grammar | None) -> Grammar:
         from llguidance import LLMatcher
 
         if self._vocabulary is None:
@@ -182,8 +182,12 @@ class GrammarCompiler:
         for matcher in (start, first):
             if matcher.is_error():
                 raise wrong_language(structured, matcher.get_error())
-        states = States.of(structured.text, tokens.spelling, self._masks) if structured.kind == "regex" else None
-        return Grammar(start, -(-vocabulary.vocab_size // 32), time.thread_time() - begin, states)
+        seconds = time.thread_time() - begin
+        if before is not None:
+            states = before.states
+        else:
+            states = States.of(structured.text, tokens.spelling, self._masks) if structured.kind == "regex" else None
+        return Grammar(start, -(-vocabulary.vocab_size // 32), seconds, states)
 
 
 def _limits() -> "LLParserLimits":
