@@ -37,7 +37,7 @@ AIM = 0.15  # of all CPU time: what the server process may cost
 PARTS = {
     "tokens to text, text to tokens": r"quire/text/|tokenizers",
     "what dialects say (chunks, JSON)": r"quire/server/(dialects|fold|body|replies)",
-    "messages of the engine (ZeroMQ, msgpack)": r"zmq|quire/engine/(messages|child)",
+    "messages of the engine (socket, msgpack)": r"quire/engine/(messages|child|channel)",
     "requests under way": r"quire/engine/",
     "metrics, logs": r"quire/server/(metrics|histogram|recent|logs|exposition)",
     "routes, streams": r"quire/server/|starlette",

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-WITHOUT = "zmq msgspec starlette uvicorn uvloop httptools prometheus_client jinja2 huggingface_hub tqdm"
+WITHOUT = "msgspec starlette uvicorn uvloop httptools prometheus_client jinja2 huggingface_hub tqdm"
 
 PROGRAM = """
 import sys
@@ -42,7 +42,7 @@ def imported_by(program: str) -> set[str]:
 
 def test_a_server_starts_its_engine_before_it_imports_what_it_serves_with() -> None:
     """Both take a while, and the first token comes when both have done it."""
-    heavy = {"asyncio", "zmq", "msgspec", "starlette", "tokenizers", "huggingface_hub", "numpy"}
+    heavy = {"asyncio", "msgspec", "starlette", "tokenizers", "huggingface_hub", "numpy"}
     assert not imported_by("import quire.cli.serve; import quire.engine.spawned") & heavy
 
 

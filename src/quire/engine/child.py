@@ -3,38 +3,34 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Awaitable
-from typing import TypeVar
-
-import zmq
-import zmq.asyncio
+from collections import deque
+from collections.abc import AsyncIterator
 
 from quire.core.errors import EngineFailed
+from quire.engine.channel import Channel
 from quire.engine.messages import FromEngine, Start, ToEngine, decode_from_engine, encode
 from quire.engine.spawned import PATIENCE, Spawned
-
-T = TypeVar("T")
 
 
 class EngineProcess:
     """`messages()` yields what the engine says and ends when its process has ended, however it ended."""
 
-    def __init__(self, spawned: Spawned, socket: zmq.asyncio.Socket) -> None:
+    def __init__(self, spawned: Spawned) -> None:
         self._spawned = spawned
-        self._socket = socket
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._channel = Channel(spawned.socket)
+        self._inbox: deque[bytes] = deque()
+        self._news = asyncio.Event()  # something has come, or nothing will any more
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._channel.fileno(), self._read)
+        self._ended: asyncio.Future[None] = self._loop.create_future()
         threading.Thread(target=self._wait, daemon=True).start()
 
     @classmethod
     async def start(cls, start: Start, spawned: Spawned | None = None) -> "EngineProcess":
         """In a process of its own, or in one that is there already and now belongs to the result."""
-        self = cls(spawned or Spawned(), zmq.asyncio.Context.instance().socket(zmq.PAIR))
+        self = cls(spawned or Spawned())
         try:
-            self._socket.setsockopt(zmq.SNDHWM, 0)
-            self._socket.setsockopt(zmq.RCVHWM, 0)
-            self._socket.setsockopt(zmq.LINGER, 0)
-            self._socket.bind(self._spawned.address)
-            await self._unless_it_ends(self._socket.send(encode(start)))  # waits until the process has connected
+            await self.send(start)
         except BaseException:
             await self.stop()
             raise
@@ -43,16 +39,24 @@ class EngineProcess:
     def _wait(self) -> None:
         self._spawned.process.wait()
         with contextlib.suppress(RuntimeError):  # the loop has ended, too
-            self._ended.get_loop().call_soon_threadsafe(self._ended.set_result, None)
+            self._loop.call_soon_threadsafe(self._end)
 
-    async def _unless_it_ends(self, action: Awaitable[T]) -> "asyncio.Future[T] | None":
-        """What the action came to; None if the process has ended first."""
-        doing = asyncio.ensure_future(action)
-        await asyncio.wait((doing, self._ended), return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            return doing
-        doing.cancel()
-        return None
+    def _end(self) -> None:
+        self._read()  # its last words
+        self._channel.ended = True  # also if a process that it has started lives on and has the socket
+        self._ended.set_result(None)
+
+    def _read(self) -> None:
+        if not self._channel.ended:
+            self._inbox += self._channel.receive()
+            self._news.set()
+        if self._channel.ended:
+            self._loop.remove_reader(self._channel.fileno())
+
+    def _write(self) -> None:
+        self._channel.flush()
+        if not self._channel.behind:
+            self._loop.remove_writer(self._channel.fileno())
 
     @property
     def pid(self) -> int:
@@ -60,25 +64,30 @@ class EngineProcess:
 
     async def send(self, message: ToEngine) -> None:
         """Never waits: a live engine takes any number of messages, and a dead one is noticed by messages()."""
-        with contextlib.suppress(zmq.ZMQError):
-            await self._socket.send(encode(message), zmq.DONTWAIT)
+        if not self._channel.ended:
+            self._channel.send(encode(message))
+            if self._channel.behind:
+                self._loop.add_writer(self._channel.fileno(), self._write)
 
     async def messages(self) -> AsyncIterator[FromEngine]:
-        while received := await self._unless_it_ends(self._socket.recv()):
-            yield decode_from_engine(received.result())
-        while await self._socket.poll(50):  # its last words
-            yield decode_from_engine(await self._socket.recv())
+        while True:
+            while self._inbox:
+                yield decode_from_engine(self._inbox.popleft())
+            if self._channel.ended:
+                return
+            self._news.clear()
+            await self._news.wait()
 
     async def stop(self) -> None:
         """End the process, kindly first, at once if this is cancelled; leave nothing behind."""
         try:
-            self._spawned.ask_to_end()
+            self._channel.finish()
             await asyncio.wait((self._ended,), timeout=PATIENCE)
         finally:
             self._spawned.process.kill()  # nothing happens to one that has ended
             await asyncio.wait((self._ended,))
-            self._socket.close()
-            self._spawned.tidy()
+            self._loop.remove_writer(self._channel.fileno())
+            self._channel.close()
 
     def death(self) -> EngineFailed:
         status = self._spawned.process.returncode

@@ -1,21 +1,24 @@
 """The engine process: one socket to the server process, and the loop.
 
-Started as `python -m quire.engine.process ADDRESS`. It lives as long as its standard input is open, so it never
-outlives the process that started it."""
+Started as `python -m quire.engine.process SOCKET`, the number of a file that it inherits. It lives as long as the other
+end is open, so it never outlives the process that started it."""
 
 import math
+import os
+import select
 import signal
+import socket
 import sys
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import zmq
 
 from quire.core.errors import QuireError, Unsupported
 from quire.core.request import Request
 from quire.core.texts import ReadRequest
 from quire.engine.adapter_shelf import AdapterShelf, load_adapters
+from quire.engine.channel import Channel
 from quire.engine.compiling import CompilingEngine
 from quire.engine.engine import Engine
 from quire.engine.messages import (
@@ -46,10 +49,14 @@ from quire.engine.start import load_tokenizer, local_executor, task_of
 TARGET_ITL_MS = 30  # between two tokens of a stream while prompts are computed: first tokens come sooner, too
 
 
-def main(address: str) -> int:
+LAST_WORDS = 1.0  # seconds that they have to leave
+
+
+def main(file: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server process decides when to stop
-    context = zmq.Context()
-    server = _Server(context, address)
+    os.set_inheritable(file, False)
+    channel = Channel(socket.socket(fileno=file))
+    server = _Server(channel)
     try:
         start = server.receive(None)
         if start is None:
@@ -62,7 +69,7 @@ def main(address: str) -> int:
             raise  # our bug: the traceback belongs on stderr
         return 2
     finally:
-        context.destroy(linger=1000)
+        channel.close(LAST_WORDS)
     return 0
 
 
@@ -138,34 +145,41 @@ def _serve(
 
 
 class _Server:
-    """The process on the other end of the socket, and of standard input."""
+    """The process on the other end of the socket."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
-        self.gone = False
-        self._socket = context.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 5)  # ms: the other end may still be starting
-        self._socket.connect(address)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._messages: deque[bytes] = deque()  # that have come
+        self._poll = select.poll()
+
+    @property
+    def gone(self) -> bool:
+        return self._channel.ended
 
     def wake_for(self, file: int) -> None:
         """`receive` waits no longer when this file can be read from."""
-        self._poller.register(file, zmq.POLLIN)
+        self._poll.register(file, select.POLLIN)
 
     def receive(self, patience: float | None) -> ToEngine | None:
         """The next message; None if none comes within that many seconds, if the engine has found work by itself, or if
         the server process is gone."""
-        ready = dict(self._poller.poll(None if patience is None else math.ceil(patience * 1000)))
-        self.gone = sys.stdin.fileno() in ready  # nothing is ever written there: it has been closed
-        return decode_to_engine(self._socket.recv()) if self._socket in ready and not self.gone else None
+        milliseconds = None if patience is None else math.ceil(patience * 1000)
+        while not self._messages and not self.gone:
+            self._poll.register(self._channel, select.POLLIN | select.POLLOUT * self._channel.behind)
+            if self._channel.fileno() not in dict(self._poll.poll(milliseconds)):
+                return None
+            self._channel.flush()
+            self._messages += self._channel.receive()
+            if milliseconds is not None:
+                break
+        return decode_to_engine(self._messages.popleft()) if self._messages and not self.gone else None
 
     def refuse(self, request: Request | ReadRequest, problem: Exception) -> None:
         self.send(Refused(request.id, Problem.of(problem)))
 
     def send(self, message: FromEngine) -> None:
-        self._socket.send(encode(message))
+        self._channel.send(encode(message))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(int(sys.argv[1])))
