@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from urllib.parse import urlsplit
 
-from benchmarks.load import events_of, read_head, read_piece
+from benchmarks.load import events_of
 from benchmarks.machine import describe
 from benchmarks.own_server import own_server
 from benchmarks.processes import Running, interruptible
@@ -97,6 +97,20 @@ async def _visit(url: str, rng: random.Random, crowd: Crowd) -> None:
         crowd.tokens += asked
     finally:
         writer.transport.abort() if leaves_after is not None and rng.random() < 0.5 else writer.close()
+
+
+async def read_head(reader: asyncio.StreamReader) -> tuple[int, bool]:
+    """The status, and whether the body comes in chunks (else it ends with the connection)."""
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
+    return int(lines[0].split()[1]), any(line.startswith("transfer-encoding:") and "chunked" in line for line in lines)
+
+
+async def read_piece(reader: asyncio.StreamReader, chunked: bool) -> bytes:
+    """The body's next bytes, empty at its end."""
+    if not chunked:
+        return await reader.read(65536)
+    size = int((await reader.readuntil(b"\r\n")).split(b";")[0], 16)
+    return (await reader.readexactly(size + 2))[:size]
 
 
 def metrics(url: str) -> dict[str, float]:

@@ -11,8 +11,10 @@ import json
 import math
 import random
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -114,7 +116,7 @@ async def streamed(url: str, path: str, body: bytes) -> list[tuple[float, bytes]
     parts = urlsplit(url)
     assert parts.hostname and parts.port
     try:
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        transport, ear = await asyncio.get_running_loop().create_connection(_Ear, parts.hostname, parts.port)
     except OSError as failure:
         raise LoadFailed(f"nobody listens at {url}: {failure}") from failure
     head = (
@@ -122,33 +124,54 @@ async def streamed(url: str, path: str, body: bytes) -> list[tuple[float, bytes]
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     try:
-        writer.write(head.encode() + body)
-        await writer.drain()
-        status, chunked = await read_head(reader)
-        pieces: list[tuple[float, bytes]] = []
-        while piece := await read_piece(reader, chunked):
-            pieces.append((time.perf_counter(), piece))
-    except (asyncio.IncompleteReadError, ConnectionError) as failure:
-        raise LoadFailed(f"the server broke off: {failure}") from failure
+        transport.write(head.encode() + body)
+        await ear.ended
     finally:
-        writer.close()
+        transport.close()
+    try:
+        status, pieces = _read_response(ear.heard)
+    except ValueError as failure:
+        raise LoadFailed(f"the server broke off: {failure}") from failure
     if status != 200:
         raise LoadFailed(f"status {status}: {b''.join(piece for _, piece in pieces)[:500].decode(errors='replace')}")
     return pieces
 
 
-async def read_head(reader: asyncio.StreamReader) -> tuple[int, bool]:
-    """The status, and whether the body comes in chunks (else it ends with the connection)."""
-    lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
-    return int(lines[0].split()[1]), any(line.startswith("transfer-encoding:") and "chunked" in line for line in lines)
+class _Ear(asyncio.Protocol):
+    """Notes what comes, and when. No task is woken before the end."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[float, bytes]] = []
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self.heard.append((time.perf_counter(), data))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
-async def read_piece(reader: asyncio.StreamReader, chunked: bool) -> bytes:
-    """The body's next bytes, empty at its end."""
-    if not chunked:
-        return await reader.read(65536)
-    size = int((await reader.readuntil(b"\r\n")).split(b";")[0], 16)
-    return (await reader.readexactly(size + 2))[:size]
+def _read_response(heard: list[tuple[float, bytes]]) -> tuple[int, list[tuple[float, bytes]]]:
+    """The status, and the body's pieces: its chunks if it has some. Raises ValueError if an end is missing."""
+    head, _, rest = b"".join(data for _, data in heard).partition(b"\r\n\r\n")
+    lines = head.decode("latin-1").lower().split("\r\n")
+    status = int(lines[0].split()[1]) if lines[0] else 0
+    if not status:
+        raise ValueError("nothing was answered")
+    begin, ends = len(head) + 4, list(accumulate(len(data) for _, data in heard))
+    moments = [moment for moment, _ in heard]
+    if not any(line.startswith("transfer-encoding:") and "chunked" in line for line in lines):
+        pieces = [data[max(0, begin - end + len(data)) :] for (_, data), end in zip(heard, ends, strict=True)]
+        return status, [(moment, piece) for moment, piece in zip(moments, pieces, strict=True) if piece]
+    found = []
+    at = 0
+    while size := int(rest[at : (line := rest.index(b"\r\n", at))].split(b";")[0], 16):
+        at = line + 2 + size + 2
+        if len(rest) < at:
+            raise ValueError("in the middle of a chunk")
+        found.append((moments[bisect_left(ends, begin + at)], rest[line + 2 : at - 2]))
+    return status, found
 
 
 def _read_answer(sent: float, pieces: list[tuple[float, bytes]]) -> Answer:
