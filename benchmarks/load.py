@@ -18,6 +18,8 @@ from itertools import accumulate
 from typing import Any
 from urllib.parse import urlsplit
 
+import uvloop
+
 
 class LoadFailed(Exception):
     """The server refused a request, or broke off its answer."""
@@ -87,7 +89,7 @@ def percentile(values: Sequence[float], quantile: float) -> float:
 
 def run_load(url: str, asks: Iterable[Ask], users: int) -> Load:
     try:
-        return asyncio.run(_load(url, asks, users))
+        return uvloop.run(_load(url, asks, users))
     except ExceptionGroup as failures:  # the users' failures; the first tells enough
         raise failures.exceptions[0] from None
 
