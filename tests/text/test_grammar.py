@@ -4,7 +4,6 @@ import json
 import random
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,16 +18,6 @@ from quire.text.grammar import KEPT, GrammarCompiler, GrammarMatcher
 from quire.text.tokenizer import Tokenizer
 
 VOCAB = 49152
-
-
-@pytest.fixture(scope="module")
-def tokenizer(default_model: Path) -> Tokenizer:
-    return Tokenizer.load(default_model)
-
-
-@pytest.fixture(scope="module")
-def grammars(tokenizer: Tokenizer) -> GrammarCompiler:
-    return GrammarCompiler(lambda: tokenizer, VOCAB)
 
 
 def bits(matcher: GrammarMatcher) -> np.ndarray:

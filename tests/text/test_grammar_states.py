@@ -1,7 +1,6 @@
 """Masks that are remembered beside masks that are made."""
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,16 +27,6 @@ EXPRESSIONS = [
     r'"[^"\\]*"',
     r"[\w.-]+@[\w-]+\.(com|org)",
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(default_model: Path) -> Tokenizer:
-    return Tokenizer.load(default_model)
-
-
-@pytest.fixture(scope="module")
-def grammars(tokenizer: Tokenizer) -> GrammarCompiler:
-    return GrammarCompiler(lambda: tokenizer, VOCAB)
 
 
 def remembering(grammars: GrammarCompiler, structured: Structured) -> RememberingMatcher:
@@ -97,8 +86,8 @@ def test_remembered_is_made(grammars: GrammarCompiler, tokenizer: Tokenizer, exp
 @settings(max_examples=40, deadline=None)
 @given(expressions.EXPRESSIONS, st.integers(0, 2**32))
 def test_any_expression(grammars: GrammarCompiler, tokenizer: Tokenizer, expression: str, seed: int) -> None:
-    for number in range(2):
-        walk_together(grammars, tokenizer, expression, seed + number)
+    walked = [walk_together(grammars, tokenizer, expression, seed + number) for number in range(2)]
+    assert all(0 <= count <= 40 for count in walked)  # every mask on the way has been compared
 
 
 def test_what_was_forgotten_is_made_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,8 +95,11 @@ def test_what_was_forgotten_is_made_again(tokenizer: Tokenizer, monkeypatch: pyt
     grammars = GrammarCompiler(lambda: tokenizer, VOCAB)
     grammars._masks = MaskShelf(4 * VOCAB // 8)  # of four
     for expression in EXPRESSIONS[:4]:
-        for seed in range(2):
-            walk_together(grammars, tokenizer, expression, seed)
+        assert sum(walk_together(grammars, tokenizer, expression, seed) for seed in range(2)) > 20
+        states = grammars.compile(Structured("regex", expression)).states
+        assert states is not None
+        assert states._num_bytes <= 8000
+        assert sum(state.mask is not None for state in states._known.values()) <= 4
 
 
 def test_the_shelf_keeps_what_was_used_last() -> None:

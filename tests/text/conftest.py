@@ -1,0 +1,20 @@
+"""The default model's tokens, and languages compiled for them."""
+
+from pathlib import Path
+
+import pytest
+
+from quire.text.grammar import GrammarCompiler
+from quire.text.tokenizer import Tokenizer
+
+VOCAB = 49152
+
+
+@pytest.fixture(scope="module")
+def tokenizer(default_model: Path) -> Tokenizer:
+    return Tokenizer.load(default_model)
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(lambda: tokenizer, VOCAB)
