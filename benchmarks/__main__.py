@@ -17,7 +17,7 @@ from benchmarks.processes import interruptible
 from benchmarks.report import Report
 from benchmarks.serving import measure_serving
 from benchmarks.speed import add_arguments, measure_speed
-from quire.engine.sources import resolve_model
+from quire.hub import resolve_model
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.processes import ROOT
 from quire import LLM, SamplingParams
-from quire.engine.sources import resolve_model
+from quire.hub import resolve_model
 
 PROMPTS = [
     "The capital of France is",

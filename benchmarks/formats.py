@@ -35,7 +35,7 @@ def float_checkpoint(source: Path) -> Path:
         from transformers import PreTrainedTokenizerFast
 
         from benchmarks.reference import reference_model
-        from quire.text.gguf_tokenizer import read_vocabulary
+        from quire.text.tokenizers.gguf import read_vocabulary
 
         progress(f"making {kept.relative_to(ROOT)}")
         half = kept.with_suffix(".part")

@@ -21,7 +21,7 @@ from benchmarks.machine import describe
 from quire import LLM, SamplingParams
 from quire.core.structured import Structured
 from quire.ops.native.cpus import available_cpus
-from quire.runtime.guides import Guides
+from quire.runtime.structured_output import Guides
 
 PERSON = {
     "type": "object",

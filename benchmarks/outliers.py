@@ -24,7 +24,7 @@ from torch import Tensor
 from benchmarks.machine import describe
 from benchmarks.reference import reference_model
 from quire import LLM
-from quire.engine.sources import resolve_model
+from quire.hub import resolve_model
 
 THRESHOLD = 6.0  # bitsandbytes' default
 GROUP = 32

@@ -30,7 +30,7 @@ from benchmarks.report import Report
 from benchmarks.speed import add_arguments
 from benchmarks.table import Section
 from benchmarks.workloads import WARM_UP, WORKLOADS, read_prose
-from quire.engine.sources import resolve_model
+from quire.hub import resolve_model
 
 SECONDS_TO_START = 600.0
 

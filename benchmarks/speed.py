@@ -23,7 +23,7 @@ from benchmarks.processes import EngineDied, interruptible, progress
 from benchmarks.report import Report
 from benchmarks.table import Section
 from benchmarks.workers import worker
-from quire.engine.sources import resolve_model
+from quire.hub import resolve_model
 
 WARM_UP = Case("warm-up", 32, 16, 4, "whole")
 

@@ -28,9 +28,9 @@ from benchmarks.processes import progress
 from benchmarks.schemas import Case, schemastore, test_suite
 from quire.core.errors import QuireError
 from quire.core.structured import Structured
-from quire.engine.sources import resolve_model
-from quire.text.grammar import GrammarCompiler
-from quire.text.tokenizer import Tokenizer
+from quire.hub import resolve_model
+from quire.text.grammar.compiler import GrammarCompiler
+from quire.text.tokenizers.tokenizer import Tokenizer
 
 SECONDS = 60  # for one schema, by the clock
 TOKENS = 400  # of a walk at most

@@ -41,7 +41,7 @@ def interpreted_loops() -> None:
 @pytest.fixture(scope="session")
 def default_model() -> Path:
     """The default model's file, fetched on first use."""
-    from quire.engine.sources import resolve_model
+    from quire.hub import resolve_model
 
     return resolve_model("smollm2").path
 

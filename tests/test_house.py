@@ -9,24 +9,12 @@ import quire
 ROOT = Path(quire.__file__).parent
 
 # Top to bottom, as in docs/architecture.md. A floor imports itself and what stands after it.
-FLOORS = [
-    "cli",
-    "gateway",
-    "server",
-    "engine",
-    "text",
-    "planning",
-    "executors",
-    "runtime",
-    "models",
-    "weights",
-    "quantize",
-]
-FLOORS += ["ops", "core"]
+FLOORS = ["cli", "server", "api", "client", "engine", "hub", "text", "executors", "runtime", "models", "weights", "ops"]
+FLOORS += ["ipc", "core"]
 
 STDLIB_ONLY = {"core"}
-NO_ARRAYS = {"server", "gateway", "cli"}  # they know text and HTTP
-TORCH_ALLOWED = {"ops/torch"}
+NO_ARRAYS = {"server", "cli"}  # they know text and HTTP
+TORCH_ALLOWED = {"ops/reference", "ops/gpu"}
 
 
 def imports(path: Path) -> Iterator[str]:

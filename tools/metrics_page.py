@@ -7,8 +7,8 @@ from pathlib import Path
 from prometheus_client.metrics_core import Metric
 
 from quire.core.records import RequestRecord, SchedulerStats, StepRecord
-from quire.server.exposition import families
-from quire.server.metrics import Metrics
+from quire.server.observe.exposition import families
+from quire.server.observe.metrics import Metrics
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from quire.ops.torch.cache import quantize
-from quire.ops.torch.kernels.attention_decode import LEAST_ROWS, DecodeLaunch, decode, decode_launch
-from quire.ops.torch.kernels.attention_dense import dense_prefill
-from quire.ops.torch.kernels.attention_mla import MLALaunch, mla_decode, mla_launch
-from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring, power_of_two
-from quire.ops.torch.kernels.attention_plan import LEAST_SHARE, num_workers, plan_decode, plan_prefill
-from quire.ops.torch.kernels.attention_prefill import PrefillLaunch, prefill, prefill_launch
-from quire.ops.torch.kernels.kv_write import kv_write
+from quire.ops.gpu.attention.decode import LEAST_ROWS, DecodeLaunch, decode, decode_launch
+from quire.ops.gpu.attention.dense import dense_prefill
+from quire.ops.gpu.attention.kv_write import kv_write
+from quire.ops.gpu.attention.mla import MLALaunch, mla_decode, mla_launch
+from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, power_of_two
+from quire.ops.gpu.attention.plan import LEAST_SHARE, num_workers, plan_decode, plan_prefill
+from quire.ops.gpu.attention.prefill import PrefillLaunch, prefill, prefill_launch
+from quire.ops.reference.cache import quantize
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 LATENT, TURNED = 512, 64

@@ -14,11 +14,11 @@ import triton
 from torch import Tensor
 
 from benchmarks.gpu.measuring import Ceilings, check, seconds_a_call
+from quire.ops.gpu.activation import activate_and_mul, activate_and_mul_quantized
+from quire.ops.gpu.embedding import embedding
+from quire.ops.gpu.linear.quantize_rows import Quantized, quantize_rows
+from quire.ops.gpu.norm import add_rms_norm, add_rms_norm_quantized, layer_norm, rms_norm, rms_norm_quantized
 from quire.ops.opset import Activation
-from quire.ops.torch.kernels.activation import activate_and_mul, activate_and_mul_quantized
-from quire.ops.torch.kernels.embedding import embedding
-from quire.ops.torch.kernels.norm import add_rms_norm, add_rms_norm_quantized, layer_norm, rms_norm, rms_norm_quantized
-from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
 
 FP8 = torch.float8_e4m3fn
 EPS = 1e-5

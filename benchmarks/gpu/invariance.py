@@ -13,9 +13,9 @@ import torch
 from benchmarks.gpu.attention import Step, decode_launches, layers_for, prefill_launches
 from benchmarks.gpu.measuring import Calls, copies, rows, seconds_a_call
 from benchmarks.gpu.shapes import SHAPES
-from quire.ops.torch.kernels.attention_prefill import PrefillLaunch, invariant_launch
-from quire.ops.torch.kernels.linear import linear
-from quire.ops.torch.kernels.linear_splits import new_tickets
+from quire.ops.gpu.attention.prefill import PrefillLaunch, invariant_launch
+from quire.ops.gpu.linear.linear import linear
+from quire.ops.gpu.linear.split_k import new_tickets
 
 NUM_ROWS = (1, 8, 64, 256, 2048, 8192)
 STEPS = {  # name: (context, queries) of each sequence

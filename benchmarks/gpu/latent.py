@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.measuring import Calls, Ceilings, check, copies, print_fastest, seconds_a_call
-from quire.ops.torch.gpu_latent import LatentPlan, plan_latent
-from quire.ops.torch.kernels.attention_mla import MLALaunch, mla_decode
-from quire.ops.torch.kernels.attention_pages import Runs
-from quire.ops.torch.kernels.latent_write import latent_write
-from quire.ops.torch.kernels.linear_heads import linear_heads
+from quire.ops.gpu.attention.mla import MLALaunch, mla_decode
+from quire.ops.gpu.attention.mla_plan import LatentPlan, plan_latent
+from quire.ops.gpu.attention.mla_write import latent_write
+from quire.ops.gpu.attention.pages import Runs
+from quire.ops.gpu.linear.heads import linear_heads
 
 LATENT, TURNING, STILL, VALUE, BLOCK = 512, 64, 128, 128, 64
 MAX_LEN = 16384

@@ -25,10 +25,10 @@ from benchmarks.gpu import linear_stored as stored
 from benchmarks.gpu import linear_token as token
 from benchmarks.gpu.measuring import Calls, Ceilings, check, copies, print_fastest, rows, run_all, seconds_a_call
 from benchmarks.gpu.shapes import SHAPES, splits_to_try
-from quire.ops.torch.kernels.linear import linear
-from quire.ops.torch.kernels.linear_gemv import GemvConfig, linear_gemv
-from quire.ops.torch.kernels.linear_splits import new_tickets
-from quire.ops.torch.kernels.linear_stream import StreamConfig, linear_stream
+from quire.ops.gpu.linear.gemv import GemvConfig, linear_gemv
+from quire.ops.gpu.linear.linear import linear
+from quire.ops.gpu.linear.split_k import new_tickets
+from quire.ops.gpu.linear.stream import StreamConfig, linear_stream
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 

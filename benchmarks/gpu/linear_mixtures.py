@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.gpu.measuring import Ceilings, check, rows, seconds_a_call
-from quire.ops.torch.kernels import moe
-from quire.ops.torch.kernels.moe import mixture
+from quire.ops.gpu.moe import moe
+from quire.ops.gpu.moe.moe import mixture
 
 MIXTURES = {"Mixtral-8x7B": (8, 2, 4096, 14336), "Qwen3-30B-A3B": (128, 8, 2048, 768)}  # E, k, H, I
 

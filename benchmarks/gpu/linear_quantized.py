@@ -11,14 +11,14 @@ from torch import Tensor
 
 from benchmarks.gpu.measuring import Calls, Ceilings, check, copies, print_fastest, rows, run_all, seconds_a_call
 from benchmarks.gpu.shapes import SHAPES, splits_to_try
-from quire.ops.torch.kernels.linear_splits import new_tickets
-from quire.ops.torch.kernels.quant_dequantize import dequantize
-from quire.ops.torch.kernels.quant_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
-from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
-from quire.ops.torch.kernels.quant_linear import GroupedConfig, grouped_kernel, grouped_linear
-from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
-from quire.ops.torch.kernels.quant_scaled import ScaledConfig, ScaledWeight, scaled_kernel, scaled_linear
-from quire.ops.torch.kernels.quant_scaled_gemv import ScaledGemvConfig, scaled_gemv
+from quire.ops.gpu.linear.dequantize import dequantize
+from quire.ops.gpu.linear.grouped import GroupedConfig, grouped_kernel, grouped_linear
+from quire.ops.gpu.linear.grouped_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
+from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
+from quire.ops.gpu.linear.quantize_rows import Quantized, quantize_rows
+from quire.ops.gpu.linear.scaled import ScaledConfig, ScaledWeight, scaled_kernel, scaled_linear
+from quire.ops.gpu.linear.scaled_gemv import ScaledGemvConfig, scaled_gemv
+from quire.ops.gpu.linear.split_k import new_tickets
 
 FP8 = torch.float8_e4m3fn
 

@@ -11,14 +11,14 @@ from benchmarks.gpu.linear_quantized import check_products, clone
 from benchmarks.gpu.measuring import Calls, Ceilings, check, copies, print_fastest, rows, run_all, seconds_a_call
 from benchmarks.gpu.shapes import SHAPES, splits_to_try
 from quire.ops.dequantize import dequantize as plain_numbers
+from quire.ops.gpu.linear.dequantize import dequantize
+from quire.ops.gpu.linear.grouped import GroupedConfig, grouped_kernel, grouped_linear
+from quire.ops.gpu.linear.grouped_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
+from quire.ops.gpu.linear.grouped_layout import GroupedWeight
+from quire.ops.gpu.linear.quantize_rows import quantize_rows
+from quire.ops.gpu.linear.quantized_weights import load_codes
+from quire.ops.gpu.linear.split_k import new_tickets
 from quire.ops.tensors import STORAGE_TYPES, StoredTensor
-from quire.ops.torch.gpu_codes import load_codes
-from quire.ops.torch.kernels.linear_splits import new_tickets
-from quire.ops.torch.kernels.quant_dequantize import dequantize
-from quire.ops.torch.kernels.quant_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
-from quire.ops.torch.kernels.quant_layout import GroupedWeight
-from quire.ops.torch.kernels.quant_linear import GroupedConfig, grouped_kernel, grouped_linear
-from quire.ops.torch.kernels.quant_rows import quantize_rows
 
 # Where a block has its fp16 numbers. All its other bytes may be anything.
 TYPES = {

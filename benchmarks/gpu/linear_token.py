@@ -9,14 +9,14 @@ from torch import Tensor
 from benchmarks.gpu.linear_quantized import FP8, random_grouped, random_scaled
 from benchmarks.gpu.measuring import Calls, Ceilings, rows, seconds_a_call
 from benchmarks.gpu.shapes import SHAPES
+from quire.ops.gpu.activation import activate_and_mul_quantized, silu_and_mul
+from quire.ops.gpu.linear.grouped import grouped_linear, takes_codes
+from quire.ops.gpu.linear.linear import linear
+from quire.ops.gpu.linear.quantize_rows import Quantized, quantize_rows
+from quire.ops.gpu.linear.scaled import scaled_linear
+from quire.ops.gpu.linear.split_k import new_tickets
+from quire.ops.gpu.norm import add_rms_norm, add_rms_norm_quantized
 from quire.ops.opset import Activation
-from quire.ops.torch.kernels.activation import activate_and_mul_quantized, silu_and_mul
-from quire.ops.torch.kernels.linear import linear
-from quire.ops.torch.kernels.linear_splits import new_tickets
-from quire.ops.torch.kernels.norm import add_rms_norm, add_rms_norm_quantized
-from quire.ops.torch.kernels.quant_linear import grouped_linear, takes_codes
-from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
-from quire.ops.torch.kernels.quant_scaled import scaled_linear
 
 LAYERS = 32
 FORMATS = ("bf16", "fp8", "int4 g128")

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.ops.gpu.sampling.job import Split
+from quire.ops.gpu.sampling.sampler import DeviceSampler
 from quire.ops.opset import RowParams
-from quire.ops.torch.device_sampler import DeviceSampler
-from quire.ops.torch.kernels.sample_job import Split
-from quire.ops.torch.sampler import TorchSampler
+from quire.ops.reference.sampler import TorchSampler
 
 VOCAB = 128256
 LINES = (1, 8, 64, 256)

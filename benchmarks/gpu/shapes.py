@@ -1,6 +1,6 @@
 """The matrices of Llama-3.1-8B, as (outputs, inputs)."""
 
-from quire.ops.torch.kernels.linear import num_splits
+from quire.ops.gpu.linear.linear import num_splits
 
 SHAPES = {
     "qkv": (6144, 4096),

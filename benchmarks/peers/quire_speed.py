@@ -7,7 +7,7 @@ import argparse
 from benchmarks.cases import MAX_LENGTH, MAX_SEQS
 from benchmarks.peers.worker import answer, claim_stdout
 from quire import LLM, SamplingParams
-from quire.engine.generate import GenerateRequest
+from quire.client.generate_request import GenerateRequest
 
 
 class Quire:

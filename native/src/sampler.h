@@ -1,5 +1,5 @@
 // Draws tokens for rows, and remembers of each row's tokens what penalties and bans need.
-// Spec: ops/torch/sampler.py; definitions: docs/sampling.md
+// Spec: ops/reference/sampler.py; definitions: docs/sampling.md
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,7 @@ namespace quire {
 // Softmax in whole numbers. A token weighs round(2^44 * exp((logit - peak) / temperature)), so the most likely one
 // weighs 2^44. Integer sums are exact in any order: lanes, threads and devices all come to the same total, and so to
 // the same token. exp is a polynomial of separate multiplications and additions, with a relative error below 1e-11, far
-// less than rounding the logits to fp32 has cost. Spec: ops/torch/sampler.py
+// less than rounding the logits to fp32 has cost. Spec: ops/reference/sampler.py
 struct Softmax {
     static constexpr int64_t one = int64_t{1} << 44;
     static constexpr double floor = -32.0;  // exp(-32) * 2^44 = 0.22: whatever lies this far below the peak weighs 0

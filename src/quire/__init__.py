@@ -11,30 +11,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quire.api.async_engine import AsyncEngine as AsyncEngine
+    from quire.api.embedder import Embedder as Embedder
+    from quire.api.llm import LLM as LLM
+    from quire.api.llm import BeamSearchParams as BeamSearchParams
+    from quire.api.outputs import CompletionOutput as CompletionOutput
+    from quire.api.outputs import RequestOutput as RequestOutput
+    from quire.client.generate_request import LoRARequest as LoRARequest
     from quire.core.params import SamplingParams as SamplingParams
-    from quire.engine.async_engine import AsyncEngine as AsyncEngine
-    from quire.engine.embed import Embedder as Embedder
-    from quire.engine.generate import LoRARequest as LoRARequest
-    from quire.engine.llm import LLM as LLM
-    from quire.engine.llm import BeamSearchParams as BeamSearchParams
     from quire.engine.options import EngineOptions as EngineOptions
-    from quire.engine.outputs import CompletionOutput as CompletionOutput
-    from quire.engine.outputs import RequestOutput as RequestOutput
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "LLM": ("quire.engine.llm", "LLM"),
-    "Embedder": ("quire.engine.embed", "Embedder"),
-    "BeamSearchParams": ("quire.engine.llm", "BeamSearchParams"),
+    "LLM": ("quire.api.llm", "LLM"),
+    "Embedder": ("quire.api.embedder", "Embedder"),
+    "BeamSearchParams": ("quire.api.llm", "BeamSearchParams"),
     "SamplingParams": ("quire.core.params", "SamplingParams"),
-    "LoRARequest": ("quire.engine.generate", "LoRARequest"),
-    "AsyncEngine": ("quire.engine.async_engine", "AsyncEngine"),
+    "LoRARequest": ("quire.client.generate_request", "LoRARequest"),
+    "AsyncEngine": ("quire.api.async_engine", "AsyncEngine"),
     "EngineOptions": ("quire.engine.options", "EngineOptions"),
-    "RequestOutput": ("quire.engine.outputs", "RequestOutput"),
-    "CompletionOutput": ("quire.engine.outputs", "CompletionOutput"),
+    "RequestOutput": ("quire.api.outputs", "RequestOutput"),
+    "CompletionOutput": ("quire.api.outputs", "CompletionOutput"),
     # as scripts written for vLLM call them
-    "AsyncLLMEngine": ("quire.engine.async_engine", "AsyncEngine"),
+    "AsyncLLMEngine": ("quire.api.async_engine", "AsyncEngine"),
     "AsyncEngineArgs": ("quire.engine.options", "EngineOptions"),
     "EngineArgs": ("quire.engine.options", "EngineOptions"),
 }

@@ -14,9 +14,9 @@ from quire.cli.chat_input import read_messages
 from quire.cli.conversation import SETTABLE, Conversation
 from quire.cli.parser import UsageError
 from quire.cli.terminal import Terminal
+from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest, PromptTooLong
 from quire.core.params import SamplingParams
-from quire.engine.generate import GenerateRequest
 from quire.text.event import TextEvent
 
 

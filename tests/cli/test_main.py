@@ -53,7 +53,7 @@ def test_help_imports_nothing_but_the_table() -> None:
 import sys
 from quire.cli.main import main
 main(['--help'])
-slow = {'numpy', 'argparse', 'asyncio', 'huggingface_hub', 'subprocess', 'quire.engine.sources'} & set(sys.modules)
+slow = {'numpy', 'argparse', 'asyncio', 'huggingface_hub', 'subprocess', 'quire.hub'} & set(sys.modules)
 assert not slow, slow
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -7,7 +7,7 @@ import pytest
 from quire.cli import main as cli
 from quire.cli.parser import UsageError
 from quire.cli.run import MAX_TOKENS, read_prompt
-from quire.engine.generate import GenerateRequest
+from quire.client.generate_request import GenerateRequest
 from quire.text.event import TextEvent
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from quire.cli import main as cli
 from quire.cli.serve import SERVER_FLAGS, announcement, make_parser
+from quire.client.spawned import Spawned
 from quire.engine.options import EngineOptions
-from quire.engine.spawned import Spawned
 from quire.server.options import ServerOptions
 
 

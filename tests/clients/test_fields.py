@@ -22,7 +22,7 @@ from quire.server.dialects.openai.chat import ChatBody
 from quire.server.dialects.openai.completions import CompletionBody
 from quire.server.dialects.openai.responses.body import ResponseBody
 from quire.server.dialects.tgi import fields as tgi
-from quire.server.embeddings import EmbeddingsBody
+from quire.server.routes.embeddings import EmbeddingsBody
 from server.running import Running, running
 
 HELLO = [{"role": "user", "content": "Hello"}]

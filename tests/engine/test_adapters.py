@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 
 from models.lora_files import adapter
 from quire import LLM, AsyncEngine, LoRARequest, SamplingParams
+from quire.client.engine_client import EngineClient
+from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest, QuireError, UnknownModel
-from quire.engine.client import EngineClient
-from quire.engine.generate import GenerateRequest
 from quire.engine.options import EngineOptions
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)

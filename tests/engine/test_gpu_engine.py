@@ -31,7 +31,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.ops.opset import KVSpec
-from quire.ops.torch.cache import TorchCache
+from quire.ops.reference.cache import TorchCache
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -179,7 +179,7 @@ def test_the_default_model_says_what_transformers_says(dtype: str) -> None:
     """Of one file: its numbers through our reader, in fp32, are what transformers computes with."""
     from benchmarks.reference import reference_model
 
-    from quire.text.tokenizer import Tokenizer
+    from quire.text.tokenizers.tokenizer import Tokenizer
 
     assert MODEL is not None
     tokenizer = Tokenizer.load(Path(MODEL))
@@ -197,7 +197,7 @@ def test_the_default_model_says_what_transformers_says(dtype: str) -> None:
 
 @pytest.mark.skipif(MODEL is None, reason="needs QUIRE_TEST_MODEL, the path of a checkpoint")
 def test_the_default_model_says_the_same_whatever_happens() -> None:
-    from quire.text.tokenizer import Tokenizer
+    from quire.text.tokenizers.tokenizer import Tokenizer
 
     assert MODEL is not None
     tokenizer = Tokenizer.load(Path(MODEL))

@@ -14,11 +14,11 @@ from transformers import BartForConditionalGeneration
 from engine.tiny_encoders import TEXTS, wordpiece
 from models.checking_seq2seq import random_model
 from quire import LLM, SamplingParams
+from quire.api.embedder import Embedder
+from quire.client.engine_client import EngineClient
+from quire.client.generate_request import GenerateRequest
+from quire.client.one_model import OneModel
 from quire.core.errors import BadRequest, Unsupported
-from quire.engine.client import EngineClient
-from quire.engine.embed import Embedder
-from quire.engine.generate import GenerateRequest
-from quire.engine.models import OneModel
 from quire.engine.options import EngineOptions
 from quire.server.app import create_app
 from quire.server.options import ServerOptions

@@ -13,13 +13,13 @@ import pytest
 
 from fakes import free_of_charge
 from quire import LLM, SamplingParams
+from quire.api.outputs import RequestOutput
+from quire.client.engine_client import EngineClient
+from quire.client.generate_request import GenerateRequest
 from quire.core.params import SamplingParams as Params
 from quire.core.structured import Structured
 from quire.core.watermark import Watermark
-from quire.engine.client import EngineClient
-from quire.engine.generate import GenerateRequest
 from quire.engine.options import EngineOptions
-from quire.engine.outputs import RequestOutput
 
 CODE = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\n"
 COPY = f"{CODE}Again:\n{CODE}Again:\n"

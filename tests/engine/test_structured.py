@@ -15,18 +15,18 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from quire import LLM, SamplingParams
+from quire.client import grammar_check
+from quire.client.engine_client import EngineClient
+from quire.client.generate_request import GenerateRequest
+from quire.client.grammar_check import GrammarCheck
 from quire.core.errors import BadRequest, QueueFull
 from quire.core.request import Request
 from quire.core.structured import Structured
-from quire.engine import grammar_check
-from quire.engine.client import EngineClient
-from quire.engine.compiling import CompilingEngine
 from quire.engine.engine import Engine
-from quire.engine.generate import GenerateRequest
-from quire.engine.grammar_check import GrammarCheck
 from quire.engine.options import EngineOptions
 from quire.engine.start import load_tokenizer, local_executor
-from quire.text.tokenizer import Tokenizer
+from quire.engine.structured_engine import CompilingEngine
+from quire.text.tokenizers.tokenizer import Tokenizer
 
 SCHEMA = {
     "type": "object",

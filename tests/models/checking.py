@@ -110,11 +110,11 @@ def make_ops(backend: str, threads: int | None = None) -> OpSet:
 
         return NativeOps(threads)
     if backend == "gpu":
-        from quire.ops.torch.gpu import GpuOps
+        from quire.ops.gpu.opset import GpuOps
 
         assert DEVICE is not None
         return GpuOps(DEVICE, dtype="float32")
-    from quire.ops.torch import TorchOps
+    from quire.ops.reference import TorchOps
 
     return TorchOps(threads=1)  # more are slower on tiny matrices
 

@@ -257,7 +257,7 @@ def test_a_missing_tensor_is_named(checkpoints: Callable[[str], Theirs]) -> None
     checkpoint = open_checkpoint(checkpoints("bert").path)
     module = family("BertModel", "embed")
     config = module.config(checkpoint.config.with_values({"num_hidden_layers": 3}))
-    from quire.ops.torch import TorchOps
+    from quire.ops.reference import TorchOps
 
     with pytest.raises(BadCheckpoint, match=r"missing: encoder\.layer\.2\.attention\.self\.query\.weight"):
         module.load(TorchOps(), checkpoint, config, MAX_LEN)

@@ -30,8 +30,8 @@ from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models import deepseek
 from quire.models.loading import Heads
 from quire.ops.dequantize import dequantize
+from quire.ops.reference import TorchOps
 from quire.ops.tensors import F16, Q8_0, StoredTensor
-from quire.ops.torch import TorchOps
 from quire.weights.config import CheckpointConfig
 
 SIZES = TINY | {

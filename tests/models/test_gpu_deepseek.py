@@ -11,9 +11,9 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from models.gpu_steps import logits_of
 from quire.core.errors import Unsupported
+from quire.ops.gpu.opset import GpuOps
 from quire.ops.opset import KVSpec
-from quire.ops.torch import TorchOps
-from quire.ops.torch.gpu import GpuOps
+from quire.ops.reference import TorchOps
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CASES = [("float32", "float32", 1e-5)]

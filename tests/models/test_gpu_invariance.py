@@ -12,8 +12,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from quire.models.registry import family
+from quire.ops.gpu.opset import GpuOps
 from quire.ops.opset import KVSpec, StepBatch
-from quire.ops.torch.gpu import GpuOps
 from quire.weights.checkpoint import open_checkpoint
 
 ON_GPU = torch.cuda.is_available()

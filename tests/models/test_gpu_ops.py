@@ -15,11 +15,11 @@ from transformers import (
 from models.gpu_steps import BLOCK, LENGTH, logits_of, run_steps
 from ops.stored_blocks import stored_rows
 from quire.models.registry import family
+from quire.ops.gpu.opset import GpuOps
+from quire.ops.gpu.program import written_nowhere
 from quire.ops.opset import Activation, KVSpec, Routing
+from quire.ops.reference import TorchOps
 from quire.ops.tensors import MXFP4, Q4_F, Q8_0, StoredTensor, stored_floats
-from quire.ops.torch import TorchOps
-from quire.ops.torch.gpu import GpuOps
-from quire.ops.torch.gpu_program import written_nowhere
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import BartForConditionalGeneration, T5ForConditionalGeneration
 
-from quire.ops.torch.gpu import GpuOps
+from quire.ops.gpu.opset import GpuOps
 
 from .checking import assert_close
 from .checking_seq2seq import ANSWER, SOURCE, START, Cases, Ours, checkpoints_of

@@ -15,8 +15,8 @@ from quire.models import llama
 from quire.models.loading import Experts, LayerNorm, Matrix, Part, Table, Vector
 from quire.models.registry import PURPOSES, family
 from quire.models.rope import RopeSpec
+from quire.ops.reference import TorchOps
 from quire.ops.tensors import F32, Q8_0, StoredTensor, stored_floats
-from quire.ops.torch import TorchOps
 from quire.weights.config import CheckpointConfig
 
 CONFIG = llama.LlamaConfig(

@@ -21,7 +21,7 @@ from quire.models.registry import family
 from quire.ops.native import NativeOps
 from quire.runtime.adapters import Adapters
 from quire.weights.checkpoint import open_checkpoint
-from quire.weights.gguf_adapter import read_gguf_adapter
+from quire.weights.gguf.adapter import read_gguf_adapter
 from weights.gguf_files import finish, interleave
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

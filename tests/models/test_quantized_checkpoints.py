@@ -15,11 +15,11 @@ from transformers import AutoModelForImageTextToText, FineGrainedFP8Config, Mist
 from models.checking import PROMPT, TINY, assert_close, compute, make_ops, random_model
 from ops.stored_blocks import stored_rows
 from quire.ops.dequantize import dequantize
+from quire.ops.gpu.linear.grouped_layout import GroupedWeight
+from quire.ops.gpu.linear.quantized_weights import Reordered
+from quire.ops.gpu.linear.scaled import ScaledWeight
+from quire.ops.gpu.opset import GpuOps
 from quire.ops.tensors import GGUF_TYPES, STORAGE_TYPES, StoredTensor
-from quire.ops.torch.gpu import GpuOps
-from quire.ops.torch.gpu_codes import Reordered
-from quire.ops.torch.kernels.quant_layout import GroupedWeight
-from quire.ops.torch.kernels.quant_scaled import ScaledWeight
 from quire.weights.checkpoint import open_checkpoint
 from weights.quantized_files import CONFIG, FORMATS, write_model
 

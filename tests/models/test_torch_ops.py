@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from quire.ops.opset import Activation, KVSpec, Routing, StepBatch
+from quire.ops.reference import TorchOps
+from quire.ops.reference.routing import choose_experts
 from quire.ops.tensors import F32, StoredTensor
-from quire.ops.torch import TorchOps
-from quire.ops.torch.routing import choose_experts
 
 ops = TorchOps()
 rng = np.random.default_rng(1)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from quire.core.errors import DoesNotFit
+from quire.ops.gpu.block_copy import copy_blocks, waves
 from quire.ops.opset import KVSpec
-from quire.ops.torch.cache import DTYPES, TorchCache, _pinned, _zeros, move_blocks
-from quire.ops.torch.kernels.block_copy import copy_blocks, waves
+from quire.ops.reference.cache import DTYPES, TorchCache, _pinned, _zeros, move_blocks
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

@@ -20,14 +20,14 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
 from quire.core.watermark import Watermark  # noqa: E402
+from quire.ops.gpu.sampling.job import Split  # noqa: E402
+from quire.ops.gpu.sampling.philox import uniform_below  # noqa: E402
+from quire.ops.gpu.sampling.rows import Path  # noqa: E402
+from quire.ops.gpu.sampling.sampler import DeviceSampler  # noqa: E402
+from quire.ops.gpu.sampling.softmax_weights import ordered, weigh  # noqa: E402
 from quire.ops.opset import BROKEN, CANDIDATES, Masks, RowParams  # noqa: E402
 from quire.ops.philox import uniform_bits  # noqa: E402
-from quire.ops.torch.device_sampler import DeviceSampler  # noqa: E402
-from quire.ops.torch.kernels.philox import uniform_below  # noqa: E402
-from quire.ops.torch.kernels.sample_job import Split  # noqa: E402
-from quire.ops.torch.kernels.sample_weights import ordered, weigh  # noqa: E402
-from quire.ops.torch.sampler import TorchSampler, distances, masked, weights  # noqa: E402
-from quire.ops.torch.sampler_rows import Path  # noqa: E402
+from quire.ops.reference.sampler import TorchSampler, distances, masked, weights  # noqa: E402
 from quire.ops.watermark import is_green  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"

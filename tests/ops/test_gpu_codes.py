@@ -6,10 +6,10 @@ import torch
 
 from ops.stored_blocks import stored_rows
 from quire.ops.dequantize import dequantize
+from quire.ops.gpu.linear.grouped_layout import GroupedWeight
+from quire.ops.gpu.linear.k_quants import K_QUANTS
+from quire.ops.gpu.linear.quantized_weights import DECODED, load_codes
 from quire.ops.tensors import STORAGE_TYPES, StoredTensor
-from quire.ops.torch.gpu_codes import DECODED, load_codes
-from quire.ops.torch.gpu_k_quants import K_QUANTS
-from quire.ops.torch.kernels.quant_layout import GroupedWeight
 
 ROWS, COLUMNS = 5, 512
 

@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
+from quire.ops.gpu.batch import GpuBatch
+from quire.ops.gpu.program import GpuProgram, Inputs, without_outrun
 from quire.ops.opset import KVSpec, StepBatch
-from quire.ops.torch.cache import TorchCache
-from quire.ops.torch.gpu_batch import GpuBatch
-from quire.ops.torch.gpu_program import GpuProgram, Inputs, without_outrun
+from quire.ops.reference.cache import TorchCache
 
 CPU = torch.device("cpu")
 BLOCK = 16

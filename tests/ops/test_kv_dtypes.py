@@ -9,7 +9,7 @@ from ops.test_native_attention import Case
 from quire.core.errors import Unsupported
 from quire.ops.native import NativeOps, available_isas, use_isa
 from quire.ops.opset import KV_DTYPES, KVSpec
-from quire.ops.torch import TorchOps
+from quire.ops.reference import TorchOps
 
 
 @pytest.fixture

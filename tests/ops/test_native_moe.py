@@ -10,9 +10,9 @@ from ops.native_harness import SPEC, Pool, apply, int32, max_error, stored
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.ops.native import NativeOps, available_isas, use_isa
 from quire.ops.opset import Activation, Routing
+from quire.ops.reference import TorchOps
+from quire.ops.reference.routing import choose_experts
 from quire.ops.tensors import F16, Q8_0, StoredTensor
-from quire.ops.torch import TorchOps
-from quire.ops.torch.routing import choose_experts
 
 RNG = np.random.default_rng(11)
 COLUMNS, INNER, EXPERTS = 64, 32, 8

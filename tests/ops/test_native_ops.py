@@ -7,8 +7,8 @@ import torch
 from ops.native_harness import SPEC, Pool, apply, assert_close, int32, stored
 from quire.ops.native import NativeOps, available_isas, isa, use_isa
 from quire.ops.opset import Activation
+from quire.ops.reference import TorchOps
 from quire.ops.tensors import F16, StoredTensor
-from quire.ops.torch import TorchOps
 
 RNG = np.random.default_rng(7)
 TORCH = TorchOps()

@@ -21,7 +21,7 @@ from quire.core.plan import Admission
 from quire.core.watermark import Watermark
 from quire.ops.native.sampler import NativeSampler
 from quire.ops.opset import BROKEN, CANDIDATES, Masks, RowParams
-from quire.ops.torch.sampler import Row, TorchSampler, edit, survivors, weights
+from quire.ops.reference.sampler import Row, TorchSampler, edit, survivors, weights
 from quire.runtime.sampling import row_params
 
 PLAIN = RowParams(seed=7, sample=0)

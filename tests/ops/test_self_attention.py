@@ -11,7 +11,7 @@ import torch
 from ops.native_harness import int32, stored
 from quire.ops.native import NativeOps, available_isas, use_isa
 from quire.ops.opset import KVSpec, StepBatch
-from quire.ops.torch import TorchOps
+from quire.ops.reference import TorchOps
 
 LENGTHS = (1, 5, 70, 33, 16, 300)
 SHAPES = {  # heads, KV heads, head_dim, causal, window

@@ -6,16 +6,16 @@ from itertools import pairwise
 import pytest
 import torch
 
+from quire.ops.gpu.attention.decode import decode
+from quire.ops.gpu.attention.dense import dense_prefill
+from quire.ops.gpu.attention.kv_write import kv_write
+from quire.ops.gpu.attention.mla import MLALaunch, mla_decode
+from quire.ops.gpu.attention.pages import Pages, Runs, Scoring
+from quire.ops.gpu.attention.plan import plan_decode, plan_prefill
+from quire.ops.gpu.attention.prefill import PrefillLaunch, invariant_launch, prefill
 from quire.ops.opset import KVSpec
-from quire.ops.torch import TorchOps
-from quire.ops.torch.cache import TorchCache, quantize
-from quire.ops.torch.kernels.attention_decode import decode
-from quire.ops.torch.kernels.attention_dense import dense_prefill
-from quire.ops.torch.kernels.attention_mla import MLALaunch, mla_decode
-from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
-from quire.ops.torch.kernels.attention_plan import plan_decode, plan_prefill
-from quire.ops.torch.kernels.attention_prefill import PrefillLaunch, invariant_launch, prefill
-from quire.ops.torch.kernels.kv_write import kv_write
+from quire.ops.reference import TorchOps
+from quire.ops.reference.cache import TorchCache, quantize
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WORKERS, LEAST = 3, 64  # small, so that short contexts have several pieces

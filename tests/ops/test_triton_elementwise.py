@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.opset import Activation
-from quire.ops.torch.kernels.activation import activate_and_mul, activate_and_mul_quantized
-from quire.ops.torch.kernels.embedding import embedding
-from quire.ops.torch.kernels.norm import (
+from quire.ops.gpu.activation import activate_and_mul, activate_and_mul_quantized
+from quire.ops.gpu.embedding import embedding
+from quire.ops.gpu.linear.quantize_rows import Quantized, quantize_rows
+from quire.ops.gpu.norm import (
     add_layer_norm,
     add_rms_norm,
     add_rms_norm_quantized,
@@ -17,9 +17,9 @@ from quire.ops.torch.kernels.norm import (
     rms_norm,
     rms_norm_quantized,
 )
-from quire.ops.torch.kernels.pointwise import activated, soft_capped
-from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
-from quire.ops.torch.ops import ACTIVATIONS, TorchOps
+from quire.ops.gpu.pointwise import activated, soft_capped
+from quire.ops.opset import Activation
+from quire.ops.reference.opset import ACTIVATIONS, TorchOps
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]

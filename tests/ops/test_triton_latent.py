@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from quire.ops.gpu.attention.mla import mla_decode
+from quire.ops.gpu.attention.mla_plan import plan_latent
+from quire.ops.gpu.attention.mla_write import latent_write
+from quire.ops.gpu.attention.pages import Runs
+from quire.ops.gpu.linear.heads import linear_heads
 from quire.ops.opset import KVSpec
-from quire.ops.torch.cache import TorchCache
-from quire.ops.torch.gpu_latent import plan_latent
-from quire.ops.torch.kernels.attention_mla import mla_decode
-from quire.ops.torch.kernels.attention_pages import Runs
-from quire.ops.torch.kernels.latent_write import latent_write
-from quire.ops.torch.kernels.linear_heads import linear_heads
-from quire.ops.torch.ops import TorchOps
+from quire.ops.reference.cache import TorchCache
+from quire.ops.reference.opset import TorchOps
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ops = TorchOps(DEVICE)

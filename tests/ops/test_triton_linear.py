@@ -9,21 +9,21 @@ from torch import Tensor
 
 from ops.stored_blocks import stored_rows
 from quire.ops.dequantize import dequantize as plain_numbers
+from quire.ops.gpu.linear import unpack as quant_unpack
+from quire.ops.gpu.linear.dequantize import dequantize, dequantize_rows
+from quire.ops.gpu.linear.gemv import GemvConfig, linear_gemv
+from quire.ops.gpu.linear.grouped import MAX_KERNEL_ROWS, grouped_config, grouped_linear
+from quire.ops.gpu.linear.grouped_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
+from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
+from quire.ops.gpu.linear.linear import Way, choose, linear, num_splits
+from quire.ops.gpu.linear.quantize_rows import Quantized, quantize_rows
+from quire.ops.gpu.linear.quantized_weights import load_codes
+from quire.ops.gpu.linear.scaled import ScaledConfig, ScaledWeight, scaled_kernel, scaled_linear
+from quire.ops.gpu.linear.split_k import new_tickets
+from quire.ops.gpu.linear.stream import StreamConfig, linear_stream
+from quire.ops.gpu.moe.moe import mixture, sort_by_expert, stack_scaled
+from quire.ops.gpu.moe.quantized import stack_experts
 from quire.ops.tensors import STORAGE_TYPES, StoredTensor
-from quire.ops.torch.gpu_codes import load_codes
-from quire.ops.torch.kernels import quant_unpack
-from quire.ops.torch.kernels.linear import Way, choose, linear, num_splits
-from quire.ops.torch.kernels.linear_gemv import GemvConfig, linear_gemv
-from quire.ops.torch.kernels.linear_splits import new_tickets
-from quire.ops.torch.kernels.linear_stream import StreamConfig, linear_stream
-from quire.ops.torch.kernels.moe import mixture, sort_by_expert, stack_scaled
-from quire.ops.torch.kernels.moe_codes import stack_experts
-from quire.ops.torch.kernels.quant_dequantize import dequantize, dequantize_rows
-from quire.ops.torch.kernels.quant_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
-from quire.ops.torch.kernels.quant_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
-from quire.ops.torch.kernels.quant_linear import MAX_KERNEL_ROWS, grouped_config, grouped_linear
-from quire.ops.torch.kernels.quant_rows import Quantized, quantize_rows
-from quire.ops.torch.kernels.quant_scaled import ScaledConfig, ScaledWeight, scaled_kernel, scaled_linear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # the interpreter's tl.dot does not know bf16

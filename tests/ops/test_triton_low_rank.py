@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from ops.low_rank import added, low_rank, random
-from quire.ops.torch.kernels.low_rank import add_low_rank, sort_by_slot
-from quire.ops.torch.slots import TorchSlots, adapted
+from quire.ops.gpu.linear.lora import add_low_rank, sort_by_slot
+from quire.ops.reference.lora import TorchSlots, adapted
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CASES = {  # inputs, sizes of parts, largest rank, rows

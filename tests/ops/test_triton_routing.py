@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from quire.ops.gpu.moe.routing import route
 from quire.ops.opset import Routing
-from quire.ops.torch.kernels.routing import route
-from quire.ops.torch.routing import choose_experts
+from quire.ops.reference.routing import choose_experts
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CASES = {

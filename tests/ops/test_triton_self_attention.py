@@ -8,10 +8,10 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from quire.models.registry import family
-from quire.ops.torch.attention import self_attention as plain
-from quire.ops.torch.gpu import GpuOps
-from quire.ops.torch.kernels.attention_pages import Runs
-from quire.ops.torch.kernels.attention_self import self_attention
+from quire.ops.gpu.attention.pages import Runs
+from quire.ops.gpu.attention.self_attention import self_attention
+from quire.ops.gpu.opset import GpuOps
+from quire.ops.reference.attention import self_attention as plain
 from quire.runtime.encoder import EncoderRunner, Tokens
 from quire.weights.checkpoint import open_checkpoint
 

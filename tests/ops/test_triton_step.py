@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from ops.test_triton_attention import BOUNDS, DEVICE, LEAST, WORKERS, Case, some_angles
-from quire.ops.torch.kernels.attention_decode import decode
-from quire.ops.torch.kernels.attention_pages import Pages, Runs, Scoring
-from quire.ops.torch.kernels.attention_plan import plan_decode
-from quire.ops.torch.kernels.attention_step import decode_step, takes_heads_of
-from quire.ops.torch.kernels.kv_write import kv_write
-from quire.ops.torch.kernels.quant_rows import Target, quantize_rows
+from quire.ops.gpu.attention.decode import decode
+from quire.ops.gpu.attention.decode_step import decode_step, takes_heads_of
+from quire.ops.gpu.attention.kv_write import kv_write
+from quire.ops.gpu.attention.pages import Pages, Runs, Scoring
+from quire.ops.gpu.attention.plan import plan_decode
+from quire.ops.gpu.linear.quantize_rows import Target, quantize_rows
 
 HALF = torch.float16
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=DEVICE)

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from quire.api.llm import LLM
 from quire.cli import main as cli
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.watermark import Watermark
-from quire.engine.llm import LLM
 from quire.ops.native.sampler import NativeSampler
 from quire.ops.opset import RowParams
 from quire.ops.watermark import detect, green_tokens, is_green

@@ -11,14 +11,14 @@ from pathlib import Path
 import httpx
 import uvicorn
 
-from quire.engine.client import EngineClient
-from quire.engine.many_models import ManyModels
-from quire.engine.models import OneModel
+from quire.client.engine_client import EngineClient
+from quire.client.many_models import ManyModels
+from quire.client.one_model import OneModel
+from quire.client.service import Models
 from quire.engine.options import EngineOptions
-from quire.engine.service import Models
 from quire.server.app import create_app
-from quire.server.doors import bind, listen
-from quire.server.metrics import Metrics
+from quire.server.http.listen import bind, listen
+from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
 
 

@@ -17,9 +17,10 @@ import pytest
 
 from page.serving import Served, eventually
 from quire.core.records import RequestRecord
-from quire.server import live, pagefiles
+from quire.server.observe.recent import NUM_REQUESTS, Recent, percentiles
 from quire.server.options import ServerOptions
-from quire.server.recent import NUM_REQUESTS, Recent, percentiles
+from quire.server.routes import live
+from quire.server.routes import page as pagefiles
 from server.running import running
 
 

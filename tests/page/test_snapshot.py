@@ -9,7 +9,7 @@ from fakes import FakeExecutor
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.snapshot import CACHED, FIRST_OWNER, FREE, Snapshot, look
-from quire.engine import watch
+from quire.engine import live_snapshots as watch
 from quire.engine.engine import Engine
 from quire.engine.messages import Seen, decode_from_engine, encode
 from quire.engine.options import EngineOptions

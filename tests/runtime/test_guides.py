@@ -11,9 +11,9 @@ import pytest
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission
 from quire.core.structured import Structured
-from quire.runtime.guides import Guides, Matcher
-from quire.text.grammar import GrammarCompiler
-from quire.text.tokenizer import Tokenizer
+from quire.runtime.structured_output import Guides, Matcher
+from quire.text.grammar.compiler import GrammarCompiler
+from quire.text.tokenizers.tokenizer import Tokenizer
 
 VOCAB = 49152
 ROW = 3

@@ -6,7 +6,7 @@ from quire.core.params import SamplingParams
 from quire.core.plan import Admission, Run
 from quire.ops.opset import StepBatch
 from quire.runtime.batch import Rows
-from quire.runtime.sources import Sources
+from quire.runtime.encoder_inputs import Sources
 
 
 class Encoder:

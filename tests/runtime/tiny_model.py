@@ -103,7 +103,7 @@ def make_ops(backend: str) -> OpSet:
         from quire.ops.native import NativeOps
 
         return NativeOps()
-    from quire.ops.torch import TorchOps
+    from quire.ops.reference import TorchOps
 
     return TorchOps()
 

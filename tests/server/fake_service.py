@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import ClassVar
 
+from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores
+from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest, PromptTooLong, QueueFull, Unavailable
 from quire.core.records import RequestRecord
 from quire.core.request import Logprob, SequenceEvent
-from quire.engine.generate import GenerateRequest
-from quire.engine.texts import Embeddings, EmbedRequest, ScoreRequest, Scores
-from quire.text.chat_template import ChatTemplate
+from quire.text.chat.chat_template import ChatTemplate
 from quire.text.event import TextEvent
 from quire.text.stream import SampleText
 

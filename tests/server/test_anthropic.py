@@ -10,8 +10,8 @@ import pytest
 
 from quire.server.dialects.anthropic.call import parse_messages
 from quire.server.dialects.anthropic.shapes import sse
+from quire.server.dialects.completion import Completion, Sample
 from quire.server.dialects.dialect import Context
-from quire.server.fold import Completion, Sample
 from quire.text.event import TextEvent
 from server.fake_service import CHATML, ByteTokenizer, FakeService, answer
 from server.running import Running, running

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quire.cli import main as cli
-from quire.engine.models import OneModel
+from quire.client.one_model import OneModel
 from quire.server.batch.requests import BadBatch, Requests
 from quire.server.batch.results import Results
 from quire.server.batch.run import run_batch

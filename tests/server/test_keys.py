@@ -11,14 +11,14 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.types import Message
 
+from quire.client.one_model import OneModel
 from quire.core.errors import BadRequest
-from quire.engine.models import OneModel
+from quire.server.access.keys import KeyRing
+from quire.server.access.quota import Limits, Quota
 from quire.server.app import create_app
-from quire.server.errors import OverQuota
-from quire.server.keys import KeyRing
-from quire.server.metrics import Metrics
+from quire.server.http.errors import OverQuota
+from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
-from quire.server.quota import Limits, Quota
 from server.fake_service import FakeService
 from server.running import Running, running
 from server.test_leaving import eventually

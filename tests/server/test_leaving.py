@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from quire.server.connection import CONTINUE
-from quire.server.doors import CannotListen, bind, listen
+from quire.server.http.connection import CONTINUE
+from quire.server.http.listen import CannotListen, bind, listen
 from quire.server.options import ServerOptions
 from server.running import running
 
@@ -131,9 +131,9 @@ def test_all_prompts_or_none() -> None:
 PROGRAM = """
 import sys, uvloop
 from server.fake_service import FakeService
-from quire.engine.models import OneModel
+from quire.client.one_model import OneModel
 from quire.server.options import ServerOptions
-from quire.server.serve import serve
+from quire.server.http.serve import serve
 options = ServerOptions(port=0, drain_timeout=float(sys.argv[1]))
 uvloop.run(serve(OneModel(FakeService()), options, on_ready=lambda address: print(address, flush=True)))
 """

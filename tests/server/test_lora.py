@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from models.lora_files import adapter
 from quire import LLM, LoRARequest, SamplingParams
+from quire.client.engine_client import EngineClient
+from quire.client.many_models import ManyModels
+from quire.client.one_model import OneModel
 from quire.core.errors import BadRequest
-from quire.engine.client import EngineClient
-from quire.engine.many_models import ManyModels
-from quire.engine.models import OneModel
 from quire.engine.options import EngineOptions
 from quire.server.app import create_app
 from quire.server.launch import options_of_each

@@ -11,9 +11,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.core.records import RequestRecord, SchedulerStats, StepRecord
-from quire.server.exposition import prometheus_text
-from quire.server.histogram import Histogram
-from quire.server.metrics import Metrics
+from quire.server.observe.exposition import prometheus_text
+from quire.server.observe.histogram import Histogram
+from quire.server.observe.metrics import Metrics
 from server.running import running
 
 ROOT = Path(__file__).parents[2]

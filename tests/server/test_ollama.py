@@ -9,9 +9,9 @@ import httpx
 import ollama
 import pytest
 
+from quire.server.dialects.completion import Completion, Sample
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.ollama.call import parse_chat
-from quire.server.fold import Completion, Sample
 from quire.text.event import TextEvent
 from server.fake_service import CHATML, ByteTokenizer, FakeService, answer
 from server.running import Running, running

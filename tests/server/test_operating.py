@@ -17,16 +17,16 @@ import pytest
 import uvicorn
 from starlette.datastructures import Headers
 
+from quire.client.one_model import OneModel
 from quire.core.errors import QuireError
-from quire.engine.models import OneModel
 from quire.engine.options import EngineOptions
+from quire.server.access.keys import KeyRing
 from quire.server.app import create_app
-from quire.server.doors import Doors, bind, listen, open_doors, reload
-from quire.server.keys import KeyRing
-from quire.server.logs import JsonLines
-from quire.server.metrics import Metrics
+from quire.server.http.listen import Doors, bind, listen, open_doors, reload
+from quire.server.http.serve import configuration
+from quire.server.observe.logs import JsonLines
+from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
-from quire.server.serve import configuration
 from server.fake_service import FakeService
 from server.running import running
 from server.test_leaving import eventually
@@ -162,7 +162,7 @@ def test_a_request_becomes_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    from quire.server import tracing
+    from quire.server.observe import tracing
 
     spans = InMemorySpanExporter()
     monkeypatch.setattr("quire.server.app.tracer", lambda options: tracing.traced_by(SimpleSpanProcessor(spans)))
@@ -212,7 +212,7 @@ def test_spans_reach_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_spans_are_off_unless_somebody_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quire.server.tracing import tracer
+    from quire.server.observe.tracing import tracer
 
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     assert tracer(ServerOptions()) is None

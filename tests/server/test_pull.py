@@ -7,9 +7,9 @@ from pathlib import Path
 import ollama
 import pytest
 
-from engine.fake_hub import REPO, Hub, fake_hub
+from hub.fake_hub import REPO, Hub, fake_hub
 from page.serving import served_many
-from quire.engine.pulls import source
+from quire.client.pulls import source
 from quire.server.options import ServerOptions
 from server.running import running
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.text.grammar import GrammarCompiler
-from quire.text.tokenizer import Tokenizer
+from quire.text.grammar.compiler import GrammarCompiler
+from quire.text.tokenizers.tokenizer import Tokenizer
 
 VOCAB = 49152
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quire.core.errors import BadRequest
-from quire.text.chat_template import ChatTemplate
+from quire.text.chat.chat_template import ChatTemplate
 
 CHATML = """\
 {% for message in messages %}
@@ -130,5 +130,5 @@ def test_importing_it_does_not_import_jinja() -> None:
     import subprocess
     import sys
 
-    check = "import sys, quire.text.chat_template; assert 'jinja2' not in sys.modules"
+    check = "import sys, quire.text.chat.chat_template; assert 'jinja2' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.text.expression import MAX_NODES, Automaton, NotRead
+from quire.text.grammar.regex_automaton import MAX_NODES, Automaton, NotRead
 from text.expressions import EXPRESSIONS
 
 TEXTS = st.text("abcé語1. -\n", max_size=8)

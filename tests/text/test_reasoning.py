@@ -3,7 +3,7 @@
 import pytest
 
 from quire.text.answer import Gain
-from quire.text.chat_format import ChatFormat, chat_format
+from quire.text.chat.chat_format import ChatFormat, chat_format
 from quire.text.reasoning import FORMATS
 from quire.text.reasoning.thoughts import Thoughts
 from quire.text.tools.use import ToolUse

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quire.core.errors import BadRequest
 from quire.text import tools
-from quire.text.chat_format import chat_format
+from quire.text.chat.chat_format import chat_format
 from quire.text.tools.call import CallDelta, ToolParser
 from quire.text.tools.forced import OneCall
 from quire.text.tools.json_calls import JsonCalls

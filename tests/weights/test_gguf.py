@@ -12,8 +12,8 @@ import pytest
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.ops.dequantize import dequantize
 from quire.ops.tensors import GGUF_TYPES
-from quire.weights.gguf import GGUFFile, SkippedStrings
-from quire.weights.gguf_tensors import read_directory, stored_tensor
+from quire.weights.gguf.container import GGUFFile, SkippedStrings
+from quire.weights.gguf.tensors import read_directory, stored_tensor
 from weights.gguf_files import entry, finish, raw_file, string
 
 
@@ -141,8 +141,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_reading_metadata_imports_no_numpy() -> None:
-    script = (
-        "import sys, quire.weights.gguf, quire.text.tokenizer, quire.text.gguf_tokenizer; print('numpy' in sys.modules)"
-    )
+    modules = "quire.weights.gguf.container, quire.text.tokenizers.tokenizer, quire.text.tokenizers.gguf"
+    script = f"import sys, {modules}; print('numpy' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "False"

@@ -12,7 +12,7 @@ import pytest
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.ops.dequantize import dequantize
-from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizers.tokenizer import Tokenizer
 from quire.weights.checkpoint import open_checkpoint
 from weights.gguf_files import HIDDEN, VOCAB, add_tokenizer, llama_tensors, write_llama
 

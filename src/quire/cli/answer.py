@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from quire.client.generate_request import GenerateRequest
 from quire.core.errors import EngineFailed
-from quire.engine.generate import GenerateRequest
 from quire.text.event import TextEvent
 
 

@@ -11,8 +11,8 @@ from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser
 from quire.engine.engine import Engine
 from quire.engine.options import LORA, EngineOptions
-from quire.engine.sources import resolve_model
 from quire.engine.start import local_executor
+from quire.hub import resolve_model
 
 _SERVING_ONLY = ("served_model_name", "max_queued_requests", *LORA)  # nobody is named, nobody is refused
 

@@ -82,7 +82,7 @@ def surroundings(options: EngineOptions, engine: Engine, start_seconds: float) -
         },
     }
     if uses_gpu(options.device):
-        from quire.ops.torch.device import describe
+        from quire.ops.gpu.device import describe
 
         found["machine"]["gpu"] = describe()
     return found

@@ -77,8 +77,8 @@ def prompts(flags: ThroughputFlags, options: EngineOptions, engine: Engine) -> l
     if flags.dataset_path is None:
         vocab_size, seed = engine.capacity.vocab_size, options.seed or 0
         return random_prompts(flags.num_prompts, flags.input_len, flags.output_len, vocab_size, seed)
-    from quire.engine.sources import resolve_model
-    from quire.text.tokenizer import Tokenizer
+    from quire.hub import resolve_model
+    from quire.text.tokenizers.tokenizer import Tokenizer
 
     place = (
         Path(options.tokenizer) if options.tokenizer else resolve_model(options.model, revision=options.revision).path

@@ -14,9 +14,9 @@ from quire.cli.load import add_model_flags, load
 from quire.cli.parser import Parser
 from quire.cli.sampling import SamplingFlags
 from quire.cli.terminal import Terminal
+from quire.client.generate_request import GenerateRequest
 from quire.core.errors import PromptTooLong, QuireError, Unsupported
-from quire.engine.generate import GenerateRequest
-from quire.engine.sources import cache_dir
+from quire.hub import cache_dir
 
 EXAMPLES = """\
   quire chat

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quire.cli.parser import Parser, UsageError
 from quire.core.watermark import DEFAULT_GAMMA, DEFAULT_KEY, Watermark
-from quire.engine.sources import DEFAULT_MODEL, resolve_model
+from quire.hub import DEFAULT_MODEL, resolve_model
 
 EXAMPLES = """\
   quire detect-watermark answer.txt
@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     text = _read(arguments.file)
 
     from quire.ops.watermark import detect
-    from quire.text.tokenizer import Tokenizer
+    from quire.text.tokenizers.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(resolve_model(arguments.model).path)
     evidence = detect(mark, tokenizer.encode(text, add_special_tokens=False))

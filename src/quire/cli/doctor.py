@@ -11,7 +11,7 @@ from quire import __version__
 from quire.cli import machine
 from quire.cli.fit import BITS, CONTEXT, Fit, fits
 from quire.cli.parser import Parser
-from quire.engine.sources import cache_dir, cached_models
+from quire.hub import cache_dir, cached_models
 
 EXAMPLES = """\
   quire doctor

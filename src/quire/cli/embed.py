@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError("there is no model to embed with", "name one: `quire embed -m ./all-MiniLM-L6-v2`")
     texts = arguments.texts or read_lines()
 
-    from quire.engine.embed import Embedder
+    from quire.api.embedder import Embedder
 
     given = {field.name: getattr(options, field.name) for field in fields(options)}
     embedder = Embedder(pooling=arguments.pooling, normalize=arguments.normalize, **given)

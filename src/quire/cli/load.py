@@ -30,7 +30,7 @@ def load(arguments: argparse.Namespace) -> tuple[TextEngine, str, float]:
     """-> the engine, what the model is called, and the seconds it took."""
     options = read_flags(EngineOptions, argparse.Namespace(**_without_seed(arguments)))
     started = time.monotonic()
-    from quire.engine.llm import LLM
+    from quire.api.llm import LLM
 
     given: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(options)}
     if arguments.lora:

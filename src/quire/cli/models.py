@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from quire.cli.parser import Parser
-from quire.engine.sources import ALIASES, cache_dir, cached_models
+from quire.hub import ALIASES, cache_dir, cached_models
 
 EXAMPLES = """\
   quire models

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from quire.cli.parser import Parser
-from quire.engine.sources import DEFAULT_MODEL, resolve_model
+from quire.hub import DEFAULT_MODEL, resolve_model
 
 EXAMPLES = """\
   quire pull                                              the default model

@@ -10,8 +10,8 @@ from quire.cli.load import add_model_flags, load
 from quire.cli.parser import Parser, UsageError
 from quire.cli.sampling import SamplingFlags
 from quire.cli.terminal import Terminal
+from quire.client.generate_request import GenerateRequest
 from quire.core.params import SamplingParams
-from quire.engine.generate import GenerateRequest
 
 EXAMPLES = """\
   quire run "Why is the sky blue?"

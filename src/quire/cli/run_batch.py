@@ -59,8 +59,8 @@ def run(argv: Sequence[str]) -> int:
 async def _run(requests: Requests, results: Results, options: EngineOptions) -> int:
     from tqdm import tqdm
 
-    from quire.engine.client import EngineClient
-    from quire.engine.models import OneModel
+    from quire.client.engine_client import EngineClient
+    from quire.client.one_model import OneModel
     from quire.server.batch.run import run_batch
 
     todo = (line for line in requests if line.custom_id not in results.done)

@@ -8,9 +8,9 @@ from contextlib import nullcontext
 
 from quire.cli.flags import About, add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
+from quire.client.spawned import Spawned
 from quire.engine.options import EngineOptions
-from quire.engine.sources import model_name
-from quire.engine.spawned import Spawned
+from quire.hub import model_name
 from quire.server.options import ServerOptions, named_models
 from quire.text.reasoning import FORMATS as REASONING_FORMATS
 from quire.text.tools import FORMATS as TOOL_FORMATS
@@ -116,7 +116,7 @@ def run(argv: Sequence[str]) -> int:
 
     with nullcontext() if server_options.loads_when_asked else Spawned() as spawned:
         from quire.server.launch import launch
-        from quire.server.logs import set_up_logging
+        from quire.server.observe.logs import set_up_logging
 
         set_up_logging(arguments.log_level, arguments.log_format)
 

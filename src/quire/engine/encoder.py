@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from quire.core.encode_request import Tokens
 from quire.core.errors import BadRequest, Unsupported
-from quire.core.texts import Tokens
 from quire.engine.load_encoder import load_encoder
 from quire.engine.options import EngineOptions
 from quire.models.config import EncoderConfig

@@ -15,14 +15,14 @@ from quire.core.records import SchedulerStats, StepRecord
 from quire.core.request import Request, SequenceEvent
 from quire.core.scheduler import Scheduler
 from quire.core.snapshot import Snapshot
+from quire.engine.live_snapshots import Watch
 from quire.engine.options import EngineOptions
-from quire.engine.watch import Watch
 from quire.executors.protocol import Executor
 from quire.runtime.adapters import Loaded
-from quire.text.grammar import Grammar, GrammarCompiler
+from quire.text.grammar.compiler import Grammar, GrammarCompiler
 
 if TYPE_CHECKING:
-    from quire.text.tokenizer import Tokenizer
+    from quire.text.tokenizers.tokenizer import Tokenizer
 
 NEW_OBJECTS = 100_000  # before garbage is looked for: more than a step makes
 

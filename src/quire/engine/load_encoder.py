@@ -47,7 +47,7 @@ def load_encoder(
 
 def _ops(options: EngineOptions) -> OpSet:
     if uses_gpu(options.device):
-        from quire.ops.torch.gpu import GpuOps
+        from quire.ops.gpu.opset import GpuOps
 
         return GpuOps(
             dtype="bfloat16" if options.dtype == "auto" else options.dtype,

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 
 from quire.core import errors
+from quire.core.encode_request import ReadEvent, ReadRequest, Task
 from quire.core.errors import EngineFailed, QuireError
 from quire.core.records import SchedulerStats, StepRecord
 from quire.core.request import Request, SequenceEvent
 from quire.core.snapshot import Snapshot
-from quire.core.texts import ReadEvent, ReadRequest, Task
 from quire.engine.options import EngineOptions
 from quire.executors.protocol import Capacity
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import BadRequest
-from quire.engine.sources.aliases import DEFAULT_MODEL
+from quire.hub.aliases import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from quire.runtime.spec import SpecConfig

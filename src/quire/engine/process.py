@@ -14,12 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from quire.core.encode_request import ReadRequest
 from quire.core.errors import QuireError, Unsupported
 from quire.core.request import Request
-from quire.core.texts import ReadRequest
-from quire.engine.adapter_shelf import AdapterShelf, load_adapters
-from quire.engine.channel import Channel
-from quire.engine.compiling import CompilingEngine
+from quire.engine.adapter_loader import AdapterShelf, load_adapters
 from quire.engine.engine import Engine
 from quire.engine.messages import (
     Cancel,
@@ -45,6 +43,8 @@ from quire.engine.messages import (
 )
 from quire.engine.options import SPECULATION
 from quire.engine.start import load_tokenizer, local_executor, task_of
+from quire.engine.structured_engine import CompilingEngine
+from quire.ipc.channel import Channel
 
 TARGET_ITL_MS = 30  # between two tokens of a stream while prompts are computed: first tokens come sooner, too
 
@@ -93,7 +93,7 @@ def _load_and_serve(start: Start, server: "_Server") -> None:
             raise Unsupported("adapters are for models that continue texts", "leave out enable_lora and lora_modules")
         if options.speculation:
             raise Unsupported("guesses are for models that continue texts", f"leave out {', '.join(SPECULATION)}")
-        from quire.engine.reading_engine import ReadingEngine
+        from quire.engine.encoder_engine import ReadingEngine
 
         reading = ReadingEngine(path, options)
         server.send(Ready(reading.capacity, reading.task, reading.dimensions))

@@ -4,13 +4,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from quire.core.encode_request import Task
 from quire.core.errors import Unsupported
-from quire.core.texts import Task
 from quire.engine.options import EngineOptions
 from quire.executors.protocol import Executor
 
 if TYPE_CHECKING:
-    from quire.text.tokenizer import Tokenizer
+    from quire.text.tokenizers.tokenizer import Tokenizer
 
 
 def tokenizer_path(path: Path, options: EngineOptions) -> Path:
@@ -19,7 +19,7 @@ def tokenizer_path(path: Path, options: EngineOptions) -> Path:
 
 
 def load_tokenizer(path: Path, options: EngineOptions) -> "Tokenizer":
-    from quire.text.tokenizer import Tokenizer
+    from quire.text.tokenizers.tokenizer import Tokenizer
 
     return Tokenizer.load(tokenizer_path(path, options))
 

@@ -13,11 +13,11 @@ from quire.models.loading import Model
 from quire.models.registry import family
 from quire.ops.opset import KVSpec, OpSet, Value
 from quire.runtime.adapters import Adapters, Loaded
-from quire.runtime.guides import Matchers
+from quire.runtime.available_memory import available_memory
 from quire.runtime.kv import KVSize, check_gpu_spec, kv_spec, longest, size_cache
-from quire.runtime.memory import available_memory
 from quire.runtime.runner import Runner
 from quire.runtime.spec import SpecConfig
+from quire.runtime.structured_output import Matchers
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.dummy_checkpoint import DummyCheckpoint
 
@@ -25,8 +25,8 @@ MOST_CACHE_BYTES = 4 * 2**30  # of main memory, without being asked
 
 BACKENDS = {
     "native": ("quire.ops.native", "NativeOps"),
-    "torch": ("quire.ops.torch", "TorchOps"),
-    "cuda": ("quire.ops.torch.gpu", "GpuOps"),
+    "torch": ("quire.ops.reference", "TorchOps"),
+    "cuda": ("quire.ops.gpu.opset", "GpuOps"),
 }
 
 

@@ -9,7 +9,7 @@ from quire.core.seq2seq import Seq2Seq
 
 if TYPE_CHECKING:  # the server's process knows what executors have room for, and runs nothing
     from quire.runtime.adapters import Loaded
-    from quire.runtime.guides import Matchers
+    from quire.runtime.structured_output import Matchers
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from quire.core.errors import BadRequest, Unsupported
 from quire.models.loading import Model
 from quire.ops.opset import AdapterSlots, OpSet, Value
 from quire.ops.tensors import LinearLayer, LowRank, PackedWeight
-from quire.weights.gguf_adapter import read_gguf_adapter
+from quire.weights.gguf.adapter import read_gguf_adapter
 from quire.weights.peft import listed, read_adapter
 
 Slots = Mapping[PackedWeight, AdapterSlots]

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from quire.core.texts import Tokens
+from quire.core.encode_request import Tokens
 from quire.models.config import EncoderConfig
 from quire.models.loading import Model
 from quire.ops.opset import Float32, OpSet, StepBatch

@@ -12,11 +12,11 @@ from quire.models.loading import Model
 from quire.ops.opset import BROKEN, CANDIDATES, Draw, KVCache, Masks, OpSet
 from quire.runtime.adapters import Adapters
 from quire.runtime.batch import Rows, Step
-from quire.runtime.guides import Guides, Matchers
+from quire.runtime.encoder_inputs import Sources
 from quire.runtime.kv import KVSize
 from quire.runtime.sampling import row_params
-from quire.runtime.sources import Sources
 from quire.runtime.spec.proposer import Proposer
+from quire.runtime.structured_output import Guides, Matchers
 
 
 class Runner:

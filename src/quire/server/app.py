@@ -14,32 +14,32 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire import __version__
+from quire.client.one_model import unknown_model
 from quire.core.errors import QuireError
-from quire.engine.models import unknown_model
-from quire.server.abort import Aborts
+from quire.server.access.keys import KeyRing
+from quire.server.access.metered import MeteredModels
+from quire.server.access.quota import RATE_HEADERS
+from quire.server.app_state import Site
 from quire.server.dialects import DIALECTS, load
 from quire.server.dialects.dialect import Dialect
 from quire.server.dialects.openai.shapes import error_body
-from quire.server.edge import Edge, Shape
-from quire.server.embeddings import Embeddings
-from quire.server.errors import MethodNotAllowed, UnknownPath
-from quire.server.generate import generation_route
-from quire.server.keys import KeyRing
-from quire.server.live import Live
-from quire.server.metered import MeteredModels
-from quire.server.metrics import Metrics
-from quire.server.openapi import JSON, answers, openapi
+from quire.server.http.errors import MethodNotAllowed, UnknownPath
+from quire.server.http.middleware import Edge, Shape
+from quire.server.http.openapi import JSON, answers, openapi
+from quire.server.http.replies import error_response, json_response
+from quire.server.observe.metrics import Metrics
+from quire.server.observe.tracing import tracer
 from quire.server.options import ServerOptions
-from quire.server.pagefiles import page_routes
-from quire.server.quota import RATE_HEADERS
-from quire.server.replies import error_response, json_response
-from quire.server.rerank import Rerank
-from quire.server.site import Site
-from quire.server.tokens import Tokens
-from quire.server.tracing import tracer
+from quire.server.routes.abort import Aborts
+from quire.server.routes.embeddings import Embeddings
+from quire.server.routes.generate import generation_route
+from quire.server.routes.live import Live
+from quire.server.routes.page import page_routes
+from quire.server.routes.rerank import Rerank
+from quire.server.routes.tokens import Tokens
 
 if TYPE_CHECKING:
-    from quire.engine.service import Models, Offer
+    from quire.client.service import Models, Offer
 
 
 def create_app(
@@ -210,7 +210,7 @@ class Pages:
 
     @answers({"text/plain": str})
     async def metrics_text(self, http: Request) -> Response:
-        from quire.server.exposition import MEDIA_TYPE, prometheus_text
+        from quire.server.observe.exposition import MEDIA_TYPE, prometheus_text
 
         return Response(prometheus_text(self._metrics), media_type=MEDIA_TYPE)
 

@@ -9,15 +9,15 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+from quire.client.engine_client import EngineClient
+from quire.client.one_model import OneModel
+from quire.client.service import Models
+from quire.client.spawned import Spawned
 from quire.core.errors import BadRequest
-from quire.engine.client import EngineClient
-from quire.engine.models import OneModel
 from quire.engine.options import EngineOptions, named_values
-from quire.engine.service import Models
-from quire.engine.sources import model_name
-from quire.engine.spawned import Spawned
-from quire.server.doors import open_doors
-from quire.server.metrics import Metrics
+from quire.hub import model_name
+from quire.server.http.listen import open_doors
+from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions, named_models
 
 
@@ -39,10 +39,11 @@ async def _main(
     engine: EngineOptions, server: ServerOptions, on_ready: Callable[[str], None] | None, spawned: Spawned | None
 ) -> None:
     metrics, doors = Metrics(), open_doors(server)
-    importing = asyncio.create_task(asyncio.to_thread(import_module, "quire.server.serve"))  # while a model is loaded
+    # while a model is loaded
+    importing = asyncio.create_task(asyncio.to_thread(import_module, "quire.server.http.serve"))
     async with _models(engine, server, metrics, spawned) as models:
         await importing
-        from quire.server.serve import serve
+        from quire.server.http.serve import serve
 
         await serve(models, server, metrics=metrics, doors=doors, on_ready=on_ready)
 
@@ -52,7 +53,7 @@ async def _models(
     engine: EngineOptions, server: ServerOptions, metrics: Metrics, spawned: Spawned | None
 ) -> AsyncIterator[Models]:
     if server.loads_when_asked:
-        from quire.engine.many_models import ManyModels
+        from quire.client.many_models import ManyModels
 
         each = {engine.served_model_name or model_name(engine.model): engine}
         if server.models:

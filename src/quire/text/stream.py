@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from quire.core.params import SamplingParams
 from quire.core.request import Logprob, SequenceEvent
-from quire.text.detokenizer import Detokenizer
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.stop import StopStrings
-from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizers.detokenizer import Detokenizer
+from quire.text.tokenizers.tokenizer import Tokenizer
 
 
 class SampleText:

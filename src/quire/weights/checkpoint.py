@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from quire.core.errors import BadCheckpoint
 from quire.weights.config import CheckpointConfig
-from quire.weights.gguf_parts import first_part
+from quire.weights.gguf.splits import first_part
 
 if TYPE_CHECKING:
     from quire.ops.tensors import StoredTensor
@@ -65,6 +65,6 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         from quire.weights.huggingface_checkpoint import HuggingFaceCheckpoint
 
         return HuggingFaceCheckpoint(found)
-    from quire.weights.gguf_checkpoint import GGUFCheckpoint
+    from quire.weights.gguf.checkpoint import GGUFCheckpoint
 
     return GGUFCheckpoint(found)

@@ -12,9 +12,9 @@ from quire.core.errors import Unsupported
 from quire.ops.compiled import native
 from quire.ops.native.cache import NativeCache
 from quire.ops.native.cpus import compute_threads
+from quire.ops.native.lora import NativeSlots
 from quire.ops.native.program import NativeProgram
 from quire.ops.native.recorder import Frequencies, Table
-from quire.ops.native.slots import NativeSlots
 from quire.ops.opset import Float32, Keep, KVCache, KVSpec, Sampler, quantization_of
 from quire.ops.tensors import (
     BF16,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.ops.native.liveness import Storage, Use
-from quire.ops.native.slots import NativeSlots
+from quire.ops.native.lora import NativeSlots
 from quire.ops.opset import Activation, Float32, KVSpec, Routing
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 

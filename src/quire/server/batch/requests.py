@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from quire.core.errors import QuireError
-from quire.server.body import explain
+from quire.server.http.body import explain
 
 
 class BadBatch(QuireError):

@@ -17,11 +17,11 @@ from quire.server.dialects.openai.chat import parse_chat
 from quire.server.dialects.openai.completions import parse_completion
 from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
 from quire.server.dialects.openai.responses.store import Stored
-from quire.server.embeddings import embedded
-from quire.server.generate import answered
+from quire.server.routes.embeddings import embedded
+from quire.server.routes.generate import answered
 
 if TYPE_CHECKING:
-    from quire.engine.service import Models
+    from quire.client.service import Models
 
 log = logging.getLogger("quire.batch")
 

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 from starlette.routing import Route
 
+from quire.client.generate_request import GenerateRequest
 from quire.core.errors import QuireError
-from quire.engine.generate import GenerateRequest
-from quire.server.body import decode
-from quire.server.fold import Completion
+from quire.server.dialects.completion import Completion
+from quire.server.http.body import decode
 from quire.server.options import ServerOptions
-from quire.text.chat_format import ChatFormat, chat_format
+from quire.text.chat.chat_format import ChatFormat, chat_format
 from quire.text.event import TextEvent
 
 if TYPE_CHECKING:
-    from quire.engine.service import ModelInfo
-    from quire.server.site import Site
-    from quire.text.tokenizer import Tokenizer
+    from quire.client.service import ModelInfo
+    from quire.server.app_state import Site
+    from quire.text.tokenizers.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 from quire.server.dialects.dialect import Context
-from quire.text.chat_template import ChatTemplate
+from quire.text.chat.chat_template import ChatTemplate
 from quire.text.tools.use import ToolUse
 
 Messages = list[dict[str, Any]]

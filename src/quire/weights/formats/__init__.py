@@ -11,7 +11,7 @@ from importlib import import_module
 
 from quire.core.errors import Unsupported
 from quire.weights.config import CheckpointConfig
-from quire.weights.formats.made import MadeTensor
+from quire.weights.formats.derived_tensor import MadeTensor
 from quire.weights.huggingface import read_json
 from quire.weights.raw import RawTensors
 

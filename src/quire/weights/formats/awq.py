@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from quire.ops.tensors import StoredTensor
 from quire.weights.bits import unpack
 from quire.weights.config import CheckpointConfig
+from quire.weights.formats.derived_tensor import MadeTensor, modules_with, parts_of
 from quire.weights.formats.grouped import grouped_integers
-from quire.weights.formats.made import MadeTensor, modules_with, parts_of
 from quire.weights.raw import RawTensors
 
 PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # where a word of gemm has output 0, 1, ...

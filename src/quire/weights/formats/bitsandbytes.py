@@ -26,7 +26,7 @@ from quire.ops.dequantize import FP4_VALUES, NF4_VALUES
 from quire.ops.tensors import FP4, NF4, StorageType, StoredTensor
 from quire.weights.blocks import BLOCK, eight_bits, fits_blocks, table_places
 from quire.weights.config import CheckpointConfig
-from quire.weights.formats.made import MadeTensor, modules_with, parts_of, plain_floats
+from quire.weights.formats.derived_tensor import MadeTensor, modules_with, parts_of, plain_floats
 from quire.weights.raw import RawTensors
 
 STATE = ".weight.quant_state.bitsandbytes__"

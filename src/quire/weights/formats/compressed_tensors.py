@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from quire.ops.tensors import StoredTensor
 from quire.weights.bits import num_words, unpack
 from quire.weights.config import CheckpointConfig
+from quire.weights.formats.derived_tensor import MadeTensor, modules_with, parts_of
 from quire.weights.formats.fp8 import DEFAULT_BLOCK, block_size, float8
 from quire.weights.formats.grouped import grouped_integers, groups_of_inputs
-from quire.weights.formats.made import MadeTensor, modules_with, parts_of
 from quire.weights.raw import RawTensors
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")

@@ -16,7 +16,7 @@ from quire.core.errors import Unsupported
 from quire.ops.tensors import StoredTensor
 from quire.weights.blocks import eight_bits
 from quire.weights.config import CheckpointConfig
-from quire.weights.formats.made import MadeTensor, modules_with, parts_of
+from quire.weights.formats.derived_tensor import MadeTensor, modules_with, parts_of
 from quire.weights.raw import RawTensors
 
 TILE = 64  # inputs of one output that lie together; outputs come in multiples of it too

@@ -15,7 +15,7 @@ from quire.core.errors import BadCheckpoint
 from quire.ops.tensors import StoredTensor
 from quire.weights.blocks import BLOCK, fits_blocks, float_eights
 from quire.weights.config import CheckpointConfig
-from quire.weights.formats.made import MadeTensor, modules_with, parts_of, plain_floats
+from quire.weights.formats.derived_tensor import MadeTensor, modules_with, parts_of, plain_floats
 from quire.weights.raw import RawTensors
 
 NOT_NEEDED = (".input_scale", ".input_scale_ub", ".activation_scale")

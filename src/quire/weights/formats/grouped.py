@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from quire.ops.tensors import StoredTensor
 from quire.weights.blocks import Codes, Floats, eight_bits, fits_blocks, four_bits
-from quire.weights.formats.made import plain_floats
+from quire.weights.formats.derived_tensor import plain_floats
 from quire.weights.raw import RawTensors
 
 Inputs = NDArray[np.intp]  # [inputs] the group of each

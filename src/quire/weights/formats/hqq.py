@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from quire.core.errors import Unsupported
 from quire.ops.tensors import F16, StoredTensor
 from quire.weights.config import CheckpointConfig
+from quire.weights.formats.derived_tensor import MadeTensor, modules_with, parts_of
 from quire.weights.formats.grouped import grouped_integers
-from quire.weights.formats.made import MadeTensor, modules_with, parts_of
 from quire.weights.raw import RawTensors
 
 BITS = (1, 2, 3, 4, 8)

@@ -12,7 +12,7 @@ import numpy as np
 
 from quire.ops.tensors import MXFP4, StoredTensor, stored_floats
 from quire.weights.config import CheckpointConfig
-from quire.weights.formats.made import MadeTensor, modules_with
+from quire.weights.formats.derived_tensor import MadeTensor, modules_with
 from quire.weights.raw import RawTensors
 
 BLOCK, HALF = 32, 16

@@ -1,7 +1,7 @@
 """Anthropic's Messages API."""
 
 from quire.server.dialects.anthropic.call import parse_messages
-from quire.server.dialects.anthropic.pages import pages
+from quire.server.dialects.anthropic.routes import pages
 from quire.server.dialects.anthropic.shapes import error_body, error_status, sse
 from quire.server.dialects.dialect import Dialect
 

@@ -2,6 +2,7 @@
 
 from uuid import uuid4
 
+from quire.server.dialects.answer_parser import WholeCall, whole_calls
 from quire.server.dialects.anthropic.shapes import (
     BlockDelta,
     BlockStart,
@@ -13,7 +14,6 @@ from quire.server.dialects.anthropic.shapes import (
     ThinkingDelta,
     ToolCall,
 )
-from quire.server.dialects.reading import WholeCall, whole_calls
 from quire.text.answer import Gain
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from quire.engine.generate import GenerateRequest
+from quire.client.generate_request import GenerateRequest
+from quire.server.dialects.answer_parser import Reading, put_chat
 from quire.server.dialects.anthropic.blocks import BlockEvents, whole_blocks
 from quire.server.dialects.anthropic.fields import (
     NOT_SUPPORTED,
@@ -27,11 +28,10 @@ from quire.server.dialects.anthropic.shapes import (
     ToolCall,
     Usage,
 )
+from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.fields import new_id
-from quire.server.dialects.reading import Reading, put_chat
-from quire.server.fold import Completion
-from quire.server.openapi import EVENTS, JSON, answers, reads
+from quire.server.http.openapi import EVENTS, JSON, answers, reads
 from quire.text.event import TextEvent
 from quire.text.tools.use import ToolUse
 

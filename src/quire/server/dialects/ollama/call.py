@@ -7,22 +7,22 @@ from uuid import uuid4
 import msgspec
 from msgspec import UNSET, Struct
 
+from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
-from quire.engine.generate import GenerateRequest
-from quire.server.body import decode
+from quire.server.dialects.answer_parser import Reading, WholeCall, put_chat, whole_calls
+from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.ollama.fields import Fields, num_logprobs, refuse, refuse_unloading, structured
 from quire.server.dialects.ollama.options import known_options, sampling_params, window
 from quire.server.dialects.ollama.shapes import LINES, Answer, Clock, Message, logprobs_of, timestamp
 from quire.server.dialects.openai.fields import new_id
-from quire.server.dialects.reading import Reading, WholeCall, put_chat, whole_calls
 from quire.server.dialects.truncation import newest_that_fit, num_tokens
-from quire.server.fold import Completion
-from quire.server.openapi import JSON, answers, reads
+from quire.server.http.body import decode
+from quire.server.http.openapi import JSON, answers, reads
 from quire.text.answer import Gain
-from quire.text.chat_format import NO_TOOLS
+from quire.text.chat.chat_format import NO_TOOLS
+from quire.text.chat.fill_in import filling_ends, filling_prompt
 from quire.text.event import TextEvent, TokenLogprob
-from quire.text.fill_in import filling_ends, filling_prompt
 from quire.text.tools.call import CallDelta
 from quire.text.tools.use import ToolUse
 

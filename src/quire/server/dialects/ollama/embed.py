@@ -9,17 +9,17 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.engine.texts import EmbedRequest
-from quire.server.body import check_number, decode, read_body
+from quire.client.embed_request import EmbedRequest
 from quire.server.dialects.ollama.fields import bare_name
 from quire.server.dialects.openai.fields import Int, new_id
-from quire.server.event_stream import unless_gone
-from quire.server.openapi import JSON, answers, reads
-from quire.server.replies import json_response
+from quire.server.http.body import check_number, decode, read_body
+from quire.server.http.event_stream import unless_gone
+from quire.server.http.openapi import JSON, answers, reads
+from quire.server.http.replies import json_response
 
 if TYPE_CHECKING:
-    from quire.engine.texts import Embeddings
-    from quire.server.site import Site
+    from quire.client.embed_request import Embeddings
+    from quire.server.app_state import Site
 
 
 class EmbedBody(Struct, kw_only=True):

@@ -10,18 +10,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
-from quire.server.body import decode, read_body
 from quire.server.dialects.dialect import Dialect
 from quire.server.dialects.ollama.fields import bare_name
 from quire.server.dialects.ollama.shapes import LINES, error_body, error_status, line
-from quire.server.errors import NotAllowed
-from quire.server.event_stream import EventStream, unless_gone
-from quire.server.openapi import JSON, answers, reads
-from quire.server.replies import json_response
+from quire.server.http.body import decode, read_body
+from quire.server.http.errors import NotAllowed
+from quire.server.http.event_stream import EventStream, unless_gone
+from quire.server.http.openapi import JSON, answers, reads
+from quire.server.http.replies import json_response
 
 if TYPE_CHECKING:
-    from quire.engine.service import Coming
-    from quire.server.site import Site
+    from quire.client.service import Coming
+    from quire.server.app_state import Site
 
 SHAPE = Dialect(name="pull", routes={}, error=error_body, status=error_status, frame=line, media_type=LINES)
 

@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from quire.server.body import decode, read_body
-from quire.server.errors import NotAllowed
-from quire.server.openapi import answers, reads
+from quire.server.http.body import decode, read_body
+from quire.server.http.errors import NotAllowed
+from quire.server.http.openapi import answers, reads
 
 if TYPE_CHECKING:
-    from quire.server.site import Site
+    from quire.server.app_state import Site
 
 log = logging.getLogger("quire.server")
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
+from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
-from quire.engine.generate import GenerateRequest
-from quire.server.body import decode
+from quire.server.dialects.answer_parser import put_chat
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.chat_call import ChatCall, ChatChoice
 from quire.server.dialects.openai.fields import NOT_SUPPORTED, Fields, Int, check, new_id, refuse, sampling_params
@@ -14,8 +14,8 @@ from quire.server.dialects.openai.messages import Message, plain_messages, templ
 from quire.server.dialects.openai.shapes import Answer
 from quire.server.dialects.openai.structured import language_asked
 from quire.server.dialects.openai.tools import NamedTool, Tool, tool_use
-from quire.server.dialects.reading import put_chat
-from quire.server.openapi import EVENTS, JSON, answers, reads
+from quire.server.http.body import decode
+from quire.server.http.openapi import EVENTS, JSON, answers, reads
 
 
 class ChatBody(Fields, kw_only=True, forbid_unknown_fields=True):

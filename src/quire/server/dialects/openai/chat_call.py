@@ -4,14 +4,14 @@ import time
 
 from msgspec import UNSET, Struct, UnsetType
 
-from quire.engine.generate import GenerateRequest
+from quire.client.generate_request import GenerateRequest
+from quire.server.dialects.answer_parser import Reading
+from quire.server.dialects.completion import Completion, Sample
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.fields import StreamOptions
 from quire.server.dialects.openai.shapes import Answer, prompt_logprobs_of, token_name
-from quire.server.dialects.openai.tally import Tally, usage_of
 from quire.server.dialects.openai.tools import ToolCallGain, folded, gain_of
-from quire.server.dialects.reading import Reading
-from quire.server.fold import Completion, Sample
+from quire.server.dialects.openai.usage import Tally, usage_of
 from quire.text.answer import Gain
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.tools.use import ToolUse

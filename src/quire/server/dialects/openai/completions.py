@@ -7,18 +7,18 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
-from quire.engine.generate import GenerateRequest
-from quire.server.body import decode, texts_or_ids
+from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.fields import NOT_SUPPORTED, Fields, Int, check, new_id, sampling_params
 from quire.server.dialects.openai.shapes import Answer, prompt_logprobs_of, token_name
 from quire.server.dialects.openai.structured import language_asked
-from quire.server.dialects.openai.tally import Tally, usage_of
-from quire.server.fold import Completion
-from quire.server.openapi import EVENTS, JSON, answers, reads
+from quire.server.dialects.openai.usage import Tally, usage_of
+from quire.server.http.body import decode, texts_or_ids
+from quire.server.http.openapi import EVENTS, JSON, answers, reads
+from quire.text.chat.fill_in import filling_ends, filling_prompt
 from quire.text.event import TextEvent, TokenLogprob
-from quire.text.fill_in import filling_ends, filling_prompt
 
 DEFAULT_MAX_TOKENS = 16
 

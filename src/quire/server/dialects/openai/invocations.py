@@ -4,13 +4,13 @@ import msgspec
 from msgspec import Struct
 
 from quire.core.errors import BadRequest
-from quire.server.body import decode
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.chat import NOT_SUPPORTED_IN_CHATS, ChatBody, parse_chat
 from quire.server.dialects.openai.chat_call import ChatCall, ChatChoice
 from quire.server.dialects.openai.completions import CompletionCall, parse_completion
 from quire.server.dialects.openai.shapes import Answer
-from quire.server.openapi import EVENTS, JSON, answers, reads
+from quire.server.http.body import decode
+from quire.server.http.openapi import EVENTS, JSON, answers, reads
 
 
 class _Either(Struct):

@@ -2,8 +2,8 @@
 
 from math import inf
 
-from quire.engine.generate import GenerateRequest
-from quire.server.body import decode
+from quire.client.generate_request import GenerateRequest
+from quire.server.dialects.completion import Completion, Sample
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.fields import new_id
 from quire.server.dialects.tgi.fields import GenerateBody, decoder, sampling_params
@@ -15,10 +15,10 @@ from quire.server.dialects.tgi.shapes import (
     Token,
     finish_reason,
 )
-from quire.server.fold import Completion, Sample
-from quire.server.openapi import EVENTS, JSON, answers, reads
-from quire.text.detokenizer import Detokenizer
+from quire.server.http.body import decode
+from quire.server.http.openapi import EVENTS, JSON, answers, reads
 from quire.text.event import TextEvent, TokenLogprob
+from quire.text.tokenizers.detokenizer import Detokenizer
 
 
 @reads(GenerateBody)

@@ -11,7 +11,7 @@ from quire.core.errors import BadRequest
 from quire.core.params import MAX_SAMPLES, SamplingParams
 from quire.core.structured import Structured
 from quire.core.watermark import Watermark
-from quire.server.body import decode
+from quire.server.http.body import decode
 
 Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # what the engine's arrays hold
 

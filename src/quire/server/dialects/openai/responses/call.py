@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
+from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest, QuireError
-from quire.engine.generate import GenerateRequest
-from quire.server.body import decode
+from quire.server.dialects.answer_parser import Reading, put_chat
+from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.chat import effort_options
 from quire.server.dialects.openai.chat_call import ChatLogprob, chat_logprob
@@ -26,10 +27,9 @@ from quire.server.dialects.openai.responses.shapes import (
 )
 from quire.server.dialects.openai.responses.store import Stored
 from quire.server.dialects.openai.shapes import CachedTokens
-from quire.server.dialects.openai.tally import Tally
-from quire.server.dialects.reading import Reading, put_chat
+from quire.server.dialects.openai.usage import Tally
 from quire.server.dialects.truncation import newest_that_fit, num_tokens
-from quire.server.fold import Completion
+from quire.server.http.body import decode
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.tools.use import ToolUse
 

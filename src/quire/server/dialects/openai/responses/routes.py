@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.core.errors import BadRequest, QuireError
-from quire.server.chat_text import chat_text
+from quire.server.dialects.chat_text import chat_text
 from quire.server.dialects.dialect import Context, Dialect
 from quire.server.dialects.openai.responses.body import NOT_SUPPORTED, ResponseBody
 from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
@@ -19,14 +19,14 @@ from quire.server.dialects.openai.responses.journal import EventsGone
 from quire.server.dialects.openai.responses.shapes import Event, ResponseObject, frame
 from quire.server.dialects.openai.responses.store import ResponseStore, Stored
 from quire.server.dialects.openai.shapes import error_body
-from quire.server.event_stream import EventStream
-from quire.server.generate import answered, refusing, reply, streamed, understood
-from quire.server.openapi import EVENTS, JSON, answers, asks, reads
-from quire.server.replies import json_response
+from quire.server.http.event_stream import EventStream
+from quire.server.http.openapi import EVENTS, JSON, answers, asks, reads
+from quire.server.http.replies import json_response
+from quire.server.routes.generate import answered, refusing, reply, streamed, understood
 
 if TYPE_CHECKING:
-    from quire.engine.service import Service
-    from quire.server.site import Site
+    from quire.client.service import Service
+    from quire.server.app_state import Site
 
 log = logging.getLogger("quire.server")
 

@@ -1,0 +1,1 @@
+"""What Python users import: `LLM`, `AsyncEngine`, `Embedder`, and what they return."""

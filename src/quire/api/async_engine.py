@@ -1,0 +1,81 @@
+"""`AsyncEngine`: many requests at once from asyncio code, the model in a process of its own.
+
+engine = AsyncEngine("smollm2")
+async for output in engine.generate("A quire is", SamplingParams(max_tokens=32), request_id="1"):
+    print(output.outputs[0].text)
+await engine.shutdown()
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from quire.api.outputs import RequestOutput
+from quire.client.engine_client import EngineClient
+from quire.client.generate_request import LoRARequest, Prompt, request_for
+from quire.core.params import SamplingParams
+from quire.engine.options import EngineOptions
+from quire.hub import DEFAULT_MODEL
+from quire.text.tokenizers.tokenizer import Tokenizer
+
+
+class AsyncEngine:
+    """Starts with the first request. Keywords are those of `EngineOptions`."""
+
+    def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
+        self.client = EngineClient(EngineOptions.of({"model": str(model), **options}))
+        self._starting: asyncio.Task[None] | None = None
+        self._streams: dict[str, Any] = {}
+
+    @classmethod
+    def from_engine_args(cls, options: EngineOptions) -> "AsyncEngine":
+        engine = cls()
+        engine.client = EngineClient(options)
+        return engine
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """The output so far, each time it has grown. Leaving the loop early, or `abort`, cancels the request."""
+        await self.start()
+        wanted = request_for(prompt, id=request_id, params=sampling_params, priority=priority)
+        if lora_request is not None:
+            if lora_request.lora_name not in self.client.adapters.names():
+                await self.client.adapters.load(lora_request.lora_name, lora_request.lora_path)
+            wanted.adapter = lora_request.lora_name
+        stream = await self.client.submit(wanted)
+        self._streams[request_id] = stream
+        output = RequestOutput.of(stream.live.request, wanted.prompt)
+        try:
+            async for event in stream:
+                output.add(event)
+                output.metrics = stream.live.record
+                yield output
+        finally:
+            del self._streams[request_id]
+            await stream.aclose()
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its iterator ends with finish_reason "cancelled". One that has ended is no error."""
+        if stream := self._streams.get(request_id):
+            await self.client.cancel(stream)
+
+    async def start(self) -> None:
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self.client.start())
+        await asyncio.shield(self._starting)
+
+    async def get_tokenizer(self) -> Tokenizer:
+        await self.start()
+        return self.client.tokenizer
+
+    async def shutdown(self) -> None:
+        if self._starting is not None:
+            await asyncio.gather(self._starting, return_exceptions=True)
+            await self.client.stop()

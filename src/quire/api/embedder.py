@@ -1,0 +1,77 @@
+"""`Embedder`: a model that makes vectors of texts, or scores of pairs of them, in this process.
+
+embedder = Embedder("./all-MiniLM-L6-v2")
+vectors = embedder.embed(["A quire is a gathering of pages", "Paper was made of rags"])  # [2, 384]
+
+reranker = Embedder("./ms-marco-MiniLM-L6-v2")
+scores = reranker.score("What is a quire?", ["A gathering of pages", "A group of singers"])
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from quire.client.embed_request import Text
+from quire.client.encoder_prompt import TextReader
+from quire.core.errors import BadRequest
+from quire.engine.encoder import Encoder, first_numbers
+from quire.engine.options import EngineOptions
+from quire.hub import resolve_model
+from quire.ops.opset import Float32
+from quire.runtime.pooling import PoolingMode, unit_length
+from quire.text.tokenizers.tokenizer import Tokenizer
+
+
+class Embedder:
+    """Keywords are those of `EngineOptions`, and how tokens become a vector where that is not as the checkpoint says:
+    `pooling` (cls, mean or last) and `normalize`. A text's result does not depend on the other texts."""
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        pooling: PoolingMode | None = None,
+        normalize: bool | None = None,
+        **options: Any,
+    ) -> None:
+        if pooling is not None and pooling not in get_args(PoolingMode):
+            raise BadRequest(f"pooling is {pooling!r}", f"choose from {', '.join(get_args(PoolingMode))}")
+        self.options = EngineOptions.of({"model": str(model), **options})
+        files = resolve_model(self.options.model, revision=self.options.revision)
+        self._encoder = Encoder(files.path, self.options, pooling, normalize)
+        self.config, self.max_model_len = self._encoder.config, self._encoder.max_model_len
+        self.tokenizer = Tokenizer.load(Path(self.options.tokenizer) if self.options.tokenizer else files.path)
+        self._reader = TextReader(self.tokenizer, self._encoder.modules, self.config.vocab, self.max_model_len)
+
+    def embed(
+        self,
+        texts: Text | Sequence[Text],
+        *,
+        prompt_name: str | None = None,  # of the prompts that the checkpoint has: put before every text
+        truncate: bool = False,  # a text that is too long loses its end; otherwise it is refused
+        dimensions: int | None = None,  # only the first so many numbers of each vector, made of length 1 again
+    ) -> Float32:
+        """-> [texts, columns]"""
+        vectors = self._encoder.vectors(self._reader.tokens(_listed(texts), prompt_name, truncate))
+        if dimensions is not None:
+            vectors = [first_numbers(vector, dimensions) for vector in vectors]
+        return np.array(vectors, np.float32)
+
+    def score(
+        self, query: str, documents: Sequence[str], *, truncate: bool = False, sigmoid: bool | None = None
+    ) -> list[float]:
+        """How well each document answers the query. A cross-encoder reads both together, and its score is between 0
+        and 1 unless the checkpoint, or `sigmoid`, says otherwise. Of other models it is the cosine of two vectors."""
+        pairs = [(query, document) for document in documents]
+        if self._encoder.num_labels:
+            return self._encoder.scores(self._reader.pairs(pairs, truncate), sigmoid)
+        texts, numbers = self._reader.sides(pairs, truncate)
+        vectors = [unit_length(vector) for vector in self._encoder.vectors(texts)]
+        return [float(np.dot(vectors[a], vectors[b])) for a, b in numbers]
+
+
+def _listed(texts: Text | Sequence[Text]) -> Sequence[Text]:
+    one = isinstance(texts, str) or (len(texts) > 0 and all(isinstance(token, int) for token in texts))
+    return [texts] if one else texts  # type: ignore[list-item,return-value]

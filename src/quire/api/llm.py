@@ -1,0 +1,224 @@
+"""`LLM`: a model in this process, for scripts and notebooks.
+
+llm = LLM("smollm2", max_num_seqs=64)
+for output in llm.generate(["A quire is", "Paper was"], SamplingParams(temperature=0, max_tokens=32)):
+    print(output.outputs[0].text)
+"""
+
+import itertools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from quire.api.outputs import CompletionOutput, RequestOutput
+from quire.client.generate_request import GenerateRequest, LoRARequest, Prompt, request_for
+from quire.client.live_request import LiveRequest
+from quire.client.prompt import Prompter
+from quire.core.errors import BadRequest, EngineFailed
+from quire.core.params import SamplingParams
+from quire.engine.engine import Engine
+from quire.engine.options import EngineOptions, named_values
+from quire.engine.start import load_tokenizer, local_executor
+from quire.hub import DEFAULT_MODEL, resolve_model
+from quire.hub.adapters import resolve_adapter
+from quire.text.event import TextEvent
+from quire.text.tokenizers.tokenizer import Tokenizer
+
+
+@dataclass(slots=True, kw_only=True)
+class BeamSearchParams:
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 1.0  # a beam's logprobs are taken of logits / temperature
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(
+            n=self.beam_width,
+            beam_width=self.beam_width,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            temperature=self.temperature or 1.0,
+            length_penalty=self.length_penalty,
+            early_stopping=self.early_stopping,
+        )
+
+
+class LLM:
+    """An engine, its tokenizer and its model. Keywords are those of `EngineOptions`."""
+
+    def __init__(self, model: str | Path = DEFAULT_MODEL, **options: Any) -> None:
+        self.options = EngineOptions.of({"model": str(model), **options})
+        files = resolve_model(self.options.model, revision=self.options.revision)
+        tokenizer = load_tokenizer(files.path, self.options)
+        self.engine = Engine(local_executor(files.path, self.options), self.options, lambda: tokenizer)
+        self.tokenizer = tokenizer
+        self._prompter = Prompter(
+            self.tokenizer,
+            self.engine.capacity.vocab_size,
+            self.engine.capacity.max_model_len,
+            self.options.seed,
+            self.engine.capacity.seq2seq,
+        )
+        self._adapters: dict[str, str] = {}  # name -> where it was loaded from
+        for name, path in named_values(self.options.lora_modules, "lora_modules", "PATH").items():
+            self.load_adapter(name, path)
+        self._ids = (f"request-{number}" for number in itertools.count())
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; outputs come in the order of the prompts. `lora_request`: for all, or one each."""
+        one = isinstance(prompts, str | Mapping) or _is_ids(prompts)
+        many: list[Any] = [prompts] if one else list(prompts)
+        params = _one_each(sampling_params, len(many))
+        requests = [self._request(prompt, p) for prompt, p in zip(many, params, strict=True)]
+        if priority is not None:
+            requests = [replace(request, priority=p) for request, p in zip(requests, priority, strict=True)]
+        self._adapt(requests, lora_request)
+        return self._run(requests, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several."""
+        conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        template = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            **(chat_template_kwargs or {}),
+        }
+        params = _one_each(sampling_params, len(conversations))
+        requests = [
+            GenerateRequest(id=next(self._ids), params=p, messages=[dict(m) for m in c], template_options=template)
+            for c, p in zip(conversations, params, strict=True)
+        ]
+        self._adapt(requests, lora_request)
+        return self._run(requests, use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool | None = None
+    ) -> list[RequestOutput]:
+        """The `beam_width` best continuations of every prompt, best first."""
+        return self.generate(prompts, params.sampling(), use_tqdm=use_tqdm)
+
+    def stream(self, request: GenerateRequest) -> Iterator[TextEvent]:
+        """One request's text as it comes. Closing the iterator early cancels the request."""
+        live = self._submit(request)
+        try:
+            while not live.finished:
+                yield from (event for owner, event in self._step({live.request.id: live}) if owner is live)
+        finally:
+            self.engine.cancel(live.request.id)
+
+    def _adapt(
+        self, requests: list[GenerateRequest], wanted: LoRARequest | Sequence[LoRARequest | None] | None
+    ) -> None:
+        each = wanted if isinstance(wanted, Sequence) else [wanted] * len(requests)
+        if len(each) != len(requests):
+            raise BadRequest(f"{len(requests)} prompts and {len(each)} LoRA requests", "give one for all, or one each")
+        for request, adapter in zip(requests, each, strict=True):
+            if adapter is not None:
+                self.load_adapter(adapter.lora_name, adapter.lora_path)
+                request.adapter = adapter.lora_name
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Unless it is there. A name stays with what it was first loaded from."""
+        if self._adapters.setdefault(name, path) != path and path:
+            raise BadRequest(f"an adapter is called `{name}` already, from {self._adapters[name]}", param="lora_name")
+        if name not in self.engine.adapters:
+            self.engine.add_adapter(name, self.engine.executor.load_adapter(resolve_adapter(path)))
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.tokenizer
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> GenerateRequest:
+        return request_for(prompt, id=next(self._ids), params=params)
+
+    def _submit(self, request: GenerateRequest) -> LiveRequest:
+        prepared = self._prompter.prepare(request)
+        self.engine.submit(prepared)
+        return LiveRequest(prepared, self.tokenizer)
+
+    def _run(self, requests: list[GenerateRequest], use_tqdm: bool | None) -> list[RequestOutput]:
+        live: dict[str, LiveRequest] = {}
+        outputs: dict[str, RequestOutput] = {}
+        progress = _progress(len(requests), use_tqdm)
+        try:
+            for request in requests:
+                entry = live[request.id] = self._submit(request)
+                outputs[request.id] = RequestOutput.of(entry.request, request.prompt)
+            while live:
+                for entry, event in self._step(live):
+                    output = outputs[entry.request.id]
+                    output.add(event)
+                    if event.final:
+                        output.metrics = live.pop(entry.request.id).record
+                        if event.finish_reason == "error":
+                            raise EngineFailed(event.reason)
+                        progress.update()
+        finally:
+            for request_id in live:
+                self.engine.cancel(request_id)
+            progress.close()
+        return [outputs[request.id] for request in requests]
+
+    def _step(self, live: Mapping[str, LiveRequest]) -> list[tuple[LiveRequest, TextEvent]]:
+        """One step of the engine, as text."""
+        said = []
+        for event in self.engine.step():
+            entry = live.get(event.request_id)
+            if entry is None or (text := entry.push(event)) is None:
+                continue
+            said.append((entry, text))
+            if text.finish_reason and not event.finish_reason:  # a stop string
+                self.engine.cancel(event.request_id, event.index)
+        return said
+
+
+def _is_ids(prompts: Any) -> bool:
+    return isinstance(prompts, Sequence) and len(prompts) > 0 and all(isinstance(token, int) for token in prompts)
+
+
+def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise BadRequest(f"{count} prompts and {len(params)} sampling params", "give one for all, or one each")
+    return list(params)
+
+
+class _Quiet:
+    def update(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _progress(total: int, wanted: bool | None) -> Any:
+    """A progress bar, by default if someone is watching."""
+    if wanted is False or (wanted is None and not sys.stderr.isatty()):
+        return _Quiet()
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="prompts", unit="prompt", leave=False)
+
+
+__all__ = ["LLM", "BeamSearchParams", "CompletionOutput", "RequestOutput"]

@@ -1,0 +1,1 @@
+"""The server's side of an engine: supervision, requests in flight, prompts, several models."""

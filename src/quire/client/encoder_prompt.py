@@ -1,0 +1,81 @@
+"""Texts become tokens for a model that reads them whole: the text half of `Embedder`, and of the client."""
+
+from collections.abc import Sequence
+
+from quire.client.embed_request import Text
+from quire.core.encode_request import Tokens
+from quire.core.errors import BadRequest, PromptTooLong
+from quire.text.tokenizers.tokenizer import Tokenizer
+from quire.weights.sentence_modules import SentenceModules
+
+QUERY, DOCUMENT = ("query",), ("document", "passage")  # what checkpoints call the prompts of both
+
+
+class TextReader:
+    """What it lets through, the model can read."""
+
+    def __init__(self, tokenizer: Tokenizer, modules: SentenceModules, vocab_size: int, max_model_len: int) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self._modules = modules
+
+    def tokens(self, texts: Sequence[Text], prompt_name: str | None, truncate: bool) -> list[Tokens]:
+        prompt = self._prompt(prompt_name)
+        return [self._encode(text, prompt, truncate, place) for place, text in enumerate(texts)]
+
+    def pairs(self, pairs: Sequence[tuple[str, str]], truncate: bool) -> list[Tokens]:
+        """Both texts of each, to be read together."""
+        return [self._encode_pair(query, text, truncate, place) for place, (query, text) in enumerate(pairs)]
+
+    def sides(self, pairs: Sequence[tuple[str, str]], truncate: bool) -> tuple[list[Tokens], list[tuple[int, int]]]:
+        """For a model that reads one text at a time: the texts, each once, and for each pair the numbers of its two."""
+        roles = self._named(QUERY), self._named(DOCUMENT)
+        numbers: dict[tuple[str | None, str], int] = {}
+        found = [
+            (numbers.setdefault((roles[0], a), len(numbers)), numbers.setdefault((roles[1], b), len(numbers)))
+            for a, b in pairs
+        ]
+        texts = enumerate(numbers)
+        return [self._encode(text, self._prompt(role), truncate, place) for place, (role, text) in texts], found
+
+    def _named(self, names: Sequence[str]) -> str | None:
+        return next((name for name in names if name in self._modules.prompts), None)
+
+    def _prompt(self, name: str | None) -> str:
+        name = self._modules.default_prompt if name is None else name
+        if name is None:
+            return ""
+        if name not in self._modules.prompts:
+            known = ", ".join(self._modules.prompts)
+            hint = f"it has {known}" if known else "it has none: put the words before the texts"
+            raise BadRequest(f"the checkpoint has no prompt {name!r}", hint, param="prompt_name")
+        return self._modules.prompts[name]
+
+    def _encode(self, text: Text, prompt: str, truncate: bool, place: int) -> Tokens:
+        ids = self.tokenizer.encode(self._spelled(prompt + text)) if isinstance(text, str) else list(text)
+        if truncate:
+            ids = self.tokenizer.cut(ids, self.max_model_len)
+        self._check(ids, place)
+        return Tokens(ids)
+
+    def _encode_pair(self, query: str, document: str, truncate: bool, place: int) -> Tokens:
+        limit = self.max_model_len if truncate else None
+        ids, segments = self.tokenizer.encode_pair(self._spelled(query), self._spelled(document), limit)
+        self._check(ids, place)
+        return Tokens(ids, segments)
+
+    def _spelled(self, text: str) -> str:
+        return text.lower() if self._modules.lower else text
+
+    def _check(self, ids: Sequence[int], place: int) -> None:
+        if not ids:
+            raise BadRequest(f"text {place} has no tokens", "leave it out", param="texts")
+        if len(ids) > self.max_model_len:
+            raise PromptTooLong(
+                f"text {place} has {len(ids)} tokens, and the model takes {self.max_model_len}",
+                "cut it into parts, or set truncate to leave out its end",
+                param="texts",
+            )
+        if (unknown := next((token for token in ids if not 0 <= token < self.vocab_size), None)) is not None:
+            raise BadRequest(f"text {place} has token id {unknown}, and the vocabulary has {self.vocab_size}")

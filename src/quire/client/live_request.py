@@ -1,0 +1,100 @@
+"""A request under way, seen from the text side: what has been delivered of each sample, and when."""
+
+import time
+from dataclasses import replace
+
+from quire.core.records import RequestRecord
+from quire.core.request import FinishReason, Request, SequenceEvent
+from quire.text.event import TextEvent
+from quire.text.stream import SampleText
+from quire.text.tokenizers.tokenizer import Tokenizer
+
+
+class LiveRequest:
+    """Folds the engine's events into text events. `finished` after exactly one final text event.
+
+    It remembers every token it delivered: `resumption()` is the same request from that point on, for an engine that has
+    lost its memory. Randomness depends on position only, so nobody can tell."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        self.request = request
+        self.finished = False
+        self.record: RequestRecord | None = None  # once finished
+        self._tokens: list[list[int]] = [[] for _ in range(request.params.n)]
+        before = request.start_ids or request.prompt_ids
+        self._samples = [SampleText(tokenizer, request.params, before) for _ in range(request.params.n)]
+        self._ended = [False] * request.params.n
+        self._num_prompt_logprobs = 0  # delivered
+        self._num_known_again = 0  # to be passed over, after a resumption
+        self._num_cached = 0
+        self._num_unseen = 0
+        self._admitted: float | None = None
+        self._first: float | None = None
+        self._last: float | None = None
+
+    def push(self, event: SequenceEvent) -> TextEvent | None:
+        """None if there is nothing new to say. A text event that ends a sample which the engine has not ended (a stop
+        string was found) means that the sample has to be cancelled there."""
+        if self.finished or self._ended[event.index]:
+            return None
+        event = self._only_new(event)
+        text = self._samples[event.index].push(event)
+        self._tokens[event.index] += text.token_ids
+        self._num_unseen += event.num_unseen
+        if event.tokens:
+            self._last = time.monotonic()
+            self._first = self._first or self._last
+        if text.finish_reason:
+            self._ended[event.index] = True
+        text.num_prompt_tokens = len(self.request.prompt_ids)
+        self._num_cached = text.num_cached_tokens = max(event.num_cached, self._num_cached)
+        text.final = all(self._ended)
+        if text.final:
+            assert text.finish_reason
+            self._finish(text.finish_reason)
+        return text
+
+    def admit(self, moment: float) -> None:
+        """It takes part in steps, from that moment on (time.monotonic())."""
+        self._admitted = self._admitted or moment
+
+    def fail(self, reason: str, finish_reason: FinishReason = "error") -> TextEvent:
+        """End the request from this side."""
+        self._finish(finish_reason)
+        index = self._ended.index(False)
+        return TextEvent(index, finish_reason=finish_reason, reason=reason, final=True)
+
+    def resumption(self) -> Request:
+        """The request as a new engine has to take it; then `ended_samples` have to be cancelled there."""
+        self._num_known_again = self._num_prompt_logprobs
+        return replace(self.request, resumed=[list(tokens) for tokens in self._tokens] if any(self._tokens) else [])
+
+    @property
+    def ended_samples(self) -> list[int]:
+        return [index for index, ended in enumerate(self._ended) if ended]
+
+    def _only_new(self, event: SequenceEvent) -> SequenceEvent:
+        """A new engine computes prompt logprobs from the start; those delivered before are passed over."""
+        if not event.prompt_logprobs:
+            return event
+        known = min(self._num_known_again, len(event.prompt_logprobs))
+        self._num_known_again -= known
+        self._num_prompt_logprobs += len(event.prompt_logprobs) - known
+        return replace(event, prompt_logprobs=event.prompt_logprobs[known:] or None)
+
+    def _finish(self, finish_reason: FinishReason) -> None:
+        self.finished = True
+        self.record = RequestRecord(
+            id=self.request.id,
+            finish_reason=finish_reason,
+            num_prompt_tokens=len(self.request.prompt_ids),
+            num_cached_tokens=self._num_cached,
+            num_output_tokens=sum(map(len, self._tokens)) + self._num_unseen,
+            num_samples=len(self._tokens),
+            max_tokens=self.request.params.max_tokens,
+            arrival=self.request.arrival,
+            admitted=self._admitted,
+            first_token=self._first,
+            last_token=self._last,
+            finished=time.monotonic(),
+        )

@@ -1,0 +1,297 @@
+"""Several models behind one address, loaded when they are asked for; the one not used for longest makes room."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores
+from quire.client.engine_client import EngineClient
+from quire.client.generate_request import GenerateRequest
+from quire.client.live_client import Viewer
+from quire.client.one_model import unknown_model
+from quire.client.pulls import Pulls
+from quire.client.service import Coming, Found, ModelInfo, Observer, Offer, State, TextStream
+from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
+from quire.engine.options import EngineOptions, named_values
+from quire.engine.start import task_of
+from quire.hub import resolve_model
+from quire.runtime.available_memory import available_memory
+from quire.text.tokenizers.tokenizer import Tokenizer
+
+Observe = Callable[[str], Observer]  # the observer of a model, by its name
+
+log = logging.getLogger("quire.engine")
+
+WEIGHTS = {".safetensors", ".gguf", ".bin"}
+
+
+class ManyModels:
+    """Implements `Models`. An async context manager, or `start` and `stop`."""
+
+    def __init__(self, options: Mapping[str, EngineOptions], max_loaded: int, observe: Observe | None = None) -> None:
+        assert options and max_loaded >= 1
+        self._slots = {name: Slot(self, name, each) for name, each in options.items()}
+        self._max_loaded = max_loaded
+        self._observe = observe
+        self._changing = asyncio.Lock()  # one model is loaded or unloaded at a time
+        self._pulls = Pulls(self._add)
+        self.state: State = "starting"
+
+    async def __aenter__(self) -> "ManyModels":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """All of them are looked for, and the first is loaded: what is wrong with them is known now."""
+        for slot in self._slots.values():
+            await asyncio.to_thread(slot.find_files)
+        await next(iter(self._slots.values())).loaded()
+        self.state = "ready"
+
+    async def stop(self) -> None:
+        self.state = "stopped"
+        await self._pulls.stop()
+        for slot in self._slots.values():
+            await slot.stop()
+
+    def offers(self) -> list[Offer]:
+        found = []
+        for name, slot in self._slots.items():
+            info = slot.info if slot.client else None
+            found += [Offer(name, info), *(Offer(adapter, info, adapter_of=name) for adapter in slot.adapters)]
+        return found
+
+    async def find(self, name: str | None) -> Found:
+        adapter = ""
+        if name is None:
+            slot = next(iter(self._slots.values()))
+        elif name in self._slots:
+            slot = self._slots[name]
+        elif (owner := self._with_adapter(name)) is not None:
+            slot, adapter = owner, name
+        else:
+            raise unknown_model(name, [offer.name for offer in self.offers()])
+        await slot.loaded()
+        return Found(slot, adapter)
+
+    async def load_adapter(self, name: str, path: str, in_place: bool = False, base: str | None = None) -> None:
+        able = {slot.name: slot for slot in self._slots.values() if slot.options.num_loras}
+        if base not in able and (base is not None or len(able) != 1):
+            what = "it is not said of which model the adapter is" if base is None else f"`{base}` takes no adapters"
+            names = ", ".join(able) or "none, without --enable-lora"
+            raise BadRequest(what, f"models that take adapters: {names}", param="base_model_name")
+        slot = able[base] if base is not None else next(iter(able.values()))
+        owner = self._with_adapter(name)
+        if name in self._slots or owner not in (None, slot):
+            raise BadRequest(f"`{name}` is the name of another", "call the adapter something else", param="lora_name")
+        await slot.load_adapter(name, path, in_place)
+
+    async def unload_adapter(self, name: str) -> None:
+        if (slot := self._with_adapter(name)) is None:
+            raise unknown_model(name, [offer.name for offer in self.offers() if offer.adapter_of], "adapter")
+        await slot.unload_adapter(name)
+
+    async def pull(self, name: str) -> AsyncGenerator[Coming, None]:
+        if name in (offer.name for offer in self.offers()):
+            yield Coming()
+            return
+        async with aclosing(self._pulls.pull(name)) as pull:
+            async for coming in pull:
+                yield coming
+
+    async def _add(self, name: str, path: str) -> None:
+        """With the options of the others, less what was said of one of them."""
+        options = next(iter(self._slots.values())).options
+        options = replace(options, model=path, served_model_name=name, lora_modules=(), task="auto")
+        slot = Slot(self, name, replace(options, revision=None, tokenizer=None))
+        await asyncio.to_thread(slot.find_files)
+        self._slots[name] = slot
+        log.info("`%s` is here, and can be asked for", name)
+
+    def _with_adapter(self, name: str) -> "Slot | None":
+        return next((slot for slot in self._slots.values() if name in slot.adapters), None)
+
+    async def drain(self) -> None:
+        self.state = "draining"
+        await asyncio.gather(*(slot.drain() for slot in self._slots.values()))
+
+    async def load(self, slot: "Slot") -> None:
+        """Start its engine, when others have made room for it."""
+        async with self._changing:
+            if self.state in ("draining", "stopped"):
+                raise Unavailable("the server is shutting down", "ask another one")
+            while len(others := self._loaded()) >= self._max_loaded or (others and not slot.fits()):
+                await self._least_recently_used(others).unload()
+            while True:
+                try:
+                    return await slot.start(self._observe(slot.name) if self._observe else None)
+                except DoesNotFit:
+                    if not (others := self._loaded()):
+                        raise
+                    await self._least_recently_used(others).unload()
+
+    def _loaded(self) -> list["Slot"]:
+        return [slot for slot in self._slots.values() if slot.client is not None]
+
+    @staticmethod
+    def _least_recently_used(slots: list["Slot"]) -> "Slot":
+        """Of those that have nothing to do, if there are any: nobody waits for them to finish."""
+        return min(slots, key=lambda slot: (slot.busy, slot.last_used))
+
+
+class Slot:
+    """A name, and the engine it has while it is loaded. Implements `Service`: whatever is asked of it loads it."""
+
+    info: ModelInfo
+    tokenizer: Tokenizer
+
+    def __init__(self, models: ManyModels, name: str, options: EngineOptions) -> None:
+        self.name, self.options = name, options
+        self.client: EngineClient | None = None
+        self.adapters = named_values(options.lora_modules, "lora_modules", "PATH")  # name -> path
+        self.last_used = 0.0
+        self._models = models
+        self._loading: asyncio.Task[None] | None = None
+        self._waiting = 0  # requests for which it is being loaded
+        self._users = 0  # calls on their way into the engine
+        self._unused = asyncio.Event()
+        self._unused.set()
+        self._num_bytes = 0
+
+    @property
+    def state(self) -> State:
+        return self.client.state if self.client else "starting"
+
+    @property
+    def busy(self) -> bool:
+        return self._users > 0 or (self.client is not None and self.client.busy)
+
+    async def submit(self, request: GenerateRequest) -> TextStream:
+        async with self._use() as client:
+            return await client.submit(request)
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        async with self._use() as client:
+            return await client.embed(request)
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        async with self._use() as client:
+            return await client.score(request)
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[Viewer]:
+        """Who only looks does not keep it from being unloaded."""
+        client = await self.loaded()
+        async with client.watch() as viewer:
+            yield viewer
+
+    async def load_adapter(self, name: str, path: str, in_place: bool) -> None:
+        async with self._use() as client:
+            await client.adapters.load(name, path, in_place)
+            self.adapters[name] = path
+
+    async def unload_adapter(self, name: str) -> None:
+        del self.adapters[name]
+        if self.client is not None:
+            await self.client.adapters.unload(name)
+
+    async def drain(self) -> None:
+        await self._unused.wait()
+        if self.client is not None:
+            await self.client.drain()
+
+    async def loaded(self) -> EngineClient:
+        """Its engine, at once or when it has been started. So many may wait for that as may wait in a queue."""
+        if self.client is not None and self.client.state == "stopped":  # it died too often
+            self.client = None
+        if self.client is None:
+            if self._waiting > self.options.max_queued_requests:
+                raise QueueFull(f"{self._waiting} requests wait until `{self.name}` is loaded", "try again later")
+            if self._loading is None or self._loading.done():
+                self._loading = asyncio.create_task(self._models.load(self))
+            self._waiting += 1
+            try:
+                await asyncio.shield(self._loading)  # who leaves does not stop it for the others
+            finally:
+                self._waiting -= 1
+            if self.client is None:  # it had to make room again at once
+                return await self.loaded()
+        self.last_used = time.monotonic()
+        return self.client
+
+    @asynccontextmanager
+    async def _use(self) -> AsyncIterator[EngineClient]:
+        client = await self.loaded()
+        self._users += 1
+        self._unused.clear()
+        try:
+            yield client
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._unused.set()
+
+    # -- asked by ManyModels ---------------------------------------------------------------------------------------
+
+    def find_files(self) -> None:
+        path = resolve_model(self.options.model, revision=self.options.revision).path
+        loras, speculation = self.options.num_loras and not self.adapters, self.options.speculation
+        if (loras or speculation) and task_of(path, self.options) != "generate":  # meant for those that can have any
+            self.options = replace(
+                self.options, enable_lora=False, speculative_config=None, spec_method=None, spec_tokens=None
+            )
+        files = [path] if path.is_file() else [file for file in Path(path).iterdir() if file.suffix in WEIGHTS]
+        self._num_bytes = sum(file.stat().st_size for file in files)
+
+    def fits(self) -> bool:
+        """Into what is free of main memory: its weights and the cache that was asked for."""
+        return self._num_bytes + (self.options.kv_cache_memory_bytes or 0) <= available_memory()
+
+    async def start(self, observer: Observer | None) -> None:
+        client, begin = EngineClient(self.options, observer), time.monotonic()
+        await client.start()
+        await self._bring_adapters(client)
+        log.info("`%s` is loaded, after %.1f s", self.name, time.monotonic() - begin)
+        self.client, self.info, self.tokenizer = client, client.info, client.tokenizer
+        if observer is not None:
+            observer.loaded()
+
+    async def _bring_adapters(self, client: EngineClient) -> None:
+        """Those that came and went while it was loaded before. One that is gone keeps nobody from the others."""
+        for name in client.adapters.names():
+            if name not in self.adapters:
+                await client.adapters.unload(name)
+        for name, path in list(self.adapters.items()):
+            try:
+                if name not in client.adapters.names():
+                    await client.adapters.load(name, path)
+            except QuireError as error:
+                log.error("adapter `%s` of `%s` could not be loaded again: %s", name, self.name, error)
+                self.adapters.pop(name, None)
+
+    async def unload(self) -> None:
+        """Let what is under way finish, and end the engine. What comes meanwhile waits until it is loaded again."""
+        client, self.client = self.client, None
+        assert client is not None
+        try:
+            await self._unused.wait()
+            await client.drain()
+        finally:
+            await client.stop()
+        log.info("`%s` is unloaded", self.name)
+        if client.observer is not None:
+            client.observer.unloaded()
+
+    async def stop(self) -> None:
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.gather(self._loading, return_exceptions=True)
+        if self.client is not None:
+            await self.client.stop()

@@ -1,0 +1,61 @@
+"""Names of models, and the services they lead to."""
+
+from collections.abc import AsyncGenerator, Sequence
+from difflib import get_close_matches
+
+from quire.client.service import Adapters, Coming, Found, Offer, Service, State
+from quire.core.errors import BadRequest, UnknownModel
+
+
+class OneModel:
+    """Implements `Models` with a service that is there as long as the server is."""
+
+    def __init__(self, service: Service, adapters: Adapters | None = None) -> None:
+        """`adapters` are those of the service, where it has any."""
+        self._service = service
+        self._adapters = adapters
+
+    @property
+    def state(self) -> State:
+        return self._service.state
+
+    def offers(self) -> list[Offer]:
+        info = self._service.info
+        return [Offer(info.name, info), *(Offer(name, info, adapter_of=info.name) for name in self._names())]
+
+    def _names(self) -> list[str]:
+        return self._adapters.names() if self._adapters else []
+
+    async def find(self, name: str | None) -> Found:
+        if name in self._names():
+            return Found(self._service, name)
+        if name is not None and name != self._service.info.name:
+            raise unknown_model(name, [offer.name for offer in self.offers()])
+        return Found(self._service)
+
+    async def load_adapter(self, name: str, path: str, in_place: bool = False, base: str | None = None) -> None:
+        if self._adapters is None:
+            raise BadRequest("this server has no adapters", "start it with --enable-lora")
+        if name == self._service.info.name:
+            raise BadRequest(f"`{name}` is the model's own name", "call the adapter something else", param="lora_name")
+        await self._adapters.load(name, path, in_place)
+
+    async def unload_adapter(self, name: str) -> None:
+        if name not in self._names() or self._adapters is None:
+            raise unknown_model(name, self._names(), "adapter")
+        await self._adapters.unload(name)
+
+    async def pull(self, name: str) -> AsyncGenerator[Coming, None]:
+        if name not in (offer.name for offer in self.offers()):
+            raise BadRequest("this server has one model", "start it with --allow-pull", param="model")
+        yield Coming()
+
+    async def drain(self) -> None:
+        await self._service.drain()
+
+
+def unknown_model(name: str, names: Sequence[str], kind: str = "model") -> UnknownModel:
+    near = get_close_matches(name, names, n=1, cutoff=0.3)
+    served = ", ".join(f"`{known}`" for known in names) or "none"
+    hint = f"did you mean `{near[0]}`?" if near else f"{served} {'are' if len(names) > 1 else 'is'} served here"
+    return UnknownModel(f"no {kind} `{name}`", hint, param="model")

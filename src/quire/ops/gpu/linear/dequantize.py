@@ -1,0 +1,106 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+"""Weights in groups of codes, written out in 16 bits: all, for products so large that cuBLAS is worth a pass over them,
+or rows of a table."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.ops.gpu.linear.grouped_layout import GroupedWeight
+from quire.ops.gpu.linear.grouped_scales import load_scales, offset_of, scale_of
+from quire.ops.gpu.linear.unpack import asm_for, table_of, unpack
+
+BLOCK_N = 64  # outputs a program
+BLOCK_IDS = 16  # rows of a table
+
+
+def dequantize(weight: GroupedWeight, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """-> [N, K] in `dtype`, bf16 or fp16; into `out` where given."""
+    N, K = weight.num_outputs, weight.num_inputs
+    out = torch.empty(N, K, dtype=dtype, device=weight.words.device) if out is None else out
+    assert out.shape == (N, K) and out.dtype == dtype and out.is_contiguous()
+    _write_out(weight, None, None, out, BLOCK_N)
+    return out
+
+
+def dequantize_rows(ids: Tensor, weight: GroupedWeight, dtype: torch.dtype, last: Tensor | None = None) -> Tensor:
+    """As `embedding` does, of a table of codes: ids [T] -> [T, K] in `dtype`, bf16 or fp16."""
+    out = torch.empty(len(ids), weight.num_inputs, dtype=dtype, device=weight.words.device)
+    assert ids.is_contiguous()
+    if len(ids):
+        _write_out(weight, ids, last, out, BLOCK_IDS)
+    return out
+
+
+def _write_out(weight: GroupedWeight, ids: Tensor | None, last: Tensor | None, out: Tensor, block_n: int) -> None:
+    asm = asm_for(weight, out.dtype)
+    _dequantize_kernel[(triton.cdiv(len(out), block_n), weight.num_chunks)](
+        ids,
+        last,
+        weight.words,
+        weight.high,
+        weight.scales,
+        weight.offsets,
+        weight.units,
+        table_of(weight, asm),
+        out,
+        len(out),
+        weight.num_outputs,
+        weight.num_inputs,
+        BITS=weight.bits,
+        GROUP=weight.group,
+        WIDTH=weight.width,
+        ZERO=weight.zero,
+        TABLE=bool(weight.table),
+        ASM=asm,
+        HAS_OFFSETS=weight.has_offsets,
+        BLOCK_N=block_n,
+    )
+
+
+@triton.jit(do_not_specialize=["M"])
+def _dequantize_kernel(
+    ids_ptr,
+    last_ptr,
+    words_ptr,
+    high_ptr,
+    scale_ptr,
+    offset_ptr,
+    unit_ptr,
+    table_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ZERO: tl.constexpr,
+    TABLE: tl.constexpr,
+    ASM: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.minimum(outputs, M - 1).to(tl.int64)  # those past the end are computed and never stored
+    if ids_ptr is not None:
+        rows = tl.load(ids_ptr + rows).to(tl.int64)
+        if last_ptr is not None:
+            rows = tl.where(rows < 0, tl.load(last_ptr - rows - 1, mask=rows < 0, other=0).to(tl.int64), rows)
+    chunk = tl.program_id(1)
+    columns = tl.arange(0, WIDTH)
+    PLANES: tl.constexpr = 32 // BITS
+    GROUPS: tl.constexpr = max(PLANES * WIDTH // GROUP, 1)  # a chunk
+    scales = load_scales(scale_ptr, offset_ptr, unit_ptr, chunk, rows, N, GROUP, PLANES * WIDTH, HAS_OFFSETS)
+    places = (rows * tl.num_programs(1) + chunk)[:, None] * WIDTH + columns[None, :]
+    high = None if high_ptr is None else tl.load(high_ptr + places)
+    like = tl.zeros((1,), out_ptr.dtype.element_ty)
+    planes = unpack(tl.load(words_ptr + places), high, like, table_ptr, BITS, ZERO, TABLE, ASM)
+    for plane in tl.static_range(PLANES):
+        w = planes[plane].to(tl.float32) * scale_of(scales, plane * GROUPS // PLANES)[:, None]
+        if HAS_OFFSETS:
+            w += offset_of(scales, plane * GROUPS // PLANES)[:, None]
+        k = (chunk * PLANES + plane) * WIDTH + columns
+        inside = (outputs < M)[:, None] & (k < K)[None, :]
+        tl.store(out_ptr + outputs.to(tl.int64)[:, None] * K + k[None, :], w.to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,270 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+"""y = x @ w.T for weights in groups of 4- to 8-bit codes and 16-bit activations.
+
+Codes go into the tensor cores as they are, being small integers that bf16 holds exactly, and a group's scale is
+applied to its sums: nothing is rounded but the result. Offsets meet the sum of the group's activations, which a small
+kernel computes before. One row goes without tensor cores, as 16-bit integers (`quant_gemv`). From some hundred rows on
+it is cheaper to write the whole matrix out in 16 bits and let cuBLAS have it."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.ops.gpu.linear.dequantize import dequantize
+from quire.ops.gpu.linear.grouped_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
+from quire.ops.gpu.linear.grouped_layout import GroupedWeight
+from quire.ops.gpu.linear.grouped_scales import appended, load_scales, offset_of, scale_of
+from quire.ops.gpu.linear.linear import PROGRAMS, num_splits
+from quire.ops.gpu.linear.quantize_rows import Quantized, quantize_rows
+from quire.ops.gpu.linear.split_k import finish, split_space
+from quire.ops.gpu.linear.unpack import asm_for, table_of, take_planes, unpack
+from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
+
+MAX_KERNEL_ROWS = 128  # beyond it, dequantize and cuBLAS
+MAX_PARALLEL_ROWS = 64  # beyond it, one program takes all splits of its tile where rows are to be batch invariant
+
+
+class GroupedConfig(NamedTuple):
+    block_m: int  # tokens a program
+    block_n: int  # outputs a program
+    splits: int  # of K
+    serial: bool  # as in StreamConfig
+    warps: int
+    stages: int
+
+
+CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3)}  # block_m: (block_n, warps, stages)
+# The same with block_m, for more than 32 rows where a chunk has eight groups of 32: their scales are dear, so more
+# outputs share a program's activations. With offsets there are no registers for 64 tokens.
+MANY_SCALES, MANY_SCALES_AND_OFFSETS = (64, 128, 8, 3), (32, 128, 4, 3)
+
+
+def takes_codes(num_rows: int, weight: GroupedWeight, batch_invariant: bool = False) -> bool:
+    """Whether x is wanted as int16 codes, in groups of `x_group(weight)`."""
+    return num_rows == 1 and can_gemv(weight) and not batch_invariant
+
+
+def grouped_linear(
+    x: Tensor | Quantized,
+    weight: GroupedWeight,
+    bias: Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    batch_invariant: bool = False,
+    tickets: Tensor | None = None,
+    overlap: bool = False,
+) -> Tensor:
+    """x [M, K] bf16 or fp16 -> [M, N] in its dtype, or x as codes where it `takes_codes` -> [1, N] in `dtype`.
+    Batch invariant rows never see cuBLAS: their sums are a function of (N, K)."""
+    if isinstance(x, Quantized):
+        return grouped_gemv(x, weight, bias, gemv_config(weight), dtype, overlap)
+    if len(x) == 0:
+        return x.new_empty(0, weight.num_outputs)
+    if len(x) > MAX_KERNEL_ROWS and not batch_invariant:
+        return F.linear(x, dequantize(weight, x.dtype), None if bias is None else bias.to(x.dtype))
+    if takes_codes(len(x), weight, batch_invariant):
+        codes = quantize_rows(x, torch.int16, x_group(weight), overlap)
+        return grouped_gemv(codes, weight, bias, gemv_config(weight), x.dtype, overlap)
+    return grouped_kernel(x, weight, bias, grouped_config(len(x), weight, batch_invariant), tickets, overlap)
+
+
+def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:
+    """Few outputs make few programs, two on a multiprocessor at most, each of which must have more on its way: all of
+    a row before x is there, if registers hold it. Small groups have many scales: they take the registers of half."""
+    if weight.num_outputs > 16 * 2 * PROGRAMS:
+        return GroupedGemvConfig(32, 8, 1)
+    depth = 4 if weight.num_chunks <= 16 else 2
+    return GroupedGemvConfig(16, 8, depth if weight.group >= 64 else depth // 2)
+
+
+def grouped_config(M: int, weight: GroupedWeight, batch_invariant: bool = False) -> GroupedConfig:
+    """Two tiles of rows need half the splits to fill the device; or as many, where sums must not depend on M."""
+    splits = num_splits(weight.num_outputs, weight.num_inputs)
+    many = M > MAX_PARALLEL_ROWS
+    if many and not batch_invariant:
+        splits = max(splits // 2, 1)
+    small_groups = weight.group == weight.width == 32
+    too_large = weight.has_offsets and weight.high is not None  # Q5_K: 128 outputs of it would not fit in registers
+    if M > 32 and small_groups and weight.bits == 4 and not weight.table and not too_large:
+        block_m, block_n, warps, stages = MANY_SCALES_AND_OFFSETS if weight.has_offsets else MANY_SCALES
+    else:
+        most = 32 if small_groups and weight.has_offsets else 64
+        block_m = next(block for block in CONFIGS if block >= M or block == most)
+        block_n, warps, stages = CONFIGS[block_m]
+    return GroupedConfig(block_m, block_n, splits, many and batch_invariant, warps, stages)
+
+
+def grouped_kernel(
+    x: Tensor,
+    weight: GroupedWeight,
+    bias: Tensor | None,
+    config: GroupedConfig,
+    tickets: Tensor | None = None,
+    overlap: bool = False,
+) -> Tensor:
+    (M, K), N = x.shape, weight.num_outputs
+    assert weight.num_inputs == K and x.stride(1) == 1, f"x {x.shape} {x.stride()}, {weight.num_inputs} inputs"
+    out = x.new_empty(M, N)
+    tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, config.block_n)
+    shares = 1 if config.serial else config.splits
+    partials, tickets = split_space(out, tiles_m * tiles_n, config.block_n * config.block_m, shares, tickets)
+    asm = asm_for(weight, x.dtype)
+    x_sums = group_sums(x, weight, config.block_m, overlap) if weight.has_offsets else None
+    _grouped_kernel[(tiles_n, shares, tiles_m)](
+        x,
+        weight.words,
+        weight.high,
+        weight.scales,
+        weight.offsets,
+        weight.units,
+        x_sums,
+        table_of(weight, asm),
+        x if bias is None else bias,
+        out,
+        partials,
+        tickets,
+        M,
+        N,
+        K,
+        weight.num_chunks,
+        x.stride(0),
+        0 if x_sums is None else x_sums.stride(0),
+        BITS=weight.bits,
+        GROUP=weight.group,
+        WIDTH=weight.width,
+        ZERO=weight.zero,
+        TABLE=bool(weight.table),
+        ASM=asm,
+        HAS_BIAS=bias is not None,
+        WHOLE_CHUNKS=K % weight.chunk == 0,
+        SPLITS=config.splits,
+        SHARES=shares,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        STAGES=config.stages,
+        OVERLAP=overlap,
+        num_warps=config.warps,
+        **overlap_options(overlap),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["M"])
+def _grouped_kernel(
+    x_ptr,
+    words_ptr,
+    high_ptr,
+    scale_ptr,
+    offset_ptr,
+    unit_ptr,
+    x_sum_ptr,
+    table_ptr,
+    bias_ptr,
+    out_ptr,
+    partial_ptr,
+    ticket_ptr,
+    M,
+    N,
+    K,
+    chunks,
+    x_stride,
+    x_sum_stride,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ZERO: tl.constexpr,
+    TABLE: tl.constexpr,
+    ASM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WHOLE_CHUNKS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SHARES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    tokens = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows = tl.minimum(outputs, N - 1).to(tl.int64)  # those past the end are computed and never stored
+    columns = tl.arange(0, WIDTH)
+    x_rows = x_ptr + tokens.to(tl.int64)[None, :] * x_stride
+    present = (tokens < M)[None, :]
+    split_chunks = tl.cdiv(chunks, SPLITS)
+    TURNS: tl.constexpr = SPLITS // SHARES
+    PLANES: tl.constexpr = 32 // BITS
+    GROUPS: tl.constexpr = max(PLANES * WIDTH // GROUP, 1)  # a chunk
+    RUN: tl.constexpr = PLANES * WIDTH // GROUPS  # inputs of a chunk that share a scale
+    like = tl.zeros((1,), x_ptr.dtype.element_ty)
+    if OVERLAP:
+        ahead = tl.minimum(tl.program_id(1) * TURNS * split_chunks, chunks - 1)
+        prefetch(words_ptr + (rows * chunks + ahead)[:, None] * WIDTH + tl.arange(0, 2)[None, :] * 32)
+    wait_for_inputs(OVERLAP)
+
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for turn in range(TURNS):
+        first = (tl.program_id(1) * TURNS + turn) * split_chunks
+        sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        for chunk in tl.range(first, tl.minimum(first + split_chunks, chunks), num_stages=STAGES):
+            scales = load_scales(
+                scale_ptr, offset_ptr, unit_ptr, chunk, rows, N, GROUP, PLANES * WIDTH, x_sum_ptr is not None
+            )
+            x_sums = ()
+            if x_sum_ptr is not None:
+                for number in tl.static_range(GROUPS):
+                    x_sums = appended(x_sums, tl.load(x_sum_ptr + (chunk * GROUPS + number) * x_sum_stride + tokens))
+            places = (rows * chunks + chunk)[:, None] * WIDTH + columns[None, :]
+            words = tl.load(words_ptr + places, eviction_policy="evict_first")
+            high = None if high_ptr is None else tl.load(high_ptr + places, eviction_policy="evict_first")
+            planes = unpack(words, high, like, table_ptr, BITS, ZERO, TABLE, ASM)
+            for number in tl.static_range(GROUPS):
+                k = (chunk * GROUPS + number) * RUN + tl.arange(0, RUN)
+                if WHOLE_CHUNKS:
+                    x = tl.load(x_rows + k[:, None], mask=present, other=0.0)
+                else:
+                    x = tl.load(x_rows + k[:, None], mask=present & (k < K)[:, None], other=0.0)
+                w = take_planes(planes, number * PLANES // GROUPS, PLANES // GROUPS)
+                sums += tl.dot(w, x, input_precision="ieee") * scale_of(scales, number)[:, None]
+                if x_sum_ptr is not None:
+                    sums += offset_of(scales, number)[:, None] * x_sums[number][None, :]
+        total += sums
+    finish(total, out_ptr, bias_ptr, partial_ptr, ticket_ptr, outputs, tokens, N, M, HAS_BIAS, SHARES)
+
+
+def group_sums(x: Tensor, weight: GroupedWeight, tile: int, overlap: bool = False) -> Tensor:
+    """x [M, K] -> the sums of every group's inputs, [groups, M] fp32, with zeros for the rest of a tile of tokens. Of a
+    group that is longer than a chunk each chunk's part has a sum of its own."""
+    group = min(weight.group, weight.chunk)
+    M, num_groups = triton.cdiv(len(x), tile) * tile, weight.num_chunks * weight.chunk // group
+    sums = torch.empty(num_groups, M, dtype=torch.float32, device=x.device)
+    block = 1024
+    _group_sums[(M, triton.cdiv(num_groups * group, block))](
+        x,
+        sums,
+        len(x),
+        x.shape[1],
+        num_groups,
+        x.stride(0),
+        GROUP=group,
+        BLOCK=block,
+        OVERLAP=overlap,
+        **overlap_options(overlap),
+    )
+    return sums
+
+
+@triton.jit(do_not_specialize=["M"])
+def _group_sums(
+    x_ptr, sum_ptr, M, K, num_groups, x_stride, GROUP: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
+    wait_for_inputs(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + token * x_stride + k, mask=(token < M) & (k < K), other=0.0).to(tl.float32)
+    group = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    sums = tl.sum(tl.reshape(x, (BLOCK // GROUP, GROUP)), axis=1)
+    tl.store(sum_ptr + group.to(tl.int64) * tl.num_programs(0) + token, sums, mask=group < num_groups)

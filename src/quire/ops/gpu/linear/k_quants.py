@@ -1,0 +1,76 @@
+"""GGUF's K-quants as a GPU keeps them. Blocks of 256 weights are taken apart into codes, scales and offsets of 8 or 16
+groups, of a byte or six bits each, and fp16 units of these. What the fields of a block mean is in `ops.dequantize`."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_six_bits, pack_two_levels
+
+
+def _q2_k(blocks: Tensor) -> GroupedWeight:
+    scales, codes, units = blocks.split((16, 64, 4), dim=-1)
+    return pack_two_levels(_codes(codes, 2, 32), _bytes(torch.stack([scales & 15, scales >> 4], dim=-1)), _units(units))
+
+
+def _q3_k(blocks: Tensor) -> GroupedWeight:
+    third, codes, scales, units = blocks.split((32, 64, 12, 2), dim=-1)
+    low, high = scales.split((8, 4), dim=-1)
+    six_bits = (_codes(low, 4, 8) | _codes(high, 2, 4) << 4).unflatten(1, (-1, 16))
+    numbers = _codes(codes, 2, 32) + (_codes(third, 1, 32) << 2)
+    return pack_two_levels(numbers + 4, _bytes(six_bits - 32), _units(units), zero=8)
+
+
+def _q4_k(blocks: Tensor) -> GroupedWeight:
+    units, scales, codes = blocks.split((4, 12, 128), dim=-1)
+    return pack_six_bits(_codes(codes, 4, 32), scales, _units(units))
+
+
+def _q5_k(blocks: Tensor) -> GroupedWeight:
+    units, scales, fifth, codes = blocks.split((4, 12, 32, 128), dim=-1)
+    numbers = _codes(codes, 4, 32) | _codes(fifth, 1, 32) << 4
+    return pack_two_levels(numbers, _pairs(scales), _units(units), high_bits=1)  # six bits: a sixth slower for one row
+
+
+def _q6_k(blocks: Tensor) -> GroupedWeight:
+    low, high, scales, units = blocks.split((128, 64, 16, 2), dim=-1)
+    numbers = _codes(low, 4, 64) | _codes(high, 2, 32) << 4
+    return pack_two_levels(numbers, _bytes(scales), _units(units), high_bits=2, zero=32)
+
+
+def _codes(field: Tensor, bits: int, run: int) -> Tensor:
+    """Of every `run` bytes the lowest bits, then the next, and so on: [rows, blocks, bytes] -> [rows, codes]"""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=field.device)[:, None]
+    each = field.unflatten(-1, (-1, 1, run)) >> shifts & (1 << bits) - 1  # [rows, blocks, runs, 8 / bits, run]
+    return each.flatten(1)
+
+
+def _pairs(packed: Tensor) -> Tensor:
+    """Scales and offsets of six bits in 12 bytes -> [rows, groups, 2]"""
+    a, b, c = packed.split(4, dim=-1)
+    scales = torch.cat([a & 63, c & 15 | a >> 6 << 4], dim=-1)
+    offsets = torch.cat([b & 63, c >> 4 | b >> 6 << 4], dim=-1)
+    return _bytes(torch.stack([scales, offsets], dim=-1))
+
+
+def _bytes(scales: Tensor) -> Tensor:
+    """[rows, blocks, groups of a block, ..] -> int8 [rows, groups, ..]"""
+    return scales.flatten(1, 2).view(torch.int8)
+
+
+def _units(field: Tensor) -> Tensor:
+    """-> fp16 [rows, blocks], or of two [rows, blocks, 2]"""
+    units = field.contiguous().view(torch.float16)
+    return units[..., 0] if units.shape[-1] == 1 else units
+
+
+def _on_device(pack: Callable[[Tensor], GroupedWeight]) -> Callable[[np.ndarray, torch.device], GroupedWeight]:
+    return lambda blocks, device: pack(torch.from_numpy(blocks).to(device))
+
+
+K_QUANTS = {
+    name: _on_device(pack)
+    for name, pack in {"Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}.items()
+}

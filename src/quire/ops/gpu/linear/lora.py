@@ -1,0 +1,154 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+"""What adapters add to a linear layer: y[t] += scale * B (A x[t]), with the matrices of the slot that row t names.
+
+Rows are sorted by slot into tiles, as routes are by expert in `moe`; rows without a slot are in none, and programs
+whose tile is not needed return at once. The first product has few outputs and many inputs, so these are cut into splits
+of a fixed size, which run side by side; the second one adds the splits up, in order. A row's sums depend on the sizes
+of the layer alone. Products are turned around as in `linear_stream`."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.ops.gpu.moe.moe import Routing, sort_by_expert
+from quire.ops.reference.lora import TILE_OUTPUTS, TorchSlots
+
+SPLIT = 512  # inputs
+FEW_ROWS, FEW, MANY = 128, 16, 64  # up to that many rows, tiles of 16, else of 64
+HIDDEN = 32  # outputs a program of the first product
+
+
+def sort_by_slot(adapters: Tensor, num_slots: int, batch_invariant: bool) -> Routing:
+    """adapters [T] int32, -1 where a row has none. Once a step, for all layers."""
+    block = FEW if batch_invariant or len(adapters) <= FEW_ROWS else MANY
+    return sort_by_expert(adapters, num_slots, block)
+
+
+def add_low_rank(y: Tensor, x: Tensor, slots: TorchSlots, routing: Routing) -> Tensor:
+    """y [T, outputs] is changed; x [T, inputs], of the slots' type."""
+    _, num_parts, rank, num_inputs = slots.a.shape
+    num_rows, hidden_size, num_outputs = len(x), num_parts * rank, slots.b.shape[1]
+    assert x.shape == (num_rows, num_inputs) and y.shape == (num_rows, num_outputs)
+    assert x.stride(1) == y.stride(1) == 1 and x.dtype == y.dtype == slots.a.dtype
+    if num_rows == 0:
+        return y
+    splits, tiles = triton.cdiv(num_inputs, SPLIT), len(routing.tile_experts)
+    hidden = torch.empty(splits, num_rows, hidden_size, dtype=torch.float32, device=x.device)
+    block_k = 32 if x.dtype == torch.float32 else 128
+    sorted_rows = routing.routes, routing.tile_experts
+    _shrink_kernel[(tiles, triton.cdiv(hidden_size, HIDDEN), splits)](
+        x,
+        slots.a,
+        hidden,
+        *sorted_rows,
+        num_rows,
+        x.stride(0),
+        HIDDEN_SIZE=hidden_size,
+        INPUTS=num_inputs,
+        SPLIT=SPLIT,
+        BLOCK_M=routing.block,
+        BLOCK_N=HIDDEN,
+        BLOCK_K=block_k,
+        num_warps=4,
+    )
+    _expand_kernel[(tiles, len(slots.tiles))](
+        hidden,
+        slots.b,
+        slots.scales,
+        y,
+        slots.tiles,
+        *sorted_rows,
+        num_rows,
+        y.stride(0),
+        PARTS=num_parts,
+        RANK=rank,
+        OUTPUTS=num_outputs,
+        SPLITS=splits,
+        BLOCK_M=routing.block,
+        BLOCK_N=TILE_OUTPUTS,
+        BLOCK_R=max(int(triton.next_power_of_2(rank)), 16),
+        num_warps=4,
+    )
+    return y
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _shrink_kernel(
+    x_ptr,
+    a_ptr,
+    hidden_ptr,
+    row_ptr,
+    tile_slot_ptr,
+    num_rows,
+    x_stride,
+    HIDDEN_SIZE: tl.constexpr,
+    INPUTS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """hidden[split, row] = A[slot] x[row], of the split's inputs"""
+    tile, split = tl.program_id(0), tl.program_id(2)
+    slot = tl.load(tile_slot_ptr + tile).to(tl.int64)
+    if slot >= 0:
+        rows = tl.load(row_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+        present = rows < num_rows
+        outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        a_rows = a_ptr + (slot * HIDDEN_SIZE + tl.minimum(outputs, HIDDEN_SIZE - 1))[:, None] * INPUTS
+        sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        for chunk in range(SPLIT // BLOCK_K):
+            k = split * SPLIT + chunk * BLOCK_K + tl.arange(0, BLOCK_K)
+            inside = k < INPUTS
+            x = tl.load(x_ptr + rows[None, :] * x_stride + k[:, None], mask=present[None, :] & inside[:, None], other=0)
+            a = tl.load(a_rows + k[None, :], mask=inside[None, :], other=0)
+            sums = tl.dot(a, x, sums, input_precision="ieee")
+        places = hidden_ptr + (split.to(tl.int64) * num_rows + rows[None, :]) * HIDDEN_SIZE + outputs[:, None]
+        tl.store(places, sums, mask=(outputs < HIDDEN_SIZE)[:, None] & present[None, :])
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _expand_kernel(
+    hidden_ptr,
+    b_ptr,
+    scale_ptr,
+    y_ptr,
+    output_tile_ptr,
+    row_ptr,
+    tile_slot_ptr,
+    num_rows,
+    y_stride,
+    PARTS: tl.constexpr,
+    RANK: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """y[row, outputs of one tile] += B[slot] (scale * the sum of the splits of the tile's part)"""
+    tile = tl.program_id(0)
+    slot = tl.load(tile_slot_ptr + tile).to(tl.int64)
+    if slot >= 0:
+        first = tl.load(output_tile_ptr + 3 * tl.program_id(1))
+        end = tl.load(output_tile_ptr + 3 * tl.program_id(1) + 1)
+        part = tl.load(output_tile_ptr + 3 * tl.program_id(1) + 2)
+        rows = tl.load(row_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+        present = rows < num_rows
+        ranks = tl.arange(0, BLOCK_R)
+        there = (ranks < RANK)[:, None] & present[None, :]
+        hidden = tl.zeros((BLOCK_R, BLOCK_M), tl.float32)
+        for split in range(SPLITS):
+            of_row = (split * num_rows + rows) * (PARTS * RANK) + part * RANK
+            hidden += tl.load(hidden_ptr + of_row[None, :] + ranks[:, None], mask=there, other=0.0)
+        hidden *= tl.load(scale_ptr + slot * PARTS + part)
+        outputs = first + tl.arange(0, BLOCK_N)
+        inside = outputs < end
+        b_rows = b_ptr + (slot * OUTPUTS + outputs)[:, None] * RANK
+        b = tl.load(b_rows + ranks[None, :], mask=inside[:, None] & (ranks < RANK)[None, :], other=0)
+        added = tl.dot(b, hidden.to(b.dtype), input_precision="ieee")
+        places = y_ptr + rows[None, :] * y_stride + outputs[:, None]
+        wanted = inside[:, None] & present[None, :]
+        y = tl.load(places, mask=wanted, other=0).to(tl.float32)
+        tl.store(places, (y + added).to(y_ptr.dtype.element_ty), mask=wanted)

@@ -1,0 +1,203 @@
+"""Stored codes that stay codes on the GPU. Blocks of 32 weights are taken apart into codes and scales.
+
+    stored                 becomes                                    scale, offset
+    Q4_0, Q4_1, Q8_0       4- or 8-bit integers in groups             as stored
+    Q4_Z                   4-bit integers in groups                   fp16, fp32: scale * zero point has up to 16 bits
+    Q4_F, Q8_F, Q8_M       4- or 8-bit integers in groups             as stored
+    NF4, FP4, IQ4_NL       4-bit codes of a table                     as stored
+    FP8                    e4m3 codes, a scale an output or 128 x 128 as stored
+    Q2_K .. Q6_K           4- to 6-bit integers in groups             bytes and their units, as stored
+    Q5_0, IQ4_XS, ..       4- or 8-bit integers, codes of a table     fp32, decoded by the CPU's own code
+
+A scale that neighbouring blocks share, because a format has groups of 64 or 128 or rows, is kept once."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops.dequantize import FP4_VALUES, IQ4_VALUES, NF4_VALUES
+from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
+from quire.ops.gpu.linear.k_quants import K_QUANTS
+from quire.ops.gpu.linear.scaled import ScaledWeight
+from quire.ops.tensors import FP8, StoredTensor
+
+BLOCK, MOST_GROUP = 32, 128  # weights of a block; of a group that is put together from equal ones
+SIDE = 128  # of the blocks that fp8 scales may belong to
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reordered:
+    """Codes whose inputs are in the order of their groups: x[:, order] is what they are multiplied with."""
+
+    weight: GroupedWeight
+    order: Tensor
+
+    @property
+    def num_outputs(self) -> int:
+        return self.weight.num_outputs
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.weight.nbytes + self.order.nbytes)
+
+
+def can_keep(tensor: StoredTensor, dtype: torch.dtype) -> bool:
+    """Matrix units round fp32: who computes in it, to compare, gets weights of it as well."""
+    if tensor.type.name not in (*KEPT, *DECODED) or tensor.dummy or dtype == torch.float32:
+        return False
+    return tensor.type is not FP8 or _fp8_scales(_blocks(tensor)) is not None
+
+
+def load_codes(parts: Sequence[StoredTensor], device: torch.device) -> GroupedWeight | ScaledWeight | Reordered:
+    """Parts that `belong_together` as one matrix."""
+    stacked = replace(
+        parts[0],
+        shape=(sum(part.num_rows for part in parts), parts[0].num_columns),
+        data=np.concatenate([p.data if p.row_order is None else p.data[p.row_order] for p in parts]),
+        row_order=None,
+    )
+    keep = KEPT.get(stacked.type.name)
+    weight = keep(_blocks(stacked), device) if keep is not None else _decoded(stacked, device)
+    if stacked.column_order is None:
+        return weight
+    assert isinstance(weight, GroupedWeight)
+    return Reordered(weight, torch.from_numpy(stacked.column_order.astype(np.int64)).to(device))
+
+
+def belong_together(a: StoredTensor, b: StoredTensor) -> bool:
+    """Whether the rows of `b` may stand below those of `a`. Blocks of fp8 scales would have to end where rows do."""
+    orders = [t.column_order.tobytes() if t.column_order is not None else b"" for t in (a, b)]
+    return a.type == b.type and orders[0] == orders[1] and (a.type is not FP8 or a.num_rows % SIDE == 0)
+
+
+def _blocks(tensor: StoredTensor) -> np.ndarray:
+    """uint8 [rows, groups, block_bytes]"""
+    data = tensor.data if tensor.row_order is None else tensor.data[tensor.row_order]
+    return np.ascontiguousarray(data).reshape(tensor.num_rows, -1, tensor.type.block_bytes)
+
+
+def _numbers(blocks: np.ndarray, at: int, dtype: type, device: torch.device) -> Tensor:
+    """The float `at` bytes into every block: [rows, groups]"""
+    size = np.dtype(dtype).itemsize
+    return torch.from_numpy(np.ascontiguousarray(blocks[..., at : at + size]).view(dtype)[..., 0]).to(device)
+
+
+def _nibbles(blocks: np.ndarray, at: int, device: torch.device) -> Tensor:
+    """16 bytes: the first 16 codes in their low halves, the others in the high ones -> [rows, inputs]"""
+    words = torch.from_numpy(np.ascontiguousarray(blocks[..., at : at + 16])).to(device)
+    return torch.cat([words & 15, words >> 4], dim=-1).flatten(1)
+
+
+def _bytes(blocks: np.ndarray, at: int, device: torch.device) -> Tensor:
+    """32 codes of 8 bits -> int8 [rows, inputs]"""
+    return torch.from_numpy(np.ascontiguousarray(blocks[..., at:]).view(np.int8)).to(device).flatten(1)
+
+
+def _coarser(*fields: Tensor) -> tuple[Tensor, ...]:
+    """[rows, groups] each: pairs of neighbours that are equal everywhere become one, as long as there are any."""
+    group = BLOCK
+    while group < MOST_GROUP and fields[0].shape[1] % 2 == 0:
+        pairs = [field.unflatten(1, (-1, 2)) for field in fields]
+        if not all(torch.equal(pair[..., 0], pair[..., 1]) for pair in pairs):
+            break
+        fields = tuple(pair[..., 0].contiguous() for pair in pairs)
+        group *= 2
+    return fields
+
+
+def _q4_0(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
+    (scales,) = _coarser(_numbers(blocks, 0, np.float16, device))
+    return pack_int4(_nibbles(blocks, 2, device), scales, zero=8)
+
+
+def _q4_1(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
+    fields = [_numbers(blocks, at, np.float16, device) for at in (0, 2)]
+    return pack_int4(_nibbles(blocks, 4, device), *_coarser(*fields))
+
+
+def _q4_z(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
+    scales, zeros = _coarser(*(_numbers(blocks, at, np.float16, device) for at in (0, 2)))
+    return pack_int4(_nibbles(blocks, 4, device), scales, -scales.float() * zeros.float())
+
+
+def _q4_f(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
+    fields = [_numbers(blocks, at, np.float32, device) for at in (0, 4)]
+    return pack_int4(_nibbles(blocks, 8, device), *_coarser(*fields))
+
+
+def _q8_0(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
+    return pack_int8(_bytes(blocks, 2, device), *_coarser(_numbers(blocks, 0, np.float16, device)))
+
+
+def _q8_f(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
+    return pack_int8(_bytes(blocks, 4, device), *_coarser(_numbers(blocks, 0, np.float32, device)))
+
+
+def _q8_m(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
+    fields = [_numbers(blocks, at, np.float32, device) for at in (0, 4)]
+    return pack_int8(_bytes(blocks, 8, device), *_coarser(*fields))
+
+
+def _codes_of_a_table(table: np.ndarray, scale: type) -> Callable[[np.ndarray, torch.device], GroupedWeight]:
+    def pack(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
+        (scales,) = _coarser(_numbers(blocks, 0, scale, device))
+        return pack_codebook4(_nibbles(blocks, np.dtype(scale).itemsize, device), scales, table.tolist())
+
+    return pack
+
+
+def _decoded(tensor: StoredTensor, device: torch.device) -> GroupedWeight:
+    from quire.ops.compiled import native
+
+    codes, scales, offsets, table = native.decode(tensor.type.name, tensor.data, tensor.num_columns)
+    on_device = torch.from_numpy(codes).to(device)
+    fields = [torch.from_numpy(field).to(device) for field in (scales, offsets) if field is not None]
+    if table is not None and DECODED[tensor.type.name] == 8:
+        on_device, table = torch.tensor(table, dtype=torch.int8, device=device)[on_device.long()], None
+    if table is not None:
+        return pack_codebook4(on_device.view(torch.uint8), fields[0], [float(value) for value in table])
+    if DECODED[tensor.type.name] == 4:
+        return pack_int4(on_device.view(torch.uint8), *fields)
+    return pack_int8(on_device, *fields)
+
+
+def _fp8(blocks: np.ndarray, device: torch.device) -> ScaledWeight:
+    codes = _bytes(blocks, 4, device).view(torch.float8_e4m3fn)
+    scales = _fp8_scales(blocks)
+    assert scales is not None
+    return ScaledWeight(codes, torch.from_numpy(scales).to(device))
+
+
+def _fp8_scales(blocks: np.ndarray) -> np.ndarray | None:
+    """[rows] where a row has one scale, [rows / 128, inputs / 128] where squares have one, None where neither is so."""
+    scales = np.ascontiguousarray(blocks[..., :4]).view(np.float32)[..., 0]  # [rows, groups]
+    if np.all(scales == scales[:, :1]):
+        return np.ascontiguousarray(scales[:, 0])
+    by_square = scales[::SIDE, :: SIDE // BLOCK]
+    each = np.repeat(np.repeat(by_square, SIDE, axis=0), SIDE // BLOCK, axis=1)[: len(scales), : scales.shape[1]]
+    return np.ascontiguousarray(by_square) if np.array_equal(each, scales) else None
+
+
+# Bits of a code. Those of a table are kept as numbers where 16 weights share a scale.
+DECODED = {
+    "Q5_0": 8, "Q5_1": 8, "IQ4_XS": 4, "MXFP4": 4, "NVFP4": 8, "IQ1_S": 4, "IQ1_M": 8, "IQ2_XXS": 4, "IQ2_XS": 8,
+    "IQ2_S": 8, "IQ3_XXS": 4, "IQ3_S": 4, "TQ1_0": 8, "TQ2_0": 8,
+}  # fmt: skip
+
+KEPT: dict[str, Callable[[np.ndarray, torch.device], GroupedWeight | ScaledWeight]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q8_0": _q8_0,
+    "Q4_Z": _q4_z,
+    "Q4_F": _q4_f,
+    "Q8_F": _q8_f,
+    "Q8_M": _q8_m,
+    "NF4": _codes_of_a_table(NF4_VALUES, np.float32),
+    "FP4": _codes_of_a_table(FP4_VALUES, np.float32),
+    "IQ4_NL": _codes_of_a_table(IQ4_VALUES, np.float16),
+    "FP8": _fp8,
+    **K_QUANTS,
+}

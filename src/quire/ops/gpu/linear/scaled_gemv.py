@@ -1,0 +1,143 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+"""y = w @ x for one row x, both of fp8 codes, without tensor cores.
+
+Codes are taken four at a time, as words of 32 bits: two are converted to fp16 in one instruction, and two are
+multiplied and added in another. Products of codes are multiples of 2**-18 below 2**18; divided by 64, which x is
+beforehand, they are exact in fp16, and two of them are added up there before they go into sums of fp32. While a step is
+multiplied, the weights of the next one are on their way."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.ops.gpu.linear.quantize_rows import Quantized
+from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
+
+LOWERED = tl.constexpr(64.0)
+EXPAND = tl.constexpr("""{
+.reg .b16 a, b;
+.reg .b32 c, d, lowered;
+mov.b32 {a, b}, $2;
+mov.b32 lowered, 0x24002400;
+cvt.rn.f16x2.e4m3x2 c, a;
+cvt.rn.f16x2.e4m3x2 d, b;
+mul.rn.f16x2 $0, c, lowered;
+mul.rn.f16x2 $1, d, lowered;
+}""")  # 0x2400: 1/64
+MULTIPLY = tl.constexpr("""{
+.reg .b16 a, b;
+.reg .b32 c, d;
+.reg .f32 e, f;
+mov.b32 {a, b}, $1;
+cvt.rn.f16x2.e4m3x2 c, a;
+cvt.rn.f16x2.e4m3x2 d, b;
+mul.rn.f16x2 c, c, $2;
+fma.rn.f16x2 c, d, $3, c;
+mov.b32 {a, b}, c;
+cvt.f32.f16 e, a;
+cvt.f32.f16 f, b;
+add.f32 e, e, f;
+add.f32 $0, e, $4;
+}""")
+
+
+class ScaledGemvConfig(NamedTuple):
+    block_n: int  # outputs a program
+    block_k: int  # inputs a step
+    warps: int
+
+
+def scaled_gemv(
+    x: Quantized,
+    codes: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    config: ScaledGemvConfig,
+    overlap: bool = False,
+) -> Tensor:
+    """x one row of K, codes [N, K] float8_e4m3fn, scales [N] -> [1, N]. K is a multiple of 4."""
+    N, K = codes.shape
+    assert x.codes.shape == (1, K) and x.codes.dtype == codes.dtype == torch.float8_e4m3fn and K % 4 == 0
+    assert x.scales.shape == (1, 1) and codes.is_contiguous()
+    out = torch.empty(1, N, dtype=dtype, device=codes.device)
+    _scaled_gemv_kernel[(triton.cdiv(N, config.block_n),)](
+        x.codes.view(torch.int32),
+        x.scales,
+        codes.view(torch.int32),
+        scales,
+        bias,
+        out,
+        N,
+        K // 4,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k // 4,
+        ASM=not triton.knobs.runtime.interpret,
+        OVERLAP=overlap,
+        num_warps=config.warps,
+        **overlap_options(overlap),
+    )
+    return out
+
+
+@triton.jit
+def _scaled_gemv_kernel(
+    x_ptr,
+    x_scale_ptr,
+    w_ptr,
+    w_scale_ptr,
+    bias_ptr,
+    out_ptr,
+    N,
+    K,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ASM: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """K and BLOCK_K count words."""
+    outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = outputs < N
+    w_rows = w_ptr + tl.minimum(outputs, N - 1).to(tl.int64)[:, None] * K
+    columns = tl.arange(0, BLOCK_K)
+    ahead = _load(w_rows, columns, K)
+    scales = tl.load(w_scale_ptr + outputs, mask=inside, other=0.0)
+    wait_for_inputs(OVERLAP)
+    sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    for first in range(0, K, BLOCK_K):
+        w = ahead
+        k = columns + first
+        ahead = _load(w_rows, k + BLOCK_K, K)
+        x = tl.load(x_ptr + k, mask=k < K, other=0)[None, :]
+        sums = add_products(sums, w, x, ASM)
+    y = tl.sum(sums, axis=1) * (scales * tl.load(x_scale_ptr) * LOWERED)
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + outputs, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + outputs, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _load(w_rows, k, K):
+    return tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0, eviction_policy="evict_first")
+
+
+@triton.jit
+def add_products(sums, w, x, ASM: tl.constexpr):
+    """sums fp32 + w * x / LOWERED. w [n, k] and x [1, k]: words of four codes"""
+    if ASM:
+        low, high = tl.inline_asm_elementwise(EXPAND, "=r,=r,r", [x], dtype=(tl.int32, tl.int32), is_pure=True, pack=1)
+        sums = tl.inline_asm_elementwise(
+            MULTIPLY, "=r,r,r,r,r", [w, low, high, sums], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        for byte in tl.static_range(4):
+            sums += _number(w, byte) * (_number(x, byte) / LOWERED)
+    return sums
+
+
+@triton.jit
+def _number(word, BYTE: tl.constexpr):
+    return (word >> (8 * BYTE)).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)

@@ -1,0 +1,1 @@
+"""The sampler whose rows live on the device."""

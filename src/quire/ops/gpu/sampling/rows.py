@@ -1,0 +1,180 @@
+"""The sampler's rows on a device: parameters are kept here until `upload` sends them, all admissions of a step at once.
+
+Copies go from pinned memory and nothing waits for them: work on one stream keeps its order."""
+
+import struct
+from collections.abc import Sequence
+from enum import IntFlag
+from math import ceil, inf, nan
+
+import torch
+from torch import Tensor
+
+from quire.ops.gpu.sampling import job
+from quire.ops.opset import GREEDY_BELOW, RowParams
+from quire.ops.reference.sampler import ONE
+
+
+class Path(IntFlag):
+    """What a step's rows need done. Of several rows: all that one of them needs."""
+
+    GREEDY = 0  # the greatest logit
+    SAMPLED = 1  # temperature and min_p
+    FILTERED = 2  # top_k or top_p
+    BIASED = 4  # logit_bias, allowed, banned
+    MARKED = 8  # penalties, and stop tokens before min_tokens
+    WATERMARKED = 16
+    SLOW = 32  # rows that `launch` leaves out: typical_p, banned sequences, beams
+
+
+def path_of(params: RowParams, vocab: int) -> Path:
+    if _is_slow(params):
+        return Path.SLOW
+    path, flags = Path.GREEDY, _flags(params)
+    if not is_greedy(params):
+        path |= Path.SAMPLED
+        if 0 < params.top_k < vocab or params.top_p < 1.0:
+            path |= Path.FILTERED
+    if flags & job.BIASED.value:
+        path |= Path.BIASED
+    if flags & job.WATERMARKED.value:
+        path |= Path.WATERMARKED
+    if flags & (job.PENALIZED.value | job.STOPPED_LATER.value):
+        path |= Path.MARKED
+    return path
+
+
+def is_greedy(params: RowParams) -> bool:
+    return params.temperature < GREEDY_BELOW or params.top_k == 1
+
+
+def _is_slow(params: RowParams) -> bool:
+    sequences = any(len(sequence) > 1 for sequence in params.banned)
+    return params.num_candidates > 0 or sequences or (params.typical_p < 1.0 and not is_greedy(params))
+
+
+def _flags(params: RowParams) -> int:
+    biased = params.logit_bias or params.allowed is not None or params.banned
+    penalized = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0)
+    stopped_later = params.min_tokens > 0 and params.stop_ids
+    return (
+        (job.GREEDY.value if is_greedy(params) else 0)
+        | (job.BIASED.value if biased else 0)
+        | (job.PENALIZED.value if penalized else 0)
+        | (job.STOPPED_LATER.value if stopped_later else 0)
+        | (job.WATERMARKED.value if params.watermark else 0)
+    )
+
+
+class DeviceRows:
+    """`bias` and `marks` are allocated when they are first needed, and never move afterwards."""
+
+    def __init__(self, num_rows: int, vocab: int, device: torch.device) -> None:
+        self.num_rows, self.vocab, self.device = num_rows, vocab, device
+        self.params = torch.zeros((num_rows, job.FIELDS.value), dtype=torch.int64, device=device)
+        self.last = torch.zeros(num_rows, dtype=torch.int32, device=device)  # known of each row; 0: none
+        self.bias: Tensor | None = None  # [num_rows, vocab]; of both see sample_job.py
+        self.marks: Tensor | None = None
+        self._pending: dict[int, tuple[RowParams, list[int], int]] = {}
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._pending)
+
+    def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
+        self._pending[row] = (params, list(tokens), num_prompt)
+
+    def retire(self, row: int) -> None:
+        self._pending.pop(row, None)
+
+    def reserve(self, path: Path) -> None:
+        shape = (self.num_rows, self.vocab)
+        if path & Path.BIASED and self.bias is None:
+            self.bias = torch.empty(shape, dtype=torch.float32, device=self.device)
+        if path & Path.MARKED and self.marks is None:
+            self.marks = torch.empty(shape, dtype=torch.int32, device=self.device)
+
+    def upload(self) -> None:
+        """Send what has been admitted since. Before a step's `launch`, or the replay of a graph of it."""
+        if not self._pending:
+            return
+        fields = [
+            _fields(params, len(tokens), num_prompt, self.vocab)
+            for params, tokens, num_prompt in self._pending.values()
+        ]
+        at = self.send(list(self._pending), torch.int64)
+        self.params.index_copy_(0, at, self.send(fields, torch.int64))
+        known = [tokens[-1] if tokens else 0 for _, tokens, _ in self._pending.values()]
+        self.last.index_copy_(0, at, self.send(known, torch.int32))
+        for row, (params, tokens, num_prompt) in self._pending.items():
+            path = path_of(params, self.vocab)
+            self.reserve(path)
+            if path & Path.BIASED:
+                self._set_bias(row, params)
+            if path & Path.MARKED:
+                self._set_marks(row, params, tokens, num_prompt)
+        self._pending.clear()
+
+    def send(self, values: Sequence[object], dtype: torch.dtype) -> Tensor:
+        host = torch.tensor(values, dtype=dtype)
+        return host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
+
+    def _set_bias(self, row: int, params: RowParams) -> None:
+        assert self.bias is not None
+        line = self.bias[row]
+        entries: dict[int, float] = {}
+        if params.allowed is None:
+            line.zero_()
+        else:
+            line.fill_(-inf)
+            entries = dict.fromkeys(params.allowed, 0.0)
+        for token, bias in params.logit_bias:
+            if params.allowed is None or token in entries:
+                entries[token] = bias
+        for (token,) in params.banned:
+            if params.allowed is None or token in entries:
+                entries[token] = nan
+        line.index_copy_(0, self.send(list(entries), torch.int64), self.send(list(entries.values()), torch.float32))
+
+    def _set_marks(self, row: int, params: RowParams, tokens: list[int], num_prompt: int) -> None:
+        assert self.marks is not None
+        marks = dict.fromkeys(tokens, job.SEEN.value)
+        for token in tokens[num_prompt:]:
+            marks[token] += 1
+        for token in params.stop_ids:
+            if 0 <= token < self.vocab:
+                marks[token] = marks.get(token, 0) | job.STOP.value
+        line = self.marks[row].zero_()
+        line.index_copy_(0, self.send(list(marks), torch.int64), self.send(list(marks.values()), torch.int32))
+
+
+def _fields(params: RowParams, num_tokens: int, num_prompt: int, vocab: int) -> list[int]:
+    fields = [0] * job.FIELDS.value
+    fields[job.SEED.value] = _signed(params.seed)
+    fields[job.SAMPLE.value] = params.sample
+    fields[job.NUM_TOKENS.value] = num_tokens
+    fields[job.NUM_PROMPT.value] = num_prompt
+    fields[job.MIN_TOKENS.value] = params.min_tokens
+    fields[job.FLAGS.value] = _flags(params)
+    fields[job.TOP_K.value] = params.top_k if params.top_k < vocab else 0
+    fields[job.TOP_P.value] = _bits(params.top_p)
+    fields[job.MIN_WEIGHT.value] = ceil(params.min_p * ONE)
+    fields[job.INVERSE_TEMPERATURE.value] = _bits(1.0 if is_greedy(params) else 1.0 / params.temperature)
+    fields[job.REPETITION.value] = _bits(params.repetition_penalty)
+    fields[job.FREQUENCY.value] = _bits(params.frequency_penalty)
+    fields[job.PRESENCE.value] = _bits(params.presence_penalty)
+    if mark := params.watermark:
+        fields[job.WATERMARK_KEY.value] = _signed(mark.key)
+        fields[job.GREEN_BELOW.value] = mark.green_below
+        fields[job.DELTA.value] = _bits(mark.delta)
+    return fields
+
+
+def _signed(bits: int) -> int:
+    """64 bits, as an int64 holds them."""
+    return (bits + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _bits(value: float) -> int:
+    bits: int = struct.unpack("<q", struct.pack("<d", value))[0]
+    return bits

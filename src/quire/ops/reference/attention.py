@@ -1,0 +1,94 @@
+"""Attention, one sequence after the other: over pages, and without them."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from quire.ops.reference.cache import TorchCache
+
+
+def paged_attention(
+    q: Tensor,
+    cache: TorchCache,
+    layer: int,
+    seq_starts: Sequence[int],
+    context_lens: Sequence[int],
+    block_tables: Tensor,
+    scale: float,
+    window: int,
+    softcap: float = 0.0,
+    slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    biases: Tensor | None = None,
+    causal: bool = True,
+) -> Tensor:
+    """q [T, heads, head_dim] -> [T, heads, value_dim]. A sequence's pages are gathered; its queries are its last
+    positions."""
+    out = q.new_empty(*q.shape[:2], cache.spec.value_dim)
+    for seq, context_len in enumerate(context_lens):
+        tokens = slice(seq_starts[seq], seq_starts[seq + 1])
+        num_pages = -(-context_len // cache.spec.block_size)
+        k, v = cache.read(layer, block_tables[seq, :num_pages], context_len)
+        out[tokens] = attention(q[tokens], k, v, scale, window, softcap, slopes, sinks, causal, biases)
+    return out
+
+
+def self_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seq_starts: Sequence[int],
+    scale: float,
+    causal: bool,
+    window: int,
+    biases: Tensor | None = None,
+) -> Tensor:
+    """q [T, heads, head_dim], k and v [T, kv_heads, head_dim] -> [T, heads, head_dim]"""
+    out = torch.empty_like(q)
+    for start, end in pairwise(seq_starts):
+        tokens = slice(start, end)
+        out[tokens] = attention(q[tokens], k[tokens], v[tokens], scale, window, causal=causal, biases=biases)
+    return out
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int,
+    softcap: float = 0.0,
+    slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    causal: bool = True,
+    biases: Tensor | None = None,
+) -> Tensor:
+    """q [n, heads, head_dim], k [m, kv_heads, head_dim], v [m, kv_heads, value_dim], slopes and sinks [heads], biases
+    [heads, 2 * reach + 1] -> [n, heads, value_dim].
+
+    The queries stand at the last n of the m positions."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, dim=1).transpose(0, 1) for x in (k, v))  # [heads, m, head_dim]
+    scores = q.transpose(0, 1) @ k.transpose(1, 2) * scale  # [heads, n, m]
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    distance = distances(q.shape[0], k.shape[1], q.device)
+    if slopes is not None:
+        scores = scores - slopes[:, None, None] * distance
+    if biases is not None:
+        reach = biases.shape[1] // 2
+        scores = scores + biases[:, (-distance).clamp(-reach, reach) + reach]
+    if not causal:
+        distance = distance.abs()
+    visible = (distance >= 0) & (distance < window) if window else distance >= 0
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(-1, len(q), 1)], dim=-1)
+    return (scores.softmax(dim=-1)[..., : k.shape[1]] @ v).transpose(0, 1)
+
+
+def distances(n: int, m: int, device: torch.device) -> Tensor:
+    """[n, m]: from position j to the query at position m - n + i."""
+    return torch.arange(m - n, m, device=device)[:, None] - torch.arange(m, device=device)

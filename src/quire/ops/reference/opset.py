@@ -1,0 +1,320 @@
+"""The op set, eagerly and in plain torch: each op is one formula, and the specification of its kernels."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.ops.dequantize import dequantize
+from quire.ops.opset import Activation, Float32, Int32, Keep, KVCache, KVSpec, Routing, Sampler, StepBatch, Value
+from quire.ops.reference.attention import paged_attention, self_attention
+from quire.ops.reference.cache import TorchCache
+from quire.ops.reference.lora import TorchSlots, adapted
+from quire.ops.reference.routing import choose_experts
+from quire.ops.reference.sampler import TorchSampler
+from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBatch:
+    """A `StepBatch` on the device, with the cache it reads and writes."""
+
+    ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    seq_starts: list[int]
+    context_lens: list[int]
+    block_tables: Tensor
+    logit_rows: Tensor
+    cache: TorchCache
+    source_lens: list[int]
+    source_tables: Tensor | None
+    adapters: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Frequencies:
+    inv_freq: Tensor  # [rotary_dim / 2]
+    scale: float
+
+
+class TorchOps:
+    def __init__(self, device: str = "cpu", threads: int | None = None) -> None:
+        self.device = device
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    # -- when a model is loaded ------------------------------------------------------------------------------------
+
+    def pack(
+        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: Keep = Keep.NOTHING
+    ) -> PackedWeight:
+        weight = torch.cat([self._tensor(part) for part in parts])
+        packed_bias = torch.cat([self._tensor(part) for part in bias]) if bias else None
+        num_outputs, num_inputs = weight.shape
+        return PackedWeight(num_outputs, num_inputs, weight.nbytes, weight, packed_bias)
+
+    def pack_experts(
+        self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
+    ) -> PackedExperts:
+        stacked = self._stacked(experts)
+        num_experts, num_outputs, num_inputs = stacked.shape
+        added = None if biases is None else self._stacked(biases)
+        return PackedExperts(num_experts, num_outputs, num_inputs, stacked.nbytes, stacked, added)
+
+    def _stacked(self, experts: Sequence[Sequence[StoredTensor]]) -> Tensor:
+        return torch.stack([torch.cat([self._tensor(part) for part in parts]) for parts in experts])
+
+    def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
+        stacked = torch.stack([self._tensor(head) for head in heads])
+        num_heads, num_outputs, num_inputs = stacked.shape
+        return PackedHeads(num_heads, num_outputs, num_inputs, stacked.nbytes, stacked)
+
+    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> TorchSlots:
+        return TorchSlots(num_inputs, sizes, num_slots, max_rank, torch.device(self.device), torch.float32)
+
+    def vector(self, tensor: StoredTensor) -> Tensor:
+        return self._tensor(tensor)
+
+    def table(self, tensor: StoredTensor) -> Tensor:
+        return self._tensor(tensor)
+
+    def biases(self, table: Float32) -> Tensor:
+        return torch.tensor(table, dtype=torch.float32, device=self.device)
+
+    def frequencies(self, inv_freq: Float32, scale: float) -> Frequencies:
+        return Frequencies(torch.tensor(inv_freq, device=self.device), scale)
+
+    def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> TorchCache:
+        return TorchCache(spec, num_blocks, num_host_blocks, self.device)
+
+    def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
+        return TorchSampler(num_rows, vocab_size)
+
+    def compile(
+        self,
+        forward: Callable[[Any, Any], Value],
+        cache: KVCache,
+        max_tokens: int,
+        max_rows: int = 0,
+        max_model_len: int = 0,
+        sampler: Sampler | None = None,
+        sources: bool = False,
+    ) -> "TorchProgram":
+        assert isinstance(cache, TorchCache) and (sampler is None or isinstance(sampler, TorchSampler))
+        return TorchProgram(self, forward, cache, max_tokens, sampler)
+
+    def _tensor(self, stored: StoredTensor) -> Tensor:
+        return torch.tensor(dequantize(stored), device=self.device).reshape(stored.shape)
+
+    # -- in a forward pass -----------------------------------------------------------------------------------------
+
+    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
+        return table[ids]
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        groups = x.unflatten(-1, (-1, len(weight)))
+        return (groups * torch.rsqrt((groups * groups).mean(dim=-1, keepdim=True) + eps) * weight).flatten(-2)
+
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int = 1) -> Tensor:
+        parts = x.unflatten(-1, (groups, -1))  # [T, groups, columns of a group]
+        centered = parts - parts.mean(dim=-1, keepdim=True)
+        normed = centered * torch.rsqrt((centered * centered).mean(dim=-1, keepdim=True) + eps)
+        if weight is not None:
+            normed = normed * weight.view(-1, parts.shape[-1])
+        if bias is not None:
+            normed = normed + bias.view(-1, parts.shape[-1])
+        return normed.flatten(-2)
+
+    def linear(self, x: Tensor, w: PackedWeight) -> Tensor:
+        return F.linear(x, w.packed, w.bias)
+
+    def adapt(self, y: Tensor, x: Tensor, slots: TorchSlots, batch: TorchBatch) -> Tensor:
+        return y if batch.adapters is None else adapted(y, x, slots, batch.adapters)
+
+    def linear_heads(self, x: Tensor, w: PackedHeads) -> Tensor:
+        heads = x.unflatten(-1, (w.num_heads, -1))  # [T, heads, inputs]
+        return (heads.transpose(0, 1) @ w.packed.transpose(1, 2)).transpose(0, 1).flatten(1)
+
+    def split(self, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+        return tuple(x.split(list(sizes), dim=-1))
+
+    def rope_angles(self, positions: Tensor, frequencies: Frequencies) -> Tensor:
+        angles = positions[:, None].float() * frequencies.inv_freq
+        return torch.cat([angles.cos(), angles.sin()], dim=-1) * frequencies.scale
+
+    def rope(self, x: Tensor, angles: Tensor, head_dim: int) -> Tensor:
+        rotary_dim = angles.shape[-1]
+        cos, sin = angles[:, None].chunk(2, dim=-1)  # [T, 1, rotary_dim / 2] each
+        heads = x.unflatten(-1, (-1, head_dim))  # [T, heads, head_dim]
+        turning, rest = heads[..., :rotary_dim], heads[..., rotary_dim:]
+        a, b = turning.chunk(2, dim=-1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1).flatten(1)
+
+    def write_kv(self, k: Tensor, v: Tensor, batch: TorchBatch, layer: int) -> None:
+        shape = (-1, batch.cache.spec.head_dim)
+        batch.cache.write(layer, batch.slots, k.unflatten(-1, shape), v.unflatten(-1, shape))
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        batch: TorchBatch,
+        layer: int,
+        head_dim: int,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
+        biases: Tensor | None = None,
+    ) -> Tensor:
+        heads = q.unflatten(-1, (-1, head_dim))
+        runs = batch.seq_starts, batch.context_lens, batch.block_tables
+        pages = heads, batch.cache, layer, *runs
+        return paged_attention(*pages, scale, window, softcap, slopes, sinks, biases).flatten(1)
+
+    def cross_attention(self, q: Tensor, batch: TorchBatch, layer: int, head_dim: int, scale: float) -> Tensor:
+        assert batch.source_tables is not None, "the sequences of this step have no sources"
+        heads = q.unflatten(-1, (-1, head_dim))
+        runs = batch.seq_starts, batch.source_lens, batch.source_tables
+        return paged_attention(heads, batch.cache, layer, *runs, scale, window=0, causal=False).flatten(1)
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        batch: TorchBatch,
+        head_dim: int,
+        scale: float,
+        causal: bool = False,
+        window: int = 0,
+        biases: Tensor | None = None,
+    ) -> Tensor:
+        q, k, v = (x.unflatten(-1, (-1, head_dim)) for x in (q, k, v))
+        return self_attention(q, k, v, batch.seq_starts, scale, causal, window, biases).flatten(1)
+
+    def write_latent(self, latent: Tensor, turned: Tensor, batch: TorchBatch, layer: int) -> None:
+        batch.cache.write(layer, batch.slots, torch.cat([latent, turned], dim=-1)[:, None])
+
+    def mla_attention(self, q_latent: Tensor, q_turned: Tensor, batch: TorchBatch, layer: int, scale: float) -> Tensor:
+        spec = batch.cache.spec
+        parts = (q_latent, spec.latent), (q_turned, spec.head_dim - spec.latent)
+        heads = torch.cat([x.unflatten(-1, (-1, size)) for x, size in parts], dim=-1)
+        runs = batch.seq_starts, batch.context_lens, batch.block_tables
+        return paged_attention(heads, batch.cache, layer, *runs, scale, window=0).flatten(1)
+
+    def activate(self, x: Tensor, kind: Activation) -> Tensor:
+        return ACTIVATIONS[kind](x)
+
+    def activate_and_mul(self, x: Tensor, kind: Activation) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        if kind is Activation.CLAMPED_SWIGLU:
+            up = up.clamp(-7, 7) + 1
+        return ACTIVATIONS[kind](gate) * up
+
+    def moe(
+        self,
+        x: Tensor,
+        router_logits: Tensor,
+        gate_up: PackedExperts,
+        down: PackedExperts,
+        routing: Routing,
+        kind: Activation,
+        correction: Tensor | None = None,
+    ) -> Tensor:
+        ids, weights = choose_experts(router_logits, routing, correction)  # [T, top_k] each
+        found = x.new_empty(*ids.shape, down.num_outputs)
+        for expert in ids.unique().tolist():
+            rows, places = (ids == expert).nonzero(as_tuple=True)
+            biases = [None if experts.biases is None else experts.biases[expert] for experts in (gate_up, down)]
+            hidden = self.activate_and_mul(F.linear(x[rows], gate_up.packed[expert], biases[0]), kind)
+            found[rows, places] = F.linear(hidden, down.packed[expert], biases[1])
+        return (found * weights[..., None]).sum(dim=1)
+
+    def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
+        return x * gate.sigmoid()
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+    def scale_by_position(self, x: Tensor, positions: Tensor, growth: float, length: int) -> Tensor:
+        return x * (1 + growth * torch.log1p(torch.floor(positions / length)))[:, None]
+
+    def clamp(self, x: Tensor, most: float) -> Tensor:
+        return x.clamp(-most, most)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    def logits(self, x: Tensor, head: PackedWeight, batch: TorchBatch, softcap: float = 0.0) -> Tensor:
+        logits = self.linear(x[batch.logit_rows], head)
+        return softcap * torch.tanh(logits / softcap) if softcap else logits
+
+    def rows(self, x: Tensor, batch: TorchBatch) -> Tensor:
+        return x[batch.logit_rows]
+
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    Activation.SILU: F.silu,
+    Activation.GELU: F.gelu,
+    Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
+    Activation.RELU: F.relu,
+    Activation.RELU_SQUARED: lambda x: F.relu(x).square(),
+    Activation.QUICK_GELU: lambda x: x * torch.sigmoid(1.702 * x),
+    Activation.TANH: torch.tanh,
+    Activation.ELU: F.elu,
+    Activation.CLAMPED_SWIGLU: lambda x: x.clamp(max=7) * torch.sigmoid(1.702 * x.clamp(max=7)),
+}
+
+
+class TorchProgram:
+    """Runs the forward pass as it is written, every step."""
+
+    def __init__(
+        self,
+        ops: TorchOps,
+        forward: Callable[[Any, Any], Value],
+        cache: TorchCache,
+        max_tokens: int,
+        sampler: TorchSampler | None,
+    ) -> None:
+        self._ops, self._forward, self._cache, self._max_tokens, self._sampler = (
+            ops,
+            forward,
+            cache,
+            max_tokens,
+            sampler,
+        )
+
+    def run(self, batch: StepBatch) -> Tensor:
+        assert batch.num_tokens <= self._max_tokens, f"{batch.num_tokens} tokens, compiled for {self._max_tokens}"
+        return self._forward(self._ops, self._on_device(batch))
+
+    def _drawn(self, ids: Int32) -> Int32:
+        if self._sampler is None or min(ids) >= 0:
+            return ids
+        return np.array([token if token >= 0 else self._sampler.last(~token) for token in ids], np.int32)
+
+    def _on_device(self, batch: StepBatch) -> TorchBatch:
+        def index(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array.astype(np.int64)).to(self._ops.device)
+
+        return TorchBatch(
+            ids=index(self._drawn(batch.ids)),
+            positions=index(batch.positions),
+            slots=index(batch.slots),
+            seq_starts=batch.seq_starts.tolist(),
+            context_lens=batch.context_lens.tolist(),
+            block_tables=index(batch.block_tables),
+            logit_rows=index(batch.logit_rows),
+            cache=self._cache,
+            source_lens=[] if batch.source_lens is None else batch.source_lens.tolist(),
+            source_tables=None if batch.source_tables is None else index(batch.source_tables),
+            adapters=None if batch.adapters is None else index(batch.adapters),
+        )

@@ -1,0 +1,146 @@
+"""Who may use the server: keys from the command line and from a file that is read again on SIGHUP."""
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.datastructures import Headers
+
+from quire.core.errors import BadRequest, QuireError
+from quire.server.access.quota import Limits, Quota
+from quire.server.http.errors import ModelNotAllowed, Unauthorized
+
+log = logging.getLogger("quire.server")
+
+Count = Annotated[int, Meta(ge=1, le=2**53)]
+
+
+class KeyEntry(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One entry of the file."""
+
+    name: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,64}\Z")]  # in logs and metrics, and what prefixes are shared by
+    key: str | None = None  # itself, or
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None  # what `printf %s KEY | sha256sum` prints
+    requests_per_minute: Count | None = None
+    tokens_per_minute: Count | None = None
+    tokens_per_day: Count | None = None
+    max_concurrency: Count | None = None
+    priority: int = 0  # of its requests, under the priority policy: lower runs earlier
+    models: list[str] | None = None  # that it may use; null: all
+    live: bool = False  # whether it may look at the engine, and so at the load that others make
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            requests_per_minute=self.requests_per_minute,
+            tokens_per_minute=self.tokens_per_minute,
+            tokens_per_day=self.tokens_per_day,
+            max_concurrency=self.max_concurrency,
+        )
+
+
+class KeysFile(Struct, forbid_unknown_fields=True):
+    keys: list[KeyEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    name: str
+    digest: bytes  # SHA-256
+    quota: Quota
+    priority: int | None = None  # None: what the request says
+    models: frozenset[str] | None = None  # None: all
+    live: bool = True
+
+    def allows(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
+    def check(self, model: str) -> None:
+        if not self.allows(model):
+            allowed = ", ".join(f"`{name}`" for name in sorted(self.models or ())) or "none"
+            raise ModelNotAllowed(f"key `{self.name}` may not use `{model}`", f"it may use {allowed}", param="model")
+
+
+class KeyRing:
+    """All keys. With none of them, the server is open to all."""
+
+    def __init__(self, given: Iterable[str] = (), file: str | None = None) -> None:
+        self._given = [
+            Key(f"key-{at}", _digest(key.encode()), Quota(f"key-{at}", Limits())) for at, key in enumerate(given)
+        ]
+        self._file = Path(file) if file else None
+        self._keys = self._given + self._read()
+
+    def reload(self) -> None:
+        """Read the file again. If it is wrong, what was read before stays. Who had used some of a limit still has."""
+        try:
+            self._keys = self._given + self._read()
+        except QuireError as error:
+            log.error("keys are as they were: %s", error)
+        else:
+            log.info("%d keys read from %s", len(self._keys) - len(self._given), self._file)
+
+    def find(self, headers: Headers) -> Key | None:
+        """Whose request it is; None where no keys are needed."""
+        if not self._keys:
+            return None
+        given = _given(headers)
+        digest = _digest(given)
+        found = [hmac.compare_digest(digest, key.digest) for key in self._keys]  # all of them, in equal time
+        if not any(found):
+            raise Unauthorized(
+                "no valid API key" if given else "no API key was given", "send `Authorization: Bearer <key>`"
+            )
+        return self._keys[found.index(True)]
+
+    def _read(self) -> list[Key]:
+        if self._file is None:
+            return []
+        old = {key.name: key.quota for key in getattr(self, "_keys", ())}
+        entries = _entries(self._file)
+        keys = []
+        for entry in entries:
+            quota = old.get(entry.name)
+            if quota is None or quota.limits != entry.limits:
+                quota = Quota(entry.name, entry.limits)
+            digest = bytes.fromhex(entry.sha256) if entry.sha256 else _digest((entry.key or "").encode())
+            models = None if entry.models is None else frozenset(entry.models)
+            keys.append(Key(entry.name, digest, quota, entry.priority, models, entry.live))
+        return keys
+
+
+def _entries(path: Path) -> list[KeyEntry]:
+    decode = msgspec.toml.decode if path.suffix == ".toml" else msgspec.json.decode
+    try:
+        entries = decode(path.read_bytes(), type=KeysFile).keys
+    except OSError as error:
+        raise BadRequest(f"cannot read {path}: {error.strerror}", param="keys_file") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{path}: {error}", "docs/operating.md has an example", param="keys_file") from None
+    for entry in entries:
+        if bool(entry.key) == bool(entry.sha256):
+            raise BadRequest(f"{path}: `{entry.name}` has to have one of key and sha256", param="keys_file")
+    for what in ("name", "key", "sha256"):
+        values = [value for entry in entries if (value := getattr(entry, what)) is not None]
+        if twice := next((value for value in values if values.count(value) > 1), None):
+            named = f" `{twice}`" if what == "name" else ""
+            raise BadRequest(f"{path}: two entries have the same {what}{named}", param="keys_file")
+    return entries
+
+
+def _given(headers: Headers) -> bytes:
+    """As headers are decoded, so encoded: the bytes that were sent."""
+    kind, _, key = headers.get("authorization", "").partition(" ")
+    if kind.lower() != "bearer":
+        key = headers.get("x-api-key", "")  # Anthropic's
+    return key.strip().encode("latin-1")
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,174 @@
+"""The models as one visitor sees them: those its key may use, within its time, at its priority and its expense."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any
+
+from quire.client.service import Found
+from quire.core.errors import DeadlinePassed
+from quire.server.http.request_context import Visit, current_visit
+from quire.text.event import TextEvent
+
+if TYPE_CHECKING:
+    from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores
+    from quire.client.generate_request import GenerateRequest
+    from quire.client.live_client import Viewer
+    from quire.client.service import Coming, Models, Offer, Service, State, TextStream
+    from quire.core.records import RequestRecord
+
+
+class MeteredModels:
+    """Implements `Models`. All routes use it, so none has to know of keys."""
+
+    def __init__(self, models: "Models") -> None:
+        self._models = models
+        self._streams: set[MeteredStream] = set()  # under way
+
+    @property
+    def state(self) -> "State":
+        return self._models.state
+
+    def offers(self) -> list["Offer"]:
+        visit = current_visit()
+        key = visit.key if visit else None
+        return [offer for offer in self._models.offers() if key is None or key.allows(offer.name)]
+
+    async def find(self, name: str | None) -> Found:
+        visit = current_visit()
+        if visit is None:
+            return await self._models.find(name)
+        if visit.key is not None and name is not None:
+            visit.key.check(name)  # before anything is loaded for it
+        found = await self._in_time(visit, self._models.find(name))
+        visit.model = found.adapter or found.service.info.name
+        if visit.key is not None:
+            visit.key.check(visit.model)
+        return Found(MeteredService(found.service, visit, self._streams), found.adapter)
+
+    async def abort(self, name: str) -> bool:
+        """Cancel what is under way for the request of that id: the HTTP request's, or that of its answer. A visitor can
+        do that to requests of its own key only. Whether there was any."""
+        visit = current_visit()
+        tenant = visit.tenant if visit else ""
+        found = [stream for stream in self._streams if stream.visit.tenant == tenant and stream.is_called(name)]
+        for stream in found:
+            stream.visit.aborted = True
+            await stream.abort()
+        return bool(found)
+
+    @staticmethod
+    async def _in_time(visit: Visit, finding: Coroutine[Any, Any, Found]) -> Found:
+        """It may have to be loaded."""
+        if visit.deadline is None:
+            return await finding
+        if not visit.time_left:
+            finding.close()
+            raise DeadlinePassed("the deadline of the request has passed", "allow more time")
+        try:
+            return await asyncio.wait_for(finding, visit.time_left)
+        except TimeoutError:
+            raise DeadlinePassed("the model was not loaded in time", "allow more time, or try again") from None
+
+    async def load_adapter(self, name: str, path: str, in_place: bool = False, base: str | None = None) -> None:
+        self._check_name(name)
+        await self._models.load_adapter(name, path, in_place, base)
+
+    async def unload_adapter(self, name: str) -> None:
+        self._check_name(name)
+        await self._models.unload_adapter(name)
+
+    def pull(self, name: str) -> "AsyncGenerator[Coming, None]":
+        self._check_name(name)
+        return self._models.pull(name)
+
+    @staticmethod
+    def _check_name(name: str) -> None:
+        visit = current_visit()
+        if visit is not None and visit.key is not None:
+            visit.key.check(name)
+
+    async def drain(self) -> None:
+        await self._models.drain()
+
+
+class MeteredService:
+    """Implements `Service`."""
+
+    def __init__(self, service: "Service", visit: Visit, streams: set["MeteredStream"]) -> None:
+        self._service, self._visit, self._streams = service, visit, streams
+        self.info, self.tokenizer = service.info, service.tokenizer
+
+    @property
+    def state(self) -> "State":
+        return self._service.state
+
+    async def submit(self, request: "GenerateRequest") -> "TextStream":
+        request.tenant = self._visit.tenant
+        request.timeout = self._time(request.timeout)
+        if self._visit.key is not None and self._visit.key.priority is not None:
+            request.priority = self._visit.key.priority + max(0, request.priority)  # who asks may only step back
+        return MeteredStream(await self._service.submit(request), request.id, self._visit, self._streams)
+
+    async def embed(self, request: "EmbedRequest") -> "Embeddings":
+        request.timeout = self._time(request.timeout)
+        found = await self._service.embed(request)
+        self._visit.spend(found.num_tokens, 0)
+        return found
+
+    async def score(self, request: "ScoreRequest") -> "Scores":
+        request.timeout = self._time(request.timeout)
+        found = await self._service.score(request)
+        self._visit.spend(found.num_tokens, 0)
+        return found
+
+    def watch(self) -> "AbstractAsyncContextManager[Viewer]":
+        return self._service.watch()
+
+    async def drain(self) -> None:
+        await self._service.drain()
+
+    def _time(self, asked: float | None) -> float | None:
+        left = self._visit.time_left
+        return min((time for time in (asked, left) if time is not None), default=None)
+
+
+class MeteredStream:
+    """Implements `TextStream`. Events pass it by: what they cost is told when the stream is closed."""
+
+    def __init__(self, stream: "TextStream", name: str, visit: Visit, streams: set["MeteredStream"]) -> None:
+        self.visit = visit
+        self._stream, self._name, self._streams = stream, name, streams
+        self._closed = False
+        streams.add(self)
+        visit.hold()
+        self.num_prompt_tokens, self.prompt_ids = stream.num_prompt_tokens, stream.prompt_ids
+
+    @property
+    def record(self) -> "RequestRecord | None":
+        return self._stream.record
+
+    @property
+    def num_ready(self) -> int:
+        return self._stream.num_ready
+
+    def __aiter__(self) -> AsyncIterator[TextEvent]:
+        return self._stream.__aiter__()
+
+    def is_called(self, name: str) -> bool:
+        """One of several prompts has a number behind the id of the answer."""
+        return name in (self.visit.id, self._name, self._name.rpartition("-")[0])
+
+    async def abort(self) -> None:
+        """Whoever reads it is told that it ended, and closes it."""
+        await self._stream.aclose()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+        if self._closed:
+            return
+        self._closed = True
+        self._streams.discard(self)
+        if (record := self._stream.record) is not None:
+            self.visit.add(record)
+        self.visit.release()

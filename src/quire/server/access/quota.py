@@ -1,0 +1,101 @@
+"""How much one key may use: buckets that fill at a steady rate."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.server.http.errors import OverQuota
+
+Clock = Callable[[], float]  # seconds
+
+MINUTE, DAY = 60.0, 86400.0
+
+RATE_HEADERS = [f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """None: no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None  # of prompts and of answers
+    tokens_per_day: int | None = None
+    max_concurrency: int | None = None  # requests at the same time
+
+
+class Bucket:
+    """Holds `most`, and fills up from empty in `seconds`. What is taken may be more than it holds: then it has to fill
+    up to zero first, because what a request costs is known only when it has ended."""
+
+    def __init__(self, what: str, most: int, seconds: float, clock: Clock) -> None:
+        self.what, self.most = what, most
+        self._rate = most / seconds
+        self._clock = clock
+        self._level, self._at = float(most), clock()
+
+    def level(self) -> float:
+        now = self._clock()
+        self._level = min(self.most, self._level + (now - self._at) * self._rate)
+        self._at = now
+        return self._level
+
+    def take(self, amount: int) -> None:
+        self._level = self.level() - amount
+
+    def wait(self, amount: float) -> float:
+        """Seconds until it holds that much."""
+        return max(0.0, (amount - self.level()) / self._rate)
+
+
+class Quota:
+    """The buckets of one key, and how many of its requests are under way."""
+
+    def __init__(self, name: str, limits: Limits, clock: Clock = time.monotonic) -> None:
+        self.name, self.limits = name, limits
+        self.running = 0
+        self._requests = _bucket("requests a minute", limits.requests_per_minute, MINUTE, clock)
+        self._tokens = _bucket("tokens a minute", limits.tokens_per_minute, MINUTE, clock)
+        self._daily = _bucket("tokens a day", limits.tokens_per_day, DAY, clock)
+
+    def enter(self) -> None:
+        """One more request; OverQuota, with the time to wait, if it is one too many. `leave` when it has ended."""
+        most = self.limits.max_concurrency
+        if most is not None and self.running >= most:
+            raise OverQuota(f"key `{self.name}` has {self.running} requests under way, and may have {most}", wait=1.0)
+        for bucket in (self._requests, self._tokens, self._daily):
+            if bucket is not None and (wait := bucket.wait(1)) > 0:
+                raise OverQuota(f"key `{self.name}` has used its {bucket.most} {bucket.what}", wait=wait)
+        if self._requests is not None:
+            self._requests.take(1)
+        self.running += 1
+
+    def leave(self) -> None:
+        self.running -= 1
+
+    def charge(self, num_tokens: int) -> None:
+        for bucket in (self._tokens, self._daily):
+            if bucket is not None:
+                bucket.take(num_tokens)
+
+    def headers(self) -> dict[str, str]:
+        """As OpenAI names them. `reset` is when all of the limit is there again."""
+        shown: dict[str, str] = {}
+        for kind, bucket in (("requests", self._requests), ("tokens", self._tokens or self._daily)):
+            if bucket is not None:
+                shown[f"x-ratelimit-limit-{kind}"] = str(bucket.most)
+                shown[f"x-ratelimit-remaining-{kind}"] = str(max(0, math.floor(bucket.level())))
+                shown[f"x-ratelimit-reset-{kind}"] = _duration(bucket.wait(bucket.most))
+        return shown
+
+
+def _bucket(what: str, most: int | None, seconds: float, clock: Clock) -> Bucket | None:
+    return None if most is None else Bucket(what, most, seconds, clock)
+
+
+def _duration(seconds: float) -> str:
+    """6m0s, 1.5s, 20ms"""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(seconds, 60)
+    return f"{int(minutes)}m{math.ceil(rest)}s" if minutes else f"{rest:.3g}s"

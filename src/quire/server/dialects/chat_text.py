@@ -1,0 +1,16 @@
+"""A conversation as the prompt it would be, for those who only want to see or count it."""
+
+from typing import TYPE_CHECKING, Any
+
+from quire.core.errors import BadRequest
+from quire.text.chat.chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    from quire.text.tokenizers.tokenizer import Tokenizer
+
+
+def chat_text(tokenizer: "Tokenizer", messages: list[dict[str, Any]], **options: Any) -> str:
+    """`options` are those of `ChatTemplate.render`. The text has the special tokens that the model expects."""
+    if tokenizer.chat_template is None:
+        raise BadRequest("this model has no chat template", "give `prompt`", param="messages")
+    return ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token).render(messages, **options)

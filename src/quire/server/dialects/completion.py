@@ -1,0 +1,63 @@
+"""The answer that is not streamed is the streamed one folded up."""
+
+import time
+from dataclasses import dataclass, field
+
+from quire.core.errors import EngineFailed, QuireError, Unavailable
+from quire.core.request import FinishReason
+from quire.server.http.errors import Aborted
+from quire.server.http.request_context import current_visit
+from quire.text.event import TextEvent, TokenLogprob
+
+
+@dataclass(slots=True)
+class Sample:
+    """Everything one sample gained."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[list[TokenLogprob]] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class Completion:
+    """Everything one prompt gained, by sample."""
+
+    prompt_ids: list[int]
+    samples: list[Sample]
+    num_cached_tokens: int = 0
+    num_unseen_tokens: int = 0  # of samples that best_of passed over
+    first_token: float | None = None  # time.monotonic()
+    prompt_logprobs: list[list[TokenLogprob]] | None = None  # for prompt positions 1, 2, ...
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(len(sample.token_ids) for sample in self.samples) + self.num_unseen_tokens
+
+    def add(self, event: TextEvent) -> None:
+        sample = self.samples[event.index]
+        if event.token_ids and self.first_token is None:
+            self.first_token = time.monotonic()
+        sample.text += event.text
+        sample.token_ids += event.token_ids
+        if event.logprobs is not None:
+            sample.logprobs = (sample.logprobs or []) + event.logprobs
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = (self.prompt_logprobs or []) + event.prompt_logprobs
+        if event.finish_reason is not None:
+            sample.finish_reason, sample.stop_reason = event.finish_reason, event.stop_reason
+        self.num_unseen_tokens += event.num_unseen_tokens
+        self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
+
+
+def failure(event: TextEvent) -> QuireError | None:
+    """Why a request ended without an answer, if it did."""
+    if event.finish_reason == "error":
+        return EngineFailed(event.reason or "the engine could not go on with this request")
+    if event.finish_reason == "cancelled":
+        if (visit := current_visit()) is not None and visit.aborted:
+            return Aborted("the request was cancelled by its id")
+        return Unavailable(event.reason or "the request was cancelled")
+    return None

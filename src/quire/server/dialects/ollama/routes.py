@@ -1,0 +1,158 @@
+"""What Ollama tells of its models."""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire import __version__
+from quire.client.checkpoint_facts import Facts, checkpoint_facts
+from quire.server.dialects.ollama.embed import EmbedPages
+from quire.server.dialects.ollama.pull import ModelBody, PullPage, decoder
+from quire.server.dialects.ollama.shapes import error_body, error_status, timestamp
+from quire.server.http.body import decode, read_body
+from quire.server.http.errors import NotAllowed
+from quire.server.http.openapi import JSON, answers, reads
+from quire.server.http.replies import in_shape, json_response
+from quire.server.options import ServerOptions
+from quire.text.chat.chat_format import chat_format
+from quire.text.chat.fill_in import filling_prompt
+
+if TYPE_CHECKING:
+    from quire.client.service import Offer, Service
+    from quire.server.app_state import Site
+
+NEVER = "2318-01-01T00:00:00Z"  # when a model that stays is unloaded
+
+
+def pages(site: "Site") -> list[Route]:
+    routes, embedding = Pages(site), EmbedPages(site)
+
+    def route(path: str, endpoint: Any, method: str = "GET") -> Route:
+        return Route(path, in_shape(endpoint, error_body, error_status), methods=[method])
+
+    return [
+        route("/api/version", routes.version),
+        route("/api/tags", routes.tags),
+        route("/api/ps", routes.running),
+        route("/api/show", routes.show, "POST"),
+        route("/api/pull", PullPage(site).pull, "POST"),
+        route("/api/embed", embedding.embed, "POST"),
+        route("/api/embeddings", embedding.embeddings, "POST"),
+        route("/api/delete", fixed, "DELETE"),
+        *(route(f"/api/{path}", fixed, "POST") for path in ("copy", "create", "push", "blobs/{digest}")),
+    ]
+
+
+@reads(ModelBody)
+@answers({JSON: dict[str, str]})
+async def fixed(http: Request) -> Response:
+    raise NotAllowed(
+        "the models of this server cannot be changed by request",
+        "whoever runs it names them when it starts; where --allow-pull is set, /api/pull adds to them",
+    )
+
+
+class Pages:
+    def __init__(self, site: "Site") -> None:
+        self._models = site.models
+        self._options, self._limit = site.options, site.options.max_body_bytes
+        self._since = timestamp(time.time())
+
+    @answers({JSON: dict[str, str]})
+    async def version(self, http: Request) -> Response:
+        return json_response({"version": __version__})
+
+    @answers({JSON: dict[str, list[dict[str, Any]]]})
+    async def tags(self, http: Request) -> Response:
+        return json_response({"models": [await self._listed(offer) for offer in self._models.offers()]})
+
+    @answers({JSON: dict[str, list[dict[str, Any]]]})
+    async def running(self, http: Request) -> Response:
+        loaded = [offer for offer in self._models.offers() if offer.info is not None]
+        return json_response({"models": [await self._running(offer) for offer in loaded]})
+
+    @reads(ModelBody)
+    @answers({JSON: dict[str, Any]})
+    async def show(self, http: Request) -> Response:
+        wanted = decode(await read_body(http, self._limit, json_only=False), decoder).wanted
+        service = (await self._models.find(wanted)).service
+        facts = await asyncio.to_thread(checkpoint_facts, service.info.path)
+        family = facts.family or "quire"
+        return json_response(
+            {
+                "modelfile": f"FROM {service.info.name}\n",
+                "parameters": "",
+                "template": service.tokenizer.chat_template or "",
+                "details": _details(facts),
+                "model_info": {
+                    "general.architecture": family,
+                    "general.parameter_count": facts.num_parameters,
+                    f"{family}.context_length": service.info.max_model_len,
+                    f"{family}.embedding_length": service.info.dimensions,
+                    f"{family}.vocab_size": service.info.vocab_size,
+                },
+                "capabilities": _capabilities(service, self._options),
+                "modified_at": self._since,
+            }
+        )
+
+    async def _listed(self, offer: "Offer") -> dict[str, Any]:
+        facts = await asyncio.to_thread(checkpoint_facts, offer.info.path) if offer.info else Facts()
+        return {
+            "name": offer.name,
+            "model": offer.name,
+            "modified_at": self._since,
+            "size": offer.info.weight_bytes if offer.info else 0,
+            "digest": "",
+            "details": _details(facts, offer.adapter_of),
+        }
+
+    async def _running(self, offer: "Offer") -> dict[str, Any]:
+        assert offer.info is not None
+        listed = await self._listed(offer)
+        del listed["modified_at"]
+        size = offer.info.weight_bytes + offer.info.cache_bytes
+        return {
+            **listed,
+            "size": size,
+            "expires_at": NEVER,
+            "size_vram": size,
+            "context_length": offer.info.max_model_len,
+        }
+
+
+def _details(facts: Facts, parent: str = "") -> dict[str, Any]:
+    return {
+        "parent_model": parent,
+        "format": facts.format,
+        "family": facts.family,
+        "families": [facts.family] if facts.family else [],
+        "parameter_size": _rounded(facts.num_parameters),
+        "quantization_level": facts.storage,
+    }
+
+
+def _rounded(number: int) -> str:
+    """134515008 is 134.52M, as Ollama writes it."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if number >= size:
+            return f"{number / size:.2f}{unit}"
+    return str(number or "")
+
+
+def _capabilities(service: "Service", options: ServerOptions) -> list[str]:
+    """What clients show buttons for."""
+    if service.info.task != "generate":
+        return ["embedding"]
+    form = chat_format(service.tokenizer.chat_template or "", options.tool_call_parser, options.reasoning_parser)
+    able = {
+        "completion": True,
+        "tools": service.tokenizer.chat_template is not None and form.tools is not None,
+        "thinking": form.reasoning is not None,
+        "insert": filling_prompt(service.tokenizer, "", "") is not None,
+    }
+    return [name for name, can in able.items() if can]

@@ -1,0 +1,92 @@
+"""The ways in: an address, keys, a certificate. What is wrong with them is found out before a model is loaded."""
+
+import logging
+import socket
+import ssl
+from dataclasses import dataclass
+
+from quire.core.errors import BadRequest, QuireError
+from quire.server.access.keys import KeyRing
+from quire.server.options import ServerOptions
+
+log = logging.getLogger("quire.server")
+
+BACKLOG = 2048  # connections that may wait to be accepted
+
+
+class CannotListen(QuireError):
+    code = "cannot_listen"
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    keys: KeyRing
+    listener: socket.socket | None  # bound, and not listening yet; None for a unix socket
+
+
+def open_doors(options: ServerOptions) -> Doors:
+    if options.ssl_certfile:
+        load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), options)
+    keys = KeyRing(options.api_key, options.keys_file)
+    return Doors(keys, None if options.uds else bind(options.host, options.port))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that says it is TCP: only then does asyncio send a small write, such as a token, at once and not up to
+    40 ms later."""
+    bound = None
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)  # 127.0.0.1 for localhost
+        bound = socket.socket(family, kind, socket.IPPROTO_TCP)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        return bound
+    except OSError as error:
+        if bound is not None:
+            bound.close()
+        raise _cannot_listen(host, port, error) from error
+
+
+def listen(bound: socket.socket) -> socket.socket:
+    """Let clients connect. Another process may have been faster."""
+    try:
+        bound.listen(BACKLOG)
+        return bound
+    except OSError as error:
+        host, port = bound.getsockname()[:2]
+        raise _cannot_listen(host, port, error) from error
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> CannotListen:
+    why = error.strerror or error
+    return CannotListen(f"cannot listen on {host}:{port}: {why}", "choose another `--host` or `--port`")
+
+
+def load_certificate(context: ssl.SSLContext, options: ServerOptions) -> None:
+    """Connections that are made from now on are shown it."""
+    assert options.ssl_certfile is not None
+    try:
+        context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile, password=_no_password)
+    except (OSError, ValueError) as error:  # SSLError is an OSError
+        files = " and ".join(file for file in (options.ssl_certfile, options.ssl_keyfile) if file)
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise BadRequest(f"cannot use {files} for TLS: {why}", "both are PEM files", param="ssl_certfile") from error
+
+
+def _no_password() -> str:
+    """Without this, OpenSSL would ask the terminal."""
+    raise ValueError("the private key is encrypted")
+
+
+def reload(doors: Doors, options: ServerOptions, context: ssl.SSLContext | None) -> None:
+    """Read again what may change while the server runs. What is wrong stays as it was."""
+    doors.keys.reload()
+    if context is None:
+        return
+    try:
+        load_certificate(context, options)
+    except QuireError as error:
+        log.error("the certificate is as it was: %s", error)
+    else:
+        log.info("certificate read from %s", options.ssl_certfile)

@@ -1,0 +1,89 @@
+"""One HTTP request, from its arrival to its end: who sent it, what it asked of the engine, what that cost.
+
+The log, the quotas and the traces read it. Whatever runs on behalf of the request finds it with `current_visit()`."""
+
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from quire.core.errors import QuireError
+from quire.core.records import RequestRecord
+from quire.server.access.keys import Key
+
+
+@dataclass(slots=True)
+class Visit:
+    id: str
+    method: str
+    path: str  # as it was sent
+    client: str  # its address
+    key: Key | None = None
+    deadline: float | None = None  # time.monotonic()
+    began: float = field(default_factory=time.monotonic)
+    body_bytes: int = 0
+    model: str = ""  # once it is known
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    first_token: float | None = None  # time.monotonic()
+    finish_reasons: list[str] = field(default_factory=list)  # of each prompt
+    aborted: bool = False  # somebody has cancelled it by its id
+    error: str = ""  # the code of the error it was answered with
+    holds: int = 0  # what keeps it under way: the HTTP request, and streams, which may outlive it
+
+    @property
+    def tenant(self) -> str:
+        return self.key.name if self.key else ""
+
+    @property
+    def time_left(self) -> float | None:
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+    def enter(self) -> None:
+        """OverQuota if it is one too many for its key."""
+        if self.key is not None:
+            self.key.quota.enter()
+        self.holds += 1
+
+    def hold(self) -> None:
+        """Also when its HTTP request is over: what goes on in the background is under way again."""
+        if not self.holds and self.key is not None:
+            self.key.quota.running += 1
+        self.holds += 1
+
+    def release(self) -> None:
+        self.holds -= 1
+        if not self.holds and self.key is not None:
+            self.key.quota.leave()
+
+    def add(self, record: RequestRecord) -> None:
+        """Something that was asked of the engine has ended."""
+        self.cached_tokens += record.num_cached_tokens
+        self.finish_reasons.append(record.finish_reason)
+        if record.first_token is not None:
+            self.first_token = min(record.first_token, self.first_token or record.first_token)
+        self.spend(record.num_prompt_tokens, record.num_output_tokens)
+
+    def spend(self, prompt_tokens: int, output_tokens: int) -> None:
+        self.prompt_tokens += prompt_tokens
+        self.output_tokens += output_tokens
+        if self.key is not None:
+            self.key.quota.charge(prompt_tokens + output_tokens)
+
+
+_visit: ContextVar[Visit | None] = ContextVar("visit", default=None)
+
+
+def begin_visit(visit: Visit) -> None:
+    _visit.set(visit)
+
+
+def current_visit() -> Visit | None:
+    """None outside of a request."""
+    return _visit.get()
+
+
+def note_error(error: QuireError) -> None:
+    """The current visit is answered with it."""
+    if visit := _visit.get():
+        visit.error = error.code

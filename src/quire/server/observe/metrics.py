@@ -1,0 +1,135 @@
+"""The records added up as they come. Their text is made when it is asked for (exposition.py)."""
+
+from collections import Counter
+from itertools import zip_longest
+
+from quire.core.records import RequestRecord, SchedulerStats, StepRecord
+from quire.server.observe.histogram import Histogram
+from quire.server.observe.recent import Recent
+
+_SECONDS = [m * 10.0**e for e in range(-3, 2) for m in (1, 2.5, 5)] + [100.0, 250.0, 600.0]  # 1 ms .. 10 min
+_SHORT = [0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, *_SECONDS[:13]]  # 10 us .. 10 s: parts of a step
+_TOKENS = [float(2**power) for power in range(21)]  # 1 .. 1 Mi
+_FEW = [1.0, 2.0, 5.0, 10.0, 20.0]
+
+
+COUNTED = ("preemptions", "prefix_queries", "prefix_hits", "drafts", "draft_tokens", "accepted_tokens")  # by schedulers
+
+
+class ModelMetrics:
+    """An `Observer` of one model. A call costs a microsecond or two."""
+
+    def __init__(self) -> None:
+        self.now = SchedulerStats()  # of the engine that runs now
+        self.past: Counter[str] = Counter()  # counters of engines that died
+        self._past_accepted_at: list[int] = []
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.generation_tokens = 0
+        self.restarts = 0
+        self.is_loaded = False
+        self.loads = 0
+        self.finished: Counter[str] = Counter()  # by reason
+        self.recent = Recent()
+        self.first_token = Histogram(_SECONDS)
+        self.next_token = Histogram(_SECONDS)
+        self.per_token = Histogram(_SECONDS)
+        self.queue = Histogram(_SECONDS)
+        self.prefill = Histogram(_SECONDS)
+        self.inference = Histogram(_SECONDS)
+        self.decode = Histogram(_SECONDS)
+        self.whole = Histogram(_SECONDS)
+        self.request_prompt = Histogram(_TOKENS)
+        self.request_output = Histogram(_TOKENS)
+        self.request_max_tokens = Histogram(_TOKENS)
+        self.request_samples = Histogram(_FEW)
+        self.step_tokens = Histogram(_TOKENS)
+        self.step_seconds = {phase: Histogram(_SHORT) for phase in ("schedule", "run", "update")}
+
+    def step(self, record: StepRecord) -> None:
+        self.now = record.scheduler
+        self.generation_tokens += record.num_drawn
+        self.step_tokens.observe(record.num_tokens)
+        self.step_seconds["schedule"].observe(record.schedule_seconds)
+        self.step_seconds["run"].observe(record.run_seconds)
+        self.step_seconds["update"].observe(record.update_seconds)
+
+    def rests(self, scheduler: SchedulerStats) -> None:
+        self.now = scheduler
+
+    def token(self, seconds: float, count: int) -> None:
+        if count:
+            self.next_token.observe(seconds / count, count)
+            self.recent.token(seconds / count)
+
+    def request(self, record: RequestRecord) -> None:
+        self.recent.request(record)
+        self.finished[record.finish_reason] += 1
+        self.whole.observe(record.finished - record.arrival)
+        self.prompt_tokens += record.num_prompt_tokens
+        self.cached_tokens += record.num_cached_tokens
+        self.request_prompt.observe(record.num_prompt_tokens)
+        self.request_output.observe(record.num_output_tokens)
+        self.request_samples.observe(record.num_samples)
+        if record.max_tokens is not None:
+            self.request_max_tokens.observe(record.max_tokens)
+        if record.ttft is not None:
+            self.first_token.observe(record.ttft)
+        if record.tpot is not None:
+            self.per_token.observe(record.tpot)
+        if record.admitted is not None:
+            self.queue.observe(record.admitted - record.arrival)
+            if record.first_token is not None:
+                self.prefill.observe(record.first_token - record.admitted)
+            if record.last_token is not None:
+                self.inference.observe(record.last_token - record.admitted)
+        if record.first_token is not None and record.last_token is not None:
+            self.decode.observe(record.last_token - record.first_token)
+
+    def restarted(self) -> None:
+        for name in COUNTED:
+            self.past[name] += getattr(self.now, name)
+        self._past_accepted_at = self.accepted_at
+        self.now = SchedulerStats()
+        self.restarts += 1
+
+    def loaded(self) -> None:
+        self.is_loaded = True
+        self.loads += 1
+
+    def unloaded(self) -> None:
+        """The engine ended because it was told to."""
+        self.restarted()
+        self.restarts -= 1
+        self.is_loaded = False
+
+    def total(self, name: str) -> int:
+        """A counter of the scheduler, over all engines there were."""
+        return self.past[name] + int(getattr(self.now, name))
+
+    @property
+    def accepted_at(self) -> list[int]:
+        """Guesses that were right, by their place, over all engines there were."""
+        return [sum(pair) for pair in zip_longest(self._past_accepted_at, self.now.accepted_at, fillvalue=0)]
+
+
+class Metrics:
+    """Of the server: its models, and its HTTP requests."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, ModelMetrics] = {}  # by name
+        self.http_requests: Counter[tuple[str, str]] = Counter()  # by route and status
+        self.errors: Counter[str] = Counter()  # by code
+        self.tenant_tokens: Counter[tuple[str, str]] = Counter()  # by tenant and kind (prompt, output)
+
+    def of(self, model: str) -> ModelMetrics:
+        return self.models.setdefault(model, ModelMetrics())
+
+    def http(self, route: str, status: int, error: str = "") -> None:
+        self.http_requests[route, str(status)] += 1
+        if error:
+            self.errors[error] += 1
+
+    def tenant(self, name: str, prompt_tokens: int, output_tokens: int) -> None:
+        self.tenant_tokens[name, "prompt"] += prompt_tokens
+        self.tenant_tokens[name, "output"] += output_tokens

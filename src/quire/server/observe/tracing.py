@@ -1,0 +1,102 @@
+"""OpenTelemetry: a span for each request that reached a model. An extra, imported only where spans are sent."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from starlette.datastructures import Headers
+
+from quire import __version__
+from quire.core.errors import Unsupported
+from quire.server.http.request_context import Visit
+from quire.server.options import ServerOptions
+
+Trace = Callable[[Visit, Headers, int], None]
+
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/api/chat": "chat",
+    "/v1/completions": "text_completion",
+    "/api/generate": "text_completion",
+    "/generate": "text_completion",
+    "/generate_stream": "text_completion",
+    "/v1/embeddings": "embeddings",
+    "/api/embed": "embeddings",
+}
+
+
+def tracer(options: ServerOptions) -> Trace | None:
+    """None unless it was said where spans go: by the option, or as OpenTelemetry's own variables say it."""
+    variables = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    if not options.otlp_traces_endpoint and not any(os.environ.get(name) for name in variables):
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise Unsupported("spans need OpenTelemetry", "pip install 'quire[otel]'") from error
+    return traced_by(BatchSpanProcessor(OTLPSpanExporter(endpoint=options.otlp_traces_endpoint)))
+
+
+def traced_by(processor: Any) -> Trace:
+    """Spans with the attributes that OpenTelemetry names for generative models. A `traceparent` is their parent."""
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import SpanKind, Status, StatusCode
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    service = os.environ.get("OTEL_SERVICE_NAME", "quire")
+    provider = TracerProvider(resource=Resource.create({"service.name": service, "service.version": __version__}))
+    provider.add_span_processor(processor)
+    source, parent = provider.get_tracer("quire", __version__), TraceContextTextMapPropagator()
+
+    def trace(visit: Visit, headers: Headers, status: int) -> None:
+        now, wall = time.monotonic(), time.time_ns()
+
+        def nanoseconds(moment: float) -> int:
+            return wall - int((now - moment) * 1e9)
+
+        operation = _OPERATIONS.get(visit.path, "generate_content")
+        span = source.start_span(
+            f"{operation} {visit.model}",
+            context=parent.extract(headers),
+            kind=SpanKind.SERVER,
+            start_time=nanoseconds(visit.began),
+            attributes=_attributes(visit, operation, status),
+        )
+        if visit.first_token is not None:
+            span.add_event("first_token", timestamp=nanoseconds(visit.first_token))
+        if status >= 500:
+            span.set_status(Status(StatusCode.ERROR, visit.error))
+        span.end(wall)
+
+    return trace
+
+
+def _attributes(visit: Visit, operation: str, status: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "gen_ai.provider.name": "quire",
+        "gen_ai.system": "quire",  # its older name
+        "gen_ai.operation.name": operation,
+        "gen_ai.request.model": visit.model,
+        "gen_ai.response.model": visit.model,
+        "gen_ai.response.id": visit.id,
+        "gen_ai.usage.input_tokens": visit.prompt_tokens,
+        "gen_ai.usage.output_tokens": visit.output_tokens,
+        "gen_ai.response.finish_reasons": visit.finish_reasons,
+        "gen_ai.usage.cached_tokens": visit.cached_tokens,
+        "http.request.method": visit.method,
+        "url.path": visit.path,
+        "http.response.status_code": status,
+        "client.address": visit.client,
+    }
+    if visit.tenant:
+        found["enduser.id"] = visit.tenant
+    if visit.first_token is not None:
+        found["gen_ai.latency.time_to_first_token"] = visit.first_token - visit.began
+    if visit.error:
+        found["error.type"] = visit.error
+    return found

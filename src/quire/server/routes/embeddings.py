@@ -1,0 +1,109 @@
+"""POST /v1/embeddings, as OpenAI has it."""
+
+import base64
+from array import array
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire.client.embed_request import EmbedRequest, Text
+from quire.core.errors import BadRequest
+from quire.server.app_state import Site
+from quire.server.dialects.openai.fields import Int, new_id
+from quire.server.http.body import decode, read_body, texts_or_ids
+from quire.server.http.event_stream import unless_gone
+from quire.server.http.openapi import JSON, answers, reads
+from quire.server.http.replies import json_response
+
+if TYPE_CHECKING:
+    from quire.client.service import Models
+
+
+class EmbeddingsBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Null is the same as absent."""
+
+    model: str | None = None
+    input: str | list[str | Int | list[Int]]  # a text, texts, token ids, or lists of token ids
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Int | None = None
+    truncate_prompt_tokens: Int | None = None  # -1: a text that is too long loses its end
+    prompt_name: str | None = None  # of the prompts that the checkpoint has
+    user: str | None = None  # taken, and changes nothing
+
+
+class Embedding(Struct):
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class EmbeddingUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct, kw_only=True):
+    object: str = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+_decoder = msgspec.json.Decoder(EmbeddingsBody)
+
+
+class Embeddings:
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def routes(self) -> list[Route]:
+        return [Route("/v1/embeddings", self.embeddings, methods=["POST"])]
+
+    @reads(EmbeddingsBody)
+    @answers({JSON: EmbeddingList})
+    async def embeddings(self, http: Request) -> Response:
+        body = await read_body(http, self._site.options.max_body_bytes)
+        return json_response(await unless_gone(http.receive, embedded(self._site.models, body)))
+
+
+async def embedded(models: "Models", body: bytes) -> EmbeddingList:
+    asked = decode(body, _decoder)
+    texts = _texts(asked.input)
+    service = (await models.find(asked.model)).service
+    request = EmbedRequest(
+        id=new_id("embd"),
+        texts=texts,
+        dimensions=asked.dimensions,
+        truncate=truncates(asked.truncate_prompt_tokens),
+        prompt_name=asked.prompt_name,
+    )
+    found = await service.embed(request)
+    spelled = _base64 if asked.encoding_format == "base64" else array.tolist
+    return EmbeddingList(
+        data=[Embedding(index, spelled(vector)) for index, vector in enumerate(found.vectors)],
+        model=service.info.name,
+        usage=EmbeddingUsage(found.num_tokens, found.num_tokens),
+    )
+
+
+def truncates(truncate_prompt_tokens: int | None) -> bool:
+    if truncate_prompt_tokens not in (None, -1):
+        raise BadRequest(
+            f"truncate_prompt_tokens is {truncate_prompt_tokens}",
+            "-1 cuts texts to what the model takes",
+            param="truncate_prompt_tokens",
+        )
+    return truncate_prompt_tokens is not None
+
+
+def _texts(given: str | list[str | int | list[int]]) -> list[Text]:
+    return [*texts_or_ids(given, "input")]
+
+
+def _base64(vector: "array[float]") -> str:
+    """float32, little-endian."""
+    return base64.b64encode(vector.tobytes()).decode()

@@ -1,0 +1,157 @@
+"""GET /live: the engine while it works, as server-sent events. docs/page.md says what is in them, and who may look.
+
+Request ids are the server's own, shortened to their last letters, and no text is ever in here."""
+
+import asyncio
+import time
+import zlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire.client.one_model import unknown_model
+from quire.core.errors import QueueFull, Unavailable
+from quire.core.records import RequestRecord
+from quire.server.app_state import Site
+from quire.server.http.errors import ClientGone, NotAllowed
+from quire.server.http.event_stream import unless_gone
+from quire.server.http.openapi import EVENTS, answers, asks
+from quire.server.http.request_context import current_visit
+from quire.server.observe.recent import Percentiles
+
+if TYPE_CHECKING:
+    from quire.client.service import Service
+    from quire.core.snapshot import Snapshot
+
+HEARTBEAT = 1.0  # seconds; an engine that is idle has no news, the server's clock has
+MAX_VIEWERS = 16
+LABEL = 8  # letters of a request's id that are shown
+FINISHED_AT_FIRST = 32  # requests that had ended before somebody looked
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Event(msgspec.Struct, kw_only=True):
+    model: str
+    state: str
+    now: float  # time.monotonic(), as all times in here
+    memory: dict[str, int]  # bytes
+    tokens: dict[str, int]  # since the server started
+    restarts: int
+    latency: dict[str, Percentiles]  # seconds
+    finished: list[dict[str, Any]]  # requests that ended since the last event
+    engine: dict[str, Any] | None  # None: nothing has changed there
+
+
+class Live:
+    """The route, and how many look."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self.num_viewers = 0
+        self._packed: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # of each model the last maps: raw, and packed
+
+    @asks(model=str)
+    @answers({EVENTS: Event})
+    async def view(self, http: Request) -> Response:
+        visit = current_visit()
+        if visit is not None and visit.key is not None and not visit.key.live:
+            raise NotAllowed(f"key `{visit.key.name}` may not look at the engine", "its entry needs `live: true`")
+        if self.num_viewers >= MAX_VIEWERS:
+            raise QueueFull(f"{self.num_viewers} look already, and {MAX_VIEWERS} may", "try again later", retry_after=5)
+        return _Events(self, await self._service(http.query_params.get("model")))
+
+    async def _service(self, name: str | None) -> "Service":
+        """One that is there: looking at a model does not load it."""
+        offers = {offer.name: offer for offer in self._site.models.offers()}
+        if name is not None and name not in offers:
+            raise unknown_model(name, list(offers))
+        if name is not None and offers[name].info is None:
+            raise Unavailable(f"`{name}` is not loaded", "ask it something first")
+        return (await self._site.models.find(name)).service
+
+    async def events(self, service: "Service") -> AsyncGenerator[bytes, None]:
+        recent = self._site.metrics.of(service.info.name).recent
+        num_seen = recent.num_finished - FINISHED_AT_FIRST
+        self.num_viewers += 1
+        try:
+            async with service.watch() as viewer:
+                while self._site.models.state not in ("draining", "stopped"):  # nobody waits for those who look
+                    snapshot = await viewer.next(HEARTBEAT)
+                    if viewer.ended:
+                        return
+                    finished, num_seen = recent.since(num_seen), recent.num_finished
+                    yield b"data: " + _encode(self._event(service, snapshot, finished)) + b"\n\n"
+        finally:
+            self.num_viewers -= 1
+
+    def _event(self, service: "Service", snapshot: "Snapshot | None", finished: list[RequestRecord]) -> Event:
+        info = service.info
+        metrics = self._site.metrics.of(info.name)
+        return Event(
+            model=info.name,
+            state=service.state,
+            now=time.monotonic(),
+            memory={"weights": info.weight_bytes, "cache": info.cache_bytes},
+            tokens={"prompt": metrics.prompt_tokens, "generation": metrics.generation_tokens},
+            restarts=metrics.restarts,
+            latency=metrics.recent.latencies(),
+            finished=[_finished(record) for record in finished],
+            engine=self._engine(info.name, snapshot) if snapshot else None,
+        )
+
+    def _engine(self, model: str, snapshot: "Snapshot") -> dict[str, Any]:
+        shown = _labelled(snapshot)
+        for name in ("owners", "refs"):
+            raw, packed = self._packed.get((model, name), (b"", b""))
+            if raw is not shown[name]:  # once for all who look
+                raw, packed = self._packed[model, name] = shown[name], zlib.compress(shown[name], 1)
+            shown[name] = packed  # base64 in JSON
+        return shown
+
+
+class _Events(Response):
+    def __init__(self, live: Live, service: "Service") -> None:
+        super().__init__(media_type="text/event-stream", headers={"cache-control": "no-store"})
+        del self.headers["content-length"]
+        self._live, self._service = live, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_gone(receive, self._send(send))
+        except ClientGone:
+            return  # as every view ends
+        except asyncio.CancelledError:  # the server stops
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            raise
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self._live.events(self._service)) as events:
+            async for event in events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _labelled(snapshot: "Snapshot") -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.to_builtins(snapshot, builtin_types=(bytes,))
+    for view in shown["sequences"]:
+        view["request_id"] = _label(view["request_id"])
+    for step in shown["steps"]:
+        step["preempted"] = [_label(request_id) for request_id in step["preempted"]]
+        for chunk in step["chunks"]:
+            chunk["request_id"] = _label(chunk["request_id"])
+    return shown
+
+
+def _finished(record: RequestRecord) -> dict[str, Any]:
+    return {**msgspec.to_builtins(record), "id": _label(record.id)}
+
+
+def _label(request_id: str) -> str:
+    return request_id[-LABEL:]

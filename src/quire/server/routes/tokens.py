@@ -1,0 +1,144 @@
+"""POST /tokenize and /detokenize and GET /tokenizer_info, as vLLM has them."""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.core.errors import BadRequest
+from quire.server.dialects.openai.messages import Message, plain_messages, template_kwargs
+from quire.server.dialects.openai.tools import Tool, tool_use
+from quire.server.dialects.tgi.routes import TokenPlace, places
+from quire.server.http.body import decode, read_body
+from quire.server.http.openapi import JSON, answers, asks, reads
+from quire.server.http.replies import json_response
+from quire.text.chat.chat_format import chat_format
+from quire.text.chat.chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    from quire.client.service import Models
+    from quire.text.tokenizers.tokenizer import Tokenizer
+
+
+class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    prompt: str | None = None
+    inputs: str | None = None  # the same, as Text Generation Inference calls it, and answers in its own way
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None  # for a prompt, if not false; a rendered chat has them
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+
+
+class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    tokens: list[int]
+
+
+class Tokenized(Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(Struct):
+    prompt: str
+
+
+_tokenize = msgspec.json.Decoder(TokenizeBody)
+_detokenize = msgspec.json.Decoder(DetokenizeBody)
+
+
+class Tokens:
+    """The three routes."""
+
+    def __init__(self, models: "Models", max_body_bytes: int) -> None:
+        self._models = models
+        self._limit = max_body_bytes
+
+    @reads(TokenizeBody)
+    @answers({JSON: Tokenized | list[TokenPlace]})
+    async def tokenize(self, http: Request) -> Response:
+        body = decode(await read_body(http, self._limit), _tokenize)
+        service = (await self._models.find(body.model)).service
+        tokenizer = service.tokenizer
+        if body.inputs is not None:
+            if body.prompt is not None or body.messages is not None:
+                raise BadRequest("inputs and another text are given", "give one of them", param="inputs")
+            return json_response(await asyncio.to_thread(_placed, tokenizer, body.inputs))
+        return json_response(await asyncio.to_thread(_tokenized, tokenizer, body, service.info.max_model_len))
+
+    @reads(DetokenizeBody)
+    @answers({JSON: Detokenized})
+    async def detokenize(self, http: Request) -> Response:
+        body = decode(await read_body(http, self._limit), _detokenize)
+        service = (await self._models.find(body.model)).service
+        text = await asyncio.to_thread(_decoded, service.tokenizer, body.tokens, service.info.vocab_size)
+        return json_response(Detokenized(text))
+
+    @asks(model=str)
+    @answers({JSON: dict[str, Any]})
+    async def info(self, http: Request) -> Response:
+        """What a client needs that leaves tokenizing to the server, such as lm-eval."""
+        service = (await self._models.find(http.query_params.get("model"))).service
+        tokenizer = service.tokenizer
+        return json_response(
+            {
+                **tokenizer.special_tokens,
+                "tokenizer_class": "Tokenizer",
+                "model_max_length": service.info.max_model_len,
+                "chat_template": tokenizer.chat_template,
+            }
+        )
+
+
+def _tokenized(tokenizer: "Tokenizer", body: TokenizeBody, max_model_len: int) -> Tokenized:
+    ids = _encode(tokenizer, body)
+    texts = list(map(tokenizer.token_text, ids)) if body.return_token_strs else None
+    return Tokenized(len(ids), max_model_len, ids, texts)
+
+
+def _decoded(tokenizer: "Tokenizer", ids: list[int], vocab_size: int) -> str:
+    if (wrong := next((token for token in ids if not 0 <= token < vocab_size), None)) is not None:
+        raise BadRequest(f"token id {wrong} is not in the vocabulary, which has {vocab_size}", param="tokens")
+    return tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _placed(tokenizer: "Tokenizer", text: str) -> list[TokenPlace]:
+    """Tokens that the tokenizer adds stand nowhere in the text."""
+    ids, plain = tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
+    starts = range(len(ids) - len(plain) + 1)
+    at = next((at for at in starts if ids[at : at + len(plain)] == plain), None)
+    if at is None:  # nobody knows which were added
+        return places(tokenizer, plain, text)
+    added = [TokenPlace(token, "", 0, 0) for token in ids[:at] + ids[at + len(plain) :]]
+    return added[:at] + places(tokenizer, plain, text) + added[at:]
+
+
+def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise BadRequest("give either `prompt` or `messages`", param="prompt")
+    if body.prompt is not None:
+        return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    if body.add_special_tokens:
+        raise BadRequest("a rendered chat has its special tokens", "leave it out", param="add_special_tokens")
+    if tokenizer.chat_template is None:
+        raise BadRequest("this model has no chat template", "give `prompt`", param="messages")
+    continues = bool(body.continue_final_message)
+    template = ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
+    form, use = chat_format(tokenizer.chat_template), tool_use(body.tools, None, None)
+    text = template.render(
+        form.messages(plain_messages(body.messages or []), use),
+        tools=form.template_tools(use),
+        add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
+        continue_final_message=continues,
+        **template_kwargs(body.chat_template_kwargs),
+    )
+    return tokenizer.encode(text, add_special_tokens=False)

@@ -1,0 +1,34 @@
+"""Filling the middle between a text and another: how code models were taught to be asked."""
+
+from quire.text.tokenizers.tokenizer import Tokenizer
+
+# The tokens before the prefix, the suffix and the middle, in this order.
+_TOKENS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen Coder, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite Code
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek Coder
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+)
+
+
+# What such a model writes when the middle is over, beside the markers and the end of its chats.
+_ENDS = ("<|endoftext|>", "<|fim_pad|>", "<|file_sep|>", "<|repo_name|>", "<file_sep>", "<fim_pad>", "▁<EOT>")
+
+
+def filling_ends(tokenizer: Tokenizer) -> list[int]:
+    """Tokens that end the middle: another file begins, or another gap."""
+    names = {*_ENDS, *(name for names in _TOKENS for name in names)}
+    return sorted(token for name in names if (token := tokenizer.id_of(name)) is not None)
+
+
+def filling_prompt(tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int] | None:
+    """The prompt whose continuation stands between the two; None where the model was not taught any."""
+    for names in _TOKENS:
+        ids = [tokenizer.id_of(name) for name in names]
+        if None not in ids:
+            before, between, after = (token for token in ids if token is not None)
+            begin = [] if tokenizer.bos_id is None else tokenizer.encode("")[:1]
+            parts = [tokenizer.encode(text, add_special_tokens=False) for text in (prefix, suffix)]
+            return [*begin, before, *parts[0], between, *parts[1], after]
+    return None

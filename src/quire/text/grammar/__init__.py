@@ -1,0 +1,1 @@
+"""Structured output: from a schema, a regex or a grammar to token masks."""

@@ -1,0 +1,129 @@
+"""The tokenizer of a directory in Hugging Face's layout: tokenizer.json, and what tokenizer_config.json adds. Without a
+tokenizer.json, files of SentencePiece are read (spm_tokenizer.py)."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from quire.core.errors import BadCheckpoint, Unsupported
+from quire.text.tokenizers.token_bytes import TokenBytes, byte_level, sentencepiece, wordpiece
+from quire.text.tokenizers.tokenizer import Vocabulary, refusing
+from quire.weights.config import CheckpointConfig
+from quire.weights.huggingface import read_config, read_json
+
+NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def read_vocabulary(directory: Path) -> Vocabulary:
+    settings = CheckpointConfig(directory / "tokenizer_config.json", read_json(directory / "tokenizer_config.json"))
+    named = _named_tokens(settings, read_json(directory / "special_tokens_map.json"))
+    path = directory / "tokenizer.json"
+    if not path.exists():
+        return _of_sentencepiece(directory, settings, named)
+    with refusing(f"{path} is damaged"):
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    backend.no_truncation()  # a text that is too long is refused by name, not cut
+    backend.no_padding()
+    token_bytes, strips_space = _decoder(backend, path)
+    prefix, suffix = _around(backend, settings, named)
+    added = backend.get_added_tokens_decoder()
+    eos = backend.token_to_id(named["eos_token"]) if "eos_token" in named else None
+    return Vocabulary(
+        backend=backend,
+        token_bytes=token_bytes,
+        strips_space=strips_space,
+        added={token: entry.content for token, entry in added.items()},
+        special_ids=frozenset(token for token, entry in added.items() if entry.special),
+        prefix=prefix,
+        suffix=suffix,
+        eos_ids=_eos_ids(directory, eos),
+        named=named,
+        chat_template=_chat_template(directory, settings),
+    )
+
+
+def _of_sentencepiece(directory: Path, settings: CheckpointConfig, named: dict[str, str]) -> Vocabulary:
+    from quire.text.tokenizers import spm as spm_tokenizer
+
+    if (directory / spm_tokenizer.MODEL).exists():
+        found = spm_tokenizer.read_pieces(directory, settings, named)
+    elif (directory / spm_tokenizer.SOURCE).exists():
+        found = spm_tokenizer.read_marian(directory, settings, named)
+    else:
+        raise Unsupported(f"{directory} has no tokenizer.json", "save the tokenizer as a fast one with transformers")
+    eos = found.backend.token_to_id(found.named["eos_token"]) if "eos_token" in found.named else None
+    return replace(found, eos_ids=_eos_ids(directory, eos), chat_template=_chat_template(directory, settings))
+
+
+def _eos_ids(directory: Path, named: int | None) -> list[int]:
+    ids = read_config(directory).eos_ids if (directory / "config.json").exists() else []
+    return list(dict.fromkeys([*ids, *([] if named is None else [named])]))
+
+
+def _decoder(backend: tokenizers.Tokenizer, path: Path) -> tuple[TokenBytes, bool]:
+    """How tokens spell bytes, and whether a text's first space is taken away: both follow from the decoder's parts."""
+    decoder = {} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
+    parts = {part["type"]: part for part in decoder.get("decoders", [decoder] if decoder else [])}
+    if "ByteLevel" in parts:
+        return byte_level, False
+    if "Metaspace" in parts:
+        return sentencepiece, parts["Metaspace"].get("prepend_scheme", "always") != "never"
+    if "ByteFallback" in parts or parts.get("Replace", {}).get("content") == " ":
+        return sentencepiece, parts.get("Strip", {}).get("start", 0) > 0
+    if "WordPiece" in parts:
+        return wordpiece, True
+    name = " + ".join(parts) or "none"
+    raise Unsupported(f"{path}: the decoder is {name}", "supported: ByteLevel, Metaspace, SentencePiece's, WordPiece")
+
+
+def _named_tokens(settings: CheckpointConfig, older: Mapping[str, Any]) -> dict[str, str]:
+    """A token is given as its text, or as an object that has it as `content`."""
+    named = {}
+    for name in NAMED:
+        token = settings.get(name, older.get(name))
+        token = token.get("content") if isinstance(token, dict) else token
+        if token is None:
+            continue
+        if not isinstance(token, str):
+            raise BadCheckpoint(f"{settings.source}: {name} is {token!r}, not a token's text")
+        named[name] = token
+    return named
+
+
+def _around(
+    backend: tokenizers.Tokenizer, settings: CheckpointConfig, named: Mapping[str, str]
+) -> tuple[list[int], list[int]]:
+    """The ids before and after a text: the post-processor's, unless add_bos_token or add_eos_token say otherwise."""
+    plain = backend.encode("a", add_special_tokens=False).ids
+    whole = backend.encode("a", add_special_tokens=True).ids
+    at = next((at for at in range(len(whole) + 1) if whole[at : at + len(plain)] == plain), None)
+    if at is None:
+        raise Unsupported(f"{settings.source}: the post-processor changes ids between the first and the last of a text")
+    prefix, suffix = whole[:at], whole[at + len(plain) :]
+    for name, side in (("bos_token", prefix), ("eos_token", suffix)):
+        token = backend.token_to_id(named[name]) if name in named else None
+        if f"add_{name}" not in settings or token is None:
+            continue
+        if not settings.bool(f"add_{name}"):
+            side[:] = [other for other in side if other != token]
+        elif token not in side:
+            side.insert(0 if side is prefix else len(side), token)
+    return prefix, suffix
+
+
+def _chat_template(directory: Path, settings: CheckpointConfig) -> str | None:
+    """A file of its own, or a string in tokenizer_config.json, or a list there that names several."""
+    file = directory / "chat_template.jinja"
+    if file.exists():
+        return file.read_text()
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = by_name.get("default")
+    if template is not None and not isinstance(template, str):
+        raise BadCheckpoint(f"{settings.source}: chat_template is neither a text nor a list of named ones")
+    return template

@@ -1,0 +1,58 @@
+"""A LoRA adapter in a GGUF file, as llama.cpp has them: two tensors for each one that is adapted, NAME.lora_a and
+NAME.lora_b, and alpha. Converters have done to the rows of B what they do to those of the model."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from quire.core.errors import BadCheckpoint, Unsupported
+from quire.ops.tensors import LowRank, StoredTensor
+from quire.weights.config import CheckpointConfig
+from quire.weights.gguf.architecture import Architecture
+from quire.weights.gguf.container import GGUFFile
+from quire.weights.gguf.names import find_architecture, translate_name
+from quire.weights.gguf.tensors import half_split_order, read_directory, stored_tensor
+from quire.weights.peft import listed
+
+
+def read_gguf_adapter(path: Path, heads: Mapping[str, int]) -> dict[str, LowRank]:
+    """Linear layer -> what is added to it, by the names of the model as published. `heads`: how many the model has, by
+    the keys of its configuration."""
+    gguf = GGUFFile(path)
+    metadata = CheckpointConfig(path, gguf.metadata)
+    metadata.expect("general.type", "adapter")
+    metadata.expect("adapter.type", "lora")
+    metadata.expect("adapter.alora.invocation_tokens", None)
+    row = find_architecture(metadata)
+    if row.constants.get("qkv_apart"):
+        raise Unsupported(f"{path} is an adapter of `{row.name}` in GGUF", "use the one that PEFT has saved")
+    tensors = {name: stored_tensor(gguf, entry) for name, entry in read_directory(gguf).items()}
+    names = {name.rpartition(".")[0] for name in tensors}
+    if others := [name for name in tensors if not name.endswith((".weight.lora_a", ".weight.lora_b"))]:
+        raise Unsupported(f"{path} has tensors beside lora_a and lora_b of linear layers: {listed(others)}")
+    if alone := [name for name in names if not {f"{name}.lora_a", f"{name}.lora_b"} <= tensors.keys()]:
+        raise BadCheckpoint(f"{path} has only one of lora_a and lora_b for {listed(alone)}")
+    found = {}
+    alpha = metadata.float("adapter.lora.alpha", 0.0)
+    for name in names:
+        layer, b = _published(path, row, name, tensors[f"{name}.lora_b"], heads)
+        a = tensors[f"{name}.lora_a"]
+        if len(a.shape) != 2 or len(b.shape) != 2 or b.shape[1] != a.shape[0]:
+            raise BadCheckpoint(f"{path}: {name}.lora_a is {[*a.shape]} and lora_b {[*b.shape]}")
+        found[layer] = LowRank(a, b, alpha / a.shape[0] if alpha else 1.0)
+    return found
+
+
+def _published(
+    path: Path, row: Architecture, name: str, b: StoredTensor, heads: Mapping[str, int]
+) -> tuple[str, StoredTensor]:
+    """The layer's name, and its B, in the model as published."""
+    translated = translate_name(row, name)
+    if translated is None or "{}" in translated.name:
+        raise Unsupported(f"{path}: {name} of `{row.name}` cannot be adapted")
+    if translated.heads_key is not None:
+        order = half_split_order(len(b.data), heads[translated.heads_key])
+        if order is None:
+            raise BadCheckpoint(f"{path}: {name}.lora_b has {len(b.data)} rows", "the adapter belongs to another model")
+        b = replace(b, row_order=order)
+    return translated.name.removesuffix(".weight"), b

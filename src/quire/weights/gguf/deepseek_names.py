@@ -1,0 +1,114 @@
+"""What GGUF calls things in DeepSeek V2 and V3 (its `deepseek2`); see gguf_names.py. GLM-4.7-Flash goes by that name,
+and Youtu, which has no experts.
+
+Files written since April 2025 have kv_b_proj in two tensors, the keys' part turned, head by head: the key `kv_b_apart`,
+which Hugging Face's configurations do not have, says so. Their head lengths are those of the latent vectors, and those
+of the heads stand under keys of their own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.weights.config import CheckpointConfig
+from quire.weights.gguf.architecture import Architecture, Variant
+from quire.weights.gguf.shared_names import NEXTN
+
+SIGMOID = 2  # of expert_gating_func
+
+DEEPSEEK_KEYS = {
+    "num_hidden_layers": "block_count",
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "q_lora_rank": "attention.q_lora_rank",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "qk_rope_head_dim": "rope.dimension_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "num_local_experts": "expert_count",
+    "n_routed_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "n_shared_experts": "expert_shared_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "num_nextn_predict_layers": "nextn_predict_layers",
+    # What `_deepseek` makes others of.
+    "key_length": "attention.key_length",
+    "value_length": "attention.value_length",
+    "key_length_mla": "attention.key_length_mla",
+    "value_length_mla": "attention.value_length_mla",
+    "gating": "expert_gating_func",
+    "yarn_log_multiplier": "rope.scaling.yarn_log_multiplier",
+}
+
+DEEPSEEK_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    **{f"nextn.{part}": f"nextn.{part}" for part in NEXTN},
+}
+
+
+def _deepseek(config: CheckpointConfig) -> dict[str, Any]:
+    """Which of the two it is, how wide its heads are, and what YaRN does to scores."""
+    derived: dict[str, Any]
+    if "n_routed_experts" not in config:
+        derived = {"architectures": ["YoutuForCausalLM"]}
+    elif config.get("gating") == SIGMOID:
+        derived = {"architectures": ["DeepseekV3ForCausalLM"]}
+    else:
+        derived = {"topk_method": "group_limited_greedy" if config.int("n_group", 1) > 1 else "greedy"}
+    # Layers that guess further tokens are counted with the others.
+    derived["num_hidden_layers"] = config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0)
+    key_length = config.int("key_length_mla" if "key_length_mla" in config else "key_length")
+    derived["qk_nope_head_dim"] = key_length - config.int("qk_rope_head_dim")
+    derived["v_head_dim"] = config.int("value_length_mla" if "value_length_mla" in config else "value_length")
+    if (scaling := config.get("rope_scaling")) and scaling["rope_type"] == "yarn":
+        # Ten times what the file says is what both of DeepSeek's factors are; between them they leave rotations alone.
+        sharper = {"mscale_all_dim": 10 * config.float("yarn_log_multiplier", 0.0)}
+        derived["rope_scaling"] = scaling | sharper | {"attention_factor": 1.0}
+    return derived
+
+
+DEEPSEEK_ARCHITECTURES: Mapping[str, Architecture] = {
+    "deepseek2": Architecture(
+        name="DeepseekV2ForCausalLM",
+        keys=DEEPSEEK_KEYS,
+        constants={"model_type": "deepseek_v2", "hidden_act": "silu"},
+        tensors={
+            "token_embd.weight": "model.embed_tokens.weight",
+            "output_norm.weight": "model.norm.weight",
+            "output.weight": "lm_head.weight",
+        },
+        layer_tensors=DEEPSEEK_LAYER,
+        derive=_deepseek,
+        variants={
+            "exp_probs_b": Variant({"gating": SIGMOID}),  # some of GLM-4.7-Flash leave it unsaid
+            "attn_k_b": Variant(
+                {"kv_b_apart": True}, {"attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj"}
+            ),
+        },
+    )
+}

@@ -1,0 +1,225 @@
+"""What GGUF calls things in the families with layer norms; see gguf_names.py.
+
+Where a family stores q, k and v in one tensor, group by group, the converter has put them one after the other: the key
+`qkv_apart`, which Hugging Face's configurations do not have, says so."""
+
+from collections.abc import Mapping
+
+from quire.weights.gguf.architecture import Architecture, Variant
+
+SIZES = {
+    "num_hidden_layers": "block_count",
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "sliding_window": "attention.sliding_window",
+    "rope_theta": "rope.freq_base",
+}
+EPS = "attention.layer_norm_epsilon"
+
+APART = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj"}
+GATED = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+OF_COHERE = {"attn_norm": "input_layernorm", **APART, "attn_output": "self_attn.o_proj", **GATED}
+OF_BLOOM = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+OF_GPT2 = {
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+
+
+def outer(**names: str) -> dict[str, str]:
+    """Tensors outside the layers, with their biases; all families call the head lm_head."""
+    names["output"] = "lm_head"
+    return {f"{ours}.{kind}": f"{theirs}.{kind}" for ours, theirs in names.items() for kind in ("weight", "bias")}
+
+
+GPT_ARCHITECTURES: Mapping[str, Architecture] = {
+    "gpt2": Architecture(
+        name="GPT2LMHeadModel",
+        keys={**SIZES, "n_inner": "feed_forward_length", "layer_norm_epsilon": EPS},
+        constants={"model_type": "gpt2", "matrices_inputs_first": False},
+        tensors=outer(token_embd="transformer.wte", position_embd="transformer.wpe", output_norm="transformer.ln_f"),
+        layer_tensors=OF_GPT2,
+        layers="transformer.h",
+    ),
+    "starcoder": Architecture(
+        name="GPTBigCodeForCausalLM",
+        keys={**SIZES, "n_inner": "feed_forward_length", "layer_norm_epsilon": EPS},
+        constants={"model_type": "gpt_bigcode", "multi_query": True},
+        tensors=outer(token_embd="transformer.wte", position_embd="transformer.wpe", output_norm="transformer.ln_f"),
+        layer_tensors=OF_GPT2,
+        layers="transformer.h",
+        expects={"attention.head_count_kv": 1},
+    ),
+    "gptj": Architecture(
+        name="GPTJForCausalLM",
+        keys={**SIZES, "n_inner": "feed_forward_length", "layer_norm_epsilon": EPS},
+        constants={"model_type": "gptj"},
+        tensors=outer(token_embd="transformer.wte", output_norm="transformer.ln_f"),
+        layer_tensors={
+            "attn_norm": "ln_1",
+            "attn_q": "attn.q_proj",
+            "attn_k": "attn.k_proj",
+            "attn_v": "attn.v_proj",
+            "attn_output": "attn.out_proj",
+            "ffn_up": "mlp.fc_in",
+            "ffn_down": "mlp.fc_out",
+        },
+        layers="transformer.h",
+    ),
+    "gptneox": Architecture(
+        name="GPTNeoXForCausalLM",
+        keys={**SIZES, "layer_norm_eps": EPS, "use_parallel_residual": "use_parallel_residual"},
+        constants={"model_type": "gpt_neox", "qkv_apart": True},
+        tensors=outer(token_embd="gpt_neox.embed_in", output_norm="gpt_neox.final_layer_norm"),
+        layer_tensors={**OF_BLOOM, "attn_qkv": "attention.query_key_value", "attn_output": "attention.dense"},
+        layers="gpt_neox.layers",
+        biases={"attention_bias": "attn_qkv"},
+    ),
+    "bloom": Architecture(
+        name="BloomForCausalLM",
+        keys={**SIZES, "layer_norm_epsilon": EPS},
+        constants={"model_type": "bloom", "qkv_apart": True},
+        tensors=outer(
+            token_embd="transformer.word_embeddings",
+            token_embd_norm="transformer.word_embeddings_layernorm",
+            output_norm="transformer.ln_f",
+        ),
+        layer_tensors=OF_BLOOM,
+        layers="transformer.h",
+    ),
+    "falcon": Architecture(  # 7B is then a new_decoder_architecture with one key head and one norm
+        name="FalconForCausalLM",
+        keys={
+            **SIZES,
+            "num_kv_heads": "attention.head_count_kv",
+            "ffn_hidden_size": "feed_forward_length",
+            "layer_norm_epsilon": EPS,
+        },
+        constants={
+            "model_type": "falcon",
+            "new_decoder_architecture": True,
+            "num_ln_in_parallel_attn": 1,
+            "qkv_apart": True,
+        },
+        tensors=outer(token_embd="transformer.word_embeddings", output_norm="transformer.ln_f"),
+        layer_tensors={name: theirs for name, theirs in OF_BLOOM.items() if name != "ffn_norm"},
+        layers="transformer.h",
+        biases={"bias": "attn_qkv"},
+        variants={
+            "attn_norm_2": Variant({"num_ln_in_parallel_attn": 2}, {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"})
+        },
+    ),
+    "mpt": Architecture(
+        name="MptForCausalLM",
+        keys={
+            **SIZES,
+            "layer_norm_epsilon": EPS,
+            "attn_config.kv_n_heads": "attention.head_count_kv",
+            "attn_config.clip_qkv": "attention.clamp_kqv",
+            "attn_config.alibi_bias_max": "attention.max_alibi_bias",
+        },
+        constants={"model_type": "mpt"},
+        tensors=outer(token_embd="transformer.wte", output_norm="transformer.norm_f"),
+        layer_tensors={
+            "attn_norm": "norm_1",
+            "attn_qkv": "attn.Wqkv",
+            "attn_q_norm": "attn.q_ln",
+            "attn_k_norm": "attn.k_ln",
+            "attn_output": "attn.out_proj",
+            "ffn_norm": "norm_2",
+            "ffn_up": "ffn.up_proj",
+            "ffn_down": "ffn.down_proj",
+        },
+        layers="transformer.blocks",
+        variants={"attn_q_norm": Variant({"attn_config.qk_ln": True})},
+    ),
+    "starcoder2": Architecture(
+        name="Starcoder2ForCausalLM",
+        keys={**SIZES, "norm_epsilon": EPS},
+        constants={"model_type": "starcoder2"},
+        tensors=outer(token_embd="model.embed_tokens", output_norm="model.norm"),
+        layer_tensors={
+            **APART,
+            "attn_norm": "input_layernorm",
+            "attn_output": "self_attn.o_proj",
+            "ffn_norm": "post_attention_layernorm",
+            "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
+        },
+        biases={"use_bias": "attn_q"},
+    ),
+    "phi2": Architecture(
+        name="PhiForCausalLM",
+        keys={**SIZES, "layer_norm_eps": EPS},
+        constants={"model_type": "phi"},
+        tensors=outer(token_embd="model.embed_tokens", output_norm="model.final_layernorm"),
+        layer_tensors={
+            **APART,
+            "attn_qkv": "self_attn.qkv_proj",
+            "attn_norm": "input_layernorm",
+            "attn_output": "self_attn.dense",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+        },
+        variants={"attn_qkv": Variant({"fused_qkv": True})},  # in the first files there were
+    ),
+    "stablelm": Architecture(
+        name="StableLmForCausalLM",
+        keys={**SIZES, "layer_norm_eps": EPS},
+        constants={"model_type": "stablelm", "use_parallel_residual": True, "stacked_head_norms": True},
+        tensors=outer(token_embd="model.embed_tokens", output_norm="model.norm"),
+        layer_tensors={
+            **APART,
+            **GATED,
+            "attn_norm": "input_layernorm",
+            "attn_q_norm": "self_attn.q_layernorm",
+            "attn_k_norm": "self_attn.k_layernorm",
+            "attn_output": "self_attn.o_proj",
+            "ffn_norm": "post_attention_layernorm",
+        },
+        biases={"use_qkv_bias": "attn_q"},
+        variants={
+            "attn_q_norm": Variant({"qk_layernorm": True}),
+            "ffn_norm": Variant({"use_parallel_residual": False}),  # the key of that name is often wrong
+        },
+    ),
+    "olmo": Architecture(
+        name="OlmoForCausalLM",
+        keys={**SIZES, "clip_qkv": "attention.clamp_kqv"},
+        constants={"model_type": "olmo"},
+        tensors=outer(token_embd="model.embed_tokens"),
+        layer_tensors={**APART, **GATED, "attn_output": "self_attn.o_proj"},
+        interleaved={"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"},
+    ),
+    "command-r": Architecture(
+        name="CohereForCausalLM",
+        keys={**SIZES, "layer_norm_eps": EPS, "logit_scale": "logit_scale"},
+        constants={"model_type": "cohere"},
+        tensors=outer(token_embd="model.embed_tokens", output_norm="model.norm"),
+        layer_tensors={**OF_COHERE, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
+        variants={"attn_q_norm": Variant(constants={"use_qk_norm": True})},
+        biases={"attention_bias": "attn_q"},
+    ),
+    "cohere2": Architecture(
+        name="Cohere2ForCausalLM",
+        keys={**SIZES, "layer_norm_eps": EPS, "logit_scale": "logit_scale"},
+        constants={"model_type": "cohere2"},
+        tensors=outer(token_embd="model.embed_tokens", output_norm="model.norm"),
+        layer_tensors=OF_COHERE,
+        biases={"attention_bias": "attn_q"},
+    ),
+}

@@ -1,0 +1,187 @@
+"""What GGUF calls things, continued: architectures that are Llama, or a mixture, in all but a few words."""
+
+from collections.abc import Mapping
+
+from quire.weights.gguf import derived_config as gguf_derived
+from quire.weights.gguf.architecture import Architecture, Variant
+from quire.weights.gguf.shared_names import (
+    DECODER_KEYS,
+    EXPERT_KEYS,
+    EXPERTS,
+    GATED_LAYER,
+    GLM_KEYS,
+    HEAD_NORMS,
+    MIXTRAL_EXPERTS,
+    OUTER_TENSORS,
+    ROTATED_PAIRWISE,
+    SHARED_EXPERTS,
+)
+
+UNGATED_LAYER = {part: name for part, name in GATED_LAYER.items() if part != "ffn_gate"}
+ERNIE_CORRECTION = "mlp.moe_statics.e_score_correction_bias"
+
+KIN_ARCHITECTURES: Mapping[str, Architecture] = {
+    "mistral3": Architecture(  # Mistral Small 3.1 and 3.2; with a temperature, Ministral 3
+        name="MistralForCausalLM",
+        keys={
+            **DECODER_KEYS,
+            "temperature_scale": "attention.temperature_scale",
+            "yarn_log_multiplier": "rope.scaling.yarn_log_multiplier",
+        },
+        constants={"model_type": "mistral", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        interleaved=ROTATED_PAIRWISE,
+        derive=gguf_derived.mistral,
+    ),
+    "exaone": Architecture(  # EXAONE 3
+        name="LlamaForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "llama", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+    ),
+    "arcee": Architecture(
+        name="ArceeForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "arcee", "hidden_act": "relu2"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=UNGATED_LAYER,
+        interleaved=ROTATED_PAIRWISE,
+        biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
+    ),
+    "nemotron": Architecture(
+        name="NemotronForCausalLM",
+        keys={**DECODER_KEYS, "norm_eps": "attention.layer_norm_epsilon"},
+        constants={"model_type": "nemotron", "hidden_act": "relu2"},
+        tensors={**OUTER_TENSORS, "output_norm.bias": "model.norm.bias"},
+        layer_tensors=UNGATED_LAYER,
+        biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
+        norms_plus=1.0,
+    ),
+    "jais2": Architecture(
+        name="Jais2ForCausalLM",
+        keys={**DECODER_KEYS, "layer_norm_eps": "attention.layer_norm_epsilon"},
+        constants={"model_type": "jais2", "hidden_act": "relu2"},
+        tensors={**OUTER_TENSORS, "output_norm.bias": "model.norm.bias"},
+        layer_tensors=UNGATED_LAYER,
+        biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
+    ),
+    "apertus": Architecture(
+        name="ApertusForCausalLM",
+        keys={**DECODER_KEYS, **{f"xielu.{part}": f"xielu.{part}" for part in ("alpha_p", "alpha_n", "beta")}},
+        constants={"model_type": "apertus", "hidden_act": "xielu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **UNGATED_LAYER,
+            **HEAD_NORMS,
+            "attn_norm": "attention_layernorm",
+            "ffn_norm": "feedforward_layernorm",
+        },
+        biases={"attention_bias": "attn_q"},
+    ),
+    "baichuan": Architecture(  # its q, k and v were taken apart
+        name="BaichuanForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "baichuan", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        interleaved=ROTATED_PAIRWISE,
+        derive=gguf_derived.baichuan,
+    ),
+    "minicpm": Architecture(
+        name="MiniCPMForCausalLM",
+        keys={
+            **DECODER_KEYS,
+            "scale_emb": "embedding_scale",
+            "residual_scale": "residual_scale",
+            "logit_scale": "logit_scale",
+        },
+        constants={"model_type": "minicpm", "hidden_act": "silu", "scale_emb": 12.0},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        interleaved=ROTATED_PAIRWISE,
+        derive=gguf_derived.minicpm,
+    ),
+    "chatglm": Architecture(  # GLM-4-9B; from ChatGLM's own checkpoints, with q, k and v in one
+        name="GlmForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "glm", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, "ffn_up": "mlp.gate_up_proj"},
+        biases={"attention_bias": "attn_q"},
+        variants={
+            "attn_qkv": Variant(layer_tensors={"attn_qkv": "self_attn.qkv_proj"}, biases={"attention_bias": "attn_qkv"})
+        },
+    ),
+    "hunyuan-dense": Architecture(
+        name="HunYuanDenseV1ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "hunyuan_v1_dense", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            "attn_q_norm": "self_attn.query_layernorm",
+            "attn_k_norm": "self_attn.key_layernorm",
+        },
+        biases={"attention_bias": "attn_q"},
+    ),
+    "dots1": Architecture(
+        name="Dots1ForCausalLM",
+        keys={
+            **DECODER_KEYS,
+            **EXPERT_KEYS,
+            **GLM_KEYS,
+            "n_group": "expert_group_count",
+            "topk_group": "expert_group_used_count",
+        },
+        constants={"model_type": "dots1", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            **HEAD_NORMS,
+            **EXPERTS,
+            **SHARED_EXPERTS,
+            "exp_probs_b": "mlp.gate.e_score_correction_bias",
+        },
+        biases={"attention_bias": "attn_q"},
+        expects={"expert_gating_func": 2},  # the sigmoid
+    ),
+    "ernie4_5-moe": Architecture(
+        name="Ernie4_5_MoeForCausalLM",
+        keys={
+            **DECODER_KEYS,
+            "num_local_experts": "expert_count",
+            "moe_num_experts": "expert_count",
+            "moe_k": "expert_used_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "moe_num_shared_experts": "expert_shared_count",
+            "moe_layer_interval": "interleave_moe_layer_step",
+            "moe_layer_start_index": "leading_dense_block_count",
+        },
+        constants={"model_type": "ernie4_5_moe", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **EXPERTS, **SHARED_EXPERTS, "exp_probs_b": ERNIE_CORRECTION},
+        one_row=(ERNIE_CORRECTION,),
+    ),
+    "minimax-m2": Architecture(
+        name="MiniMaxM2ForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "minimax_m2", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            **HEAD_NORMS,
+            **MIXTRAL_EXPERTS,
+            "exp_probs_b": "block_sparse_moe.e_score_correction_bias",
+        },
+        expects={"expert_gating_func": 2},
+    ),
+    "phimoe": Architecture(
+        name="PhimoeForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "phimoe", "hidden_act": "silu", "attention_bias": True, "lm_head_bias": True},
+        tensors={**OUTER_TENSORS, "output.bias": "lm_head.bias", "output_norm.bias": "model.norm.bias"},
+        layer_tensors={**GATED_LAYER, **MIXTRAL_EXPERTS},
+    ),
+}

@@ -1,0 +1,370 @@
+"""What GGUF calls things, in Hugging Face's words: one row an architecture, so that a model file sees one view.
+
+A row names the Hugging Face architecture, the config keys with their GGUF twins, and the tensors. To read another GGUF
+architecture, add its row to ARCHITECTURES; a dot in a config key leads into an object."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from math import log
+from typing import Any
+
+from quire.core.errors import Unsupported
+from quire.weights.config import CheckpointConfig
+from quire.weights.gguf import derived_config as gguf_derived
+from quire.weights.gguf.architecture import Architecture, Variant
+from quire.weights.gguf.deepseek_names import DEEPSEEK_ARCHITECTURES
+from quire.weights.gguf.gpt_names import GPT_ARCHITECTURES
+from quire.weights.gguf.llama_like_names import KIN_ARCHITECTURES
+from quire.weights.gguf.shared_names import (
+    DECODER_KEYS,
+    EXPERT_KEYS,
+    EXPERTS,
+    GATED_LAYER,
+    GEMMA_KEYS,
+    GLM_KEYS,
+    GRANITE_KEYS,
+    HEAD_NORMS,
+    MIXTRAL_EXPERTS,
+    NEXTN,
+    NORMS_AROUND,
+    OUTER_TENSORS,
+    ROTATED_PAIRWISE,
+    SHARED_EXPERT,
+    SHARED_EXPERTS,
+)
+
+# Tensors that are lists in `rope_scaling`: for contexts as first trained, and for longer ones.
+LONGROPE_TENSORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(  # Mistral and SmolLM, too
+        name="LlamaForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "llama", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        interleaved=ROTATED_PAIRWISE,
+        biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
+    ),
+    "llama with experts": Architecture(
+        name="MixtralForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "mixtral", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **MIXTRAL_EXPERTS},
+        interleaved=ROTATED_PAIRWISE,
+    ),
+    "qwen2": Architecture(
+        name="Qwen2ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "qwen2", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+    ),
+    "qwen3": Architecture(
+        name="Qwen3ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "qwen3", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS},
+        biases={"attention_bias": "attn_q"},
+    ),
+    "qwen2moe": Architecture(
+        name="Qwen2MoeForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "qwen2_moe", "hidden_act": "silu", "norm_topk_prob": False},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **EXPERTS, **SHARED_EXPERT},
+    ),
+    "qwen3moe": Architecture(
+        name="Qwen3MoeForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "qwen3_moe", "hidden_act": "silu", "norm_topk_prob": True},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
+        biases={"attention_bias": "attn_q"},
+    ),
+    "olmo2": Architecture(
+        name="Olmo2ForCausalLM",
+        keys={**DECODER_KEYS, "sliding_window_pattern": "attention.sliding_window_pattern"},
+        constants={"hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **NORMS_AROUND},
+        biases={"attention_bias": "attn_q"},
+        derive=gguf_derived.olmo,
+    ),
+    "glm4moe": Architecture(  # Solar Open, too
+        name="Glm4MoeForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS, **GLM_KEYS},
+        constants={"model_type": "glm4_moe", "hidden_act": "silu", "first_k_dense_replace": 0},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            **HEAD_NORMS,
+            **EXPERTS,
+            **SHARED_EXPERTS,
+            "post_attention_norm": "post_attention_layernorm",
+            "exp_probs_b": "mlp.gate.e_score_correction_bias",
+            **{f"nextn.{part}": f"nextn.{part}" for part in NEXTN},
+        },
+        biases={"attention_bias": "attn_q"},
+        expects={"expert_gating_func": 2},  # the sigmoid
+        derive=gguf_derived.glm,
+        variants={"attn_q_norm": Variant(constants={"use_qk_norm": True})},
+    ),
+    "exaone4": Architecture(
+        name="Exaone4ForCausalLM",
+        keys={**DECODER_KEYS, "sliding_window_pattern": "attention.sliding_window_pattern"},
+        constants={"model_type": "exaone4", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **NORMS_AROUND},
+        derive=gguf_derived.exaone,
+    ),
+    "internlm2": Architecture(  # its q, k and v were taken apart
+        name="LlamaForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "llama", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        interleaved=ROTATED_PAIRWISE,
+        biases={"attention_bias": "attn_q"},
+    ),
+    "glm4": Architecture(
+        name="Glm4ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "glm4", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            "post_attention_norm": "post_self_attn_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+        biases={"attention_bias": "attn_q"},
+    ),
+    "ernie4_5": Architecture(
+        name="Ernie4_5ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "ernie4_5", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        biases={"use_bias": "attn_q"},
+    ),
+    "seed_oss": Architecture(
+        name="SeedOssForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "seed_oss", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, "post_attention_norm": "post_attention_layernorm"},
+        biases={"attention_bias": "attn_q", "attention_out_bias": "attn_output", "mlp_bias": "ffn_up"},
+    ),
+    "olmoe": Architecture(
+        name="OlmoeForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "olmoe", "hidden_act": "silu", "norm_topk_prob": False},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
+        expects={"attention.clamp_kqv": None},
+    ),
+    "gpt-oss": Architecture(
+        name="GptOssForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "gpt_oss", "hidden_act": "silu", "attention_bias": True},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            **EXPERTS,
+            "attn_sinks": "self_attn.sinks",
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "mlp.router",
+        },
+        derive=gguf_derived.gpt_oss,
+    ),
+    "granite": Architecture(
+        name="GraniteForCausalLM",
+        keys=GRANITE_KEYS,
+        constants={"model_type": "granite", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        interleaved=ROTATED_PAIRWISE,
+        biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
+        expects={"rope.scaling.finetuned": True},  # false stands for layers that do not rotate
+    ),
+    "granitemoe": Architecture(
+        name="GraniteMoeForCausalLM",
+        keys={**GRANITE_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "granitemoe", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **MIXTRAL_EXPERTS, "ffn_gate_inp": "block_sparse_moe.router.layer"},
+        interleaved=ROTATED_PAIRWISE,
+        biases={"attention_bias": "attn_q"},
+        expects={"rope.scaling.finetuned": True, "expert_shared_feed_forward_length": None},
+    ),
+    "smollm3": Architecture(
+        name="SmolLM3ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "smollm3", "hidden_act": "silu", "no_rope_layer_interval": 4},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        interleaved=ROTATED_PAIRWISE,
+    ),
+    "phi3": Architecture(
+        name="Phi3ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "phi3", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    ),
+    "gemma": Architecture(
+        name="GemmaForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        norms_plus=1.0,
+    ),
+    "gemma2": Architecture(
+        name="Gemma2ForCausalLM",
+        keys=GEMMA_KEYS,
+        constants={"model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 4096},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **NORMS_AROUND},
+        norms_plus=1.0,
+        derive=gguf_derived.gemma,
+    ),
+    "gemma3": Architecture(
+        name="Gemma3ForCausalLM",
+        keys=GEMMA_KEYS,
+        constants={"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **NORMS_AROUND},
+        norms_plus=1.0,
+        derive=gguf_derived.gemma,
+    ),
+    **KIN_ARCHITECTURES,
+    **GPT_ARCHITECTURES,
+    **DEEPSEEK_ARCHITECTURES,
+}
+
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+)\.(weight|bias)")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorName:
+    name: str  # Hugging Face's, with {} for the number of an expert
+    heads_key: str | None = None  # where rows are interleaved: the config key that counts the heads
+    plus: float = 0.0  # what was added to the numbers
+    one_row: bool = False  # a matrix, which some writers store without the axis of length 1
+    expert: int | None = None  # which of a stack it is
+
+
+def find_architecture(metadata: CheckpointConfig) -> Architecture:
+    name = metadata.str("general.architecture")
+    experts = metadata.int(f"{name}.expert_count", default=0)
+    row = (ARCHITECTURES.get(f"{name} with experts") if experts else None) or ARCHITECTURES.get(name)
+    if row is None:
+        near = get_close_matches(name, ARCHITECTURES, n=3, cutoff=0.5)
+        hint = f"the nearest supported ones are {', '.join(near)}; all are {', '.join(ARCHITECTURES)}"
+        raise Unsupported(
+            f"{metadata.source} is of the architecture {name!r}",
+            hint if near else f"supported in GGUF: {', '.join(ARCHITECTURES)}",
+        )
+    if experts and "num_local_experts" not in row.keys:
+        raise Unsupported(f"{metadata.source}: {name}.expert_count is {experts}", f"{name} is read without experts")
+    for key, value in row.expects.items():
+        metadata.expect(f"{name}.{key}", value, None)
+    return row
+
+
+def translate_name(row: Architecture, name: str) -> TensorName | None:
+    """None for a name that the row does not have."""
+    if name in row.tensors:
+        return TensorName(row.tensors[name], plus=row.norms_plus if name == "output_norm.weight" else 0.0)
+    match = _LAYER_TENSOR.fullmatch(name)
+    if match is None or match[2] not in row.layer_tensors:
+        return None
+    layer, part, kind = match.groups()
+    translated = row.layer_tensors[part]
+    return TensorName(
+        f"{row.layers}.{layer}.{translated}" + ("" if translated.endswith(("_bias", ".sinks")) else f".{kind}"),
+        row.interleaved.get(part),
+        row.norms_plus if part.endswith("_norm") and kind == "weight" else 0.0,
+        part == "ffn_gate_inp_shexp" or translated in row.one_row,
+    )
+
+
+def translate_config(row: Architecture, metadata: CheckpointConfig, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json that the file's metadata amounts to. `tensors` are asked only whether they have a name."""
+    prefix = metadata.str("general.architecture")
+    values: dict[str, Any] = {"architectures": [row.name]}
+    given = {key: metadata.get(f"{prefix}.{twin}", metadata.get(twin)) for key, twin in row.keys.items()}
+    for key, value in (*row.constants.items(), *given.items()):
+        if value is not None:
+            outer, _, inner = key.rpartition(".")
+            (values.setdefault(outer, {}) if outer else values)[inner] = value
+    values.setdefault("num_key_value_heads", values.get("num_attention_heads"))
+    _add_head_dims(values, metadata, prefix)
+    if scaling := _rope_scaling(metadata, prefix):
+        values["rope_scaling"] = scaling
+    for key, part in row.biases.items():
+        values[key] = f"blk.0.{part}.bias" in tensors
+    values["tie_word_embeddings"] = "output.weight" not in tensors
+    values["bos_token_id"] = metadata.get("tokenizer.ggml.bos_token_id")
+    values["eos_token_id"] = end_ids(metadata)
+    return values | dict(row.derive(CheckpointConfig(metadata.source, values)) if row.derive else {})
+
+
+def end_ids(metadata: CheckpointConfig) -> list[int]:
+    """Tokens that the metadata says end a text, a turn or a message."""
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+    return list(dict.fromkeys(metadata.int(key) for key in keys if key in metadata))
+
+
+def _add_head_dims(values: dict[str, Any], metadata: CheckpointConfig, prefix: str) -> None:
+    """Heads may differ from hidden_size / heads, and the rotation may cover a part of them."""
+    if f"{prefix}.attention.kv_lora_rank" in metadata:
+        return  # keys and values are made of latents, and such a family reads their lengths itself
+    heads = metadata.int(f"{prefix}.attention.head_count")
+    head_dim = metadata.int(
+        f"{prefix}.attention.key_length", metadata.int(f"{prefix}.embedding_length") // max(heads, 1)
+    )
+    values["head_dim"] = head_dim
+    value_dim = metadata.int(f"{prefix}.attention.value_length", default=head_dim)
+    if value_dim != head_dim:
+        raise Unsupported(f"{metadata.source}: the heads have keys of {head_dim} and values of {value_dim} numbers")
+    values["rotary_dim"] = metadata.int(f"{prefix}.rope.dimension_count", default=head_dim)
+
+
+def _rope_scaling(metadata: CheckpointConfig, prefix: str) -> dict[str, Any] | None:
+    def number(name: str) -> float | None:
+        key = f"{prefix}.rope.scaling.{name}"
+        return metadata.float(key) if key in metadata else None
+
+    kind = metadata.str(f"{prefix}.rope.scaling.type", default="none")
+    if kind == "none":
+        return None
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": number("factor")}
+    scaling["original_max_position_embeddings"] = metadata.get(f"{prefix}.rope.scaling.original_context_length")
+    if kind == "yarn":
+        scaling["beta_fast"] = number("yarn_beta_fast")
+        scaling["beta_slow"] = number("yarn_beta_slow")
+        magnitude = number("yarn_attn_factor") or number("attn_factor")
+        if magnitude is not None and scaling["factor"] is not None:
+            # GGUF's multiplies the magnitude that follows from the factor; Hugging Face's replaces it.
+            scaling["attention_factor"] = magnitude * (1.0 + 0.1 * log(max(scaling["factor"], 1.0)))
+    return {key: value for key, value in scaling.items() if value is not None}
+
+
+def longrope(metadata: CheckpointConfig, factors: Mapping[str, list[float]]) -> dict[str, Any]:
+    """The `rope_scaling` of a file that carries factors for each frequency as tensors."""
+    prefix = f"{metadata.str('general.architecture')}.rope.scaling."
+    scaling = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": metadata.int(f"{prefix}original_context_length"),
+        "attention_factor": metadata.get(f"{prefix}attn_factor"),
+        **factors,
+    }
+    return {key: value for key, value in scaling.items() if value is not None}
