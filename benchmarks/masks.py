@@ -21,7 +21,7 @@ from benchmarks.machine import describe
 from quire import LLM, SamplingParams
 from quire.core.structured import Structured
 from quire.ops.native.cpus import available_cpus
-from quire.runtime.structured_output import Guides
+from quire.runtime.structured_output import StructuredOutputRows
 
 PERSON = {
     "type": "object",
@@ -52,8 +52,8 @@ class Meter:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        Guides.masks = self._timed(Guides.masks)  # type: ignore[method-assign]
-        Guides.advance = self._timed(Guides.advance)  # type: ignore[method-assign]
+        StructuredOutputRows.masks = self._timed(StructuredOutputRows.masks)  # type: ignore[method-assign]
+        StructuredOutputRows.advance = self._timed(StructuredOutputRows.advance)  # type: ignore[method-assign]
 
     def _timed(self, work: Any) -> Any:
         def timed(*args: Any) -> Any:

@@ -12,9 +12,9 @@ import random
 from statistics import median
 from time import perf_counter, process_time
 
-from quire.core.limits import Limits
+from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
-from quire.core.plan import Drawn, StepOutput, StepPlan
+from quire.core.plan import SampledRow, StepOutput, StepPlan
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 
@@ -32,13 +32,15 @@ class Instant:
         for run in plan.runs:
             if run.start + run.count == self.known[run.row]:
                 self.known[run.row] += 1
-                drawn.append(Drawn(run.row, [1]))
+                drawn.append(SampledRow(run.row, [1]))
         return StepOutput(plan.step, drawn)
 
 
 def decode(num_seqs: int, num_steps: int, num_prompt: int) -> dict[str, float]:
     """Microseconds of schedule() and update() with `num_seqs` sequences that gain one token each."""
-    limits = Limits(max_num_seqs=num_seqs, max_num_batched_tokens=8192, max_model_len=num_prompt + num_steps + 512)
+    limits = SchedulerLimits(
+        max_num_seqs=num_seqs, max_num_batched_tokens=8192, max_model_len=num_prompt + num_steps + 512
+    )
     scheduler = Scheduler(limits, num_seqs * (limits.max_model_len // 16 + 2))
     executor = Instant()
     random.seed(0)
@@ -71,7 +73,7 @@ def decode(num_seqs: int, num_steps: int, num_prompt: int) -> dict[str, float]:
 
 def mixed(num_requests: int, num_blocks: int) -> dict[str, float]:
     """A queue of requests with prompts of 32-2000 and outputs of 16-400 tokens on a pool that is nearly full."""
-    limits = Limits(max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=4096)
+    limits = SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=4096)
     scheduler, executor, rng = Scheduler(limits, num_blocks), Instant(), random.Random(0)
     for i in range(num_requests):
         prompt = [rng.randrange(32_000) for _ in range(rng.randint(32, 2000))]

@@ -3,10 +3,10 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from quire.core.drafting import Drafting
 from quire.core.params import SamplingParams
-from quire.core.plan import Admission, Drawn, Run, StepOutput, StepPlan
-from quire.core.request import Logprob
+from quire.core.plan import Admission, Run, SampledRow, StepOutput, StepPlan
+from quire.core.request import IdLogprob
+from quire.core.speculation import Drafting
 from quire.executors.protocol import Capacity
 
 SEED = 0x9E3779B97F4A7C15
@@ -185,9 +185,9 @@ class FakeExecutor:
             assert found == row.states[position], f"{run} reads wrong keys and values at position {position}"
         row.num_computed = end
 
-    def _draw(self, run: Run) -> Drawn | None:
+    def _draw(self, run: Run) -> SampledRow | None:
         row, end = self.rows[run.row], run.start + run.count
-        drawn = Drawn(run.row)
+        drawn = SampledRow(run.row)
         if row.params.prompt_logprobs is not None:
             last = min(end, row.num_prompt - 1)
             drawn.prompt_logprobs = [self._logprob(row, i, row.tokens[i]) for i in range(run.start + 1, last + 1)]
@@ -198,7 +198,7 @@ class FakeExecutor:
                 self._verify(row, run.drafts, drawn)
         return drawn if drawn.tokens or drawn.beams or drawn.prompt_logprobs else None
 
-    def _verify(self, row: FakeRow, drafts: list[int], drawn: Drawn) -> None:
+    def _verify(self, row: FakeRow, drafts: list[int], drawn: SampledRow) -> None:
         if drafts:
             del row.tokens[-len(drafts) :], row.states[-len(drafts) :]
         for draft in [*drafts, -1]:
@@ -221,7 +221,7 @@ class FakeExecutor:
             state = mix(state, token)
         return tokens[len(row.tokens) :]
 
-    def _append(self, row: FakeRow, drawn: Drawn) -> int:
+    def _append(self, row: FakeRow, drawn: SampledRow) -> int:
         token = self._next(row, row.states[-1], len(row.tokens))
         drawn.tokens.append(token)
         if row.params.logprobs is not None:
@@ -238,14 +238,14 @@ class FakeExecutor:
                 token = (token + 1) % self.vocab_size
         return token
 
-    def _logprob(self, row: FakeRow, position: int, token: int) -> list[Logprob]:
+    def _logprob(self, row: FakeRow, position: int, token: int) -> list[IdLogprob]:
         logprob = language_model(row.states[position - 1], self.vocab_size)[token]
-        return [Logprob(token, logprob, 1)]
+        return [IdLogprob(token, logprob, 1)]
 
-    def _best(self, row: FakeRow) -> list[Logprob]:
+    def _best(self, row: FakeRow) -> list[IdLogprob]:
         logprobs = language_model(row.states[-1], self.vocab_size)
         if len(row.tokens) - row.num_prompt < row.params.min_tokens:
             for token in row.stop_ids:
                 logprobs[token] = -1e9
         order = sorted(range(self.vocab_size), key=lambda token: -logprobs[token])
-        return [Logprob(token, logprobs[token], rank) for rank, token in enumerate(order, 1)]
+        return [IdLogprob(token, logprobs[token], rank) for rank, token in enumerate(order, 1)]

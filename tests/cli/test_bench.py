@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.cli import main as cli
-from quire.cli.bench_engine import Phase, Run, Timing
+from quire.cli.bench_engine import BenchRun, Phase, Timing
 from quire.cli.bench_prompts import random_prompts
 from quire.cli.bench_report import percentile, spread, spreads
 from quire.engine.engine import Engine
@@ -185,7 +185,7 @@ def test_percentiles_are_values_that_were_measured() -> None:
 
 def test_a_request_without_a_second_token_has_no_time_between_tokens() -> None:
     timing = Timing(num_prompt=4, asked=1.0, first=1.5, last=1.5, num_output=1, finished=True)
-    found = spreads([Run([timing, Timing(num_prompt=4, asked=1.0)])])
+    found = spreads([BenchRun([timing, Timing(num_prompt=4, asked=1.0)])])
     assert found["ttft_ms"]["mean"] == 500 and found["tpot_ms"] is None and found["e2el_ms"]["mean"] == 500
     assert Phase().rate == 0.0
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fakes import FakeExecutor
-from quire.core.limits import Limits
+from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.plan import StepPlan
 from quire.core.request import Request, SequenceEvent
@@ -34,7 +34,7 @@ class Engine:
         }
         limits |= {name: value for name, value in options.items() if name not in names}
         self.scheduler = Scheduler(
-            Limits(**limits),
+            SchedulerLimits(**limits),
             num_blocks,
             num_host_blocks=num_host_blocks,
             drafts=num_drafts > 0,

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from fakes import FakeExecutor, chain, language_model
 from quire.core.beam import BeamSearch
-from quire.core.limits import Limits
+from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
-from quire.core.request import Logprob, Request
+from quire.core.request import IdLogprob, Request
 from quire.core.scheduler import Scheduler
 
 Model = tuple[int, int]  # (seed, vocabulary size)
@@ -59,7 +59,7 @@ def search(model: Model, beams: BeamSearch) -> list[tuple[float, list[int]]]:
         for beam in beams.beams:
             scores = logprobs(model, beam.tokens)
             order = sorted(range(len(scores)), key=lambda token: -scores[token])[: 2 * beams.width]
-            continuations.append([Logprob(token, scores[token], rank) for rank, token in enumerate(order, 1)])
+            continuations.append([IdLogprob(token, scores[token], rank) for rank, token in enumerate(order, 1)])
         parents = beams.advance(continuations)
         assert len(parents) == len(beams.beams)
     return [(beam.score, beam.tokens) for beam in beams.results]
@@ -114,7 +114,7 @@ def test_beams_of_width_one_are_greedy() -> None:
 @pytest.mark.parametrize("num_blocks", [11, 200])
 def test_the_scheduler_searches_as_the_search_alone(num_blocks: int) -> None:
     """Rows, forks and copies add nothing to the decisions; n results come in order, and say their logprob."""
-    limits = Limits(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, block_size=4)
+    limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, block_size=4)
     scheduler = Scheduler(limits, num_blocks)
     executor = FakeExecutor(num_blocks=num_blocks, block_size=4, vocab_size=12)
     prompt = [5, 6, 7, 8, 9]
@@ -131,7 +131,7 @@ def test_the_scheduler_searches_as_the_search_alone(num_blocks: int) -> None:
         for beam in beams.beams:
             scores = language_model(chain([*prompt, *beam.tokens])[-1], 12)
             order = sorted(range(12), key=lambda token: -scores[token])[:6]
-            best.append([Logprob(token, scores[token], rank) for rank, token in enumerate(order, 1)])
+            best.append([IdLogprob(token, scores[token], rank) for rank, token in enumerate(order, 1)])
         beams.advance(best)
     assert [event.tokens for event in events] == [beam.tokens for beam in beams.results[:2]]
     assert [event.cumulative_logprob for event in events] == [beam.logprob for beam in beams.results[:2]]
@@ -182,7 +182,10 @@ def test_search_gives_the_texts_of_transformers(penalty: float, early: bool) -> 
             values, tokens = logits.log_softmax(-1).topk(8)
             beams.advance(
                 [
-                    [Logprob(token, value, rank) for rank, (token, value) in enumerate(zip(row, vals, strict=True), 1)]
+                    [
+                        IdLogprob(token, value, rank)
+                        for rank, (token, value) in enumerate(zip(row, vals, strict=True), 1)
+                    ]
                     for row, vals in zip(tokens.tolist(), values.tolist(), strict=True)
                 ]
             )

@@ -1,14 +1,14 @@
 """The worked example of docs/scheduler.md."""
 
 from fakes import FakeExecutor
-from quire.core.limits import Limits
+from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 
 
 def test_the_example_of_the_scheduler_page_is_true() -> None:
-    scheduler = Scheduler(Limits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=20, block_size=4), 6)
+    scheduler = Scheduler(SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=20, block_size=4), 6)
     executor = FakeExecutor(num_blocks=6, block_size=4)
     for name, prompt in (("A", [1, 2, 3, 4, 5, 6]), ("B", [1, 2, 3, 4, 7, 8, 9])):
         scheduler.add(Request(id=name, prompt_ids=prompt, params=SamplingParams(seed=0, max_tokens=8)), 0.0)

@@ -7,11 +7,11 @@ import pytest
 
 from core.driven import LONG, Engine
 from fakes import free_of_charge
-from quire.core.drafting import SLOPE, Drafting, StepCosts, Trust
+from quire.core.speculation import SLOPE, AcceptanceRate, Drafting, StepCosts
 
 
-def trust(likely: float) -> Trust:
-    made = Trust()
+def acceptance(likely: float) -> AcceptanceRate:
+    made = AcceptanceRate()
     made.likely = likely
     return made
 
@@ -55,7 +55,7 @@ def test_a_token_never_costs_more_than_its_share_or_less_than_nothing() -> None:
 
 def test_the_surer_a_guess_and_the_cheaper_a_token_the_more_are_computed() -> None:
     def alone(likely: float, each: float) -> int:
-        return drafting(each).choose([(trust(likely), 5)], 1, room=99)[0]
+        return drafting(each).choose([(acceptance(likely), 5)], 1, room=99)[0]
 
     counts = [alone(likely, 0.4) for likely in (0.2, 0.5, 0.8, 0.9, 0.99)]
     assert counts[0] == 0 and counts[-1] == 5 and all(a <= b for a, b in pairwise(counts))
@@ -65,14 +65,14 @@ def test_the_surer_a_guess_and_the_cheaper_a_token_the_more_are_computed() -> No
 
 def test_in_company_only_sure_guesses_are_computed() -> None:
     """Eight tokens take 3.8 times what one takes: one more has to be worth a ninth of that."""
-    offers = [(trust(0.7), 5)] * 7 + [(trust(0.97), 5)]
+    offers = [(acceptance(0.7), 5)] * 7 + [(acceptance(0.97), 5)]
     counts = drafting(0.4).choose(offers, 8, room=99)
     assert counts[:7] == [0] * 7 and counts[7] > 0
     assert sum(drafting(0.01).choose(offers, 8, room=6)) == 6  # no more than there is room for
 
 
 def test_guesses_that_nobody_computed_teach_as_well() -> None:
-    known = trust(0.5)
+    known = acceptance(0.5)
     known.learn([4, 5], [4])
     assert known.likely > 0.5
     for _ in range(20):
@@ -85,8 +85,8 @@ def test_guesses_that_nobody_computed_teach_as_well() -> None:
 
 def test_who_is_waited_for_gains_more_than_the_steps_it_misses() -> None:
     ahead = drafting(0.01, ahead=1)
-    assert ahead.waits(trust(0.9), [1, 2, 3]) and not ahead.waits(trust(0.4), [1, 2, 3])
-    assert not ahead.waits(trust(1.0), [])
+    assert ahead.waits(acceptance(0.9), [1, 2, 3]) and not ahead.waits(acceptance(0.4), [1, 2, 3])
+    assert not ahead.waits(acceptance(1.0), [])
 
 
 # -- a scheduler with drafts ------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_wrong_guesses_leave_no_block_and_no_prefix() -> None:
     assert quick.scheduler.drafting is not None
     while quick.scheduler.has_work:
         for seq in quick.scheduler.running.items:
-            seq.trust.likely = 0.9  # in spite of all
+            seq.acceptance.likely = 0.9  # in spite of all
         quick.step()
         for seq in quick.scheduler.running.items:
             assert len(seq.table) == -(-seq.num_computed // 4) and seq.num_computed == len(seq.tokens) - 1

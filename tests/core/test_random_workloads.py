@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fakes import FakeExecutor, free_of_charge
 from quire.core.errors import BadRequest
-from quire.core.limits import Limits
+from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.plan import StepOutput
 from quire.core.request import Request, SequenceEvent
@@ -122,7 +122,7 @@ class Ledger:
 
 
 def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
-    limits = Limits(
+    limits = SchedulerLimits(
         max_num_seqs=setting.max_num_seqs,
         max_num_batched_tokens=setting.budget,
         block_size=BLOCK,

@@ -5,7 +5,7 @@ import pytest
 from core.driven import LONG, Engine
 from fakes import FakeExecutor
 from quire.core.errors import BadRequest, PromptTooLong, QueueFull
-from quire.core.limits import Limits
+from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
@@ -197,7 +197,7 @@ def test_output_of_a_request_cancelled_while_its_step_runs_is_dropped() -> None:
 
 
 def test_deadlines_end_requests_as_cancelled() -> None:
-    scheduler = Scheduler(Limits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=64), 16)
+    scheduler = Scheduler(SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=64), 16)
     for name, deadline in (("a", 5.0), ("b", 9.0), ("c", 1.0)):
         params = SamplingParams(seed=0)
         scheduler.add(Request(id=name, prompt_ids=[1], params=params, deadline=deadline), now=2.0)
@@ -219,7 +219,9 @@ def adapted(name: str, adapter: str, prompt: int = 8) -> Request:
 
 
 def test_adapters_take_slots_and_who_waits_for_one_is_passed_by() -> None:
-    scheduler = Scheduler(Limits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64), 64, num_adapters=2)
+    scheduler = Scheduler(
+        SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64), 64, num_adapters=2
+    )
     for name, adapter in (("a", "x"), ("b", "y"), ("c", "x"), ("d", "z"), ("e", "")):
         scheduler.add(adapted(name, adapter), 0.0)
     executor = FakeExecutor(num_blocks=64)
@@ -243,7 +245,9 @@ def test_adapters_take_slots_and_who_waits_for_one_is_passed_by() -> None:
 
 def test_who_is_passed_by_is_not_forgotten() -> None:
     """However many come for adapters in use, one of these is given up for who waits."""
-    scheduler = Scheduler(Limits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64), 64, num_adapters=2)
+    scheduler = Scheduler(
+        SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64), 64, num_adapters=2
+    )
     executor = FakeExecutor(num_blocks=64)
     names = iter("abcdefghijklmnopqrstuvwxyz")
     for adapter in ("x", "y", "z", "x", "y"):
@@ -261,7 +265,9 @@ def test_who_is_passed_by_is_not_forgotten() -> None:
 
 
 def test_adapters_share_no_prefixes() -> None:
-    scheduler = Scheduler(Limits(max_num_seqs=1, max_num_batched_tokens=64, max_model_len=128), 64, num_adapters=2)
+    scheduler = Scheduler(
+        SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=64, max_model_len=128), 64, num_adapters=2
+    )
     executor = FakeExecutor(num_blocks=64)
     cached = []
     for name, adapter in (("a", ""), ("b", "x"), ("c", "y"), ("d", "x"), ("e", "")):

@@ -1,8 +1,8 @@
 """Sequences whose next token depends on a mask, and so on the token before."""
 
-from quire.core.limits import Limits
+from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
-from quire.core.plan import Drawn, StepOutput, StepPlan
+from quire.core.plan import SampledRow, StepOutput, StepPlan
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.structured import Structured
@@ -11,7 +11,7 @@ EOS = 2
 
 
 def scheduler(ahead: int) -> Scheduler:
-    limits = Limits(max_num_seqs=4, max_num_batched_tokens=16, block_size=4, max_model_len=64, max_queued=9)
+    limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=16, block_size=4, max_model_len=64, max_queued=9)
     return Scheduler(limits, 40, ahead=ahead)
 
 
@@ -25,7 +25,7 @@ def rows(plan: StepPlan) -> list[int]:
 
 
 def output(plan: StepPlan, token: int) -> StepOutput:
-    return StepOutput(plan.step, [Drawn(row, [token]) for row in rows(plan)])
+    return StepOutput(plan.step, [SampledRow(row, [token]) for row in rows(plan)])
 
 
 def test_where_plans_run_ahead_a_guided_sequence_waits_for_its_token() -> None:

@@ -1,7 +1,7 @@
 """Blocks behind a window are free again while a sequence runs, and a prefix of which the end is left still helps."""
 
 from fakes import FakeExecutor
-from quire.core.limits import Limits
+from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
@@ -11,7 +11,7 @@ BLOCK, WINDOW = 4, 10
 
 
 def make(num_blocks: int, **options: bool) -> tuple[Scheduler, FakeExecutor]:
-    limits = Limits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=400, block_size=BLOCK)
+    limits = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=400, block_size=BLOCK)
     executor = FakeExecutor(num_blocks=num_blocks, block_size=BLOCK, window=WINDOW)
     return Scheduler(limits, num_blocks, window=WINDOW, **options), executor
 

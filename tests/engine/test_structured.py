@@ -25,7 +25,7 @@ from quire.core.structured import Structured
 from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
 from quire.engine.start import load_tokenizer, local_executor
-from quire.engine.structured_engine import CompilingEngine
+from quire.engine.structured_engine import StructuredEngine
 from quire.text.tokenizers.tokenizer import Tokenizer
 
 SCHEMA = {
@@ -209,7 +209,7 @@ def test_the_engine_prepares_itself_while_a_language_is_checked(tiny_model: Path
             for number in range(2):
                 wanted = GenerateRequest(id=f"r{number}", params=params("choice"), prompt="Is it so? ")
                 assert [event async for event in await client.submit(wanted)][-1].final
-            assert told[:2] == ["PrepareLanguages", "Submit"] and told.count("PrepareLanguages") == 1
+            assert told[:2] == ["PrepareGrammars", "Submit"] and told.count("PrepareGrammars") == 1
 
     asyncio.run(asyncio.wait_for(main(), 60))
 
@@ -219,7 +219,7 @@ def test_the_loop_goes_on_while_a_language_is_compiled(tiny_model: Path) -> None
     engine = Engine(local_executor(tiny_model, options), options, lambda: load_tokenizer(tiny_model, options))
     refused: list[str] = []
     assert engine.grammars is not None
-    compiling = CompilingEngine(engine, engine.grammars, lambda request, problem: refused.append(request.id))
+    compiling = StructuredEngine(engine, engine.grammars, lambda request, problem: refused.append(request.id))
     compiling.submit(request(0, None, ignore_eos=True))
     compiling.submit(request(1, Structured("regex", "[a-z]{5}")))
     compiling.submit(request(2, Structured("regex", "(a")))  # wrong

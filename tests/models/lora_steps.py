@@ -8,7 +8,7 @@ import numpy as np
 from models.checking import BLOCK_SIZE, MAX_LEN, on_host
 from quire.models.registry import family
 from quire.ops.opset import OpSet, StepBatch
-from quire.runtime.adapters import Adapters
+from quire.runtime.adapters import LoraAdapters
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
 
@@ -25,7 +25,7 @@ class Together:
         model = module.load(ops, checkpoint, config, MAX_LEN)
         self.names = [NONE, *adapters]
         self.slots = {name: slot for slot, name in enumerate(sorted(adapters))} | {NONE: -1}
-        held = Adapters(ops, model, num_slots=len(adapters) + 1, max_rank=max_rank)
+        held = LoraAdapters(ops, model, num_slots=len(adapters) + 1, max_rank=max_rank)
         for name, path in adapters.items():
             held.add(name, held.load(path))
             held.put(self.slots[name], name)

@@ -47,7 +47,7 @@ from models.checking import BACKENDS, make_ops
 from quire.core.errors import BadCheckpoint, QuireError, Unsupported
 from quire.models import nomic_bert
 from quire.models.registry import family, purpose
-from quire.runtime.encoder import EncoderRunner, Tokens
+from quire.runtime.encoder import EncodeInput, EncoderRunner
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.config import CheckpointConfig
 
@@ -118,8 +118,8 @@ CASES: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
 }
 
 rng = np.random.default_rng(3)
-TEXTS = [Tokens(rng.integers(3, 96, n).tolist()) for n in (5, 1, 40, 17, 33)]
-PAIRS = [Tokens(rng.integers(3, 96, n).tolist(), [0] * (n // 3) + [1] * (n - n // 3)) for n in (9, 40, 16, 2)]
+TEXTS = [EncodeInput(rng.integers(3, 96, n).tolist()) for n in (5, 1, 40, 17, 33)]
+PAIRS = [EncodeInput(rng.integers(3, 96, n).tolist(), [0] * (n // 3) + [1] * (n - n // 3)) for n in (9, 40, 16, 2)]
 
 
 @dataclass
@@ -152,7 +152,7 @@ def random_encoder(
 
 
 @torch.inference_mode()
-def ask(model: PreTrainedModel, text: Tokens) -> np.ndarray:
+def ask(model: PreTrainedModel, text: EncodeInput) -> np.ndarray:
     given = {"input_ids": torch.tensor([text.ids])}
     if getattr(model.config, "type_vocab_size", 1) > 1 and text.segments is not None:
         given["token_type_ids"] = torch.tensor([text.segments])

@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from models.checking import PROMPT, TINY, compute, make_ops, random_model
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models import llama
-from quire.models.loading import Experts, LayerNorm, Matrix, Part, Table, Vector
+from quire.models.loading import Experts, LayerNorm, Matrix, TensorPart, TokenTable, Vector
 from quire.models.registry import PURPOSES, family
 from quire.models.rope import RopeSpec
 from quire.ops.reference import TorchOps
@@ -169,7 +169,7 @@ def order(*places: int) -> np.ndarray:
 
 def test_rows_of_a_fused_tensor_are_put_in_order_with_their_biases() -> None:
     """Two heads stored as q k v, q k v become q q, k k, v v."""
-    fused = Matrix({"qkv": Part(6, order=order(0, 3, 1, 4, 2, 5))}, 2, bias=True)
+    fused = Matrix({"qkv": TensorPart(6, order=order(0, 3, 1, 4, 2, 5))}, 2, bias=True)
     assert dict(fused.shapes()) == {"qkv.weight": (6, 2), "qkv.bias": (6,)}
     packed = fused.load(ops, [numbered(6, 2), numbered(6)])
     assert packed.packed[:, 0].tolist() == [0, 6, 2, 8, 4, 10]
@@ -177,7 +177,9 @@ def test_rows_of_a_fused_tensor_are_put_in_order_with_their_biases() -> None:
 
 
 def test_some_rows_are_taken_and_a_missing_bias_is_zero() -> None:
-    some = Matrix({"kv": Part(2, order=order(3, 1), num_stored=4), "other": Part(1, bias=False)}, 2, bias=True)
+    some = Matrix(
+        {"kv": TensorPart(2, order=order(3, 1), num_stored=4), "other": TensorPart(1, bias=False)}, 2, bias=True
+    )
     assert dict(some.shapes()) == {"kv.weight": (4, 2), "kv.bias": (4,), "other.weight": (1, 2)}
     packed = some.load(ops, [numbered(4, 2), numbered(4), numbered(1, 2)])
     assert packed.packed.tolist() == [[6, 7], [2, 3], [0, 1]]
@@ -185,7 +187,7 @@ def test_some_rows_are_taken_and_a_missing_bias_is_zero() -> None:
 
 
 def test_a_matrix_may_be_stored_with_its_inputs_first() -> None:
-    turned = Matrix({"c_attn": Part(3, order=order(2, 0, 1))}, 2, transposed=True)
+    turned = Matrix({"c_attn": TensorPart(3, order=order(2, 0, 1))}, 2, transposed=True)
     assert dict(turned.shapes()) == {"c_attn.weight": (2, 3)}
     assert turned.load(ops, [numbered(2, 3)]).packed.tolist() == [[2, 5], [0, 3], [1, 4]]
     quantized = StoredTensor("c_attn.weight", (32, 32), Q8_0, np.zeros((32, 34), np.uint8))
@@ -229,6 +231,6 @@ def test_norms_and_tables() -> None:
         assert names == ["ln.weight"] * weight + ["ln.bias"] * bias
         loaded = norm.load(ops, [numbered(3) for _ in names])
         assert (loaded.weight is not None, loaded.bias is not None) == (weight, bias)
-    positions = Table("embed_positions", 3, 2, skipped=2)
+    positions = TokenTable("embed_positions", 3, 2, skipped=2)
     assert dict(positions.shapes()) == {"embed_positions.weight": (5, 2)}
     assert positions.load(ops, [numbered(5, 2)]).tolist() == [[4, 5], [6, 7], [8, 9]]

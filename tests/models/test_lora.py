@@ -19,7 +19,7 @@ from models.lora_steps import NONE, Together
 from quire.core.errors import BadCheckpoint, BadRequest, Unsupported
 from quire.models.registry import family
 from quire.ops.native import NativeOps
-from quire.runtime.adapters import Adapters
+from quire.runtime.adapters import LoraAdapters
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.gguf.adapter import read_gguf_adapter
 from weights.gguf_files import finish, interleave
@@ -183,7 +183,7 @@ def test_what_the_model_does_not_have_is_listed_all_at_once(models):
     checkpoint = open_checkpoint(theirs.path)
     module = family(checkpoint.config.architecture)
     model = module.load(ops, checkpoint, module.config(checkpoint.config), MAX_LEN)
-    adapters = Adapters(ops, model, num_slots=1, max_rank=8)
+    adapters = LoraAdapters(ops, model, num_slots=1, max_rank=8)
     with pytest.raises(
         Unsupported, match=r"layers.0.mlp.down_proj, .*1.mlp.up_proj\nhint: .* are gate, k_proj, o_proj, q_proj, v_proj"
     ):

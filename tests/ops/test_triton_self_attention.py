@@ -12,7 +12,7 @@ from quire.ops.gpu.attention.pages import Runs
 from quire.ops.gpu.attention.self_attention import self_attention
 from quire.ops.gpu.opset import GpuOps
 from quire.ops.reference.attention import self_attention as plain
-from quire.runtime.encoder import EncoderRunner, Tokens
+from quire.runtime.encoder import EncodeInput, EncoderRunner
 from quire.weights.checkpoint import open_checkpoint
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -68,6 +68,6 @@ def test_an_encoder_is_that_of_transformers(labels: int, tmp_path: Path) -> None
     ops = GpuOps(DEVICE, dtype="float32", graphs=False)
     loaded = module.load(ops, checkpoint, module.config(checkpoint.config), 32)
     runner = EncoderRunner(ops, loaded, max_tokens=32, max_rows=4, max_model_len=32, kv_dtype="float32")
-    texts = [Tokens([7, 8]), Tokens(ids, segments), Tokens([4])]
+    texts = [EncodeInput([7, 8]), EncodeInput(ids, segments), EncodeInput([4])]
     rows = runner.run(texts, "first" if labels else "all", np.copy)
     np.testing.assert_allclose(rows[1], expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())

@@ -8,10 +8,10 @@ import pytest
 from fakes import FakeExecutor
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.core.snapshot import CACHED, FIRST_OWNER, FREE, Snapshot, look
+from quire.core.snapshot import CACHED, FIRST_OWNER, FREE, Snapshot, take_snapshot
 from quire.engine import live_snapshots as watch
 from quire.engine.engine import Engine
-from quire.engine.messages import Seen, decode_from_engine, encode
+from quire.engine.messages import LiveSnapshot, decode_from_engine, encode
 from quire.engine.options import EngineOptions
 
 
@@ -50,7 +50,9 @@ def test_owners_references_and_batches(at_once: None, ahead: int) -> None:
         seen.step()
         if snapshot := seen.snapshot():
             snapshots.append(snapshot)
-            assert decode_from_engine(encode(Seen(snapshot))) == Seen(snapshot)  # as it arrives in the other process
+            assert decode_from_engine(encode(LiveSnapshot(snapshot))) == LiveSnapshot(
+                snapshot
+            )  # as it arrives in the other process
             held = [block for block, owner in enumerate(owners(snapshot)) if owner >= FIRST_OWNER]
             assert len(held) == snapshot.stats.held_blocks == sum(refs > 0 for refs in snapshot.refs)
             assert owners(snapshot).count(CACHED) == snapshot.stats.cached_blocks
@@ -112,7 +114,7 @@ def test_a_block_held_by_many_has_as_many_references_as_a_byte_holds() -> None:
         )
     for _ in range(3):
         seen.step()
-    snapshot = look(seen._scheduler, now=0.0, resident_bytes=0, steps=[])
+    snapshot = take_snapshot(seen._scheduler, now=0.0, resident_bytes=0, steps=[])
     assert max(seen._scheduler.memory.pool.refs) == 300 and max(snapshot.refs) == 255
 
 
@@ -139,9 +141,9 @@ def test_looking_takes_a_share_of_the_time_and_no_more(monkeypatch: pytest.Monke
 
     def slow(*args: object, **kwargs: object) -> Snapshot:
         time.sleep(0.02)
-        return look(*args, **kwargs)  # type: ignore[arg-type]
+        return take_snapshot(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(watch, "look", slow)
+    monkeypatch.setattr(watch, "take_snapshot", slow)
     assert seen.snapshot() is not None
     seen.watch(True)
     assert seen.patience is not None and seen.patience > 0.9 * 0.02 / watch.SHARE

@@ -8,7 +8,7 @@ import pytest
 
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission, Run
-from quire.runtime.batch import Rows
+from quire.runtime.batch import BatchRows
 
 
 def admission(
@@ -19,7 +19,7 @@ def admission(
 
 
 def test_a_mixed_step() -> None:
-    rows = Rows(4, 32, block_size=4)
+    rows = BatchRows(4, 32, block_size=4)
     rows.admit(admission(2, [10, 11, 12, 13, 14, 15], [7, 3]))
     rows.admit(replace(admission(0, [20, 21, 22, 23, 24], [5, 1]), adapter=3))
     step = rows.step([Run(2, 1, 3), Run(0, 4, 1)])  # a chunk within a prompt, and the last known token of another
@@ -40,7 +40,7 @@ def test_a_mixed_step() -> None:
 
 
 def test_steps_without_adapters_have_no_array_of_them() -> None:
-    rows = Rows(4, 32, block_size=4)
+    rows = BatchRows(4, 32, block_size=4)
     rows.admit(replace(admission(1, [10, 11], [7]), adapter=0))
     rows.admit(admission(0, [20, 21], [5]))
     assert rows.step([Run(1, 0, 2)]).batch.adapters.tolist() == [0, 0]
@@ -51,7 +51,7 @@ def test_steps_without_adapters_have_no_array_of_them() -> None:
 
 
 def test_drawn_tokens_and_new_blocks_are_kept() -> None:
-    rows = Rows(2, 8, block_size=4)
+    rows = BatchRows(2, 8, block_size=4)
     rows.admit(admission(1, [1, 2, 3, 4], [6]))
     assert rows.step([Run(1, 0, 4)]).drawing.tolist() == [1]
     place = rows.expect(1)
@@ -64,7 +64,7 @@ def test_drawn_tokens_and_new_blocks_are_kept() -> None:
 
 
 def test_a_row_can_be_filled_to_the_last_token() -> None:
-    rows = Rows(1, 4, block_size=4)
+    rows = BatchRows(1, 4, block_size=4)
     rows.admit(admission(0, [1, 2, 3, 4], [0]))
     rows.step([Run(0, 0, 4)])
     rows.settle(0, rows.expect(0), 5)
@@ -72,7 +72,7 @@ def test_a_row_can_be_filled_to_the_last_token() -> None:
 
 
 def test_prompt_lines_follow_the_drawn_ones() -> None:
-    rows = Rows(4, 32, block_size=4)
+    rows = BatchRows(4, 32, block_size=4)
     rows.admit(admission(0, [1, 2, 3, 4, 5], [0, 1], prompt_logprobs=0))
     rows.admit(admission(1, [6, 7, 8], [2]))
     rows.admit(admission(2, [9, 10, 11, 12], [3], num_prompt=2, prompt_logprobs=2))  # readmitted with its output
@@ -86,7 +86,7 @@ def test_prompt_lines_follow_the_drawn_ones() -> None:
 
 
 def test_broken_plans_are_caught() -> None:
-    rows = Rows(2, 16, block_size=4)
+    rows = BatchRows(2, 16, block_size=4)
     rows.admit(admission(0, [1, 2, 3, 4, 5], [0]))
     for run in (Run(0, 0, 6), Run(0, 0, 5), Run(0, 0, 0), Run(0, -1, 2), Run(2, 0, 1), Run(-1, 0, 1)):
         with pytest.raises(ValueError, match="past"):  # what is known, its blocks, the rows there are
@@ -96,7 +96,7 @@ def test_broken_plans_are_caught() -> None:
 
 
 def test_a_decode_step_of_64_rows_is_cheap() -> None:
-    rows = Rows(64, 1024, block_size=16)
+    rows = BatchRows(64, 1024, block_size=16)
     for row in range(64):
         rows.admit(admission(row, list(range(500)), list(range(64))))
     runs = [Run(row, 499, 1) for row in range(64)]
@@ -110,7 +110,7 @@ def test_a_decode_step_of_64_rows_is_cheap() -> None:
 
 
 def test_a_token_that_comes_after_its_row_was_given_up_is_not_written() -> None:
-    rows = Rows(2, 8, block_size=4)
+    rows = BatchRows(2, 8, block_size=4)
     rows.admit(admission(1, [1, 2], [6]))
     place = rows.expect(1)
     rows.retire(1)

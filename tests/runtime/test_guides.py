@@ -11,7 +11,7 @@ import pytest
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission
 from quire.core.structured import Structured
-from quire.runtime.structured_output import Guides, Matcher
+from quire.runtime.structured_output import Matcher, StructuredOutputRows
 from quire.text.grammar.compiler import GrammarCompiler
 from quire.text.tokenizers.tokenizer import Tokenizer
 
@@ -54,7 +54,7 @@ class Answer:
 
     def __init__(self, grammars: GrammarCompiler, structured: Structured, seed: int, ends: Sequence[int]) -> None:
         self.tokens: list[int] = []
-        self.guides = Guides(VOCAB, self._new_matcher)
+        self.guides = StructuredOutputRows(VOCAB, self._new_matcher)
         self._grammars, self._seed, self._ends = grammars, seed, list(ends)
         params = SamplingParams(structured=structured)
         self.guides.admit(Admission(ROW, params, 0, tokens=[1, 2], num_prompt=2, blocks=[0], stop_ids=[]))

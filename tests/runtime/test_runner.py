@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quire.core.params import SamplingParams
-from quire.core.plan import Admission, Drawn, Run, StepPlan
+from quire.core.plan import Admission, Run, SampledRow, StepPlan
 from quire.core.structured import Structured
 from quire.runtime.runner import Runner
 from runtime.tiny_model import BACKENDS, BLOCK_SIZE, NATIVE, make_runner
@@ -40,7 +40,7 @@ class Driver:
         wishes = SamplingParams(**{"temperature": 0.0, "seed": 1, **params})
         return Admission(row, wishes, 0, list(tokens), len(tokens), list(self.tables[row]), [])
 
-    def run(self, *counts: tuple[int, int], **plan: Any) -> dict[int, Drawn]:
+    def run(self, *counts: tuple[int, int], **plan: Any) -> dict[int, SampledRow]:
         """(row, number of tokens) for each run."""
         runs = []
         admitted = {admission.row for admission in plan.get("admitted", ())}

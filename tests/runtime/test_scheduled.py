@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fakes import free_of_charge
-from quire.core.limits import Limits
+from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
@@ -50,7 +50,9 @@ def serve(
     told: dict[tuple[str, int], list[int]] | None = None,
 ) -> tuple[dict[tuple[str, int], list[int]], int, int]:
     """-> the tokens of every sample, and how many preemptions and swapped blocks there were."""
-    limits = Limits(max_num_seqs=rows, max_num_batched_tokens=budget, max_model_len=MAX_LEN, block_size=BLOCK_SIZE)
+    limits = SchedulerLimits(
+        max_num_seqs=rows, max_num_batched_tokens=budget, max_model_len=MAX_LEN, block_size=BLOCK_SIZE
+    )
     runner = make_runner(backend, num_blocks, host, rows, model)
     runner.proposer = Oracle(texts(told), 97) if told else None
     window = max(WINDOWS) if model == "mistral" and not alone else 0

@@ -5,8 +5,8 @@ import numpy as np
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission, Run
 from quire.ops.opset import StepBatch
-from quire.runtime.batch import Rows
-from quire.runtime.encoder_inputs import Sources
+from quire.runtime.batch import BatchRows
+from quire.runtime.encoder_inputs import EncoderInputs
 
 
 class Encoder:
@@ -35,7 +35,10 @@ def admission(row: int, source: list[int], answer: list[int], blocks: list[int])
 
 def test_sources_are_read_where_they_begin_and_answers_begin_at_zero() -> None:
     encoder = Encoder()
-    sources, rows = Sources(encoder, num_rows=4, max_source=12, max_tokens=8, block_size=4), Rows(4, 32, block_size=4)
+    sources, rows = (
+        EncoderInputs(encoder, num_rows=4, max_source=12, max_tokens=8, block_size=4),
+        BatchRows(4, 32, block_size=4),
+    )
     for given in (
         admission(2, [11, 12, 13, 14, 15], [1], [7, 3, 5]),
         admission(0, [21, 22, 23], [1, 8], [4, 6]),

@@ -14,7 +14,7 @@ from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, S
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest, PromptTooLong, QueueFull, Unavailable
 from quire.core.records import RequestRecord
-from quire.core.request import Logprob, SequenceEvent
+from quire.core.request import IdLogprob, SequenceEvent
 from quire.text.chat.chat_template import ChatTemplate
 from quire.text.event import TextEvent
 from quire.text.stream import SampleText
@@ -137,12 +137,12 @@ class FakeStream:
         return event
 
 
-def _choices(token: int, count: int) -> list[Logprob]:
-    itself = Logprob(token, -0.25, 1)
+def _choices(token: int, count: int) -> list[IdLogprob]:
+    itself = IdLogprob(token, -0.25, 1)
     return [
         itself,
         *([itself] if count else []),
-        *(Logprob((token + k) % 256, -1.0 - k, k + 1) for k in range(1, count)),
+        *(IdLogprob((token + k) % 256, -1.0 - k, k + 1) for k in range(1, count)),
     ]
 
 

@@ -14,7 +14,7 @@ from starlette.types import Message
 from quire.client.one_model import OneModel
 from quire.core.errors import BadRequest
 from quire.server.access.keys import KeyRing
-from quire.server.access.quota import Limits, Quota
+from quire.server.access.quota import Quota, QuotaLimits
 from quire.server.app import create_app
 from quire.server.http.errors import OverQuota
 from quire.server.observe.metrics import Metrics
@@ -210,7 +210,7 @@ def test_a_missing_file_is_told() -> None:
 
 def test_buckets_fill_up_and_debts_are_paid_first() -> None:
     now = [0.0]
-    quota = Quota("a", Limits(requests_per_minute=60, tokens_per_minute=600), clock=lambda: now[0])
+    quota = Quota("a", QuotaLimits(requests_per_minute=60, tokens_per_minute=600), clock=lambda: now[0])
     quota.enter()
     quota.charge(700)  # 100 more than there was
     with pytest.raises(OverQuota) as refused:

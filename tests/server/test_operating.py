@@ -22,7 +22,7 @@ from quire.core.errors import QuireError
 from quire.engine.options import EngineOptions
 from quire.server.access.keys import KeyRing
 from quire.server.app import create_app
-from quire.server.http.listen import Doors, bind, listen, open_doors, reload
+from quire.server.http.listen import Listener, bind, listen, open_listener, reload
 from quire.server.http.serve import configuration
 from quire.server.observe.logs import JsonLines
 from quire.server.observe.metrics import Metrics
@@ -132,11 +132,11 @@ def test_tls_and_a_certificate_that_is_renewed(tmp_path: Path) -> None:
                 httpx.get(f"{url}/health")
             assert shown(port) == first.read_bytes()
             certificate(tmp_path, "renewed")
-            reload(Doors(KeyRing(), None), options, config.ssl)
+            reload(Listener(KeyRing(), None), options, config.ssl)
             assert shown(port) == first.read_bytes() and client.get(f"{url}/health").status_code == 200
             good = first.read_bytes()
             first.write_text("nonsense")
-            reload(Doors(KeyRing(), None), options, config.ssl)
+            reload(Listener(KeyRing(), None), options, config.ssl)
             assert shown(port) == good, "what was there stays"
     finally:
         server.should_exit = server.force_exit = True
@@ -155,7 +155,7 @@ def test_tls_and_a_certificate_that_is_renewed(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_told_before_a_model_is_loaded(options: dict[str, str], problem: str) -> None:
     with pytest.raises(QuireError, match=problem):
-        open_doors(ServerOptions(**options))
+        open_listener(ServerOptions(**options))
 
 
 def test_a_request_becomes_a_span(monkeypatch: pytest.MonkeyPatch) -> None:

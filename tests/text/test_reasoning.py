@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.text.answer import Gain
+from quire.text.answer import AnswerDelta
 from quire.text.chat.chat_format import ChatFormat, chat_format
 from quire.text.reasoning import FORMATS
 from quire.text.reasoning.thoughts import Thoughts
@@ -59,7 +59,7 @@ def test_thoughts_may_speak_of_calls() -> None:
     reader = form.reader(tools, "<|assistant|><think>\n")
     assert reader is not None
     text = 'I could <tool_call>. </think> Now: <tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    whole = Gain()
+    whole = AnswerDelta()
     for gain in [*map(reader.push, text), reader.end()]:
         whole.reasoning += gain.reasoning
         whole.content += gain.content

@@ -1,7 +1,7 @@
 import pytest
 
 from quire.core.params import SamplingParams
-from quire.core.request import Logprob, SequenceEvent
+from quire.core.request import IdLogprob, SequenceEvent
 from quire.text.event import TextEvent
 from quire.text.stream import SampleText
 from server.fake_service import EOS, ByteTokenizer
@@ -33,7 +33,7 @@ def test_characters_come_when_they_are_whole() -> None:
 
 
 def test_a_stop_string_ends_the_sample_in_the_middle_of_a_step() -> None:
-    logprobs = [[Logprob(token, -1.0, 1)] for token in b"c END d"]
+    logprobs = [[IdLogprob(token, -1.0, 1)] for token in b"c END d"]
     shown, last = run(sample(stop=["END"]), gained("ab"), gained("c END d", logprobs=logprobs))
     assert shown == "abc " and last.stop_reason == "END" and last.finish_reason == "stop"
     assert bytes(last.token_ids) == b"c END" and len(last.logprobs) == 5
@@ -68,6 +68,6 @@ def test_the_models_own_end_is_no_stop_reason() -> None:
 
 def test_logprobs_tell_bytes() -> None:
     first = "é".encode()[0]
-    event = sample().push(gained([first], logprobs=[[Logprob(first, -0.5, 1), Logprob(97, -2.0, 2)]]))
+    event = sample().push(gained([first], logprobs=[[IdLogprob(first, -0.5, 1), IdLogprob(97, -2.0, 2)]]))
     [[chosen, other]] = event.logprobs
     assert (chosen.text, chosen.bytes, chosen.logprob) == ("\ufffd", [first], -0.5) and other.text == "a"

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import numpy as np
 
 from quire.client.embed_request import Text
-from quire.client.encoder_prompt import TextReader
+from quire.client.encoder_prompt import EncoderPrompter
 from quire.core.errors import BadRequest
 from quire.engine.encoder import Encoder, first_numbers
 from quire.engine.options import EngineOptions
@@ -43,7 +43,7 @@ class Embedder:
         self._encoder = Encoder(files.path, self.options, pooling, normalize)
         self.config, self.max_model_len = self._encoder.config, self._encoder.max_model_len
         self.tokenizer = Tokenizer.load(Path(self.options.tokenizer) if self.options.tokenizer else files.path)
-        self._reader = TextReader(self.tokenizer, self._encoder.modules, self.config.vocab, self.max_model_len)
+        self._reader = EncoderPrompter(self.tokenizer, self._encoder.modules, self.config.vocab, self.max_model_len)
 
     def embed(
         self,

@@ -26,7 +26,7 @@ class TextEngine(Protocol):
 
 
 @dataclass(slots=True)
-class Answer:
+class PrintedAnswer:
     """What has come so far: also of an answer that was interrupted."""
 
     text: str = ""

@@ -70,7 +70,7 @@ class Phase:
 
 
 @dataclass(slots=True)
-class Run:
+class BenchRun:
     """What was asked for together, until all of it was there or nobody wanted to wait any longer."""
 
     requests: list[Timing]
@@ -104,10 +104,10 @@ class EngineBench:
         wanted: Sequence[Wanted],
         on_finished: Callable[[], object] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
-    ) -> Run:
+    ) -> BenchRun:
         """Ask for all of it at once. What is not finished when `stopped` is given up."""
         live = dict(self._submit(one) for one in wanted)
-        found = Run(list(live.values()))
+        found = BenchRun(list(live.values()))
         begin = before = time.perf_counter()
         while self.engine.has_work and not stopped():
             num_decoded = 0

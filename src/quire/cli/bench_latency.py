@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from quire.cli.bench_engine import EngineBench, Run
+from quire.cli.bench_engine import BenchRun, EngineBench
 from quire.cli.bench_load import add_engine_flags, progress, read_engine_options, start
 from quire.cli.bench_prompts import random_prompts
 from quire.cli.bench_report import check_target, percentile, phase, spreads, surroundings, tell
@@ -57,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
     check_target(flags.output_json)
     engine, start_seconds = start(options)
     bench = EngineBench(engine, flags.temperature, options.seed or 0)
-    runs: list[Run] = []
+    runs: list[BenchRun] = []
     total = flags.num_iters_warmup + flags.num_iters
     with first_interrupt_noted() as noted, progress(total, "batch") as one_more:
         for number in range(total):
@@ -78,7 +78,7 @@ def run(argv: Sequence[str]) -> int:
     return INTERRUPTED if interrupted else 0
 
 
-def measured(runs: Sequence[Run], flags: LatencyFlags, interrupted: bool) -> dict[str, Any]:
+def measured(runs: Sequence[BenchRun], flags: LatencyFlags, interrupted: bool) -> dict[str, Any]:
     """The first names are those of vLLM's file; seconds, where no other unit is said."""
     latencies = [run.seconds for run in runs]
     return {

@@ -12,7 +12,7 @@ from typing import Any
 
 from quire import __version__
 from quire.cli import machine
-from quire.cli.bench_engine import Phase, Run
+from quire.cli.bench_engine import BenchRun, Phase
 from quire.cli.parser import UsageError
 from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
@@ -37,7 +37,7 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
     return {name: 1e3 * value for name, value in {**found, "max": max(values)}.items()}
 
 
-def spreads(runs: Sequence[Run]) -> dict[str, Any]:
+def spreads(runs: Sequence[BenchRun]) -> dict[str, Any]:
     """Of all requests. A request that has not finished counts with what it has."""
     timings = [timing for run in runs for timing in run.requests]
     return {
@@ -47,7 +47,7 @@ def spreads(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def phase(runs: Sequence[Run], name: str) -> dict[str, Any]:
+def phase(runs: Sequence[BenchRun], name: str) -> dict[str, Any]:
     total = Phase()
     for run in runs:
         part: Phase = getattr(run, name)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.cli.bench_engine import EngineBench, Run
+from quire.cli.bench_engine import BenchRun, EngineBench
 from quire.cli.bench_load import add_engine_flags, progress, read_engine_options, start
 from quire.cli.bench_prompts import Wanted, random_prompts, read_prompts
 from quire.cli.bench_report import check_target, phase, spreads, surroundings, tell
@@ -87,7 +87,7 @@ def prompts(flags: ThroughputFlags, options: EngineOptions, engine: Engine) -> l
     return read_prompts(Path(flags.dataset_path), encode, flags.num_prompts, flags.output_len)
 
 
-def measured(run: Run) -> dict[str, Any]:
+def measured(run: BenchRun) -> dict[str, Any]:
     """The first names are those of vLLM's file."""
     seconds = run.seconds or float("inf")  # interrupted before the first step ended
     return {

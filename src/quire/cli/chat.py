@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from itertools import count
 
-from quire.cli.answer import Answer, TextEngine
+from quire.cli.answer import PrintedAnswer, TextEngine
 from quire.cli.chat_commands import obey
 from quire.cli.chat_input import ReadLine, keep_history, line_reader, read_messages
 from quire.cli.conversation import Conversation
@@ -85,7 +85,7 @@ def _turn(engine: TextEngine, chat: Conversation, terminal: Terminal, message: s
 def answer(engine: TextEngine, chat: Conversation, terminal: Terminal, question: str, request_id: str) -> None:
     """Ask, and show the answer as it comes. Ctrl-C stops it; what came until then stays in the conversation."""
     chat.ask(question)
-    reply = Answer()
+    reply = PrintedAnswer()
     messages = [dict(message) for message in chat.messages()]
     request = GenerateRequest(id=request_id, params=chat.params, messages=messages, adapter=chat.adapter)
     try:

@@ -34,7 +34,7 @@ class Cores:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MachineMemory:
     total: int  # bytes
     available: int  # bytes that can be had without swapping, within the container's limit
     limit: int | None  # bytes a container may use
@@ -64,12 +64,12 @@ def cores(root: Path = Path("/")) -> Cores:
     return Cores(installed, allowed, _cpu_quota(root))
 
 
-def memory(root: Path = Path("/")) -> Memory:
+def memory(root: Path = Path("/")) -> MachineMemory:
     total, available = _system_memory(root)
     limit, used = _memory_limit(root)
     if limit is None or limit >= total:
-        return Memory(total, available, None)
-    return Memory(total, max(0, min(available, limit - used)), limit)
+        return MachineMemory(total, available, None)
+    return MachineMemory(total, max(0, min(available, limit - used)), limit)
 
 
 def read(path: Path) -> str:

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from quire.cli.answer import Answer, TextEngine
+from quire.cli.answer import PrintedAnswer, TextEngine
 from quire.cli.flags import read_flags
 from quire.cli.load import add_model_flags, load
 from quire.cli.parser import Parser, UsageError
@@ -26,7 +26,9 @@ MAX_TOKENS = 512  # of an answer nobody is there to stop
 
 def run(argv: Sequence[str]) -> int:
     parser = Parser(
-        "run [PROMPT ...]", "Answer one prompt. The text goes to stdout as it comes, all else to stderr.", EXAMPLES
+        "run [PROMPT ...]",
+        "Answer one prompt. The text goes to stdout as it comes, all else to stderr.",
+        EXAMPLES,
     )
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="words to answer; - is what comes on stdin")
     parser.add_argument("--system", metavar="TEXT", help="how the model should behave")
@@ -45,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
     engine, model, load_seconds = load(arguments)
     request = make_request(engine, prompt, params, system=arguments.system, raw=arguments.raw)
     request.adapter = arguments.lora
-    answer, terminal = Answer(), Terminal()
+    answer, terminal = PrintedAnswer(), Terminal()
     answer.follow(engine.stream(request), (lambda text: None) if arguments.json else terminal.write)
     if arguments.json:
         print(json.dumps({"model": model, **answer.as_json(), "load_s": load_seconds}, ensure_ascii=False))

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from itertools import count
 
 from quire.core.errors import BadCheckpoint, BadRequest, QuireError, Unavailable, UnknownModel, Unsupported
-from quire.engine.messages import AdapterGone, AdapterLoaded, LoadAdapter, ToEngine, UnloadAdapter
+from quire.engine.messages import AdapterLoaded, AdapterUnloaded, LoadAdapter, ToEngine, UnloadAdapter
 from quire.engine.options import EngineOptions, named_values
 from quire.hub.adapters import resolve_adapter
 
@@ -93,8 +93,8 @@ class ClientAdapters:
             if not loading.done():
                 loading.set_exception(Unavailable(f"{problem.message} while the adapter was loaded", "try again"))
 
-    def receive(self, message: AdapterLoaded | AdapterGone) -> None:
-        if isinstance(message, AdapterGone):
+    def receive(self, message: AdapterLoaded | AdapterUnloaded) -> None:
+        if isinstance(message, AdapterUnloaded):
             self._leaving.discard(message.key)
             self._paths.pop(message.key, None)
             self._keys = {name: key for name, key in self._keys.items() if key != message.key}

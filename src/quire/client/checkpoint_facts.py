@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CheckpointFacts:
     format: str = ""  # of its files: gguf, safetensors
     family: str = ""  # such as llama
     num_parameters: int = 0
@@ -15,16 +15,16 @@ class Facts:
 
 
 @lru_cache(64)
-def checkpoint_facts(path: str) -> Facts:
+def checkpoint_facts(path: str) -> CheckpointFacts:
     """The files are opened for it, which takes a moment: ask in a thread. "" is no checkpoint."""
     if not path:
-        return Facts()
+        return CheckpointFacts()
     from quire.weights.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(Path(path))
     sizes = {name: math.prod(checkpoint.shape(name)) for name in checkpoint.names()}
     layers = [name for name in sizes if ".layers." in name or ".h." in name or ".layer." in name] or list(sizes)
-    return Facts(
+    return CheckpointFacts(
         format="safetensors" if checkpoint.path.is_dir() else "gguf",
         family=checkpoint.config.architecture.partition("For")[0].removesuffix("Model").lower(),
         num_parameters=sum(sizes.values()),

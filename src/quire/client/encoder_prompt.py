@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from quire.client.embed_request import Text
-from quire.core.encode_request import Tokens
+from quire.core.encode_request import EncodeInput
 from quire.core.errors import BadRequest, PromptTooLong
 from quire.text.tokenizers.tokenizer import Tokenizer
 from quire.weights.sentence_modules import SentenceModules
@@ -11,7 +11,7 @@ from quire.weights.sentence_modules import SentenceModules
 QUERY, DOCUMENT = ("query",), ("document", "passage")  # what checkpoints call the prompts of both
 
 
-class TextReader:
+class EncoderPrompter:
     """What it lets through, the model can read."""
 
     def __init__(self, tokenizer: Tokenizer, modules: SentenceModules, vocab_size: int, max_model_len: int) -> None:
@@ -20,15 +20,17 @@ class TextReader:
         self.max_model_len = max_model_len
         self._modules = modules
 
-    def tokens(self, texts: Sequence[Text], prompt_name: str | None, truncate: bool) -> list[Tokens]:
+    def tokens(self, texts: Sequence[Text], prompt_name: str | None, truncate: bool) -> list[EncodeInput]:
         prompt = self._prompt(prompt_name)
         return [self._encode(text, prompt, truncate, place) for place, text in enumerate(texts)]
 
-    def pairs(self, pairs: Sequence[tuple[str, str]], truncate: bool) -> list[Tokens]:
+    def pairs(self, pairs: Sequence[tuple[str, str]], truncate: bool) -> list[EncodeInput]:
         """Both texts of each, to be read together."""
         return [self._encode_pair(query, text, truncate, place) for place, (query, text) in enumerate(pairs)]
 
-    def sides(self, pairs: Sequence[tuple[str, str]], truncate: bool) -> tuple[list[Tokens], list[tuple[int, int]]]:
+    def sides(
+        self, pairs: Sequence[tuple[str, str]], truncate: bool
+    ) -> tuple[list[EncodeInput], list[tuple[int, int]]]:
         """For a model that reads one text at a time: the texts, each once, and for each pair the numbers of its two."""
         roles = self._named(QUERY), self._named(DOCUMENT)
         numbers: dict[tuple[str | None, str], int] = {}
@@ -52,18 +54,18 @@ class TextReader:
             raise BadRequest(f"the checkpoint has no prompt {name!r}", hint, param="prompt_name")
         return self._modules.prompts[name]
 
-    def _encode(self, text: Text, prompt: str, truncate: bool, place: int) -> Tokens:
+    def _encode(self, text: Text, prompt: str, truncate: bool, place: int) -> EncodeInput:
         ids = self.tokenizer.encode(self._spelled(prompt + text)) if isinstance(text, str) else list(text)
         if truncate:
             ids = self.tokenizer.cut(ids, self.max_model_len)
         self._check(ids, place)
-        return Tokens(ids)
+        return EncodeInput(ids)
 
-    def _encode_pair(self, query: str, document: str, truncate: bool, place: int) -> Tokens:
+    def _encode_pair(self, query: str, document: str, truncate: bool, place: int) -> EncodeInput:
         limit = self.max_model_len if truncate else None
         ids, segments = self.tokenizer.encode_pair(self._spelled(query), self._spelled(document), limit)
         self._check(ids, place)
-        return Tokens(ids, segments)
+        return EncodeInput(ids, segments)
 
     def _spelled(self, text: str) -> str:
         return text.lower() if self._modules.lower else text

@@ -20,33 +20,33 @@ from quire.client.engine_process import EngineProcess
 from quire.client.forecast import Forecast
 from quire.client.generate_request import GenerateRequest
 from quire.client.grammar_check import GrammarCheck
-from quire.client.inflight import Reading, Stream, UnderWay
-from quire.client.live_client import Viewer
+from quire.client.inflight import EncodeFuture, GenerateStream, InFlight
+from quire.client.live_client import LiveClient
 from quire.client.live_request import LiveRequest
 from quire.client.prompt import Prompter
 from quire.client.service import ModelInfo, Observer, State
 from quire.client.spawned import Spawned
-from quire.core.encode_request import ReadEvent, ReadRequest, Task, Tokens
+from quire.core.encode_request import EncodeEvent, EncodeInput, EncodeRequest, Task
 from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
 from quire.core.records import StepRecord
 from quire.core.request import SequenceEvent
 from quire.engine.messages import (
-    AdapterGone,
     AdapterLoaded,
+    AdapterUnloaded,
     Cancel,
+    Encoded,
+    EngineIdle,
     Failed,
     FromEngine,
-    HasRead,
+    LiveSnapshot,
     LoadAdapter,
-    PrepareLanguages,
+    PrepareGrammars,
     Ready,
-    Refused,
-    Rests,
-    Seen,
+    RequestRefused,
     Start,
-    Step,
+    StepDone,
     ToEngine,
-    Watch,
+    WatchEngine,
 )
 from quire.engine.options import EngineOptions
 from quire.engine.start import tokenizer_path
@@ -55,7 +55,7 @@ from quire.hub import resolve_model
 from quire.text.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from quire.client.encoder_prompt import TextReader
+    from quire.client.encoder_prompt import EncoderPrompter
 
 T = TypeVar("T")
 log = logging.getLogger("quire.engine")
@@ -92,9 +92,9 @@ class EngineClient:
         self.info: ModelInfo
         self.tokenizer: Tokenizer
         self.adapters = ClientAdapters(options, self._send)
-        self._live: dict[str, UnderWay] = {}
+        self._live: dict[str, InFlight] = {}
         self._forecast = Forecast(options.max_num_seqs)
-        self._viewers: set[Viewer] = set()
+        self._viewers: set[LiveClient] = set()
         self._stepped = asyncio.Event()  # for those who wait for the next step, or for the end of a request
         self._idle = asyncio.Event()
         self._idle.set()
@@ -145,12 +145,12 @@ class EngineClient:
             path=str(files.path),
         )
 
-    def _text_reader(self, path: Path, capacity: Capacity) -> "TextReader":
-        from quire.client.encoder_prompt import TextReader
+    def _text_reader(self, path: Path, capacity: Capacity) -> "EncoderPrompter":
+        from quire.client.encoder_prompt import EncoderPrompter
         from quire.weights.sentence_modules import SentenceModules, read_sentence_modules
 
         modules = read_sentence_modules(path) if path.is_dir() else SentenceModules()
-        return TextReader(self.tokenizer, modules, capacity.vocab_size, capacity.max_model_len)
+        return EncoderPrompter(self.tokenizer, modules, capacity.vocab_size, capacity.max_model_len)
 
     async def stop(self) -> None:
         self.state = "stopped"
@@ -166,7 +166,7 @@ class EngineClient:
         for one in list(self._live.values()):
             one.give_up("the server is shutting down", "cancelled")
 
-    async def submit(self, request: GenerateRequest) -> Stream:
+    async def submit(self, request: GenerateRequest) -> GenerateStream:
         self._expect("generate")
         self._admit()
         if len(request.prompt or "") + sum(len(str(m)) for m in request.messages or ()) > LONG_TEXT:
@@ -177,10 +177,10 @@ class EngineClient:
         if prepared.params.structured is not None and prepared.params.structured.kind != "json":  # that one is known
             assert self._grammar_check is not None, "not started"
             if not self._grammar_check.started and self.state == "ready":  # both take a second: at the same time
-                await self._engine.send(PrepareLanguages())
+                await self._engine.send(PrepareGrammars())
             await self._grammar_check.check(prepared.params.structured)
         prepared.adapter = self.adapters.key(request.adapter)  # now: it may have been unloaded meanwhile
-        stream = Stream(LiveRequest(prepared, self.tokenizer), self._forget, self.cancel)
+        stream = GenerateStream(LiveRequest(prepared, self.tokenizer), self._forget, self.cancel)
         await self._begin(stream)
         return stream
 
@@ -246,10 +246,10 @@ class EngineClient:
         return await asyncio.to_thread(encode, *arguments) if size > LONG_TEXT else encode(*arguments)
 
     async def _read(
-        self, request_id: str, texts: list[Tokens], timeout: float | None, dimensions: int | None = None
+        self, request_id: str, texts: list[EncodeInput], timeout: float | None, dimensions: int | None = None
     ) -> list["array[float]"]:
         deadline = None if timeout is None else time.monotonic() + timeout
-        request = ReadRequest(id=request_id, texts=texts, dimensions=dimensions, deadline=deadline)
+        request = EncodeRequest(id=request_id, texts=texts, dimensions=dimensions, deadline=deadline)
         if request.num_tokens > MOST_READ_TOKENS:
             raise BadRequest(
                 f"the texts have {request.num_tokens} tokens, and a request may have {MOST_READ_TOKENS}",
@@ -259,14 +259,14 @@ class EngineClient:
         if not texts:
             return []
         await self._check_wait(request.num_tokens, timeout)
-        reading = Reading(request, self._forget)
+        reading = EncodeFuture(request, self._forget)
         await self._begin(reading)
         try:
             return await reading.numbers()
         finally:
             await self.cancel(reading)
 
-    async def _begin(self, one: UnderWay) -> None:
+    async def _begin(self, one: InFlight) -> None:
         if one.id in self._live:
             raise BadRequest(f"a request with id {one.id} is under way", "give each request an id of its own")
         self._live[one.id] = one
@@ -285,7 +285,7 @@ class EngineClient:
             raise Unavailable(f"the engine is {self.state}", "try again in a moment")
         await self._engine.send(message)
 
-    async def _tell(self, one: UnderWay) -> None:
+    async def _tell(self, one: InFlight) -> None:
         for message in one.again():
             await self._engine.send(message)
 
@@ -294,17 +294,17 @@ class EngineClient:
         return bool(self._live)
 
     @asynccontextmanager
-    async def watch(self) -> AsyncIterator[Viewer]:
+    async def watch(self) -> AsyncIterator[LiveClient]:
         """Look at the engine. It makes snapshots only while somebody does."""
-        viewer = Viewer()
+        viewer = LiveClient()
         self._viewers.add(viewer)
         try:
-            await self._engine.send(Watch(True))  # also if others look already: this one has not seen anything
+            await self._engine.send(WatchEngine(True))  # also if others look already: this one has not seen anything
             yield viewer
         finally:
             self._viewers.remove(viewer)
             if not self._viewers:
-                await self._engine.send(Watch(False))
+                await self._engine.send(WatchEngine(False))
 
     @property
     def engine_pid(self) -> int:
@@ -369,7 +369,7 @@ class EngineClient:
                 one.give_up("the request cannot be given to the engine")
         await self.adapters.engine_ready()
         if self._viewers:
-            await self._engine.send(Watch(True))
+            await self._engine.send(WatchEngine(True))
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(ready)
 
@@ -387,41 +387,41 @@ class EngineClient:
                 one.give_up(f"{problem.message}, {MAX_CRASHES} times during this request")
 
     async def _receive(self, message: FromEngine) -> None:
-        if isinstance(message, Step | HasRead):
+        if isinstance(message, StepDone | Encoded):
             if message.record:
                 self._count(message.record)
             for event in message.events:
                 await self._deliver(event)
-        elif isinstance(message, Rests):
+        elif isinstance(message, EngineIdle):
             if self.observer:
                 self.observer.rests(message.scheduler)
-        elif isinstance(message, Seen):
+        elif isinstance(message, LiveSnapshot):
             for viewer in self._viewers:
                 viewer.show(message.snapshot)
-        elif isinstance(message, AdapterLoaded | AdapterGone):
+        elif isinstance(message, AdapterLoaded | AdapterUnloaded):
             self.adapters.receive(message)
-        elif isinstance(message, Refused) and (one := self._live.get(message.request_id)):
+        elif isinstance(message, RequestRefused) and (one := self._live.get(message.request_id)):
             one.refuse(message.problem.error())
 
     def _count(self, record: StepRecord) -> None:
         self._forecast.step(record)
         self._stepped.set()
         for request_id in record.admitted:
-            if isinstance(stream := self._live.get(request_id), Stream):
+            if isinstance(stream := self._live.get(request_id), GenerateStream):
                 stream.live.admit(time.monotonic() - record.seconds)
         if self.observer:
             self.observer.step(record)
 
-    async def _deliver(self, event: SequenceEvent | ReadEvent) -> None:
+    async def _deliver(self, event: SequenceEvent | EncodeEvent) -> None:
         one = self._live.get(event.request_id)
-        if isinstance(one, Reading):
-            assert isinstance(event, ReadEvent)
+        if isinstance(one, EncodeFuture):
+            assert isinstance(event, EncodeEvent)
             one.push(event)
-        elif isinstance(one, Stream):
+        elif isinstance(one, GenerateStream):
             assert isinstance(event, SequenceEvent)
             await self._deliver_text(one, event)
 
-    async def _deliver_text(self, stream: Stream, event: SequenceEvent) -> None:
+    async def _deliver_text(self, stream: GenerateStream, event: SequenceEvent) -> None:
         text = stream.live.push(event)
         if text is None:
             return
@@ -436,11 +436,11 @@ class EngineClient:
         if text.finish_reason and not event.finish_reason:  # a stop string: the engine would go on
             await self._engine.send(Cancel(event.request_id, event.index))
 
-    def _begun(self, one: UnderWay) -> None:
+    def _begun(self, one: InFlight) -> None:
         one.waiting = False
         self._forecast.begun(one.num_prompt_tokens)
 
-    def _forget(self, one: UnderWay) -> None:
+    def _forget(self, one: InFlight) -> None:
         """The request has ended, here at least."""
         if self._live.pop(one.id, None) is None:
             return
@@ -453,7 +453,7 @@ class EngineClient:
         if not self._live:
             self._idle.set()
 
-    async def cancel(self, one: UnderWay) -> None:
+    async def cancel(self, one: InFlight) -> None:
         """End a request and free what it holds. One that has ended is no error."""
         if not one.finished:
             one.give_up("it was cancelled", "cancelled")

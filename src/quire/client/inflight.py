@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 from quire.client.live_request import LiveRequest
-from quire.core.encode_request import ReadEvent, ReadRequest
+from quire.core.encode_request import EncodeEvent, EncodeRequest
 from quire.core.errors import DeadlinePassed, EngineFailed, QuireError, Unavailable
 from quire.core.records import RequestRecord
 from quire.core.request import FinishReason
-from quire.engine.messages import Cancel, Read, Submit, ToEngine
+from quire.engine.messages import Cancel, Encode, Submit, ToEngine
 from quire.text.event import TextEvent
 
 
-class UnderWay(Protocol):
+class InFlight(Protocol):
     """`on_end` is called once, when it has ended, however that was."""
 
     id: str
@@ -38,11 +38,14 @@ class UnderWay(Protocol):
     def give_up(self, reason: str, finish_reason: FinishReason = "error") -> None: ...
 
 
-class Stream:
+class GenerateStream:
     """Implements `TextStream`."""
 
     def __init__(
-        self, live: LiveRequest, on_end: Callable[["Stream"], None], cancel: Callable[["Stream"], Awaitable[None]]
+        self,
+        live: LiveRequest,
+        on_end: Callable[["GenerateStream"], None],
+        cancel: Callable[["GenerateStream"], Awaitable[None]],
     ) -> None:
         self.live = live
         self.id = live.request.id
@@ -104,10 +107,10 @@ class Stream:
         return deadline is not None and time.monotonic() >= deadline
 
 
-class Reading:
+class EncodeFuture:
     """The numbers of each text of one request, once all of them are there."""
 
-    def __init__(self, request: ReadRequest, on_end: Callable[["Reading"], None]) -> None:
+    def __init__(self, request: EncodeRequest, on_end: Callable[["EncodeFuture"], None]) -> None:
         self.request = request
         self.id = request.id
         self.num_prompt_tokens = request.num_tokens
@@ -125,9 +128,9 @@ class Reading:
 
     def again(self) -> list[ToEngine]:
         """All of it: a text that is read twice has the same numbers."""
-        return [Read(self.request)]
+        return [Encode(self.request)]
 
-    def push(self, event: ReadEvent) -> None:
+    def push(self, event: EncodeEvent) -> None:
         if event.reason:
             self._end("cancelled", DeadlinePassed(event.reason, "allow more time, or send fewer texts"))
             return

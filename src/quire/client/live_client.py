@@ -9,7 +9,7 @@ from quire.core.snapshot import Snapshot
 MAX_STEPS = 1000  # kept for one who is slow
 
 
-class Viewer:
+class LiveClient:
     """Has the newest snapshot. Of those it was too slow to fetch it still gets the steps."""
 
     def __init__(self) -> None:

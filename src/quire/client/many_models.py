@@ -11,10 +11,10 @@ from pathlib import Path
 from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores
 from quire.client.engine_client import EngineClient
 from quire.client.generate_request import GenerateRequest
-from quire.client.live_client import Viewer
+from quire.client.live_client import LiveClient
 from quire.client.one_model import unknown_model
 from quire.client.pulls import Pulls
-from quire.client.service import Coming, Found, ModelInfo, Observer, Offer, State, TextStream
+from quire.client.service import ModelInfo, Observer, PullProgress, ResolvedModel, ServedModel, State, TextStream
 from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
 from quire.engine.options import EngineOptions, named_values
 from quire.engine.start import task_of
@@ -61,14 +61,17 @@ class ManyModels:
         for slot in self._slots.values():
             await slot.stop()
 
-    def offers(self) -> list[Offer]:
+    def offers(self) -> list[ServedModel]:
         found = []
         for name, slot in self._slots.items():
             info = slot.info if slot.client else None
-            found += [Offer(name, info), *(Offer(adapter, info, adapter_of=name) for adapter in slot.adapters)]
+            found += [
+                ServedModel(name, info),
+                *(ServedModel(adapter, info, adapter_of=name) for adapter in slot.adapters),
+            ]
         return found
 
-    async def find(self, name: str | None) -> Found:
+    async def find(self, name: str | None) -> ResolvedModel:
         adapter = ""
         if name is None:
             slot = next(iter(self._slots.values()))
@@ -79,7 +82,7 @@ class ManyModels:
         else:
             raise unknown_model(name, [offer.name for offer in self.offers()])
         await slot.loaded()
-        return Found(slot, adapter)
+        return ResolvedModel(slot, adapter)
 
     async def load_adapter(self, name: str, path: str, in_place: bool = False, base: str | None = None) -> None:
         able = {slot.name: slot for slot in self._slots.values() if slot.options.num_loras}
@@ -98,9 +101,9 @@ class ManyModels:
             raise unknown_model(name, [offer.name for offer in self.offers() if offer.adapter_of], "adapter")
         await slot.unload_adapter(name)
 
-    async def pull(self, name: str) -> AsyncGenerator[Coming, None]:
+    async def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
         if name in (offer.name for offer in self.offers()):
-            yield Coming()
+            yield PullProgress()
             return
         async with aclosing(self._pulls.pull(name)) as pull:
             async for coming in pull:
@@ -186,7 +189,7 @@ class Slot:
             return await client.score(request)
 
     @asynccontextmanager
-    async def watch(self) -> AsyncIterator[Viewer]:
+    async def watch(self) -> AsyncIterator[LiveClient]:
         """Who only looks does not keep it from being unloaded."""
         client = await self.loaded()
         async with client.watch() as viewer:

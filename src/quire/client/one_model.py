@@ -3,14 +3,14 @@
 from collections.abc import AsyncGenerator, Sequence
 from difflib import get_close_matches
 
-from quire.client.service import Adapters, Coming, Found, Offer, Service, State
+from quire.client.service import AdapterRegistry, PullProgress, ResolvedModel, ServedModel, Service, State
 from quire.core.errors import BadRequest, UnknownModel
 
 
 class OneModel:
     """Implements `Models` with a service that is there as long as the server is."""
 
-    def __init__(self, service: Service, adapters: Adapters | None = None) -> None:
+    def __init__(self, service: Service, adapters: AdapterRegistry | None = None) -> None:
         """`adapters` are those of the service, where it has any."""
         self._service = service
         self._adapters = adapters
@@ -19,19 +19,22 @@ class OneModel:
     def state(self) -> State:
         return self._service.state
 
-    def offers(self) -> list[Offer]:
+    def offers(self) -> list[ServedModel]:
         info = self._service.info
-        return [Offer(info.name, info), *(Offer(name, info, adapter_of=info.name) for name in self._names())]
+        return [
+            ServedModel(info.name, info),
+            *(ServedModel(name, info, adapter_of=info.name) for name in self._names()),
+        ]
 
     def _names(self) -> list[str]:
         return self._adapters.names() if self._adapters else []
 
-    async def find(self, name: str | None) -> Found:
+    async def find(self, name: str | None) -> ResolvedModel:
         if name in self._names():
-            return Found(self._service, name)
+            return ResolvedModel(self._service, name)
         if name is not None and name != self._service.info.name:
             raise unknown_model(name, [offer.name for offer in self.offers()])
-        return Found(self._service)
+        return ResolvedModel(self._service)
 
     async def load_adapter(self, name: str, path: str, in_place: bool = False, base: str | None = None) -> None:
         if self._adapters is None:
@@ -45,10 +48,10 @@ class OneModel:
             raise unknown_model(name, self._names(), "adapter")
         await self._adapters.unload(name)
 
-    async def pull(self, name: str) -> AsyncGenerator[Coming, None]:
+    async def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
         if name not in (offer.name for offer in self.offers()):
             raise BadRequest("this server has one model", "start it with --allow-pull", param="model")
-        yield Coming()
+        yield PullProgress()
 
     async def drain(self) -> None:
         await self._service.drain()

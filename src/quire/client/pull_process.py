@@ -15,13 +15,13 @@ from quire.core.errors import QuireError
 from quire.engine.options import EngineOptions
 from quire.engine.start import task_of
 from quire.hub import fetch_model
-from quire.hub.progress import Progress, Update
+from quire.hub.progress import DownloadProgress, Update
 
 EVERY = 0.2  # seconds
 PATIENCE = 5  # added to niceness: whoever computes comes first
 
 
-class Lines(Progress):
+class JsonProgress(DownloadProgress):
     @contextmanager
     def of(self, what: str, total: int, sha256: str = "") -> Iterator[Update]:
         told = 0.0
@@ -40,7 +40,7 @@ class Lines(Progress):
 def main(name: str) -> None:
     os.nice(PATIENCE)
     try:
-        path = fetch_model(name, Lines()).path
+        path = fetch_model(name, JsonProgress()).path
         task_of(path, EngineOptions())  # Unsupported, if it is one that cannot be run
         _tell({"path": str(path)})
     except QuireError as error:

@@ -9,7 +9,7 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from quire.client.service import Coming
+from quire.client.service import PullProgress
 from quire.core.errors import QueueFull, QuireError, UnknownModel
 from quire.hub import ALIASES, DownloadFailed
 from quire.hub.huggingface import is_repo_id
@@ -31,7 +31,7 @@ class Pull:
     task: asyncio.Task[None]
 
     def __init__(self) -> None:
-        self.coming = Coming()
+        self.coming = PullProgress()
         self.num_waiting = 0
 
 
@@ -45,7 +45,7 @@ class Pulls:
         self._turn = asyncio.Lock()
         self._under_way: dict[str, Pull] = {}
 
-    async def pull(self, name: str) -> AsyncGenerator[Coming, None]:
+    async def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
         pull = self._under_way.get(name) or self._begin(name)
         pull.num_waiting += 1
         told = None
@@ -98,7 +98,7 @@ async def _fetched(name: str, pull: Pull) -> str:
                 case {"error": [code, status, message, hint]}:
                     raise PullFailed(code, status, message, hint)
                 case coming:
-                    pull.coming = Coming(**coming)
+                    pull.coming = PullProgress(**coming)
         raise DownloadFailed(f"the process that was fetching `{name}` ended", "the server's log may say why")
     finally:
         with contextlib.suppress(ProcessLookupError):  # pip, which it may have started, is of the same group

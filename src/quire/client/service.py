@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores
 from quire.client.generate_request import GenerateRequest
-from quire.client.live_client import Viewer
+from quire.client.live_client import LiveClient
 from quire.core.encode_request import Task
 from quire.core.records import RequestRecord, SchedulerStats, StepRecord
 from quire.text.event import TextEvent
@@ -90,7 +90,7 @@ class Service(Protocol):
     async def score(self, request: ScoreRequest) -> Scores:
         """By a cross-encoder, or as cosines of vectors."""
 
-    def watch(self) -> AbstractAsyncContextManager[Viewer]:
+    def watch(self) -> AbstractAsyncContextManager[LiveClient]:
         """Look at the engine, as long as the context lasts."""
 
     async def drain(self) -> None:
@@ -98,7 +98,7 @@ class Service(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ServedModel:
     """A name that clients can ask for."""
 
     name: str
@@ -107,14 +107,14 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResolvedModel:
     """What a name leads to."""
 
     service: Service
     adapter: str = ""  # the adapter's name, where the name is that of one
 
 
-class Adapters(Protocol):
+class AdapterRegistry(Protocol):
     """The LoRA adapters of one model, by name."""
 
     def names(self) -> list[str]: ...
@@ -127,7 +127,7 @@ class Adapters(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class PullProgress:
     """How much of a model has come."""
 
     sha256: str = ""  # of its largest file, where it is known
@@ -141,9 +141,9 @@ class Models(Protocol):
     @property
     def state(self) -> State: ...
 
-    def offers(self) -> list[Offer]: ...
+    def offers(self) -> list[ServedModel]: ...
 
-    async def find(self, name: str | None) -> Found:
+    async def find(self, name: str | None) -> ResolvedModel:
         """The model of that name, loaded if it was not; None is the first one. Raises UnknownModel."""
 
     async def load_adapter(self, name: str, path: str, in_place: bool = False, base: str | None = None) -> None:
@@ -153,7 +153,7 @@ class Models(Protocol):
     async def unload_adapter(self, name: str) -> None:
         """From now on it leads nowhere. Raises UnknownModel."""
 
-    def pull(self, name: str) -> AsyncGenerator[Coming, None]:
+    def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
         """Fetch a model, telling how far it is; when it ends, the name leads to it. Closing it gives it up."""
 
     async def drain(self) -> None:

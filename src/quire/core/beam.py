@@ -5,7 +5,7 @@ position, counts as a result only if it is among the first k; the first k that d
 
 from dataclasses import dataclass, field
 
-from quire.core.request import Logprob
+from quire.core.request import IdLogprob
 
 
 @dataclass(slots=True)
@@ -14,7 +14,7 @@ class Beam:
 
     tokens: list[int] = field(default_factory=list)
     logprob: float = 0.0  # the sum over `tokens`
-    logprobs: list[list[Logprob]] = field(default_factory=list)  # for each token: itself, then the beam's best
+    logprobs: list[list[IdLogprob]] = field(default_factory=list)  # for each token: itself, then the beam's best
     score: float = 0.0  # once ended: logprob / length ** length_penalty
     stop_token: int | None = None  # that ended it; None: its length did
 
@@ -48,13 +48,13 @@ class BeamSearch:
         self.results: list[Beam] = []  # ended, the best `width` of them, best first
         self.done = False
 
-    def advance(self, continuations: list[list[Logprob]]) -> list[int]:
+    def advance(self, continuations: list[list[IdLogprob]]) -> list[int]:
         """Replace `beams` by their best continuations; returns for each new beam the place of its parent."""
         assert not self.done and len(continuations) == len(self.beams), "every beam needs its continuations"
         length = len(self.beams[0].tokens) + 1
         forced = self.last_id if length == self.max_tokens else None
         if forced is not None:
-            continuations = [[Logprob(forced, 0.0, 1)] for _ in self.beams]
+            continuations = [[IdLogprob(forced, 0.0, 1)] for _ in self.beams]
         scale = (length + self.num_forced) ** self.length_penalty
         candidates = [
             (beam.logprob + each.logprob, parent, each)
@@ -82,7 +82,7 @@ class BeamSearch:
         self.done = not beams or self._decided(beams[0].logprob / scale)
         return parents
 
-    def _continue(self, parent: int, chosen: Logprob, logprob: float, best: list[Logprob]) -> Beam:
+    def _continue(self, parent: int, chosen: IdLogprob, logprob: float, best: list[IdLogprob]) -> Beam:
         old = self.beams[parent]
         return Beam([*old.tokens, chosen.token], logprob, [*old.logprobs, [chosen, *best[: self.num_logprobs]]])
 

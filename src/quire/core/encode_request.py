@@ -8,7 +8,7 @@ Task = Literal["generate", "embed", "score"]  # what a model is served for
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class EncodeInput:
     """A text, or a pair of texts."""
 
     ids: Sequence[int]
@@ -16,11 +16,11 @@ class Tokens:
 
 
 @dataclass(slots=True, kw_only=True)
-class ReadRequest:
+class EncodeRequest:
     """Crosses the process boundary as it is and is never changed."""
 
     id: str
-    texts: list[Tokens]
+    texts: list[EncodeInput]
     dimensions: int | None = None  # only the first so many numbers of each vector
     deadline: float | None = None  # time.monotonic(); past it nothing more of it is read
 
@@ -30,7 +30,7 @@ class ReadRequest:
 
 
 @dataclass(slots=True, kw_only=True)
-class ReadEvent:
+class EncodeEvent:
     """What became of one text of a request."""
 
     request_id: str

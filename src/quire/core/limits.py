@@ -9,7 +9,7 @@ from quire.core.window import Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SchedulerLimits:
     max_num_seqs: int  # rows: sequences that run at the same time
     max_num_batched_tokens: int  # computed in one step
     max_model_len: int  # prompt and output of one sequence
@@ -60,7 +60,7 @@ class Limits:
         return len(request.prompt_ids) + num_empty(request, self.block_size) + len(request.start_ids)
 
 
-def refuse_impossible(request: Request, limits: Limits, num_blocks: int, window: Window) -> None:
+def refuse_impossible(request: Request, limits: SchedulerLimits, num_blocks: int, window: Window) -> None:
     """Raise if `request` could not be served even with the whole engine to itself."""
     params = request.params
     if not request.prompt_ids:
@@ -107,7 +107,7 @@ def refuse_impossible(request: Request, limits: Limits, num_blocks: int, window:
         _check_resumed(request, length, num_prompt)
 
 
-def _check_source(request: Request, limits: Limits, seq2seq: Seq2Seq) -> None:
+def _check_source(request: Request, limits: SchedulerLimits, seq2seq: Seq2Seq) -> None:
     """What the model can read and write; whether both fit together is found out with the others."""
     num_source, params = len(request.prompt_ids), request.params
     assert request.start_ids, "an answer begins with something"

@@ -6,7 +6,7 @@ A sequence holds a *row* from admission until it ends or is preempted. The runne
 from dataclasses import dataclass, field
 
 from quire.core.params import SamplingParams
-from quire.core.request import Logprob
+from quire.core.request import IdLogprob
 
 
 @dataclass(slots=True)
@@ -62,14 +62,14 @@ class StepPlan:
 
 
 @dataclass(slots=True)
-class Drawn:
+class SampledRow:
     """What one row yielded. A row whose run ended inside its prompt yields nothing, or prompt_logprobs alone."""
 
     row: int
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[list[Logprob]] | None = None  # as in SequenceEvent
-    prompt_logprobs: list[list[Logprob]] | None = None  # for positions start + 1 .. of the run, within the prompt
-    beams: list[Logprob] | None = None  # beam search: the 2 * beam_width best continuations; `tokens` is empty
+    logprobs: list[list[IdLogprob]] | None = None  # as in SequenceEvent
+    prompt_logprobs: list[list[IdLogprob]] | None = None  # for positions start + 1 .. of the run, within the prompt
+    beams: list[IdLogprob] | None = None  # beam search: the 2 * beam_width best continuations; `tokens` is empty
     drafts: list[int] = field(default_factory=list)  # guesses at what follows `tokens`
     error: str = ""  # nothing could be drawn: the sequence ends with this reason; `tokens` is empty
 
@@ -77,4 +77,4 @@ class Drawn:
 @dataclass(slots=True)
 class StepOutput:
     step: int
-    drawn: list[Drawn]
+    drawn: list[SampledRow]

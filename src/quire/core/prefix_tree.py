@@ -2,30 +2,30 @@
 
 from collections.abc import Iterator
 
-Realm = tuple[str, str, str]  # (tenant, salt, adapter): nothing is shared across realms
+Namespace = tuple[str, str, str]  # (tenant, salt, adapter): nothing is shared across realms
 GONE = -1  # in the place of a block
 
 
-class Node:
+class PrefixNode:
     """One full block. Its keys and values depend on every token before it, so it is found under its parent only."""
 
     __slots__ = ("block", "children", "parent", "tokens")
 
-    def __init__(self, block: int, tokens: tuple[int, ...], parent: "Node | None") -> None:
+    def __init__(self, block: int, tokens: tuple[int, ...], parent: "PrefixNode | None") -> None:
         self.block = block
         self.tokens = tokens
         self.parent = parent
-        self.children: dict[tuple[int, ...], Node] = {}
+        self.children: dict[tuple[int, ...], PrefixNode] = {}
 
 
-class Root(Node):
+class Root(PrefixNode):
     """Where the prefixes of a realm begin; it names no block, and lives as long as it has children."""
 
-    __slots__ = ("realm",)
+    __slots__ = ("namespace",)
 
-    def __init__(self, realm: Realm) -> None:
+    def __init__(self, namespace: Namespace) -> None:
         super().__init__(GONE, (), None)
-        self.realm = realm
+        self.namespace = namespace
 
 
 class PrefixTree:
@@ -38,8 +38,8 @@ class PrefixTree:
     def __init__(self, block_size: int, gaps: bool = False) -> None:
         self.block_size = block_size
         self.gaps = gaps
-        self._roots: dict[Realm, Root] = {}
-        self._nodes: dict[int, Node] = {}  # by block
+        self._roots: dict[Namespace, Root] = {}
+        self._nodes: dict[int, PrefixNode] = {}  # by block
 
     def __contains__(self, block: int) -> bool:
         return block in self._nodes
@@ -47,10 +47,12 @@ class PrefixTree:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def match(self, realm: Realm, node: Node | None, tokens: list[int], start: int, stop: int) -> list[Node]:
-        """The longest path below `node` (None: the root of `realm`) along the blocks start .. stop of `tokens`."""
+    def match(
+        self, namespace: Namespace, node: PrefixNode | None, tokens: list[int], start: int, stop: int
+    ) -> list[PrefixNode]:
+        """The longest path below `node` (None: the root of `namespace`) along the blocks start .. stop of `tokens`."""
         size, path = self.block_size, []
-        node = node or self._roots.get(realm)
+        node = node or self._roots.get(namespace)
         for i in range(start, stop):
             node = node and node.children.get(tuple(tokens[i * size : (i + 1) * size]))
             if node is None:
@@ -58,13 +60,15 @@ class PrefixTree:
             path.append(node)
         return path
 
-    def insert(self, realm: Realm, node: Node | None, tokens: tuple[int, ...], block: int) -> Node | None:
+    def insert(
+        self, namespace: Namespace, node: PrefixNode | None, tokens: tuple[int, ...], block: int
+    ) -> PrefixNode | None:
         """Enter `block` below `node`; None when another block has the same tokens there: the tree keeps the first."""
-        if node is None and (node := self._roots.get(realm)) is None:
-            node = self._roots[realm] = Root(realm)
+        if node is None and (node := self._roots.get(namespace)) is None:
+            node = self._roots[namespace] = Root(namespace)
         child = node.children.get(tokens)
         if child is None:
-            child = node.children[tokens] = Node(block, tokens, node)
+            child = node.children[tokens] = PrefixNode(block, tokens, node)
         elif child.block == GONE:
             child.block = block
         else:
@@ -78,14 +82,14 @@ class PrefixTree:
         node.block = GONE
         while node.block == GONE and not node.children:
             if isinstance(node, Root):
-                del self._roots[node.realm]
+                del self._roots[node.namespace]
                 return
             assert node.parent is not None
             del node.parent.children[node.tokens]
             node = node.parent
 
-    def walk(self) -> Iterator[Node]:
-        stack: list[Node] = list(self._roots.values())
+    def walk(self) -> Iterator[PrefixNode]:
+        stack: list[PrefixNode] = list(self._roots.values())
         while stack:
             node = stack.pop()
             stack.extend(node.children.values())

@@ -27,7 +27,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Logprob:
+class IdLogprob:
     token: int
     logprob: float
     rank: int  # 1 is the most likely token
@@ -42,8 +42,8 @@ class SequenceEvent:
     request_id: str
     index: int  # which sample
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[list[Logprob]] | None = None  # a list for each token: itself first, then the alternatives by rank
-    prompt_logprobs: list[list[Logprob]] | None = None  # for prompt positions 1, 2, ... as they are computed
+    logprobs: list[list[IdLogprob]] | None = None  # a list for each token: itself first, then the alternatives by rank
+    prompt_logprobs: list[list[IdLogprob]] | None = None  # for prompt positions 1, 2, ... as they are computed
     finish_reason: FinishReason | None = None
     stop_token: int | None = None  # the stop token that ended it, if one did
     cumulative_logprob: float | None = None  # of the whole sample; for best_of and beams, on its last event

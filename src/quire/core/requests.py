@@ -7,13 +7,13 @@ from itertools import count as count_from
 
 from quire.core.adapters import AdapterSlots
 from quire.core.errors import BadRequest, QueueFull
-from quire.core.group import Group
-from quire.core.limits import Limits, refuse_impossible
-from quire.core.memory import Memory
+from quire.core.kv_blocks import KVBlocks
+from quire.core.limits import SchedulerLimits, refuse_impossible
 from quire.core.policy import PolicyQueue, find_policy
 from quire.core.request import FinishReason, Request, SequenceEvent
-from quire.core.rows import Rows
+from quire.core.row_table import RowTable
 from quire.core.sequence import Sequence
+from quire.core.sequence_group import SequenceGroup
 from quire.core.window import Window
 
 
@@ -22,7 +22,7 @@ class Requests:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: SchedulerLimits,
         num_blocks: int,
         *,
         num_host_blocks: int = 0,
@@ -35,12 +35,12 @@ class Requests:
         self.limits = limits
         self.policy = find_policy(policy)
         self.window = Window(window, limits.block_size, chunk=limits.chunk, ahead=ahead)
-        self.memory = Memory(num_blocks, num_host_blocks, self.window, prefix_caching)
+        self.memory = KVBlocks(num_blocks, num_host_blocks, self.window, prefix_caching)
         self.adapters = AdapterSlots(num_adapters)
-        self.rows = Rows(limits.max_num_seqs)
+        self.rows = RowTable(limits.max_num_seqs)
         self.running = PolicyQueue()
         self.waiting = PolicyQueue()
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, SequenceGroup] = {}
         self._deadlines: list[tuple[float, str]] = []  # a heap; requests that have ended stay until their time
         self._events: list[SequenceEvent] = []  # to be returned by the next update()
         self._numbers = count_from()
@@ -60,7 +60,7 @@ class Requests:
         refuse_impossible(request, self.limits, self.memory.pool.num_blocks, self.window)
         if self._num_queued >= self.limits.max_queued:
             raise QueueFull(f"{self._num_queued} requests are waiting, which is the limit", "try again later")
-        group = Group(request, self.policy(request, next(self._numbers)), self.limits)
+        group = SequenceGroup(request, self.policy(request, next(self._numbers)), self.limits)
         self._groups[group.id] = group
         self._num_queued += 1
         num_samples = 1 if group.search else request.params.num_samples
@@ -135,7 +135,7 @@ class Requests:
             self._close(group)
         return group.deliver(event)
 
-    def _give_up(self, group: Group, finish_reason: FinishReason, reason: str) -> list[SequenceEvent]:
+    def _give_up(self, group: SequenceGroup, finish_reason: FinishReason, reason: str) -> list[SequenceEvent]:
         """All that is open of a request ends."""
         events = group.give_up(finish_reason, reason)
         for seq in group.live[:]:
@@ -161,13 +161,13 @@ class Requests:
         if seq is group.leader:
             self._choose_leader(group)
 
-    def _choose_leader(self, group: Group) -> None:
+    def _choose_leader(self, group: SequenceGroup) -> None:
         """The first that has not started computes the prompt; after that nobody leads."""
         group.leader = group.unstarted.pop(0) if group.unstarted else None
         if group.leader is not None:
             self.waiting.push(group.leader)
 
-    def _close(self, group: Group) -> None:
+    def _close(self, group: SequenceGroup) -> None:
         del self._groups[group.id]
         if not group.started:
             self._num_queued -= 1

@@ -8,15 +8,15 @@ simulation."""
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from quire.core.drafting import Drafting
-from quire.core.group import Group
-from quire.core.limits import Limits
+from quire.core.limits import SchedulerLimits
 from quire.core.pace import Pace
-from quire.core.plan import Admission, Drawn, Run, StepOutput, StepPlan
+from quire.core.plan import Admission, Run, SampledRow, StepOutput, StepPlan
 from quire.core.records import SchedulerStats
 from quire.core.request import SequenceEvent
 from quire.core.requests import Requests
 from quire.core.sequence import Sequence
+from quire.core.sequence_group import SequenceGroup
+from quire.core.speculation import Drafting
 
 
 class Scheduler(Requests):
@@ -28,7 +28,7 @@ class Scheduler(Requests):
 
     def __init__(
         self,
-        limits: Limits,
+        limits: SchedulerLimits,
         num_blocks: int,
         *,
         num_host_blocks: int = 0,
@@ -92,7 +92,7 @@ class Scheduler(Requests):
         for run in plan.runs:
             seq = self.rows[run.row]
             end, group = run.start + run.count, seq.group
-            if run.drafts or group.waits or (self.drafting and self.drafting.waits(seq.trust, seq.drafts)):
+            if run.drafts or group.waits or (self.drafting and self.drafting.waits(seq.acceptance, seq.drafts)):
                 continue
             if end == len(seq.tokens) and end + 1 < group.length:
                 seq.expect()
@@ -131,7 +131,7 @@ class Scheduler(Requests):
         if not runs:
             return 0
         most = self.limits.chunk - 1
-        offers = [(seq.trust, min(len(seq.drafts), seq.group.length - seq.num_known - 1, most)) for _, seq in runs]
+        offers = [(seq.acceptance, min(len(seq.drafts), seq.group.length - seq.num_known - 1, most)) for _, seq in runs]
         room = (self.limits.max_num_batched_tokens - len(plan.runs)) // 2  # the other half is for prompts
         spare = self.memory.pool.num_available - sum(self.memory.promised(seq) for seq in behind if seq.running)
         num_drafts = 0
@@ -364,7 +364,7 @@ class Scheduler(Requests):
                         del event.logprobs[count:]
                     return
 
-    def _verified(self, seq: Sequence, drawn: Drawn, run: Run | None) -> None:
+    def _verified(self, seq: Sequence, drawn: SampledRow, run: Run | None) -> None:
         """Learn from the drafts, computed or not, and take back those of a run that were wrong."""
         assert self.drafting is not None
         if run is not None:
@@ -372,7 +372,7 @@ class Scheduler(Requests):
             self.memory.roll_back(seq, run.start + len(drawn.tokens))
             self.drafting.count(len(run.drafts), len(drawn.tokens) - 1)
         if drawn.tokens:
-            seq.trust.learn(run.drafts if run is not None else seq.drafts, drawn.tokens)
+            seq.acceptance.learn(run.drafts if run is not None else seq.drafts, drawn.tokens)
             seq.drafts = drawn.drafts
 
     def _open_source(self, seq: Sequence) -> None:
@@ -383,7 +383,7 @@ class Scheduler(Requests):
             self.waiting.push(follower)
         group.unstarted = []
 
-    def _search(self, seq: Sequence, drawn: Drawn, plan: StepPlan) -> list[SequenceEvent]:
+    def _search(self, seq: Sequence, drawn: SampledRow, plan: StepPlan) -> list[SequenceEvent]:
         """A beam has its continuations. Once all have, the search goes on with the best, on new rows."""
         group = seq.group
         assert group.search is not None
@@ -406,7 +406,7 @@ class Scheduler(Requests):
         self._replace_beams(group, parents)
         return []
 
-    def _replace_beams(self, group: Group, parents: list[int]) -> None:
+    def _replace_beams(self, group: SequenceGroup, parents: list[int]) -> None:
         """New beams from their parents: the first child goes on in its parent's blocks, the others fork from them."""
         assert group.search is not None
         old = group.live

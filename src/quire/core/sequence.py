@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire.core.drafting import Trust
-from quire.core.prefix_tree import Node
-from quire.core.request import Logprob
+from quire.core.prefix_tree import PrefixNode
+from quire.core.request import IdLogprob
+from quire.core.speculation import AcceptanceRate
 
 if TYPE_CHECKING:
-    from quire.core.group import Group
+    from quire.core.sequence_group import SequenceGroup
 
 Key = tuple[float, ...]  # the place in policy order
 NEVER = 2**62
@@ -24,6 +24,7 @@ class Sequence:
     Its first `num_freed` are behind the window, and not held: what stands there means nothing."""
 
     __slots__ = (
+        "acceptance",
         "admitted",
         "candidates",
         "copy_from",
@@ -46,10 +47,9 @@ class Sequence:
         "sample",
         "table",
         "tokens",
-        "trust",
     )
 
-    def __init__(self, group: Group, sample: int, tokens: list[int]) -> None:
+    def __init__(self, group: SequenceGroup, sample: int, tokens: list[int]) -> None:
         self.group = group
         self.sample = sample
         self.key: Key = (*group.key, sample)
@@ -65,13 +65,13 @@ class Sequence:
         self.ended = False
         self.planned = -1  # the last step that computes something of it
         self.num_indexed = 0  # leading blocks of the table that are in the tree
-        self.node: Node | None = None  # of the last of those
+        self.node: PrefixNode | None = None  # of the last of those
         self.index_at = NEVER  # num_computed at which the next block goes into the tree; NEVER: it has left the tree
         self.copy_from: int | None = None  # a held block whose content the next block of the table starts with
         self.host: dict[int, int] = {}  # swapped out: where the blocks went, by their place in the table
-        self.candidates: list[Logprob] | None = None  # a beam's continuations, until all beams have theirs
+        self.candidates: list[IdLogprob] | None = None  # a beam's continuations, until all beams have theirs
         self.drafts: list[int] = []  # guesses at what follows the last known token
-        self.trust = Trust()  # in those
+        self.acceptance = AcceptanceRate()  # in those
         self.logprob = 0.0  # of the output so far, where it is asked for
 
     @property

@@ -65,7 +65,7 @@ class Snapshot:
     steps: list[StepView] = field(default_factory=list)  # since the snapshot before
 
 
-def look(scheduler: Scheduler, *, now: float, resident_bytes: int, steps: list[StepView]) -> Snapshot:
+def take_snapshot(scheduler: Scheduler, *, now: float, resident_bytes: int, steps: list[StepView]) -> Snapshot:
     """Costs some 100 ns a block and 1 us a sequence."""
     limits = scheduler.limits
     running = scheduler.running.items
@@ -84,7 +84,7 @@ def look(scheduler: Scheduler, *, now: float, resident_bytes: int, steps: list[S
     )
 
 
-def batch_of(plan: StepPlan, scheduler: Scheduler, preempted: list[str]) -> StepView:
+def step_view(plan: StepPlan, scheduler: Scheduler, preempted: list[str]) -> StepView:
     """To be asked before the next plan is made: rows change hands."""
     decoding, chunks = 0, []
     for run in plan.runs:

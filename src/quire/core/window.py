@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from quire.core.prefix_tree import GONE, Node
+from quire.core.prefix_tree import GONE, PrefixNode
 
 
 class Window:
@@ -26,7 +26,7 @@ class Window:
         whole = -(-num_tokens // self.block_size)
         return min(whole, self._span) if self.size else whole
 
-    def usable(self, path: Sequence[Node], start: int) -> int:
+    def usable(self, path: Sequence[PrefixNode], start: int) -> int:
         """How many nodes of a path can be gone on from: those that the next token needs have blocks. The path is one
         of blocks `start` and following; what comes before them is there."""
         best, last_gone = 0, -1

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from quire.core.errors import QuireError
 from quire.engine.engine import Engine
-from quire.engine.messages import AdapterGone, AdapterLoaded, FromEngine, Problem
-from quire.engine.structured_engine import CompilingEngine
-from quire.runtime.adapters import Loaded
+from quire.engine.messages import AdapterLoaded, AdapterUnloaded, ErrorInfo, FromEngine
+from quire.engine.structured_engine import StructuredEngine
+from quire.runtime.adapters import LoadedAdapter
 
 log = logging.getLogger("quire.engine")
 
@@ -27,16 +27,16 @@ def load_adapters(
             if not restarted:
                 raise
             log.error("adapter %s could not be loaded again: %s", key, error)
-            tell(AdapterGone(key))
+            tell(AdapterUnloaded(key))
 
 
-class AdapterShelf:
+class AdapterLoader:
     """Those that come and go later. What comes of it is told."""
 
-    def __init__(self, engine: Engine, compiling: CompilingEngine, tell: Callable[[FromEngine], None]) -> None:
+    def __init__(self, engine: Engine, compiling: StructuredEngine, tell: Callable[[FromEngine], None]) -> None:
         self._engine, self._compiling, self._tell = engine, compiling, tell
         self._worker: ThreadPoolExecutor | None = None
-        self._done: deque[tuple[str, Loaded | Exception]] = deque()
+        self._done: deque[tuple[str, LoadedAdapter | Exception]] = deque()
         self._leaving: set[str] = set()
         self._wake, self._waker = os.pipe()
 
@@ -59,7 +59,7 @@ class AdapterShelf:
         if key in self._engine.adapters:
             self._leaving.add(key)
         else:
-            self._tell(AdapterGone(key))
+            self._tell(AdapterUnloaded(key))
 
     def tidy(self) -> None:
         """Between two steps."""
@@ -67,11 +67,11 @@ class AdapterShelf:
             os.read(self._wake, 1)
             key, loaded = self._done.popleft()
             if isinstance(loaded, Exception):
-                self._tell(AdapterLoaded(key, Problem.of(loaded)))
+                self._tell(AdapterLoaded(key, ErrorInfo.of(loaded)))
             else:
                 self._engine.add_adapter(key, loaded)
                 self._tell(AdapterLoaded(key))
         for key in [key for key in self._leaving if not self._compiling.uses_adapter(key)]:
             self._leaving.remove(key)
             self._engine.remove_adapter(key)
-            self._tell(AdapterGone(key))
+            self._tell(AdapterUnloaded(key))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from quire.core.encode_request import Tokens
+from quire.core.encode_request import EncodeInput
 from quire.core.errors import BadRequest, Unsupported
 from quire.engine.load_encoder import load_encoder
 from quire.engine.options import EngineOptions
@@ -43,12 +43,12 @@ class Encoder:
         layers = [step.num_outputs for step in self.modules.steps if isinstance(step, DenseLayer)]
         return layers[-1] if layers else self.config.hidden
 
-    def vectors(self, texts: Sequence[Tokens]) -> list[Float32]:
+    def vectors(self, texts: Sequence[EncodeInput]) -> list[Float32]:
         if self.num_labels:
             raise Unsupported(f"a `{self.config.architecture}` scores texts, and has no vectors of them", "use score()")
         return self._runner.run(texts, WANTED[self._pooling.mode], self._pooling)
 
-    def scores(self, pairs: Sequence[Tokens], sigmoid: bool | None = None) -> list[float]:
+    def scores(self, pairs: Sequence[EncodeInput], sigmoid: bool | None = None) -> list[float]:
         """Of a cross-encoder."""
         if self.num_labels != 1:
             raise Unsupported(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from quire.core.encode_request import ReadEvent, ReadRequest, Task, Tokens
+from quire.core.encode_request import EncodeEvent, EncodeInput, EncodeRequest, Task
 from quire.core.errors import Unsupported
 from quire.core.records import SchedulerStats, StepRecord
 from quire.engine.encoder import Encoder, first_numbers
@@ -16,12 +16,12 @@ from quire.ops.opset import Float32
 
 
 class _Reading:
-    def __init__(self, request: ReadRequest) -> None:
+    def __init__(self, request: EncodeRequest) -> None:
         self.request = request
         self.next = 0  # the first text that was not read
 
 
-class ReadingEngine:
+class EncoderEngine:
     """A step takes one text of each request in turn, until its tokens are enough: who sends a thousand texts waits for
     a thousand, and who sends one waits for one step."""
 
@@ -63,15 +63,15 @@ class ReadingEngine:
     def snapshot(self) -> None:
         return None
 
-    def submit(self, request: ReadRequest) -> None:
+    def submit(self, request: EncodeRequest) -> None:
         self._turns.append(_Reading(request))
 
-    def cancel(self, request_id: str, index: int | None = None) -> list[ReadEvent]:
+    def cancel(self, request_id: str, index: int | None = None) -> list[EncodeEvent]:
         """Nothing is told: whoever cancels knows."""
         self._turns = deque(turn for turn in self._turns if turn.request.id != request_id)
         return []
 
-    def step(self) -> list[ReadEvent]:
+    def step(self) -> list[EncodeEvent]:
         self.record, begin = None, time.perf_counter()
         expired = self._expire(time.monotonic())
         taken = self._take()
@@ -96,9 +96,9 @@ class ReadingEngine:
     def stop(self) -> None:
         self._turns.clear()
 
-    def _take(self) -> list[tuple[_Reading, int, Tokens]]:
+    def _take(self) -> list[tuple[_Reading, int, EncodeInput]]:
         """What is read next. A text that is longer than a step has one of its own."""
-        taken: list[tuple[_Reading, int, Tokens]] = []
+        taken: list[tuple[_Reading, int, EncodeInput]] = []
         num_tokens = 0
         while self._turns and len(taken) < self._max_rows:
             turn = self._turns[0]
@@ -113,20 +113,20 @@ class ReadingEngine:
                 self._turns.append(turn)
         return taken
 
-    def _read(self, texts: list[Tokens]) -> list[Float32]:
+    def _read(self, texts: list[EncodeInput]) -> list[Float32]:
         if self.task == "score":
             return [np.array([score], np.float32) for score in self._encoder.scores(texts)]
         return self._encoder.vectors(texts)
 
     @staticmethod
-    def _event(turn: _Reading, index: int, row: Float32) -> ReadEvent:
+    def _event(turn: _Reading, index: int, row: Float32) -> EncodeEvent:
         if turn.request.dimensions is not None:
             row = first_numbers(row, turn.request.dimensions)
-        return ReadEvent(request_id=turn.request.id, index=index, numbers=row.astype("<f4").tobytes())
+        return EncodeEvent(request_id=turn.request.id, index=index, numbers=row.astype("<f4").tobytes())
 
-    def _expire(self, now: float) -> list[ReadEvent]:
+    def _expire(self, now: float) -> list[EncodeEvent]:
         late = {t.request.id: t for t in self._turns if t.request.deadline is not None and t.request.deadline <= now}
         for request_id in late:
             self.cancel(request_id)
         reason = "the deadline of the request has passed"
-        return [ReadEvent(request_id=name, index=turn.next, reason=reason) for name, turn in late.items()]
+        return [EncodeEvent(request_id=name, index=turn.next, reason=reason) for name, turn in late.items()]

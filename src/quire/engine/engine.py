@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.core.errors import UnknownModel, Unsupported
-from quire.core.limits import Limits
+from quire.core.limits import SchedulerLimits
 from quire.core.plan import StepPlan
 from quire.core.records import SchedulerStats, StepRecord
 from quire.core.request import Request, SequenceEvent
 from quire.core.scheduler import Scheduler
 from quire.core.snapshot import Snapshot
-from quire.engine.live_snapshots import Watch
+from quire.engine.live_snapshots import LiveSnapshots
 from quire.engine.options import EngineOptions
 from quire.executors.protocol import Executor
-from quire.runtime.adapters import Loaded
+from quire.runtime.adapters import LoadedAdapter
 from quire.text.grammar.compiler import Grammar, GrammarCompiler
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ class Engine:
         self.record: StepRecord | None = None  # of the step that ended in the last call of step(), if one did
         self._launched: deque[_Launched] = deque()
         self._collected = 0.0  # when the last step ended
-        self._watch: Watch | None = None  # while somebody looks
+        self._watch: LiveSnapshots | None = None  # while somebody looks
         self.adapters: set[str] = set()  # that requests may ask for
         self._languages: dict[str, Grammar] = {}  # of requests under way: compiled as long as they are needed
         self._scheduler = Scheduler(
-            Limits(
+            SchedulerLimits(
                 max_num_seqs=options.max_num_seqs,
                 max_num_batched_tokens=options.max_num_batched_tokens,
                 long_prefill_token_threshold=options.long_prefill_token_threshold,
@@ -116,7 +116,7 @@ class Engine:
                 return events
         return events + self._collect() if self._launched else events
 
-    def add_adapter(self, key: str, loaded: Loaded) -> None:
+    def add_adapter(self, key: str, loaded: LoadedAdapter) -> None:
         """What the executor has loaded. Between steps, as below."""
         self.executor.add_adapter(key, loaded)
         self.adapters.add(key)
@@ -168,7 +168,7 @@ class Engine:
         if on and self._watch:
             self._watch.changed()
         else:
-            self._watch = Watch(self._scheduler) if on else None
+            self._watch = LiveSnapshots(self._scheduler) if on else None
 
     def snapshot(self) -> Snapshot | None:
         """What is to be shown now, if anything is."""

@@ -10,14 +10,14 @@ from pathlib import Path
 from quire.core.plan import StepPlan
 from quire.core.records import StepRecord
 from quire.core.scheduler import Scheduler
-from quire.core.snapshot import Snapshot, StepView, batch_of, look
+from quire.core.snapshot import Snapshot, StepView, step_view, take_snapshot
 
 INTERVAL = 0.2  # seconds between snapshots, at least
 SHARE = 0.005  # of the engine's time; where a snapshot takes long (a pool of 100,000 blocks), they come less often
 MAX_STEPS = 500  # in one snapshot; the numbers of the steps tell of any that are left out
 
 
-class Watch:
+class LiveSnapshots:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._planned: deque[StepView] = deque()  # without an output yet
@@ -32,7 +32,7 @@ class Watch:
         if self._scheduler.num_preemptions > self._num_preemptions:
             self._num_preemptions = self._scheduler.num_preemptions
             preempted = [seq.group.id for seq in self._scheduler.waiting.items if seq.group.preempted]
-        self._planned.append(batch_of(plan, self._scheduler, preempted))
+        self._planned.append(step_view(plan, self._scheduler, preempted))
         self._spent += time.perf_counter() - begin
 
     def ran(self, record: StepRecord) -> None:
@@ -56,7 +56,7 @@ class Watch:
         now, begin = time.monotonic(), time.perf_counter()
         if not self._news or now < self._due:
             return None
-        seen = look(self._scheduler, now=now, resident_bytes=_resident_bytes(), steps=list(self._steps))
+        seen = take_snapshot(self._scheduler, now=now, resident_bytes=_resident_bytes(), steps=list(self._steps))
         self._steps.clear()
         self._news = False
         self._spent += time.perf_counter() - begin

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from quire.core import errors
-from quire.core.encode_request import ReadEvent, ReadRequest, Task
+from quire.core.encode_request import EncodeEvent, EncodeRequest, Task
 from quire.core.errors import EngineFailed, QuireError
 from quire.core.records import SchedulerStats, StepRecord
 from quire.core.request import Request, SequenceEvent
@@ -25,8 +25,8 @@ class Submit(msgspec.Struct, tag=True):
     request: Request
 
 
-class Read(msgspec.Struct, tag=True):
-    request: ReadRequest
+class Encode(msgspec.Struct, tag=True):
+    request: EncodeRequest
 
 
 class Cancel(msgspec.Struct, tag=True):
@@ -34,7 +34,7 @@ class Cancel(msgspec.Struct, tag=True):
     index: int | None  # one sample, or all
 
 
-class Watch(msgspec.Struct, tag=True):
+class WatchEngine(msgspec.Struct, tag=True):
     """Somebody looks, or nobody does any more."""
 
     on: bool
@@ -51,7 +51,7 @@ class UnloadAdapter(msgspec.Struct, tag=True):
     key: str
 
 
-class PrepareLanguages(msgspec.Struct, tag=True):
+class PrepareGrammars(msgspec.Struct, tag=True):
     """An answer will have to be in a language: what that takes can be loaded now."""
 
 
@@ -61,53 +61,53 @@ class Ready(msgspec.Struct, tag=True):
     dimensions: int = 0  # numbers of a vector, where these are what it makes
 
 
-class Step(msgspec.Struct, tag=True):
+class StepDone(msgspec.Struct, tag=True):
     events: list[SequenceEvent]
     record: StepRecord | None
 
 
-class HasRead(msgspec.Struct, tag=True):
-    events: list[ReadEvent]
+class Encoded(msgspec.Struct, tag=True):
+    events: list[EncodeEvent]
     record: StepRecord | None
 
 
-class Rests(msgspec.Struct, tag=True):
+class EngineIdle(msgspec.Struct, tag=True):
     """There is nothing to do, and it was no step that ended it: what was under way has been cancelled."""
 
     scheduler: SchedulerStats
 
 
-class Seen(msgspec.Struct, tag=True):
+class LiveSnapshot(msgspec.Struct, tag=True):
     """The engine as it is; only while it is watched."""
 
     snapshot: Snapshot
 
 
-class Refused(msgspec.Struct, tag=True):
+class RequestRefused(msgspec.Struct, tag=True):
     """The scheduler would not take this request."""
 
     request_id: str
-    problem: "Problem"
+    problem: "ErrorInfo"
 
 
 class Failed(msgspec.Struct, tag=True):
     """The engine could not start, or cannot go on."""
 
-    problem: "Problem"
+    problem: "ErrorInfo"
 
 
 class AdapterLoaded(msgspec.Struct, tag=True):
     key: str
-    problem: "Problem | None" = None  # why it was not
+    problem: "ErrorInfo | None" = None  # why it was not
 
 
-class AdapterGone(msgspec.Struct, tag=True):
+class AdapterUnloaded(msgspec.Struct, tag=True):
     """No request uses it any more."""
 
     key: str
 
 
-class Problem(msgspec.Struct):
+class ErrorInfo(msgspec.Struct):
     """A QuireError on its way through the wire."""
 
     kind: str
@@ -116,7 +116,7 @@ class Problem(msgspec.Struct):
     param: str | None
 
     @classmethod
-    def of(cls, error: Exception) -> "Problem":
+    def of(cls, error: Exception) -> "ErrorInfo":
         if isinstance(error, QuireError):
             return cls(type(error).__name__, error.message, error.hint, error.param)
         return cls("EngineFailed", f"{type(error).__name__}: {error}", "", None)
@@ -128,8 +128,10 @@ class Problem(msgspec.Struct):
         return problem
 
 
-ToEngine = Start | Submit | Read | Cancel | Watch | LoadAdapter | UnloadAdapter | PrepareLanguages
-FromEngine = Ready | Step | HasRead | Rests | Seen | Refused | Failed | AdapterLoaded | AdapterGone
+ToEngine = Start | Submit | Encode | Cancel | WatchEngine | LoadAdapter | UnloadAdapter | PrepareGrammars
+FromEngine = (
+    Ready | StepDone | Encoded | EngineIdle | LiveSnapshot | RequestRefused | Failed | AdapterLoaded | AdapterUnloaded
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToEngine)

@@ -14,36 +14,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quire.core.encode_request import ReadRequest
+from quire.core.encode_request import EncodeRequest
 from quire.core.errors import QuireError, Unsupported
 from quire.core.request import Request
-from quire.engine.adapter_loader import AdapterShelf, load_adapters
+from quire.engine.adapter_loader import AdapterLoader, load_adapters
 from quire.engine.engine import Engine
 from quire.engine.messages import (
     Cancel,
+    Encode,
+    Encoded,
+    EngineIdle,
+    ErrorInfo,
     Failed,
     FromEngine,
-    HasRead,
+    LiveSnapshot,
     LoadAdapter,
-    PrepareLanguages,
-    Problem,
-    Read,
+    PrepareGrammars,
     Ready,
-    Refused,
-    Rests,
-    Seen,
+    RequestRefused,
     Start,
-    Step,
+    StepDone,
     Submit,
     ToEngine,
     UnloadAdapter,
-    Watch,
+    WatchEngine,
     decode_to_engine,
     encode,
 )
 from quire.engine.options import SPECULATION
 from quire.engine.start import load_tokenizer, local_executor, task_of
-from quire.engine.structured_engine import CompilingEngine
+from quire.engine.structured_engine import StructuredEngine
 from quire.ipc.channel import Channel
 
 TARGET_ITL_MS = 30  # between two tokens of a stream while prompts are computed: first tokens come sooner, too
@@ -64,7 +64,7 @@ def main(file: int) -> int:
         assert isinstance(start, Start), start
         _load_and_serve(start, server)
     except Exception as error:
-        server.send(Failed(Problem.of(error)))
+        server.send(Failed(ErrorInfo.of(error)))
         if not isinstance(error, QuireError):
             raise  # our bug: the traceback belongs on stderr
         return 2
@@ -81,39 +81,39 @@ def _load_and_serve(start: Start, server: "_Server") -> None:
         engine = Engine(local_executor(path, options), options, lambda: load_tokenizer(path, options))
         assert engine.grammars is not None
         load_adapters(engine, start.adapters, start.restarted, server.send)
-        compiling = CompilingEngine(engine, engine.grammars, server.refuse)
-        shelf = AdapterShelf(engine, compiling, server.send)
+        compiling = StructuredEngine(engine, engine.grammars, server.refuse)
+        shelf = AdapterLoader(engine, compiling, server.send)
         server.wake_for(compiling.fileno())
         server.wake_for(shelf.fileno())
         server.send(Ready(engine.capacity))
-        _serve(compiling, server, Step, shelf)
+        _serve(compiling, server, StepDone, shelf)
         engine.stop()
     else:
         if options.num_loras:
             raise Unsupported("adapters are for models that continue texts", "leave out enable_lora and lora_modules")
         if options.speculation:
             raise Unsupported("guesses are for models that continue texts", f"leave out {', '.join(SPECULATION)}")
-        from quire.engine.encoder_engine import ReadingEngine
+        from quire.engine.encoder_engine import EncoderEngine
 
-        reading = ReadingEngine(path, options)
+        reading = EncoderEngine(path, options)
         server.send(Ready(reading.capacity, reading.task, reading.dimensions))
-        _serve(reading, server, HasRead)
+        _serve(reading, server, Encoded)
         reading.stop()
 
 
 def _serve(
-    engine: Any, server: "_Server", report: type[Step] | type[HasRead], shelf: AdapterShelf | None = None
+    engine: Any, server: "_Server", report: type[StepDone] | type[Encoded], shelf: AdapterLoader | None = None
 ) -> None:
     """Take messages as they come and step while there is work, until the server process is gone.
 
-    `engine` is a `CompilingEngine`, whose steps are told as `Step`s, or a `ReadingEngine`, and they are `HasRead`s."""
+    The steps of a `StructuredEngine` are sent as `StepDone`, those of an `EncoderEngine` as `Encoded`."""
     while not server.gone:
         events: list[Any] = []
         cancelled = False
         message = server.receive(engine.patience)
         while message is not None:
             match message:
-                case Submit(request) | Read(request):
+                case Submit(request) | Encode(request):
                     try:
                         engine.submit(request)
                     except QuireError as error:
@@ -121,13 +121,13 @@ def _serve(
                 case Cancel(request_id, index):
                     events += engine.cancel(request_id, index)
                     cancelled = True
-                case Watch(on):
+                case WatchEngine(on):
                     engine.watch(on)
                 case LoadAdapter(key, path) if shelf is not None:
                     shelf.load(key, Path(path))
                 case UnloadAdapter(key) if shelf is not None:
                     shelf.unload(key)
-                case PrepareLanguages():
+                case PrepareGrammars():
                     engine.prepare()
             message = server.receive(0.0)
         record = None
@@ -137,11 +137,11 @@ def _serve(
         if events or record:
             server.send(report(events, record))
         if (cancelled or events) and record is None and not engine.has_work:
-            server.send(Rests(engine.stats()))
+            server.send(EngineIdle(engine.stats()))
         if shelf is not None:
             shelf.tidy()
         if seen := engine.snapshot():
-            server.send(Seen(seen))
+            server.send(LiveSnapshot(seen))
 
 
 class _Server:
@@ -174,8 +174,8 @@ class _Server:
                 break
         return decode_to_engine(self._messages.popleft()) if self._messages and not self.gone else None
 
-    def refuse(self, request: Request | ReadRequest, problem: Exception) -> None:
-        self.send(Refused(request.id, Problem.of(problem)))
+    def refuse(self, request: Request | EncodeRequest, problem: Exception) -> None:
+        self.send(RequestRefused(request.id, ErrorInfo.of(problem)))
 
     def send(self, message: FromEngine) -> None:
         self._channel.send(encode(message))

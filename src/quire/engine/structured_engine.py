@@ -26,7 +26,7 @@ class _Waiting:
     problem: Exception | None = None  # why there is none
 
 
-class CompilingEngine:
+class StructuredEngine:
     """An `Engine`, except that `submit` never waits: what is wrong with a language is told to `refuse`, in `step`."""
 
     def __init__(self, engine: Engine, grammars: GrammarCompiler, refuse: Callable[[Request, Exception], None]) -> None:

@@ -9,10 +9,10 @@ from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.plan import StepOutput, StepPlan
 from quire.executors.protocol import Capacity
 from quire.models.config import ModelConfig, Seq2SeqConfig
-from quire.models.loading import Model
+from quire.models.loading import LoadedModel
 from quire.models.registry import family
 from quire.ops.opset import KVSpec, OpSet, Value
-from quire.runtime.adapters import Adapters, Loaded
+from quire.runtime.adapters import LoadedAdapter, LoraAdapters
 from quire.runtime.available_memory import available_memory
 from quire.runtime.kv import KVSize, check_gpu_spec, kv_spec, longest, size_cache
 from quire.runtime.runner import Runner
@@ -145,12 +145,12 @@ class LocalExecutor:
                 "ask for less; without it, preempted sequences are computed again",
             )
 
-    def _new_adapters(self, ops: OpSet, model: Model) -> Adapters | None:
+    def _new_adapters(self, ops: OpSet, model: LoadedModel) -> LoraAdapters | None:
         if not self.max_loras:
             return None
         if model.encode is not None:
             raise Unsupported(f"adapters of a `{model.config.architecture}`", "leave out enable_lora")
-        return Adapters(ops, model, self.max_loras, self.max_lora_rank)
+        return LoraAdapters(ops, model, self.max_loras, self.max_lora_rank)
 
     def _room(self, ops: Any, forward: Callable[[OpSet, Any], Value], spec: KVSpec, sources: bool) -> int:
         """Bytes for pages at most, found out by running a step; no need to where their size is given."""
@@ -176,16 +176,16 @@ class LocalExecutor:
         self._runner.guide(matchers)
 
     @property
-    def _adapters(self) -> Adapters:
+    def _adapters(self) -> LoraAdapters:
         assert self._runner is not None, "not started"
         if self._runner.adapters is None:
             raise BadRequest("adapters are not enabled", "start the engine with enable_lora", param="enable_lora")
         return self._runner.adapters
 
-    def load_adapter(self, path: Path) -> Loaded:
+    def load_adapter(self, path: Path) -> LoadedAdapter:
         return self._adapters.load(path)
 
-    def add_adapter(self, key: str, loaded: Loaded) -> None:
+    def add_adapter(self, key: str, loaded: LoadedAdapter) -> None:
         self._adapters.add(key, loaded)
 
     def remove_adapter(self, key: str) -> None:

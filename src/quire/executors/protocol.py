@@ -8,7 +8,7 @@ from quire.core.plan import StepOutput, StepPlan
 from quire.core.seq2seq import Seq2Seq
 
 if TYPE_CHECKING:  # the server's process knows what executors have room for, and runs nothing
-    from quire.runtime.adapters import Loaded
+    from quire.runtime.adapters import LoadedAdapter
     from quire.runtime.structured_output import Matchers
 
 
@@ -34,10 +34,10 @@ class Executor(Protocol):
     def guide(self, matchers: "Matchers") -> None:
         """Once it has started: how answers are held to a language that is asked for."""
 
-    def load_adapter(self, path: Path) -> "Loaded":
+    def load_adapter(self, path: Path) -> "LoadedAdapter":
         """Read one and make it ready for `add_adapter`; in any thread. Raises if it cannot be one of the model."""
 
-    def add_adapter(self, key: str, loaded: "Loaded") -> None:
+    def add_adapter(self, key: str, loaded: "LoadedAdapter") -> None:
         """From now on, plans may ask for it."""
 
     def remove_adapter(self, key: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.hub.cache import DownloadFailed, check_space, hub_cache_dir, num_bytes_in
-from quire.hub.progress import Progress
+from quire.hub.progress import DownloadProgress
 
 _SETTINGS = (
     "config.json",
@@ -41,7 +41,7 @@ def is_repo_id(name: str) -> bool:
     return _REPO.fullmatch(name) is not None and ".." not in name and not name.endswith((".", "-"))
 
 
-def fetch(repo: str, selector: str | None, revision: str | None, progress: Progress) -> Path:
+def fetch(repo: str, selector: str | None, revision: str | None, progress: DownloadProgress) -> Path:
     """The snapshot's directory, or the GGUF file (of several parts, the first) that `selector` names."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -91,7 +91,7 @@ def _folder(repo: str) -> Path:
 
 
 @contextmanager
-def _told(what: str, repo: str, files: list[Any], progress: Progress) -> Iterator[None]:
+def _told(what: str, repo: str, files: list[Any], progress: DownloadProgress) -> Iterator[None]:
     """Tells how much of `files` has come, again and again, from a thread: it is looked for where they come to."""
     if not files:
         yield

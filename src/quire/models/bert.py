@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.core.errors import BadCheckpoint
 from quire.models.config import EncoderConfig
-from quire.models.loading import Affine, LayerNorm, Matrix, Model, Table, Wanted, load_weights
+from quire.models.loading import Affine, LayerNorm, LoadedModel, Matrix, TokenTable, Wanted, load_weights
 from quire.models.t5 import DistanceBiases
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Keep, OpSet, Value
@@ -187,7 +187,7 @@ def top_names(c: BertConfig, prefix: str) -> Wanted:
         "head": Matrix({c.names.classifier: c.labels}, c.hidden, bias=True, keep=Keep.ALL),
     }
     return {
-        "words": Table(f"{embeddings}word_embeddings", c.vocab, c.hidden),
+        "words": TokenTable(f"{embeddings}word_embeddings", c.vocab, c.hidden),
         "places": Places(c, embeddings),
         "norm": LayerNorm(f"{embeddings}LayerNorm", c.hidden),
         **({"biases": biases} if c.names is MPNET else {}),
@@ -228,13 +228,13 @@ class Weights:
     head: PackedWeight | None = None
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: BertConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: BertConfig, max_model_len: int) -> LoadedModel:
     body = config.names.body
     prefix = body if any(name.startswith(body) for name in checkpoint.names()) else ""
     named = {f"{prefix}{config.names.layers}{layer}.": layer_names(config) for layer in range(config.layers)}
     top, layers = load_weights(ops, checkpoint, top_names(config, prefix), named, UNUSED)
     weights = Weights(**top, layers=[Layer(**layer) for layer in layers])
-    return Model(config, partial(forward, config, weights), [top, *layers])
+    return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
 def forward(c: BertConfig, w: Weights, ops: OpSet, batch: Any) -> Value:

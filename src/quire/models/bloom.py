@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from quire.models import alibi, gpt
-from quire.models.loading import LayerNorm, Matrix, Model, Part, Table, Wanted
+from quire.models.loading import LayerNorm, LoadedModel, Matrix, TensorPart, TokenTable, Wanted
 from quire.models.row_orders import groups_apart
 from quire.ops.opset import Activation, OpSet
 from quire.weights.checkpoint import Checkpoint
@@ -25,9 +25,9 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     return replace(c, slopes=alibi.slopes(c.heads))
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
     top: Wanted = {
-        "embed": Table("word_embeddings", config.vocab, config.hidden),
+        "embed": TokenTable("word_embeddings", config.vocab, config.hidden),
         "embed_norm": LayerNorm("word_embeddings_layernorm", config.hidden),
         "norm": LayerNorm("ln_f", config.hidden),
     }
@@ -36,7 +36,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
 
 
 def layer_names(c: gpt.GPTConfig, by_head: bool) -> Wanted:
-    qkv = Part(3 * c.q_size, groups_apart(c.heads, c.heads, c.head_dim), ordered=not by_head)
+    qkv = TensorPart(3 * c.q_size, groups_apart(c.heads, c.heads, c.head_dim), ordered=not by_head)
     return {
         "norm1": LayerNorm("input_layernorm", c.hidden),
         "qkv": Matrix({"self_attention.query_key_value": qkv}, c.hidden, bias=True),

@@ -3,7 +3,7 @@ side by side. R+ has a norm for each query and key head. In R7B and A layers eit
 
 from quire.models import gpt, llama
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, LayerNorms, Matrix, Model, Part, Table, Want, Wanted
+from quire.models.loading import LayerNorm, LayerNorms, LoadedModel, Matrix, TensorPart, TokenTable, Want, Wanted
 from quire.models.row_orders import pairs_apart
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
@@ -36,9 +36,9 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     )
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
     top: Wanted = {
-        "embed": Table("embed_tokens", config.vocab, config.hidden),
+        "embed": TokenTable("embed_tokens", config.vocab, config.hidden),
         "norm": LayerNorm("norm", config.hidden, bias=False),
     }
     return gpt.load_as(ops, checkpoint, config, max_model_len, gpt.Names("model.", "layers", top, layer_names(config)))
@@ -46,9 +46,9 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
 
 def layer_names(c: gpt.GPTConfig) -> Wanted:
     assert c.rope is not None
-    q = Part(c.q_size, pairs_apart(c.heads, c.head_dim, c.rope.rotary_dim))
-    k = Part(c.kv_size, pairs_apart(c.kv_heads, c.head_dim, c.rope.rotary_dim))
-    qkv = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": Part(c.kv_size)}
+    q = TensorPart(c.q_size, pairs_apart(c.heads, c.head_dim, c.rope.rotary_dim))
+    k = TensorPart(c.kv_size, pairs_apart(c.kv_heads, c.head_dim, c.rope.rotary_dim))
+    qkv = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": TensorPart(c.kv_size)}
     names: dict[str, Want] = {
         "norm1": LayerNorm("input_layernorm", c.hidden, bias=False),
         "qkv": Matrix(qkv, c.hidden, c.bias),

@@ -21,11 +21,11 @@ from quire.models.llama import UNUSED
 from quire.models.loading import (
     Experts,
     Heads,
+    LoadedModel,
     Matrix,
-    Model,
-    Part,
     StackedHeads,
-    Table,
+    TensorPart,
+    TokenTable,
     Vector,
     Wanted,
     load_weights,
@@ -153,7 +153,7 @@ def predicting_layers(layers: int, count: int) -> list[str]:
 
 def top_names(c: DeepseekConfig) -> Wanted:
     return {
-        "embed": Table("model.embed_tokens", c.vocab, c.hidden),
+        "embed": TokenTable("model.embed_tokens", c.vocab, c.hidden),
         "norm": Vector("model.norm", c.hidden),
         "head": Matrix({"model.embed_tokens" if c.tied else "lm_head": c.vocab}, c.hidden, keep=Keep.EIGHT_BITS),
     }
@@ -173,9 +173,11 @@ def layer_names(c: DeepseekConfig, layer: int) -> Wanted:
 
 def _query_names(c: DeepseekConfig) -> Wanted:
     """What is made of the hidden state: queries, or the latent that they are made of, and behind it what is cached."""
-    cached = Part(c.head_dim, np.concatenate([np.arange(c.latent), c.latent + _turning_order(c)]).astype(np.int32))
-    queries = Part(c.heads * (c.still + c.turning), _query_order(c), bias=False)
-    parts: Mapping[str, int | Part] = {"self_attn.q_proj": queries}
+    cached = TensorPart(
+        c.head_dim, np.concatenate([np.arange(c.latent), c.latent + _turning_order(c)]).astype(np.int32)
+    )
+    queries = TensorPart(c.heads * (c.still + c.turning), _query_order(c), bias=False)
+    parts: Mapping[str, int | TensorPart] = {"self_attn.q_proj": queries}
     if c.q_rank:
         parts = {"self_attn.q_a_proj": c.q_rank}
     attn_in = Matrix({**parts, "self_attn.kv_a_proj_with_mqa": cached}, c.hidden, bias=c.attention_bias)
@@ -266,14 +268,14 @@ class Weights:
     rope: Any  # rotary frequencies
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: DeepseekConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: DeepseekConfig, max_model_len: int) -> LoadedModel:
     predicting = predicting_layers(config.layers, config.num_predicting)
     unused = "|".join([UNUSED, *predicting, *(["lm_head.weight"] if config.tied else [])])
     named = {f"model.layers.{layer}.": layer_names(config, layer) for layer in range(config.layers)}
     top, layers = load_weights(ops, checkpoint, top_names(config), named, unused)
     rope = ops.frequencies(*frequencies(config.rope, max_model_len))
     weights = Weights(**top, layers=[_layer(layer) for layer in layers], rope=rope)
-    return Model(config, partial(forward, config, weights), [top, *layers])
+    return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
 def _layer(loaded: Mapping[str, Any]) -> Layer:

@@ -2,7 +2,7 @@
 
 from quire.models import llama
 from quire.models.llama import LlamaConfig
-from quire.models.loading import Model
+from quire.models.loading import LoadedModel
 from quire.models.text_part import Renamed
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
@@ -31,6 +31,6 @@ def config(hf: CheckpointConfig) -> LlamaConfig:
     return llama.config(hf.with_values({ours: hf.get(theirs) for ours, theirs in names.items() if theirs in hf}))
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> LoadedModel:
     renamed = Renamed.by_parts(checkpoint, OURS)
     return llama.load(ops, renamed, config, max_model_len)

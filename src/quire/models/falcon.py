@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from quire.models import alibi, gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, Matrix, Model, Part, Table, Wanted
+from quire.models.loading import LayerNorm, LoadedModel, Matrix, TensorPart, TokenTable, Wanted
 from quire.models.row_orders import groups_apart
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
@@ -40,9 +40,9 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     )
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
     top: Wanted = {
-        "embed": Table("word_embeddings", config.vocab, config.hidden),
+        "embed": TokenTable("word_embeddings", config.vocab, config.hidden),
         "norm": LayerNorm("ln_f", config.hidden),
     }
     names = gpt.Names("transformer.", "h", top, layer_names(config, checkpoint.config))
@@ -51,7 +51,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
 
 def layer_names(c: gpt.GPTConfig, hf: CheckpointConfig) -> Wanted:
     order = groups_apart(c.kv_heads, c.heads, c.head_dim)
-    qkv = Part(c.q_size + 2 * c.kv_size, order, ordered=hf.bool(gpt.QKV_APART, False))
+    qkv = TensorPart(c.q_size + 2 * c.kv_size, order, ordered=hf.bool(gpt.QKV_APART, False))
     return {
         **_norms(c, hf),
         "qkv": Matrix({"self_attention.query_key_value": qkv}, c.hidden, c.bias),

@@ -10,7 +10,7 @@ from math import sqrt
 from quire.core.errors import BadCheckpoint
 from quire.models import llama
 from quire.models.llama import LlamaConfig
-from quire.models.loading import Model, Vector, Wanted
+from quire.models.loading import LoadedModel, Vector, Wanted
 from quire.models.rope import RopeSpec
 from quire.models.text_part import text_part
 from quire.ops.opset import Activation, OpSet
@@ -93,5 +93,5 @@ def layer_names(c: GemmaConfig) -> Wanted:
     return {**names, **{ours: Vector(name, c.hidden, plus=c.norms_plus) for ours, name in norms.items()}}
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: GemmaConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: GemmaConfig, max_model_len: int) -> LoadedModel:
     return llama.load_as(ops, text_part(checkpoint), config, max_model_len, layer_names(config))

@@ -5,7 +5,7 @@ import numpy as np
 
 from quire.models import llama
 from quire.models.llama import LlamaConfig
-from quire.models.loading import Matrix, Model, Part, Vector
+from quire.models.loading import LoadedModel, Matrix, TensorPart, Vector
 from quire.models.row_orders import pairs_apart
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
@@ -20,13 +20,13 @@ def config(hf: CheckpointConfig) -> LlamaConfig:
     return LlamaConfig(**llama.numbers(hf) | {"pairwise": True, "out_bias": False})
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> LoadedModel:
     names = dict(llama.layer_names(config))
     names["gate_up"] = Matrix({"mlp.gate_up_proj": 2 * config.intermediate}, config.hidden)
     if f"model.layers.0.{FUSED}.weight" in checkpoint.names():
         turning = pairs_apart(config.heads + config.kv_heads, config.head_dim, config.rope.rotary_dim)
         order = np.concatenate([turning, len(turning) + np.arange(config.kv_size, dtype=np.int32)])
-        names["qkv"] = Matrix({FUSED: Part(len(order), order)}, config.hidden, bias=config.qkv_bias)
+        names["qkv"] = Matrix({FUSED: TensorPart(len(order), order)}, config.hidden, bias=config.qkv_bias)
     if config.architecture == "Glm4ForCausalLM":
         names["after1"] = Vector("post_self_attn_layernorm", config.hidden)
         names["after2"] = Vector("post_mlp_layernorm", config.hidden)

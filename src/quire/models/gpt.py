@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from quire.models.config import ModelConfig
-from quire.models.loading import Affine, Matrix, Model, Table, Wanted, load_weights
+from quire.models.loading import Affine, LoadedModel, Matrix, TokenTable, Wanted, load_weights
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, stored_floats
@@ -125,10 +125,10 @@ class Weights:
     slopes: Any = None
 
 
-def load_as(ops: OpSet, checkpoint: Checkpoint, config: GPTConfig, max_model_len: int, names: Names) -> Model:
+def load_as(ops: OpSet, checkpoint: Checkpoint, config: GPTConfig, max_model_len: int, names: Names) -> LoadedModel:
     base = names.base if any(name.startswith(names.base) for name in checkpoint.names()) else ""
     embed = names.top["embed"]
-    assert isinstance(embed, Table) and not (config.tied and names.head_bias)
+    assert isinstance(embed, TokenTable) and not (config.tied and names.head_bias)
     head = Matrix(
         {base + embed.name if config.tied else names.head: config.vocab},
         embed.num_columns,
@@ -145,7 +145,7 @@ def load_as(ops: OpSet, checkpoint: Checkpoint, config: GPTConfig, max_model_len
         rope=ops.frequencies(*frequencies(config.rope, max_model_len)) if config.rope else None,
         slopes=ops.vector(stored_floats("slopes", np.array(config.slopes))) if config.slopes else None,
     )
-    return Model(config, partial(forward, config, weights), [outer, top, *layers])
+    return LoadedModel(config, partial(forward, config, weights), [outer, top, *layers])
 
 
 def forward(c: GPTConfig, w: Weights, ops: OpSet, batch: Any) -> Value:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, Matrix, Model, Part, Table, Wanted
+from quire.models.loading import LayerNorm, LoadedModel, Matrix, TensorPart, TokenTable, Wanted
 from quire.models.row_orders import groups_apart
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
@@ -31,12 +31,12 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     return replace(c, kv_heads=1 if one_key_head else c.heads, intermediate=hf.int("n_inner", c.intermediate))
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
     big_code = config.architecture == "GPTBigCodeForCausalLM"
     inputs_first = not big_code and checkpoint.config.bool(INPUTS_FIRST, True)
     top: Wanted = {
-        "embed": Table("wte", config.vocab, config.hidden),
-        "positions": Table("wpe", config.max_position, config.hidden),
+        "embed": TokenTable("wte", config.vocab, config.hidden),
+        "positions": TokenTable("wpe", config.max_position, config.hidden),
         "norm": LayerNorm("ln_f", config.hidden),
     }
     names = gpt.Names("transformer.", "h", top, layer_names(config, inputs_first, by_head=big_code))
@@ -46,12 +46,12 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
 def layer_names(c: gpt.GPTConfig, inputs_first: bool, by_head: bool) -> Wanted:
     order = groups_apart(c.kv_heads, c.heads, c.head_dim) if by_head else None
 
-    def linear(name: str, outputs: int | Part, inputs: int) -> Matrix:
+    def linear(name: str, outputs: int | TensorPart, inputs: int) -> Matrix:
         return Matrix({name: outputs}, inputs, bias=True, transposed=inputs_first)
 
     return {
         "norm1": LayerNorm("ln_1", c.hidden),
-        "qkv": linear("attn.c_attn", Part(c.q_size + 2 * c.kv_size, order), c.hidden),
+        "qkv": linear("attn.c_attn", TensorPart(c.q_size + 2 * c.kv_size, order), c.hidden),
         "out": linear("attn.c_proj", c.hidden, c.q_size),
         "norm2": LayerNorm("ln_2", c.hidden),
         "up": linear("mlp.c_fc", c.intermediate, c.hidden),

@@ -3,7 +3,7 @@ head rotates; q, k and v are stored head by head."""
 
 from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, Matrix, Model, Part, Table, Wanted
+from quire.models.loading import LayerNorm, LoadedModel, Matrix, TensorPart, TokenTable, Wanted
 from quire.models.row_orders import groups_apart
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
@@ -26,9 +26,9 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     )
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
     top: Wanted = {
-        "embed": Table("embed_in", config.vocab, config.hidden),
+        "embed": TokenTable("embed_in", config.vocab, config.hidden),
         "norm": LayerNorm("final_layer_norm", config.hidden),
     }
     layer = layer_names(config, by_head=not checkpoint.config.bool(gpt.QKV_APART, False))
@@ -37,7 +37,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
 
 
 def layer_names(c: gpt.GPTConfig, by_head: bool) -> Wanted:
-    qkv = Part(3 * c.q_size, groups_apart(c.heads, c.heads, c.head_dim), ordered=not by_head)
+    qkv = TensorPart(3 * c.q_size, groups_apart(c.heads, c.heads, c.head_dim), ordered=not by_head)
     return {
         "norm1": LayerNorm("input_layernorm", c.hidden),
         "qkv": Matrix({"attention.query_key_value": qkv}, c.hidden, bias=c.bias),

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from quire.models import llama, mixture
-from quire.models.loading import Experts, Matrix, Model, Vector, Wanted
+from quire.models.loading import Experts, LoadedModel, Matrix, Vector, Wanted
 from quire.models.mixture import MixtureConfig
 from quire.ops.opset import Activation, Keep, OpSet
 from quire.weights.checkpoint import Checkpoint
@@ -27,7 +27,7 @@ def config(hf: CheckpointConfig) -> MixtureConfig:
     return MixtureConfig(**numbers | {"activation": Activation.CLAMPED_SWIGLU})
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: MixtureConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: MixtureConfig, max_model_len: int) -> LoadedModel:
     names = [layer_names(config, set(checkpoint.names()))] * config.layers
     forward = partial(llama.forward, feed_forward=mixture.feed_forward)
     return llama.load_with(ops, checkpoint, config, max_model_len, forward, names, mixture.Layer)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, Matrix, Model, Part, Table, Wanted
+from quire.models.loading import LayerNorm, LoadedModel, Matrix, TensorPart, TokenTable, Wanted
 from quire.models.row_orders import pairs_apart
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
@@ -24,9 +24,9 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     return replace(c, intermediate=hf.int("n_inner", c.intermediate))
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
     top: Wanted = {
-        "embed": Table("wte", config.vocab, config.hidden),
+        "embed": TokenTable("wte", config.vocab, config.hidden),
         "norm": LayerNorm("ln_f", config.hidden),
     }
     names = gpt.Names("transformer.", "h", top, layer_names(config), head_bias=True)
@@ -35,8 +35,8 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
 
 def layer_names(c: gpt.GPTConfig) -> Wanted:
     assert c.rope is not None
-    turned = Part(c.q_size, pairs_apart(c.heads, c.head_dim, c.rope.rotary_dim))
-    qkv = {"attn.q_proj": turned, "attn.k_proj": turned, "attn.v_proj": Part(c.q_size)}
+    turned = TensorPart(c.q_size, pairs_apart(c.heads, c.head_dim, c.rope.rotary_dim))
+    qkv = {"attn.q_proj": turned, "attn.k_proj": turned, "attn.v_proj": TensorPart(c.q_size)}
     return {
         "norm1": LayerNorm("ln_1", c.hidden),
         "qkv": Matrix(qkv, c.hidden),

@@ -8,7 +8,7 @@ from typing import Any
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models import llama, mixture
 from quire.models.llama import LlamaConfig
-from quire.models.loading import Matrix, Model
+from quire.models.loading import LoadedModel, Matrix
 from quire.models.mixture import MixtureConfig
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
@@ -62,7 +62,7 @@ def _factors(hf: CheckpointConfig) -> dict[str, Any]:
     }
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> LoadedModel:
     if isinstance(config, MixtureConfig):
         return mixture.load(ops, checkpoint, config, max_model_len)
     if config.architecture == HYBRID:

@@ -2,7 +2,7 @@
 
 from quire.models import llama
 from quire.models.llama import LlamaConfig
-from quire.models.loading import Matrix, Model, Part
+from quire.models.loading import LoadedModel, Matrix, TensorPart
 from quire.models.row_orders import groups_apart
 from quire.models.text_part import Renamed
 from quire.ops.opset import OpSet
@@ -26,8 +26,8 @@ def config(hf: CheckpointConfig) -> LlamaConfig:
     return llama.config(hf.with_values({"attention_bias": hf.bool("bias", False)}))
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> LoadedModel:
     order = groups_apart(config.kv_heads, config.heads, config.head_dim)
-    qkv = Matrix({"self_attn.qkv_proj": Part(len(order), order)}, config.hidden, bias=config.qkv_bias)
+    qkv = Matrix({"self_attn.qkv_proj": TensorPart(len(order), order)}, config.hidden, bias=config.qkv_bias)
     renamed = Renamed.by_parts(checkpoint, OURS)
     return llama.load_as(ops, renamed, config, max_model_len, {**llama.layer_names(config), "qkv": qkv})

@@ -14,7 +14,17 @@ import numpy as np
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.config import ModelConfig
-from quire.models.loading import Affine, LayerNorm, Matrix, Model, Part, Table, Vector, Wanted, load_weights
+from quire.models.loading import (
+    Affine,
+    LayerNorm,
+    LoadedModel,
+    Matrix,
+    TensorPart,
+    TokenTable,
+    Vector,
+    Wanted,
+    load_weights,
+)
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.models.row_orders import pairs_apart
 from quire.models.text_part import text_part
@@ -157,7 +167,7 @@ def _rotated(hf: CheckpointConfig, layers: int) -> tuple[bool, ...]:
 
 def top_names(c: LlamaConfig) -> Wanted:
     return {
-        "embed": Table("model.embed_tokens", c.vocab, c.hidden),
+        "embed": TokenTable("model.embed_tokens", c.vocab, c.hidden),
         "norm": _norm(c, "model.norm"),
         "head": Matrix(
             {"model.embed_tokens" if c.tied else "lm_head": c.vocab}, c.hidden, c.head_bias, keep=Keep.EIGHT_BITS
@@ -171,8 +181,8 @@ def _norm(c: LlamaConfig, name: str) -> Vector | LayerNorm:
 
 def layer_names(c: LlamaConfig) -> Wanted:
     orders = [pairs_apart(n, c.head_dim, c.rope.rotary_dim) if c.pairwise else None for n in (c.heads, c.kv_heads)]
-    q, k = (Part(size, order) for size, order in zip((c.q_size, c.kv_size), orders, strict=True))
-    qkv = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": Part(c.kv_size)}
+    q, k = (TensorPart(size, order) for size, order in zip((c.q_size, c.kv_size), orders, strict=True))
+    qkv = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": TensorPart(c.kv_size)}
     gate_up = {"mlp.gate_proj": c.intermediate, "mlp.up_proj": c.intermediate}
     normed = {"none": {}, "heads": {"q": c.head_dim, "k": c.head_dim}, "rows": {"q": c.q_size, "k": c.kv_size}}
     sized = normed[c.qk_norms].items()
@@ -219,11 +229,13 @@ class Weights:
     slopes: Any = None
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> LoadedModel:
     return load_as(ops, text_part(checkpoint), config, max_model_len, layer_names(config))
 
 
-def load_as(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int, layer_names: Wanted) -> Model:
+def load_as(
+    ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int, layer_names: Wanted
+) -> LoadedModel:
     """For families with the same layers under other names."""
     return load_with(ops, checkpoint, config, max_model_len, forward, [layer_names] * config.layers)
 
@@ -237,7 +249,7 @@ def load_with(
     layer_names: Sequence[Wanted],  # for each layer
     layer_type: type["Layer"] | None = None,
     unused: Sequence[str] = (),  # patterns of names, besides those of all
-) -> Model:
+) -> LoadedModel:
     """For families with another forward pass."""
     unused = [UNUSED, ROPE_FACTORS, *(["lm_head.weight"] if config.tied else []), *unused]
     named = {f"model.layers.{index}.": names for index, names in enumerate(layer_names)}
@@ -250,7 +262,7 @@ def load_with(
         local_rope=ops.frequencies(*frequencies(local, max_model_len)) if (local := config.local_rope) else None,
         slopes=ops.vector(stored_floats("slopes", np.array(config.slopes))) if config.slopes else None,
     )
-    return Model(config, partial(forward, config, weights), [top, *layers])
+    return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
 def forward(

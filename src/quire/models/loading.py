@@ -24,7 +24,7 @@ MAX_LISTED = 8  # names spelled out in an error
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class LoadedModel:
     """A forward pass with its weights, ready for `OpSet.compile`."""
 
     config: ModelConfig
@@ -46,7 +46,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class TensorPart:
     """What a matrix takes of one stored linear layer, where that is not all outputs as they are."""
 
     num_outputs: int
@@ -62,7 +62,7 @@ class Matrix:
 
     A layer is stored as `name.weight` [outputs, inputs] ([inputs, outputs] where `transposed`) and `name.bias`."""
 
-    parts: Mapping[str, int | Part]
+    parts: Mapping[str, int | TensorPart]
     num_inputs: int
     bias: bool = False
     transposed: bool = False
@@ -96,10 +96,10 @@ class Matrix:
         has_bias = any(self._has_bias(part) for _, part in self._parts())
         return ops.pack(weights, biases if has_bias else None, keep=self.keep)
 
-    def _parts(self) -> list[tuple[str, Part]]:
-        return [(name, part if isinstance(part, Part) else Part(part)) for name, part in self.parts.items()]
+    def _parts(self) -> list[tuple[str, TensorPart]]:
+        return [(name, part if isinstance(part, TensorPart) else TensorPart(part)) for name, part in self.parts.items()]
 
-    def _has_bias(self, part: Part) -> bool:
+    def _has_bias(self, part: TensorPart) -> bool:
         return self.bias if part.bias is None else part.bias
 
 
@@ -269,7 +269,7 @@ class LayerNorms:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TokenTable:
     """Rows to gather from. `skipped` rows stand before them in the checkpoint: OPT's positions begin at 2."""
 
     name: str

@@ -14,7 +14,7 @@ from quire.core.errors import BadCheckpoint
 from quire.models import llama
 from quire.models.deepseek import predicting_layers, read_routing
 from quire.models.llama import LlamaConfig
-from quire.models.loading import Experts, Matrix, Model, Vector, Want, Wanted
+from quire.models.loading import Experts, LoadedModel, Matrix, Vector, Want, Wanted
 from quire.ops.opset import Keep, OpSet, Routing, Value
 from quire.ops.tensors import PackedExperts, PackedWeight
 from quire.weights.checkpoint import Checkpoint
@@ -221,7 +221,7 @@ class Layer(llama.Layer):
     correction: Any = None
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: MixtureConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: MixtureConfig, max_model_len: int) -> LoadedModel:
     forward = partial(llama.forward, feed_forward=feed_forward)
     names = layer_names(config, set(checkpoint.names()))
     predicting = predicting_layers(config.layers, config.num_predicting)

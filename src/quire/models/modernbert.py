@@ -10,7 +10,7 @@ from typing import Any
 from quire.core.errors import BadCheckpoint
 from quire.models.bert import ACTIVATIONS, label_count
 from quire.models.config import EncoderConfig
-from quire.models.loading import Affine, LayerNorm, Matrix, Model, Table, Wanted, load_weights
+from quire.models.loading import Affine, LayerNorm, LoadedModel, Matrix, TokenTable, Wanted, load_weights
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight
@@ -91,7 +91,7 @@ def top_names(c: ModernBertConfig, prefix: str) -> Wanted:
         "head": Matrix({"classifier": c.labels}, c.hidden, bias=True, keep=Keep.ALL),
     }
     return {
-        "words": Table(f"{prefix}embeddings.tok_embeddings", c.vocab, c.hidden),
+        "words": TokenTable(f"{prefix}embeddings.tok_embeddings", c.vocab, c.hidden),
         "norm": LayerNorm(f"{prefix}embeddings.norm", c.hidden, bias=c.norm_bias),
         "last_norm": LayerNorm(f"{prefix}final_norm", c.hidden, bias=c.norm_bias),
         **(head if c.labels else {}),
@@ -132,7 +132,7 @@ class Weights:
     head: PackedWeight | None = None
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: ModernBertConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: ModernBertConfig, max_model_len: int) -> LoadedModel:
     prefix = BODY if any(name.startswith(BODY) for name in checkpoint.names()) else ""
     named = {f"{prefix}layers.{layer}.": layer_names(config, layer) for layer in range(config.layers)}
     top, layers = load_weights(ops, checkpoint, top_names(config, prefix), named, UNUSED)
@@ -142,7 +142,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: ModernBertConfig, max_model
         rope=ops.frequencies(*frequencies(config.rope, max_model_len)),
         local_rope=ops.frequencies(*frequencies(config.local_rope, max_model_len)),
     )
-    return Model(config, partial(forward, config, weights), [top, *layers])
+    return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
 def forward(c: ModernBertConfig, w: Weights, ops: OpSet, batch: Any) -> Value:

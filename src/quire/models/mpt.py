@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from quire.core.errors import Unsupported
 from quire.models import alibi, gpt
-from quire.models.loading import LayerNorm, Matrix, Model, Table, Wanted
+from quire.models.loading import LayerNorm, LoadedModel, Matrix, TokenTable, Wanted
 from quire.ops.opset import Activation, OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -34,9 +34,9 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     return replace(c, scale=attention.float("softmax_scale", c.scale), slopes=alibi.slopes(c.heads, most))
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
     top: Wanted = {
-        "embed": Table("wte", config.vocab, config.hidden),
+        "embed": TokenTable("wte", config.vocab, config.hidden),
         "norm": LayerNorm("norm_f", config.hidden, bias=False),
     }
     layer = layer_names(config, qk_norms=checkpoint.config.section("attn_config").bool("qk_ln", False))

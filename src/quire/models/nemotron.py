@@ -3,7 +3,7 @@ Nemotron's norms are stored less 1."""
 
 from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, Matrix, Model, Table, Wanted
+from quire.models.loading import LayerNorm, LoadedModel, Matrix, TokenTable, Wanted
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -26,8 +26,8 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     )
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
-    top: Wanted = {"embed": Table("embed_tokens", config.vocab, config.hidden), "norm": _norm(config, "norm")}
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
+    top: Wanted = {"embed": TokenTable("embed_tokens", config.vocab, config.hidden), "norm": _norm(config, "norm")}
     names = gpt.Names("model.", "layers", top, layer_names(config))
     return gpt.load_as(ops, checkpoint, config, max_model_len, names)
 

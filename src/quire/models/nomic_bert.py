@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.core.errors import BadCheckpoint
 from quire.models.config import EncoderConfig
-from quire.models.loading import Affine, LayerNorm, Matrix, Model, Table, Wanted, load_weights
+from quire.models.loading import Affine, LayerNorm, LoadedModel, Matrix, TokenTable, Wanted, load_weights
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, OpSet, Value
@@ -87,7 +87,7 @@ class Kinds:
 
 def top_names(c: NomicBertConfig) -> Wanted:
     return {
-        "words": Table("embeddings.word_embeddings", c.vocab, c.hidden),
+        "words": TokenTable("embeddings.word_embeddings", c.vocab, c.hidden),
         "kinds": Kinds("embeddings.token_type_embeddings", c),
         "norm": LayerNorm("emb_ln", c.hidden),
     }
@@ -123,12 +123,12 @@ class Weights:
     rope: Any  # rotary frequencies
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: NomicBertConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: NomicBertConfig, max_model_len: int) -> LoadedModel:
     named = {f"encoder.layers.{layer}.": layer_names(config) for layer in range(config.layers)}
     top, layers = load_weights(ops, checkpoint, top_names(config), named, UNUSED)
     rope = ops.frequencies(*frequencies(config.rope, max_model_len))
     weights = Weights(**top, layers=[Layer(**layer) for layer in layers], rope=rope)
-    return Model(config, partial(forward, config, weights), [top, *layers])
+    return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
 def forward(c: NomicBertConfig, w: Weights, ops: OpSet, batch: Any) -> Value:

@@ -2,7 +2,7 @@
 
 from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, Matrix, Model, Table, Wanted
+from quire.models.loading import LayerNorm, LoadedModel, Matrix, TokenTable, Wanted
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -21,8 +21,8 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     )
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
-    top: Wanted = {"embed": Table("embed_tokens", config.vocab, config.hidden), "norm": plain_norm("norm", config)}
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
+    top: Wanted = {"embed": TokenTable("embed_tokens", config.vocab, config.hidden), "norm": plain_norm("norm", config)}
     names = gpt.Names("model.", "layers", top, layer_names(config))
     return gpt.load_as(ops, checkpoint, config, max_model_len, names)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from quire.models import llama
 from quire.models.llama import LlamaConfig
-from quire.models.loading import Model, Vector
+from quire.models.loading import LoadedModel, Vector
 from quire.models.rope import RopeSpec
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
@@ -30,7 +30,7 @@ def config(hf: CheckpointConfig) -> LlamaConfig:
     return replace(c, local_rope=RopeSpec("default", theta, c.head_dim, c.rope.max_position, {}))
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> LoadedModel:
     names = dict(llama.layer_names(config))
     del names["norm1"], names["norm2"]
     names["after1"] = Vector("post_attention_layernorm", config.hidden)

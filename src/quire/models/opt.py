@@ -3,7 +3,7 @@ embedding with fewer columns than its layers."""
 
 from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, Matrix, Model, Table, Want, Wanted
+from quire.models.loading import LayerNorm, LoadedModel, Matrix, TokenTable, Want, Wanted
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -20,7 +20,7 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     )
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
     hf = checkpoint.config
     affine = hf.bool("layer_norm_elementwise_affine", True)
     names = gpt.Names("model.", "decoder.layers", top_names(config, hf, affine), layer_names(config, affine))
@@ -30,8 +30,8 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
 def top_names(c: gpt.GPTConfig, hf: CheckpointConfig, affine: bool) -> Wanted:
     width = hf.int("word_embed_proj_dim", c.hidden)
     names: dict[str, Want] = {
-        "embed": Table("decoder.embed_tokens", c.vocab, width),
-        "positions": Table("decoder.embed_positions", c.max_position, c.hidden, skipped=2),
+        "embed": TokenTable("decoder.embed_tokens", c.vocab, width),
+        "positions": TokenTable("decoder.embed_positions", c.max_position, c.hidden, skipped=2),
     }
     if width != c.hidden:
         names |= {

@@ -2,7 +2,7 @@
 
 from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, Matrix, Model, Table, Wanted
+from quire.models.loading import LayerNorm, LoadedModel, Matrix, TokenTable, Wanted
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -24,9 +24,9 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     )
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
     top: Wanted = {
-        "embed": Table("embed_tokens", config.vocab, config.hidden),
+        "embed": TokenTable("embed_tokens", config.vocab, config.hidden),
         "norm": LayerNorm("final_layernorm", config.hidden),
     }
     layer = layer_names(config, fused=checkpoint.config.bool(FUSED, False))

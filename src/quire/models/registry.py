@@ -6,7 +6,7 @@ from typing import Literal, Protocol, cast
 
 from quire.core.errors import Unsupported
 from quire.models.config import ModelConfig
-from quire.models.loading import Model
+from quire.models.loading import LoadedModel
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -139,7 +139,7 @@ class Family(Protocol):
     def config(self, hf: CheckpointConfig) -> ModelConfig:
         """Read the numbers; a value nobody wrote code for fails here, by name."""
 
-    def load(self, ops: OpSet, checkpoint: Checkpoint, config: ModelConfig, max_model_len: int) -> Model:
+    def load(self, ops: OpSet, checkpoint: Checkpoint, config: ModelConfig, max_model_len: int) -> LoadedModel:
         """Pack the weights, and bind them to the forward pass."""
 
 

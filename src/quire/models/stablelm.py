@@ -3,7 +3,7 @@ one norm, and a norm for each query and key head."""
 
 from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, LayerNorms, Matrix, Model, Table, Want, Wanted
+from quire.models.loading import LayerNorm, LayerNorms, LoadedModel, Matrix, TokenTable, Want, Wanted
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -26,9 +26,9 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     )
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
     top: Wanted = {
-        "embed": Table("embed_tokens", config.vocab, config.hidden),
+        "embed": TokenTable("embed_tokens", config.vocab, config.hidden),
         "norm": LayerNorm("norm", config.hidden),
     }
     layer = layer_names(config, stacked=checkpoint.config.bool(STACKED_NORMS, False))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint
 from quire.models.config import Seq2SeqConfig
-from quire.models.loading import Matrix, Model, Table, Vector, Wanted, load_weights
+from quire.models.loading import LoadedModel, Matrix, TokenTable, Vector, Wanted, load_weights
 from quire.models.seq2seq import read_seq2seq, write_source
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Keep, OpSet, Value
@@ -128,7 +128,7 @@ def top_names(c: T5Config, head: str) -> Wanted:
     biases = "block.0.layer.0.SelfAttention.relative_attention_bias"
     sizes = c.heads, c.buckets, c.max_distance
     return {
-        "words": Table("shared", c.vocab, c.hidden),
+        "words": TokenTable("shared", c.vocab, c.hidden),
         "encoder_biases": DistanceBiases(f"encoder.{biases}", *sizes, both_ways=True),
         "decoder_biases": DistanceBiases(f"decoder.{biases}", *sizes, both_ways=False),
         "encoder_norm": Vector("encoder.final_layer_norm", c.hidden),
@@ -190,7 +190,7 @@ class Weights:
     decoder: list[DecoderLayer]
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: T5Config, max_model_len: int) -> Model:
+def load(ops: OpSet, checkpoint: Checkpoint, config: T5Config, max_model_len: int) -> LoadedModel:
     head = "lm_head" if "lm_head.weight" in checkpoint.names() else "shared"
     readers = {f"encoder.block.{index}.": layer_names(config, 1) for index in range(config.encoder_layers)}
     writers = {
@@ -202,7 +202,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: T5Config, max_model_len: in
         encoder=[Layer(**layer) for layer in layers[: config.encoder_layers]],
         decoder=[DecoderLayer(**layer) for layer in layers[config.encoder_layers :]],
     )
-    return Model(
+    return LoadedModel(
         config,
         partial(forward, config, weights),
         [top, *layers],

@@ -134,7 +134,7 @@ class Masks:
 
 
 @dataclass(slots=True)
-class Draw:
+class Sample:
     """One row's next token: its id, or CANDIDATES or BROKEN; and [(id, logprob, rank)] as asked for."""
 
     token: int
@@ -167,17 +167,17 @@ class Sampler(Protocol):
 
     def retire(self, row: int) -> None: ...
 
-    def draw(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> list[Draw]:
+    def draw(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> list[Sample]:
         """logits [R, vocab] fp32; line i belongs to rows[i], which differ. `masks` hold for this step alone. The drawn
         token, if there is one, is appended to what is known of the row."""
 
-    def begin(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> "Callable[[], list[Draw]]":
+    def begin(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> "Callable[[], list[Sample]]":
         """`draw`, for those who have something else to do meanwhile: call what it returns to wait for the tokens. The
         next step may be run before."""
 
     def verify(
         self, logits: Any, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
-    ) -> "Callable[[], list[list[Draw]]]":
+    ) -> "Callable[[], list[list[Sample]]]":
         """`begin`, where tokens that may follow are guessed: rows[i] has a line for its next token and one behind each
         of drafts[i], side by side. Its tokens are drawn one after the other, each as `draw` would, as long as they are
         the drafts: the first that is not is its last, and what lies behind is passed over. -> a list for each row"""
@@ -246,7 +246,7 @@ def quantization_of(asked: str | None, keep: Keep) -> str | None:
     return "int8" if keep is Keep.EIGHT_BITS else None
 
 
-class AdapterSlots(Protocol):
+class LoraSlots(Protocol):
     """What adapters add to one linear layer: a low rank matrix each, in a fixed number of slots, empty at first."""
 
     def pack(self, parts: Sequence[LowRank | None]) -> Any:
@@ -283,7 +283,7 @@ class OpSet(Protocol):
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
         """One matrix a head, of floats; all have one shape."""
 
-    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> AdapterSlots:
+    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> LoraSlots:
         """For a linear layer of parts with `sizes` outputs, and adapters of up to that rank."""
 
     def vector(self, tensor: StoredTensor) -> Any:

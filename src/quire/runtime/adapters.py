@@ -1,7 +1,7 @@
 """LoRA: what adapters add to the linear layers of a model, in slots that steps choose from.
 
-Every family's forward pass serves: `Adapted` stands in for the op set, and lets each linear layer be followed by what
-the adapters of the batch's rows add to it."""
+Every family's forward pass serves: `AdaptedOps` wraps the op set and follows each linear layer by what the adapters of
+the batch's rows add to it."""
 
 import re
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import BadRequest, Unsupported
-from quire.models.loading import Model
-from quire.ops.opset import AdapterSlots, OpSet, Value
+from quire.models.loading import LoadedModel
+from quire.ops.opset import LoraSlots, OpSet, Value
 from quire.ops.tensors import LinearLayer, LowRank, PackedWeight
 from quire.weights.gguf.adapter import read_gguf_adapter
 from quire.weights.peft import listed, read_adapter
 
-Slots = Mapping[PackedWeight, AdapterSlots]
-Loaded = Mapping[PackedWeight, Any]  # an adapter, as the slots of each linear layer take it
+Slots = Mapping[PackedWeight, LoraSlots]
+LoadedAdapter = Mapping[PackedWeight, Any]  # an adapter, as the slots of each linear layer take it
 
 # What a decoder's list of layers may be part of, as it is published or wrapped. A vision tower has layers too.
 WRAPPERS = {"model", "language_model", "text_model", "transformer", "gpt_neox", "decoder"}
@@ -25,7 +25,7 @@ WRAPPERS = {"model", "language_model", "text_model", "transformer", "gpt_neox", 
 _NUMBERED = re.compile(r"(?P<outside>(?:[^.]+\.)*?)(?P<inside>[^.]+\.\d+\..+)")
 
 
-class Adapted:
+class AdaptedOps:
     """An op set, except that linear layers are adapted."""
 
     def __init__(self, ops: Any, slots: Slots, batch: Any) -> None:
@@ -39,27 +39,27 @@ class Adapted:
         return self._ops.adapt(y, x, self._slots[w], self._batch) if w in self._slots else y
 
 
-class Adapters:
+class LoraAdapters:
     """The adapters of one model. `load` may be called in any thread, the others between steps."""
 
-    def __init__(self, ops: OpSet, model: Model, num_slots: int, max_rank: int) -> None:
+    def __init__(self, ops: OpSet, model: LoadedModel, num_slots: int, max_rank: int) -> None:
         self._max_rank = max_rank
         self._layers: dict[str, list[tuple[PackedWeight, int]]] = {}  # where a linear layer is: which part of what
-        self._slots: dict[PackedWeight, AdapterSlots] = {}
+        self._slots: dict[PackedWeight, LoraSlots] = {}
         for w in model.linears:
             sizes = [layer.num_outputs for layer in w.layers]
             self._slots[w] = ops.new_slots(w.num_inputs, sizes, num_slots, max_rank)
             for part, layer in enumerate(w.layers):
                 self._layers.setdefault(_inside(layer.name), []).append((w, part))
-        self._held: dict[str, Loaded] = {}
+        self._held: dict[str, LoadedAdapter] = {}
         self._forward = model.forward
         self._heads = {"num_attention_heads": model.config.heads, "num_key_value_heads": model.config.kv_heads}
 
     def forward(self, ops: OpSet, batch: Any) -> Value:
         """The model's forward pass, with adapters."""
-        return self._forward(Adapted(ops, self._slots, batch), batch)
+        return self._forward(AdaptedOps(ops, self._slots, batch), batch)
 
-    def load(self, path: Path) -> Loaded:
+    def load(self, path: Path) -> LoadedAdapter:
         """Read an adapter and make it ready. Raises if it cannot be one of this model."""
         found = read_gguf_adapter(path, self._heads) if path.is_file() else read_adapter(path)
         if unknown := [name for name in found if _inside(name) not in self._layers]:
@@ -82,7 +82,7 @@ class Adapters:
                 parts.setdefault(w, [None] * len(w.layers))[part] = _fitting(path, added, w, w.layers[part])
         return {w: self._slots[w].pack(each) for w, each in parts.items()}
 
-    def add(self, key: str, loaded: Loaded) -> None:
+    def add(self, key: str, loaded: LoadedAdapter) -> None:
         self._held[key] = loaded
 
     def remove(self, key: str) -> None:

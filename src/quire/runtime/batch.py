@@ -14,7 +14,7 @@ from quire.ops.opset import Int32, StepBatch
 
 
 @dataclass(slots=True)
-class Step:
+class BatchedStep:
     """The arrays of a step, and whose logits they yield: a line for each row that draws, then lines of prompts. A row
     with drafts has a line more for each of them, side by side."""
 
@@ -24,7 +24,7 @@ class Step:
     scored: list[tuple[int, slice, list[int]]]  # (row, its lines of the logits, the prompt token that followed each)
 
 
-class Rows:
+class BatchRows:
     """Tokens and block tables of the sequences that hold a row."""
 
     def __init__(self, num_rows: int, max_model_len: int, block_size: int) -> None:
@@ -106,7 +106,7 @@ class Rows:
         """All tokens up to what was drawn there."""
         return self.tokens[row, : place[0] + num_drawn]
 
-    def step(self, runs: Sequence[Run]) -> Step:
+    def step(self, runs: Sequence[Run]) -> BatchedStep:
         drafts: dict[int, list[int]] = {}
         for run in runs:
             if run.new_blocks:
@@ -130,7 +130,7 @@ class Rows:
             logit_rows = np.concatenate([logit_rows, *scored_tokens])
         adapters = self._adapters(runs) if self._num_adapted else None
         batch = StepBatch(ids, positions, slots, seq_starts, context_lens, block_tables, logit_rows, adapters)
-        return Step(batch, drawing, drafts, scored)
+        return BatchedStep(batch, drawing, drafts, scored)
 
     def _adapters(self, runs: Sequence[Run]) -> Int32 | None:
         """Each token's slot; None if no token of the step has one."""

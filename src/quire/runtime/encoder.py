@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from quire.core.encode_request import Tokens
+from quire.core.encode_request import EncodeInput
 from quire.models.config import EncoderConfig
-from quire.models.loading import Model
+from quire.models.loading import LoadedModel
 from quire.ops.opset import Float32, OpSet, StepBatch
 from quire.runtime.kv import kv_spec
 
@@ -23,7 +23,7 @@ class EncoderRunner:
     def __init__(
         self,
         ops: OpSet,
-        model: Model,
+        model: LoadedModel,
         *,
         max_tokens: int,  # of a step; a longer text has one of its own
         max_rows: int,  # texts of a step
@@ -41,11 +41,11 @@ class EncoderRunner:
         )
         self._program = ops.compile(model.forward, cache, most, max_rows, max_model_len)
 
-    def run(self, texts: Sequence[Tokens], wanted: Wanted, take: Callable[[Float32], Any]) -> list[Any]:
+    def run(self, texts: Sequence[EncodeInput], wanted: Wanted, take: Callable[[Float32], Any]) -> list[Any]:
         """take(rows) of every text: rows [n, columns] of the tokens that are wanted."""
         return [taken for step in self._steps(texts) for taken in self._run(step, wanted, take)]
 
-    def _steps(self, texts: Sequence[Tokens]) -> Iterator[Sequence[Tokens]]:
+    def _steps(self, texts: Sequence[EncodeInput]) -> Iterator[Sequence[EncodeInput]]:
         """In the order they come: without padding, nothing is gained by sorting them."""
         first, num_tokens = 0, 0
         for index, text in enumerate(texts):
@@ -57,14 +57,14 @@ class EncoderRunner:
         if first < len(texts):
             yield texts[first:]
 
-    def _run(self, texts: Sequence[Tokens], wanted: Wanted, take: Callable[[Float32], Any]) -> list[Any]:
+    def _run(self, texts: Sequence[EncodeInput], wanted: Wanted, take: Callable[[Float32], Any]) -> list[Any]:
         batch = self._batch(texts, wanted)
         rows = _on_host(self._program.run(batch))
         if wanted != "all":
             return [take(rows[i : i + 1]) for i in range(len(texts))]
         return [take(rows[a:b]) for a, b in zip(batch.seq_starts, batch.seq_starts[1:], strict=False)]
 
-    def _batch(self, texts: Sequence[Tokens], wanted: Wanted) -> StepBatch:
+    def _batch(self, texts: Sequence[EncodeInput], wanted: Wanted) -> StepBatch:
         lengths = np.array([len(text.ids) for text in texts], np.int32)
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         places = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
@@ -81,7 +81,7 @@ class EncoderRunner:
             logit_rows=np.ascontiguousarray(rows[wanted]),
         )
 
-    def _segment_offsets(self, texts: Sequence[Tokens]) -> Any:
+    def _segment_offsets(self, texts: Sequence[EncodeInput]) -> Any:
         """Of positions: see EncoderConfig."""
         if self._kinds == 1 or all(text.segments is None for text in texts):
             return np.int32(0)

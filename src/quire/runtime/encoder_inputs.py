@@ -9,7 +9,7 @@ from quire.core.plan import Admission, Run
 from quire.ops.opset import Int32, Program, StepBatch
 
 
-class Sources:
+class EncoderInputs:
     """Takes the sources off plans, so that what is left of a row is its answer, which begins at position 0.
 
     For the layout of a sequence see core/seq2seq.py."""

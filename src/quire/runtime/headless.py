@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from quire.models.loading import Model
+from quire.models.loading import LoadedModel
 from quire.models.registry import Family
 from quire.ops.opset import Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, StoredTensor
@@ -33,7 +33,7 @@ class Headless:
         return self._ops.rows(x, batch)
 
 
-def load_headless(ops: OpSet, family: Family, checkpoint: Checkpoint, max_model_len: int) -> Model:
+def load_headless(ops: OpSet, family: Family, checkpoint: Checkpoint, max_model_len: int) -> LoadedModel:
     """The decoder of a checkpoint, whose forward pass gives the vectors of rows after the last norm."""
     config = family.config(checkpoint.config)
     model = family.load(Headless(ops, config.vocab), checkpoint, config, max_model_len)

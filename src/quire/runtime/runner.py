@@ -5,18 +5,18 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from quire.core.plan import Drawn, StepOutput, StepPlan
-from quire.core.request import Logprob
+from quire.core.plan import SampledRow, StepOutput, StepPlan
+from quire.core.request import IdLogprob
 from quire.models.config import Seq2SeqConfig
-from quire.models.loading import Model
-from quire.ops.opset import BROKEN, CANDIDATES, Draw, KVCache, Masks, OpSet
-from quire.runtime.adapters import Adapters
-from quire.runtime.batch import Rows, Step
-from quire.runtime.encoder_inputs import Sources
+from quire.models.loading import LoadedModel
+from quire.ops.opset import BROKEN, CANDIDATES, KVCache, Masks, OpSet, Sample
+from quire.runtime.adapters import LoraAdapters
+from quire.runtime.batch import BatchedStep, BatchRows
+from quire.runtime.encoder_inputs import EncoderInputs
 from quire.runtime.kv import KVSize
 from quire.runtime.sampling import row_params
 from quire.runtime.spec.proposer import Proposer
-from quire.runtime.structured_output import Guides, Matchers
+from quire.runtime.structured_output import Matchers, StructuredOutputRows
 
 
 class Runner:
@@ -28,18 +28,18 @@ class Runner:
     def __init__(
         self,
         ops: OpSet,
-        model: Model,
+        model: LoadedModel,
         size: KVSize,
         *,
         max_rows: int,
         max_tokens: int,
-        adapters: Adapters | None = None,
+        adapters: LoraAdapters | None = None,
         proposer: Proposer | None = None,
         idle_cpu: bool = False,
     ) -> None:
         """`adapters` are those of the model, where plans may ask for some. `proposer` guesses what comes next.
         `idle_cpu`: while a forward pass runs and is waited for, a CPU has nothing to do."""
-        self.rows = Rows(max_rows, size.max_model_len, size.spec.block_size)
+        self.rows = BatchRows(max_rows, size.max_model_len, size.spec.block_size)
         self.cache = ops.new_cache(size.spec, size.num_blocks, size.num_host_blocks)
         self.sampler = ops.new_sampler(max_rows, model.config.vocab)
         self.adapters = adapters
@@ -50,15 +50,17 @@ class Runner:
             forward, self.cache, max_tokens, max_rows, size.max_model_len, self.sampler, sources=sources
         )
         self.sources = _sources(ops, model, self.cache, size, max_rows, max_tokens)
-        self.guides: Guides | None = None
+        self.guides: StructuredOutputRows | None = None
         self._helper = ThreadPoolExecutor(1, "masks") if idle_cpu else None
         self._vocab = model.config.vocab
         self._prompt_logprobs: dict[int, int] = {}  # row -> alternatives wanted beside each prompt token
-        self._under_way: deque[tuple[int, Callable[[], list[Drawn]]]] = deque()  # steps, and how to get what they drew
+        self._under_way: deque[tuple[int, Callable[[], list[SampledRow]]]] = (
+            deque()
+        )  # steps, and how to get what they drew
 
     def guide(self, matchers: Matchers) -> None:
         """From now on, rows may ask for answers in a language."""
-        self.guides = Guides(self._vocab, matchers)
+        self.guides = StructuredOutputRows(self._vocab, matchers)
 
     def submit(self, plan: StepPlan) -> None:
         self._prepare(plan)
@@ -101,7 +103,7 @@ class Runner:
             if admission.params.prompt_logprobs is not None:
                 self._prompt_logprobs[admission.row] = admission.params.prompt_logprobs
 
-    def _launch(self, plan: StepPlan) -> Callable[[], list[Drawn]]:
+    def _launch(self, plan: StepPlan) -> Callable[[], list[SampledRow]]:
         runs = self.sources.read(plan.runs) if self.sources else plan.runs
         if not runs:
             return list
@@ -113,15 +115,15 @@ class Runner:
         finish = self._verify(step, logits, rows, masks) if step.drafts else self._draw(logits, rows, masks)
         scored = self._score(step, logits)
 
-        def finish_all() -> list[Drawn]:
+        def finish_all() -> list[SampledRow]:
             drawn = finish()
             for row, logprobs in scored.items():
-                drawn.setdefault(row, Drawn(row)).prompt_logprobs = logprobs
+                drawn.setdefault(row, SampledRow(row)).prompt_logprobs = logprobs
             return list(drawn.values())
 
         return finish_all
 
-    def _compute(self, step: Step, rows: list[int]) -> tuple[Any, Masks | None]:
+    def _compute(self, step: BatchedStep, rows: list[int]) -> tuple[Any, Masks | None]:
         """The logits, and what the rows may draw of them. Masks are made while the forward pass runs: on a GPU, and
         where a CPU is idle; else after it."""
         if self.guides is None or not self.guides.guides(rows):
@@ -131,13 +133,13 @@ class Runner:
         masks = self._helper.submit(self.guides.masks, rows, step.drafts)
         return self.program.run(step.batch), masks.result()
 
-    def _draw(self, logits: Any, rows: list[int], masks: Masks | None) -> Callable[[], dict[int, Drawn]]:
+    def _draw(self, logits: Any, rows: list[int], masks: Masks | None) -> Callable[[], dict[int, SampledRow]]:
         """One token for each row."""
         draws = self.sampler.begin(logits[: len(rows)], rows, masks) if rows else list
         places = [self.rows.expect(row) for row in rows]
 
-        def finish() -> dict[int, Drawn]:
-            drawn: dict[int, Drawn] = {}
+        def finish() -> dict[int, SampledRow]:
+            drawn: dict[int, SampledRow] = {}
             for row, place, draw in zip(rows, places, draws(), strict=True):
                 drawn[row] = self._take(row, place, [draw])
                 self.rows.settle(row, place, draw.token)
@@ -147,7 +149,9 @@ class Runner:
 
         return finish
 
-    def _verify(self, step: Step, logits: Any, rows: list[int], masks: Masks | None) -> Callable[[], dict[int, Drawn]]:
+    def _verify(
+        self, step: BatchedStep, logits: Any, rows: list[int], masks: Masks | None
+    ) -> Callable[[], dict[int, SampledRow]]:
         """As many for each row as its drafts were right, and one more."""
         drafts = [step.drafts.get(row, []) for row in rows]
         num_lines = len(rows) + sum(map(len, drafts))
@@ -157,8 +161,8 @@ class Runner:
             for row, of_row in zip(rows, drafts, strict=True)
         ]
 
-        def finish() -> dict[int, Drawn]:
-            drawn: dict[int, Drawn] = {}
+        def finish() -> dict[int, SampledRow]:
+            drawn: dict[int, SampledRow] = {}
             for row, place, of_row, found in zip(rows, places, drafts, draws(), strict=True):
                 if len(found) > 1 and found[-1].token == BROKEN:
                     found.pop()  # found again, and told, when it is the next
@@ -172,7 +176,7 @@ class Runner:
 
         return finish
 
-    def _propose(self, drawn: dict[int, Drawn], places: dict[int, tuple[int, int]]) -> None:
+    def _propose(self, drawn: dict[int, SampledRow], places: dict[int, tuple[int, int]]) -> None:
         """Guess what follows, for rows that still have their sequence."""
         assert self.proposer is not None
         known = {
@@ -185,14 +189,14 @@ class Runner:
                 drafts = drafts[: self.guides.count_valid(row, drafts)]
             drawn[row].drafts = drafts
 
-    def _take(self, row: int, place: tuple[int, int], draws: list[Draw]) -> Drawn:
+    def _take(self, row: int, place: tuple[int, int], draws: list[Sample]) -> SampledRow:
         if self.guides and self.rows.is_held(row, place):
             self.guides.advance(row, [draw.token for draw in draws if draw.token >= 0])
             if draws[0].token == BROKEN and (reason := self.guides.error(row)):
-                return Drawn(row, error=f"the language of the answer: {reason}")
+                return SampledRow(row, error=f"the language of the answer: {reason}")
         return _drawn(row, draws)
 
-    def _score(self, step: Step, logits: Any) -> dict[int, list[list[Logprob]]]:
+    def _score(self, step: BatchedStep, logits: Any) -> dict[int, list[list[IdLogprob]]]:
         """Prompt logprobs by row: now, since the logits are gone with the next step."""
         found = {}
         for row, lines, targets in step.scored:
@@ -201,26 +205,28 @@ class Runner:
         return found
 
 
-def _sources(ops: OpSet, model: Model, cache: KVCache, size: KVSize, max_rows: int, max_tokens: int) -> Sources | None:
+def _sources(
+    ops: OpSet, model: LoadedModel, cache: KVCache, size: KVSize, max_rows: int, max_tokens: int
+) -> EncoderInputs | None:
     if model.encode is None:
         return None
     assert isinstance(model.config, Seq2SeqConfig)
     longest = min(model.config.seq2seq.max_source, size.max_model_len)
     most = max(max_tokens, longest)
     encoder = ops.compile(model.encode, cache, most, max_rows, longest, sources=True)
-    return Sources(encoder, max_rows, longest, most, size.spec.block_size)
+    return EncoderInputs(encoder, max_rows, longest, most, size.spec.block_size)
 
 
-def _drawn(row: int, draws: list[Draw]) -> Drawn:
+def _drawn(row: int, draws: list[Sample]) -> SampledRow:
     """One, or several that all are tokens."""
     first = draws[0]
     if first.token == BROKEN:
-        return Drawn(row, error="the model gave no number for any token that may follow")
+        return SampledRow(row, error="the model gave no number for any token that may follow")
     if first.token == CANDIDATES:
-        return Drawn(row, beams=_logprobs(first.logprobs))
+        return SampledRow(row, beams=_logprobs(first.logprobs))
     logprobs = [_logprobs(draw.logprobs) for draw in draws] if first.logprobs else None
-    return Drawn(row, [draw.token for draw in draws], logprobs)
+    return SampledRow(row, [draw.token for draw in draws], logprobs)
 
 
-def _logprobs(found: Iterable[tuple[int, float, int]]) -> list[Logprob]:
-    return [Logprob(token, logprob, rank) for token, logprob, rank in found]
+def _logprobs(found: Iterable[tuple[int, float, int]]) -> list[IdLogprob]:
+    return [IdLogprob(token, logprob, rank) for token, logprob, rank in found]

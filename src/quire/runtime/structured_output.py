@@ -46,7 +46,7 @@ class _Guided:
     tokens: list[int]
 
 
-class Guides:
+class StructuredOutputRows:
     """The matchers of rows. One that is admitted with a part of its answer has it replayed, so that it does not matter
     whether a row was preempted, moved or resumed on the way."""
 

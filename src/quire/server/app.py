@@ -19,7 +19,7 @@ from quire.core.errors import QuireError
 from quire.server.access.keys import KeyRing
 from quire.server.access.metered import MeteredModels
 from quire.server.access.quota import RATE_HEADERS
-from quire.server.app_state import Site
+from quire.server.app_state import AppState
 from quire.server.dialects import DIALECTS, load
 from quire.server.dialects.dialect import Dialect
 from quire.server.dialects.openai.shapes import error_body
@@ -39,7 +39,7 @@ from quire.server.routes.rerank import Rerank
 from quire.server.routes.tokens import Tokens
 
 if TYPE_CHECKING:
-    from quire.client.service import Models, Offer
+    from quire.client.service import Models, ServedModel
 
 
 def create_app(
@@ -49,7 +49,7 @@ def create_app(
     metrics = metrics or Metrics()
     keys = keys or KeyRing(options.api_key, options.keys_file)
     metered = MeteredModels(models)
-    paths = Paths(Site(metered, options, metrics), metered)
+    paths = Paths(AppState(metered, options, metrics), metered)
     return Starlette(
         routes=paths.routes,
         middleware=[
@@ -69,7 +69,7 @@ def create_app(
 class Paths:
     """Which path leads where, and how an error looks there."""
 
-    def __init__(self, site: Site, metered: MeteredModels) -> None:
+    def __init__(self, site: AppState, metered: MeteredModels) -> None:
         self.routes = _own_routes(site, metered)
         self.shapes: dict[str, Shape] = {}  # of the paths that belong to a dialect
         self._parsers: dict[str, Callable[..., Any]] = {}
@@ -78,7 +78,7 @@ class Paths:
             self._add(dialect, site)
         self.routes.append(Route("/openapi.json", self.description))
 
-    def _add(self, dialect: Dialect, site: Site) -> None:
+    def _add(self, dialect: Dialect, site: AppState) -> None:
         self._parsers |= dialect.routes
         routes = dialect.pages(site)
         for path, parse in dialect.routes.items():
@@ -102,7 +102,7 @@ class Paths:
         return response
 
 
-def _own_routes(site: Site, metered: MeteredModels) -> list[Route]:
+def _own_routes(site: AppState, metered: MeteredModels) -> list[Route]:
     """Those that belong to no dialect."""
     tokens, pages = Tokens(site.models, site.options.max_body_bytes), Pages(site)
     return [
@@ -168,7 +168,7 @@ class Version(Struct):
 class Pages:
     """What can be asked about the server."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: AppState) -> None:
         self._models = site.models
         self._metrics = site.metrics
         self._created = datetime.now(UTC)
@@ -186,7 +186,7 @@ class Pages:
             raise unknown_model(name, list(offers))
         return json_response(self._model(offers[name]))
 
-    def _model(self, offer: "Offer") -> Model:
+    def _model(self, offer: "ServedModel") -> Model:
         return Model(
             id=offer.name,
             created=int(self._created.timestamp()),

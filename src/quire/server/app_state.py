@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class AppState:
     models: "Models"
     options: ServerOptions
     metrics: Metrics

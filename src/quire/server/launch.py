@@ -16,7 +16,7 @@ from quire.client.spawned import Spawned
 from quire.core.errors import BadRequest
 from quire.engine.options import EngineOptions, named_values
 from quire.hub import model_name
-from quire.server.http.listen import open_doors
+from quire.server.http.listen import open_listener
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions, named_models
 
@@ -38,7 +38,7 @@ def launch(
 async def _main(
     engine: EngineOptions, server: ServerOptions, on_ready: Callable[[str], None] | None, spawned: Spawned | None
 ) -> None:
-    metrics, doors = Metrics(), open_doors(server)
+    metrics, doors = Metrics(), open_listener(server)
     # while a model is loaded
     importing = asyncio.create_task(asyncio.to_thread(import_module, "quire.server.http.serve"))
     async with _models(engine, server, metrics, spawned) as models:

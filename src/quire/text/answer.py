@@ -7,7 +7,7 @@ from quire.text.tools.call import CallDelta, ToolParser
 
 
 @dataclass(slots=True)
-class Gain:
+class AnswerDelta:
     reasoning: str = ""
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
@@ -23,16 +23,16 @@ class AnswerReader:
         self._thoughts, self._tools = thoughts, tools
         self._parallel = parallel  # else calls after the first are left out
 
-    def push(self, text: str) -> Gain:
-        gain = Gain(content=text)
+    def push(self, text: str) -> AnswerDelta:
+        gain = AnswerDelta(content=text)
         if self._thoughts is not None:
             gain.reasoning, gain.content = self._thoughts.push(text)
         self._look_for_calls(gain)
         return gain
 
-    def end(self) -> Gain:
+    def end(self) -> AnswerDelta:
         """The text has ended: what was held back."""
-        gain = Gain()
+        gain = AnswerDelta()
         if self._thoughts is not None:
             gain.reasoning, gain.content = self._thoughts.flush()
         self._look_for_calls(gain)
@@ -42,7 +42,7 @@ class AnswerReader:
             gain.calls += self._wanted(last.calls)
         return gain
 
-    def _look_for_calls(self, gain: Gain) -> None:
+    def _look_for_calls(self, gain: AnswerDelta) -> None:
         if self._tools is not None and gain.content:
             found = self._tools.push(gain.content)
             gain.content, gain.calls = found.content, self._wanted(found.calls)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from quire.core.params import SamplingParams
-from quire.core.request import Logprob, SequenceEvent
+from quire.core.request import IdLogprob, SequenceEvent
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.stop import StopStrings
 from quire.text.tokenizers.detokenizer import Detokenizer
@@ -78,12 +78,12 @@ class SampleText:
             return text, None
         return self._stops.push(text)
 
-    def _described(self, positions: list[list[Logprob]] | None) -> list[list[TokenLogprob]] | None:
+    def _described(self, positions: list[list[IdLogprob]] | None) -> list[list[TokenLogprob]] | None:
         if positions is None:
             return None
         return [[self._describe(choice) for choice in position] for position in positions]
 
-    def _describe(self, choice: Logprob) -> TokenLogprob:
+    def _describe(self, choice: IdLogprob) -> TokenLogprob:
         raw = self._tokenizer.token_bytes(choice.token)
         text = raw.decode("utf-8", errors="replace")
         return TokenLogprob(choice.token, text, list(raw), choice.logprob, choice.rank)

@@ -12,7 +12,7 @@ MAX_PICKLE_BYTES = 64 << 20
 MAX_STACK = 1 << 20
 
 
-class Refused(Exception):
+class PickleRefused(Exception):
     """`problem` continues a sentence about the pickle."""
 
     def __init__(self, at: int, problem: str) -> None:
@@ -35,11 +35,11 @@ def run(code: bytes, table: Mapping[tuple[str, str], Any], persistent: Callable[
         while not machine.done:
             machine.step()
     except (IndexError, struct.error) as error:
-        raise Refused(machine.at, "ends in the middle, or takes from an empty stack") from error
+        raise PickleRefused(machine.at, "ends in the middle, or takes from an empty stack") from error
     except KeyError as error:
-        raise Refused(machine.at, f"asks for value {error}, which it has not kept") from error
+        raise PickleRefused(machine.at, f"asks for value {error}, which it has not kept") from error
     except (ValueError, TypeError) as error:
-        raise Refused(machine.at, str(error)) from error
+        raise PickleRefused(machine.at, str(error)) from error
     return machine.stack[-1]
 
 
@@ -54,11 +54,11 @@ class _Machine:
         opcode = self.code[self.at : self.at + 1]
         action = _ACTIONS.get(opcode)
         if action is None:
-            raise Refused(self.at, f"uses the opcode {opcode!r}, which a dictionary of tensors has no need of")
+            raise PickleRefused(self.at, f"uses the opcode {opcode!r}, which a dictionary of tensors has no need of")
         self.at += 1
         action(self)
         if len(self.stack) > MAX_STACK:
-            raise Refused(self.at, f"piles up more than {MAX_STACK} values")
+            raise PickleRefused(self.at, f"piles up more than {MAX_STACK} values")
 
     # -- reading what follows an opcode ----------------------------------------------------------------------------
 

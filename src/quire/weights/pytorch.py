@@ -16,7 +16,7 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.weights.mapped_file import MappedFile
-from quire.weights.pickle_machine import MAX_PICKLE_BYTES, Refused, run
+from quire.weights.pickle_machine import MAX_PICKLE_BYTES, PickleRefused, run
 from quire.weights.raw import Entry
 
 LOCAL_HEADER_BYTES = 30
@@ -30,7 +30,7 @@ STORAGES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class TorchStorage:
     dtype: str
     itemsize: int
     key: str
@@ -40,7 +40,7 @@ class Storage:
 class Tensor:
     """A description, as torch's own functions would have rebuilt it."""
 
-    storage: Storage
+    storage: TorchStorage
     offset: int  # items
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -79,7 +79,7 @@ class PytorchFile:
             raise self._bad(f"has a pickle of {size} bytes, and {MAX_PICKLE_BYTES} are allowed")
         try:
             found = run(self.file.buffer[at : at + size], _GLOBALS, _storage)
-        except Refused as error:
+        except PickleRefused as error:
             raise Unsupported(
                 f"{self.path}: its pickle, at offset {at + error.at}, {error.problem}",
                 "convert it to safetensors where you trust it",
@@ -141,18 +141,18 @@ def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 # -- what the pickle may call ------------------------------------------------------------------------------------------
 
 
-def _storage(identity: Any) -> Storage:
+def _storage(identity: Any) -> TorchStorage:
     """What torch.save names a storage by: ("storage", its class, key, device, number of items)."""
     if not (isinstance(identity, tuple) and len(identity) == 5 and identity[0] == "storage"):
         raise ValueError("names something that is not a storage")
     _, kind, key, _, _ = identity
     if kind not in STORAGES or not isinstance(key, str):
         raise ValueError(f"has a storage of {kind!r}")
-    return Storage(*STORAGES[kind], key)
+    return TorchStorage(*STORAGES[kind], key)
 
 
 def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> Tensor:
-    if not (isinstance(storage, Storage) and isinstance(shape, tuple) and isinstance(strides, tuple)):
+    if not (isinstance(storage, TorchStorage) and isinstance(shape, tuple) and isinstance(strides, tuple)):
         raise ValueError("rebuilds a tensor of something that is no storage")
     return Tensor(storage, offset, shape, strides)
 

@@ -48,7 +48,7 @@ from quire.ops.gpu.sampling.sampler import DeviceSampler
 from quire.ops.gpu.weights import QUANTIZERS, Segment, load_experts, load_floats, load_segments
 from quire.ops.opset import Activation, Float32, Keep, KVCache, KVSpec, Routing, Sampler, quantization_of
 from quire.ops.reference.cache import TorchCache
-from quire.ops.reference.lora import TorchSlots
+from quire.ops.reference.lora import TorchLoraSlots
 from quire.ops.reference.opset import Frequencies
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
@@ -113,8 +113,8 @@ class GpuOps:
             matrix.copy_(load_floats(head, self.dtype, self.device))
         return PackedHeads(len(heads), num_outputs, num_inputs, stacked.nbytes, stacked)
 
-    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> TorchSlots:
-        return TorchSlots(num_inputs, sizes, num_slots, max_rank, self.device, self.dtype)
+    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> TorchLoraSlots:
+        return TorchLoraSlots(num_inputs, sizes, num_slots, max_rank, self.device, self.dtype)
 
     def vector(self, tensor: StoredTensor) -> Tensor:
         return load_floats(tensor, torch.float32, self.device)
@@ -260,7 +260,7 @@ class GpuOps:
     def _codes(self, x: Tensor | Rows, dtype: torch.dtype, group: int) -> Quantized:
         return x.codes(dtype, group) if isinstance(x, Rows) else quantize_rows(x, dtype, group, self._overlap)
 
-    def adapt(self, y: Tensor, x: Tensor | Rows | Sum | Columns, slots: TorchSlots, batch: GpuBatch) -> Tensor:
+    def adapt(self, y: Tensor, x: Tensor | Rows | Sum | Columns, slots: TorchLoraSlots, batch: GpuBatch) -> Tensor:
         batch.adapts = True
         if (routing := batch.rows_by_slot(slots.num_slots)) is None:
             return y

@@ -17,7 +17,7 @@ class PackedLowRank(NamedTuple):
     parts: list[tuple[Any, int, int, float]]  # (a native Matrix, its first output, its first row of a, scale)
 
 
-class NativeSlots:
+class NativeLoraSlots:
     """Adapters keep the type and the rank they are stored with: a slot is a place in a table, and costs nothing."""
 
     def __init__(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> None:

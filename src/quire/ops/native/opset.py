@@ -12,7 +12,7 @@ from quire.core.errors import Unsupported
 from quire.ops.compiled import native
 from quire.ops.native.cache import NativeCache
 from quire.ops.native.cpus import compute_threads
-from quire.ops.native.lora import NativeSlots
+from quire.ops.native.lora import NativeLoraSlots
 from quire.ops.native.program import NativeProgram
 from quire.ops.native.recorder import Frequencies, Table
 from quire.ops.opset import Float32, Keep, KVCache, KVSpec, Sampler, quantization_of
@@ -113,8 +113,8 @@ class NativeOps:
         assert all(head.shape == heads[0].shape and head.type.block == 1 for head in heads)
         return PackedHeads(len(heads), num_outputs, num_inputs, sum(matrix.nbytes for matrix in matrices), matrices)
 
-    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> NativeSlots:
-        return NativeSlots(num_inputs, sizes, num_slots, max_rank)
+    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> NativeLoraSlots:
+        return NativeLoraSlots(num_inputs, sizes, num_slots, max_rank)
 
     def vector(self, tensor: StoredTensor) -> Float32:
         values: Float32 = native.dequantize(tensor.type.name, np.ascontiguousarray(tensor.data), tensor.num_columns)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.ops.native.liveness import Storage, Use
-from quire.ops.native.lora import NativeSlots
+from quire.ops.native.lora import NativeLoraSlots
 from quire.ops.opset import Activation, Float32, KVSpec, Routing
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 
@@ -104,7 +104,7 @@ class Recorder:
             (x,), out, lambda tape, at: tape.linear(at(x), w.packed, w.bias, at(out)), barrier=True, any_rows=True
         )
 
-    def adapt(self, y: Columns, x: Columns, slots: NativeSlots, batch: Any) -> Columns:
+    def adapt(self, y: Columns, x: Columns, slots: NativeLoraSlots, batch: Any) -> Columns:
         sizes = (x.columns, y.columns)
         assert sizes == (slots.num_inputs, slots.num_outputs), f"{sizes} columns and adapters of another layer"
         return self._note(

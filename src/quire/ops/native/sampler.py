@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from quire.ops.compiled import native
-from quire.ops.opset import Draw, Float32, Masks, RowParams
+from quire.ops.opset import Float32, Masks, RowParams, Sample
 
 
 class NativeSampler:
@@ -21,21 +21,21 @@ class NativeSampler:
     def retire(self, row: int) -> None:
         self._sampler.retire(row)
 
-    def draw(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> list[Draw]:
+    def draw(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> list[Sample]:
         masks = masks or self._no_masks
         drawn = self._sampler.draw(logits, rows, masks.lines, masks.bits)
-        return [Draw(token, logprobs) for token, logprobs in drawn]
+        return [Sample(token, logprobs) for token, logprobs in drawn]
 
-    def begin(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[Draw]]:
+    def begin(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[Sample]]:
         draws = self.draw(logits, rows, masks)
         return lambda: draws
 
     def verify(
         self, logits: Float32, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
-    ) -> Callable[[], list[list[Draw]]]:
+    ) -> Callable[[], list[list[Sample]]]:
         masks = masks or self._no_masks
         drawn = self._sampler.verify(logits, rows, drafts, masks.lines, masks.bits)
-        draws = [[Draw(token, logprobs) for token, logprobs in of_row] for of_row in drawn]
+        draws = [[Sample(token, logprobs) for token, logprobs in of_row] for of_row in drawn]
         return lambda: draws
 
     def logprobs(self, logits: Float32, targets: Sequence[int], num_top: int) -> list[list[tuple[int, float, int]]]:

@@ -22,7 +22,7 @@ class PackedLowRank(NamedTuple):
     scales: Tensor  # [parts]
 
 
-class TorchSlots:
+class TorchLoraSlots:
     """Ranks below the largest are filled up with zeros, which add nothing."""
 
     def __init__(
@@ -76,7 +76,7 @@ def _tensor(stored: StoredTensor) -> Tensor:
     return torch.tensor(dequantize(stored)).reshape(stored.shape)
 
 
-def adapted(y: Tensor, x: Tensor, slots: TorchSlots, adapters: Tensor) -> Tensor:
+def adapted(y: Tensor, x: Tensor, slots: TorchLoraSlots, adapters: Tensor) -> Tensor:
     """y [T, outputs] and what the adapter in slot adapters[t] makes of x[t]; nothing, where that is below zero."""
     out = y.clone()
     for slot in adapters.unique().tolist():

@@ -14,7 +14,7 @@ from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Float32, Int32, Keep, KVCache, KVSpec, Routing, Sampler, StepBatch, Value
 from quire.ops.reference.attention import paged_attention, self_attention
 from quire.ops.reference.cache import TorchCache
-from quire.ops.reference.lora import TorchSlots, adapted
+from quire.ops.reference.lora import TorchLoraSlots, adapted
 from quire.ops.reference.routing import choose_experts
 from quire.ops.reference.sampler import TorchSampler
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
@@ -75,8 +75,8 @@ class TorchOps:
         num_heads, num_outputs, num_inputs = stacked.shape
         return PackedHeads(num_heads, num_outputs, num_inputs, stacked.nbytes, stacked)
 
-    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> TorchSlots:
-        return TorchSlots(num_inputs, sizes, num_slots, max_rank, torch.device(self.device), torch.float32)
+    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> TorchLoraSlots:
+        return TorchLoraSlots(num_inputs, sizes, num_slots, max_rank, torch.device(self.device), torch.float32)
 
     def vector(self, tensor: StoredTensor) -> Tensor:
         return self._tensor(tensor)
@@ -134,7 +134,7 @@ class TorchOps:
     def linear(self, x: Tensor, w: PackedWeight) -> Tensor:
         return F.linear(x, w.packed, w.bias)
 
-    def adapt(self, y: Tensor, x: Tensor, slots: TorchSlots, batch: TorchBatch) -> Tensor:
+    def adapt(self, y: Tensor, x: Tensor, slots: TorchLoraSlots, batch: TorchBatch) -> Tensor:
         return y if batch.adapters is None else adapted(y, x, slots, batch.adapters)
 
     def linear_heads(self, x: Tensor, w: PackedHeads) -> Tensor:

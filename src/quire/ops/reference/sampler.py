@@ -12,7 +12,7 @@ from math import ceil, factorial, inf, log
 import torch
 from torch import Tensor
 
-from quire.ops.opset import BROKEN, CANDIDATES, GREEDY_BELOW, Draw, Masks, RowParams
+from quire.ops.opset import BROKEN, CANDIDATES, GREEDY_BELOW, Masks, RowParams, Sample
 from quire.ops.philox import UNIFORM_BITS, uniform_bits
 from quire.ops.watermark import green_tokens
 
@@ -52,7 +52,7 @@ class TorchSampler:
     def retire(self, row: int) -> None:
         del self._rows[row]
 
-    def draw(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> list[Draw]:
+    def draw(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> list[Sample]:
         permitted = logits if masks is None else masked(logits, masks)
         return [self._draw(self._rows[row], *lines) for row, *lines in zip(rows, logits, permitted, strict=True)]
 
@@ -60,15 +60,15 @@ class TorchSampler:
         """The token drawn last for a row."""
         return self._rows[row].tokens[-1]
 
-    def begin(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[Draw]]:
+    def begin(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[Sample]]:
         draws = self.draw(logits, rows, masks)
         return lambda: draws
 
     def verify(
         self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
-    ) -> Callable[[], list[list[Draw]]]:
+    ) -> Callable[[], list[list[Sample]]]:
         permitted = logits if masks is None else masked(logits, masks)
-        draws: list[list[Draw]] = []
+        draws: list[list[Sample]] = []
         first = 0
         for row, guessed in zip(rows, drafts, strict=True):
             draws.append([])
@@ -82,7 +82,7 @@ class TorchSampler:
     def logprobs(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[Logprobs]:
         return [_raw_logprobs(_ordered(line), target, num_top) for line, target in zip(logits, targets, strict=True)]
 
-    def _draw(self, row: Row, line: Tensor, permitted: Tensor) -> Draw:
+    def _draw(self, row: Row, line: Tensor, permitted: Tensor) -> Sample:
         params = row.params
         raw, permitted = _ordered(line), _ordered(permitted)
         logits = edit(permitted, row)
@@ -90,18 +90,18 @@ class TorchSampler:
         if logits.max() == -inf:  # nothing is left: of the edits only mask and `allowed` hold, and the best is taken
             logits, greedy = restrict(permitted, params.allowed), True
         if logits.max() == -inf:
-            return Draw(BROKEN, [])
+            return Sample(BROKEN, [])
         if params.num_candidates:
             temperature = 1.0 if greedy else params.temperature
             whole = torch.where(logits == -inf, raw, logits)  # masked tokens are no candidates, and still summed over
-            return Draw(CANDIDATES, _most_likely(logits, _log_softmax(whole, temperature), params.num_candidates))
+            return Sample(CANDIDATES, _most_likely(logits, _log_softmax(whole, temperature), params.num_candidates))
         if greedy:
             token = int(logits.argsort(descending=True, stable=True)[0])
         else:
             token = _pick(logits, params, uniform_bits(params.seed, len(row.tokens), params.sample))
         logprobs = _raw_logprobs(raw, token, params.num_logprobs) if params.num_logprobs >= 0 else []
         row.tokens.append(token)
-        return Draw(token, logprobs)
+        return Sample(token, logprobs)
 
 
 # -- logits, as a row's parameters change them ------------------------------------------------------------------------

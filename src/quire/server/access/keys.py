@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from starlette.datastructures import Headers
 
 from quire.core.errors import BadRequest, QuireError
-from quire.server.access.quota import Limits, Quota
+from quire.server.access.quota import Quota, QuotaLimits
 from quire.server.http.errors import ModelNotAllowed, Unauthorized
 
 log = logging.getLogger("quire.server")
@@ -36,8 +36,8 @@ class KeyEntry(Struct, kw_only=True, forbid_unknown_fields=True):
     live: bool = False  # whether it may look at the engine, and so at the load that others make
 
     @property
-    def limits(self) -> Limits:
-        return Limits(
+    def limits(self) -> QuotaLimits:
+        return QuotaLimits(
             requests_per_minute=self.requests_per_minute,
             tokens_per_minute=self.tokens_per_minute,
             tokens_per_day=self.tokens_per_day,
@@ -72,7 +72,7 @@ class KeyRing:
 
     def __init__(self, given: Iterable[str] = (), file: str | None = None) -> None:
         self._given = [
-            Key(f"key-{at}", _digest(key.encode()), Quota(f"key-{at}", Limits())) for at, key in enumerate(given)
+            Key(f"key-{at}", _digest(key.encode()), Quota(f"key-{at}", QuotaLimits())) for at, key in enumerate(given)
         ]
         self._file = Path(file) if file else None
         self._keys = self._given + self._read()

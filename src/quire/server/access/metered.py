@@ -5,16 +5,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
-from quire.client.service import Found
+from quire.client.service import ResolvedModel
 from quire.core.errors import DeadlinePassed
-from quire.server.http.request_context import Visit, current_visit
+from quire.server.http.request_context import RequestContext, current_request_context
 from quire.text.event import TextEvent
 
 if TYPE_CHECKING:
     from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores
     from quire.client.generate_request import GenerateRequest
-    from quire.client.live_client import Viewer
-    from quire.client.service import Coming, Models, Offer, Service, State, TextStream
+    from quire.client.live_client import LiveClient
+    from quire.client.service import Models, PullProgress, ServedModel, Service, State, TextStream
     from quire.core.records import RequestRecord
 
 
@@ -29,13 +29,13 @@ class MeteredModels:
     def state(self) -> "State":
         return self._models.state
 
-    def offers(self) -> list["Offer"]:
-        visit = current_visit()
+    def offers(self) -> list["ServedModel"]:
+        visit = current_request_context()
         key = visit.key if visit else None
         return [offer for offer in self._models.offers() if key is None or key.allows(offer.name)]
 
-    async def find(self, name: str | None) -> Found:
-        visit = current_visit()
+    async def find(self, name: str | None) -> ResolvedModel:
+        visit = current_request_context()
         if visit is None:
             return await self._models.find(name)
         if visit.key is not None and name is not None:
@@ -44,12 +44,12 @@ class MeteredModels:
         visit.model = found.adapter or found.service.info.name
         if visit.key is not None:
             visit.key.check(visit.model)
-        return Found(MeteredService(found.service, visit, self._streams), found.adapter)
+        return ResolvedModel(MeteredService(found.service, visit, self._streams), found.adapter)
 
     async def abort(self, name: str) -> bool:
         """Cancel what is under way for the request of that id: the HTTP request's, or that of its answer. A visitor can
         do that to requests of its own key only. Whether there was any."""
-        visit = current_visit()
+        visit = current_request_context()
         tenant = visit.tenant if visit else ""
         found = [stream for stream in self._streams if stream.visit.tenant == tenant and stream.is_called(name)]
         for stream in found:
@@ -58,7 +58,7 @@ class MeteredModels:
         return bool(found)
 
     @staticmethod
-    async def _in_time(visit: Visit, finding: Coroutine[Any, Any, Found]) -> Found:
+    async def _in_time(visit: RequestContext, finding: Coroutine[Any, Any, ResolvedModel]) -> ResolvedModel:
         """It may have to be loaded."""
         if visit.deadline is None:
             return await finding
@@ -78,13 +78,13 @@ class MeteredModels:
         self._check_name(name)
         await self._models.unload_adapter(name)
 
-    def pull(self, name: str) -> "AsyncGenerator[Coming, None]":
+    def pull(self, name: str) -> "AsyncGenerator[PullProgress, None]":
         self._check_name(name)
         return self._models.pull(name)
 
     @staticmethod
     def _check_name(name: str) -> None:
-        visit = current_visit()
+        visit = current_request_context()
         if visit is not None and visit.key is not None:
             visit.key.check(name)
 
@@ -95,7 +95,7 @@ class MeteredModels:
 class MeteredService:
     """Implements `Service`."""
 
-    def __init__(self, service: "Service", visit: Visit, streams: set["MeteredStream"]) -> None:
+    def __init__(self, service: "Service", visit: RequestContext, streams: set["MeteredStream"]) -> None:
         self._service, self._visit, self._streams = service, visit, streams
         self.info, self.tokenizer = service.info, service.tokenizer
 
@@ -122,7 +122,7 @@ class MeteredService:
         self._visit.spend(found.num_tokens, 0)
         return found
 
-    def watch(self) -> "AbstractAsyncContextManager[Viewer]":
+    def watch(self) -> "AbstractAsyncContextManager[LiveClient]":
         return self._service.watch()
 
     async def drain(self) -> None:
@@ -136,7 +136,7 @@ class MeteredService:
 class MeteredStream:
     """Implements `TextStream`. Events pass it by: what they cost is told when the stream is closed."""
 
-    def __init__(self, stream: "TextStream", name: str, visit: Visit, streams: set["MeteredStream"]) -> None:
+    def __init__(self, stream: "TextStream", name: str, visit: RequestContext, streams: set["MeteredStream"]) -> None:
         self.visit = visit
         self._stream, self._name, self._streams = stream, name, streams
         self._closed = False

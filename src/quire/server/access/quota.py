@@ -15,7 +15,7 @@ RATE_HEADERS = [f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "r
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class QuotaLimits:
     """None: no limit."""
 
     requests_per_minute: int | None = None
@@ -51,7 +51,7 @@ class Bucket:
 class Quota:
     """The buckets of one key, and how many of its requests are under way."""
 
-    def __init__(self, name: str, limits: Limits, clock: Clock = time.monotonic) -> None:
+    def __init__(self, name: str, limits: QuotaLimits, clock: Clock = time.monotonic) -> None:
         self.name, self.limits = name, limits
         self.running = 0
         self._requests = _bucket("requests a minute", limits.requests_per_minute, MINUTE, clock)

@@ -9,7 +9,7 @@ import msgspec
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
 from quire.server.dialects.dialect import Context
-from quire.text.answer import AnswerReader, Gain
+from quire.text.answer import AnswerDelta, AnswerReader
 from quire.text.tools.call import CallDelta
 from quire.text.tools.use import ToolUse
 
@@ -65,12 +65,12 @@ class Reading:
             tail = context.tokenizer.decode(prompt_ids[-16:], skip_special_tokens=False)
         return cls(form.reader(use, tail, thinks=request.params.structured is None))
 
-    def take(self, text: str, ended: bool) -> Gain:
+    def take(self, text: str, ended: bool) -> AnswerDelta:
         """What `text` adds; with `ended`, also what was held back until the end was known."""
         if self._reader is None:
-            return Gain(content=text)
-        gain = self._reader.push(text) if text else Gain()
+            return AnswerDelta(content=text)
+        gain = self._reader.push(text) if text else AnswerDelta()
         if ended:
             last = self._reader.end()
-            gain = Gain(gain.reasoning + last.reasoning, gain.content + last.content, gain.calls + last.calls)
+            gain = AnswerDelta(gain.reasoning + last.reasoning, gain.content + last.content, gain.calls + last.calls)
         return gain

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from quire.core.errors import EngineFailed, QuireError, Unavailable
 from quire.core.request import FinishReason
 from quire.server.http.errors import Aborted
-from quire.server.http.request_context import current_visit
+from quire.server.http.request_context import current_request_context
 from quire.text.event import TextEvent, TokenLogprob
 
 
@@ -57,7 +57,7 @@ def failure(event: TextEvent) -> QuireError | None:
     if event.finish_reason == "error":
         return EngineFailed(event.reason or "the engine could not go on with this request")
     if event.finish_reason == "cancelled":
-        if (visit := current_visit()) is not None and visit.aborted:
+        if (visit := current_request_context()) is not None and visit.aborted:
             return Aborted("the request was cancelled by its id")
         return Unavailable(event.reason or "the request was cancelled")
     return None

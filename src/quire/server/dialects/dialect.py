@@ -17,7 +17,7 @@ from quire.text.event import TextEvent
 
 if TYPE_CHECKING:
     from quire.client.service import ModelInfo
-    from quire.server.app_state import Site
+    from quire.server.app_state import AppState
     from quire.text.tokenizers.tokenizer import Tokenizer
 
 
@@ -87,4 +87,4 @@ class Dialect:
     last: bytes = b""  # sent after a stream that went well
     idle: bytes = b""  # sent when a stream was silent for long, and passed over by clients
     below: str = ""  # paths that begin so are its own, those that do not exist among them
-    pages: Callable[["Site"], list[Route]] = lambda site: []  # what is answered without generating
+    pages: Callable[["AppState"], list[Route]] = lambda site: []  # what is answered without generating

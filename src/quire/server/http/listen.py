@@ -19,16 +19,16 @@ class CannotListen(QuireError):
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class Listener:
     keys: KeyRing
     listener: socket.socket | None  # bound, and not listening yet; None for a unix socket
 
 
-def open_doors(options: ServerOptions) -> Doors:
+def open_listener(options: ServerOptions) -> Listener:
     if options.ssl_certfile:
         load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), options)
     keys = KeyRing(options.api_key, options.keys_file)
-    return Doors(keys, None if options.uds else bind(options.host, options.port))
+    return Listener(keys, None if options.uds else bind(options.host, options.port))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -79,7 +79,7 @@ def _no_password() -> str:
     raise ValueError("the private key is encrypted")
 
 
-def reload(doors: Doors, options: ServerOptions, context: ssl.SSLContext | None) -> None:
+def reload(doors: Listener, options: ServerOptions, context: ssl.SSLContext | None) -> None:
     """Read again what may change while the server runs. What is wrong stays as it was."""
     doors.keys.reload()
     if context is None:

@@ -18,7 +18,7 @@ from quire.core.errors import BadRequest, QueueFull, QuireError, Unavailable
 from quire.server.access.keys import KeyRing
 from quire.server.http.errors import ClientGone
 from quire.server.http.replies import error_response
-from quire.server.http.request_context import Visit, begin_visit
+from quire.server.http.request_context import RequestContext, begin_request_context
 from quire.server.observe.logs import log_visit
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
@@ -47,7 +47,7 @@ class Edge:
         routes: Iterable[Route],
         shapes: Mapping[str, Shape],  # path -> how an error looks there
         shape: Shape,  # and elsewhere
-        trace: Callable[[Visit, Headers, int], None] | None = None,
+        trace: Callable[[RequestContext, Headers, int], None] | None = None,
     ) -> None:
         self._app = app
         self._options, self._keys, self._metrics, self._trace = options, keys, metrics, trace
@@ -63,7 +63,7 @@ class Edge:
         headers = Headers(scope=scope)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         visit = _visit(scope, headers)
-        begin_visit(visit)
+        begin_request_context(visit)
         way = _Way(scope, receive, send, visit, self._shapes.get(path, self._shape), self._hold)
         try:
             if not _is_open(scope, path):
@@ -102,7 +102,7 @@ class Edge:
     def _route(self, scope: Scope, path: str) -> str:
         return path if path in self._fixed else self._open.get(scope.get("endpoint", ""), "other")
 
-    def _end(self, visit: Visit, headers: Headers, route: str, status: int) -> None:
+    def _end(self, visit: RequestContext, headers: Headers, route: str, status: int) -> None:
         self._metrics.http(route, status, visit.error)
         if visit.tenant and visit.model:
             self._metrics.tenant(visit.tenant, visit.prompt_tokens, visit.output_tokens)
@@ -116,7 +116,13 @@ class _Way:
     """What one request sends and is sent, as it passes."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, visit: Visit, shape: Shape, hold: Callable[[int], None]
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        visit: RequestContext,
+        shape: Shape,
+        hold: Callable[[int], None],
     ) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self._visit, self._shape, self._hold = visit, shape, hold
@@ -157,10 +163,10 @@ class _Way:
         await error_response(error, self._shape)(self._scope, self._receive, self.send)
 
 
-def _visit(scope: Scope, headers: Headers) -> Visit:
+def _visit(scope: Scope, headers: Headers) -> RequestContext:
     asked = headers.get("x-request-id", "")
     raw: Any = scope.get("raw_path") or b""
-    return Visit(
+    return RequestContext(
         id=asked if _GOOD_ID.fullmatch(asked) else uuid4().hex,
         method=scope["method"],
         path=raw.decode("latin-1"),  # as it was sent: what is escaped in it stays so in the log
@@ -168,7 +174,7 @@ def _visit(scope: Scope, headers: Headers) -> Visit:
     )
 
 
-def _deadline(visit: Visit, headers: Headers, most: float | None) -> float | None:
+def _deadline(visit: RequestContext, headers: Headers, most: float | None) -> float | None:
     """The server's, or the one the client asks for, if that is sooner."""
     asked = headers.get("x-request-timeout")
     try:

@@ -1,6 +1,7 @@
 """One HTTP request, from its arrival to its end: who sent it, what it asked of the engine, what that cost.
 
-The log, the quotas and the traces read it. Whatever runs on behalf of the request finds it with `current_visit()`."""
+The log, the quotas and the traces read it. Code that runs on behalf of the request finds it with
+`current_request_context()`."""
 
 import time
 from contextvars import ContextVar
@@ -12,7 +13,7 @@ from quire.server.access.keys import Key
 
 
 @dataclass(slots=True)
-class Visit:
+class RequestContext:
     id: str
     method: str
     path: str  # as it was sent
@@ -71,14 +72,14 @@ class Visit:
             self.key.quota.charge(prompt_tokens + output_tokens)
 
 
-_visit: ContextVar[Visit | None] = ContextVar("visit", default=None)
+_visit: ContextVar[RequestContext | None] = ContextVar("visit", default=None)
 
 
-def begin_visit(visit: Visit) -> None:
+def begin_request_context(visit: RequestContext) -> None:
     _visit.set(visit)
 
 
-def current_visit() -> Visit | None:
+def current_request_context() -> RequestContext | None:
     """None outside of a request."""
     return _visit.get()
 

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from quire.server.app import create_app
 from quire.server.http.connection import Bounds, Connection
-from quire.server.http.listen import Doors, listen, open_doors, reload
+from quire.server.http.listen import Listener, listen, open_listener, reload
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
 
@@ -32,13 +32,13 @@ async def serve(
     options: ServerOptions,
     *,
     metrics: Metrics | None = None,
-    doors: Doors | None = None,
+    doors: Listener | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Returns when it has ended: after SIGTERM or SIGINT, once what was under way is done or `drain_timeout` is over.
 
     `on_ready` is told the address as soon as connections are taken. Run it with `uvloop.run` where there is one."""
-    doors, metrics = doors or open_doors(options), metrics or Metrics()
+    doors, metrics = doors or open_listener(options), metrics or Metrics()
     config = configuration(create_app(models, options, metrics, doors.keys), options, metrics)
     config.load()
     if (options.keys_file or config.ssl) and hasattr(signal, "SIGHUP"):

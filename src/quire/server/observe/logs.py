@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from quire.server.http.request_context import Visit
+from quire.server.http.request_context import RequestContext
 
 access = logging.getLogger("quire.access")
 
@@ -38,7 +38,7 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
-def log_visit(visit: Visit, status: int) -> None:
+def log_visit(visit: RequestContext, status: int) -> None:
     """Times are in seconds; what is not known of a request is left out."""
     seconds = time.monotonic() - visit.began
     fields: dict[str, Any] = {

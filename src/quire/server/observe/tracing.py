@@ -9,10 +9,10 @@ from starlette.datastructures import Headers
 
 from quire import __version__
 from quire.core.errors import Unsupported
-from quire.server.http.request_context import Visit
+from quire.server.http.request_context import RequestContext
 from quire.server.options import ServerOptions
 
-Trace = Callable[[Visit, Headers, int], None]
+Trace = Callable[[RequestContext, Headers, int], None]
 
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -53,7 +53,7 @@ def traced_by(processor: Any) -> Trace:
     provider.add_span_processor(processor)
     source, parent = provider.get_tracer("quire", __version__), TraceContextTextMapPropagator()
 
-    def trace(visit: Visit, headers: Headers, status: int) -> None:
+    def trace(visit: RequestContext, headers: Headers, status: int) -> None:
         now, wall = time.monotonic(), time.time_ns()
 
         def nanoseconds(moment: float) -> int:
@@ -76,7 +76,7 @@ def traced_by(processor: Any) -> Trace:
     return trace
 
 
-def _attributes(visit: Visit, operation: str, status: int) -> dict[str, Any]:
+def _attributes(visit: RequestContext, operation: str, status: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "gen_ai.provider.name": "quire",
         "gen_ai.system": "quire",  # its older name

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from quire.client.embed_request import EmbedRequest, Text
 from quire.core.errors import BadRequest
-from quire.server.app_state import Site
+from quire.server.app_state import AppState
 from quire.server.dialects.openai.fields import Int, new_id
 from quire.server.http.body import decode, read_body, texts_or_ids
 from quire.server.http.event_stream import unless_gone
@@ -57,7 +57,7 @@ _decoder = msgspec.json.Decoder(EmbeddingsBody)
 
 
 class Embeddings:
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: AppState) -> None:
         self._site = site
 
     def routes(self) -> list[Route]:

@@ -17,11 +17,11 @@ from starlette.types import Receive, Scope, Send
 from quire.client.one_model import unknown_model
 from quire.core.errors import QueueFull, Unavailable
 from quire.core.records import RequestRecord
-from quire.server.app_state import Site
+from quire.server.app_state import AppState
 from quire.server.http.errors import ClientGone, NotAllowed
 from quire.server.http.event_stream import unless_gone
 from quire.server.http.openapi import EVENTS, answers, asks
-from quire.server.http.request_context import current_visit
+from quire.server.http.request_context import current_request_context
 from quire.server.observe.recent import Percentiles
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Event(msgspec.Struct, kw_only=True):
 class Live:
     """The route, and how many look."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: AppState) -> None:
         self._site = site
         self.num_viewers = 0
         self._packed: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # of each model the last maps: raw, and packed
@@ -59,7 +59,7 @@ class Live:
     @asks(model=str)
     @answers({EVENTS: Event})
     async def view(self, http: Request) -> Response:
-        visit = current_visit()
+        visit = current_request_context()
         if visit is not None and visit.key is not None and not visit.key.live:
             raise NotAllowed(f"key `{visit.key.name}` may not look at the engine", "its entry needs `live: true`")
         if self.num_viewers >= MAX_VIEWERS:

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from quire.client.embed_request import ScoreRequest
 from quire.core.errors import BadRequest
-from quire.server.app_state import Site
+from quire.server.app_state import AppState
 from quire.server.dialects.openai.fields import Int, new_id
 from quire.server.http.body import check_number, decode, read_body
 from quire.server.http.event_stream import unless_gone
@@ -83,7 +83,7 @@ _score = msgspec.json.Decoder(ScoreBody)
 
 
 class Rerank:
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: AppState) -> None:
         self._site = site
 
     def routes(self) -> list[Route]:

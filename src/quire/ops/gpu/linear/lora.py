@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.gpu.moe.moe import Routing, sort_by_expert
-from quire.ops.reference.lora import TILE_OUTPUTS, TorchSlots
+from quire.ops.reference.lora import TILE_OUTPUTS, TorchLoraSlots
 
 SPLIT = 512  # inputs
 FEW_ROWS, FEW, MANY = 128, 16, 64  # up to that many rows, tiles of 16, else of 64
@@ -25,7 +25,7 @@ def sort_by_slot(adapters: Tensor, num_slots: int, batch_invariant: bool) -> Rou
     return sort_by_expert(adapters, num_slots, block)
 
 
-def add_low_rank(y: Tensor, x: Tensor, slots: TorchSlots, routing: Routing) -> Tensor:
+def add_low_rank(y: Tensor, x: Tensor, slots: TorchLoraSlots, routing: Routing) -> Tensor:
     """y [T, outputs] is changed; x [T, inputs], of the slots' type."""
     _, num_parts, rank, num_inputs = slots.a.shape
     num_rows, hidden_size, num_outputs = len(x), num_parts * rank, slots.b.shape[1]

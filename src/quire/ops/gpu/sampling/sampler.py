@@ -16,7 +16,7 @@ from quire.ops.gpu.sampling.logprobs import begin_logprobs, to_host
 from quire.ops.gpu.sampling.peaks import find_peaks
 from quire.ops.gpu.sampling.pick import pick, sum_weights
 from quire.ops.gpu.sampling.rows import DeviceRows, Path, path_of
-from quire.ops.opset import Draw, Masks, RowParams
+from quire.ops.opset import Masks, RowParams, Sample
 from quire.ops.reference.sampler import Logprobs, TorchSampler, masked
 
 OPEN_CAPACITY = 2048  # tokens that top_k and top_p decide on one by one; more are decided by a slower kernel
@@ -129,10 +129,10 @@ class DeviceSampler:
         pick(job, tokens, self.last, sampled=bool(path & Path.SAMPLED))
         return tokens
 
-    def draw(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> list[Draw]:
+    def draw(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> list[Sample]:
         return self.begin(logits, rows, masks)()
 
-    def begin(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[Draw]]:
+    def begin(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[Sample]]:
         self._check_lines(logits, rows, len(rows))
         self.upload()
         permitted = logits if masks is None else masked(logits, masks)
@@ -147,8 +147,8 @@ class DeviceSampler:
         logprobs = begin_logprobs(logits, list(wanted), tokens, max(wanted.values(), default=0))
         arrive = to_host(tokens)
 
-        def finish() -> list[Draw]:
-            draws = [slow.get(line) or Draw(token, []) for line, token in enumerate(arrive()[0].tolist())]
+        def finish() -> list[Sample]:
+            draws = [slow.get(line) or Sample(token, []) for line, token in enumerate(arrive()[0].tolist())]
             for line, found in zip(wanted, logprobs(), strict=True):
                 if draws[line].token >= 0:
                     draws[line].logprobs = found[: 1 + wanted[line]]
@@ -156,7 +156,7 @@ class DeviceSampler:
 
         return finish
 
-    def _draw_slowly(self, logits: Tensor, rows: dict[int, int], masks: Masks | None) -> dict[int, Draw]:
+    def _draw_slowly(self, logits: Tensor, rows: dict[int, int], masks: Masks | None) -> dict[int, Sample]:
         """Of the lines that `launch` has left out, by line."""
         if not rows:
             return {}
@@ -172,7 +172,7 @@ class DeviceSampler:
 
     def verify(
         self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
-    ) -> Callable[[], list[list[Draw]]]:
+    ) -> Callable[[], list[list[Sample]]]:
         """Place by place, and nothing waits: which rows go on is decided on the device."""
         spans = list(pairwise(accumulate((1 + len(of_row) for of_row in drafts), initial=0)))  # of lines
         self._check_lines(logits, rows, spans[-1][1])
@@ -201,8 +201,8 @@ class DeviceSampler:
         logprobs = begin_logprobs(logits, list(wanted), tokens, max(wanted.values(), default=0))
         arrive = to_host(tokens)
 
-        def finish() -> list[list[Draw]]:
-            draws = [Draw(token, []) for token in arrive()[0].tolist()]
+        def finish() -> list[list[Sample]]:
+            draws = [Sample(token, []) for token in arrive()[0].tolist()]
             for line, found in zip(wanted, logprobs(), strict=True):
                 if draws[line].token >= 0:
                     draws[line].logprobs = found[: 1 + wanted[line]]
@@ -215,9 +215,9 @@ class DeviceSampler:
 
     def _verify_slowly(
         self, logits: Tensor, row: int, drafts: Sequence[int], span: tuple[int, int], masks: Masks | None
-    ) -> list[Draw]:
+    ) -> list[Sample]:
         """Of a row that `launch` leaves out."""
-        draws: list[Draw] = []
+        draws: list[Sample] = []
         for line, guess in zip(range(*span), [*drafts, None], strict=True):
             draws += self._draw_slowly(logits, {line: row}, masks).values()
             if draws[-1].token != guess:
@@ -261,6 +261,6 @@ class DeviceSampler:
             raise ValueError(f"logits are {list(logits.shape)}, and [{num_lines}, {self.vocab_size}] is expected")
 
 
-def as_far_as_guessed(draws: list[Draw], drafts: Sequence[int]) -> list[Draw]:
+def as_far_as_guessed(draws: list[Sample], drafts: Sequence[int]) -> list[Sample]:
     """Up to the first that is not the draft; what was found behind it means nothing."""
     return draws[: 1 + next((at for at, guess in enumerate(drafts) if draws[at].token != guess), len(drafts))]

@@ -14,7 +14,7 @@ from quire.server.dialects.anthropic.shapes import (
     ThinkingDelta,
     ToolCall,
 )
-from quire.text.answer import Gain
+from quire.text.answer import AnswerDelta
 
 
 class BlockEvents:
@@ -25,7 +25,7 @@ class BlockEvents:
         self._index = -1
         self._open: str | None = None  # "thinking", "text", or "call"
 
-    def gained(self, gain: Gain) -> list[object]:
+    def gained(self, gain: AnswerDelta) -> list[object]:
         events: list[object] = []
         if gain.reasoning:
             events += self._enter("thinking", Thinking())
@@ -56,7 +56,7 @@ class BlockEvents:
         return [*closed, BlockStart(self._index, block)]
 
 
-def whole_blocks(gain: Gain) -> list[Text | Thinking | ToolCall]:
+def whole_blocks(gain: AnswerDelta) -> list[Text | Thinking | ToolCall]:
     blocks: list[Text | Thinking | ToolCall] = []
     if gain.reasoning:
         blocks.append(Thinking(gain.reasoning))

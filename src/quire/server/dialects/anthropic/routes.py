@@ -18,12 +18,12 @@ from quire.server.http.openapi import JSON, answers, reads
 from quire.server.http.replies import in_shape, json_response
 
 if TYPE_CHECKING:
-    from quire.server.app_state import Site
+    from quire.server.app_state import AppState
 
 _decoder = msgspec.json.Decoder(PromptBody)
 
 
-def pages(site: "Site") -> list[Route]:
+def pages(site: "AppState") -> list[Route]:
     @reads(PromptBody)
     @answers({JSON: dict[str, int]})
     async def count_tokens(http: Request) -> Response:

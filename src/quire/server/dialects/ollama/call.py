@@ -19,7 +19,7 @@ from quire.server.dialects.openai.fields import new_id
 from quire.server.dialects.truncation import newest_that_fit, num_tokens
 from quire.server.http.body import decode
 from quire.server.http.openapi import JSON, answers, reads
-from quire.text.answer import Gain
+from quire.text.answer import AnswerDelta
 from quire.text.chat.chat_format import NO_TOOLS
 from quire.text.chat.fill_in import filling_ends, filling_prompt
 from quire.text.event import TextEvent, TokenLogprob
@@ -197,10 +197,10 @@ class OllamaCall:
         return [self._answer(gain, event.logprobs)] if gain or event.logprobs else []
 
     def end(self) -> list[object]:
-        return [self._done(self._answer(Gain(), None))]
+        return [self._done(self._answer(AnswerDelta(), None))]
 
     def full(self, completions: list[Completion]) -> object:
-        gain, logprobs = Gain(), None
+        gain, logprobs = AnswerDelta(), None
         for completion in completions:
             [sample] = completion.samples
             self._clock.token(completion.first_token)
@@ -208,7 +208,7 @@ class OllamaCall:
             self._num_output, self._done_reason = len(sample.token_ids), sample.finish_reason or ""
         return self._done(self._answer(gain, logprobs))
 
-    def _answer(self, gain: Gain, logprobs: list[list[TokenLogprob]] | None) -> Answer:
+    def _answer(self, gain: AnswerDelta, logprobs: list[list[TokenLogprob]] | None) -> Answer:
         answer = Answer(model=self._model, created_at=timestamp())
         calls = whole_calls(gain.calls)
         broken = "".join(f"{call.name}({call.written}" for call in calls if call.arguments is None)  # cut short

@@ -19,7 +19,7 @@ from quire.server.http.replies import json_response
 
 if TYPE_CHECKING:
     from quire.client.embed_request import Embeddings
-    from quire.server.app_state import Site
+    from quire.server.app_state import AppState
 
 
 class EmbedBody(Struct, kw_only=True):
@@ -55,7 +55,7 @@ _old = msgspec.json.Decoder(OldEmbedBody)
 
 
 class EmbedPages:
-    def __init__(self, site: "Site") -> None:
+    def __init__(self, site: "AppState") -> None:
         self._models = site.models
         self._limit = site.options.max_body_bytes
 

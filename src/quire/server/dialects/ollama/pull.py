@@ -20,8 +20,8 @@ from quire.server.http.openapi import JSON, answers, reads
 from quire.server.http.replies import json_response
 
 if TYPE_CHECKING:
-    from quire.client.service import Coming
-    from quire.server.app_state import Site
+    from quire.client.service import PullProgress
+    from quire.server.app_state import AppState
 
 SHAPE = Dialect(name="pull", routes={}, error=error_body, status=error_status, frame=line, media_type=LINES)
 
@@ -49,7 +49,7 @@ class Progress(Struct):
 
 
 class PullPage:
-    def __init__(self, site: "Site") -> None:
+    def __init__(self, site: "AppState") -> None:
         self._models, self._options = site.models, site.options
 
     @reads(ModelBody)
@@ -67,7 +67,7 @@ class PullPage:
         return EventStream(SHAPE, told, 0.0)
 
 
-async def _told(pull: AsyncGenerator["Coming", None]) -> AsyncGenerator[bytes, None]:
+async def _told(pull: AsyncGenerator["PullProgress", None]) -> AsyncGenerator[bytes, None]:
     """In Ollama's words: its clients draw a bar for each digest."""
     yield line(Progress("pulling manifest"))
     async with aclosing(pull):

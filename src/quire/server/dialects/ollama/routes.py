@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire import __version__
-from quire.client.checkpoint_facts import Facts, checkpoint_facts
+from quire.client.checkpoint_facts import CheckpointFacts, checkpoint_facts
 from quire.server.dialects.ollama.embed import EmbedPages
 from quire.server.dialects.ollama.pull import ModelBody, PullPage, decoder
 from quire.server.dialects.ollama.shapes import error_body, error_status, timestamp
@@ -22,13 +22,13 @@ from quire.text.chat.chat_format import chat_format
 from quire.text.chat.fill_in import filling_prompt
 
 if TYPE_CHECKING:
-    from quire.client.service import Offer, Service
-    from quire.server.app_state import Site
+    from quire.client.service import ServedModel, Service
+    from quire.server.app_state import AppState
 
 NEVER = "2318-01-01T00:00:00Z"  # when a model that stays is unloaded
 
 
-def pages(site: "Site") -> list[Route]:
+def pages(site: "AppState") -> list[Route]:
     routes, embedding = Pages(site), EmbedPages(site)
 
     def route(path: str, endpoint: Any, method: str = "GET") -> Route:
@@ -57,7 +57,7 @@ async def fixed(http: Request) -> Response:
 
 
 class Pages:
-    def __init__(self, site: "Site") -> None:
+    def __init__(self, site: "AppState") -> None:
         self._models = site.models
         self._options, self._limit = site.options, site.options.max_body_bytes
         self._since = timestamp(time.time())
@@ -100,8 +100,8 @@ class Pages:
             }
         )
 
-    async def _listed(self, offer: "Offer") -> dict[str, Any]:
-        facts = await asyncio.to_thread(checkpoint_facts, offer.info.path) if offer.info else Facts()
+    async def _listed(self, offer: "ServedModel") -> dict[str, Any]:
+        facts = await asyncio.to_thread(checkpoint_facts, offer.info.path) if offer.info else CheckpointFacts()
         return {
             "name": offer.name,
             "model": offer.name,
@@ -111,7 +111,7 @@ class Pages:
             "details": _details(facts, offer.adapter_of),
         }
 
-    async def _running(self, offer: "Offer") -> dict[str, Any]:
+    async def _running(self, offer: "ServedModel") -> dict[str, Any]:
         assert offer.info is not None
         listed = await self._listed(offer)
         del listed["modified_at"]
@@ -125,7 +125,7 @@ class Pages:
         }
 
 
-def _details(facts: Facts, parent: str = "") -> dict[str, Any]:
+def _details(facts: CheckpointFacts, parent: str = "") -> dict[str, Any]:
     return {
         "parent_model": parent,
         "format": facts.format,

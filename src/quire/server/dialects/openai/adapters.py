@@ -17,7 +17,7 @@ from quire.server.http.errors import NotAllowed
 from quire.server.http.openapi import answers, reads
 
 if TYPE_CHECKING:
-    from quire.server.app_state import Site
+    from quire.server.app_state import AppState
 
 log = logging.getLogger("quire.server")
 
@@ -41,7 +41,7 @@ _unload = msgspec.json.Decoder(UnloadBody)
 
 
 class AdapterRoutes:
-    def __init__(self, site: "Site") -> None:
+    def __init__(self, site: "AppState") -> None:
         self._models, self._options = site.models, site.options
 
     def routes(self) -> list[Route]:

@@ -12,7 +12,7 @@ from quire.server.dialects.openai.fields import StreamOptions
 from quire.server.dialects.openai.shapes import Answer, prompt_logprobs_of, token_name
 from quire.server.dialects.openai.tools import ToolCallGain, folded, gain_of
 from quire.server.dialects.openai.usage import Tally, usage_of
-from quire.text.answer import Gain
+from quire.text.answer import AnswerDelta
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.tools.use import ToolUse
 
@@ -153,7 +153,7 @@ class ChatCall:
     def _reading(self) -> Reading:
         return Reading.of(self.requests[0], self._context, self._use, self._prompt_ids)
 
-    def _delta(self, told: "_Told", gain: Gain) -> Delta | None:
+    def _delta(self, told: "_Told", gain: AnswerDelta) -> Delta | None:
         if not gain:
             return None
         delta = Delta()

@@ -19,7 +19,7 @@ from quire.server.http.openapi import JSON, answers, reads
 from quire.server.http.replies import in_shape, json_response
 
 if TYPE_CHECKING:
-    from quire.server.app_state import Site
+    from quire.server.app_state import AppState
     from quire.text.tokenizers.tokenizer import Tokenizer
 
 
@@ -43,7 +43,7 @@ class ChatTokenized(Struct):
 _decoder = msgspec.json.Decoder(ChatTokenizeBody)
 
 
-def pages(site: "Site") -> list[Route]:
+def pages(site: "AppState") -> list[Route]:
     @answers({JSON: dict[str, Any]})
     async def info(http: Request) -> Response:
         service = (await site.models.find(None)).service

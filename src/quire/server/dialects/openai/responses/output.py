@@ -16,7 +16,7 @@ from quire.server.dialects.openai.responses.shapes import (
     ReasoningText,
 )
 from quire.server.dialects.openai.tools import new_call_id
-from quire.text.answer import Gain
+from quire.text.answer import AnswerDelta
 from quire.text.tools.call import CallDelta
 
 
@@ -32,7 +32,7 @@ class Output:
     def reasoning(self) -> str:
         return "".join(item.content[0].text for item in self.items if isinstance(item, ReasoningItem))
 
-    def push(self, gain: Gain, logprobs: list[ChatLogprob] | None = None) -> list[Event]:
+    def push(self, gain: AnswerDelta, logprobs: list[ChatLogprob] | None = None) -> list[Event]:
         events: list[Event] = []
         if gain.reasoning:
             self._think(gain.reasoning, events)

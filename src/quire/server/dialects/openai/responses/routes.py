@@ -26,7 +26,7 @@ from quire.server.routes.generate import answered, refusing, reply, streamed, un
 
 if TYPE_CHECKING:
     from quire.client.service import Service
-    from quire.server.app_state import Site
+    from quire.server.app_state import AppState
 
 log = logging.getLogger("quire.server")
 
@@ -54,7 +54,7 @@ class ItemList(Struct, kw_only=True):
 
 
 class Responses:
-    def __init__(self, site: "Site") -> None:
+    def __init__(self, site: "AppState") -> None:
         self._site = site
         self._store = ResponseStore()
         self._under_way: set[asyncio.Task[None]] = set()  # in the background: a task that nobody holds may vanish

@@ -3,15 +3,15 @@
 from dataclasses import replace
 
 from quire.core.beam import BeamSearch
-from quire.core.limits import Limits
+from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
-from quire.core.plan import Drawn
-from quire.core.request import FinishReason, Logprob, Request, SequenceEvent
+from quire.core.plan import SampledRow
+from quire.core.request import FinishReason, IdLogprob, Request, SequenceEvent
 from quire.core.seq2seq import digest, prompt_of
 from quire.core.sequence import Key, Sequence
 
 
-class Group:
+class SequenceGroup:
     """The samples, or the beams, of one request.
 
     One of them, the leader, computes the prompt; the others begin from what it computed (`source`)."""
@@ -32,6 +32,7 @@ class Group:
         "length",
         "live",
         "min_stop_length",
+        "namespace",
         "num_cached",
         "num_given",
         "num_open",
@@ -43,7 +44,6 @@ class Group:
         "preempted",
         "prompt",
         "ranked",
-        "realm",
         "row_params",
         "search",
         "shares_prompt",
@@ -54,7 +54,7 @@ class Group:
         "waits",
     )
 
-    def __init__(self, request: Request, key: Key, limits: Limits) -> None:
+    def __init__(self, request: Request, key: Key, limits: SchedulerLimits) -> None:
         params = request.params
         self.id = request.id
         self.key = key
@@ -62,7 +62,7 @@ class Group:
         self.deadline = request.deadline
         self.adapter = request.adapter
         salt = f"{request.salt}/{digest(request.prompt_ids)}" if request.start_ids else request.salt
-        self.realm = (request.tenant, salt, request.adapter)
+        self.namespace = (request.tenant, salt, request.adapter)
         self.params = params
         self.prompt = prompt_of(request, limits.block_size)
         self.num_prompt = len(self.prompt)
@@ -82,7 +82,7 @@ class Group:
         self.holds_rows = False  # a search has its rows, used or not, from admission until it ends or is preempted
         self.ranked = self.search is None and params.num_samples > params.n  # only the best are delivered, at the end
         self.held: dict[int, SequenceEvent] = {}  # by sample, what a ranked request has not delivered yet
-        self.held_prompt_logprobs: list[list[Logprob]] = []  # go out with the first result, of a search as well
+        self.held_prompt_logprobs: list[list[IdLogprob]] = []  # go out with the first result, of a search as well
         self.shares_prompt = params.num_samples > 1
         self.row_params = replace(
             params, prompt_logprobs=None, logprobs=params.logprobs or 0 if self.ranked else params.logprobs
@@ -132,13 +132,13 @@ class Group:
             return "stop"
         return "length" if length >= self.length else None
 
-    def forced(self, drawn: Drawn) -> Drawn:
+    def forced(self, drawn: SampledRow) -> SampledRow:
         """With the token of the last place instead of what was drawn for it, and nothing beside it."""
         assert self.last_id is not None
-        logprobs = drawn.logprobs and [*drawn.logprobs[:-1], [Logprob(self.last_id, 0.0, 1)]]
+        logprobs = drawn.logprobs and [*drawn.logprobs[:-1], [IdLogprob(self.last_id, 0.0, 1)]]
         return replace(drawn, tokens=[*drawn.tokens[:-1], self.last_id], logprobs=logprobs)
 
-    def new_prompt_logprobs(self, seq: Sequence, drawn: Drawn, end: int) -> list[list[Logprob]] | None:
+    def new_prompt_logprobs(self, seq: Sequence, drawn: SampledRow, end: int) -> list[list[IdLogprob]] | None:
         """Those of `drawn`, whose run ended before position `end`, to deliver now: not again after a preemption, and
         with the results if those are held."""
         if not drawn.prompt_logprobs or seq is not self.leader:

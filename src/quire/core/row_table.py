@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 from quire.core.sequence import NEVER, Sequence
 
 
-class Rows:
+class RowTable:
     """A sequence keeps the row that it takes until it stops, and the runner is told with the next plan.
 
     A search keeps as many as it may have beams, however many it has: `num_left` are neither taken nor kept."""

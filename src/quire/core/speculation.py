@@ -17,7 +17,7 @@ MARGIN = 1.1  # times of what it costs that a guess has to gain: both are estima
 MOST = 3.0  # times of what a step was expected to take: something else held up one that took longer
 
 
-class Trust:
+class AcceptanceRate:
     """How likely the next guess for a sequence is right."""
 
     __slots__ = ("likely",)
@@ -82,14 +82,14 @@ class Drafting:
         self.num_drafts = self.num_tokens = self.num_accepted = 0  # runs with drafts, their drafts, and the right ones
         self.accepted_at: Counter[int] = Counter()  # right ones by their place
 
-    def choose(self, offers: Sequence[tuple[Trust, int]], num_tokens: int, room: int) -> list[int]:
+    def choose(self, offers: Sequence[tuple[AcceptanceRate, int]], num_tokens: int, room: int) -> list[int]:
         """How many of each offer to add to a step of `num_tokens`, `room` in all at most: (trust, guesses) each."""
         counts = [0] * len(offers)
         gained, seconds, each = float(num_tokens), self.costs.of(num_tokens), self.costs.each
         ranked = sorted(
-            (-(trust.likely**place), place, index)
-            for index, (trust, most) in enumerate(offers)
-            if trust.likely * seconds > gained * each * MARGIN
+            (-(acceptance.likely**place), place, index)
+            for index, (acceptance, most) in enumerate(offers)
+            if acceptance.likely * seconds > gained * each * MARGIN
             for place in range(1, most + 1)
         )
         for unlikely, _, index in ranked[:room]:
@@ -100,10 +100,10 @@ class Drafting:
             counts[index] += 1
         return counts
 
-    def waits(self, trust: Trust, drafts: Sequence[int]) -> bool:
+    def waits(self, acceptance: AcceptanceRate, drafts: Sequence[int]) -> bool:
         """Whether it is better to know a sequence's token, and guess what follows, than to go on ahead of it: others
         have `ahead` steps meanwhile."""
-        return bool(drafts) and trust.gained(len(drafts)) > 1 + self._ahead
+        return bool(drafts) and acceptance.gained(len(drafts)) > 1 + self._ahead
 
     def count(self, num_drafts: int, num_accepted: int) -> None:
         self.num_drafts += 1

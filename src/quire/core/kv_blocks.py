@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 from quire.core.block_pool import BlockPool
 from quire.core.plan import StepPlan
-from quire.core.prefix_tree import Node, PrefixTree
+from quire.core.prefix_tree import PrefixNode, PrefixTree
 from quire.core.sequence import NEVER, UNREAD, Sequence
 from quire.core.window import Window
 
 
-class Memory:
+class KVBlocks:
     """The blocks of the device and of the host, and the prefixes in them.
 
     A block that is written has one reference: a fork shares full blocks and copies the one it would write into."""
@@ -91,9 +91,9 @@ class Memory:
             self.pool.hold(node.block)
             seq.table.append(node.block)
 
-    def _match(self, seq: Sequence, node: Node | None, start: int, stop: int) -> list[Node]:
+    def _match(self, seq: Sequence, node: PrefixNode | None, start: int, stop: int) -> list[PrefixNode]:
         """The blocks that follow `node` along the tokens of `seq`, as far as one can go on from them."""
-        path = self.tree.match(seq.group.realm, node, seq.tokens, start, stop)
+        path = self.tree.match(seq.group.namespace, node, seq.tokens, start, stop)
         if (start + len(path)) * self.block_size < seq.group.num_source:
             return []  # what is missing of a source cannot be computed alone
         return path[: self.window.usable(path, start)] if self.tree.gaps else path
@@ -162,7 +162,7 @@ class Memory:
         while seq.index_at <= num_ready:
             i = seq.num_indexed
             tokens = tuple(seq.tokens[i * size : (i + 1) * size])
-            node = self.tree.insert(seq.group.realm, seq.node, tokens, seq.table[i])
+            node = self.tree.insert(seq.group.namespace, seq.node, tokens, seq.table[i])
             if node is None:  # computed twice: going on below the other's block would need that one held as well
                 seq.index_at = NEVER
                 return
