@@ -46,7 +46,7 @@ def test_sources_are_read_where_they_begin_and_answers_begin_at_zero() -> None:
         admission(1, [41], [1, 5, 6], [10, 11]),  # its source was found in the cache
     ):
         rows.admit(sources.admit(given))
-    runs = sources.read([Run(1, 6, 1), Run(2, 0, 9), Run(0, 0, 6), Run(3, 0, 12)])
+    runs = sources.encode([Run(1, 6, 1), Run(2, 0, 9), Run(0, 0, 6), Run(3, 0, 12)])
     assert [(run.row, run.start, run.count) for run in runs] == [(1, 2, 1), (2, 0, 1), (0, 0, 2)]
 
     first, second = encoder.batches  # no more than 8 tokens together, and one that is longer by itself
