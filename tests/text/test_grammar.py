@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from quire.core.errors import BadRequest
 from quire.core.structured import MAX_CHOICES, MAX_TEXT, Structured
 from quire.text.grammar import compiler as grammar_module
-from quire.text.grammar import vocabulary as grammar_vocabulary
+from quire.text.grammar import tokenizer as grammar_vocabulary
 from quire.text.grammar.compiler import KEPT, GrammarCompiler, GrammarMatcher
 from quire.text.tokenizers.tokenizer import Tokenizer
 

@@ -12,7 +12,7 @@ from quire.text.grammar import mask_cache as grammar_states
 from quire.text.grammar.compiler import GrammarCompiler, GrammarMatcher
 from quire.text.grammar.mask_cache import MaskShelf, RememberingMatcher, State
 from quire.text.tokenizers.tokenizer import Tokenizer
-from text import expressions
+from text import regex_strategies
 
 VOCAB = 49152
 EXPRESSIONS = [
@@ -84,7 +84,7 @@ def test_remembered_is_made(grammars: GrammarCompiler, tokenizer: Tokenizer, exp
 
 
 @settings(max_examples=40, deadline=None)
-@given(expressions.EXPRESSIONS, st.integers(0, 2**32))
+@given(regex_strategies.EXPRESSIONS, st.integers(0, 2**32))
 def test_any_expression(grammars: GrammarCompiler, tokenizer: Tokenizer, expression: str, seed: int) -> None:
     walked = [walk_together(grammars, tokenizer, expression, seed + number) for number in range(2)]
     assert all(0 <= count <= 40 for count in walked)  # every mask on the way has been compared

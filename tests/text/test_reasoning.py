@@ -5,8 +5,8 @@ import pytest
 from quire.text.answer import AnswerDelta
 from quire.text.chat.chat_format import ChatFormat, chat_format
 from quire.text.reasoning import FORMATS
-from quire.text.reasoning.thoughts import Thoughts
-from quire.text.tools.use import ToolUse
+from quire.text.reasoning.parser import Thoughts
+from quire.text.tools.params import ToolUse
 
 
 def split(name: str, pieces: list[str], begun: bool = False) -> tuple[str, str]:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from quire.core.errors import BadRequest
 from quire.text import tools
 from quire.text.chat.chat_format import chat_format
-from quire.text.tools.call import CallDelta, ToolParser
-from quire.text.tools.forced import OneCall
-from quire.text.tools.json_calls import JsonCalls
-from quire.text.tools.use import ToolUse
+from quire.text.tools.forced_calls import OneCall
+from quire.text.tools.json_parser import JsonCalls
+from quire.text.tools.params import ToolUse
+from quire.text.tools.parser import CallDelta, ToolParser
 
 Read = tuple[str, list[tuple[str, str]]]  # content, and (name, arguments) of each call
 

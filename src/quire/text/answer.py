@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from quire.text.reasoning.thoughts import Thoughts
-from quire.text.tools.call import CallDelta, ToolParser
+from quire.text.reasoning.parser import Thoughts
+from quire.text.tools.parser import CallDelta, ToolParser
 
 
 @dataclass(slots=True)

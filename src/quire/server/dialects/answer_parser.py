@@ -10,8 +10,8 @@ from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
 from quire.server.dialects.dialect import Context
 from quire.text.answer import AnswerDelta, AnswerReader
-from quire.text.tools.call import CallDelta
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolUse
+from quire.text.tools.parser import CallDelta
 
 
 def put_chat(

@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.server.dialects.dialect import Context
 from quire.text.chat.chat_template import ChatTemplate
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolUse
 
 Messages = list[dict[str, Any]]
 

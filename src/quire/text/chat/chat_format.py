@@ -9,10 +9,10 @@ from quire.core.errors import BadRequest
 from quire.text import reasoning, tools
 from quire.text.answer import AnswerReader
 from quire.text.reasoning import ReasoningFormat
-from quire.text.reasoning.thoughts import Thoughts
-from quire.text.tools.call import ToolFormat
-from quire.text.tools.spelled import spelled_out
-from quire.text.tools.use import ToolUse
+from quire.text.reasoning.parser import Thoughts
+from quire.text.tools.params import ToolUse
+from quire.text.tools.parser import ToolFormat
+from quire.text.tools.system_prompt import spelled_out
 
 NO_TOOLS = ToolUse()
 

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from quire.core.structured import Structured
 from quire.text.grammar.mask_cache import MaskShelf, RememberingMatcher, States
 from quire.text.grammar.source import grammar_source, wrong_language
-from quire.text.grammar.vocabulary import GrammarTokens
+from quire.text.grammar.tokenizer import GrammarTokens
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -5,7 +5,7 @@ from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.core.structured import Structured
-from quire.text.grammar.narrowed_schema import narrowed
+from quire.text.grammar.schema_narrowing import narrowed
 
 # JSON may have spaces and line breaks between its parts, as vLLM allows by default; but never more than so many in a
 # row, because small models can go on with them for ever.

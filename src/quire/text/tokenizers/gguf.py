@@ -10,8 +10,8 @@ from tokenizers import AddedToken, models, normalizers
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.ops.compiled import native
-from quire.text.tokenizers.byte_level_styles import BYTE_LEVEL_STYLES
-from quire.text.tokenizers.sentencepiece import SentencePieces
+from quire.text.tokenizers.gguf_pre_tokenizers import BYTE_LEVEL_STYLES
+from quire.text.tokenizers.piece_backends import SentencePieces
 from quire.text.tokenizers.token_bytes import TokenBytes, byte_level, sentencepiece
 from quire.text.tokenizers.tokenizer import Vocabulary, refusing
 from quire.weights.config import CheckpointConfig

@@ -47,7 +47,7 @@ def read_vocabulary(directory: Path) -> Vocabulary:
 
 
 def _of_sentencepiece(directory: Path, settings: CheckpointConfig, named: dict[str, str]) -> Vocabulary:
-    from quire.text.tokenizers import spm as spm_tokenizer
+    from quire.text.tokenizers import sentencepiece as spm_tokenizer
 
     if (directory / spm_tokenizer.MODEL).exists():
         found = spm_tokenizer.read_pieces(directory, settings, named)

@@ -1,78 +1,138 @@
-"""SentencePiece's BPE, in C++: the part of a `tokenizers.Tokenizer` that a vocabulary of pieces and scores needs.
-
-The library would want every way of cutting a piece in two as a merge, half a million of them for Gemma, which take two
-seconds to make; here the scores are enough."""
+"""The tokenizer of a directory that has files of SentencePiece in place of a tokenizer.json: `tokenizer.model`, or
+Marian's `source.spm`, `target.spm` and `vocab.json`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
 import tokenizers
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
-SPACE = "\u2581"
+from quire.core.errors import BadCheckpoint, Unsupported
+from quire.text.tokenizers.piece_backends import SPACE, SentencePieces, Translating
+from quire.text.tokenizers.sentencepiece_model import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    SentencePieceFile,
+    read_sentencepiece,
+)
+from quire.text.tokenizers.token_bytes import sentencepiece
+from quire.text.tokenizers.tokenizer import Vocabulary, refusing
+from quire.weights.config import CheckpointConfig
+from quire.weights.huggingface import read_json
 
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    ids: list[int]
-
-
-class SentencePieces:
-    """`joined`: whether a piece may be made of others. `first`: ids found in a text before anything else."""
-
-    def __init__(
-        self,
-        pieces: list[str],
-        scores: list[float],
-        joined: Sequence[bool],
-        first: list[int],
-        unknown: int | None,
-        space_first: bool,
-    ) -> None:
-        from quire import _native  # here: what is not built is not asked for
-
-        known = {pieces[index]: index for index in range(len(pieces)) if len(pieces[index]) == 6}
-        bytes_ = [known.get(f"<0x{byte:02X}>", -1) for byte in range(256)]
-        unknown = -1 if unknown is None else unknown
-        prefix = SPACE if space_first else ""
-        self._pieces = _native.SentencePieces(pieces, scores, bytes(joined), first, bytes_, unknown, prefix)
-
-    def encode(self, text: str, add_special_tokens: bool) -> Encoded:
-        assert not add_special_tokens, "what stands around a text is the tokenizer's"
-        return Encoded(self._pieces.encode(text.encode()))
-
-    def get_vocab_size(self) -> int:
-        return len(self._pieces)
-
-    def token_to_id(self, token: str) -> int | None:
-        found: int = self._pieces.id(token)
-        return None if found < 0 else found
-
-    def id_to_token(self, token: int) -> str | None:
-        return self._pieces.piece(token) if 0 <= token < len(self._pieces) else None
+MODEL, SOURCE = "tokenizer.model", "source.spm"
 
 
-class Translating:
-    """Pieces of a source, with the ids of a vocabulary; and pieces of an answer, with those of the same or another."""
+def read_pieces(directory: Path, settings: CheckpointConfig, named: Mapping[str, str]) -> Vocabulary:
+    """Of `tokenizer.model`, and what tokenizer_config.json adds to it."""
+    path = directory / MODEL
+    file = read_sentencepiece(path)
+    added, special = _added(file, settings)
+    backend = _merging(file, path, added) if file.model == "bpe" else _cutting(file, path, added, special)
+    ids = {piece: token for token, piece in enumerate(file.pieces)} | {text: token for token, text in added.items()}
+    around = {}
+    for name, default in (("bos_token", True), ("eos_token", False)):
+        token = ids.get(named[name]) if name in named else None
+        around[name] = [token] if token is not None and settings.bool(f"add_{name}", default) else []
+    return Vocabulary(
+        backend=backend,
+        token_bytes=sentencepiece,
+        strips_space=file.space_first,
+        added=added | dict.fromkeys(file.of(UNUSED), ""),
+        special_ids=frozenset(special),
+        prefix=around["bos_token"],
+        suffix=around["eos_token"],
+        named=named,
+    )
 
-    def __init__(
-        self, source: tokenizers.Tokenizer, ids: Mapping[str, int], answers: Mapping[str, int], unknown: str
-    ) -> None:
-        self._source, self._ids, self._unknown = source, ids, ids[unknown]
-        self._pieces = {token: piece for piece, token in answers.items()}
 
-    def encode(self, text: str, add_special_tokens: bool) -> Encoded:
-        assert not add_special_tokens, "what stands around a text is the tokenizer's"
-        pieces = []
-        if text.startswith(">>") and (end := text.find("<<") + 2) > 1:  # the language to translate into
-            pieces, text = [text[:end]], text[end:]
-        pieces += self._source.encode(text, add_special_tokens=False).tokens
-        return Encoded([self._ids.get(piece, self._unknown) for piece in pieces])
+def _added(file: SentencePieceFile, settings: CheckpointConfig) -> tuple[dict[int, str], list[int]]:
+    """Tokens that are matched before anything else, and which of them are no text."""
+    special = file.of(CONTROL, UNKNOWN)
+    added = {token: file.pieces[token] for token in (*special, *file.of(USER_DEFINED))}
+    for key, entry in sorted(settings.dict("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
+        token = int(key)
+        if token > len(file.pieces) + sum(number >= len(file.pieces) for number in added):
+            raise BadCheckpoint(
+                f"{settings.source}: added_tokens_decoder has {token}, and the tokens before it are missing"
+            )
+        added[token] = entry["content"]
+        if entry.get("special") and token not in special:
+            special.append(token)
+    return added, special
 
-    def get_vocab_size(self) -> int:
-        return len(self._pieces)
 
-    def token_to_id(self, token: str) -> int | None:
-        return self._ids.get(token)
+def _merging(file: SentencePieceFile, path: Path, added: Mapping[int, str]) -> SentencePieces:
+    if file.characters or file.single_spaces:
+        raise Unsupported(f"{path}: a model of merges that changes characters before", "save it as a fast tokenizer")
+    behind = [added[token] for token in sorted(added) if token >= len(file.pieces)]
+    return SentencePieces(
+        [*file.pieces, *behind],
+        [*file.scores, *[0.0] * len(behind)],
+        joined=[kind == NORMAL for kind in file.kinds] + [False] * len(behind),
+        first=sorted(added),
+        unknown=next(iter(file.of(UNKNOWN)), None),
+        space_first=file.space_first,
+    )
 
-    def id_to_token(self, token: int) -> str | None:
-        return self._pieces.get(token)
+
+def _cutting(
+    file: SentencePieceFile, path: Path, added: Mapping[int, str], special: Sequence[int]
+) -> tokenizers.Tokenizer:
+    backend = _unigram(file, path)
+    for token in sorted(added):
+        backend.add_tokens([AddedToken(added[token], normalized=False, special=token in special)])
+    return backend
+
+
+def _unigram(file: SentencePieceFile, path: Path) -> tokenizers.Tokenizer:
+    unknown = next(iter(file.of(UNKNOWN)), None)
+    vocab = list(zip(file.pieces, file.scores, strict=True))
+    with refusing(f"{path} is damaged"):
+        backend = tokenizers.Tokenizer(models.Unigram(vocab, unknown, byte_fallback=bool(file.of(BYTE))))
+        steps: list[normalizers.Normalizer] = []
+        if file.characters:
+            steps.append(normalizers.Precompiled(file.characters))
+        if file.single_spaces:
+            steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        backend.normalizer = normalizers.Sequence(steps)
+    scheme = "always" if file.space_first else "never"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
+    return backend
+
+
+# -- Marian ------------------------------------------------------------------------------------------------------------
+
+
+def read_marian(directory: Path, settings: CheckpointConfig, named: Mapping[str, str]) -> Vocabulary:
+    named = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"} | dict(named)
+    ids = _vocabulary(directory / "vocab.json", named)
+    answers = _vocabulary(directory / "target_vocab.json", named) if settings.bool("separate_vocabs", False) else ids
+    path = directory / SOURCE
+    file = read_sentencepiece(path)
+    if file.model != "unigram":
+        raise Unsupported(f"{path} is a model of merges", "Marian's are unigram models")
+    source = _unigram(file, path)
+    special = [named[name] for name in ("eos_token", "unk_token", "pad_token")]
+    source.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    return Vocabulary(
+        backend=Translating(source, ids, answers, named["unk_token"]),
+        token_bytes=sentencepiece,
+        strips_space=True,
+        added={answers[token]: token for token in special if token in answers},
+        special_ids=frozenset(answers[token] for token in special if token in answers),
+        suffix=[ids[named["eos_token"]]],
+        named=named,
+    )
+
+
+def _vocabulary(path: Path, named: Mapping[str, str]) -> dict[str, int]:
+    vocabulary = read_json(path)
+    for name in ("eos_token", "unk_token"):
+        if type(vocabulary.get(named[name])) is not int:
+            raise BadCheckpoint(f"{path} has no id for {named[name]!r}, the {name}")
+    return vocabulary

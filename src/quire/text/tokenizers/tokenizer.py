@@ -13,7 +13,7 @@ from pathlib import Path
 import tokenizers
 
 from quire.core.errors import BadCheckpoint, BadRequest
-from quire.text.tokenizers.sentencepiece import SentencePieces, Translating
+from quire.text.tokenizers.piece_backends import SentencePieces, Translating
 from quire.text.tokenizers.token_bytes import TokenBytes
 from quire.weights.checkpoint import find_checkpoint
 

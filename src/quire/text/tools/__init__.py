@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quire.text.tools.call import ToolFormat
+    from quire.text.tools.parser import ToolFormat
 
 # In the order in which their signs are looked for in a chat template.
 FORMATS = {

@@ -2,7 +2,7 @@
 
 import json
 
-from quire.text.tools.call import CallDelta
+from quire.text.tools.parser import CallDelta
 
 _SPACE = " \t\r\n"
 _ARGUMENTS = frozenset({"arguments", "parameters"})

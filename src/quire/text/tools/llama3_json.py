@@ -1,7 +1,7 @@
 """The whole answer is `{"name": ..., "parameters": {...}}`, several divided by semicolons: Llama 3."""
 
-from quire.text.tools.call import ToolFormat
-from quire.text.tools.json_calls import JsonCalls
+from quire.text.tools.json_parser import JsonCalls
+from quire.text.tools.parser import ToolFormat
 
 FORMAT = ToolFormat(
     lambda: JsonCalls(prefix="<|python_tag|>"),

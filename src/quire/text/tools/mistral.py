@@ -3,8 +3,8 @@
 import re
 
 from quire.text.markers import Marker
-from quire.text.tools.call import CallDelta, Found, ToolFormat
-from quire.text.tools.json_calls import JsonCalls
+from quire.text.tools.json_parser import JsonCalls
+from quire.text.tools.parser import CallDelta, Found, ToolFormat
 
 BEGIN = "[TOOL_CALLS]"
 

@@ -3,7 +3,7 @@
 import ast
 import json
 
-from quire.text.tools.call import CallDelta, Found, ToolFormat
+from quire.text.tools.parser import CallDelta, Found, ToolFormat
 
 _LONGEST = 1 << 16  # characters; the parser's time grows with them
 

@@ -6,7 +6,7 @@ import json
 import re
 
 from quire.text.markers import Marker
-from quire.text.tools.call import CallDelta, Found, ToolFormat
+from quire.text.tools.parser import CallDelta, Found, ToolFormat
 
 _FUNCTION = re.compile(r"<function=([^>\n]+)>")
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)

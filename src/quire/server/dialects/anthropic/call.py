@@ -33,7 +33,7 @@ from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.fields import new_id
 from quire.server.http.openapi import EVENTS, JSON, answers, reads
 from quire.text.event import TextEvent
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolUse
 
 _decoder = msgspec.json.Decoder(MessagesBody)
 

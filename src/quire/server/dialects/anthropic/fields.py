@@ -12,7 +12,7 @@ from quire.core.structured import Structured
 from quire.server.dialects.anthropic.messages import Message, TextBlock
 from quire.server.dialects.dialect import Context
 from quire.server.http.body import Body, decode, parts
-from quire.text.tools.use import Choice, ToolUse
+from quire.text.tools.params import Choice, ToolUse
 
 Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # what the engine's arrays hold
 

@@ -21,10 +21,10 @@ from quire.server.http.body import decode
 from quire.server.http.openapi import JSON, answers, reads
 from quire.text.answer import AnswerDelta
 from quire.text.chat.chat_format import NO_TOOLS
-from quire.text.chat.fill_in import filling_ends, filling_prompt
+from quire.text.chat.fill_in_middle import filling_ends, filling_prompt
 from quire.text.event import TextEvent, TokenLogprob
-from quire.text.tools.call import CallDelta
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolUse
+from quire.text.tools.parser import CallDelta
 
 
 class GenerateBody(Fields, kw_only=True):

@@ -19,7 +19,7 @@ from quire.server.http.openapi import JSON, answers, reads
 from quire.server.http.replies import in_shape, json_response
 from quire.server.options import ServerOptions
 from quire.text.chat.chat_format import chat_format
-from quire.text.chat.fill_in import filling_prompt
+from quire.text.chat.fill_in_middle import filling_prompt
 
 if TYPE_CHECKING:
     from quire.client.service import ServedModel, Service

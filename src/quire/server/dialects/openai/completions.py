@@ -17,7 +17,7 @@ from quire.server.dialects.openai.structured import language_asked
 from quire.server.dialects.openai.usage import Tally, usage_of
 from quire.server.http.body import decode, texts_or_ids
 from quire.server.http.openapi import EVENTS, JSON, answers, reads
-from quire.text.chat.fill_in import filling_ends, filling_prompt
+from quire.text.chat.fill_in_middle import filling_ends, filling_prompt
 from quire.text.event import TextEvent, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16

@@ -7,8 +7,8 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from quire.core.errors import BadRequest
-from quire.text.tools.call import CallDelta
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolUse
+from quire.text.tools.parser import CallDelta
 
 
 class Function(Struct, kw_only=True, omit_defaults=True):

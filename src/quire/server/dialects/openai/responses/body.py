@@ -12,7 +12,7 @@ from quire.server.dialects.openai.fields import Int, refuse
 from quire.server.dialects.openai.responses.items import InputItem
 from quire.server.dialects.openai.structured import Schema, of_schema
 from quire.server.dialects.openai.tools import as_choice, some_tools
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolUse
 
 
 class ResponseTool(Struct, kw_only=True, omit_defaults=True):

@@ -31,7 +31,7 @@ from quire.server.dialects.openai.usage import Tally
 from quire.server.dialects.truncation import newest_that_fit, num_tokens
 from quire.server.http.body import decode
 from quire.text.event import TextEvent, TokenLogprob
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolUse
 
 Recall = Callable[[str, str], Stored]  # tenant and id of a stored response
 

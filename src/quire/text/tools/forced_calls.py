@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from quire.core.structured import Structured
-from quire.text.tools.call import CallDelta, Found
+from quire.text.tools.parser import CallDelta, Found
 
 
 class OneCall:

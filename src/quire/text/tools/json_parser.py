@@ -1,8 +1,8 @@
 """Calls as JSON between markers: one object, several after each other, or a list of them."""
 
 from quire.text.markers import Marker
-from quire.text.tools.call import Found
 from quire.text.tools.json_call import JsonCall
+from quire.text.tools.parser import Found
 
 _BETWEEN = " \t\r\n[],;"  # what may stand between calls: the brackets and commas of a list
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from quire.text.grammar.narrowed_schema import narrowed
+from quire.text.grammar.schema_narrowing import narrowed
 
 
 def valid(instance: Any, schema: Any) -> bool:

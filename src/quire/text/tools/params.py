@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from quire.core.errors import BadRequest
 from quire.core.structured import Structured
-from quire.text.tools.call import ToolFormat, ToolParser
-from quire.text.tools.forced import OneCall, language_of_calls, language_of_one
-from quire.text.tools.json_calls import JsonCalls
+from quire.text.tools.forced_calls import OneCall, language_of_calls, language_of_one
+from quire.text.tools.json_parser import JsonCalls
+from quire.text.tools.parser import ToolFormat, ToolParser
 
 Choice = Literal["none", "auto", "required", "named"]
 

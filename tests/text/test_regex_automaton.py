@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.text.grammar.regex_automaton import MAX_NODES, Automaton, NotRead
-from text.expressions import EXPRESSIONS
+from text.regex_strategies import EXPRESSIONS
 
 TEXTS = st.text("abcé語1. -\n", max_size=8)
 

@@ -10,7 +10,7 @@ import sentencepiece
 from transformers import MarianTokenizer
 
 from quire.core.errors import BadCheckpoint, Unsupported
-from quire.text.tokenizers.spm_file import read_sentencepiece
+from quire.text.tokenizers.sentencepiece_model import read_sentencepiece
 from quire.text.tokenizers.tokenizer import Tokenizer
 from text.test_tokenizer import SENTENCES, random_texts
 

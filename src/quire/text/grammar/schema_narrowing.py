@@ -9,7 +9,7 @@ in it, to be refused by name.
 
 from typing import Any
 
-from quire.text.grammar.schema_disjoint import Branch, all_apart
+from quire.text.grammar.disjoint_schemas import Branch, all_apart
 
 _DECIDED = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties"})
 _OF_OBJECTS = frozenset({"properties", "required", "minProperties", "maxProperties"}) | _DECIDED
