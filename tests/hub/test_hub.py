@@ -21,8 +21,8 @@ from hub.fake_hub import REPO, fake_hub
 from quire.core.errors import BadCheckpoint, BadRequest, UnknownModel
 from quire.hub import ALIASES, DEFAULT_MODEL, DownloadFailed, cache_dir, cached_models, package_index, resolve_model
 from quire.hub.aliases import SMOLLM2_135M, WheelModel
-from quire.hub.huggingface import choose, is_repo_id
-from quire.hub.progress import DownloadProgress, ProgressLine
+from quire.hub.huggingface import choose_files, is_repo_id
+from quire.hub.progress import DownloadProgress, TerminalProgress
 from quire.hub.resolve import model_name
 
 BODY = b"GGUF" + bytes(range(256)) * 64
@@ -155,7 +155,7 @@ def test_a_wheel_is_fetched_once(index: Path, own_cache: Path, monkeypatch: pyte
 
 
 def test_progress_goes_to_stderr(index: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    package_index.fetch(write_wheel(index), ProgressLine())
+    package_index.fetch(write_wheel(index), TerminalProgress())
     out, err = capfd.readouterr()
     assert out == "" and "pulling quire-tiny-model==1.0" in err and "done" in err
 
@@ -290,7 +290,7 @@ GGUFS = ["m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-F16-00001-of-00002.gguf", "m-F16-000
 
 def test_of_a_repository_only_settings_and_weights_are_taken() -> None:
     other = ["README.md", "modeling.py", "pytorch_model.bin", "consolidated.safetensors", "onnx/model.safetensors"]
-    assert choose([*SNAPSHOT, *other, "../config.json"], None, "a/b") == SNAPSHOT
+    assert choose_files([*SNAPSHOT, *other, "../config.json"], None, "a/b") == SNAPSHOT
 
 
 @pytest.mark.parametrize(
@@ -303,23 +303,23 @@ def test_of_a_repository_only_settings_and_weights_are_taken() -> None:
     ],
 )
 def test_a_selector_picks_one_gguf(selector: str, chosen: list[str]) -> None:
-    assert choose([*GGUFS, "README.md"], selector, "a/b") == chosen
+    assert choose_files([*GGUFS, "README.md"], selector, "a/b") == chosen
 
 
 def test_a_selector_that_fits_nothing_or_much_lists_the_files() -> None:
     with pytest.raises(BadRequest, match="fits no file") as caught:
-        choose(GGUFS, "Q5_0", "a/b")
+        choose_files(GGUFS, "Q5_0", "a/b")
     assert "m-Q4_K_M.gguf, m-Q8_0.gguf" in caught.value.hint
     with pytest.raises(BadRequest, match="fits 3 files"):
-        choose(GGUFS, "m", "a/b")
+        choose_files(GGUFS, "m", "a/b")
 
 
 def test_a_repository_of_many_ggufs_asks_which() -> None:
     with pytest.raises(BadRequest, match="3 GGUF models"):
-        choose(GGUFS, None, "a/b")
-    assert choose(["one.gguf", "README.md"], None, "a/b") == ["one.gguf"]
+        choose_files(GGUFS, None, "a/b")
+    assert choose_files(["one.gguf", "README.md"], None, "a/b") == ["one.gguf"]
     with pytest.raises(DownloadFailed, match="neither safetensors nor GGUF"):
-        choose(["pytorch_model.bin", "config.json"], None, "a/b")
+        choose_files(["pytorch_model.bin", "config.json"], None, "a/b")
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen2.5-0.5B-Instruct", "a/b", "a-b/c_d.e"])

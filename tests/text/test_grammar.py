@@ -235,7 +235,7 @@ def test_a_language_that_takes_too_long_to_follow_ends(
 def test_remembered_tokens_are_those_found_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_vocabulary, "REMEMBERED", 8)
     texts = [f'"key {number}": '.encode() for number in range(20)] + [b"x" * 1000]
-    remembering = grammar_vocabulary.GrammarTokens(tokenizer, VOCAB)
+    remembering = grammar_vocabulary.GrammarTokenizer(tokenizer, VOCAB)
     for text in texts + texts[::-1]:
         fresh = remembering._cut(text)
         assert remembering(text) == remembering(text) == fresh

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quire.core.structured import Structured
 from quire.text.grammar import mask_cache as grammar_states
 from quire.text.grammar.compiler import GrammarCompiler, GrammarMatcher
-from quire.text.grammar.mask_cache import MaskShelf, RememberingMatcher, State
+from quire.text.grammar.mask_cache import CachingMatcher, MaskCache, RegexState
 from quire.text.tokenizers.tokenizer import Tokenizer
 from text import regex_strategies
 
@@ -29,9 +29,9 @@ EXPRESSIONS = [
 ]
 
 
-def remembering(grammars: GrammarCompiler, structured: Structured) -> RememberingMatcher:
+def remembering(grammars: GrammarCompiler, structured: Structured) -> CachingMatcher:
     matcher = grammars.matcher(structured)
-    assert isinstance(matcher, RememberingMatcher)
+    assert isinstance(matcher, CachingMatcher)
     return matcher
 
 
@@ -93,7 +93,7 @@ def test_any_expression(grammars: GrammarCompiler, tokenizer: Tokenizer, express
 def test_what_was_forgotten_is_made_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_states, "STATES_BYTES", 8000)
     grammars = GrammarCompiler(lambda: tokenizer, VOCAB)
-    grammars._masks = MaskShelf(4 * VOCAB // 8)  # of four
+    grammars._masks = MaskCache(4 * VOCAB // 8)  # of four
     for expression in EXPRESSIONS[:4]:
         assert sum(walk_together(grammars, tokenizer, expression, seed) for seed in range(2)) > 20
         states = grammars.compile(Structured("regex", expression)).states
@@ -103,7 +103,7 @@ def test_what_was_forgotten_is_made_again(tokenizer: Tokenizer, monkeypatch: pyt
 
 
 def test_the_shelf_keeps_what_was_used_last() -> None:
-    shelf, states = MaskShelf(30), [State(frozenset(), b"") for _ in range(4)]
+    shelf, states = MaskCache(30), [RegexState(frozenset(), b"") for _ in range(4)]
     for state in states[:3]:
         shelf.put(state, b"0123456789")
     assert shelf.find(states[0]) == b"0123456789"

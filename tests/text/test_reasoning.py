@@ -5,12 +5,12 @@ import pytest
 from quire.text.answer import AnswerDelta
 from quire.text.chat.chat_format import ChatFormat, chat_format
 from quire.text.reasoning import FORMATS
-from quire.text.reasoning.parser import Thoughts
-from quire.text.tools.params import ToolUse
+from quire.text.reasoning.parser import ReasoningParser
+from quire.text.tools.params import ToolParams
 
 
 def split(name: str, pieces: list[str], begun: bool = False) -> tuple[str, str]:
-    thoughts = Thoughts(FORMATS[name], begun)
+    thoughts = ReasoningParser(FORMATS[name], begun)
     parts = [*map(thoughts.push, pieces), thoughts.flush()]
     return "".join(thought for thought, _ in parts), "".join(answer for _, answer in parts)
 
@@ -55,7 +55,7 @@ def test_templates_tell_how_their_model_thinks() -> None:
 
 def test_thoughts_may_speak_of_calls() -> None:
     form = ChatFormat(chat_format("").tools, FORMATS["qwen3"], False, False)
-    tools = ToolUse([{"type": "function", "function": {"name": "f"}}])
+    tools = ToolParams([{"type": "function", "function": {"name": "f"}}])
     reader = form.reader(tools, "<|assistant|><think>\n")
     assert reader is not None
     text = 'I could <tool_call>. </think> Now: <tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -66,4 +66,4 @@ def test_thoughts_may_speak_of_calls() -> None:
         whole.calls += gain.calls
     assert (whole.reasoning, whole.content) == ("I could <tool_call>.", "Now:")
     assert [call.name for call in whole.calls if call.name] == ["f"]
-    assert form.reader(ToolUse(), thinks=False) is None
+    assert form.reader(ToolParams(), thinks=False) is None

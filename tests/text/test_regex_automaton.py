@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.text.grammar.regex_automaton import MAX_NODES, Automaton, NotRead
+from quire.text.grammar.regex_automaton import MAX_NODES, RegexAutomaton, UnsupportedRegex
 from text.regex_strategies import EXPRESSIONS
 
 TEXTS = st.text("abcé語1. -\n", max_size=8)
 
 
-def accepts(automaton: Automaton, text: str) -> bool:
+def accepts(automaton: RegexAutomaton, text: str) -> bool:
     places = automaton.start
     for character in text:
         places = automaton.step(places, character)
@@ -22,7 +22,7 @@ def accepts(automaton: Automaton, text: str) -> bool:
 @settings(max_examples=300, deadline=None)
 @given(EXPRESSIONS, st.lists(TEXTS, min_size=5, max_size=20))
 def test_as_python_reads_it(expression: str, texts: list[str]) -> None:
-    automaton, theirs = Automaton(expression), re.compile(re.sub(r"\\[dw]", r"(?a:\g<0>)", expression))
+    automaton, theirs = RegexAutomaton(expression), re.compile(re.sub(r"\\[dw]", r"(?a:\g<0>)", expression))
     if r"[(?a:\d)-]" in theirs.pattern:  # flags do not go into sets
         theirs = re.compile(theirs.pattern.replace(r"[(?a:\d)-]", "[0-9-]"))
     for text in texts:
@@ -47,7 +47,7 @@ def test_as_python_reads_it(expression: str, texts: list[str]) -> None:
     ],
 )
 def test_meaning(expression: str, inside: list[str], outside: list[str]) -> None:
-    automaton = Automaton(expression)
+    automaton = RegexAutomaton(expression)
     assert [accepts(automaton, text) for text in inside] == [True] * len(inside)
     assert [accepts(automaton, text) for text in outside] == [False] * len(outside)
 
@@ -62,19 +62,19 @@ def test_meaning(expression: str, inside: list[str], outside: list[str]) -> None
     ],
 )  # fmt: skip
 def test_what_may_mean_something_else_is_not_read(expression: str) -> None:
-    with pytest.raises(NotRead):
-        Automaton(expression)
+    with pytest.raises(UnsupportedRegex):
+        RegexAutomaton(expression)
 
 
 def test_much_of_nothing_is_soon_read() -> None:
-    assert accepts(Automaton("((){99999}){99999}"), "")
-    with pytest.raises(NotRead):
-        Automaton("((){0,99999}){0,99999}")
+    assert accepts(RegexAutomaton("((){99999}){99999}"), "")
+    with pytest.raises(UnsupportedRegex):
+        RegexAutomaton("((){0,99999}){0,99999}")
 
 
 def test_too_many_places_on_the_way() -> None:
-    automaton = Automaton("(a|b)*a(a|b){400}")
+    automaton = RegexAutomaton("(a|b)*a(a|b){400}")
     places = automaton.start
-    with pytest.raises(NotRead):
+    with pytest.raises(UnsupportedRegex):
         for _ in range(400):
             places = automaton.step(places, "a")

@@ -10,7 +10,7 @@ import sentencepiece
 from transformers import MarianTokenizer
 
 from quire.core.errors import BadCheckpoint, Unsupported
-from quire.text.tokenizers.sentencepiece_model import read_sentencepiece
+from quire.text.tokenizers.sentencepiece_model import read_sentencepiece_model
 from quire.text.tokenizers.tokenizer import Tokenizer
 from text.test_tokenizer import SENTENCES, random_texts
 
@@ -115,7 +115,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     for data in (b"", b"\x0a\xff\xff\xff", b"nothing of the kind", bytes(range(256))):
         path.write_bytes(data)
         with pytest.raises(BadCheckpoint, match="no file of SentencePiece, or damaged"):
-            read_sentencepiece(path)
+            read_sentencepiece_model(path)
     path.write_bytes(b"\x0a\x03\x0a\x01a" + b"\x12\x02\x18\x03")  # one piece, and a model of words
     with pytest.raises(Unsupported, match="SentencePiece's model 3"):
         Tokenizer.load(tmp_path)

@@ -3,19 +3,19 @@ import pytest
 from quire.core.params import SamplingParams
 from quire.core.request import IdLogprob, SequenceEvent
 from quire.text.event import TextEvent
-from quire.text.stream import SampleText
+from quire.text.stream import CompletionText
 from server.fake_service import EOS, ByteTokenizer
 
 
-def sample(**params: object) -> SampleText:
-    return SampleText(ByteTokenizer(), SamplingParams(**params))
+def sample(**params: object) -> CompletionText:
+    return CompletionText(ByteTokenizer(), SamplingParams(**params))
 
 
 def gained(text: str | list[int], **more: object) -> SequenceEvent:
     return SequenceEvent(request_id="r", index=0, tokens=list(text.encode()) if isinstance(text, str) else text, **more)
 
 
-def run(text: SampleText, *events: SequenceEvent) -> tuple[str, TextEvent]:
+def run(text: CompletionText, *events: SequenceEvent) -> tuple[str, TextEvent]:
     shown = ""
     for event in events:
         out = text.push(event)

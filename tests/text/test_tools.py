@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from quire.core.errors import BadRequest
 from quire.text import tools
 from quire.text.chat.chat_format import chat_format
-from quire.text.tools.forced_calls import OneCall
-from quire.text.tools.json_parser import JsonCalls
-from quire.text.tools.params import ToolUse
+from quire.text.tools.forced_calls import NamedCallParser
+from quire.text.tools.json_parser import JsonToolParser
+from quire.text.tools.params import ToolParams
 from quire.text.tools.parser import CallDelta, ToolParser
 
 Read = tuple[str, list[tuple[str, str]]]  # content, and (name, arguments) of each call
@@ -119,7 +119,7 @@ PIECES = st.sampled_from([*MARKERS, "<tool_call>", '"name"', '"arguments"', '"f"
 @settings(max_examples=150, deadline=None)
 @given(st.lists(PIECES, max_size=24), st.sampled_from([*tools.FORMATS, "json"]))
 def test_nonsense_is_read_the_same_however_it_is_cut(pieces: list[str], name: str) -> None:
-    parser = JsonCalls if name == "json" else tools.load(name).parser
+    parser = JsonToolParser if name == "json" else tools.load(name).parser
     text = "".join(pieces)
     whole = read(parser(), [text])
     assert read(parser(), pieces) == whole
@@ -145,25 +145,25 @@ TOOLS = [
 
 
 def test_forced_calls_are_a_language() -> None:
-    one = ToolUse(TOOLS, "named", "f")
+    one = ToolParams(TOOLS, "named", "f")
     assert one.language() and json.loads(one.language().text) == TOOLS[0]["function"]["parameters"]
     assert read(one.parser(tools.load("hermes")), ['{"a"', ": 1}"]) == ("", [("f", '{"a": 1}')])
-    many = ToolUse(TOOLS, "required", parallel=False)
+    many = ToolParams(TOOLS, "required", parallel=False)
     schema = json.loads(many.language().text)
     assert schema["maxItems"] == 1 and schema["$defs"] == {"X": {"type": "integer"}}
     assert [call["properties"]["name"] for call in schema["items"]["anyOf"]] == [{"const": "f"}, {"const": "g"}]
     answer = '[{"name": "f", "arguments": {"a": 1}}]'
     assert read(many.parser(tools.load("hermes")), list(answer)) == ("", [("f", '{"a": 1}')])
-    assert OneCall("f").flush().calls == []
+    assert NamedCallParser("f").flush().calls == []
 
 
 def test_what_cannot_be_called_is_refused() -> None:
     with pytest.raises(BadRequest, match="the tools are f, g"):
-        ToolUse(TOOLS, "named", "h")
+        ToolParams(TOOLS, "named", "h")
     with pytest.raises(BadRequest, match="no tools"):
-        ToolUse([], "required")
+        ToolParams([], "required")
     with pytest.raises(BadRequest, match="same name"):
-        ToolUse([TOOLS[0], TOOLS[0]])
+        ToolParams([TOOLS[0], TOOLS[0]])
 
 
 def test_templates_tell_their_format() -> None:
@@ -176,7 +176,7 @@ def test_templates_tell_their_format() -> None:
     assert of("{% if tools %}<tool_call><function=x>{% endif %}") is tools.load("qwen3_coder")
     strange = chat_format("{% if tools %}call(){% endif %}")
     with pytest.raises(BadRequest, match="--tool-call-parser"):
-        strange.messages([{"role": "user", "content": "x"}], ToolUse(TOOLS))
+        strange.messages([{"role": "user", "content": "x"}], ToolParams(TOOLS))
     assert chat_format("{% if tools %}call(){% endif %}", "pythonic").tools is tools.load("pythonic")
 
 
@@ -190,11 +190,11 @@ def test_a_template_without_tools_has_them_spelled_out() -> None:
         {"role": "tool", "content": "one", "tool_call_id": "1"},
         {"role": "tool", "content": "two", "tool_call_id": "2"},
     ]
-    spelled = form.messages(messages, ToolUse(TOOLS))
+    spelled = form.messages(messages, ToolParams(TOOLS))
     assert [message["role"] for message in spelled] == ["system", "user", "assistant", "user"]
     assert spelled[0]["content"].startswith("Be short.\n\n") and '"name": "g"' in spelled[0]["content"]
     assert read(form.tools.parser(), [spelled[2]["content"]])[1] == [("f", '{"a": 1}')] * 2
     assert spelled[3]["content"].count("<tool_response>") == 2
-    assert form.messages(messages[1:2], ToolUse(TOOLS))[0]["role"] == "system"
-    assert form.messages(messages[1:2], ToolUse(TOOLS, "none")) == messages[1:2]
-    assert form.template_tools(ToolUse(TOOLS)) is None
+    assert form.messages(messages[1:2], ToolParams(TOOLS))[0]["role"] == "system"
+    assert form.messages(messages[1:2], ToolParams(TOOLS, "none")) == messages[1:2]
+    assert form.template_tools(ToolParams(TOOLS)) is None

@@ -15,7 +15,7 @@ from quire.core.errors import QuireError
 from quire.engine.options import EngineOptions
 from quire.engine.start import task_of
 from quire.hub import fetch_model
-from quire.hub.progress import DownloadProgress, Update
+from quire.hub.progress import DownloadProgress, ProgressUpdate
 
 EVERY = 0.2  # seconds
 PATIENCE = 5  # added to niceness: whoever computes comes first
@@ -23,7 +23,7 @@ PATIENCE = 5  # added to niceness: whoever computes comes first
 
 class JsonProgress(DownloadProgress):
     @contextmanager
-    def of(self, what: str, total: int, sha256: str = "") -> Iterator[Update]:
+    def of(self, what: str, total: int, sha256: str = "") -> Iterator[ProgressUpdate]:
         told = 0.0
 
         def update(done: int) -> None:

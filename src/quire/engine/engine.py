@@ -19,7 +19,7 @@ from quire.engine.live_snapshots import LiveSnapshots
 from quire.engine.options import EngineOptions
 from quire.executors.protocol import Executor
 from quire.runtime.adapters import LoadedAdapter
-from quire.text.grammar.compiler import Grammar, GrammarCompiler
+from quire.text.grammar.compiler import CompiledGrammar, GrammarCompiler
 
 if TYPE_CHECKING:
     from quire.text.tokenizers.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ class Engine:
         self._collected = 0.0  # when the last step ended
         self._watch: LiveSnapshots | None = None  # while somebody looks
         self.adapters: set[str] = set()  # that requests may ask for
-        self._languages: dict[str, Grammar] = {}  # of requests under way: compiled as long as they are needed
+        self._languages: dict[str, CompiledGrammar] = {}  # of requests under way: compiled as long as they are needed
         self._scheduler = Scheduler(
             SchedulerLimits(
                 max_num_seqs=options.max_num_seqs,

@@ -13,7 +13,7 @@ from quire.core.request import Request, SequenceEvent
 from quire.core.snapshot import Snapshot
 from quire.core.structured import Structured
 from quire.engine.engine import Engine
-from quire.text.grammar.compiler import Grammar, GrammarCompiler
+from quire.text.grammar.compiler import CompiledGrammar, GrammarCompiler
 
 PATIENCE = 5  # added to the thread's niceness: where there is no core to spare, the loop comes first
 
@@ -22,7 +22,7 @@ PATIENCE = 5  # added to the thread's niceness: where there is no core to spare,
 class _Waiting:
     request: Request
     cancelled: list[int] = field(default_factory=list)  # samples that were given up meanwhile
-    grammar: Grammar | None = None  # held until the engine holds it
+    grammar: CompiledGrammar | None = None  # held until the engine holds it
     problem: Exception | None = None  # why there is none
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.core.errors import BadRequest
 
-FILES = ("adapter_config.json", "adapter_model.safetensors")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def resolve_adapter(name: str) -> Path:
@@ -24,7 +24,7 @@ def resolve_adapter(name: str) -> Path:
         )
     library: Any = import_module("huggingface_hub")
     try:
-        return Path(library.snapshot_download(name, allow_patterns=list(FILES)))
+        return Path(library.snapshot_download(name, allow_patterns=list(ADAPTER_FILES)))
     except Exception as failure:  # whichever HTTP client the hub's library uses
         raise BadRequest(
             f"{path} is not a directory, and {name} did not come from the hub: "

@@ -20,7 +20,7 @@ class WheelModel:
 
 
 @dataclass(frozen=True, slots=True)
-class HubModel:
+class HuggingFaceModel:
     repo: str
     selector: str  # which GGUF file of it
 
@@ -36,13 +36,13 @@ SMOLLM2_135M = WheelModel(
 
 DEFAULT_MODEL = "smollm2"
 
-ALIASES: dict[str, WheelModel | HubModel] = {
+ALIASES: dict[str, WheelModel | HuggingFaceModel] = {
     "smollm2": SMOLLM2_135M,
     "smollm2-135m": SMOLLM2_135M,
-    "smollm2-360m": HubModel("HuggingFaceTB/SmolLM2-360M-Instruct-GGUF", "Q8_0"),
-    "smollm2-1.7b": HubModel("HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF", "Q4_K_M"),
-    "qwen2.5-0.5b": HubModel("Qwen/Qwen2.5-0.5B-Instruct-GGUF", "Q4_K_M"),
-    "qwen2.5-1.5b": HubModel("Qwen/Qwen2.5-1.5B-Instruct-GGUF", "Q4_K_M"),
-    "llama3.2-1b": HubModel("bartowski/Llama-3.2-1B-Instruct-GGUF", "Q4_K_M"),
-    "llama3.2-3b": HubModel("bartowski/Llama-3.2-3B-Instruct-GGUF", "Q4_K_M"),
+    "smollm2-360m": HuggingFaceModel("HuggingFaceTB/SmolLM2-360M-Instruct-GGUF", "Q8_0"),
+    "smollm2-1.7b": HuggingFaceModel("HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF", "Q4_K_M"),
+    "qwen2.5-0.5b": HuggingFaceModel("Qwen/Qwen2.5-0.5B-Instruct-GGUF", "Q4_K_M"),
+    "qwen2.5-1.5b": HuggingFaceModel("Qwen/Qwen2.5-1.5B-Instruct-GGUF", "Q4_K_M"),
+    "llama3.2-1b": HuggingFaceModel("bartowski/Llama-3.2-1B-Instruct-GGUF", "Q4_K_M"),
+    "llama3.2-3b": HuggingFaceModel("bartowski/Llama-3.2-3B-Instruct-GGUF", "Q4_K_M"),
 }

@@ -55,7 +55,7 @@ def make_models_dir() -> Path:
     return directory
 
 
-def check_space(directory: Path, needed: int, what: str) -> None:
+def check_free_space(directory: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise DownloadFailed(
@@ -64,7 +64,7 @@ def check_space(directory: Path, needed: int, what: str) -> None:
         )
 
 
-def num_bytes_in(directory: Path) -> int:
+def directory_bytes(directory: Path) -> int:
     """That its files take on the disk, or of which they consist: the less. Others may be writing them."""
     total = 0
     for folder, _, names in os.walk(directory):
@@ -78,7 +78,7 @@ def num_bytes_in(directory: Path) -> int:
 
 
 @contextmanager
-def writing(directory: Path) -> Iterator[None]:
+def write_lock(directory: Path) -> Iterator[None]:
     """Hold the directory's lock: others who want to write wait here. A lock whose holder died is free."""
     with (directory / ".lock").open("w") as lock:
         try:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from quire.core.errors import BadRequest
-from quire.hub.cache import DownloadFailed, check_space, hub_cache_dir, num_bytes_in
+from quire.hub.cache import DownloadFailed, check_free_space, directory_bytes, hub_cache_dir
 from quire.hub.progress import DownloadProgress
 
 _SETTINGS = (
@@ -33,7 +33,7 @@ _PATIENCE = 10.0  # seconds to wait for the hub before its cache here is used
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
-class NoSuchRepo(DownloadFailed):
+class RepoNotFound(DownloadFailed):
     """Neither the hub nor its cache here has the repository, as far as one can tell."""
 
 
@@ -57,7 +57,7 @@ def fetch(repo: str, selector: str | None, revision: str | None, progress: Downl
     except RevisionNotFoundError as failure:
         raise DownloadFailed(f"{repo} has no revision {revision}", "leave --revision out for its main one") from failure
     except RepositoryNotFoundError as failure:
-        raise NoSuchRepo(
+        raise RepoNotFound(
             f"the hub has no repository {repo} that you may read",
             "check the spelling; for a private one run `hf auth login` or set HF_TOKEN",
         ) from failure
@@ -65,7 +65,7 @@ def fetch(repo: str, selector: str | None, revision: str | None, progress: Downl
         return _from_cache(repo, selector, revision, failure)
 
     hub.utils.disable_progress_bars()
-    wanted = choose([file.rfilename for file in info.siblings], selector, repo)
+    wanted = choose_files([file.rfilename for file in info.siblings], selector, repo)
     files = [file for file in info.siblings if file.rfilename in wanted]
     missing = [file for file in files if not _is_here(hub, repo, file.rfilename, info.sha)]
     with _told(f"pulling {repo}", repo, missing, progress):
@@ -98,13 +98,13 @@ def _told(what: str, repo: str, files: list[Any], progress: DownloadProgress) ->
         return
     folder, total = _folder(repo), sum(file.size or 0 for file in files)
     folder.mkdir(parents=True, exist_ok=True)
-    check_space(folder, total, repo)
-    before, ended = num_bytes_in(folder), threading.Event()
+    check_free_space(folder, total, repo)
+    before, ended = directory_bytes(folder), threading.Event()
     with progress.of(what, total, _sha256_of(max(files, key=lambda file: file.size or 0))) as update:
 
         def tell() -> None:
             while not ended.wait(_POLL):
-                update(num_bytes_in(folder) - before)
+                update(directory_bytes(folder) - before)
 
         thread = threading.Thread(target=tell)
         thread.start()
@@ -133,7 +133,7 @@ def _check(path: Path, sha256: str) -> None:
         )
 
 
-def choose(files: list[str], selector: str | None, repo: str) -> list[str]:
+def choose_files(files: list[str], selector: str | None, repo: str) -> list[str]:
     """The files of a repository to have. One GGUF model when a selector is given or when there is nothing else."""
     files = [file for file in files if _is_safe(file)]
     ggufs = sorted(file for file in files if file.endswith(".gguf") and "mmproj" not in file)
@@ -172,12 +172,12 @@ def _from_cache(repo: str, selector: str | None, revision: str | None, why: Exce
     branch = folder / "refs" / name
     snapshot = folder / "snapshots" / (branch.read_text().strip() if branch.is_file() else name)
     if not snapshot.is_dir():
-        raise NoSuchRepo(
+        raise RepoNotFound(
             f"the hub cannot be reached ({_one_line(why)}), and {repo} is not in its cache here",
             "check the network, and whether HF_HUB_OFFLINE is set",
         ) from why
     here = [file.relative_to(snapshot).as_posix() for file in snapshot.rglob("*") if file.is_file()]
-    return _main_file(snapshot, choose(here, selector, repo))
+    return _main_file(snapshot, choose_files(here, selector, repo))
 
 
 def _main_file(snapshot: Path, wanted: list[str]) -> Path:

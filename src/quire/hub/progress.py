@@ -7,23 +7,23 @@ from contextlib import contextmanager
 
 _EVERY = 0.1  # seconds
 
-Update = Callable[[int], None]  # with the bytes that have come so far
+ProgressUpdate = Callable[[int], None]  # with the bytes that have come so far
 
 
 class DownloadProgress:
     """Nobody is told."""
 
     @contextmanager
-    def of(self, what: str, total: int, sha256: str = "") -> Iterator[Update]:
+    def of(self, what: str, total: int, sha256: str = "") -> Iterator[ProgressUpdate]:
         """While `what` is downloaded: `total` bytes, of which the largest file has the digest."""
         yield lambda done: None
 
 
-class ProgressLine(DownloadProgress):
+class TerminalProgress(DownloadProgress):
     """One line on stderr. On a terminal it is rewritten; elsewhere only the start and the end are told."""
 
     @contextmanager
-    def of(self, what: str, total: int, sha256: str = "") -> Iterator[Update]:
+    def of(self, what: str, total: int, sha256: str = "") -> Iterator[ProgressUpdate]:
         live = sys.stderr.isatty()
         started = told = time.monotonic()
 

@@ -7,7 +7,7 @@ from quire.core.errors import BadCheckpoint, UnknownModel
 from quire.hub import package_index as wheel
 from quire.hub.aliases import ALIASES, WheelModel
 from quire.hub.cache import cached_models
-from quire.hub.progress import DownloadProgress, ProgressLine
+from quire.hub.progress import DownloadProgress, TerminalProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ def resolve_model(name: str, *, revision: str | None = None, progress: bool = Tr
     path = Path(name).expanduser()
     if name and path.exists():
         return _from_path(path)
-    return fetch_model(name, ProgressLine() if progress else DownloadProgress(), revision)
+    return fetch_model(name, TerminalProgress() if progress else DownloadProgress(), revision)
 
 
 def fetch_model(name: str, progress: DownloadProgress, revision: str | None = None) -> ModelFiles:
@@ -38,7 +38,7 @@ def fetch_model(name: str, progress: DownloadProgress, revision: str | None = No
         raise _unknown(name, path, "the hub: a repository is written owner/name, with :FILE for one GGUF of it")
     try:
         return ModelFiles(hub.fetch(repo, selector or None, revision, progress), name)
-    except hub.NoSuchRepo as failure:
+    except hub.RepoNotFound as failure:
         raise _unknown(name, path, failure.message, failure.hint) from failure
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from quire.text.reasoning.parser import Thoughts
+from quire.text.reasoning.parser import ReasoningParser
 from quire.text.tools.parser import CallDelta, ToolParser
 
 
@@ -19,7 +19,7 @@ class AnswerDelta:
 class AnswerReader:
     """Reads one sample."""
 
-    def __init__(self, thoughts: Thoughts | None, tools: ToolParser | None, parallel: bool = True) -> None:
+    def __init__(self, thoughts: ReasoningParser | None, tools: ToolParser | None, parallel: bool = True) -> None:
         self._thoughts, self._tools = thoughts, tools
         self._parallel = parallel  # else calls after the first are left out
 

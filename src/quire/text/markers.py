@@ -1,7 +1,7 @@
 """A marker such as `<tool_call>` in a text that arrives in pieces."""
 
 
-class Marker:
+class MarkerScanner:
     """Passes text on until the marker is complete, holding back what could still become it, and white space before it:
     whether that is text or belongs to the marker, is known when the marker comes or does not."""
 

@@ -10,7 +10,7 @@ from quire.text.tokenizers.detokenizer import Detokenizer
 from quire.text.tokenizers.tokenizer import Tokenizer
 
 
-class SampleText:
+class CompletionText:
     """One sample of a request: `push` every event of it, in order, until one comes back with a `finish_reason`.
 
     If that one was pushed without, a stop string was found: the engine does not know, and has to be told to end it."""

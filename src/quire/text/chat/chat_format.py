@@ -9,12 +9,12 @@ from quire.core.errors import BadRequest
 from quire.text import reasoning, tools
 from quire.text.answer import AnswerReader
 from quire.text.reasoning import ReasoningFormat
-from quire.text.reasoning.parser import Thoughts
-from quire.text.tools.params import ToolUse
+from quire.text.reasoning.parser import ReasoningParser
+from quire.text.tools.params import ToolParams
 from quire.text.tools.parser import ToolFormat
-from quire.text.tools.system_prompt import spelled_out
+from quire.text.tools.system_prompt import add_tools_to_messages
 
-NO_TOOLS = ToolUse()
+NO_TOOLS = ToolParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class ChatFormat:
     knows_tools: bool
     knows_developer: bool
 
-    def messages(self, messages: list[dict[str, Any]], use: ToolUse = NO_TOOLS) -> list[dict[str, Any]]:
+    def messages(self, messages: list[dict[str, Any]], use: ToolParams = NO_TOOLS) -> list[dict[str, Any]]:
         """As the template can show them. The arguments of calls in them are objects, not their texts."""
         if use.active and not use.forced and self.tools is None:
             raise BadRequest(
@@ -34,9 +34,9 @@ class ChatFormat:
             )
         if not self.knows_developer:
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
-        return messages if self.knows_tools else spelled_out(messages, use.tools if use.active else [])
+        return messages if self.knows_tools else add_tools_to_messages(messages, use.tools if use.active else [])
 
-    def template_tools(self, use: ToolUse) -> list[dict[str, Any]] | None:
+    def template_tools(self, use: ToolParams) -> list[dict[str, Any]] | None:
         """What the template is given as `tools`."""
         return use.tools if use.active and self.knows_tools else None
 
@@ -45,16 +45,16 @@ class ChatFormat:
         """Of calls; see `ToolFormat`."""
         return self.tools is not None and self.tools.short_ids
 
-    def keeps_special(self, use: ToolUse) -> bool:
+    def keeps_special(self, use: ToolParams) -> bool:
         """Whether special tokens have to be in the text, for calls to be found in it."""
         return use.active and not use.forced and self.tools is not None and self.tools.keep_special
 
-    def reader(self, use: ToolUse = NO_TOOLS, prompt_tail: str = "", thinks: bool = True) -> AnswerReader | None:
+    def reader(self, use: ToolParams = NO_TOOLS, prompt_tail: str = "", thinks: bool = True) -> AnswerReader | None:
         """Reads one sample; None where there is nothing to tell apart. `prompt_tail` is how the prompt ends; `thinks`
         is false where the answer's language leaves no room for thoughts."""
         thoughts = None
         if self.reasoning is not None and thinks:
-            thoughts = Thoughts(self.reasoning, prompt_tail.rstrip().endswith(self.reasoning.begin))
+            thoughts = ReasoningParser(self.reasoning, prompt_tail.rstrip().endswith(self.reasoning.begin))
         parser = use.parser(self.tools) if self.tools is not None or use.forced else None  # type: ignore[arg-type]
         return AnswerReader(thoughts, parser, use.parallel) if thoughts or parser else None
 

@@ -16,13 +16,13 @@ _TOKENS = (
 _ENDS = ("<|endoftext|>", "<|fim_pad|>", "<|file_sep|>", "<|repo_name|>", "<file_sep>", "<fim_pad>", "▁<EOT>")
 
 
-def filling_ends(tokenizer: Tokenizer) -> list[int]:
+def fim_stop_ids(tokenizer: Tokenizer) -> list[int]:
     """Tokens that end the middle: another file begins, or another gap."""
     names = {*_ENDS, *(name for names in _TOKENS for name in names)}
     return sorted(token for name in names if (token := tokenizer.id_of(name)) is not None)
 
 
-def filling_prompt(tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int] | None:
+def fim_prompt(tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int] | None:
     """The prompt whose continuation stands between the two; None where the model was not taught any."""
     for names in _TOKENS:
         ids = [tokenizer.id_of(name) for name in names]

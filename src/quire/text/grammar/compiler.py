@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
 
 from quire.core.structured import Structured
-from quire.text.grammar.mask_cache import MaskShelf, RememberingMatcher, States
-from quire.text.grammar.source import grammar_source, wrong_language
-from quire.text.grammar.tokenizer import GrammarTokens
+from quire.text.grammar.mask_cache import CachingMatcher, MaskCache, RegexStates
+from quire.text.grammar.source import grammar_source, invalid_grammar
+from quire.text.grammar.tokenizer import GrammarTokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -30,12 +30,12 @@ SOON = 0.05  # seconds of compiling that the loop can wait for
 T = TypeVar("T")
 
 
-class Grammar:
+class CompiledGrammar:
     """A compiled language. What its matchers find out about it they share; its limits hold for all that together."""
 
     __slots__ = ("__weakref__", "_start", "num_matchers", "num_words", "seconds", "states")
 
-    def __init__(self, start: "LLMatcher", num_words: int, seconds: float, states: States | None) -> None:
+    def __init__(self, start: "LLMatcher", num_words: int, seconds: float, states: RegexStates | None) -> None:
         self._start = start
         self.states = states  # if they can be told apart
         self.num_words = num_words  # of 32 bits, of a mask
@@ -50,7 +50,7 @@ class Grammar:
 class GrammarMatcher:
     """Where an answer stands in its language."""
 
-    def __init__(self, grammar: Grammar, renew: Callable[[], Grammar]) -> None:
+    def __init__(self, grammar: CompiledGrammar, renew: Callable[[], CompiledGrammar]) -> None:
         """`renew` compiles the language again: in one that others have used much, a limit may be reached by what they
         found out. What an answer may be does not depend on them."""
         self._grammar, self._renew = grammar, renew
@@ -138,17 +138,17 @@ class GrammarCompiler:
     def __init__(self, tokenizer: "Callable[[], Tokenizer]", vocab_size: int) -> None:
         """`tokenizer` is called when the first language comes."""
         self._load_tokenizer, self._vocab_size = tokenizer, vocab_size
-        self._vocabulary: tuple[GrammarTokens, LLTokenizer] | None = None
-        self._masks = MaskShelf()
+        self._vocabulary: tuple[GrammarTokenizer, LLTokenizer] | None = None
+        self._masks = MaskCache()
         self._compiling = threading.Lock()
-        self._kept: OrderedDict[Structured, Grammar] = OrderedDict()
-        self._known: WeakValueDictionary[Structured, Grammar] = WeakValueDictionary()
+        self._kept: OrderedDict[Structured, CompiledGrammar] = OrderedDict()
+        self._known: WeakValueDictionary[Structured, CompiledGrammar] = WeakValueDictionary()
 
-    def find(self, structured: Structured) -> Grammar | None:
+    def find(self, structured: Structured) -> CompiledGrammar | None:
         """If it is compiled."""
         return self._known.get(structured)
 
-    def compile(self, structured: Structured, *, anew: bool = False) -> Grammar:
+    def compile(self, structured: Structured, *, anew: bool = False) -> CompiledGrammar:
         """Raises BadRequest for a language that cannot be compiled within the limits. From any thread: others wait."""
         with self._compiling:
             grammar = known = self._known.get(structured)
@@ -160,19 +160,19 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
         return grammar
 
-    def matcher(self, structured: Structured) -> GrammarMatcher | RememberingMatcher:
+    def matcher(self, structured: Structured) -> GrammarMatcher | CachingMatcher:
         """At the beginning of an answer."""
         grammar = self.find(structured) or self.compile(structured)
         matcher = GrammarMatcher(grammar, lambda: self.compile(structured, anew=True))
         if grammar.states is None or not grammar.states.useful:
             return matcher
-        return RememberingMatcher(matcher, grammar.states)
+        return CachingMatcher(matcher, grammar.states)
 
-    def _compile(self, structured: Structured, before: Grammar | None) -> Grammar:
+    def _compile(self, structured: Structured, before: CompiledGrammar | None) -> CompiledGrammar:
         from llguidance import LLMatcher
 
         if self._vocabulary is None:
-            tokens = GrammarTokens(self._load_tokenizer(), self._vocab_size)
+            tokens = GrammarTokenizer(self._load_tokenizer(), self._vocab_size)
             self._vocabulary = tokens, tokens.vocabulary()
         tokens, vocabulary = self._vocabulary
         begin = time.thread_time()
@@ -181,13 +181,15 @@ class GrammarCompiler:
         first.compute_bitmask()  # a language without words is noticed here
         for matcher in (start, first):
             if matcher.is_error():
-                raise wrong_language(structured, matcher.get_error())
+                raise invalid_grammar(structured, matcher.get_error())
         seconds = time.thread_time() - begin
         if before is not None:
             states = before.states
         else:
-            states = States.of(structured.text, tokens.spelling, self._masks) if structured.kind == "regex" else None
-        return Grammar(start, -(-vocabulary.vocab_size // 32), seconds, states)
+            states = (
+                RegexStates.of(structured.text, tokens.spelling, self._masks) if structured.kind == "regex" else None
+            )
+        return CompiledGrammar(start, -(-vocabulary.vocab_size // 32), seconds, states)
 
 
 def _limits() -> "LLParserLimits":

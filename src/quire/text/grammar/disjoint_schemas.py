@@ -8,7 +8,7 @@ _OF_OBJECTS = frozenset({"properties", "required", "additionalProperties", "patt
 _DEPTH = 6  # of properties and references that are looked into
 
 
-class Branch:
+class SchemaBranch:
     """One of several alternatives: as it is meant, and as it is followed."""
 
     def __init__(self, root: dict[str, Any], schema: Any, closable: Callable[[dict[str, Any]], bool]) -> None:
@@ -27,11 +27,11 @@ class Branch:
         """The schema to follow."""
         return {"allOf": [self._schema, self._added]} if self._added else self._schema
 
-    def excludes(self, other: "Branch") -> bool:
+    def excludes(self, other: "SchemaBranch") -> bool:
         """Nothing that is followed here is valid there, as it is meant there."""
         return _apart(self._root, self.followed, other.meant, _DEPTH) or self._leave_out(other)
 
-    def _leave_out(self, other: "Branch") -> bool:
+    def _leave_out(self, other: "SchemaBranch") -> bool:
         """Follow no instance with some property that the other one has to have."""
         if self.followed is None or other.meant is None or _types(self.followed) & _types(other.meant) != {"object"}:
             return False
@@ -44,7 +44,7 @@ class Branch:
         return True
 
 
-def all_apart(branches: Sequence[Branch]) -> bool:
+def all_disjoint(branches: Sequence[SchemaBranch]) -> bool:
     return all(one is other or one.excludes(other) for one in branches for other in branches)
 
 

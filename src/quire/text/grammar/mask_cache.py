@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from quire.text.grammar.regex_automaton import Automaton, NotRead
+from quire.text.grammar.regex_automaton import RegexAutomaton, UnsupportedRegex
 
 if TYPE_CHECKING:
     from quire.text.grammar.compiler import GrammarMatcher
@@ -21,7 +21,7 @@ WORTH = 0.25  # has to have been known: there may be so many states that none is
 Utf8 = getincrementaldecoder("utf-8")
 
 
-class State:
+class RegexState:
     """What a text may go on with depends on its state alone."""
 
     __slots__ = ("links", "mask", "places", "rest")
@@ -29,7 +29,7 @@ class State:
     def __init__(self, places: frozenset[int], rest: bytes) -> None:
         self.places = places  # in the automaton
         self.rest = rest  # the beginning of a character
-        self.links: dict[int, State | None] = {}  # by token
+        self.links: dict[int, RegexState | None] = {}  # by token
         self.mask: bytes | None = None
 
     def permits(self, token: int) -> bool:
@@ -37,19 +37,19 @@ class State:
         return self.mask is not None and self.mask[token >> 3] >> (token & 7) & 1 == 1
 
 
-class MaskShelf:
+class MaskCache:
     """The masks of all states of all expressions. Those used last are kept."""
 
     def __init__(self, num_bytes: int = MASK_BYTES) -> None:
         self._free = num_bytes
-        self._states: OrderedDict[State, None] = OrderedDict()
+        self._states: OrderedDict[RegexState, None] = OrderedDict()
 
-    def find(self, state: State) -> bytes | None:
+    def find(self, state: RegexState) -> bytes | None:
         if state.mask is not None:
             self._states.move_to_end(state)
         return state.mask
 
-    def put(self, state: State, mask: bytes) -> None:
+    def put(self, state: RegexState, mask: bytes) -> None:
         state.mask = mask
         self._states[state] = None
         self._free -= len(mask)
@@ -60,26 +60,26 @@ class MaskShelf:
             oldest.mask = None
 
 
-class States:
+class RegexStates:
     """Of one expression, as they are met. When there are too many, they are forgotten, and met again."""
 
-    def __init__(self, automaton: Automaton, spelling: Callable[[int], bytes | None], shelf: MaskShelf) -> None:
+    def __init__(self, automaton: RegexAutomaton, spelling: Callable[[int], bytes | None], shelf: MaskCache) -> None:
         """`spelling`: of a token; None if it is none of a text."""
         self._automaton, self._spelling, self._shelf = automaton, spelling, shelf
         self._num_asked = self._num_found = 0
         self._forget()
 
     @classmethod
-    def of(cls, expression: str, spelling: Callable[[int], bytes | None], shelf: MaskShelf) -> "States | None":
+    def of(cls, expression: str, spelling: Callable[[int], bytes | None], shelf: MaskCache) -> "RegexStates | None":
         """None: they cannot be told apart."""
         try:
-            return cls(Automaton(expression), spelling, shelf)
-        except NotRead:
+            return cls(RegexAutomaton(expression), spelling, shelf)
+        except UnsupportedRegex:
             return None
 
     def _forget(self) -> None:
         self._num_bytes = 0
-        self._known: dict[tuple[frozenset[int], bytes], State] = {}
+        self._known: dict[tuple[frozenset[int], bytes], RegexState] = {}
         self._steps: dict[tuple[frozenset[int], str], frozenset[int]] = {}
         self.start = self._state(self._automaton.start, b"")
 
@@ -87,7 +87,7 @@ class States:
     def useful(self) -> bool:
         return self._num_asked < TRIAL or self._num_found > self._num_asked * WORTH
 
-    def after(self, state: State, token: int) -> State | None:
+    def after(self, state: RegexState, token: int) -> RegexState | None:
         """None: it is not known, or there is none."""
         try:
             return state.links[token]
@@ -98,16 +98,16 @@ class States:
                 self._forget()
             return found
 
-    def mask(self, state: State) -> bytes | None:
+    def mask(self, state: RegexState) -> bytes | None:
         found = self._shelf.find(state)
         self._num_asked += 1
         self._num_found += found is not None
         return found
 
-    def keep(self, state: State, mask: bytes) -> None:
+    def keep(self, state: RegexState, mask: bytes) -> None:
         self._shelf.put(state, mask)
 
-    def _follow(self, state: State, token: int) -> State | None:
+    def _follow(self, state: RegexState, token: int) -> RegexState | None:
         spelling = self._spelling(token)
         if spelling is None:
             return None
@@ -115,7 +115,7 @@ class States:
         try:
             for character in decoder.decode(state.rest + spelling):
                 places = self._steps.get((places, character)) or self._step(places, character)
-        except (UnicodeDecodeError, NotRead):
+        except (UnicodeDecodeError, UnsupportedRegex):
             return None
         return self._state(places, decoder.getstate()[0]) if places else None
 
@@ -124,21 +124,21 @@ class States:
         found = self._steps[places, character] = self._automaton.step(places, character)
         return found
 
-    def _state(self, places: frozenset[int], rest: bytes) -> State:
+    def _state(self, places: frozenset[int], rest: bytes) -> RegexState:
         if (found := self._known.get((places, rest))) is None:
             self._num_bytes += STATE_BYTES + PLACE_BYTES * len(places)
-            found = self._known[places, rest] = State(places, rest)
+            found = self._known[places, rest] = RegexState(places, rest)
         return found
 
 
-class RememberingMatcher:
+class CachingMatcher:
     """Asks a matcher for a mask only in states where nobody has been. What is in a state's mask may be taken in, so the
     matcher is told of tokens only before it is asked."""
 
-    def __init__(self, matcher: "GrammarMatcher", states: States) -> None:
+    def __init__(self, matcher: "GrammarMatcher", states: RegexStates) -> None:
         self._matcher, self._states = matcher, states
-        self._state: State | None = states.start
-        self._before: list[State | None] = []  # every token
+        self._state: RegexState | None = states.start
+        self._before: list[RegexState | None] = []  # every token
         self._owed: list[int] = []  # the last tokens: those that the matcher has not been told of
 
     @property

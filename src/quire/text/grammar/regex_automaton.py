@@ -14,7 +14,7 @@ MAX_DEPTH = 50  # of groups within groups
 MAX_REPEATED = 3  # times of times, as in (a?)*
 
 Ranges = tuple[tuple[int, int], ...]  # of code points, first and last
-Set = tuple[int, ...]  # code points, ascending: where it begins, where it ends, where it begins again
+CharSet = tuple[int, ...]  # code points, ascending: where it begins, where it ends, where it begins again
 
 DIGITS: Ranges = ((0x30, 0x39),)
 WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
@@ -27,32 +27,32 @@ HEX_DIGITS = {"x": 2, "u": 4}
 PUNCTUATION = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
-class NotRead(Exception):
+class UnsupportedRegex(Exception):
     """The expression has something in it that is not read here."""
 
 
 @dataclass(slots=True)
-class Node:
+class NFANode:
     """Goes on to `follow`: with a character of the set, or for nothing if there is none."""
 
-    characters: Set | None
+    characters: CharSet | None
     follow: tuple[int, ...]
 
 
-class Automaton:
+class RegexAutomaton:
     """Nodes, of which the first accepts. A text can be at several at once, the places."""
 
     def __init__(self, expression: str) -> None:
         """Raises NotRead."""
         if len(expression) > MAX_NODES:
-            raise NotRead
-        self._nodes = [Node((), ())]
+            raise UnsupportedRegex
+        self._nodes = [NFANode((), ())]
         self.start = self._closed([_Reader(expression, self).read()])
 
-    def add(self, characters: Set | None, follow: Iterable[int]) -> int:
+    def add(self, characters: CharSet | None, follow: Iterable[int]) -> int:
         if len(self._nodes) == MAX_NODES:
-            raise NotRead
-        self._nodes.append(Node(characters, tuple(follow)))
+            raise UnsupportedRegex
+        self._nodes.append(NFANode(characters, tuple(follow)))
         return len(self._nodes) - 1
 
     def link(self, node: int, follow: Iterable[int]) -> None:
@@ -78,7 +78,7 @@ class Automaton:
                 seen.update(new)
                 left += new
                 if len(seen) > MAX_PLACES:
-                    raise NotRead
+                    raise UnsupportedRegex
         return frozenset(node for node in seen if self._nodes[node].characters is not None)
 
 
@@ -86,9 +86,9 @@ class Automaton:
 # follows it.
 @dataclass(frozen=True, slots=True)
 class _Characters:
-    characters: Set
+    characters: CharSet
 
-    def put(self, automaton: Automaton, follow: int) -> int:
+    def put(self, automaton: RegexAutomaton, follow: int) -> int:
         return automaton.add(self.characters, [follow])
 
 
@@ -96,7 +96,7 @@ class _Characters:
 class _Sequence:
     parts: list["_Part"]
 
-    def put(self, automaton: Automaton, follow: int) -> int:
+    def put(self, automaton: RegexAutomaton, follow: int) -> int:
         for part in reversed(self.parts):
             follow = part.put(automaton, follow)
         return follow
@@ -106,7 +106,7 @@ class _Sequence:
 class _Either:
     parts: list["_Part"]
 
-    def put(self, automaton: Automaton, follow: int) -> int:
+    def put(self, automaton: RegexAutomaton, follow: int) -> int:
         return automaton.add(None, [part.put(automaton, follow) for part in self.parts])
 
 
@@ -116,7 +116,7 @@ class _Repeated:
     least: int
     most: int | None  # None: any number
 
-    def put(self, automaton: Automaton, follow: int) -> int:
+    def put(self, automaton: RegexAutomaton, follow: int) -> int:
         place = follow
         if self.most is None:
             place = automaton.add(None, [])
@@ -135,7 +135,7 @@ _Part = _Characters | _Sequence | _Either | _Repeated
 
 
 class _Reader:
-    def __init__(self, text: str, automaton: Automaton) -> None:
+    def __init__(self, text: str, automaton: RegexAutomaton) -> None:
         self._text, self._at, self._depth = text, 0, 0
         self._automaton = automaton
 
@@ -143,7 +143,7 @@ class _Reader:
         """The node that the expression begins with."""
         part = self._either()
         if self._at < len(self._text):
-            raise NotRead
+            raise UnsupportedRegex
         return part.put(self._automaton, 0)
 
     # -- characters ------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class _Reader:
 
     def _next(self) -> str:
         if self._at == len(self._text):
-            raise NotRead
+            raise UnsupportedRegex
         self._at += 1
         return self._text[self._at - 1]
 
@@ -185,7 +185,7 @@ class _Reader:
             least, most = self._times()
             self._skip("?")  # as few as possible: the same texts match
             part = _Repeated(part, least, most)
-        raise NotRead
+        raise UnsupportedRegex
 
     def _times(self) -> tuple[int, int | None]:
         match self._next():
@@ -200,7 +200,7 @@ class _Reader:
         if self._skip(","):
             most = None if self._peek() == "}" else self._number()
         if not self._skip("}") or (most is not None and not least <= most):
-            raise NotRead
+            raise UnsupportedRegex
         return least, most
 
     def _number(self) -> int:
@@ -208,7 +208,7 @@ class _Reader:
         while self._peek() in tuple("0123456789"):
             digits += self._next()
         if not 1 <= len(digits) <= 5:
-            raise NotRead
+            raise UnsupportedRegex
         return int(digits)
 
     def _one(self) -> _Part:
@@ -223,22 +223,22 @@ class _Reader:
                 found = self._escaped()
                 return _Characters(found if isinstance(found, tuple) else _only(found))
             case "^" | "$" | "]" | "{" | "}" | "*" | "+" | "?":
-                raise NotRead
+                raise UnsupportedRegex
         return _Characters(_only(character))
 
     def _group(self) -> _Part:
         if self._peek() == "?" and not self._skip("?:"):
-            raise NotRead
+            raise UnsupportedRegex
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise NotRead
+            raise UnsupportedRegex
         part = self._either()
         self._depth -= 1
         if not self._skip(")"):
-            raise NotRead
+            raise UnsupportedRegex
         return part
 
-    def _escaped(self) -> Set | str:
+    def _escaped(self) -> CharSet | str:
         """What stands behind a backslash: a set, or a character."""
         character = self._next()
         if (found := SETS.get(character.lower())) is not None:
@@ -246,19 +246,19 @@ class _Reader:
         if (size := HEX_DIGITS.get(character)) is not None:
             digits = "".join(self._next() for _ in range(size))
             if not all(digit in "0123456789abcdefABCDEF" for digit in digits):
-                raise NotRead
+                raise UnsupportedRegex
             return chr(int(digits, 16))
         if character in CONTROLS:
             return CONTROLS[character]
         if character not in PUNCTUATION:
-            raise NotRead
+            raise UnsupportedRegex
         return character
 
-    def _set(self) -> Set:
+    def _set(self) -> CharSet:
         """Behind the opening bracket."""
         refuses, found = self._skip("^"), list[tuple[int, int]]()
         if self._peek() == "]":
-            raise NotRead
+            raise UnsupportedRegex
         begin = self._at
         while not self._skip("]"):
             first = self._member(begin)
@@ -268,13 +268,13 @@ class _Reader:
                 self._next()
                 last = self._member(begin)
                 if isinstance(last, tuple) or last < first:
-                    raise NotRead
+                    raise UnsupportedRegex
                 found.append((ord(first), ord(last)))
             else:
                 found.append((ord(first), ord(first)))
         return _all_but(_set_of(found)) if refuses else _set_of(found)
 
-    def _member(self, begin: int) -> Set | str:
+    def _member(self, begin: int) -> CharSet | str:
         """Of a set: another set, or a character. Sets that are written within sets are not read, nor what may be meant
         to take two of them together."""
         character = self._next()
@@ -282,11 +282,11 @@ class _Reader:
             return self._escaped()
         dash = character == "-" and self._at - 1 > begin and self._peek() != "]"
         if character == "[" or dash or (character in "&~-" and self._peek() == character):
-            raise NotRead
+            raise UnsupportedRegex
         return character
 
 
-def _set_of(ranges: Iterable[tuple[int, int]]) -> Set:
+def _set_of(ranges: Iterable[tuple[int, int]]) -> CharSet:
     found: list[int] = []
     for first, last in sorted(ranges):
         if found and first <= found[-1]:
@@ -296,16 +296,16 @@ def _set_of(ranges: Iterable[tuple[int, int]]) -> Set:
     return tuple(found)
 
 
-def _ranges_of(characters: Set) -> Ranges:
+def _ranges_of(characters: CharSet) -> Ranges:
     ends = characters if len(characters) % 2 == 0 else (*characters, sys.maxunicode + 1)
     return tuple((first, end - 1) for first, end in zip(ends[::2], ends[1::2], strict=True))
 
 
-def _all_but(characters: Set) -> Set:
+def _all_but(characters: CharSet) -> CharSet:
     return characters[1:] if characters[:1] == (0,) else (0, *characters)
 
 
-def _only(character: str) -> Set:
+def _only(character: str) -> CharSet:
     return (ord(character), ord(character) + 1)
 
 

@@ -9,7 +9,7 @@ in it, to be refused by name.
 
 from typing import Any
 
-from quire.text.grammar.disjoint_schemas import Branch, all_apart
+from quire.text.grammar.disjoint_schemas import SchemaBranch, all_disjoint
 
 _DECIDED = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties"})
 _OF_OBJECTS = frozenset({"properties", "required", "minProperties", "maxProperties"}) | _DECIDED
@@ -36,7 +36,7 @@ _NEW_DRAFTS = ("json-schema.org/draft/2019-09/schema", "json-schema.org/draft/20
 MAX_DEPTH = 128
 
 
-def narrowed(schema: dict[str, Any]) -> dict[str, Any]:
+def narrow_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Raises ValueError if it is nested too deeply."""
     _check_depth(schema, MAX_DEPTH)
     result: dict[str, Any] = _Narrowing(schema).of(schema)
@@ -96,8 +96,8 @@ class _Narrowing:
         schemas = made.get("oneOf")
         if not isinstance(schemas, list) or "anyOf" in made:
             return
-        branches = [Branch(self._root, schema, self._closable) for schema in schemas]
-        if all_apart(branches):
+        branches = [SchemaBranch(self._root, schema, self._closable) for schema in schemas]
+        if all_disjoint(branches):
             del made["oneOf"]
             made["anyOf"] = [branch.narrowed for branch in branches]
 

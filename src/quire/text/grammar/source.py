@@ -5,7 +5,7 @@ from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.core.structured import Structured
-from quire.text.grammar.schema_narrowing import narrowed
+from quire.text.grammar.schema_narrowing import narrow_schema
 
 # JSON may have spaces and line breaks between its parts, as vLLM allows by default; but never more than so many in a
 # row, because small models can go on with them for ever.
@@ -31,7 +31,7 @@ def grammar_source(structured: Structured) -> str:
                     raise ValueError("nothing is valid by the schema `false`")
                 if schema is not True and not isinstance(schema, dict):
                     raise ValueError("a schema is an object, `true` or `false`")
-                schema = {} if schema is True else narrowed(schema)
+                schema = {} if schema is True else narrow_schema(schema)
                 return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_STYLE)
             case "regex":
                 return LLMatcher.grammar_from_lark(f"start: /{_lark_expression(structured.text)}/")
@@ -40,10 +40,10 @@ def grammar_source(structured: Structured) -> str:
             case "grammar":
                 return LLMatcher.grammar_from_lark(_lark(structured.text))
     except (ValueError, RecursionError) as error:
-        raise wrong_language(structured, str(error)) from None
+        raise invalid_grammar(structured, str(error)) from None
 
 
-def wrong_language(structured: Structured, why: str) -> BadRequest:
+def invalid_grammar(structured: Structured, why: str) -> BadRequest:
     if why.startswith("oneOf"):
         why = "`oneOf` is supported where its schemas exclude each other by type, by value or by required properties"
     lines = [line.strip() for line in why.split("\n")]

@@ -15,7 +15,7 @@ REMEMBERED = 4096  # texts whose tokens are known, of at most
 REMEMBERED_BYTES = 256  # each
 
 
-class GrammarTokens:
+class GrammarTokenizer:
     """Where only one text can follow, it is drawn in the tokens that the tokenizer itself would cut it into."""
 
     def __init__(self, tokenizer: "Tokenizer", vocab_size: int) -> None:

@@ -1,16 +1,16 @@
 """Thoughts split from the answer, in a text that arrives in pieces."""
 
-from quire.text.markers import Marker
+from quire.text.markers import MarkerScanner
 from quire.text.reasoning import ReasoningFormat
 
 
-class Thoughts:
+class ReasoningParser:
     """`push` and `flush` give what is thought and what is answer. White space beside the markers belongs to neither."""
 
     def __init__(self, form: ReasoningFormat, begun: bool = False) -> None:
         """`begun`: the prompt ends with the opening marker, so that the text begins with a thought."""
         self._begin = form.begin
-        self._end = Marker(form.end)
+        self._end = MarkerScanner(form.end)
         self._thinks = begun or form.always  # what it is if no marker opens it
         self._stage = "start"
         self._start = ""  # what has come while it may yet become the opening marker

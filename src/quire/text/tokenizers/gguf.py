@@ -10,10 +10,10 @@ from tokenizers import AddedToken, models, normalizers
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.ops.compiled import native
-from quire.text.tokenizers.gguf_pre_tokenizers import BYTE_LEVEL_STYLES
-from quire.text.tokenizers.piece_backends import SentencePieces
+from quire.text.tokenizers.gguf_pre_tokenizers import PRE_TOKENIZERS
+from quire.text.tokenizers.piece_backends import SentencePieceBPE
 from quire.text.tokenizers.token_bytes import TokenBytes, byte_level, sentencepiece
-from quire.text.tokenizers.tokenizer import Vocabulary, refusing
+from quire.text.tokenizers.tokenizer import Vocabulary, refuse_damaged
 from quire.weights.config import CheckpointConfig
 from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.names import end_ids
@@ -31,13 +31,13 @@ END_TOKENS = frozenset(
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    pieces = Pieces.read(CheckpointConfig(path, GGUFFile(path, with_strings=True).metadata))
+    pieces = GGUFTokens.read(CheckpointConfig(path, GGUFFile(path, with_strings=True).metadata))
     model = pieces.metadata.expect(KEY + "model", "gpt2", "llama")
     return _byte_level(pieces) if model == "gpt2" else _sentencepiece(pieces)
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class GGUFTokens:
     """The vocabulary as the file lists it."""
 
     metadata: CheckpointConfig
@@ -47,7 +47,7 @@ class Pieces:
     uncommon: list[int]  # ids of tokens of another kind than NORMAL
 
     @classmethod
-    def read(cls, metadata: CheckpointConfig) -> "Pieces":
+    def read(cls, metadata: CheckpointConfig) -> "GGUFTokens":
         tokens = _strings(metadata, "tokens")
         given = KEY + "token_type" in metadata
         kinds = _numbers(metadata, "token_type", len(tokens)) if given else [NORMAL] * len(tokens)
@@ -72,13 +72,13 @@ class Pieces:
         return [index for index in self.uncommon if self.kinds[index] in kinds]
 
 
-def _byte_level(pieces: Pieces) -> Vocabulary:
+def _byte_level(pieces: GGUFTokens) -> Vocabulary:
     name = pieces.metadata.str(KEY + "pre", default="default")
-    if name not in BYTE_LEVEL_STYLES:
+    if name not in PRE_TOKENIZERS:
         source = pieces.metadata.source
-        raise Unsupported(f"{source}: {KEY}pre is {name!r}", f"supported: {', '.join(BYTE_LEVEL_STYLES)}")
-    style = BYTE_LEVEL_STYLES[name]
-    with refusing(f"{pieces.metadata.source}: {KEY}merges do not fit {KEY}tokens"):
+        raise Unsupported(f"{source}: {KEY}pre is {name!r}", f"supported: {', '.join(PRE_TOKENIZERS)}")
+    style = PRE_TOKENIZERS[name]
+    with refuse_damaged(f"{pieces.metadata.source}: {KEY}merges do not fit {KEY}tokens"):
         model = models.BPE(pieces.ids, _pairs(pieces.metadata), ignore_merges=style.ignore_merges)
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = style.words()
@@ -91,9 +91,9 @@ def _byte_level(pieces: Pieces) -> Vocabulary:
     return _finish(pieces, backend, byte_level, bos=pieces.id("bos"), eos=pieces.id("eos"), add_bos=style.add_bos)
 
 
-def _sentencepiece(pieces: Pieces) -> Vocabulary:
+def _sentencepiece(pieces: GGUFTokens) -> Vocabulary:
     space_first = pieces.metadata.bool(KEY + "add_space_prefix", default=True)
-    backend = SentencePieces(
+    backend = SentencePieceBPE(
         pieces.tokens,
         _numbers(pieces.metadata, "scores", len(pieces.tokens)),
         joined=[kind == NORMAL for kind in pieces.kinds],
@@ -106,8 +106,8 @@ def _sentencepiece(pieces: Pieces) -> Vocabulary:
 
 
 def _finish(
-    pieces: Pieces,
-    backend: tokenizers.Tokenizer | SentencePieces,
+    pieces: GGUFTokens,
+    backend: tokenizers.Tokenizer | SentencePieceBPE,
     token_bytes: TokenBytes,
     *,
     bos: int | None,

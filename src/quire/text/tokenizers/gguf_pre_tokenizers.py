@@ -50,24 +50,24 @@ def _cased_words(digits: str, endings: str) -> Callable[[], Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class ByteLevelStyle:
+class PreTokenizerStyle:
     words: Callable[[], Any]  # makes the pre-tokenizer
     composes: bool = False  # to Unicode's NFC, first
     ignore_merges: bool = False  # a word that is a token is taken as it is
     add_bos: bool = False  # where the file does not say
 
 
-GPT2 = ByteLevelStyle(_gpt2_words)
-STARCODER = ByteLevelStyle(_single_digits)
-FALCON = ByteLevelStyle(_falcon_words)
-BLOOM = ByteLevelStyle(_matches(r" ?[^(\s|.,!?…。，、।۔،)]+"))
-DBRX = ByteLevelStyle(_tiktoken_words(r"\p{N}{1,3}"))
-LLAMA3 = ByteLevelStyle(_tiktoken_words(r"\p{N}{1,3}"), ignore_merges=True, add_bos=True)
-STABLELM2 = ByteLevelStyle(_tiktoken_words(r"\p{N}"))
-QWEN2 = ByteLevelStyle(_tiktoken_words(r"\p{N}"), composes=True)
-TEKKEN = ByteLevelStyle(_cased_words(r"\p{N}", ""), ignore_merges=True, add_bos=True)
-GPT4O = ByteLevelStyle(_cased_words(r"\p{N}{1,3}", ENDINGS + "?"))
-DEEPSEEK_V3 = ByteLevelStyle(
+GPT2 = PreTokenizerStyle(_gpt2_words)
+STARCODER = PreTokenizerStyle(_single_digits)
+FALCON = PreTokenizerStyle(_falcon_words)
+BLOOM = PreTokenizerStyle(_matches(r" ?[^(\s|.,!?…。，、।۔،)]+"))
+DBRX = PreTokenizerStyle(_tiktoken_words(r"\p{N}{1,3}"))
+LLAMA3 = PreTokenizerStyle(_tiktoken_words(r"\p{N}{1,3}"), ignore_merges=True, add_bos=True)
+STABLELM2 = PreTokenizerStyle(_tiktoken_words(r"\p{N}"))
+QWEN2 = PreTokenizerStyle(_tiktoken_words(r"\p{N}"), composes=True)
+TEKKEN = PreTokenizerStyle(_cased_words(r"\p{N}", ""), ignore_merges=True, add_bos=True)
+GPT4O = PreTokenizerStyle(_cased_words(r"\p{N}{1,3}", ENDINGS + "?"))
+DEEPSEEK_V3 = PreTokenizerStyle(
     _matches(
         r"\p{N}{1,3}",
         r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
@@ -75,7 +75,7 @@ DEEPSEEK_V3 = ByteLevelStyle(
     )
 )
 
-BYTE_LEVEL_STYLES: Mapping[str, ByteLevelStyle] = {
+PRE_TOKENIZERS: Mapping[str, PreTokenizerStyle] = {
     "default": GPT2,
     "gpt-2": GPT2,
     "phi-2": GPT2,

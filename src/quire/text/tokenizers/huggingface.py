@@ -11,7 +11,7 @@ import tokenizers
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.text.tokenizers.token_bytes import TokenBytes, byte_level, sentencepiece, wordpiece
-from quire.text.tokenizers.tokenizer import Vocabulary, refusing
+from quire.text.tokenizers.tokenizer import Vocabulary, refuse_damaged
 from quire.weights.config import CheckpointConfig
 from quire.weights.huggingface import read_config, read_json
 
@@ -24,7 +24,7 @@ def read_vocabulary(directory: Path) -> Vocabulary:
     path = directory / "tokenizer.json"
     if not path.exists():
         return _of_sentencepiece(directory, settings, named)
-    with refusing(f"{path} is damaged"):
+    with refuse_damaged(f"{path} is damaged"):
         backend = tokenizers.Tokenizer.from_file(str(path))
     backend.no_truncation()  # a text that is too long is refused by name, not cut
     backend.no_padding()
@@ -50,7 +50,7 @@ def _of_sentencepiece(directory: Path, settings: CheckpointConfig, named: dict[s
     from quire.text.tokenizers import sentencepiece as spm_tokenizer
 
     if (directory / spm_tokenizer.MODEL).exists():
-        found = spm_tokenizer.read_pieces(directory, settings, named)
+        found = spm_tokenizer.read_tokenizer_model(directory, settings, named)
     elif (directory / spm_tokenizer.SOURCE).exists():
         found = spm_tokenizer.read_marian(directory, settings, named)
     else:

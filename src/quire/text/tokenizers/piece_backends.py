@@ -12,11 +12,11 @@ SPACE = "\u2581"
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class PieceEncoding:
     ids: list[int]
 
 
-class SentencePieces:
+class SentencePieceBPE:
     """`joined`: whether a piece may be made of others. `first`: ids found in a text before anything else."""
 
     def __init__(
@@ -36,9 +36,9 @@ class SentencePieces:
         prefix = SPACE if space_first else ""
         self._pieces = _native.SentencePieces(pieces, scores, bytes(joined), first, bytes_, unknown, prefix)
 
-    def encode(self, text: str, add_special_tokens: bool) -> Encoded:
+    def encode(self, text: str, add_special_tokens: bool) -> PieceEncoding:
         assert not add_special_tokens, "what stands around a text is the tokenizer's"
-        return Encoded(self._pieces.encode(text.encode()))
+        return PieceEncoding(self._pieces.encode(text.encode()))
 
     def get_vocab_size(self) -> int:
         return len(self._pieces)
@@ -51,7 +51,7 @@ class SentencePieces:
         return self._pieces.piece(token) if 0 <= token < len(self._pieces) else None
 
 
-class Translating:
+class MarianBackend:
     """Pieces of a source, with the ids of a vocabulary; and pieces of an answer, with those of the same or another."""
 
     def __init__(
@@ -60,13 +60,13 @@ class Translating:
         self._source, self._ids, self._unknown = source, ids, ids[unknown]
         self._pieces = {token: piece for piece, token in answers.items()}
 
-    def encode(self, text: str, add_special_tokens: bool) -> Encoded:
+    def encode(self, text: str, add_special_tokens: bool) -> PieceEncoding:
         assert not add_special_tokens, "what stands around a text is the tokenizer's"
         pieces = []
         if text.startswith(">>") and (end := text.find("<<") + 2) > 1:  # the language to translate into
             pieces, text = [text[:end]], text[end:]
         pieces += self._source.encode(text, add_special_tokens=False).tokens
-        return Encoded([self._ids.get(piece, self._unknown) for piece in pieces])
+        return PieceEncoding([self._ids.get(piece, self._unknown) for piece in pieces])
 
     def get_vocab_size(self) -> int:
         return len(self._pieces)

@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from quire.core.errors import BadCheckpoint, Unsupported
-from quire.text.tokenizers.piece_backends import SPACE, SentencePieces, Translating
+from quire.text.tokenizers.piece_backends import SPACE, MarianBackend, SentencePieceBPE
 from quire.text.tokenizers.sentencepiece_model import (
     BYTE,
     CONTROL,
@@ -16,21 +16,21 @@ from quire.text.tokenizers.sentencepiece_model import (
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
-    SentencePieceFile,
-    read_sentencepiece,
+    SentencePieceModel,
+    read_sentencepiece_model,
 )
 from quire.text.tokenizers.token_bytes import sentencepiece
-from quire.text.tokenizers.tokenizer import Vocabulary, refusing
+from quire.text.tokenizers.tokenizer import Vocabulary, refuse_damaged
 from quire.weights.config import CheckpointConfig
 from quire.weights.huggingface import read_json
 
 MODEL, SOURCE = "tokenizer.model", "source.spm"
 
 
-def read_pieces(directory: Path, settings: CheckpointConfig, named: Mapping[str, str]) -> Vocabulary:
+def read_tokenizer_model(directory: Path, settings: CheckpointConfig, named: Mapping[str, str]) -> Vocabulary:
     """Of `tokenizer.model`, and what tokenizer_config.json adds to it."""
     path = directory / MODEL
-    file = read_sentencepiece(path)
+    file = read_sentencepiece_model(path)
     added, special = _added(file, settings)
     backend = _merging(file, path, added) if file.model == "bpe" else _cutting(file, path, added, special)
     ids = {piece: token for token, piece in enumerate(file.pieces)} | {text: token for token, text in added.items()}
@@ -50,7 +50,7 @@ def read_pieces(directory: Path, settings: CheckpointConfig, named: Mapping[str,
     )
 
 
-def _added(file: SentencePieceFile, settings: CheckpointConfig) -> tuple[dict[int, str], list[int]]:
+def _added(file: SentencePieceModel, settings: CheckpointConfig) -> tuple[dict[int, str], list[int]]:
     """Tokens that are matched before anything else, and which of them are no text."""
     special = file.of(CONTROL, UNKNOWN)
     added = {token: file.pieces[token] for token in (*special, *file.of(USER_DEFINED))}
@@ -66,11 +66,11 @@ def _added(file: SentencePieceFile, settings: CheckpointConfig) -> tuple[dict[in
     return added, special
 
 
-def _merging(file: SentencePieceFile, path: Path, added: Mapping[int, str]) -> SentencePieces:
+def _merging(file: SentencePieceModel, path: Path, added: Mapping[int, str]) -> SentencePieceBPE:
     if file.characters or file.single_spaces:
         raise Unsupported(f"{path}: a model of merges that changes characters before", "save it as a fast tokenizer")
     behind = [added[token] for token in sorted(added) if token >= len(file.pieces)]
-    return SentencePieces(
+    return SentencePieceBPE(
         [*file.pieces, *behind],
         [*file.scores, *[0.0] * len(behind)],
         joined=[kind == NORMAL for kind in file.kinds] + [False] * len(behind),
@@ -81,7 +81,7 @@ def _merging(file: SentencePieceFile, path: Path, added: Mapping[int, str]) -> S
 
 
 def _cutting(
-    file: SentencePieceFile, path: Path, added: Mapping[int, str], special: Sequence[int]
+    file: SentencePieceModel, path: Path, added: Mapping[int, str], special: Sequence[int]
 ) -> tokenizers.Tokenizer:
     backend = _unigram(file, path)
     for token in sorted(added):
@@ -89,10 +89,10 @@ def _cutting(
     return backend
 
 
-def _unigram(file: SentencePieceFile, path: Path) -> tokenizers.Tokenizer:
+def _unigram(file: SentencePieceModel, path: Path) -> tokenizers.Tokenizer:
     unknown = next(iter(file.of(UNKNOWN)), None)
     vocab = list(zip(file.pieces, file.scores, strict=True))
-    with refusing(f"{path} is damaged"):
+    with refuse_damaged(f"{path} is damaged"):
         backend = tokenizers.Tokenizer(models.Unigram(vocab, unknown, byte_fallback=bool(file.of(BYTE))))
         steps: list[normalizers.Normalizer] = []
         if file.characters:
@@ -113,14 +113,14 @@ def read_marian(directory: Path, settings: CheckpointConfig, named: Mapping[str,
     ids = _vocabulary(directory / "vocab.json", named)
     answers = _vocabulary(directory / "target_vocab.json", named) if settings.bool("separate_vocabs", False) else ids
     path = directory / SOURCE
-    file = read_sentencepiece(path)
+    file = read_sentencepiece_model(path)
     if file.model != "unigram":
         raise Unsupported(f"{path} is a model of merges", "Marian's are unigram models")
     source = _unigram(file, path)
     special = [named[name] for name in ("eos_token", "unk_token", "pad_token")]
     source.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     return Vocabulary(
-        backend=Translating(source, ids, answers, named["unk_token"]),
+        backend=MarianBackend(source, ids, answers, named["unk_token"]),
         token_bytes=sentencepiece,
         strips_space=True,
         added={answers[token]: token for token in special if token in answers},

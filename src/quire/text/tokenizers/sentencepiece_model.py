@@ -16,7 +16,7 @@ _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5  # wire types
 
 
 @dataclass(frozen=True, slots=True)
-class SentencePieceFile:
+class SentencePieceModel:
     pieces: list[str]
     scores: list[float]
     kinds: list[int]
@@ -30,14 +30,14 @@ class SentencePieceFile:
         return [index for index, kind in enumerate(self.kinds) if kind in kinds]
 
 
-def read_sentencepiece(path: Path) -> SentencePieceFile:
+def read_sentencepiece_model(path: Path) -> SentencePieceModel:
     try:
         return _read(path)
     except (ValueError, IndexError, struct.error) as error:
         raise BadCheckpoint(f"{path} is no file of SentencePiece, or damaged: {error}") from error
 
 
-def _read(path: Path) -> SentencePieceFile:
+def _read(path: Path) -> SentencePieceModel:
     pieces, scores, kinds = [], [], []
     trainer, normalizer = b"", b""
     for number, value in _fields(path.read_bytes()):
@@ -56,7 +56,7 @@ def _read(path: Path) -> SentencePieceFile:
     if kind not in _MODELS:
         raise Unsupported(f"{path} is SentencePiece's model {kind}", "supported: unigram (1), BPE (2)")
     rules = dict(_fields(normalizer))
-    return SentencePieceFile(
+    return SentencePieceModel(
         pieces,
         scores,
         kinds,

@@ -13,7 +13,7 @@ from pathlib import Path
 import tokenizers
 
 from quire.core.errors import BadCheckpoint, BadRequest
-from quire.text.tokenizers.piece_backends import SentencePieces, Translating
+from quire.text.tokenizers.piece_backends import MarianBackend, SentencePieceBPE
 from quire.text.tokenizers.token_bytes import TokenBytes
 from quire.weights.checkpoint import find_checkpoint
 
@@ -24,7 +24,7 @@ LONG_TEXT = 2048  # characters; takes about a millisecond
 class Vocabulary:
     """What a reader of a tokenizer's files finds out."""
 
-    backend: tokenizers.Tokenizer | SentencePieces | Translating
+    backend: tokenizers.Tokenizer | SentencePieceBPE | MarianBackend
     token_bytes: TokenBytes  # of tokens that are not in `added`
     strips_space: bool  # encoding puts a space before a text, which decoding takes away again
     added: Mapping[int, str]  # tokens matched in a text before anything else; their text is as it stands
@@ -139,7 +139,7 @@ class Tokenizer:
 
 
 @contextmanager
-def refusing(problem: str) -> Iterator[None]:
+def refuse_damaged(problem: str) -> Iterator[None]:
     """Around the library while it builds a tokenizer. Its errors have no class of their own, and some are panics of its
     Rust, which are no `Exception`: a file that it cannot take is damaged, whatever it says."""
     try:

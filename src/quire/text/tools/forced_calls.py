@@ -4,30 +4,30 @@ import json
 from typing import Any
 
 from quire.core.structured import Structured
-from quire.text.tools.parser import CallDelta, Found
+from quire.text.tools.parser import CallDelta, ToolParserOutput
 
 
-class OneCall:
+class NamedCallParser:
     """The answer is the arguments of a function that the client has named."""
 
     def __init__(self, name: str) -> None:
         self._name: str = name
 
-    def push(self, text: str) -> Found:
+    def push(self, text: str) -> ToolParserOutput:
         if not text:
-            return Found()
+            return ToolParserOutput()
         name, self._name = self._name, ""
-        return Found(calls=[CallDelta(0, name, text)])
+        return ToolParserOutput(calls=[CallDelta(0, name, text)])
 
-    def flush(self) -> Found:
-        return Found()
+    def flush(self) -> ToolParserOutput:
+        return ToolParserOutput()
 
 
-def language_of_one(tool: dict[str, Any]) -> Structured:
+def structured_named_call(tool: dict[str, Any]) -> Structured:
     return Structured("json_schema", json.dumps(_parameters(tool)))
 
 
-def language_of_calls(tools: list[dict[str, Any]], parallel: bool) -> Structured:
+def structured_required_calls(tools: list[dict[str, Any]], parallel: bool) -> Structured:
     """A list of at least one call. `parallel`: of several, where the model likes."""
     definitions: dict[str, Any] = {}
     calls = []

@@ -2,7 +2,7 @@
 
 It is also how models are told to write whose own template knows no tools."""
 
-from quire.text.tools.json_parser import JsonCalls
+from quire.text.tools.json_parser import JsonToolParser
 from quire.text.tools.parser import ToolFormat
 
-FORMAT = ToolFormat(lambda: JsonCalls("<tool_call>", "</tool_call>"), signs=("<tool_call>",))
+FORMAT = ToolFormat(lambda: JsonToolParser("<tool_call>", "</tool_call>"), signs=("<tool_call>",))

@@ -8,7 +8,7 @@ _SPACE = " \t\r\n"
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 
 
-class JsonCall:
+class JsonCallReader:
     """One call. `push` until `done`; `told` says whether its name is known, and so whether it is one.
 
     A small machine over characters: `_state` is what comes next. The arguments pass through as they were written."""

@@ -2,25 +2,25 @@
 
 import re
 
-from quire.text.markers import Marker
-from quire.text.tools.json_parser import JsonCalls
-from quire.text.tools.parser import CallDelta, Found, ToolFormat
+from quire.text.markers import MarkerScanner
+from quire.text.tools.json_parser import JsonToolParser
+from quire.text.tools.parser import CallDelta, ToolFormat, ToolParserOutput
 
 BEGIN = "[TOOL_CALLS]"
 
 _NAME = re.compile(r"\s*([\w.-]+)\s*(?:\[ARGS\]\s*)?")
 
 
-class MistralCalls:
+class MistralToolParser:
     """Which of the two forms it is, the first character after the marker tells."""
 
     def __init__(self) -> None:
-        self._opening = Marker(BEGIN)
+        self._opening = MarkerScanner(BEGIN)
         self._opened = ""  # the marker, with the white space around it
-        self._calls: JsonCalls | NamedCalls | None = None
+        self._calls: JsonToolParser | MistralNamedCalls | None = None
 
-    def push(self, text: str) -> Found:
-        found = Found()
+    def push(self, text: str) -> ToolParserOutput:
+        found = ToolParserOutput()
         if not self._opened:
             before, rest = self._opening.push(text)
             found.content = before if rest is None else before.rstrip()
@@ -32,20 +32,20 @@ class MistralCalls:
             self._opened += text[: len(text) - len(start)]
             if not start:
                 return found
-            self._calls = JsonCalls(opened=self._opened) if start[0] in "[{" else NamedCalls(self._opened)
+            self._calls = JsonToolParser(opened=self._opened) if start[0] in "[{" else MistralNamedCalls(self._opened)
             text = start
         more = self._calls.push(text)
         found.content += more.content
         found.calls += more.calls
         return found
 
-    def flush(self) -> Found:
+    def flush(self) -> ToolParserOutput:
         if self._calls is not None:
             return self._calls.flush()
-        return Found(self._opened or self._opening.flush())
+        return ToolParserOutput(self._opened or self._opening.flush())
 
 
-class NamedCalls:
+class MistralNamedCalls:
     """`name[ARGS]{...}` or `name{...}`, again after each further `[TOOL_CALLS]`."""
 
     def __init__(self, opened: str) -> None:
@@ -53,10 +53,10 @@ class NamedCalls:
         self._name: str | None = ""  # None while arguments are read
         self._plain = False  # it was no call, and nor is what follows
         self._num_calls = 0
-        self._next = Marker(BEGIN)
+        self._next = MarkerScanner(BEGIN)
 
-    def push(self, text: str) -> Found:
-        found = Found()
+    def push(self, text: str) -> ToolParserOutput:
+        found = ToolParserOutput()
         rest: str | None = text
         while rest:
             if self._plain:
@@ -65,13 +65,13 @@ class NamedCalls:
             rest = self._read_name(rest, found) if self._name is not None else self._read_arguments(rest, found)
         return found
 
-    def flush(self) -> Found:
+    def flush(self) -> ToolParserOutput:
         if self._name is None:
             held = self._next.flush().rstrip()
-            return Found(calls=[CallDelta(self._num_calls - 1, "", held)] if held else [])
-        return Found("" if self._plain else self._opened + self._name)
+            return ToolParserOutput(calls=[CallDelta(self._num_calls - 1, "", held)] if held else [])
+        return ToolParserOutput("" if self._plain else self._opened + self._name)
 
-    def _read_name(self, text: str, found: Found) -> str | None:
+    def _read_name(self, text: str, found: ToolParserOutput) -> str | None:
         name, brace, rest = ((self._name or "") + text).partition("{")
         if not brace:
             self._name = name
@@ -84,7 +84,7 @@ class NamedCalls:
         self._name, self._opened = None, BEGIN
         return brace + rest
 
-    def _read_arguments(self, text: str, found: Found) -> str | None:
+    def _read_arguments(self, text: str, found: ToolParserOutput) -> str | None:
         gained, rest = self._next.push(text)
         if rest is not None:
             gained, self._name = gained.rstrip(), ""
@@ -93,4 +93,4 @@ class NamedCalls:
         return rest
 
 
-FORMAT = ToolFormat(MistralCalls, signs=(BEGIN,), keep_special=True, short_ids=True)
+FORMAT = ToolFormat(MistralToolParser, signs=(BEGIN,), keep_special=True, short_ids=True)

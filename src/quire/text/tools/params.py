@@ -5,17 +5,17 @@ from typing import Any, Literal
 
 from quire.core.errors import BadRequest
 from quire.core.structured import Structured
-from quire.text.tools.forced_calls import OneCall, language_of_calls, language_of_one
-from quire.text.tools.json_parser import JsonCalls
+from quire.text.tools.forced_calls import NamedCallParser, structured_named_call, structured_required_calls
+from quire.text.tools.json_parser import JsonToolParser
 from quire.text.tools.parser import ToolFormat, ToolParser
 
-Choice = Literal["none", "auto", "required", "named"]
+ToolChoiceMode = Literal["none", "auto", "required", "named"]
 
 
 @dataclass(frozen=True, slots=True)
-class ToolUse:
+class ToolParams:
     tools: list[dict[str, Any]] = field(default_factory=list)  # {"type": "function", "function": {"name", ...}}
-    choice: Choice = "auto"
+    choice: ToolChoiceMode = "auto"
     name: str = ""  # of the function that has to be called
     parallel: bool = True  # whether several calls may come in one answer
 
@@ -42,15 +42,15 @@ class ToolUse:
     def language(self) -> Structured | None:
         """What a forced call is written in; no other answer can then be drawn."""
         if self.choice == "named":
-            return language_of_one(next(tool for tool in self.tools if tool["function"]["name"] == self.name))
+            return structured_named_call(next(tool for tool in self.tools if tool["function"]["name"] == self.name))
         if self.choice == "required":
-            return language_of_calls(self.tools, self.parallel)
+            return structured_required_calls(self.tools, self.parallel)
         return None
 
     def parser(self, form: ToolFormat) -> ToolParser | None:
         """A new one, for one sample."""
         if self.choice == "named":
-            return OneCall(self.name)
+            return NamedCallParser(self.name)
         if self.choice == "required":
-            return JsonCalls()
+            return JsonToolParser()
         return form.parser() if self.active else None

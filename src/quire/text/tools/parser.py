@@ -15,7 +15,7 @@ class CallDelta:
 
 
 @dataclass(slots=True)
-class Found:
+class ToolParserOutput:
     """What was found in a piece of text: text for the user, and calls."""
 
     content: str = ""
@@ -25,9 +25,9 @@ class Found:
 class ToolParser(Protocol):
     """Reads one sample. The pieces may be cut anywhere; what is found, taken together, does not depend on where."""
 
-    def push(self, text: str) -> Found: ...
+    def push(self, text: str) -> ToolParserOutput: ...
 
-    def flush(self) -> Found:
+    def flush(self) -> ToolParserOutput:
         """The text has ended. What began like a call and never became one is content."""
 
 

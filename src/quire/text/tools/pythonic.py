@@ -3,33 +3,33 @@
 import ast
 import json
 
-from quire.text.tools.parser import CallDelta, Found, ToolFormat
+from quire.text.tools.parser import CallDelta, ToolFormat, ToolParserOutput
 
 _LONGEST = 1 << 16  # characters; the parser's time grows with them
 
 
-class PythonicCalls:
+class PythonicToolParser:
     """A call can be told when the list is complete: only then is it known to be one."""
 
     def __init__(self) -> None:
         self._text = ""
         self._plain = False
 
-    def push(self, text: str) -> Found:
+    def push(self, text: str) -> ToolParserOutput:
         if self._plain:
-            return Found(text)
+            return ToolParserOutput(text)
         self._text += text
         start = self._text.lstrip()
         if start and (not start.startswith("[") or len(start) > _LONGEST):
             self._plain = True
-            return Found(self._text)
-        return Found()
+            return ToolParserOutput(self._text)
+        return ToolParserOutput()
 
-    def flush(self) -> Found:
+    def flush(self) -> ToolParserOutput:
         if self._plain:
-            return Found()
+            return ToolParserOutput()
         calls = _calls(self._text.strip())
-        return Found(calls=calls) if calls else Found(self._text)
+        return ToolParserOutput(calls=calls) if calls else ToolParserOutput(self._text)
 
 
 def _calls(text: str) -> list[CallDelta]:
@@ -49,4 +49,4 @@ def _calls(text: str) -> list[CallDelta]:
         return []
 
 
-FORMAT = ToolFormat(PythonicCalls, signs=("[func_name1(params_name1=", "<|tool_list_start|>"))
+FORMAT = ToolFormat(PythonicToolParser, signs=("[func_name1(params_name1=", "<|tool_list_start|>"))

@@ -5,18 +5,18 @@ A value is bare text; whether `3` is a number, the tool's schema would say. It i
 import json
 import re
 
-from quire.text.markers import Marker
-from quire.text.tools.parser import CallDelta, Found, ToolFormat
+from quire.text.markers import MarkerScanner
+from quire.text.tools.parser import CallDelta, ToolFormat, ToolParserOutput
 
 _FUNCTION = re.compile(r"<function=([^>\n]+)>")
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
 
-class TaggedCalls:
+class Qwen3CoderToolParser:
     """A parameter is told when it is complete."""
 
     def __init__(self) -> None:
-        self._opening = Marker("<tool_call>")
+        self._opening = MarkerScanner("<tool_call>")
         self._opened = False
         self._raw = ""  # how it was opened, with the white space before
         self._text = ""  # of the call that is open, from its last parameter on
@@ -24,8 +24,8 @@ class TaggedCalls:
         self._num_parameters = 0
         self._index = 0
 
-    def push(self, text: str) -> Found:
-        found = Found()
+    def push(self, text: str) -> ToolParserOutput:
+        found = ToolParserOutput()
         rest: str | None = text
         while rest:
             if not self._opened:
@@ -40,13 +40,13 @@ class TaggedCalls:
             rest = self._read(found)
         return found
 
-    def flush(self) -> Found:
+    def flush(self) -> ToolParserOutput:
         if not self._opened:
             held = self._opening.flush()
-            return Found("" if self._index and held.isspace() else held)
-        return Found() if self._told else Found(self._raw + self._text)
+            return ToolParserOutput("" if self._index and held.isspace() else held)
+        return ToolParserOutput() if self._told else ToolParserOutput(self._raw + self._text)
 
-    def _read(self, found: Found) -> str | None:
+    def _read(self, found: ToolParserOutput) -> str | None:
         """Reads what is complete of the open call, and returns what follows its end."""
         if not self._told:
             name = _FUNCTION.search(self._text)
@@ -80,4 +80,4 @@ def _as_json(text: str) -> str:
         return json.dumps(text, ensure_ascii=False)
 
 
-FORMAT = ToolFormat(TaggedCalls, signs=("<function=",))
+FORMAT = ToolFormat(Qwen3CoderToolParser, signs=("<function=",))

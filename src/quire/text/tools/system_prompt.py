@@ -15,7 +15,7 @@ To call one, write
 and nothing else; for several calls, several such blocks. The results are given to you as <tool_response> blocks."""
 
 
-def spelled_out(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def add_tools_to_messages(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same conversation in system, user and assistant messages alone."""
     spelled: list[dict[str, Any]] = []
     for message in messages:
