@@ -11,7 +11,8 @@ from tokenizers import models
 
 from quire.text.tokenizers.detokenizer import Detokenizer
 from quire.text.tokenizers.token_bytes import byte_level, sentencepiece
-from quire.text.tokenizers.tokenizer import Tokenizer, Vocabulary
+from quire.text.tokenizers.tokenizer import Tokenizer
+from quire.text.tokenizers.vocabulary import Vocabulary
 
 LETTERS = {letter: index for index, letter in enumerate(sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()))}
 WORDS = ["<s>", "\u2581page", "page", "\u2581", "\u2581\u2581", "é", "数", "\ufffd", ",", "<b>"]

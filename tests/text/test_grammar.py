@@ -12,9 +12,11 @@ from jsonschema import Draft202012Validator
 
 from quire.core.errors import BadRequest
 from quire.core.structured import MAX_CHOICES, MAX_TEXT, Structured
-from quire.text.grammar import compiler as grammar_module
-from quire.text.grammar import tokenizer as grammar_vocabulary
-from quire.text.grammar.compiler import KEPT, GrammarCompiler, GrammarMatcher
+from quire.text.grammar import compiler
+from quire.text.grammar import matcher as grammar_matcher
+from quire.text.grammar import tokenizer as grammar_tokenizer
+from quire.text.grammar.compiler import KEPT, GrammarCompiler
+from quire.text.grammar.matcher import GrammarMatcher
 from quire.text.tokenizers.tokenizer import Tokenizer
 
 VOCAB = 49152
@@ -195,7 +197,7 @@ def few_states(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from llguidance._lib import LLParserLimits
 
     limits = LLParserLimits(max_lexer_states=400, verbose_errors=False)
-    monkeypatch.setattr(grammar_module, "_limits", lambda: limits)
+    monkeypatch.setattr(compiler, "_limits", lambda: limits)
     yield
 
 
@@ -222,7 +224,7 @@ def test_what_others_have_used_up_is_no_limit(tokenizer: Tokenizer, few_states: 
 def test_a_language_that_takes_too_long_to_follow_ends(
     grammars: GrammarCompiler, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_module, "ALLOWANCE", 0.02)
+    monkeypatch.setattr(grammar_matcher, "ALLOWANCE", 0.02)
     matcher = grammars.matcher(Structured("grammar", 'start: a\na: a a a | a a | "x" | ""'))
     letter = tokenizer.encode("x", add_special_tokens=False)
     for _ in range(100):
@@ -233,9 +235,9 @@ def test_a_language_that_takes_too_long_to_follow_ends(
 
 
 def test_remembered_tokens_are_those_found_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_vocabulary, "REMEMBERED", 8)
+    monkeypatch.setattr(grammar_tokenizer, "REMEMBERED", 8)
     texts = [f'"key {number}": '.encode() for number in range(20)] + [b"x" * 1000]
-    remembering = grammar_vocabulary.GrammarTokenizer(tokenizer, VOCAB)
+    remembering = grammar_tokenizer.GrammarTokenizer(tokenizer, VOCAB)
     for text in texts + texts[::-1]:
         fresh = remembering._cut(text)
         assert remembering(text) == remembering(text) == fresh

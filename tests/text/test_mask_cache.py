@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from quire.core.structured import Structured
 from quire.text.grammar import mask_cache as grammar_states
-from quire.text.grammar.compiler import GrammarCompiler, GrammarMatcher
-from quire.text.grammar.mask_cache import CachingMatcher, MaskCache, RegexState
+from quire.text.grammar.caching_matcher import CachingMatcher
+from quire.text.grammar.compiler import GrammarCompiler
+from quire.text.grammar.mask_cache import MaskCache, RegexState
+from quire.text.grammar.matcher import GrammarMatcher
 from quire.text.tokenizers.tokenizer import Tokenizer
 from text import regex_strategies
 

@@ -19,7 +19,8 @@ from quire.engine.live_snapshots import LiveSnapshots
 from quire.engine.options import EngineOptions
 from quire.executors.protocol import Executor
 from quire.runtime.adapters import LoadedAdapter
-from quire.text.grammar.compiler import CompiledGrammar, GrammarCompiler
+from quire.text.grammar.compiler import GrammarCompiler
+from quire.text.grammar.matcher import CompiledGrammar
 
 if TYPE_CHECKING:
     from quire.text.tokenizers.tokenizer import Tokenizer

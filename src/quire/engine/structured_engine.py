@@ -13,7 +13,8 @@ from quire.core.request import Request, SequenceEvent
 from quire.core.snapshot import Snapshot
 from quire.core.structured import Structured
 from quire.engine.engine import Engine
-from quire.text.grammar.compiler import CompiledGrammar, GrammarCompiler
+from quire.text.grammar.compiler import GrammarCompiler
+from quire.text.grammar.matcher import CompiledGrammar
 
 PATIENCE = 5  # added to the thread's niceness: where there is no core to spare, the loop comes first
 

@@ -13,7 +13,7 @@ from quire.ops.compiled import native
 from quire.text.tokenizers.gguf_pre_tokenizers import PRE_TOKENIZERS
 from quire.text.tokenizers.piece_backends import SentencePieceBPE
 from quire.text.tokenizers.token_bytes import TokenBytes, byte_level, sentencepiece
-from quire.text.tokenizers.tokenizer import Vocabulary, refuse_damaged
+from quire.text.tokenizers.vocabulary import Vocabulary, refuse_damaged
 from quire.weights.config import CheckpointConfig
 from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.names import end_ids

@@ -11,7 +11,7 @@ import tokenizers
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.text.tokenizers.token_bytes import TokenBytes, byte_level, sentencepiece, wordpiece
-from quire.text.tokenizers.tokenizer import Vocabulary, refuse_damaged
+from quire.text.tokenizers.vocabulary import Vocabulary, refuse_damaged
 from quire.weights.config import CheckpointConfig
 from quire.weights.huggingface import read_config, read_json
 

@@ -20,7 +20,7 @@ from quire.text.tokenizers.sentencepiece_model import (
     read_sentencepiece_model,
 )
 from quire.text.tokenizers.token_bytes import sentencepiece
-from quire.text.tokenizers.tokenizer import Vocabulary, refuse_damaged
+from quire.text.tokenizers.vocabulary import Vocabulary, refuse_damaged
 from quire.weights.config import CheckpointConfig
 from quire.weights.huggingface import read_json
 
