@@ -1,4 +1,4 @@
-"""Automata beside Python's own expressions, on what both mean alike."""
+"""Automata beside Python's `re`, on syntax that means the same to both."""
 
 import re
 
@@ -7,30 +7,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.text.grammar.regex_automaton import MAX_NODES, RegexAutomaton, UnsupportedRegex
-from text.regex_strategies import EXPRESSIONS
+from text.regex_strategies import REGEXES
 
 TEXTS = st.text("abcé語1. -\n", max_size=8)
 
 
 def accepts(automaton: RegexAutomaton, text: str) -> bool:
-    places = automaton.start
+    active = automaton.start
     for character in text:
-        places = automaton.step(places, character)
-    return 0 in places
+        active = automaton.step(active, character)
+    return 0 in active
 
 
 @settings(max_examples=300, deadline=None)
-@given(EXPRESSIONS, st.lists(TEXTS, min_size=5, max_size=20))
-def test_as_python_reads_it(expression: str, texts: list[str]) -> None:
-    automaton, theirs = RegexAutomaton(expression), re.compile(re.sub(r"\\[dw]", r"(?a:\g<0>)", expression))
-    if r"[(?a:\d)-]" in theirs.pattern:  # flags do not go into sets
+@given(REGEXES, st.lists(TEXTS, min_size=5, max_size=20))
+def test_the_automaton_matches_what_python_matches(regex: str, texts: list[str]) -> None:
+    automaton, theirs = RegexAutomaton(regex), re.compile(re.sub(r"\\[dw]", r"(?a:\g<0>)", regex))
+    if r"[(?a:\d)-]" in theirs.pattern:  # flags are not allowed within brackets
         theirs = re.compile(theirs.pattern.replace(r"[(?a:\d)-]", "[0-9-]"))
     for text in texts:
         assert accepts(automaton, text) == bool(theirs.fullmatch(text)), text
 
 
 @pytest.mark.parametrize(
-    ("expression", "inside", "outside"),
+    ("regex", "matching", "other"),
     [
         ("", [""], ["a"]),
         ("a|", ["a", ""], ["b"]),
@@ -46,14 +46,14 @@ def test_as_python_reads_it(expression: str, texts: list[str]) -> None:
         (r"\f\v\n", ["\f\v\n"], ["fvn"]),
     ],
 )
-def test_meaning(expression: str, inside: list[str], outside: list[str]) -> None:
-    automaton = RegexAutomaton(expression)
-    assert [accepts(automaton, text) for text in inside] == [True] * len(inside)
-    assert [accepts(automaton, text) for text in outside] == [False] * len(outside)
+def test_syntax(regex: str, matching: list[str], other: list[str]) -> None:
+    automaton = RegexAutomaton(regex)
+    assert [accepts(automaton, text) for text in matching] == [True] * len(matching)
+    assert [accepts(automaton, text) for text in other] == [False] * len(other)
 
 
 @pytest.mark.parametrize(
-    "expression",
+    "regex",
     [
         "^a", "a$", r"\bA", r"\p{L}", r"\1", r"\Q", "(?i)a", "(?=a)", "(?P<name>a)", "[[:alpha:]]", "[a&&b]", "[a--b]",
         "[a~~b]", "[a-b-c]", "[]a]", "[^]", "[z-a]", r"[\d-z]", r"[a-\d]", "a{,3}", "a{3,2}", "a{x}", "a{2", "{2}", "}",
@@ -61,20 +61,20 @@ def test_meaning(expression: str, inside: list[str], outside: list[str]) -> None
         "a" * (MAX_NODES + 1), "(a{100}){101}", "(a?){300}", "(" * 200 + "a" + ")" * 200, "a|" * 300,
     ],
 )  # fmt: skip
-def test_what_may_mean_something_else_is_not_read(expression: str) -> None:
+def test_syntax_that_may_mean_something_else_is_refused(regex: str) -> None:
     with pytest.raises(UnsupportedRegex):
-        RegexAutomaton(expression)
+        RegexAutomaton(regex)
 
 
-def test_much_of_nothing_is_soon_read() -> None:
+def test_repetitions_of_nothing_are_parsed_quickly() -> None:
     assert accepts(RegexAutomaton("((){99999}){99999}"), "")
     with pytest.raises(UnsupportedRegex):
         RegexAutomaton("((){0,99999}){0,99999}")
 
 
-def test_too_many_places_on_the_way() -> None:
+def test_too_many_active_nodes() -> None:
     automaton = RegexAutomaton("(a|b)*a(a|b){400}")
-    places = automaton.start
+    active = automaton.start
     with pytest.raises(UnsupportedRegex):
         for _ in range(400):
-            places = automaton.step(places, "a")
+            active = automaton.step(active, "a")

@@ -1,6 +1,6 @@
-"""Languages that answers have to be in: compiled for a model's tokens, then followed token by token.
+"""Compiles structured outputs into grammars for a model's tokens, and hands out matchers.
 
-The work is llguidance's (docs/decisions/005-llguidance.md), which is imported when the first language is compiled."""
+llguidance does the work (docs/decisions/005-llguidance.md). It is imported when the first grammar is compiled."""
 
 import threading
 import time
@@ -22,79 +22,78 @@ if TYPE_CHECKING:
 
     from quire.text.tokenizers.tokenizer import Tokenizer
 
-KEPT = 64  # languages that stay compiled while nobody uses them
-DEEP_STACK = 256 * 2**20  # bytes: llguidance follows references by recursion
+MAX_UNUSED_GRAMMARS = 64  # that stay compiled while no request holds them
+COMPILE_STACK_BYTES = 256 * 2**20  # llguidance follows references by recursion
 
 T = TypeVar("T")
 
 
 class GrammarCompiler:
-    """Compiles each language once, and keeps those used last. One that somebody holds is always found again."""
+    """Compiles each grammar once and keeps the most recently used ones. A grammar that is in use is never evicted."""
 
     def __init__(self, tokenizer: "Callable[[], Tokenizer]", vocab_size: int) -> None:
-        """`tokenizer` is called when the first language comes."""
+        """`tokenizer` is called when the first grammar is compiled."""
         self._load_tokenizer, self._vocab_size = tokenizer, vocab_size
-        self._vocabulary: tuple[GrammarTokenizer, LLTokenizer] | None = None
+        self._tokenizers: tuple[GrammarTokenizer, LLTokenizer] | None = None
         self._masks = MaskCache()
-        self._compiling = threading.Lock()
-        self._kept: OrderedDict[Structured, CompiledGrammar] = OrderedDict()
-        self._known: WeakValueDictionary[Structured, CompiledGrammar] = WeakValueDictionary()
+        self._compile_lock = threading.Lock()
+        self._recent: OrderedDict[Structured, CompiledGrammar] = OrderedDict()
+        self._compiled: WeakValueDictionary[Structured, CompiledGrammar] = WeakValueDictionary()
 
     def find(self, structured: Structured) -> CompiledGrammar | None:
-        """If it is compiled."""
-        return self._known.get(structured)
+        """The grammar if it is compiled."""
+        return self._compiled.get(structured)
 
-    def compile(self, structured: Structured, *, anew: bool = False) -> CompiledGrammar:
-        """Raises BadRequest for a language that cannot be compiled within the limits. From any thread: others wait."""
-        with self._compiling:
-            grammar = known = self._known.get(structured)
-            if grammar is None or anew:
-                grammar = self._known[structured] = with_deep_stack(lambda: self._compile(structured, known))
-            self._kept[structured] = grammar
-            self._kept.move_to_end(structured)
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+    def compile(self, structured: Structured, *, recompile: bool = False) -> CompiledGrammar:
+        """Raises BadRequest for a grammar that exceeds the limits. Thread-safe: other callers wait."""
+        with self._compile_lock:
+            grammar = previous = self._compiled.get(structured)
+            if grammar is None or recompile:
+                grammar = self._compiled[structured] = with_deep_stack(lambda: self._compile(structured, previous))
+            self._recent[structured] = grammar
+            self._recent.move_to_end(structured)
+            if len(self._recent) > MAX_UNUSED_GRAMMARS:
+                self._recent.popitem(last=False)
         return grammar
 
     def matcher(self, structured: Structured) -> GrammarMatcher | CachingMatcher:
-        """At the beginning of an answer."""
+        """A matcher at the start of a sequence."""
         grammar = self.find(structured) or self.compile(structured)
-        matcher = GrammarMatcher(grammar, lambda: self.compile(structured, anew=True))
-        if grammar.states is None or not grammar.states.useful:
+        matcher = GrammarMatcher(grammar, lambda: self.compile(structured, recompile=True))
+        if grammar.states is None or not grammar.states.worth_caching:
             return matcher
         return CachingMatcher(matcher, grammar.states)
 
-    def _compile(self, structured: Structured, before: CompiledGrammar | None) -> CompiledGrammar:
+    def _compile(self, structured: Structured, previous: CompiledGrammar | None) -> CompiledGrammar:
         from llguidance import LLMatcher
 
-        if self._vocabulary is None:
-            tokens = GrammarTokenizer(self._load_tokenizer(), self._vocab_size)
-            self._vocabulary = tokens, tokens.vocabulary()
-        tokens, vocabulary = self._vocabulary
+        if self._tokenizers is None:
+            ours = GrammarTokenizer(self._load_tokenizer(), self._vocab_size)
+            self._tokenizers = ours, ours.build()
+        tokenizer, ll_tokenizer = self._tokenizers
         begin = time.thread_time()
-        start = LLMatcher(vocabulary, grammar_source(structured), log_level=0, limits=_limits())
+        start = LLMatcher(ll_tokenizer, grammar_source(structured), log_level=0, limits=_parser_limits())
         first = start.deep_copy()
-        first.compute_bitmask()  # a language without words is noticed here
+        first.compute_bitmask()  # a grammar that matches no text fails here
         for matcher in (start, first):
             if matcher.is_error():
                 raise invalid_grammar(structured, matcher.get_error())
         seconds = time.thread_time() - begin
-        if before is not None:
-            states = before.states
+        if previous is not None:
+            states = previous.states
         else:
-            states = (
-                RegexStates.of(structured.text, tokens.spelling, self._masks) if structured.kind == "regex" else None
-            )
-        return CompiledGrammar(start, -(-vocabulary.vocab_size // 32), seconds, states)
+            regex = structured.text if structured.kind == "regex" else None
+            states = None if regex is None else RegexStates.of(regex, tokenizer.text_bytes, self._masks)
+        return CompiledGrammar(start, -(-ll_tokenizer.vocab_size // 32), seconds, states)
 
 
-def _limits() -> "LLParserLimits":
-    """What one language may cost, in units of work: the same everywhere, unlike seconds."""
+def _parser_limits() -> "LLParserLimits":
+    """What one grammar may cost, in units of work: unlike seconds, they are the same on every machine."""
     from llguidance._lib import LLParserLimits
 
     return LLParserLimits(
-        initial_lexer_fuel=1_000_000,  # while compiling: about 20 ms
-        step_lexer_fuel=100_000,  # a mask: about 7 ms; those of ordinary schemas take 0.01 to 0.1 ms
+        initial_lexer_fuel=1_000_000,  # to compile: about 20 ms
+        step_lexer_fuel=100_000,  # for a mask: about 7 ms; those of ordinary schemas take 0.01 to 0.1 ms
         step_max_items=25_000,
         max_items_in_row=2_000,
         max_lexer_states=20_000,  # 2 kB each at most
@@ -104,7 +103,7 @@ def _limits() -> "LLParserLimits":
 
 
 def with_deep_stack(work: Callable[[], T]) -> T:
-    """Do it in a thread that may recurse further than this one."""
+    """Run `work` in a thread with a stack of COMPILE_STACK_BYTES."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -114,7 +113,7 @@ def with_deep_stack(work: Callable[[], T]) -> T:
         except BaseException as error:
             errors.append(error)
 
-    before = threading.stack_size(DEEP_STACK)
+    before = threading.stack_size(COMPILE_STACK_BYTES)
     thread = threading.Thread(target=run, name="deep stack", daemon=True)
     thread.start()
     threading.stack_size(before)

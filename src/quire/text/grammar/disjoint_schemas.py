@@ -1,46 +1,47 @@
-"""Whether schemas exclude each other, where that can be seen: by types, by values, and by properties."""
+"""Whether schemas exclude each other, where types, values or properties show it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-_OF_OBJECTS = frozenset({"properties", "required", "additionalProperties", "patternProperties"})
-_DEPTH = 6  # of properties and references that are looked into
+_OBJECT_KEYWORDS = frozenset({"properties", "required", "additionalProperties", "patternProperties"})
+_MAX_DEPTH = 6  # of nested properties and of references
 
 
 class SchemaBranch:
-    """One of several alternatives: as it is meant, and as it is followed."""
+    """One alternative of a `oneOf`: as the schema declares it, and as it will be enforced."""
 
-    def __init__(self, root: dict[str, Any], schema: Any, closable: Callable[[dict[str, Any]], bool]) -> None:
+    def __init__(self, root: dict[str, Any], schema: Any, can_close: Callable[[dict[str, Any]], bool]) -> None:
         self._root, self._schema = root, schema
-        self._added: dict[str, Any] = {}  # what is followed beside the schema
-        self.meant = self.followed = view = _resolve(root, schema)
-        if view is None:
+        self._added: dict[str, Any] = {}  # enforced in addition to the schema
+        self.declared = self.enforced = resolved = _resolve(root, schema)
+        if resolved is None:
             return
-        if "type" not in view and not {"const", "enum"} & view.keys() and _OF_OBJECTS & view.keys():
+        if "type" not in resolved and not {"const", "enum"} & resolved.keys() and _OBJECT_KEYWORDS & resolved.keys():
             self._added["type"] = "object"
-        closed = {"additionalProperties": False} if closable(view) else {}
-        self.followed = {**view, **closed, **self._added}
+        closed = {"additionalProperties": False} if can_close(resolved) else {}
+        self.enforced = {**resolved, **closed, **self._added}
 
     @property
-    def narrowed(self) -> Any:
-        """The schema to follow."""
+    def enforced_schema(self) -> Any:
         return {"allOf": [self._schema, self._added]} if self._added else self._schema
 
     def excludes(self, other: "SchemaBranch") -> bool:
-        """Nothing that is followed here is valid there, as it is meant there."""
-        return _apart(self._root, self.followed, other.meant, _DEPTH) or self._leave_out(other)
+        """No instance enforced here is valid by the other one as declared. Narrows this branch where that helps."""
+        return _disjoint(self._root, self.enforced, other.declared, _MAX_DEPTH) or self._forbid_property_of(other)
 
-    def _leave_out(self, other: "SchemaBranch") -> bool:
-        """Follow no instance with some property that the other one has to have."""
-        if self.followed is None or other.meant is None or _types(self.followed) & _types(other.meant) != {"object"}:
+    def _forbid_property_of(self, other: "SchemaBranch") -> bool:
+        """Forbid a property that the other branch requires and this one does not."""
+        if self.enforced is None or other.declared is None:
             return False
-        names = sorted(_required(other.meant) - _required(self.followed))
+        if _types(self.enforced) & _types(other.declared) != {"object"}:
+            return False
+        names = sorted(_required(other.declared) - _required(self.enforced))
         if not names:
             return False
         self._added.setdefault("properties", {})[names[0]] = False
         self._added["additionalProperties"] = True
-        self.followed = {**self.followed, "properties": {**_properties(self.followed), names[0]: False}}
+        self.enforced = {**self.enforced, "properties": {**_properties(self.enforced), names[0]: False}}
         return True
 
 
@@ -49,51 +50,51 @@ def all_disjoint(branches: Sequence[SchemaBranch]) -> bool:
 
 
 def _resolve(root: dict[str, Any], schema: Any) -> dict[str, Any] | None:
-    """The schema itself or what it refers to; keywords beside a reference are left out, which makes it no narrower.
-    None: not known."""
-    for _ in range(_DEPTH):
+    """The schema, or the one that it refers to; None if it cannot be resolved. Keywords beside a reference are ignored,
+    which only makes the result wider."""
+    for _ in range(_MAX_DEPTH):
         if schema is True:
             return {}
         if not isinstance(schema, dict):
             return None
         if "$ref" not in schema:
             return schema
-        schema = _at(root, schema["$ref"])
+        schema = _follow_pointer(root, schema["$ref"])
     return None
 
 
-def _at(root: Any, pointer: Any) -> Any:
+def _follow_pointer(root: Any, pointer: Any) -> Any:
     if not isinstance(pointer, str) or not pointer.startswith("#") or "%" in pointer:
         return None
-    place = root
+    schema = root
     for step in pointer[1:].split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
-        if not isinstance(place, dict) or step not in place:
+        if not isinstance(schema, dict) or step not in schema:
             return None
-        place = place[step]
-        if isinstance(place, dict) and ("$id" in place or "id" in place) and place is not root:
-            return None  # references inside mean something else
-    return place
+        schema = schema[step]
+        if isinstance(schema, dict) and ("$id" in schema or "id" in schema) and schema is not root:
+            return None  # an id changes the base of references inside
+    return schema
 
 
-def _apart(root: dict[str, Any], a: dict[str, Any] | None, b: dict[str, Any] | None, depth: int) -> bool:
+def _disjoint(root: dict[str, Any], a: dict[str, Any] | None, b: dict[str, Any] | None, depth: int) -> bool:
     if a is None or b is None or not depth:
         return False
     common = _types(a) & _types(b)
     if not common:
         return True
-    ours, theirs = _values(a), _values(b)
-    if ours is not None and theirs is not None:
-        return not any(value in theirs for value in ours)
+    values_a, values_b = _values(a), _values(b)
+    if values_a is not None and values_b is not None:
+        return not any(value in values_b for value in values_a)
     if common != {"object"}:
         return False
-    return any(_missing(*pair) for pair in ((a, b), (b, a))) or any(
-        _apart(root, _resolve(root, x), _resolve(root, y), depth - 1) for x, y in _shared(a, b)
+    return any(_requires_what_is_forbidden(*pair) for pair in ((a, b), (b, a))) or any(
+        _disjoint(root, _resolve(root, x), _resolve(root, y), depth - 1) for x, y in _common_properties(a, b)
     )
 
 
-def _missing(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """The first has to have a property that the other cannot."""
+def _requires_what_is_forbidden(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """`a` requires a property that `b` does not allow."""
     if any(_properties(b).get(name) is False for name in _required(a)):
         return True
     if b.get("additionalProperties") is not False or "patternProperties" in b:
@@ -101,40 +102,40 @@ def _missing(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return any(name not in _properties(b) for name in _required(a))
 
 
-def _shared(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """The schemas of properties that are always there and that both speak of."""
+def _common_properties(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """The schemas of the properties that both describe and at least one requires."""
     names = (_required(a) | _required(b)) & _properties(a).keys() & _properties(b).keys()
     return [(_properties(a)[name], _properties(b)[name]) for name in names]
 
 
 def _properties(schema: dict[str, Any]) -> dict[str, Any]:
-    found = schema.get("properties")
-    return found if isinstance(found, dict) else {}
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
 
 
 def _required(schema: dict[str, Any]) -> set[str]:
-    found = schema.get("required")
-    return {name for name in found if isinstance(name, str)} if isinstance(found, list) else set()
+    required = schema.get("required")
+    return {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
 
 
 def _values(schema: dict[str, Any]) -> list[Any] | None:
     if "const" in schema:
         return [schema["const"]]
-    found = schema.get("enum")
-    return found if isinstance(found, list) else None
+    values = schema.get("enum")
+    return values if isinstance(values, list) else None
 
 
 def _types(schema: dict[str, Any]) -> set[str]:
-    given = schema.get("type")
-    names = given if isinstance(given, list) else [given]
+    declared = schema.get("type")
+    names = declared if isinstance(declared, list) else [declared]
     types = {name for name in names if isinstance(name, str)}
     if not types:
         values = _values(schema)
-        types = {_type(value) for value in values} if values is not None else set(_TYPES)
+        types = {_type_of(value) for value in values} if values is not None else set(_TYPES)
     return types | ({"integer"} if "number" in types else set())
 
 
-def _type(value: Any) -> str:
+def _type_of(value: Any) -> str:
     if value is None:
         return "null"
     names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}

@@ -10,108 +10,109 @@ from quire.text.grammar.mask_cache import RegexStates
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-ALLOWANCE = 0.25  # CPU seconds that following one answer may take at once, and
-ALLOWANCE_PER_TOKEN = 0.004  # for every token of it; ordinary schemas need a hundredth of that
-SOON = 0.05  # seconds of compiling that the loop can wait for
+# CPU seconds that matching one sequence may take: a fixed part and a part for each token. Ordinary schemas need 1 %.
+BASE_CPU_SECONDS = 0.25
+CPU_SECONDS_PER_TOKEN = 0.004
+MAX_RECOMPILE_SECONDS = 0.05  # the engine's loop can wait this long
 
 
 class CompiledGrammar:
-    """A compiled language. What its matchers find out about it they share; its limits hold for all that together."""
+    """Its matchers share the lexer states that they discover, and llguidance's limits count all of them together."""
 
     __slots__ = ("__weakref__", "_start", "num_matchers", "num_words", "seconds", "states")
 
     def __init__(self, start: "LLMatcher", num_words: int, seconds: float, states: RegexStates | None) -> None:
         self._start = start
-        self.states = states  # if they can be told apart
-        self.num_words = num_words  # of 32 bits, of a mask
-        self.seconds = seconds  # that compiling it took, and would take again
-        self.num_matchers = 0  # that were ever made
+        self.states = states  # of a regex that has an automaton
+        self.num_words = num_words  # of a mask, 32 bits each
+        self.seconds = seconds  # of CPU time to compile it
+        self.num_matchers = 0  # created so far
 
-    def matcher(self) -> "LLMatcher":
+    def new_matcher(self) -> "LLMatcher":
         self.num_matchers += 1
         return self._start.deep_copy()
 
 
 class GrammarMatcher:
-    """Where an answer stands in its language."""
+    """The state of one sequence in its grammar."""
 
-    def __init__(self, grammar: CompiledGrammar, renew: Callable[[], CompiledGrammar]) -> None:
-        """`renew` compiles the language again: in one that others have used much, a limit may be reached by what they
-        found out. What an answer may be does not depend on them."""
-        self._grammar, self._renew = grammar, renew
-        self._matcher = grammar.matcher()
+    def __init__(self, grammar: CompiledGrammar, recompile: Callable[[], CompiledGrammar]) -> None:
+        """`recompile` compiles the grammar again. A shared grammar may reach a limit because of states that other
+        matchers discovered; a fresh copy keeps the output of a sequence independent of them."""
+        self._grammar, self._recompile = grammar, recompile
+        self._matcher = grammar.new_matcher()
         self._tokens: list[int] = []
-        self._spent = 0.0
-        self._spent_before: list[float] = []  # each of the tokens: what is forgotten is not charged for
+        self._cpu_seconds = 0.0
+        self._cpu_seconds_before: list[float] = []  # each token: a rollback restores the budget, too
 
     @property
     def error(self) -> str:
-        """Why it cannot go on; empty while it can."""
+        """Why matching cannot go on; empty while it can."""
         if self._matcher.is_error():
             return self._matcher.get_error().split("\n")[0]
-        if self._spent > ALLOWANCE + ALLOWANCE_PER_TOKEN * len(self._tokens):
-            return f"following it took {self._spent:.2f} s for {len(self._tokens)} tokens; ask for something simpler"
+        if self._cpu_seconds > BASE_CPU_SECONDS + CPU_SECONDS_PER_TOKEN * len(self._tokens):
+            return f"matching took {self._cpu_seconds:.2f} s of CPU time for {len(self._tokens)} tokens; simplify it"
         return ""
 
     @property
     def ended(self) -> bool:
-        """Nothing more can follow."""
+        """No token can follow."""
         return self._matcher.is_stopped()
 
     def mask(self) -> bytes:
-        """A bit for every token that may follow: token t is bit t % 8 of byte t / 8. Where the answer may end, the
-        tokens that end a text are among them; where it must, they are alone. None where there is an `error`."""
+        """The tokens that may follow: token t is bit t % 8 of byte t / 8. The eos tokens are allowed where the text
+        may end, and they alone where it must. All zero if there is an `error`."""
         words = (ctypes.c_uint32 * self._grammar.num_words)()
         return bytes(words) if self.write_mask(ctypes.addressof(words), ctypes.sizeof(words)) else bytes(len(words) * 4)
 
     def write_mask(self, address: int, num_bytes: int) -> bool:
-        """The same into memory, which must be as long as it is. False: there is an `error`, and what lies there now
-        means nothing."""
+        """Write the mask to memory of exactly its size. False if there is an `error`: the memory is then undefined."""
         begin = time.thread_time()
-        self._matcher.unsafe_compute_mask_ptr(address, num_bytes)  # a third of the time that taking bytes from it takes
-        if self._matcher.is_error() and self._begin_anew():
+        self._matcher.unsafe_compute_mask_ptr(address, num_bytes)  # a third of the time of returning bytes
+        if self._matcher.is_error() and self._restart():
             self._matcher.unsafe_compute_mask_ptr(address, num_bytes)
-        self._spent += time.thread_time() - begin
+        self._cpu_seconds += time.thread_time() - begin
         return not self._matcher.is_error()
 
     def advance(self, tokens: Sequence[int]) -> bool:
-        """Take in what was drawn. False: it is outside the language, and `error` says so from now on."""
+        """Consume sampled tokens. False if the grammar does not allow them: `error` says so from now on."""
         begin = time.thread_time()
-        again, ended = self._reopen(), self.ended
+        reopened, ended = self._reopen(), self.ended
         self._tokens += tokens
-        self._spent_before += [self._spent] * len(tokens)
-        done = self._matcher.consume_tokens([*again, *tokens]) or (not ended and self._begin_anew())
-        self._spent += time.thread_time() - begin
+        self._cpu_seconds_before += [self._cpu_seconds] * len(tokens)
+        done = self._matcher.consume_tokens([*reopened, *tokens]) or (not ended and self._restart())
+        self._cpu_seconds += time.thread_time() - begin
         return done
 
     def count_valid(self, tokens: Sequence[int]) -> int:
-        """How many of these, the first first, might be drawn next. Nothing is taken in: for drafts."""
-        again = self._reopen()
-        count = self._matcher.validate_tokens([*again, *tokens]) - len(again)
-        if again:
-            self._matcher.consume_tokens(again)
+        """The length of the longest allowed prefix of these draft tokens. The state does not change."""
+        reopened = self._reopen()
+        count = self._matcher.validate_tokens([*reopened, *tokens]) - len(reopened)
+        if reopened:
+            self._matcher.consume_tokens(reopened)
         return count
 
     def rollback(self, count: int) -> None:
-        """Forget the last `count` tokens taken in."""
+        """Undo the last `count` tokens."""
         left = len(self._tokens) - count
         if count:
-            self._spent = self._spent_before[left]
-        del self._tokens[left:], self._spent_before[left:]
+            self._cpu_seconds = self._cpu_seconds_before[left]
+        del self._tokens[left:], self._cpu_seconds_before[left:]
         self._matcher.rollback(count)
 
     def _reopen(self) -> list[int]:
-        """Where nothing can follow, a parser stops and refuses even the token that ends a text. Then it is put back by
-        one token, which is returned: it has to be taken in again."""
+        """Where no text can follow, llguidance stops and refuses even the eos token. Then roll it back by one token,
+        and return that token to be consumed again."""
         if self._matcher.stop_reason() != "NoExtension":
             return []
         self._matcher.rollback(1)
         return self._tokens[-1:]
 
-    def _begin_anew(self) -> bool:
-        if self._grammar.num_matchers == 1 or self._grammar.seconds > SOON:
+    def _restart(self) -> bool:
+        """Match the tokens so far with a fresh grammar, if that could help and is quick to compile."""
+        if self._grammar.num_matchers == 1 or self._grammar.seconds > MAX_RECOMPILE_SECONDS:
             return False
-        self._grammar = self._renew()
-        self._spent += self._grammar.seconds
-        self._matcher = self._grammar.matcher()
+        self._grammar = self._recompile()
+        self._cpu_seconds += self._grammar.seconds
+        self._matcher = self._grammar.new_matcher()
         return self._matcher.consume_tokens(self._tokens)
