@@ -27,7 +27,7 @@ def put_chat(
         )
     request.messages = form.messages(messages, use)
     request.template_options = {**template, "tools": form.template_tools(use)}
-    request.params.structured = use.language() or request.params.structured
+    request.params.structured = use.structured() or request.params.structured
     if form.keeps_special(use):
         request.params.skip_special_tokens = False
 

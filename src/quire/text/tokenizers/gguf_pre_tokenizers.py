@@ -1,4 +1,4 @@
-"""How byte-level tokenizers split a text into words before they merge bytes: one row a tokenizer.ggml.pre."""
+"""Pre-tokenizers of byte-level BPE: how a text is split into words before merging, by `tokenizer.ggml.pre`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
 
-ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
@@ -29,32 +29,33 @@ def _split(pattern: str) -> Any:
 
 
 def _matches(*patterns: str) -> Callable[[], Any]:
-    """What the patterns match, one after the other, and what lies between."""
+    """Words are what the patterns match, one pattern after the other, and what lies between."""
 
-    def words() -> Any:
+    def make() -> Any:
         splits = [_split(pattern) for pattern in patterns]
         return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
-    return words
+    return make
 
 
 def _tiktoken_words(digits: str) -> Callable[[], Any]:
-    """The pattern of OpenAI's later vocabularies, which families vary in how many digits stay together."""
-    return _matches(rf"{ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}")
+    """The pattern of OpenAI's cl100k vocabulary. Families differ in how many digits stay together."""
+    return _matches(rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}")
 
 
-def _cased_words(digits: str, endings: str) -> Callable[[], Any]:
-    """The one after it: words end before a capital letter, marks belong to letters, and slashes to signs."""
-    letters = rf"[{UPPER}]*[{LOWER}]+{endings}|[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]+[{LOWER}]*{endings}"
-    return _matches(rf"[^\r\n\p{{L}}\p{{N}}]?{letters}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}")
+def _cased_words(digits: str, contractions: str) -> Callable[[], Any]:
+    """The pattern of OpenAI's o200k vocabulary: words end before a capital letter, combining marks belong to words, and
+    slashes to punctuation."""
+    words = rf"[{UPPER}]*[{LOWER}]+{contractions}|[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]+[{LOWER}]*{contractions}"
+    return _matches(rf"[^\r\n\p{{L}}\p{{N}}]?{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}")
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizerStyle:
-    words: Callable[[], Any]  # makes the pre-tokenizer
-    composes: bool = False  # to Unicode's NFC, first
-    ignore_merges: bool = False  # a word that is a token is taken as it is
-    add_bos: bool = False  # where the file does not say
+    make: Callable[[], Any]  # a new pre-tokenizer
+    nfc: bool = False  # normalize to Unicode's NFC first
+    ignore_merges: bool = False  # a word that is a token is not merged
+    add_bos: bool = False  # if the file does not say
 
 
 GPT2 = PreTokenizerStyle(_gpt2_words)
@@ -64,9 +65,9 @@ BLOOM = PreTokenizerStyle(_matches(r" ?[^(\s|.,!?…。，、।۔،)]+"))
 DBRX = PreTokenizerStyle(_tiktoken_words(r"\p{N}{1,3}"))
 LLAMA3 = PreTokenizerStyle(_tiktoken_words(r"\p{N}{1,3}"), ignore_merges=True, add_bos=True)
 STABLELM2 = PreTokenizerStyle(_tiktoken_words(r"\p{N}"))
-QWEN2 = PreTokenizerStyle(_tiktoken_words(r"\p{N}"), composes=True)
+QWEN2 = PreTokenizerStyle(_tiktoken_words(r"\p{N}"), nfc=True)
 TEKKEN = PreTokenizerStyle(_cased_words(r"\p{N}", ""), ignore_merges=True, add_bos=True)
-GPT4O = PreTokenizerStyle(_cased_words(r"\p{N}{1,3}", ENDINGS + "?"))
+GPT4O = PreTokenizerStyle(_cased_words(r"\p{N}{1,3}", CONTRACTIONS + "?"))
 DEEPSEEK_V3 = PreTokenizerStyle(
     _matches(
         r"\p{N}{1,3}",

@@ -1,7 +1,7 @@
-"""SentencePiece's BPE, in C++: the part of a `tokenizers.Tokenizer` that a vocabulary of pieces and scores needs.
+"""Backends for SentencePiece vocabularies, with the methods of a `tokenizers.Tokenizer` that `Tokenizer` needs.
 
-The library would want every way of cutting a piece in two as a merge, half a million of them for Gemma, which take two
-seconds to make; here the scores are enough."""
+SentencePiece's BPE runs in C++ on pieces and scores. The `tokenizers` library would need every split of a piece in two
+as a merge: half a million for Gemma, which take two seconds to build."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,53 +17,54 @@ class PieceEncoding:
 
 
 class SentencePieceBPE:
-    """`joined`: whether a piece may be made of others. `first`: ids found in a text before anything else."""
+    """BPE by scores. `mergeable`: whether a piece may result from a merge. `added`: ids that are matched before the
+    others, by their literal text."""
 
     def __init__(
         self,
         pieces: list[str],
         scores: list[float],
-        joined: Sequence[bool],
-        first: list[int],
+        mergeable: Sequence[bool],
+        added: list[int],
         unknown: int | None,
-        space_first: bool,
+        add_space: bool,
     ) -> None:
-        from quire import _native  # here: what is not built is not asked for
+        from quire import _native  # here: a directory with a tokenizer.json needs no compiled module
 
-        known = {pieces[index]: index for index in range(len(pieces)) if len(pieces[index]) == 6}
-        bytes_ = [known.get(f"<0x{byte:02X}>", -1) for byte in range(256)]
+        byte_pieces = {pieces[index]: index for index in range(len(pieces)) if len(pieces[index]) == 6}
+        byte_ids = [byte_pieces.get(f"<0x{byte:02X}>", -1) for byte in range(256)]
         unknown = -1 if unknown is None else unknown
-        prefix = SPACE if space_first else ""
-        self._pieces = _native.SentencePieces(pieces, scores, bytes(joined), first, bytes_, unknown, prefix)
+        prefix = SPACE if add_space else ""
+        self._pieces = _native.SentencePieces(pieces, scores, bytes(mergeable), added, byte_ids, unknown, prefix)
 
     def encode(self, text: str, add_special_tokens: bool) -> PieceEncoding:
-        assert not add_special_tokens, "what stands around a text is the tokenizer's"
+        assert not add_special_tokens, "the tokenizer adds special tokens itself"
         return PieceEncoding(self._pieces.encode(text.encode()))
 
     def get_vocab_size(self) -> int:
         return len(self._pieces)
 
     def token_to_id(self, token: str) -> int | None:
-        found: int = self._pieces.id(token)
-        return None if found < 0 else found
+        token_id: int = self._pieces.id(token)
+        return None if token_id < 0 else token_id
 
     def id_to_token(self, token: int) -> str | None:
         return self._pieces.piece(token) if 0 <= token < len(self._pieces) else None
 
 
 class MarianBackend:
-    """Pieces of a source, with the ids of a vocabulary; and pieces of an answer, with those of the same or another."""
+    """Encodes with the source vocabulary and decodes with the target vocabulary; both may be the same."""
 
     def __init__(
-        self, source: tokenizers.Tokenizer, ids: Mapping[str, int], answers: Mapping[str, int], unknown: str
+        self, source: tokenizers.Tokenizer, ids: Mapping[str, int], targets: Mapping[str, int], unknown: str
     ) -> None:
         self._source, self._ids, self._unknown = source, ids, ids[unknown]
-        self._pieces = {token: piece for piece, token in answers.items()}
+        self._pieces = {token: piece for piece, token in targets.items()}
 
     def encode(self, text: str, add_special_tokens: bool) -> PieceEncoding:
-        assert not add_special_tokens, "what stands around a text is the tokenizer's"
+        assert not add_special_tokens, "the tokenizer adds special tokens itself"
         pieces = []
-        if text.startswith(">>") and (end := text.find("<<") + 2) > 1:  # the language to translate into
+        if text.startswith(">>") and (end := text.find("<<") + 2) > 1:  # the target language
             pieces, text = [text[:end]], text[end:]
         pieces += self._source.encode(text, add_special_tokens=False).tokens
         return PieceEncoding([self._ids.get(piece, self._unknown) for piece in pieces])

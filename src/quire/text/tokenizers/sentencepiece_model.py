@@ -1,7 +1,7 @@
-"""A file of SentencePiece (`tokenizer.model`, `source.spm`): the pieces, and what is done to a text before.
+"""Reads a SentencePiece model file (`tokenizer.model`, `source.spm`): the pieces, and the normalization of texts.
 
-It is a protocol buffer, of which a few fields are read here: a field is a number and a wire type, then a varint, eight
-or four bytes, or a length and so many bytes."""
+The file is a protocol buffer. A field is a number and a wire type, then a varint, eight or four bytes, or a length and
+that many bytes."""
 
 import struct
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from quire.core.errors import BadCheckpoint, Unsupported
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # kinds of pieces
-_MODELS = {1: "unigram", 2: "bpe"}
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of pieces
+_ALGORITHMS = {1: "unigram", 2: "bpe"}
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5  # wire types
 
 
@@ -20,13 +20,13 @@ class SentencePieceModel:
     pieces: list[str]
     scores: list[float]
     kinds: list[int]
-    model: str  # "unigram" or "bpe"
-    characters: bytes  # a table of what characters are replaced by; empty: none are
-    space_first: bool  # a text begins with a space, whether it has one or not
-    single_spaces: bool  # of many spaces one is left, and none at the ends
+    algorithm: str  # "unigram" or "bpe"
+    char_map: bytes  # a compiled table of character replacements; may be empty
+    add_space: bool  # before every text
+    collapse_spaces: bool  # runs of spaces to one, and none at the ends
 
     def of(self, *kinds: int) -> list[int]:
-        """The ids of pieces of these kinds."""
+        """The ids of pieces of these types."""
         return [index for index, kind in enumerate(self.kinds) if kind in kinds]
 
 
@@ -34,7 +34,7 @@ def read_sentencepiece_model(path: Path) -> SentencePieceModel:
     try:
         return _read(path)
     except (ValueError, IndexError, struct.error) as error:
-        raise BadCheckpoint(f"{path} is no file of SentencePiece, or damaged: {error}") from error
+        raise BadCheckpoint(f"{path} is not a SentencePiece model, or damaged: {error}") from error
 
 
 def _read(path: Path) -> SentencePieceModel:
@@ -52,51 +52,51 @@ def _read(path: Path) -> SentencePieceModel:
             normalizer = _bytes(value)
     if not pieces:
         raise ValueError("it has no pieces")
-    kind = int(dict(_fields(trainer)).get(3, 1))
-    if kind not in _MODELS:
-        raise Unsupported(f"{path} is SentencePiece's model {kind}", "supported: unigram (1), BPE (2)")
+    model_type = int(dict(_fields(trainer)).get(3, 1))
+    if model_type not in _ALGORITHMS:
+        raise Unsupported(f"{path} has SentencePiece model type {model_type}", "supported: unigram (1), BPE (2)")
     rules = dict(_fields(normalizer))
     return SentencePieceModel(
         pieces,
         scores,
         kinds,
-        model=_MODELS[kind],
-        characters=_bytes(rules.get(2, b"")),
-        space_first=bool(rules.get(3, 1)),
-        single_spaces=bool(rules.get(4, 1)),
+        algorithm=_ALGORITHMS[model_type],
+        char_map=_bytes(rules.get(2, b"")),
+        add_space=bool(rules.get(3, 1)),
+        collapse_spaces=bool(rules.get(4, 1)),
     )
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The number of every field, and its value."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        number, kind = key >> 3, key & 7
-        if kind == _VARINT:
-            value, at = _varint(data, at)
+    """The number and the value of each field."""
+    offset = 0
+    while offset < len(data):
+        key, offset = _varint(data, offset)
+        number, wire_type = key >> 3, key & 7
+        if wire_type == _VARINT:
+            value, offset = _varint(data, offset)
             yield number, value
             continue
-        if kind not in (_EIGHT, _BYTES, _FOUR):
-            raise ValueError(f"a field of the wire type {kind}")
-        size = 8 if kind == _EIGHT else 4
-        if kind == _BYTES:
-            size, at = _varint(data, at)
-        if at + size > len(data):
-            raise ValueError(f"a field of {size} bytes, and {len(data) - at} are left")
-        yield number, data[at : at + size]
-        at += size
+        if wire_type not in (_EIGHT, _BYTES, _FOUR):
+            raise ValueError(f"a field of the wire type {wire_type}")
+        size = 8 if wire_type == _EIGHT else 4
+        if wire_type == _BYTES:
+            size, offset = _varint(data, offset)
+        if offset + size > len(data):
+            raise ValueError(f"a field of {size} bytes, and {len(data) - offset} are left")
+        yield number, data[offset : offset + size]
+        offset += size
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """-> the number, and where the next one begins."""
+def _varint(data: bytes, offset: int) -> tuple[int, int]:
+    """The number, and the offset after it."""
     value = shift = 0
     while True:
-        byte = data[at]
+        byte = data[offset]
         value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
         if byte < 0x80:
-            return value, at
+            return value, offset
 
 
 def _bytes(value: int | bytes) -> bytes:

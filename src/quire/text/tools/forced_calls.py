@@ -1,4 +1,4 @@
-"""Calls that have to come: the answer is nothing but JSON, in a language made of the tools' schemas."""
+"""Forced tool calls: the completion is JSON alone, constrained by the schemas of the tools."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ from quire.text.tools.parser import CallDelta, ToolParserOutput
 
 
 class NamedCallParser:
-    """The answer is the arguments of a function that the client has named."""
+    """The completion is the arguments of the function that the client has named."""
 
     def __init__(self, name: str) -> None:
         self._name: str = name
@@ -28,12 +28,12 @@ def structured_named_call(tool: dict[str, Any]) -> Structured:
 
 
 def structured_required_calls(tools: list[dict[str, Any]], parallel: bool) -> Structured:
-    """A list of at least one call. `parallel`: of several, where the model likes."""
+    """A list of one call; of one or more with `parallel`."""
     definitions: dict[str, Any] = {}
     calls = []
     for tool in tools:
         parameters = _parameters(tool)
-        for key in ("$defs", "definitions"):  # references lead to the root of a schema, which is no more theirs
+        for key in ("$defs", "definitions"):  # references start at the root, so the definitions move there
             definitions.setdefault(key, {}).update(parameters.pop(key, {}))
         calls.append(
             {
@@ -50,7 +50,7 @@ def structured_required_calls(tools: list[dict[str, Any]], parallel: bool) -> St
     }
     if not parallel:
         schema["maxItems"] = 1
-    schema.update({key: found for key, found in definitions.items() if found})
+    schema.update({key: schemas for key, schemas in definitions.items() if schemas})
     return Structured("json_schema", json.dumps(schema))
 
 

@@ -4,115 +4,117 @@ from quire.text.markers import MarkerScanner
 from quire.text.tools.json_call import JsonCallReader
 from quire.text.tools.parser import ToolParserOutput
 
-_BETWEEN = " \t\r\n[],;"  # what may stand between calls: the brackets and commas of a list
+_SEPARATORS = " \t\r\n[],;"  # may stand between calls: the brackets and commas of a list
 
 
 class JsonToolParser:
-    """`begin` opens calls and `end` closes them. Without `begin` the calls begin where the text does, or there are
-    none; without `end` they go on to the end of the text."""
+    """`begin` opens a section of calls and `end` closes it. Without `begin`, calls start where the text does or there
+    are none; without `end`, the section goes on to the end of the text."""
 
     def __init__(self, begin: str = "", end: str = "", *, prefix: str = "", opened: str = "") -> None:
-        """Where there is no `begin`: `prefix` may stand before the first call, and `opened` is what came before."""
+        """Without `begin`: `prefix` may stand before the first call, and `opened` is the text that came before."""
         self._end, self._prefix = end, prefix
         self._opening = MarkerScanner(begin) if begin else None
-        self._read = self._content if begin else self._between
-        self._text = ""  # what is still to be read
-        self._raw = opened  # what was read since the calls were opened, until one of them is told
-        self._told = False  # whether one was, since then
+        self._parse = self._parse_content if begin else self._parse_between
+        self._text = ""  # not parsed yet
+        self._raw = opened  # parsed since the section began, until its first call is named: it may become content
+        self._has_call = False  # whether the section has a named call
         self._num_calls = 0
         self._call = JsonCallReader(0)
 
     def push(self, text: str) -> ToolParserOutput:
-        found = ToolParserOutput()
+        output = ToolParserOutput()
         self._text += text
-        while self._text and self._read(found):
+        while self._text and self._parse(output):
             pass
-        return found
+        return output
 
     def flush(self) -> ToolParserOutput:
-        found = ToolParserOutput()
-        if self._read == self._content:
+        output = ToolParserOutput()
+        if self._parse == self._parse_content:
             assert self._opening is not None
             held = self._opening.flush()
-            found.content = "" if self._num_calls and held.isspace() else held
-        elif not self._told:
-            call = self._call.raw if self._read == self._in_call else ""
-            found.content = self._raw + call + self._text
+            output.content = "" if self._num_calls and held.isspace() else held
+        elif not self._has_call:
+            call = self._call.raw if self._parse == self._parse_call else ""
+            output.content = self._raw + call + self._text
         self._text = ""
-        return found
+        return output
 
-    # What is being read. Each returns whether it came further.
+    # The states of the parser. Each method returns whether it made progress.
 
-    def _content(self, found: ToolParserOutput) -> bool:
+    def _parse_content(self, output: ToolParserOutput) -> bool:
         assert self._opening is not None
         before, rest = self._opening.push(self._text)
         self._text = rest or ""
         if rest is None:
-            found.content += before
+            output.content += before
             return False
         shown = before.rstrip()
-        found.content += shown
-        self._raw, self._told, self._read = before[len(shown) :] + self._opening.marker, False, self._between
+        output.content += shown
+        self._raw, self._has_call = before[len(shown) :] + self._opening.marker, False
+        self._parse = self._parse_between
         return True
 
-    def _between(self, found: ToolParserOutput) -> bool:
-        rest = self._text.lstrip(_BETWEEN)
+    def _parse_between(self, output: ToolParserOutput) -> bool:
+        """Separators, then a call, the end marker or the prefix."""
+        rest = self._text.lstrip(_SEPARATORS)
         if rest.startswith("{"):
             self._take(len(self._text) - len(rest))
-            self._call, self._read = JsonCallReader(self._num_calls), self._in_call
+            self._call, self._parse = JsonCallReader(self._num_calls), self._parse_call
             return True
         for marker in filter(None, (self._end, self._prefix)):
             if rest.startswith(marker):
                 self._take(len(self._text) - len(rest) + len(marker))
                 if marker == self._end:
-                    self._close(found)
+                    self._close(output)
                 return True
             if marker.startswith(rest):
                 return False
         if rest:
-            self._read = self._skip if self._told and self._end else self._no_call
+            self._parse = self._skip_to_end if self._has_call and self._end else self._reject
         return bool(rest)
 
-    def _in_call(self, found: ToolParserOutput) -> bool:
+    def _parse_call(self, output: ToolParserOutput) -> bool:
         deltas, self._text = self._call.push(self._text)
-        found.calls += deltas
-        if deltas and not self._told:
-            self._told, self._raw = True, ""
-        if self._call.done or (self._call.broken and self._call.told):
+        output.calls += deltas
+        if deltas and not self._has_call:
+            self._has_call, self._raw = True, ""
+        if self._call.done or (self._call.broken and self._call.named):
             self._num_calls += 1
-            self._read = self._between
+            self._parse = self._parse_between
         elif self._call.broken:
             self._raw += self._call.raw
-            self._read = self._no_call
+            self._parse = self._reject
         return True
 
-    def _skip(self, found: ToolParserOutput) -> bool:
-        """Something after a call that belongs to none, such as a bracket too many: over at the end marker."""
-        at = self._text.find(self._end)
-        self._text = self._text[at:] if at >= 0 else self._text[-len(self._end) :]
-        if at >= 0:
-            self._read = self._between
-        return at >= 0
+    def _skip_to_end(self, output: ToolParserOutput) -> bool:
+        """Drop what follows a call and belongs to none, such as a bracket too many, up to the end marker."""
+        index = self._text.find(self._end)
+        self._text = self._text[index:] if index >= 0 else self._text[-len(self._end) :]
+        if index >= 0:
+            self._parse = self._parse_between
+        return index >= 0
 
-    def _no_call(self, found: ToolParserOutput) -> bool:
+    def _reject(self, output: ToolParserOutput) -> bool:
         """What looked like a call is none: it is content, and so is what follows."""
-        found.content += self._raw
+        output.content += self._raw
         self._raw = ""
         if self._opening is not None:
-            self._read = self._content
+            self._parse = self._parse_content
             return True
-        found.content += self._text
+        output.content += self._text
         self._text = ""
         return False
 
     def _take(self, size: int) -> None:
-        if not self._told:
+        if not self._has_call:
             self._raw += self._text[:size]
         self._text = self._text[size:]
 
-    def _close(self, found: ToolParserOutput) -> None:
-        if not self._told:
-            found.content += self._raw
+    def _close(self, output: ToolParserOutput) -> None:
+        if not self._has_call:
+            output.content += self._raw
         self._raw = ""
         if self._opening is not None:
-            self._read = self._content
+            self._parse = self._parse_content

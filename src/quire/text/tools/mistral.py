@@ -12,7 +12,7 @@ _NAME = re.compile(r"\s*([\w.-]+)\s*(?:\[ARGS\]\s*)?")
 
 
 class MistralToolParser:
-    """Which of the two forms it is, the first character after the marker tells."""
+    """The first character after the marker says which of the two forms it is."""
 
     def __init__(self) -> None:
         self._opening = MarkerScanner(BEGIN)
@@ -20,24 +20,24 @@ class MistralToolParser:
         self._calls: JsonToolParser | MistralNamedCalls | None = None
 
     def push(self, text: str) -> ToolParserOutput:
-        found = ToolParserOutput()
+        output = ToolParserOutput()
         if not self._opened:
             before, rest = self._opening.push(text)
-            found.content = before if rest is None else before.rstrip()
+            output.content = before if rest is None else before.rstrip()
             if rest is None:
-                return found
-            self._opened, text = before[len(found.content) :] + BEGIN, rest
+                return output
+            self._opened, text = before[len(output.content) :] + BEGIN, rest
         if self._calls is None:
             start = text.lstrip()
             self._opened += text[: len(text) - len(start)]
             if not start:
-                return found
+                return output
             self._calls = JsonToolParser(opened=self._opened) if start[0] in "[{" else MistralNamedCalls(self._opened)
             text = start
-        more = self._calls.push(text)
-        found.content += more.content
-        found.calls += more.calls
-        return found
+        calls_output = self._calls.push(text)
+        output.content += calls_output.content
+        output.calls += calls_output.calls
+        return output
 
     def flush(self) -> ToolParserOutput:
         if self._calls is not None:
@@ -49,21 +49,21 @@ class MistralNamedCalls:
     """`name[ARGS]{...}` or `name{...}`, again after each further `[TOOL_CALLS]`."""
 
     def __init__(self, opened: str) -> None:
-        self._opened = opened  # what came before the name, for the case that it is none
-        self._name: str | None = ""  # None while arguments are read
-        self._plain = False  # it was no call, and nor is what follows
+        self._opened = opened  # the text before the name, which is content if there is no call
+        self._name: str | None = ""  # None while arguments are parsed
+        self._plain = False  # there was no call: all text is content
         self._num_calls = 0
         self._next = MarkerScanner(BEGIN)
 
     def push(self, text: str) -> ToolParserOutput:
-        found = ToolParserOutput()
+        output = ToolParserOutput()
         rest: str | None = text
         while rest:
             if self._plain:
-                found.content += rest
+                output.content += rest
                 break
-            rest = self._read_name(rest, found) if self._name is not None else self._read_arguments(rest, found)
-        return found
+            rest = self._parse_name(rest, output) if self._name is not None else self._parse_arguments(rest, output)
+        return output
 
     def flush(self) -> ToolParserOutput:
         if self._name is None:
@@ -71,26 +71,26 @@ class MistralNamedCalls:
             return ToolParserOutput(calls=[CallDelta(self._num_calls - 1, "", held)] if held else [])
         return ToolParserOutput("" if self._plain else self._opened + self._name)
 
-    def _read_name(self, text: str, found: ToolParserOutput) -> str | None:
+    def _parse_name(self, text: str, output: ToolParserOutput) -> str | None:
         name, brace, rest = ((self._name or "") + text).partition("{")
         if not brace:
             self._name = name
             return None
-        if not (known := _NAME.fullmatch(name)):
+        if not (match := _NAME.fullmatch(name)):
             self._plain = True
             return self._opened + name + brace + rest
-        found.calls.append(CallDelta(self._num_calls, known[1]))
+        output.calls.append(CallDelta(self._num_calls, match[1]))
         self._num_calls += 1
         self._name, self._opened = None, BEGIN
         return brace + rest
 
-    def _read_arguments(self, text: str, found: ToolParserOutput) -> str | None:
-        gained, rest = self._next.push(text)
+    def _parse_arguments(self, text: str, output: ToolParserOutput) -> str | None:
+        arguments, rest = self._next.push(text)
         if rest is not None:
-            gained, self._name = gained.rstrip(), ""
-        if gained:
-            found.calls.append(CallDelta(self._num_calls - 1, "", gained))
+            arguments, self._name = arguments.rstrip(), ""
+        if arguments:
+            output.calls.append(CallDelta(self._num_calls - 1, "", arguments))
         return rest
 
 
-FORMAT = ToolFormat(MistralToolParser, signs=(BEGIN,), keep_special=True, short_ids=True)
+FORMAT = ToolFormat(MistralToolParser, template_markers=(BEGIN,), keep_special=True, short_ids=True)

@@ -1,4 +1,4 @@
-"""What a parser of tool calls is, and what it finds."""
+"""The interface of tool parsers: they split a completion into text for the user and tool calls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,28 +7,28 @@ from typing import Protocol
 
 @dataclass(slots=True)
 class CallDelta:
-    """What one call gained. The first delta of a call has its name, and only that one."""
+    """The next piece of one call. The first delta of a call has the name, and no other has."""
 
-    index: int  # which call of the answer
+    index: int  # of the call in the completion
     name: str = ""
     arguments: str = ""  # JSON, as the model wrote it
 
 
 @dataclass(slots=True)
 class ToolParserOutput:
-    """What was found in a piece of text: text for the user, and calls."""
+    """What a parser made of a piece of text."""
 
-    content: str = ""
+    content: str = ""  # for the user
     calls: list[CallDelta] = field(default_factory=list)
 
 
 class ToolParser(Protocol):
-    """Reads one sample. The pieces may be cut anywhere; what is found, taken together, does not depend on where."""
+    """Parses one completion. Its outputs, joined, do not depend on how the text was cut into pieces."""
 
     def push(self, text: str) -> ToolParserOutput: ...
 
     def flush(self) -> ToolParserOutput:
-        """The text has ended. What began like a call and never became one is content."""
+        """The text has ended. A call that was begun and not recognized becomes content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,6 @@ class ToolFormat:
     """How a family of models writes its calls."""
 
     parser: Callable[[], ToolParser]
-    signs: tuple[str, ...]  # any of these in a chat template tells that its model writes so
-    keep_special: bool = False  # its markers are special tokens, which would be left out of the text
-    short_ids: bool = False  # its template wants ids of nine letters
+    template_markers: tuple[str, ...]  # a chat template with any of these belongs to this format
+    keep_special: bool = False  # its markers are special tokens, so they must not be skipped by the detokenizer
+    short_ids: bool = False  # its template accepts only call ids of nine characters
