@@ -23,7 +23,7 @@ PATIENCE = 5  # added to niceness: whoever computes comes first
 
 class JsonProgress(DownloadProgress):
     @contextmanager
-    def of(self, what: str, total: int, sha256: str = "") -> Iterator[ProgressUpdate]:
+    def track(self, what: str, total: int, sha256: str = "") -> Iterator[ProgressUpdate]:
         told = 0.0
 
         def update(done: int) -> None:

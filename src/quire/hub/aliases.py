@@ -1,18 +1,18 @@
-"""Short names for models people start with."""
+"""Short names of popular models."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class WheelModel:
-    """A model that a package of the Python package index carries as one file."""
+    """A model that a package of the Python package index contains as one file."""
 
-    package: str  # with its version, as pip takes it
-    module: str  # what it is called when it is installed
+    package: str  # with its version, as for pip
+    module: str  # the package's import name
     member: str  # the file's path in the wheel
-    num_bytes: int  # of that file
+    num_bytes: int  # of the file
     wheel_bytes: int  # of the download
-    sha256: str  # of that file
+    sha256: str  # of the file
 
     @property
     def file_name(self) -> str:
@@ -21,8 +21,10 @@ class WheelModel:
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceModel:
+    """One GGUF file of a repository of the Hugging Face Hub."""
+
     repo: str
-    selector: str  # which GGUF file of it
+    selector: str  # a part of the file's name, such as its quantization
 
 
 SMOLLM2_135M = WheelModel(
