@@ -58,7 +58,7 @@ class EncoderPrompter:
     def _encode(self, text: Text, prompt: str, truncate: bool, place: int) -> EncodeInput:
         ids = self.tokenizer.encode(self._normalize(prompt + text)) if isinstance(text, str) else list(text)
         if truncate:
-            ids = self.tokenizer.cut(ids, self.max_model_len)
+            ids = self.tokenizer.truncate(ids, self.max_model_len)
         self._check(ids, place)
         return EncodeInput(ids)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from quire.core.records import RequestRecord
 from quire.core.request import FinishReason, Request, SequenceEvent
 from quire.text.event import TextEvent
-from quire.text.stream import SampleText
+from quire.text.stream import CompletionText
 from quire.text.tokenizers.tokenizer import Tokenizer
 
 
@@ -22,7 +22,7 @@ class LiveRequest:
         self.record: RequestRecord | None = None  # once finished
         self._tokens: list[list[int]] = [[] for _ in range(request.params.n)]
         before = request.start_ids or request.prompt_ids
-        self._samples = [SampleText(tokenizer, request.params, before) for _ in range(request.params.n)]
+        self._samples = [CompletionText(tokenizer, request.params, before) for _ in range(request.params.n)]
         self._ended = [False] * request.params.n
         self._num_prompt_logprobs = 0  # delivered
         self._num_repeated = 0  # prompt logprobs to skip after a resumption

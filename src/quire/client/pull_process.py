@@ -14,7 +14,7 @@ from quire.core.errors import QuireError
 from quire.engine.options import EngineOptions
 from quire.engine.start import task_of
 from quire.hub import fetch_model
-from quire.hub.progress import DownloadProgress, Update
+from quire.hub.progress import DownloadProgress, ProgressUpdate
 
 REPORT_INTERVAL = 0.2  # seconds
 DOWNLOAD_NICENESS = 5  # added to the process's: computing comes first
@@ -22,7 +22,7 @@ DOWNLOAD_NICENESS = 5  # added to the process's: computing comes first
 
 class JsonProgress(DownloadProgress):
     @contextmanager
-    def of(self, what: str, total: int, sha256: str = "") -> Iterator[Update]:
+    def track(self, what: str, total: int, sha256: str = "") -> Iterator[ProgressUpdate]:
         reported = 0.0  # time.monotonic() of the last line
 
         def update(done: int) -> None:

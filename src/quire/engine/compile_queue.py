@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from quire.core.request import Request
 from quire.core.structured import Structured
-from quire.text.grammar.compiler import Grammar, GrammarCompiler
+from quire.text.grammar.compiler import GrammarCompiler
+from quire.text.grammar.matcher import CompiledGrammar
 
 COMPILE_NICENESS = 5  # added to the thread's: where no core is to spare, the loop comes first
 
@@ -17,7 +18,7 @@ COMPILE_NICENESS = 5  # added to the thread's: where no core is to spare, the lo
 class PendingRequest:
     request: Request
     cancelled: list[int] = field(default_factory=list)  # samples that were cancelled meanwhile
-    grammar: Grammar | None = None  # keeps it compiled until the engine holds it
+    grammar: CompiledGrammar | None = None  # keeps it compiled until the engine holds it
     error: Exception | None = None  # why it could not be compiled
 
 

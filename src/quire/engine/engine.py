@@ -20,7 +20,8 @@ from quire.engine.live_snapshots import LiveSnapshots
 from quire.engine.options import EngineOptions
 from quire.executors.protocol import Executor
 from quire.runtime.adapters import LoadedAdapter
-from quire.text.grammar.compiler import Grammar, GrammarCompiler
+from quire.text.grammar.compiler import GrammarCompiler
+from quire.text.grammar.matcher import CompiledGrammar
 
 if TYPE_CHECKING:
     from quire.text.tokenizers.tokenizer import Tokenizer
@@ -62,7 +63,7 @@ class Engine:
         self._collected = 0.0  # when the last step ended
         self._live: LiveSnapshots | None = None  # while the engine is watched
         self.adapters: set[str] = set()  # keys that requests may name
-        self._grammars: dict[str, Grammar] = {}  # of requests in flight: stay compiled as long as they are used
+        self._grammars: dict[str, CompiledGrammar] = {}  # of requests in flight: stay compiled as long as they are used
         self._scheduler = Scheduler(
             SchedulerLimits(
                 max_num_seqs=options.max_num_seqs,
@@ -102,7 +103,7 @@ class Engine:
         else:
             self._add_structured(request, self.grammars.compile(structured))
 
-    def _add_structured(self, request: Request, grammar: Grammar) -> None:
+    def _add_structured(self, request: Request, grammar: CompiledGrammar) -> None:
         self._scheduler.add(request, time.monotonic())
         self._grammars[request.id] = grammar
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from quire.text.reasoning.thoughts import Thoughts
-from quire.text.tools.call import CallDelta, ToolParser
+from quire.text.reasoning.parser import ReasoningParser
+from quire.text.tools.parser import CallDelta, ToolParser
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class AnswerDelta:
 class AnswerReader:
     """Reads one sample."""
 
-    def __init__(self, thoughts: Thoughts | None, tools: ToolParser | None, parallel: bool = True) -> None:
+    def __init__(self, thoughts: ReasoningParser | None, tools: ToolParser | None, parallel: bool = True) -> None:
         self._thoughts, self._tools = thoughts, tools
         self._parallel = parallel  # else calls after the first are left out
 

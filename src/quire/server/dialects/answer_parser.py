@@ -10,12 +10,12 @@ from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
 from quire.server.dialects.dialect import Context
 from quire.text.answer import AnswerDelta, AnswerReader
-from quire.text.tools.call import CallDelta
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolParams
+from quire.text.tools.parser import CallDelta
 
 
 def put_chat(
-    request: GenerateRequest, context: Context, messages: list[dict[str, Any]], use: ToolUse, **template: Any
+    request: GenerateRequest, context: Context, messages: list[dict[str, Any]], use: ToolParams, **template: Any
 ) -> None:
     """Set the request's messages and all that follows from its tools. `template` are options of the chat template."""
     form = context.chat_format()
@@ -27,7 +27,7 @@ def put_chat(
         )
     request.messages = form.messages(messages, use)
     request.template_options = {**template, "tools": form.template_tools(use)}
-    request.params.structured = use.language() or request.params.structured
+    request.params.structured = use.structured() or request.params.structured
     if form.keeps_special(use):
         request.params.skip_special_tokens = False
 
@@ -58,7 +58,7 @@ class Reading:
         self._reader = reader
 
     @classmethod
-    def of(cls, request: GenerateRequest, context: Context, use: ToolUse, prompt_ids: list[int]) -> "Reading":
+    def of(cls, request: GenerateRequest, context: Context, use: ToolParams, prompt_ids: list[int]) -> "Reading":
         form = context.chat_format()
         tail = ""
         if form.reasoning is not None:  # does the prompt open the thoughts?

@@ -6,14 +6,14 @@ from typing import Any
 
 from quire.server.dialects.dialect import Context
 from quire.text.chat.chat_template import ChatTemplate
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolParams
 
 Messages = list[dict[str, Any]]
 
 _template = lru_cache(maxsize=8)(ChatTemplate)
 
 
-def num_tokens(messages: Messages, context: Context, use: ToolUse) -> int:
+def num_tokens(messages: Messages, context: Context, use: ToolParams) -> int:
     """Of the prompt that they become."""
     form, tokenizer = context.chat_format(), context.tokenizer
     template = _template(tokenizer.chat_template or "", tokenizer.bos_token, tokenizer.eos_token)

@@ -33,7 +33,7 @@ from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.fields import new_id
 from quire.server.http.openapi import EVENTS, JSON, answers, reads
 from quire.text.event import TextEvent
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolParams
 
 _decoder = msgspec.json.Decoder(MessagesBody)
 
@@ -50,7 +50,7 @@ def parse_messages(body: bytes, context: Context) -> "MessagesCall":
 
 
 class MessagesCall:
-    def __init__(self, request: GenerateRequest, context: Context, use: ToolUse, stream: bool) -> None:
+    def __init__(self, request: GenerateRequest, context: Context, use: ToolParams, stream: bool) -> None:
         self.requests = [request]
         self.stream = stream
         self._request, self._context, self._use = request, context, use

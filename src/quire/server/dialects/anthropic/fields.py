@@ -12,7 +12,7 @@ from quire.core.structured import Structured
 from quire.server.dialects.anthropic.messages import Message, TextBlock
 from quire.server.dialects.dialect import Context
 from quire.server.http.body import Body, decode, parts
-from quire.text.tools.use import Choice, ToolUse
+from quire.text.tools.params import ToolChoiceMode, ToolParams
 
 Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # what the engine's arrays hold
 
@@ -105,7 +105,7 @@ NOT_SUPPORTED = (
     "fallback_credit_token",
     "diagnostics",
 )
-_CHOICES: dict[str, Choice] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
+_CHOICES: dict[str, ToolChoiceMode] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 _VALUE = re.compile(r"invalid value '(\w+)'")
 _INDEX = re.compile(r"\[(\d+)\]")
 
@@ -123,7 +123,7 @@ def _explain(message: str, body: type[Struct]) -> BadRequest:
     return BadRequest(f"{path}: {said}" if path else said, param=path or None)
 
 
-def tool_use(body: PromptBody) -> ToolUse:
+def tool_use(body: PromptBody) -> ToolParams:
     tools = []
     for at, tool in enumerate(body.tools or ()):
         if tool.type not in (None, "custom"):
@@ -135,10 +135,10 @@ def tool_use(body: PromptBody) -> ToolUse:
         tools.append({"type": "function", "function": function})
     choice = body.tool_choice
     if choice is None:
-        return ToolUse(tools)
+        return ToolParams(tools)
     if choice.type not in _CHOICES:
         raise BadRequest(f"tool_choice.type: `{choice.type}` is not one of {', '.join(_CHOICES)}", param="tool_choice")
-    return ToolUse(tools, _CHOICES[choice.type], choice.name or "", not choice.disable_parallel_tool_use)
+    return ToolParams(tools, _CHOICES[choice.type], choice.name or "", not choice.disable_parallel_tool_use)
 
 
 def sampling_params(body: MessagesBody) -> SamplingParams:

@@ -21,10 +21,10 @@ from quire.server.http.body import decode
 from quire.server.http.openapi import JSON, answers, reads
 from quire.text.answer import AnswerDelta
 from quire.text.chat.chat_format import NO_TOOLS
-from quire.text.chat.fill_in import filling_ends, filling_prompt
+from quire.text.chat.fill_in_middle import fim_prompt, fim_stop_ids
 from quire.text.event import TextEvent, TokenLogprob
-from quire.text.tools.call import CallDelta
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolParams
+from quire.text.tools.parser import CallDelta
 
 
 class GenerateBody(Fields, kw_only=True):
@@ -80,10 +80,10 @@ def parse_generate(body: bytes, context: Context) -> "OllamaCall":
         return OllamaCall(given, [], chat=False)
     request = _request(given, context)
     if given.suffix:
-        request.prompt_ids = filling_prompt(context.tokenizer, given.prompt, given.suffix)
+        request.prompt_ids = fim_prompt(context.tokenizer, given.prompt, given.suffix)
         if request.prompt_ids is None:
             raise BadRequest(f"{given.model} does not support insert (suffix)", param="suffix")
-        request.params.stop_token_ids = filling_ends(context.tokenizer)
+        request.params.stop_token_ids = fim_stop_ids(context.tokenizer)
         return OllamaCall(given, [request], chat=False)
     if given.raw or (context.tokenizer.chat_template is None and not given.system):
         request.prompt = given.prompt
@@ -102,7 +102,7 @@ def parse_chat(body: bytes, context: Context) -> "OllamaCall":
     if not given.messages:
         return OllamaCall(given, [], chat=True)
     request = _request(given, context)
-    use = ToolUse([_tool(tool, at) for at, tool in enumerate(given.tools or ())])
+    use = ToolParams([_tool(tool, at) for at, tool in enumerate(given.tools or ())])
     messages = [_plain(message) for message in given.messages]
     if (room := request.truncate_prompt_tokens) is not None and len(body) > room:  # a token is a byte or more
         messages = newest_that_fit(messages, lambda some: num_tokens(some, context, use), room)

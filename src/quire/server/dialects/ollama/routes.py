@@ -19,7 +19,7 @@ from quire.server.http.openapi import JSON, answers, reads
 from quire.server.http.replies import in_shape, json_response
 from quire.server.options import ServerOptions
 from quire.text.chat.chat_format import chat_format
-from quire.text.chat.fill_in import filling_prompt
+from quire.text.chat.fill_in_middle import fim_prompt
 
 if TYPE_CHECKING:
     from quire.client.service import ServedModel, Service
@@ -153,6 +153,6 @@ def _capabilities(service: "Service", options: ServerOptions) -> list[str]:
         "completion": True,
         "tools": service.tokenizer.chat_template is not None and form.tools is not None,
         "thinking": form.reasoning is not None,
-        "insert": filling_prompt(service.tokenizer, "", "") is not None,
+        "insert": fim_prompt(service.tokenizer, "", "") is not None,
     }
     return [name for name, can in able.items() if can]

@@ -14,7 +14,7 @@ from quire.server.dialects.openai.tools import ToolCallGain, folded, gain_of
 from quire.server.dialects.openai.usage import Tally, usage_of
 from quire.text.answer import AnswerDelta
 from quire.text.event import TextEvent, TokenLogprob
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolParams
 
 
 class TopLogprob(Struct):
@@ -67,7 +67,7 @@ class ChatCall:
         self,
         request: GenerateRequest,
         context: Context,
-        use: ToolUse,
+        use: ToolParams,
         *,
         stream: bool = False,
         stream_options: StreamOptions | None = None,

@@ -17,7 +17,7 @@ from quire.server.dialects.openai.structured import language_asked
 from quire.server.dialects.openai.usage import Tally, usage_of
 from quire.server.http.body import decode, texts_or_ids
 from quire.server.http.openapi import EVENTS, JSON, answers, reads
-from quire.text.chat.fill_in import filling_ends, filling_prompt
+from quire.text.chat.fill_in_middle import fim_prompt, fim_stop_ids
 from quire.text.event import TextEvent, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16
@@ -66,7 +66,7 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
     prompts = texts_or_ids(completion.prompt, "prompt")
     if completion.suffix:
         prompts = [_between(prompt, completion, context) for prompt in prompts]
-        completion.stop_token_ids = [*(completion.stop_token_ids or ()), *filling_ends(context.tokenizer)]
+        completion.stop_token_ids = [*(completion.stop_token_ids or ()), *fim_stop_ids(context.tokenizer)]
     language = language_asked(completion)
     max_tokens = DEFAULT_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
     of_prompt = [completion.logprobs if completion.echo else None, completion.prompt_logprobs]
@@ -99,7 +99,7 @@ def _between(prompt: str | list[int], completion: CompletionBody, context: Conte
     """A prompt whose continuation is followed by the suffix."""
     if completion.echo or not isinstance(prompt, str):
         raise BadRequest("a suffix needs a prompt that is text, and no echo", param="suffix")
-    ids = filling_prompt(context.tokenizer, prompt, completion.suffix or "")
+    ids = fim_prompt(context.tokenizer, prompt, completion.suffix or "")
     if ids is None:
         raise BadRequest("`suffix` is not supported by this model", "use one made to fill in code", param="suffix")
     return ids

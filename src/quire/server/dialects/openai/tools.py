@@ -7,8 +7,8 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from quire.core.errors import BadRequest
-from quire.text.tools.call import CallDelta
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolParams
+from quire.text.tools.parser import CallDelta
 
 
 class Function(Struct, kw_only=True, omit_defaults=True):
@@ -40,7 +40,7 @@ class AllowedTools(Struct, kw_only=True):
     tools: list[NamedTool]
 
 
-def tool_use(tools: list[Tool] | None, choice: str | NamedTool | None, parallel: bool | None) -> ToolUse:
+def tool_use(tools: list[Tool] | None, choice: str | NamedTool | None, parallel: bool | None) -> ToolParams:
     plain = [_plain(tool, f"tools[{at}]") for at, tool in enumerate(tools or ())]
     several = parallel is not False
     if isinstance(choice, NamedTool):
@@ -51,19 +51,19 @@ def tool_use(tools: list[Tool] | None, choice: str | NamedTool | None, parallel:
             raise BadRequest(
                 f"tool_choice of type `{choice.type}` is not supported", "name a function", param="tool_choice"
             )
-        return ToolUse(plain, "named", choice.function.name, several)
-    return ToolUse(plain, as_choice(choice), parallel=several)
+        return ToolParams(plain, "named", choice.function.name, several)
+    return ToolParams(plain, as_choice(choice), parallel=several)
 
 
 def some_tools(
     plain: list[dict[str, Any]], names: list[str], mode: Literal["auto", "required"], several: bool
-) -> ToolUse:
+) -> ToolParams:
     """The model is told of those named, and of no others."""
     known = {tool["function"]["name"]: tool for tool in plain}
     for name in names:
         if name not in known:
             raise BadRequest(f"tool_choice allows `{name}`", f"the tools are {', '.join(known)}", param="tool_choice")
-    return ToolUse([tool for name, tool in known.items() if name in names], mode, parallel=several)
+    return ToolParams([tool for name, tool in known.items() if name in names], mode, parallel=several)
 
 
 def as_choice(choice: str | None) -> Literal["none", "auto", "required"]:

@@ -12,7 +12,7 @@ from quire.server.dialects.openai.fields import Int, refuse
 from quire.server.dialects.openai.responses.items import InputItem
 from quire.server.dialects.openai.structured import Schema, of_schema
 from quire.server.dialects.openai.tools import as_choice, some_tools
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolParams
 
 
 class ResponseTool(Struct, kw_only=True, omit_defaults=True):
@@ -155,7 +155,7 @@ def check(body: ResponseBody) -> None:
                 raise BadRequest(f"`{where}` is not supported", "the thoughts come as they are", param=where)
 
 
-def tools_of(body: ResponseBody) -> ToolUse:
+def tools_of(body: ResponseBody) -> ToolParams:
     plain = []
     for at, tool in enumerate(body.tools or ()):
         if tool.type != "function":
@@ -176,8 +176,8 @@ def tools_of(body: ResponseBody) -> ToolUse:
         if choice.type != "function" or not choice.name:
             what = f"tool_choice of type `{choice.type}` is not supported"
             raise BadRequest(what, "name a function", param="tool_choice")
-        return ToolUse(plain, "named", choice.name, several)
-    return ToolUse(plain, as_choice(choice), parallel=several)
+        return ToolParams(plain, "named", choice.name, several)
+    return ToolParams(plain, as_choice(choice), parallel=several)
 
 
 def language_of(body: ResponseBody) -> Structured | None:

@@ -31,7 +31,7 @@ from quire.server.dialects.openai.usage import Tally
 from quire.server.dialects.truncation import newest_that_fit, num_tokens
 from quire.server.http.body import decode
 from quire.text.event import TextEvent, TokenLogprob
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolParams
 
 Recall = Callable[[str, str], Stored]  # tenant and id of a stored response
 
@@ -64,7 +64,7 @@ def parse_response(body: bytes, context: Context, recall: Recall) -> "ResponseCa
 
 
 def _fitting(
-    messages: list[dict[str, Any]], given: asked.ResponseBody, context: Context, use: ToolUse
+    messages: list[dict[str, Any]], given: asked.ResponseBody, context: Context, use: ToolParams
 ) -> list[dict[str, Any]]:
     def size(some: list[dict[str, Any]]) -> int:
         return num_tokens(_with_instructions(some, given), context, use)
@@ -118,7 +118,7 @@ class ResponseCall:
     """`keep` is called with it when it has ended well."""
 
     def __init__(
-        self, given: asked.ResponseBody, request: GenerateRequest, context: Context, use: ToolUse, stored: Stored
+        self, given: asked.ResponseBody, request: GenerateRequest, context: Context, use: ToolParams, stored: Stored
     ) -> None:
         self.requests = [request]
         self.stream = bool(given.stream)

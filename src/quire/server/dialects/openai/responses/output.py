@@ -17,7 +17,7 @@ from quire.server.dialects.openai.responses.shapes import (
 )
 from quire.server.dialects.openai.tools import new_call_id
 from quire.text.answer import AnswerDelta
-from quire.text.tools.call import CallDelta
+from quire.text.tools.parser import CallDelta
 
 
 class Output:

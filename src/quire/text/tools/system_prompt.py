@@ -1,4 +1,4 @@
-"""Tools for models whose chat template knows none: described in the system message, called and answered in the text."""
+"""Tools for models whose chat template has none: described in the system message, called and answered in the text."""
 
 import json
 from typing import Any
@@ -15,31 +15,31 @@ To call one, write
 and nothing else; for several calls, several such blocks. The results are given to you as <tool_response> blocks."""
 
 
-def spelled_out(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def add_tools_to_messages(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same conversation in system, user and assistant messages alone."""
-    spelled: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] == "tool":
             block = f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
-            if spelled and spelled[-1].get("spelled"):  # the results of parallel calls are one message
-                spelled[-1]["content"] += f"\n{block}"
+            if result and result[-1].get("tool_response"):  # the results of parallel calls are one message
+                result[-1]["content"] += f"\n{block}"
             else:
-                spelled.append({"role": "user", "content": block, "spelled": True})
+                result.append({"role": "user", "content": block, "tool_response": True})
         elif calls := message.get("tool_calls"):
-            blocks = [_written(call["function"]) for call in calls]
+            blocks = [_call_block(call["function"]) for call in calls]
             content = "\n".join(filter(None, [message.get("content"), *blocks]))
-            spelled.append({"role": message["role"], "content": content})
+            result.append({"role": message["role"], "content": content})
         else:
-            spelled.append(message)
+            result.append(message)
     if tools:
         prompt = _PROMPT.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools))
-        if spelled[0]["role"] == "system":
-            spelled[0] = {**spelled[0], "content": f"{spelled[0].get('content') or ''}\n\n{prompt}"}
+        if result[0]["role"] == "system":
+            result[0] = {**result[0], "content": f"{result[0].get('content') or ''}\n\n{prompt}"}
         else:
-            spelled.insert(0, {"role": "system", "content": prompt})
-    return spelled
+            result.insert(0, {"role": "system", "content": prompt})
+    return result
 
 
-def _written(function: dict[str, Any]) -> str:
+def _call_block(function: dict[str, Any]) -> str:
     call = json.dumps({"name": function["name"], "arguments": function.get("arguments")}, ensure_ascii=False)
     return f"<tool_call>\n{call}\n</tool_call>"

@@ -1,4 +1,4 @@
-"""Regular expressions, made at random of what is read as an automaton."""
+"""Random regexes of the syntax that has an automaton."""
 
 from hypothesis import strategies as st
 
@@ -22,15 +22,15 @@ ATOMS = st.sampled_from(
         "[-a]",
     ]
 )
-TIMES = st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "{2,}", "{0}", "*?", "{0,2}?"])
+QUANTIFIERS = st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "{2,}", "{0}", "*?", "{0,2}?"])
 
 
-def grouped(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+def combine(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     return st.one_of(
         st.lists(inner, max_size=3).map("".join),
         st.lists(inner, min_size=2, max_size=3).map("|".join).map("({})".format),
-        st.tuples(inner, TIMES).map(lambda pair: f"(?:{pair[0]}){pair[1]}"),
+        st.tuples(inner, QUANTIFIERS).map(lambda pair: f"(?:{pair[0]}){pair[1]}"),
     )
 
 
-EXPRESSIONS = st.recursive(ATOMS, grouped, max_leaves=8)
+REGEXES = st.recursive(ATOMS, combine, max_leaves=8)

@@ -1,39 +1,39 @@
-"""Calls that have to come: the answer is nothing but JSON, in a language made of the tools' schemas."""
+"""Forced tool calls: the completion is JSON alone, constrained by the schemas of the tools."""
 
 import json
 from typing import Any
 
 from quire.core.structured import Structured
-from quire.text.tools.call import CallDelta, Found
+from quire.text.tools.parser import CallDelta, ToolParserOutput
 
 
-class OneCall:
-    """The answer is the arguments of a function that the client has named."""
+class NamedCallParser:
+    """The completion is the arguments of the function that the client has named."""
 
     def __init__(self, name: str) -> None:
         self._name: str = name
 
-    def push(self, text: str) -> Found:
+    def push(self, text: str) -> ToolParserOutput:
         if not text:
-            return Found()
+            return ToolParserOutput()
         name, self._name = self._name, ""
-        return Found(calls=[CallDelta(0, name, text)])
+        return ToolParserOutput(calls=[CallDelta(0, name, text)])
 
-    def flush(self) -> Found:
-        return Found()
+    def flush(self) -> ToolParserOutput:
+        return ToolParserOutput()
 
 
-def language_of_one(tool: dict[str, Any]) -> Structured:
+def structured_named_call(tool: dict[str, Any]) -> Structured:
     return Structured("json_schema", json.dumps(_parameters(tool)))
 
 
-def language_of_calls(tools: list[dict[str, Any]], parallel: bool) -> Structured:
-    """A list of at least one call. `parallel`: of several, where the model likes."""
+def structured_required_calls(tools: list[dict[str, Any]], parallel: bool) -> Structured:
+    """A list of one call; of one or more with `parallel`."""
     definitions: dict[str, Any] = {}
     calls = []
     for tool in tools:
         parameters = _parameters(tool)
-        for key in ("$defs", "definitions"):  # references lead to the root of a schema, which is no more theirs
+        for key in ("$defs", "definitions"):  # references start at the root, so the definitions move there
             definitions.setdefault(key, {}).update(parameters.pop(key, {}))
         calls.append(
             {
@@ -50,7 +50,7 @@ def language_of_calls(tools: list[dict[str, Any]], parallel: bool) -> Structured
     }
     if not parallel:
         schema["maxItems"] = 1
-    schema.update({key: found for key, found in definitions.items() if found})
+    schema.update({key: schemas for key, schemas in definitions.items() if schemas})
     return Structured("json_schema", json.dumps(schema))
 
 

@@ -1,4 +1,4 @@
-"""Directories with files of SentencePiece in place of a tokenizer.json, against SentencePiece and transformers."""
+"""Directories with SentencePiece files instead of a tokenizer.json, against SentencePiece and transformers."""
 
 import json
 import unicodedata
@@ -10,7 +10,7 @@ import sentencepiece
 from transformers import MarianTokenizer
 
 from quire.core.errors import BadCheckpoint, Unsupported
-from quire.text.tokenizers.spm_file import read_sentencepiece
+from quire.text.tokenizers.sentencepiece_model import read_sentencepiece_model
 from quire.text.tokenizers.tokenizer import Tokenizer
 from text.test_tokenizer import SENTENCES, random_texts
 
@@ -22,9 +22,9 @@ AS_LLAMA = {
     "split_digits": True,
     "allow_whitespace_only_pieces": True,
 }
-# What marks that stand alone become is decided letter by letter there, and by graphemes in the library asked here.
-LETTERS = [text for text in random_texts(200) if not any(map(unicodedata.combining, text))]
-TEXTS = [*SENTENCES, "  two  spaces ", "ﬁne ½", "a" * 40, *LETTERS]
+# SentencePiece normalizes a combining mark by itself, and the library used here by graphemes.
+UNMARKED = [text for text in random_texts(200) if not any(map(unicodedata.combining, text))]
+TEXTS = [*SENTENCES, "  two  spaces ", "ﬁne ½", "a" * 40, *UNMARKED]
 
 
 def train(folder: Path, name: str, **options: Any) -> sentencepiece.SentencePieceProcessor:
@@ -73,7 +73,7 @@ def test_tokens_that_the_settings_add(model: Any) -> None:
     assert tokenizer.vocab_size == size + 2
 
 
-def test_settings_say_what_stands_around_a_text(model: Any, tmp_path: Path) -> None:
+def test_settings_choose_the_special_tokens_around_a_text(model: Any, tmp_path: Path) -> None:
     folder, pieces = model
     (tmp_path / "tokenizer.model").write_bytes((folder / "tokenizer.model").read_bytes())
     write(tmp_path, "config.json", architectures=["LlamaForCausalLM"])
@@ -86,8 +86,8 @@ def test_settings_say_what_stands_around_a_text(model: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
-@pytest.mark.parametrize("apart", [False, True])
-def test_marians_ids_and_texts_are_those_of_transformers(tmp_path: Path, apart: bool) -> None:
+@pytest.mark.parametrize("separate", [False, True])
+def test_marians_ids_and_texts_are_those_of_transformers(tmp_path: Path, separate: bool) -> None:
     source, _ = (train(tmp_path, name) for name in ("source.spm", "target.spm"))
     some = [source.id_to_piece(token) for token in range(3, source.vocab_size(), 2)]  # the others are unknown
     both = ["</s>", "<unk>", ">>fra<<", *some, "<pad>"]
@@ -99,7 +99,7 @@ def test_marians_ids_and_texts_are_those_of_transformers(tmp_path: Path, apart: 
         **{piece: token for token, piece in enumerate([*both[:2], *both[-2:1:-1], "<pad>"])},
     )
     write(tmp_path, "config.json", architectures=["MarianMTModel"], eos_token_id=0)
-    write(tmp_path, "tokenizer_config.json", separate_vocabs=apart, source_lang="en", target_lang="fr")
+    write(tmp_path, "tokenizer_config.json", separate_vocabs=separate, source_lang="en", target_lang="fr")
     theirs, ours = MarianTokenizer.from_pretrained(tmp_path), Tokenizer.load(tmp_path)
     for text in (*TEXTS, ">>fra<< A quire is", ">>deu<< A quire is", "page</s>page"):
         ids = theirs(text).input_ids
@@ -114,8 +114,8 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.model"
     for data in (b"", b"\x0a\xff\xff\xff", b"nothing of the kind", bytes(range(256))):
         path.write_bytes(data)
-        with pytest.raises(BadCheckpoint, match="no file of SentencePiece, or damaged"):
-            read_sentencepiece(path)
-    path.write_bytes(b"\x0a\x03\x0a\x01a" + b"\x12\x02\x18\x03")  # one piece, and a model of words
-    with pytest.raises(Unsupported, match="SentencePiece's model 3"):
+        with pytest.raises(BadCheckpoint, match="not a SentencePiece model, or damaged"):
+            read_sentencepiece_model(path)
+    path.write_bytes(b"\x0a\x03\x0a\x01a" + b"\x12\x02\x18\x03")  # one piece, and a word model
+    with pytest.raises(Unsupported, match="SentencePiece model type 3"):
         Tokenizer.load(tmp_path)

@@ -1,23 +1,23 @@
-"""The tools of one request, and what the client wants of them."""
+"""The tools of one request, and how the model may use them."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.core.errors import BadRequest
 from quire.core.structured import Structured
-from quire.text.tools.call import ToolFormat, ToolParser
-from quire.text.tools.forced import OneCall, language_of_calls, language_of_one
-from quire.text.tools.json_calls import JsonCalls
+from quire.text.tools.forced_calls import NamedCallParser, structured_named_call, structured_required_calls
+from quire.text.tools.json_parser import JsonToolParser
+from quire.text.tools.parser import ToolFormat, ToolParser
 
-Choice = Literal["none", "auto", "required", "named"]
+ToolChoiceMode = Literal["none", "auto", "required", "named"]
 
 
 @dataclass(frozen=True, slots=True)
-class ToolUse:
+class ToolParams:
     tools: list[dict[str, Any]] = field(default_factory=list)  # {"type": "function", "function": {"name", ...}}
-    choice: Choice = "auto"
-    name: str = ""  # of the function that has to be called
-    parallel: bool = True  # whether several calls may come in one answer
+    choice: ToolChoiceMode = "auto"
+    name: str = ""  # the function to call, if the choice is "named"
+    parallel: bool = True  # whether one completion may have several calls
 
     def __post_init__(self) -> None:
         if self.choice in ("required", "named") and not self.tools:
@@ -32,25 +32,25 @@ class ToolUse:
 
     @property
     def active(self) -> bool:
-        """Whether the model is told of the tools."""
+        """Whether the prompt describes the tools."""
         return bool(self.tools) and self.choice != "none"
 
     @property
     def forced(self) -> bool:
         return self.choice in ("required", "named")
 
-    def language(self) -> Structured | None:
-        """What a forced call is written in; no other answer can then be drawn."""
+    def structured(self) -> Structured | None:
+        """The structured output that forces a call; None if no call is forced."""
         if self.choice == "named":
-            return language_of_one(next(tool for tool in self.tools if tool["function"]["name"] == self.name))
+            return structured_named_call(next(tool for tool in self.tools if tool["function"]["name"] == self.name))
         if self.choice == "required":
-            return language_of_calls(self.tools, self.parallel)
+            return structured_required_calls(self.tools, self.parallel)
         return None
 
-    def parser(self, form: ToolFormat) -> ToolParser | None:
-        """A new one, for one sample."""
+    def parser(self, tool_format: ToolFormat | None) -> ToolParser | None:
+        """A new parser for one completion; None if it can have no calls. Forced calls need no format."""
         if self.choice == "named":
-            return OneCall(self.name)
+            return NamedCallParser(self.name)
         if self.choice == "required":
-            return JsonCalls()
-        return form.parser() if self.active else None
+            return JsonToolParser()
+        return tool_format.parser() if tool_format is not None and self.active else None

@@ -1,4 +1,4 @@
-"""What is valid by a narrowed schema is valid by the schema."""
+"""An instance that is valid by a narrowed schema is valid by the original."""
 
 import itertools
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from quire.text.grammar.narrowed_schema import narrowed
+from quire.text.grammar.schema_narrowing import narrow_schema
 
 
 def valid(instance: Any, schema: Any) -> bool:
@@ -15,13 +15,13 @@ def valid(instance: Any, schema: Any) -> bool:
 
 def test_objects_are_closed_wherever_they_are() -> None:
     inner = {"type": "object", "properties": {"b": {"type": "integer"}}}
-    shut = {**inner, "additionalProperties": False}
-    assert narrowed(inner) == shut
-    assert narrowed({"properties": {"a": inner}, "required": ["a"]})["properties"]["a"] == shut
-    assert narrowed({"type": "array", "items": inner}) == {"type": "array", "items": shut}
-    assert narrowed({"anyOf": [inner, {"type": "null"}]}) == {"anyOf": [shut, {"type": "null"}]}
-    assert narrowed({"$ref": "#/$defs/X", "$defs": {"X": inner}}) == {"$ref": "#/$defs/X", "$defs": {"X": shut}}
-    assert narrowed({"additionalProperties": inner}) == {"additionalProperties": shut}
+    closed = {**inner, "additionalProperties": False}
+    assert narrow_schema(inner) == closed
+    assert narrow_schema({"properties": {"a": inner}, "required": ["a"]})["properties"]["a"] == closed
+    assert narrow_schema({"type": "array", "items": inner}) == {"type": "array", "items": closed}
+    assert narrow_schema({"anyOf": [inner, {"type": "null"}]}) == {"anyOf": [closed, {"type": "null"}]}
+    assert narrow_schema({"$ref": "#/$defs/X", "$defs": {"X": inner}}) == {"$ref": "#/$defs/X", "$defs": {"X": closed}}
+    assert narrow_schema({"additionalProperties": inner}) == {"additionalProperties": closed}
 
 
 NAMED = {"properties": {"a": True}}
@@ -42,8 +42,8 @@ NAMED = {"properties": {"a": True}}
         {"default": {"format": "colour"}, "examples": [{"oneOf": [True]}]},
     ],
 )
-def test_what_was_decided_or_is_put_together_or_is_no_schema_stays(schema: dict[str, Any]) -> None:
-    assert narrowed(schema) == schema
+def test_objects_with_explicit_openness_or_composed_ones_stay_open(schema: dict[str, Any]) -> None:
+    assert narrow_schema(schema) == schema
 
 
 VALUES = [None, True, 0, 1.5, "", "x", [], [1], {}]
@@ -83,37 +83,37 @@ DEFS = {"x": KIND_X, "y": KIND_Y}
 
 
 @pytest.mark.parametrize("name", EXCLUSIVE)
-def test_alternatives_that_exclude_each_other_may_be_any_of_them(name: str) -> None:
+def test_one_of_disjoint_schemas_becomes_any_of(name: str) -> None:
     schema = {"oneOf": EXCLUSIVE[name], "$defs": DEFS}
-    made = narrowed(schema)
-    assert "oneOf" not in made
-    followed = [instance for instance in VALUES + OBJECTS if valid(instance, made)]
-    assert len(followed) > 1
-    assert [instance for instance in followed if not valid(instance, schema)] == []
+    result = narrow_schema(schema)
+    assert "oneOf" not in result
+    enforced = [instance for instance in VALUES + OBJECTS if valid(instance, result)]
+    assert len(enforced) > 1
+    assert [instance for instance in enforced if not valid(instance, schema)] == []
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_other_alternatives_stay_as_they_are(name: str) -> None:
-    """Closed, or without words for other types, they would look as if they excluded each other."""
+def test_other_alternatives_stay(name: str) -> None:
+    """Closed, or restricted to objects, they would look disjoint."""
     schema = {"oneOf": SHARED[name], "$defs": DEFS}
-    assert narrowed(schema)["oneOf"] == SHARED[name]
+    assert narrow_schema(schema)["oneOf"] == SHARED[name]
 
 
 def test_formats() -> None:
-    assert narrowed({"type": "string", "format": "colour"}) == {"type": "string"}
-    assert narrowed({"format": "date"}) == {"format": "date"}
-    assert narrowed({"format": "regex"}) == {"format": "regex"}  # refused when it is compiled
-    assert narrowed({"format": "iri-reference"}) == {"format": "uri"}
-    assert narrowed({"format": "json-pointer", "pattern": "x"}) == {"format": "json-pointer", "pattern": "x"}
-    pointer = narrowed({"format": "json-pointer"})
+    assert narrow_schema({"type": "string", "format": "colour"}) == {"type": "string"}
+    assert narrow_schema({"format": "date"}) == {"format": "date"}
+    assert narrow_schema({"format": "regex"}) == {"format": "regex"}  # llguidance refuses it
+    assert narrow_schema({"format": "iri-reference"}) == {"format": "uri"}
+    assert narrow_schema({"format": "json-pointer", "pattern": "x"}) == {"format": "json-pointer", "pattern": "x"}
+    pointer = narrow_schema({"format": "json-pointer"})
     assert [valid(text, pointer) for text in ("", "/a/~1b", "a", "/~2")] == [True, True, False, False]
 
 
-def test_drafts_that_nobody_knows_are_left_out() -> None:
-    assert narrowed({"$schema": "https://json-schema.org/draft-07/schema"}) == {
+def test_unknown_drafts_are_dropped() -> None:
+    assert narrow_schema({"$schema": "https://json-schema.org/draft-07/schema"}) == {
         "$schema": "http://json-schema.org/draft-07/schema#"
     }
-    assert narrowed({"$schema": "http://example.com/mine", "items": {"$schema": "x"}}) == {"items": {}}
+    assert narrow_schema({"$schema": "http://example.com/mine", "items": {"$schema": "x"}}) == {"items": {}}
 
 
 def test_a_schema_nested_too_deeply_is_refused() -> None:
@@ -121,4 +121,4 @@ def test_a_schema_nested_too_deeply_is_refused() -> None:
     for _ in range(200):
         schema = {"items": schema}
     with pytest.raises(ValueError, match="nested deeper than 128"):
-        narrowed(schema)
+        narrow_schema(schema)

@@ -1,9 +1,9 @@
-"""Filling the middle between a text and another: how code models were taught to be asked."""
+"""Fill-in-the-middle (FIM) prompts of code models."""
 
 from quire.text.tokenizers.tokenizer import Tokenizer
 
-# The tokens before the prefix, the suffix and the middle, in this order.
-_TOKENS = (
+# The tokens before the prefix, the suffix and the middle.
+_FIM_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen Coder, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite Code
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
@@ -11,20 +11,19 @@ _TOKENS = (
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
 )
 
+# Other tokens that such a model writes after the middle.
+_END_TOKENS = ("<|endoftext|>", "<|fim_pad|>", "<|file_sep|>", "<|repo_name|>", "<file_sep>", "<fim_pad>", "▁<EOT>")
 
-# What such a model writes when the middle is over, beside the markers and the end of its chats.
-_ENDS = ("<|endoftext|>", "<|fim_pad|>", "<|file_sep|>", "<|repo_name|>", "<file_sep>", "<fim_pad>", "▁<EOT>")
 
-
-def filling_ends(tokenizer: Tokenizer) -> list[int]:
-    """Tokens that end the middle: another file begins, or another gap."""
-    names = {*_ENDS, *(name for names in _TOKENS for name in names)}
+def fim_stop_ids(tokenizer: Tokenizer) -> list[int]:
+    """Tokens that end the middle: another file or another gap begins."""
+    names = {*_END_TOKENS, *(name for names in _FIM_TOKENS for name in names)}
     return sorted(token for name in names if (token := tokenizer.id_of(name)) is not None)
 
 
-def filling_prompt(tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int] | None:
-    """The prompt whose continuation stands between the two; None where the model was not taught any."""
-    for names in _TOKENS:
+def fim_prompt(tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int] | None:
+    """The prompt whose continuation is the middle; None if the model has no FIM tokens."""
+    for names in _FIM_TOKENS:
         ids = [tokenizer.id_of(name) for name in names]
         if None not in ids:
             before, between, after = (token for token in ids if token is not None)
