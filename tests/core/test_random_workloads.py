@@ -187,7 +187,7 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
             served.append(arrival)
         cancel(while_running=False)
         plan = scheduler.schedule()
-        sources = sum(-(-admission.num_source // BLOCK) * BLOCK for admission in plan.admitted)
+        sources = sum(-(-admission.num_encoder_tokens // BLOCK) * BLOCK for admission in plan.admitted)
         assert plan.num_tokens - sources <= setting.budget, "more tokens than the budget"
         assert plan.runs or not scheduler.running.items or plan.retired or outputs, (
             "sequences run and none of them moves"

@@ -231,7 +231,7 @@ def test_what_a_generation_config_forces(tmp_path: Path, name: str) -> None:
     ends: dict[str, str | None] = {}
     with engine(checkpoint) as served:
         assert served.capacity.seq2seq is not None
-        assert [list(sequence) for sequence in served.capacity.seq2seq.banned] == banned
+        assert [list(sequence) for sequence in served.capacity.seq2seq.bad_words_ids] == banned
         found = run(served, requests(checkpoint, greedy, beams), lambda e: ends.update({e.request_id: e.finish_reason}))
     least = {"min_new_tokens": 5 + len(checkpoint.start_ids)}
     search = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6, "early_stopping": True}

@@ -32,8 +32,8 @@ class BeamSearch:
         length_penalty: float = 1.0,
         early_stopping: bool = False,
         num_logprobs: int = 0,
-        num_forced: int = 0,
-        last_id: int | None = None,
+        num_start_tokens: int = 0,
+        forced_eos_id: int | None = None,
     ) -> None:
         self.width = width
         self.max_tokens = max_tokens
@@ -42,8 +42,8 @@ class BeamSearch:
         self.length_penalty = length_penalty
         self.early_stopping = early_stopping
         self.num_logprobs = num_logprobs  # alternatives kept beside each token
-        self.num_forced = num_forced  # tokens that all begin with, and that count in their lengths
-        self.last_id = last_id  # what those end with that their length ends
+        self.num_start_tokens = num_start_tokens  # tokens that all begin with, and that count in their lengths
+        self.forced_eos_id = forced_eos_id  # what those end with that their length ends
         self.beams = [Beam()]  # the prompt alone; its continuations seed the others
         self.results: list[Beam] = []  # ended, the best `width` of them, best first
         self.done = False
@@ -52,10 +52,10 @@ class BeamSearch:
         """Replace `beams` by their best continuations; returns for each new beam the place of its parent."""
         assert not self.done and len(continuations) == len(self.beams), "every beam needs its continuations"
         length = len(self.beams[0].tokens) + 1
-        forced = self.last_id if length == self.max_tokens else None
+        forced = self.forced_eos_id if length == self.max_tokens else None
         if forced is not None:
             continuations = [[IdLogprob(forced, 0.0, 1)] for _ in self.beams]
-        scale = (length + self.num_forced) ** self.length_penalty
+        scale = (length + self.num_start_tokens) ** self.length_penalty
         candidates = [
             (beam.logprob + each.logprob, parent, each)
             for parent, (beam, best) in enumerate(zip(self.beams, continuations, strict=True))

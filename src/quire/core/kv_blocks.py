@@ -61,7 +61,7 @@ class KVBlocks:
 
     def reuse(self, seq: Sequence) -> None:
         """Give a sequence without blocks what already exists of it; takes nothing that is not shared."""
-        source = seq.group.source
+        source = seq.group.prompt_owner
         seq.index_at = self.block_size if self.prefix_caching else NEVER
         if source is not None and self._can_fork(seq, source) and not self._prefers_tree(seq):
             self.fork(seq, source, seq.group.num_prompt - 1)
@@ -94,7 +94,7 @@ class KVBlocks:
     def _match(self, seq: Sequence, node: PrefixNode | None, start: int, stop: int) -> list[PrefixNode]:
         """The blocks that follow `node` along the tokens of `seq`, as far as one can go on from them."""
         path = self.tree.match(seq.group.namespace, node, seq.tokens, start, stop)
-        if (start + len(path)) * self.block_size < seq.group.num_source:
+        if (start + len(path)) * self.block_size < seq.group.num_encoder_slots:
             return []  # what is missing of a source cannot be computed alone
         return path[: self.window.usable(path, start)] if self.tree.gaps else path
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from quire.core.errors import BadRequest, PromptTooLong
 from quire.core.request import Request
-from quire.core.seq2seq import Seq2Seq, num_empty
+from quire.core.seq2seq import Seq2Seq, num_padding
 from quire.core.window import Window
 
 
@@ -53,11 +53,11 @@ class SchedulerLimits:
             return num_prompt + request.params.max_tokens
         if self.seq2seq is None:
             return self.max_model_len
-        return min(self.max_model_len, num_prompt - len(request.start_ids) + self.seq2seq.max_answer)
+        return min(self.max_model_len, num_prompt - len(request.start_ids) + self.seq2seq.max_decoder_tokens)
 
     def num_prompt(self, request: Request) -> int:
         """Tokens that are known of a sequence before anything is drawn, and empty places between them."""
-        return len(request.prompt_ids) + num_empty(request, self.block_size) + len(request.start_ids)
+        return len(request.prompt_ids) + num_padding(request, self.block_size) + len(request.start_ids)
 
 
 def refuse_impossible(request: Request, limits: SchedulerLimits, num_blocks: int, window: Window) -> None:
@@ -109,15 +109,15 @@ def refuse_impossible(request: Request, limits: SchedulerLimits, num_blocks: int
 
 def _check_source(request: Request, limits: SchedulerLimits, seq2seq: Seq2Seq) -> None:
     """What the model can read and write; whether both fit together is found out with the others."""
-    num_source, params = len(request.prompt_ids), request.params
+    num_encoder_tokens, params = len(request.prompt_ids), request.params
     assert request.start_ids, "an answer begins with something"
-    if num_source > seq2seq.max_source:
+    if num_encoder_tokens > seq2seq.max_encoder_tokens:
         raise PromptTooLong(
-            f"the prompt has {num_source} tokens, and the model reads {seq2seq.max_source}",
+            f"the prompt has {num_encoder_tokens} tokens, and the model reads {seq2seq.max_encoder_tokens}",
             "shorten the prompt, or set truncate_prompt_tokens",
             param="prompt",
         )
-    room = seq2seq.max_answer - len(request.start_ids)
+    room = seq2seq.max_decoder_tokens - len(request.start_ids)
     if (params.max_tokens or 1) > room:
         raise BadRequest(
             f"max_tokens is {params.max_tokens}, and the model writes {room}",

@@ -20,7 +20,7 @@ class Admission:
     num_prompt: int
     blocks: list[int]  # its block table, including the blocks of this step
     stop_ids: list[int]  # tokens that may not be drawn before min_tokens
-    num_source: int = 0  # of an encoder-decoder: leading tokens that are the source, which fills whole blocks
+    num_encoder_tokens: int = 0  # leading tokens that the encoder reads; their slots are padded to whole blocks
     adapter: int = -1  # the slot of its adapter; -1: it has none
 
 

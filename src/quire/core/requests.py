@@ -118,8 +118,8 @@ class Requests:
         seq.running = False
         self.adapters.release(seq.group.adapter)
         self.rows.retire(seq)
-        if seq.group.source is seq:
-            seq.group.source = None
+        if seq.group.prompt_owner is seq:
+            seq.group.prompt_owner = None
 
     def uses(self, adapter: str) -> bool:
         """Whether a request under way asks for it."""

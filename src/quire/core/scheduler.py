@@ -105,7 +105,7 @@ class Scheduler(Requests):
             start = seq.num_computed
             missing = len(seq.tokens) - start
             if missing != 1 or seq.row < 0:
-                if missing and (seq.row >= 0 or start or seq.group.source):
+                if missing and (seq.row >= 0 or start or seq.group.prompt_owner):
                     behind.append(seq)  # else a beam waits for the others, or for the prompt
                 continue
             new_blocks: list[int] = []
@@ -202,7 +202,7 @@ class Scheduler(Requests):
             if not group.started:
                 group.started = True
                 self._num_queued -= 1
-                self._num_queries += group.num_given
+                self._num_queries += group.num_prompt_ids
             self._count_hits(seq, before)
             wanted = self._chunk(seq, budget)
             self._run(seq, wanted, plan)
@@ -214,8 +214,8 @@ class Scheduler(Requests):
         be shared, and wastes nothing. A source is read at once, be the budget what it may."""
         missing = len(seq.tokens) - seq.num_computed
         wanted = min(missing, budget, self.limits.long_prefill_token_threshold or missing)
-        if seq.num_computed < seq.group.num_source:
-            wanted = max(wanted, seq.group.num_source)
+        if seq.num_computed < seq.group.num_encoder_slots:
+            wanted = max(wanted, seq.group.num_encoder_slots)
         if wanted < missing:
             over = (seq.num_computed + wanted) % self.limits.block_size
             return wanted - over if over < wanted else wanted
@@ -245,7 +245,7 @@ class Scheduler(Requests):
                 num_prompt=group.num_prompt,
                 blocks=seq.table[:],
                 stop_ids=sorted(group.stop_ids),
-                num_source=group.num_given if group.num_source else 0,
+                num_encoder_tokens=group.num_prompt_ids if group.num_encoder_slots else 0,
                 adapter=self.adapters[group.adapter],
             )
         )
@@ -253,7 +253,7 @@ class Scheduler(Requests):
     def _count_hits(self, seq: Sequence, before: int) -> None:
         group = seq.group
         if seq is group.leader and not group.preempted:
-            hits = min(seq.num_computed, group.num_given) - min(before, group.num_given)
+            hits = min(seq.num_computed, group.num_prompt_ids) - min(before, group.num_prompt_ids)
             group.num_cached += hits
             self._num_hits += hits
 
@@ -321,7 +321,7 @@ class Scheduler(Requests):
                 continue
             if self.drafting:
                 self._verified(seq, drawn, drafted.get(drawn.row))
-            if group.last_id is not None and drawn.tokens and seq.num_known + len(drawn.tokens) == group.length:
+            if group.forced_eos_id is not None and drawn.tokens and seq.num_known + len(drawn.tokens) == group.length:
                 drawn = group.forced(drawn)
             event = SequenceEvent(
                 request_id=group.id,
@@ -336,7 +336,7 @@ class Scheduler(Requests):
                 self._gain(seq, event)
                 if seq.index_at <= seq.num_computed:
                     self.memory.index(seq)  # a block was waiting for this token
-                if group.shares_prompt and group.source is None and seq.running:
+                if group.shares_prompt and group.prompt_owner is None and seq.running:
                     self._open_source(seq)
             if event.finish_reason is not None:
                 event.stop_token = event.tokens[-1] if event.finish_reason == "stop" else None
@@ -378,7 +378,7 @@ class Scheduler(Requests):
     def _open_source(self, seq: Sequence) -> None:
         """The prompt is computed: the samples that waited for it may start."""
         group = seq.group
-        group.source = seq
+        group.prompt_owner = seq
         for follower in group.unstarted:
             self.waiting.push(follower)
         group.unstarted = []
@@ -392,8 +392,8 @@ class Scheduler(Requests):
         if drawn.beams is None or plan.step < seq.admitted:
             return []  # of a beam that was preempted meanwhile they are found again
         seq.candidates = drawn.beams
-        if group.source is None:
-            group.source = seq
+        if group.prompt_owner is None:
+            group.prompt_owner = seq
         candidates = [beam.candidates for beam in group.live if beam.candidates is not None]
         if len(candidates) < len(group.live):
             return []

@@ -7,47 +7,47 @@ from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.plan import SampledRow
 from quire.core.request import FinishReason, IdLogprob, Request, SequenceEvent
-from quire.core.seq2seq import digest, prompt_of
+from quire.core.seq2seq import encoder_digest, lay_out_prompt
 from quire.core.sequence import Key, Sequence
 
 
 class SequenceGroup:
     """The samples, or the beams, of one request.
 
-    One of them, the leader, computes the prompt; the others begin from what it computed (`source`)."""
+    One of them, the leader, computes the prompt; the others begin from what it computed (`prompt_owner`)."""
 
     __slots__ = (
         "adapter",
         "arrival",
         "deadline",
         "end_ids",
+        "forced_eos_id",
         "from_start",
         "held",
         "held_prompt_logprobs",
         "holds_rows",
         "id",
         "key",
-        "last_id",
         "leader",
         "length",
         "live",
         "min_stop_length",
         "namespace",
         "num_cached",
-        "num_given",
+        "num_encoder_slots",
         "num_open",
         "num_prompt",
+        "num_prompt_ids",
         "num_prompt_logprobs",
         "num_rows",
-        "num_source",
         "params",
         "preempted",
         "prompt",
+        "prompt_owner",
         "ranked",
         "row_params",
         "search",
         "shares_prompt",
-        "source",
         "started",
         "stop_ids",
         "unstarted",
@@ -61,20 +61,21 @@ class SequenceGroup:
         self.arrival = request.arrival
         self.deadline = request.deadline
         self.adapter = request.adapter
-        salt = f"{request.salt}/{digest(request.prompt_ids)}" if request.start_ids else request.salt
+        salt = f"{request.salt}/{encoder_digest(request.prompt_ids)}" if request.start_ids else request.salt
         self.namespace = (request.tenant, salt, request.adapter)
         self.params = params
-        self.prompt = prompt_of(request, limits.block_size)
+        self.prompt = lay_out_prompt(request, limits.block_size)
         self.num_prompt = len(self.prompt)
-        self.num_given = len(request.prompt_ids)  # tokens of the prompt as its sender counts them
-        self.num_source = self.num_prompt - len(request.start_ids) if request.start_ids else 0  # slots: whole blocks
+        self.num_prompt_ids = len(request.prompt_ids)  # without padding and start_ids
+        # Of an encoder-decoder: leading slots with the encoder's input and its padding; whole blocks
+        self.num_encoder_slots = self.num_prompt - len(request.start_ids) if request.start_ids else 0
         self.length = limits.length(request)  # prompt and output, where a sample ends
         self.min_stop_length = self.num_prompt + max(params.min_tokens, 1)  # a shorter one is not ended by a stop token
         eos_ids = () if params.ignore_eos and params.structured is None else request.eos_ids
         self.stop_ids = frozenset((*eos_ids, *params.stop_token_ids))
         self.end_ids = frozenset(request.eos_ids if params.structured else ())  # where a language ends, an answer ends
         free = params.structured is None and not params.ignore_eos
-        self.last_id = limits.seq2seq.last_id if limits.seq2seq and free else None  # of samples that their length ends
+        self.forced_eos_id = limits.seq2seq.forced_eos_id if limits.seq2seq and free else None
         self.search = self._new_search() if params.beam_width else None
         # for each token before the next is planned: which beams live on, or what the language then allows
         self.waits = self.search is not None or params.structured is not None
@@ -94,7 +95,7 @@ class SequenceGroup:
         self.live: list[Sequence] = []  # not ended
         self.unstarted: list[Sequence] = []  # of those, the ones that wait for the leader's prompt
         self.leader: Sequence | None = None
-        self.source: Sequence | None = None  # has the prompt in its blocks
+        self.prompt_owner: Sequence | None = None  # has the prompt in its blocks
         self.started = False  # was admitted once
         self.preempted = False  # was preempted once: hits from then on are not the prompt's own
 
@@ -109,8 +110,8 @@ class SequenceGroup:
             length_penalty=params.length_penalty,
             early_stopping=params.early_stopping,
             num_logprobs=params.logprobs or 0,
-            last_id=self.last_id,
-            num_forced=self.num_prompt - self.num_source - 1 if self.num_source else 0,
+            forced_eos_id=self.forced_eos_id,
+            num_start_tokens=self.num_prompt - self.num_encoder_slots - 1 if self.num_encoder_slots else 0,
         )
 
     def computes_prompt_logprobs(self, seq: Sequence) -> bool:
@@ -126,7 +127,7 @@ class SequenceGroup:
 
     def finish_reason(self, token: int, length: int) -> FinishReason | None:
         """Whether a sample ends with `token`, the last of `length`. What was forced says nothing."""
-        if length >= self.length and self.last_id is not None:
+        if length >= self.length and self.forced_eos_id is not None:
             return "length"
         if token in self.end_ids or (token in self.stop_ids and length >= self.min_stop_length):
             return "stop"
@@ -134,9 +135,9 @@ class SequenceGroup:
 
     def forced(self, drawn: SampledRow) -> SampledRow:
         """With the token of the last place instead of what was drawn for it, and nothing beside it."""
-        assert self.last_id is not None
-        logprobs = drawn.logprobs and [*drawn.logprobs[:-1], [IdLogprob(self.last_id, 0.0, 1)]]
-        return replace(drawn, tokens=[*drawn.tokens[:-1], self.last_id], logprobs=logprobs)
+        assert self.forced_eos_id is not None
+        logprobs = drawn.logprobs and [*drawn.logprobs[:-1], [IdLogprob(self.forced_eos_id, 0.0, 1)]]
+        return replace(drawn, tokens=[*drawn.tokens[:-1], self.forced_eos_id], logprobs=logprobs)
 
     def new_prompt_logprobs(self, seq: Sequence, drawn: SampledRow, end: int) -> list[list[IdLogprob]] | None:
         """Those of `drawn`, whose run ended before position `end`, to deliver now: not again after a preemption, and
