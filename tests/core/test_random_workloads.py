@@ -194,7 +194,9 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
         )
         cancel(while_running=True)
         outputs.append(executor.run(plan))
-        scheduler.pace.ran(plan.num_tokens, 0.1 + step % 5)  # now this many tokens are a step, now that many
+        scheduler.step_time.record_step(
+            plan.num_tokens, 0.1 + step % 5
+        )  # now this many tokens are a step, now that many
         while outputs and (not plan.runs or len(outputs) > setting.ahead):
             ledger.take(scheduler.update(outputs.popleft()))
         ledger.take(scheduler.expire(float(step)))

@@ -101,13 +101,13 @@ def test_prompts_leave_a_step_short_while_others_decode() -> None:
     prompt = [i % 50 for i in range(60)]
     engine.add("a", prompt, max_tokens=20)
     assert [run.count for run in engine.step().runs] == [60]  # nobody waits
-    engine.scheduler.pace.ran(60, 0.4)  # 15 tokens take 0.1 s
+    engine.scheduler.step_time.record_step(60, 0.4)  # 15 tokens take 0.1 s
     engine.add("b", [*prompt[:3], 63, *prompt], max_tokens=2)
     assert [run.count for run in engine.step().runs] == [1, 12]  # whole blocks
-    engine.scheduler.pace.ran(13, 1e9)  # something else held it up: half as fast, and that counts a third
+    engine.scheduler.step_time.record_step(13, 1e9)  # something else held it up: half as fast, and that counts a third
     assert [run.count for run in engine.step().runs] == [1, 8]
     for _ in range(20):
-        engine.scheduler.pace.ran(1000, 0.1)
+        engine.scheduler.step_time.record_step(1000, 0.1)
     assert [run.count for run in engine.step().runs] == [1, 44]  # the rest
     engine.finish()
 
@@ -116,7 +116,7 @@ def test_a_slow_pace_leaves_prompts_a_block() -> None:
     engine = Engine(step_seconds=0.1)
     engine.add("a", [1], max_tokens=20)
     engine.step()
-    engine.scheduler.pace.ran(1, 10.0)
+    engine.scheduler.step_time.record_step(1, 10.0)
     engine.add("b", LONG, max_tokens=1)
     assert [run.count for run in engine.step().runs] == [1, 4]
     engine.finish()

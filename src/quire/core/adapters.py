@@ -29,7 +29,7 @@ class AdapterSlots:
     def __getitem__(self, adapter: str) -> int:
         return self._slots[adapter] if adapter else -1
 
-    def place(self, adapter: str) -> int | None:
+    def assign_slot(self, adapter: str) -> int | None:
         """Give it a slot, which it has to be put into, unless it has one. There has to be room."""
         if not adapter:
             return None

@@ -72,7 +72,7 @@ class BlockPool:
         assert every == list(range(self.num_blocks)), "a block is lost, or both held and free"
         assert all(block in self.tree for block in self._cached), "a cached block is not in the tree"
         assert not any(block in self.tree for block in self._free), "a block is in the tree and its content given up"
-        if self.tree.gaps:
+        if self.tree.has_gaps:
             return
         order = {block: i for i, block in enumerate(self._cached)}
         for node in self.tree.walk():

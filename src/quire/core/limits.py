@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from quire.core.errors import BadRequest, PromptTooLong
 from quire.core.request import Request
 from quire.core.seq2seq import Seq2Seq, num_padding
-from quire.core.window import Window
+from quire.core.sliding_window import SlidingWindow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +37,16 @@ class SchedulerLimits:
                 param="max_num_batched_tokens",
             )
 
-    def blocks(self, num_tokens: int) -> int:
+    def num_blocks(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     @property
-    def chunk(self) -> int:
+    def max_chunk(self) -> int:
         """Tokens that one sequence computes in one step at most."""
         return min(self.max_num_batched_tokens, self.long_prefill_token_threshold or self.max_num_batched_tokens)
 
-    def length(self, request: Request) -> int:
+    def max_length(self, request: Request) -> int:
         """The number of tokens, prompt and output, at which a sample of `request` ends."""
         num_prompt = self.num_prompt(request)
         if request.params.max_tokens is not None:
@@ -60,7 +60,7 @@ class SchedulerLimits:
         return len(request.prompt_ids) + num_padding(request, self.block_size) + len(request.start_ids)
 
 
-def refuse_impossible(request: Request, limits: SchedulerLimits, num_blocks: int, window: Window) -> None:
+def refuse_impossible(request: Request, limits: SchedulerLimits, num_blocks: int, window: SlidingWindow) -> None:
     """Raise if `request` could not be served even with the whole engine to itself."""
     params = request.params
     if not request.prompt_ids:
@@ -68,7 +68,7 @@ def refuse_impossible(request: Request, limits: SchedulerLimits, num_blocks: int
     if limits.seq2seq is not None:
         _check_source(request, limits, limits.seq2seq)
     num_prompt = limits.num_prompt(request)
-    length = limits.length(request)
+    length = limits.max_length(request)
     if num_prompt >= limits.max_model_len or length > limits.max_model_len:
         room = limits.max_model_len - num_prompt
         raise PromptTooLong(
@@ -87,8 +87,8 @@ def refuse_impossible(request: Request, limits: SchedulerLimits, num_blocks: int
     # Samples can run one after the other; the beams of a search cannot, but they share the full blocks of the prompt.
     # The last token of a sequence is never read back, so it needs no slot.
     shared = (num_prompt - 1) // limits.block_size
-    needed = shared + width * (limits.blocks(length - 1) - shared)
-    needed = min(needed, width * window.most_blocks(length - 1))
+    needed = shared + width * (limits.num_blocks(length - 1) - shared)
+    needed = min(needed, width * window.max_blocks(length - 1))
     if needed > num_blocks:
         raise BadRequest(
             f"a prompt of {len(request.prompt_ids)} tokens with max_tokens {params.max_tokens} "

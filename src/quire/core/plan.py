@@ -77,4 +77,4 @@ class SampledRow:
 @dataclass(slots=True)
 class StepOutput:
     step: int
-    drawn: list[SampledRow]
+    sampled: list[SampledRow]

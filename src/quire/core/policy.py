@@ -6,17 +6,17 @@ from operator import attrgetter
 
 from quire.core.errors import BadRequest
 from quire.core.request import Request
-from quire.core.sequence import Key, Sequence
+from quire.core.sequence import PolicyKey, Sequence
 
-Policy = Callable[[Request, int], Key]
+Policy = Callable[[Request, int], PolicyKey]
 
 
-def fcfs(request: Request, number: int) -> Key:
+def fcfs(request: Request, number: int) -> PolicyKey:
     """First come, first served; `number` counts submissions and decides ties."""
     return (request.arrival, number)
 
 
-def priority(request: Request, number: int) -> Key:
+def priority(request: Request, number: int) -> PolicyKey:
     """The lower priority number first, then first come, first served."""
     return (request.priority, request.arrival, number)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 Namespace = tuple[str, str, str]  # (tenant, salt, adapter): nothing is shared across realms
-GONE = -1  # in the place of a block
+EVICTED = -1  # in the place of a block
 
 
 class PrefixNode:
@@ -18,13 +18,13 @@ class PrefixNode:
         self.children: dict[tuple[int, ...], PrefixNode] = {}
 
 
-class Root(PrefixNode):
+class NamespaceRoot(PrefixNode):
     """Where the prefixes of a realm begin; it names no block, and lives as long as it has children."""
 
     __slots__ = ("namespace",)
 
     def __init__(self, namespace: Namespace) -> None:
-        super().__init__(GONE, (), None)
+        super().__init__(EVICTED, (), None)
         self.namespace = namespace
 
 
@@ -32,13 +32,13 @@ class PrefixTree:
     """Full blocks that can be shared. Whoever holds a node's block holds those of its ancestors as well; so of the
     free blocks a leaf is always the least recently used, and taking that one away never orphans another.
 
-    With `gaps` that is not so: a window makes blocks dispensable from the front. A node whose block was taken away
+    With `has_gaps` that is not so: a window makes blocks dispensable from the front. A node whose block was taken away
     stays while others follow it, as a step on the way to them."""
 
-    def __init__(self, block_size: int, gaps: bool = False) -> None:
+    def __init__(self, block_size: int, has_gaps: bool = False) -> None:
         self.block_size = block_size
-        self.gaps = gaps
-        self._roots: dict[Namespace, Root] = {}
+        self.has_gaps = has_gaps
+        self._roots: dict[Namespace, NamespaceRoot] = {}
         self._nodes: dict[int, PrefixNode] = {}  # by block
 
     def __contains__(self, block: int) -> bool:
@@ -65,11 +65,11 @@ class PrefixTree:
     ) -> PrefixNode | None:
         """Enter `block` below `node`; None when another block has the same tokens there: the tree keeps the first."""
         if node is None and (node := self._roots.get(namespace)) is None:
-            node = self._roots[namespace] = Root(namespace)
+            node = self._roots[namespace] = NamespaceRoot(namespace)
         child = node.children.get(tokens)
         if child is None:
             child = node.children[tokens] = PrefixNode(block, tokens, node)
-        elif child.block == GONE:
+        elif child.block == EVICTED:
             child.block = block
         else:
             return None
@@ -78,10 +78,10 @@ class PrefixTree:
 
     def remove(self, block: int) -> None:
         node = self._nodes.pop(block)
-        assert self.gaps or not node.children, f"block {block} is evicted before the blocks that follow it"
-        node.block = GONE
-        while node.block == GONE and not node.children:
-            if isinstance(node, Root):
+        assert self.has_gaps or not node.children, f"block {block} is evicted before the blocks that follow it"
+        node.block = EVICTED
+        while node.block == EVICTED and not node.children:
+            if isinstance(node, NamespaceRoot):
                 del self._roots[node.namespace]
                 return
             assert node.parent is not None
@@ -93,15 +93,15 @@ class PrefixTree:
         while stack:
             node = stack.pop()
             stack.extend(node.children.values())
-            if not isinstance(node, Root):
+            if not isinstance(node, NamespaceRoot):
                 yield node
 
     def check(self) -> None:
         assert all(root.children for root in self._roots.values()), "a realm without blocks is kept"
-        nodes = {node.block: node for node in self.walk() if node.block != GONE}
+        nodes = {node.block: node for node in self.walk() if node.block != EVICTED}
         assert nodes == self._nodes, "the tree and its index of blocks disagree"
-        gone = [node for node in self.walk() if node.block == GONE]
+        gone = [node for node in self.walk() if node.block == EVICTED]
         assert all(node.children for node in gone), "a node without a block leads nowhere"
-        assert self.gaps or not gone, "a node has no block, and no window took it away"
+        assert self.has_gaps or not gone, "a node has no block, and no window took it away"
         for node in nodes.values():
             assert len(node.tokens) == self.block_size, f"block {node.block} is in the tree and not full"

@@ -9,10 +9,10 @@ from quire.core.sequence import NEVER, Sequence
 class RowTable:
     """A sequence keeps the row that it takes until it stops, and the runner is told with the next plan.
 
-    A search keeps as many as it may have beams, however many it has: `num_left` are neither taken nor kept."""
+    A search keeps as many as it may have beams, however many it has: `num_unreserved` are neither taken nor kept."""
 
     def __init__(self, num_rows: int) -> None:
-        self.num_left = num_rows
+        self.num_unreserved = num_rows
         self.retired: list[int] = []  # given up since the last plan
         self._owners: list[Sequence | None] = [None] * num_rows
         self._free = list(range(num_rows))  # a heap: low rows first
@@ -30,7 +30,7 @@ class RowTable:
     def take(self, seq: Sequence, step: int) -> None:
         seq.row = heappop(self._free)
         self._owners[seq.row] = seq
-        seq.admitted = step
+        seq.admitted_step = step
 
     def retire(self, seq: Sequence) -> None:
         """Nothing happens if it has none."""
@@ -39,8 +39,8 @@ class RowTable:
             self.retired.append(seq.row)
             heappush(self._free, seq.row)
             seq.row = -1
-            seq.admitted = NEVER
-            seq.num_told = 0
+            seq.admitted_step = NEVER
+            seq.num_blocks_sent = 0
 
     def check(self, live: Iterable[Sequence], num_used: int) -> None:
         """Given all sequences, and how many rows are taken or kept."""
@@ -48,4 +48,4 @@ class RowTable:
         assert taken == {seq.row: seq for seq in live if seq.row >= 0}, "a row is not where its sequence thinks it is"
         assert sorted([*taken, *self._free]) == list(range(len(self._owners))), "a row is lost"
         left = len(self._owners) - num_used
-        assert self.num_left == left, f"{num_used} rows are used, {self.num_left} left"
+        assert self.num_unreserved == left, f"{num_used} rows are used, {self.num_unreserved} left"

@@ -8,18 +8,18 @@ simulation."""
 from collections import Counter, deque
 from collections.abc import Iterable
 
+from quire.core.draft_budget import DraftBudget
 from quire.core.limits import SchedulerLimits
-from quire.core.pace import Pace
+from quire.core.live_groups import LiveGroups
 from quire.core.plan import Admission, Run, SampledRow, StepOutput, StepPlan
 from quire.core.records import SchedulerStats
 from quire.core.request import SequenceEvent
-from quire.core.requests import Requests
 from quire.core.sequence import Sequence
 from quire.core.sequence_group import SequenceGroup
-from quire.core.speculation import Drafting
+from quire.core.step_time import StepTimeController
 
 
-class Scheduler(Requests):
+class Scheduler(LiveGroups):
     """Call `schedule()`, carry the plan out, give its output to `update()`, and so on while `has_work`.
 
     `add`, `cancel` and `expire` may be called at any moment, also while a plan is being carried out. So may
@@ -50,8 +50,8 @@ class Scheduler(Requests):
             window=window,
             num_adapters=num_adapters,
         )
-        self.pace = Pace(limits.step_seconds)
-        self.drafting = Drafting(ahead) if drafts else None
+        self.step_time = StepTimeController(limits.step_seconds)
+        self.drafting = DraftBudget(ahead) if drafts else None
         self._step = 0
         self._ahead = ahead
         self._in_flight: deque[tuple[StepPlan, list[Sequence | None]]] = deque()  # without outputs; who had which row
@@ -69,7 +69,7 @@ class Scheduler(Requests):
         num_planned = len(plan.runs) + (self._draft(plan, behind) if self.drafting else 0)
         budget = self.limits.max_num_batched_tokens - num_planned
         if plan.runs:  # somebody waits for these: prompts must not make the step long
-            budget = min(budget, max(self.pace.tokens - num_planned, self.limits.block_size))
+            budget = min(budget, max(self.step_time.max_tokens - num_planned, self.limits.block_size))
         promised = 0  # blocks that prompts under way will need: they were admitted because these were there
         all_moved = True
         for seq in behind:
@@ -78,7 +78,7 @@ class Scheduler(Requests):
             taken = self._catch_up(seq, budget, plan)
             all_moved &= taken > 0
             budget -= taken
-            promised += self.memory.promised(seq)
+            promised += self.kv_blocks.num_reserved_blocks(seq)
         if all_moved and self._num_preemptions == num_preemptions:
             self._admit(plan, budget, promised)
         self.rows.retired = []
@@ -92,14 +92,18 @@ class Scheduler(Requests):
         for run in plan.runs:
             seq = self.rows[run.row]
             end, group = run.start + run.count, seq.group
-            if run.drafts or group.waits or (self.drafting and self.drafting.waits(seq.acceptance, seq.drafts)):
+            if (
+                run.drafts
+                or group.needs_last_token
+                or (self.drafting and self.drafting.should_wait(seq.acceptance, seq.drafts))
+            ):
                 continue
             if end == len(seq.tokens) and end + 1 < group.length:
-                seq.expect()
+                seq.add_placeholders()
 
     def _continue(self, plan: StepPlan) -> list[Sequence]:
         """Plan one token for each running sequence that lacks just that; returns those that lack more, or a row."""
-        runs, step, size, pool = plan.runs, plan.step, self.limits.block_size, self.memory.pool
+        runs, step, size, pool = plan.runs, plan.step, self.limits.block_size, self.kv_blocks.pool
         behind: list[Sequence] = []
         for seq in self.running.items:  # victims stand behind `seq`, so removing them does not disturb this loop
             start = seq.num_computed
@@ -109,45 +113,47 @@ class Scheduler(Requests):
                     behind.append(seq)  # else a beam waits for the others, or for the prompt
                 continue
             new_blocks: list[int] = []
-            if start == len(seq.table) * size:
-                self.memory.slide(seq)
+            if start == len(seq.block_table) * size:
+                self.kv_blocks.free_behind_window(seq)
                 if pool.num_available == 0 and not self._make_room(seq, 1, plan):
                     continue  # it waits a step; what stands before it goes on, and may take its blocks
-                seq.table.append(pool.take())
-                new_blocks = seq.table[seq.num_told :]
-                seq.num_told = len(seq.table)
+                seq.block_table.append(pool.take())
+                new_blocks = seq.block_table[seq.num_blocks_sent :]
+                seq.num_blocks_sent = len(seq.block_table)
             runs.append(Run(seq.row, start, 1, new_blocks))
             seq.num_computed = start + 1
-            seq.planned = step
+            seq.planned_step = step
             if start + 1 == seq.index_at:
-                self.memory.index(seq)
+                self.kv_blocks.index_full_blocks(seq)
         behind.sort(key=lambda seq: seq.num_known - seq.num_computed > 1)  # beams lack one token and come first
         return behind
 
     def _draft(self, plan: StepPlan, behind: list[Sequence]) -> int:
         """Add drafts to runs of one token, where it pays and needs nothing that others need. -> how many"""
         assert self.drafting is not None
-        runs = [(run, seq) for run in plan.runs if (seq := self.rows[run.row]).drafts and not seq.num_unknown]
+        runs = [(run, seq) for run in plan.runs if (seq := self.rows[run.row]).drafts and not seq.num_placeholders]
         if not runs:
             return 0
-        most = self.limits.chunk - 1
+        most = self.limits.max_chunk - 1
         offers = [(seq.acceptance, min(len(seq.drafts), seq.group.length - seq.num_known - 1, most)) for _, seq in runs]
         room = (self.limits.max_num_batched_tokens - len(plan.runs)) // 2  # the other half is for prompts
-        spare = self.memory.pool.num_available - sum(self.memory.promised(seq) for seq in behind if seq.running)
+        spare = self.kv_blocks.pool.num_available - sum(
+            self.kv_blocks.num_reserved_blocks(seq) for seq in behind if seq.running
+        )
         num_drafts = 0
         for (run, seq), count in zip(runs, self.drafting.choose(offers, len(plan.runs), room), strict=True):
-            if self.memory.missing(seq, seq.num_computed + count) > spare:
-                count = min(count, len(seq.table) * self.limits.block_size - seq.num_computed)
+            if self.kv_blocks.num_new_blocks(seq, seq.num_computed + count) > spare:
+                count = min(count, len(seq.block_table) * self.limits.block_size - seq.num_computed)
             if count <= 0:
                 continue
             run.drafts = seq.drafts[:count]
             run.count += count
-            seq.expect(count)
+            seq.add_placeholders(count)
             seq.num_computed += count
-            spare -= self.memory.missing(seq, seq.num_computed)
-            self.memory.extend(seq, seq.num_computed, plan)
-            run.new_blocks += seq.table[seq.num_told :]
-            seq.num_told = len(seq.table)
+            spare -= self.kv_blocks.num_new_blocks(seq, seq.num_computed)
+            self.kv_blocks.allocate(seq, seq.num_computed, plan)
+            run.new_blocks += seq.block_table[seq.num_blocks_sent :]
+            seq.num_blocks_sent = len(seq.block_table)
             num_drafts += count
         return num_drafts
 
@@ -159,13 +165,13 @@ class Scheduler(Requests):
             return 0
         before = seq.num_computed
         if seq.row < 0 and before == 0:
-            self.memory.reuse(seq)
+            self.kv_blocks.attach_prefix(seq)
         elif before % self.limits.block_size == 0:
-            self.memory.share(seq)  # another sequence may have computed the same meanwhile
+            self.kv_blocks.extend_prefix_hit(seq)  # another sequence may have computed the same meanwhile
             self._count_hits(seq, before)
-        self.memory.slide(seq)
+        self.kv_blocks.free_behind_window(seq)
         wanted = self._chunk(seq, budget)
-        if not self._make_room(seq, self.memory.missing(seq, seq.num_computed + wanted), plan):
+        if not self._make_room(seq, self.kv_blocks.num_new_blocks(seq, seq.num_computed + wanted), plan):
             return 0
         self._run(seq, wanted, plan)
         return wanted
@@ -179,26 +185,26 @@ class Scheduler(Requests):
             seq = self.waiting.items[at]
             group = seq.group
             before = seq.num_computed
-            if self._in_flight and seq.planned >= self._in_flight[0][0].step:
+            if self._in_flight and seq.planned_step >= self._in_flight[0][0].step:
                 return  # preempted, and what was being drawn for it has not come
-            if group.num_rows > self.rows.num_left:
+            if group.num_rows > self.rows.num_unreserved:
                 return
             if not self.adapters.has_room(group.adapter, passed_by):
                 passed_by.add(group.adapter)
                 at += 1
                 continue
-            if not self.memory.start(seq, promised):
+            if not self.kv_blocks.try_admit(seq, promised):
                 return
             del self.waiting.items[at]
-            if (slot := self.adapters.place(group.adapter)) is not None:
+            if (slot := self.adapters.assign_slot(group.adapter)) is not None:
                 plan.adapters.append((slot, group.adapter))
-            self.rows.num_left -= group.num_rows
+            self.rows.num_unreserved -= group.num_rows
             self._join(seq)
             if group.search is not None:
                 group.holds_rows = True
-                for beam in group.unstarted:  # they begin once the leader has the prompt
+                for beam in group.awaiting_prompt:  # they begin once the leader has the prompt
                     self._join(beam)
-                group.unstarted = []
+                group.awaiting_prompt = []
             if not group.started:
                 group.started = True
                 self._num_queued -= 1
@@ -207,7 +213,7 @@ class Scheduler(Requests):
             wanted = self._chunk(seq, budget)
             self._run(seq, wanted, plan)
             budget -= wanted
-            promised += self.memory.promised(seq)
+            promised += self.kv_blocks.num_reserved_blocks(seq)
 
     def _chunk(self, seq: Sequence, budget: int) -> int:
         """Tokens to compute now. A chunk that does not reach the end stops at a block's end if it can: a full block can
@@ -223,19 +229,19 @@ class Scheduler(Requests):
 
     def _run(self, seq: Sequence, num_tokens: int, plan: StepPlan) -> None:
         start, end = seq.num_computed, seq.num_computed + num_tokens
-        self.memory.extend(seq, end, plan)
+        self.kv_blocks.allocate(seq, end, plan)
         seq.num_computed = end
-        seq.planned = plan.step
-        self.memory.index(seq)
+        seq.planned_step = plan.step
+        self.kv_blocks.index_full_blocks(seq)
         if seq.row < 0:
             self._take_row(seq, plan)
-        plan.runs.append(Run(seq.row, start, num_tokens, seq.table[seq.num_told :]))
-        seq.num_told = len(seq.table)
+        plan.runs.append(Run(seq.row, start, num_tokens, seq.block_table[seq.num_blocks_sent :]))
+        seq.num_blocks_sent = len(seq.block_table)
 
     def _take_row(self, seq: Sequence, plan: StepPlan) -> None:
         group = seq.group
         self.rows.take(seq, plan.step)
-        seq.num_told = len(seq.table)
+        seq.num_blocks_sent = len(seq.block_table)
         plan.admitted.append(
             Admission(
                 row=seq.row,
@@ -243,7 +249,7 @@ class Scheduler(Requests):
                 sample=seq.sample,
                 tokens=seq.tokens[:],
                 num_prompt=group.num_prompt,
-                blocks=seq.table[:],
+                blocks=seq.block_table[:],
                 stop_ids=sorted(group.stop_ids),
                 num_encoder_tokens=group.num_prompt_ids if group.num_encoder_slots else 0,
                 adapter=self.adapters[group.adapter],
@@ -261,7 +267,7 @@ class Scheduler(Requests):
 
     def _make_room(self, seq: Sequence, num_blocks: int, plan: StepPlan) -> bool:
         """Preempt from the end of the policy order until there are `num_blocks`; False if none behind `seq` is left."""
-        while self.memory.pool.num_available < num_blocks:
+        while self.kv_blocks.pool.num_available < num_blocks:
             victim = self._victim(seq, plan.step)
             if victim is None:
                 return False
@@ -273,7 +279,7 @@ class Scheduler(Requests):
             if other.key <= seq.key:
                 return None
             members: Iterable[Sequence] = other.group.live if other.group.search else (other,)
-            if not any(member.planned == step or member is seq for member in members):
+            if not any(member.planned_step == step or member is seq for member in members):
                 return other
         return None
 
@@ -281,22 +287,22 @@ class Scheduler(Requests):
         """Let a sequence (a search: all its beams) wait again, its blocks on the host if they fit there."""
         group = victim.group
         self._num_preemptions += 1
-        self.rows.num_left += group.num_rows
+        self.rows.num_unreserved += group.num_rows
         group.preempted = True
         if group.search is not None:
             group.holds_rows = False
             for beam in group.live:
                 self._stop(beam)
                 beam.candidates = None
-                self.memory.release(beam)
-            group.unstarted = list(group.live)
+                self.kv_blocks.release(beam)
+            group.awaiting_prompt = list(group.live)
             self._choose_leader(group)
             return
         self._stop(victim)
-        if self.memory.can_swap_out(victim):
-            self.memory.swap_out(victim, plan)
+        if self.kv_blocks.can_swap_out(victim):
+            self.kv_blocks.swap_out(victim, plan)
         else:
-            self.memory.release(victim)
+            self.kv_blocks.release(victim)
         self.waiting.push(victim)
 
     # ---- what a step yielded
@@ -307,14 +313,14 @@ class Scheduler(Requests):
         assert output.step == plan.step, f"the output of step {output.step} comes instead of that of step {plan.step}"
         events, self._events = self._events, []
         drafted = {run.row: run for run in plan.runs if run.drafts} if self.drafting else {}
-        for drawn in output.drawn:
+        for drawn in output.sampled:
             seq = owners[drawn.row]
             assert seq is not None
             if seq.ended:
                 continue  # cancelled while the step ran, or the token before this one was its last
             group = seq.group
             if drawn.error:
-                events += self._give_up(group, "error", drawn.error)
+                events += self._abort(group, "error", drawn.error)
                 continue
             if group.search is not None:
                 events += self._search(seq, drawn, plan)
@@ -322,7 +328,7 @@ class Scheduler(Requests):
             if self.drafting:
                 self._verified(seq, drawn, drafted.get(drawn.row))
             if group.forced_eos_id is not None and drawn.tokens and seq.num_known + len(drawn.tokens) == group.length:
-                drawn = group.forced(drawn)
+                drawn = group.force_eos(drawn)
             event = SequenceEvent(
                 request_id=group.id,
                 index=seq.sample,
@@ -335,13 +341,13 @@ class Scheduler(Requests):
             if drawn.tokens:
                 self._gain(seq, event)
                 if seq.index_at <= seq.num_computed:
-                    self.memory.index(seq)  # a block was waiting for this token
+                    self.kv_blocks.index_full_blocks(seq)  # a block was waiting for this token
                 if group.shares_prompt and group.prompt_owner is None and seq.running:
                     self._open_source(seq)
             if event.finish_reason is not None:
                 event.stop_token = event.tokens[-1] if event.finish_reason == "stop" else None
                 if drawn.logprobs is not None and group.from_start:
-                    event.cumulative_logprob = seq.logprob
+                    event.cumulative_logprob = seq.cumulative_logprob
                 events += self._end(seq, event)
             elif group.ranked:
                 group.deliver(event)
@@ -355,7 +361,7 @@ class Scheduler(Requests):
         for count, token in enumerate(event.tokens, 1):
             seq.append(token)
             if event.logprobs is not None:
-                seq.logprob += event.logprobs[count - 1][0].logprob
+                seq.cumulative_logprob += event.logprobs[count - 1][0].logprob
             if token in group.stop_ids or seq.num_known >= group.length:
                 event.finish_reason = group.finish_reason(token, seq.num_known)
                 if event.finish_reason is not None:
@@ -368,20 +374,20 @@ class Scheduler(Requests):
         """Learn from the drafts, computed or not, and take back those of a run that were wrong."""
         assert self.drafting is not None
         if run is not None:
-            seq.forget(len(run.drafts))
-            self.memory.roll_back(seq, run.start + len(drawn.tokens))
-            self.drafting.count(len(run.drafts), len(drawn.tokens) - 1)
+            seq.drop_placeholders(len(run.drafts))
+            self.kv_blocks.roll_back(seq, run.start + len(drawn.tokens))
+            self.drafting.count_verified(len(run.drafts), len(drawn.tokens) - 1)
         if drawn.tokens:
-            seq.acceptance.learn(run.drafts if run is not None else seq.drafts, drawn.tokens)
+            seq.acceptance.update(run.drafts if run is not None else seq.drafts, drawn.tokens)
             seq.drafts = drawn.drafts
 
     def _open_source(self, seq: Sequence) -> None:
         """The prompt is computed: the samples that waited for it may start."""
         group = seq.group
         group.prompt_owner = seq
-        for follower in group.unstarted:
+        for follower in group.awaiting_prompt:
             self.waiting.push(follower)
-        group.unstarted = []
+        group.awaiting_prompt = []
 
     def _search(self, seq: Sequence, drawn: SampledRow, plan: StepPlan) -> list[SequenceEvent]:
         """A beam has its continuations. Once all have, the search goes on with the best, on new rows."""
@@ -389,7 +395,7 @@ class Scheduler(Requests):
         assert group.search is not None
         if drawn.prompt_logprobs is not None:
             group.new_prompt_logprobs(seq, drawn, _end_of_run(plan, drawn.row))
-        if drawn.beams is None or plan.step < seq.admitted:
+        if drawn.beams is None or plan.step < seq.admitted_step:
             return []  # of a beam that was preempted meanwhile they are found again
         seq.candidates = drawn.beams
         if group.prompt_owner is None:
@@ -402,7 +408,7 @@ class Scheduler(Requests):
             for beam in group.live[:]:
                 self._leave(beam)
             self._close(group)
-            return group.results()
+            return group.search_results()
         self._replace_beams(group, parents)
         return []
 
@@ -415,15 +421,15 @@ class Scheduler(Requests):
         for sample, (parent, beam) in enumerate(zip(parents, group.search.beams, strict=True)):
             child = Sequence(group, sample, [*old[parent].tokens, beam.tokens[-1]])
             if parent in first_child:
-                self.memory.fork(child, first_child[parent], old[parent].num_computed)
+                self.kv_blocks.fork(child, first_child[parent], old[parent].num_computed)
             else:
-                self.memory.take_over(child, old[parent])
+                self.kv_blocks.move_blocks(child, old[parent])
                 first_child[parent] = child
             group.live.append(child)
         for seq in old:
             seq.ended = True
             self._stop(seq)
-            self.memory.release(seq)
+            self.kv_blocks.release(seq)
         for seq in group.live:
             self._join(seq)
         self._num_live += len(group.live) - len(old)
@@ -431,21 +437,23 @@ class Scheduler(Requests):
 
     # ---- seen from outside
 
-    def ran(self, plan: StepPlan, seconds: float) -> None:
+    def record_step(self, plan: StepPlan, seconds: float) -> None:
         """How long a step took: later ones are planned by it."""
         if plan.num_tokens - plan.num_drafts > len(plan.runs):
-            self.pace.ran(plan.num_tokens, seconds)
+            self.step_time.record_step(plan.num_tokens, seconds)
         elif self.drafting and plan.runs:
-            self.drafting.costs.ran(plan.num_tokens, seconds)
+            self.drafting.step_cost.record_step(plan.num_tokens, seconds)
 
     @property
     def num_preemptions(self) -> int:
         return self._num_preemptions
 
     def stats(self) -> SchedulerStats:
-        pool, size = self.memory.pool, self.limits.block_size
+        pool, size = self.kv_blocks.pool, self.limits.block_size
         held = pool.num_blocks - pool.num_available
-        unused = sum(len(seq.table) * size - seq.num_computed for seq in self.running.items if seq.copy_from is None)
+        unused = sum(
+            len(seq.block_table) * size - seq.num_computed for seq in self.running.items if seq.copy_from is None
+        )
         return SchedulerStats(
             running=len(self.running),
             waiting=self._num_live - len(self.running),
@@ -457,7 +465,7 @@ class Scheduler(Requests):
             preemptions=self._num_preemptions,
             prefix_queries=self._num_queries,
             prefix_hits=self._num_hits,
-            **(self.drafting.counts() if self.drafting else {}),
+            **(self.drafting.stats() if self.drafting else {}),
         )
 
     def check(self) -> None:
@@ -466,7 +474,7 @@ class Scheduler(Requests):
         self.waiting.check()
         groups = self._groups.values()
         live = [seq for group in groups for seq in group.live]
-        unstarted = [seq for group in groups for seq in group.unstarted]
+        unstarted = [seq for group in groups for seq in group.awaiting_prompt]
         assert self._num_live == len(live), f"{len(live)} sequences are alive, and {self._num_live} counted"
         places = Counter(map(id, (*self.running.items, *self.waiting.items, *unstarted)))
         assert places == Counter(map(id, live)), "a sequence is not in exactly one of running, waiting and unstarted"
@@ -475,17 +483,17 @@ class Scheduler(Requests):
         for seq in live:
             name = f"sample {seq.sample} of {seq.group.id}"
             assert seq.running == (seq in self.running.items), f"{name} does not know whether it runs"
-            assert seq.running or (seq.row < 0 and not seq.table), f"{name} waits, and has a row or blocks"
+            assert seq.running or (seq.row < 0 and not seq.block_table), f"{name} waits, and has a row or blocks"
             assert not seq.running or seq.group.search or seq.row >= 0, f"{name} runs without a row"
             assert seq.num_computed <= len(seq.tokens), f"{name} has computed more than there is"
-            assert seq.num_unknown <= num_awaited, f"{name} waits for tokens that nobody draws"
-            assert seq.num_told <= len(seq.table), f"the runner knows more blocks of {name} than there are"
+            assert seq.num_placeholders <= num_awaited, f"{name} waits for tokens that nobody draws"
+            assert seq.num_blocks_sent <= len(seq.block_table), f"the runner knows more blocks of {name} than there are"
         kept = sum(group.num_rows for group in groups if group.holds_rows)
         self.rows.check(live, kept + sum(seq.group.search is None for seq in self.running.items))
         self.adapters.check(seq.group.adapter for seq in self.running.items)
         assert self._num_queued == sum(not group.started for group in groups), "the queue is miscounted"
         assert 0 <= self._num_hits <= self._num_queries, f"{self._num_hits} hits in {self._num_queries} tokens"
-        self.memory.check(live)
+        self.kv_blocks.check(live)
 
 
 def _end_of_run(plan: StepPlan, row: int) -> int:

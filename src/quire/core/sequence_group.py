@@ -8,7 +8,7 @@ from quire.core.params import SamplingParams
 from quire.core.plan import SampledRow
 from quire.core.request import FinishReason, IdLogprob, Request, SequenceEvent
 from quire.core.seq2seq import encoder_digest, lay_out_prompt
-from quire.core.sequence import Key, Sequence
+from quire.core.sequence import PolicyKey, Sequence
 
 
 class SequenceGroup:
@@ -19,11 +19,12 @@ class SequenceGroup:
     __slots__ = (
         "adapter",
         "arrival",
+        "awaiting_prompt",
         "deadline",
         "end_ids",
         "forced_eos_id",
         "from_start",
-        "held",
+        "held_events",
         "held_prompt_logprobs",
         "holds_rows",
         "id",
@@ -33,6 +34,7 @@ class SequenceGroup:
         "live",
         "min_stop_length",
         "namespace",
+        "needs_last_token",
         "num_cached",
         "num_encoder_slots",
         "num_open",
@@ -50,11 +52,9 @@ class SequenceGroup:
         "shares_prompt",
         "started",
         "stop_ids",
-        "unstarted",
-        "waits",
     )
 
-    def __init__(self, request: Request, key: Key, limits: SchedulerLimits) -> None:
+    def __init__(self, request: Request, key: PolicyKey, limits: SchedulerLimits) -> None:
         params = request.params
         self.id = request.id
         self.key = key
@@ -69,7 +69,7 @@ class SequenceGroup:
         self.num_prompt_ids = len(request.prompt_ids)  # without padding and start_ids
         # Of an encoder-decoder: leading slots with the encoder's input and its padding; whole blocks
         self.num_encoder_slots = self.num_prompt - len(request.start_ids) if request.start_ids else 0
-        self.length = limits.length(request)  # prompt and output, where a sample ends
+        self.length = limits.max_length(request)  # prompt and output, where a sample ends
         self.min_stop_length = self.num_prompt + max(params.min_tokens, 1)  # a shorter one is not ended by a stop token
         eos_ids = () if params.ignore_eos and params.structured is None else request.eos_ids
         self.stop_ids = frozenset((*eos_ids, *params.stop_token_ids))
@@ -78,11 +78,11 @@ class SequenceGroup:
         self.forced_eos_id = limits.seq2seq.forced_eos_id if limits.seq2seq and free else None
         self.search = self._new_search() if params.beam_width else None
         # for each token before the next is planned: which beams live on, or what the language then allows
-        self.waits = self.search is not None or params.structured is not None
+        self.needs_last_token = self.search is not None or params.structured is not None
         self.num_rows = params.beam_width or 1  # that one admission takes: beams run together or not at all
         self.holds_rows = False  # a search has its rows, used or not, from admission until it ends or is preempted
         self.ranked = self.search is None and params.num_samples > params.n  # only the best are delivered, at the end
-        self.held: dict[int, SequenceEvent] = {}  # by sample, what a ranked request has not delivered yet
+        self.held_events: dict[int, SequenceEvent] = {}  # by sample, what a ranked request has not delivered yet
         self.held_prompt_logprobs: list[list[IdLogprob]] = []  # go out with the first result, of a search as well
         self.shares_prompt = params.num_samples > 1
         self.row_params = replace(
@@ -93,7 +93,7 @@ class SequenceGroup:
         self.num_cached = 0
         self.num_open = params.n if self.search is not None else params.num_samples  # samples without a finish
         self.live: list[Sequence] = []  # not ended
-        self.unstarted: list[Sequence] = []  # of those, the ones that wait for the leader's prompt
+        self.awaiting_prompt: list[Sequence] = []  # of those, the ones that wait for the leader's prompt
         self.leader: Sequence | None = None
         self.prompt_owner: Sequence | None = None  # has the prompt in its blocks
         self.started = False  # was admitted once
@@ -133,7 +133,7 @@ class SequenceGroup:
             return "stop"
         return "length" if length >= self.length else None
 
-    def forced(self, drawn: SampledRow) -> SampledRow:
+    def force_eos(self, drawn: SampledRow) -> SampledRow:
         """With the token of the last place instead of what was drawn for it, and nothing beside it."""
         assert self.forced_eos_id is not None
         logprobs = drawn.logprobs and [*drawn.logprobs[:-1], [IdLogprob(self.forced_eos_id, 0.0, 1)]]
@@ -165,7 +165,7 @@ class SequenceGroup:
         if not self.ranked:
             event.final = self.num_open == 0
             return [event]
-        held = self.held.setdefault(event.index, event)
+        held = self.held_events.setdefault(event.index, event)
         if held is not event:
             held.tokens += event.tokens
             held.logprobs = (held.logprobs or []) + (event.logprobs or [])
@@ -180,7 +180,7 @@ class SequenceGroup:
             mean = (event.cumulative_logprob or 0.0) / max(len(event.tokens), 1)
             return event.finish_reason == "cancelled", -mean, event.index
 
-        ranked = sorted(self.held.values(), key=rank)
+        ranked = sorted(self.held_events.values(), key=rank)
         ranked, others = ranked[: self.params.n], ranked[self.params.n :]
         for index, event in enumerate(ranked):
             event.index = index
@@ -191,7 +191,7 @@ class SequenceGroup:
         ranked[-1].final = True
         return ranked
 
-    def give_up(self, finish_reason: FinishReason, reason: str) -> list[SequenceEvent]:
+    def abort(self, finish_reason: FinishReason, reason: str) -> list[SequenceEvent]:
         """End everything that is open."""
         if self.ranked or self.search is not None:
             events = [self.event(index) for index in range(self.params.n)]
@@ -202,7 +202,7 @@ class SequenceGroup:
         events[-1].final = True
         return events
 
-    def results(self) -> list[SequenceEvent]:
+    def search_results(self) -> list[SequenceEvent]:
         """The n best hypotheses of a search that is done."""
         assert self.search is not None
         events = [self.event(index) for index in range(self.params.n)]

@@ -13,7 +13,7 @@ from quire.core.sequence import Sequence
 
 FREE, CACHED, FIRST_OWNER = 0, 1, 2  # in `Snapshot.owners`; from FIRST_OWNER on: an index of `Snapshot.sequences`
 MAX_WAITING_SHOWN = 100  # the queue may be much longer; `stats.waiting` counts all
-MOST_REFS = 255  # a byte
+MAX_REFS = 255  # a byte
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ def take_snapshot(scheduler: Scheduler, *, now: float, resident_bytes: int, step
         max_num_batched_tokens=limits.max_num_batched_tokens,
         resident_bytes=resident_bytes,
         owners=_owners(scheduler, running),
-        refs=_refs(scheduler.memory.pool.refs),
+        refs=_refs(scheduler.kv_blocks.pool.refs),
         sequences=[_view(seq) for seq in (*running, *waiting)],
         steps=steps,
     )
@@ -98,14 +98,14 @@ def step_view(plan: StepPlan, scheduler: Scheduler, preempted: list[str]) -> Ste
 
 def _owners(scheduler: Scheduler, running: list[Sequence]) -> bytes:
     """Of a shared block, the last in policy order that holds it."""
-    pool = scheduler.memory.pool
+    pool = scheduler.kv_blocks.pool
     owners = array("H", bytes(2 * pool.num_blocks))
     for block in pool.cached:
         owners[block] = CACHED
     for owner, seq in enumerate(running, FIRST_OWNER):
         if seq.copy_from is not None:  # held until it has been copied
             owners[seq.copy_from] = owner
-        for block in seq.held:
+        for block in seq.held_blocks:
             owners[block] = owner
     return owners.tobytes()
 
@@ -114,7 +114,7 @@ def _refs(refs: list[int]) -> bytes:
     try:
         return bytes(refs)  # without a loop in Python
     except ValueError:
-        return bytes(min(count, MOST_REFS) for count in refs)
+        return bytes(min(count, MAX_REFS) for count in refs)
 
 
 def _view(seq: Sequence) -> SequenceView:
@@ -127,6 +127,6 @@ def _view(seq: Sequence) -> SequenceView:
         seq.num_known,
         seq.num_computed,
         group.num_cached,
-        len(seq.held),
+        len(seq.held_blocks),
         group.arrival,
     )

@@ -7,50 +7,50 @@ import pytest
 
 from core.driven import LONG, Engine
 from fakes import free_of_charge
-from quire.core.speculation import SLOPE, AcceptanceRate, Drafting, StepCosts
+from quire.core.draft_budget import PRIOR_TOKEN_COST, AcceptanceRate, DraftBudget, StepCostModel
 
 
 def acceptance(likely: float) -> AcceptanceRate:
     made = AcceptanceRate()
-    made.likely = likely
+    made.rate = likely
     return made
 
 
-def drafting(each: float = SLOPE, **options: Any) -> Drafting:
+def drafting(each: float = PRIOR_TOKEN_COST, **options: Any) -> DraftBudget:
     """Where a step of one token takes 1, and every other adds `each`."""
-    made = Drafting(**options)
+    made = DraftBudget(**options)
     for _ in range(200):
         for num_tokens in (1, 3, 9):
-            made.costs.ran(num_tokens, 1.0 + each * (num_tokens - 1))
+            made.step_cost.record_step(num_tokens, 1.0 + each * (num_tokens - 1))
     return made
 
 
 def test_costs_are_a_line_through_what_was_seen() -> None:
-    costs = drafting(each=0.25).costs
-    assert costs.each == pytest.approx(0.25, rel=0.05)
-    assert costs.of(1) == pytest.approx(1.0, rel=0.1) and costs.of(9) == pytest.approx(3.0, rel=0.05)
+    costs = drafting(each=0.25).step_cost
+    assert costs.seconds_per_token == pytest.approx(0.25, rel=0.05)
+    assert costs.seconds(1) == pytest.approx(1.0, rel=0.1) and costs.seconds(9) == pytest.approx(3.0, rel=0.05)
 
 
 def test_until_steps_differ_a_token_costs_what_is_presumed() -> None:
-    costs = StepCosts()
-    assert costs.each / costs.of(1) == SLOPE
+    costs = StepCostModel()
+    assert costs.seconds_per_token / costs.seconds(1) == PRIOR_TOKEN_COST
     for _ in range(50):
-        costs.ran(1, 0.02)
-    assert costs.each == pytest.approx(0.02 * SLOPE)
-    costs.ran(1, 5.0)  # something else held it up
-    assert costs.of(1) < 0.025
+        costs.record_step(1, 0.02)
+    assert costs.seconds_per_token == pytest.approx(0.02 * PRIOR_TOKEN_COST)
+    costs.record_step(1, 5.0)  # something else held it up
+    assert costs.seconds(1) < 0.025
 
 
 def test_a_token_never_costs_more_than_its_share_or_less_than_nothing() -> None:
-    costs = StepCosts()
+    costs = StepCostModel()
     for _ in range(100):
-        costs.ran(2, 1.0)
-        costs.ran(8, 9.0)
-    assert costs.each <= costs.of(5) / 4
+        costs.record_step(2, 1.0)
+        costs.record_step(8, 9.0)
+    assert costs.seconds_per_token <= costs.seconds(5) / 4
     for _ in range(200):
-        costs.ran(2, 9.0)
-        costs.ran(8, 1.0)
-    assert costs.each == 0.0
+        costs.record_step(2, 9.0)
+        costs.record_step(8, 1.0)
+    assert costs.seconds_per_token == 0.0
 
 
 def test_the_surer_a_guess_and_the_cheaper_a_token_the_more_are_computed() -> None:
@@ -73,20 +73,20 @@ def test_in_company_only_sure_guesses_are_computed() -> None:
 
 def test_guesses_that_nobody_computed_teach_as_well() -> None:
     known = acceptance(0.5)
-    known.learn([4, 5], [4])
-    assert known.likely > 0.5
+    known.update([4, 5], [4])
+    assert known.rate > 0.5
     for _ in range(20):
-        known.learn([4, 5], [9])
-    assert known.likely < 0.05
+        known.update([4, 5], [9])
+    assert known.rate < 0.05
     for _ in range(20):
-        known.learn([4, 5, 6], [4, 5, 6, 7])
-    assert known.likely > 0.95
+        known.update([4, 5, 6], [4, 5, 6, 7])
+    assert known.rate > 0.95
 
 
 def test_who_is_waited_for_gains_more_than_the_steps_it_misses() -> None:
     ahead = drafting(0.01, ahead=1)
-    assert ahead.waits(acceptance(0.9), [1, 2, 3]) and not ahead.waits(acceptance(0.4), [1, 2, 3])
-    assert not ahead.waits(acceptance(1.0), [])
+    assert ahead.should_wait(acceptance(0.9), [1, 2, 3]) and not ahead.should_wait(acceptance(0.4), [1, 2, 3])
+    assert not ahead.should_wait(acceptance(1.0), [])
 
 
 # -- a scheduler with drafts ------------------------------------------------------------------------------------------
@@ -118,10 +118,10 @@ def test_wrong_guesses_leave_no_block_and_no_prefix() -> None:
     assert quick.scheduler.drafting is not None
     while quick.scheduler.has_work:
         for seq in quick.scheduler.running.items:
-            seq.acceptance.likely = 0.9  # in spite of all
+            seq.acceptance.rate = 0.9  # in spite of all
         quick.step()
         for seq in quick.scheduler.running.items:
-            assert len(seq.table) == -(-seq.num_computed // 4) and seq.num_computed == len(seq.tokens) - 1
+            assert len(seq.block_table) == -(-seq.num_computed // 4) and seq.num_computed == len(seq.tokens) - 1
     plain.finish()
     assert quick.tokens("a") == plain.tokens("a")
     assert quick.scheduler.drafting.num_tokens > 20 and quick.scheduler.drafting.num_accepted < 5
@@ -156,9 +156,9 @@ def test_drafts_take_no_blocks_from_prompts_under_way() -> None:
     quick.add("b", [30 + i for i in range(16)], max_tokens=2)
     tight = 0
     while quick.scheduler.has_work:
-        memory = quick.scheduler.memory
+        memory = quick.scheduler.kv_blocks
         under_way = [seq for seq in quick.scheduler.running.items if len(seq.tokens) - seq.num_computed > 1]
-        spare = memory.pool.num_available - sum(map(memory.promised, under_way))
+        spare = memory.pool.num_available - sum(map(memory.num_reserved_blocks, under_way))
         for run in quick.step().runs:
             for_drafts = len(run.new_blocks) - (run.start % 4 == 0)
             assert not run.drafts or for_drafts <= max(spare, 0)

@@ -14,10 +14,10 @@ from quire.core.request import FinishReason, Request, SequenceEvent
 from quire.core.row_table import RowTable
 from quire.core.sequence import Sequence
 from quire.core.sequence_group import SequenceGroup
-from quire.core.window import Window
+from quire.core.sliding_window import SlidingWindow
 
 
-class Requests:
+class LiveGroups:
     """Who is there, and who has what. Who computes when is the scheduler's."""
 
     def __init__(
@@ -34,8 +34,8 @@ class Requests:
     ) -> None:
         self.limits = limits
         self.policy = find_policy(policy)
-        self.window = Window(window, limits.block_size, chunk=limits.chunk, ahead=ahead)
-        self.memory = KVBlocks(num_blocks, num_host_blocks, self.window, prefix_caching)
+        self.window = SlidingWindow(window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
+        self.kv_blocks = KVBlocks(num_blocks, num_host_blocks, self.window, prefix_caching)
         self.adapters = AdapterSlots(num_adapters)
         self.rows = RowTable(limits.max_num_seqs)
         self.running = PolicyQueue()
@@ -57,7 +57,7 @@ class Requests:
         """Queue a request, or raise: BadRequest, PromptTooLong, QueueFull."""
         if request.id in self._groups:
             raise BadRequest(f"a request with the id `{request.id}` is under way", "choose another id", param="id")
-        refuse_impossible(request, self.limits, self.memory.pool.num_blocks, self.window)
+        refuse_impossible(request, self.limits, self.kv_blocks.pool.num_blocks, self.window)
         if self._num_queued >= self.limits.max_queued:
             raise QueueFull(f"{self._num_queued} requests are waiting, which is the limit", "try again later")
         group = SequenceGroup(request, self.policy(request, next(self._numbers)), self.limits)
@@ -68,8 +68,8 @@ class Requests:
             output = [] if group.from_start else request.resumed[sample]
             group.live.append(Sequence(group, sample, group.prompt + output))
         self._num_live += num_samples
-        group.unstarted = list(group.live)
-        for seq in group.unstarted[:]:
+        group.awaiting_prompt = list(group.live)
+        for seq in group.awaiting_prompt[:]:
             if seq.num_known > group.num_prompt and (reason := group.finish_reason(seq.tokens[-1], seq.num_known)):
                 event = group.event(seq.sample)
                 event.finish_reason = reason
@@ -93,7 +93,7 @@ class Requests:
                     event.finish_reason, event.reason = "cancelled", reason
                     return self._end(seq, event)
             return []
-        return self._give_up(group, "cancelled", reason)  # the beams of a search are no samples: they end together
+        return self._abort(group, "cancelled", reason)  # the beams of a search are no samples: they end together
 
     def expire(self, now: float) -> list[SequenceEvent]:
         """End the requests whose deadline has passed."""
@@ -135,9 +135,9 @@ class Requests:
             self._close(group)
         return group.deliver(event)
 
-    def _give_up(self, group: SequenceGroup, finish_reason: FinishReason, reason: str) -> list[SequenceEvent]:
+    def _abort(self, group: SequenceGroup, finish_reason: FinishReason, reason: str) -> list[SequenceEvent]:
         """All that is open of a request ends."""
-        events = group.give_up(finish_reason, reason)
+        events = group.abort(finish_reason, reason)
         for seq in group.live[:]:
             self._leave(seq)
         self._close(group)
@@ -150,12 +150,12 @@ class Requests:
         if seq.running:
             self._stop(seq)
             if group.search is None:
-                self.rows.num_left += 1
-        elif seq in group.unstarted:
-            group.unstarted.remove(seq)
+                self.rows.num_unreserved += 1
+        elif seq in group.awaiting_prompt:
+            group.awaiting_prompt.remove(seq)
         else:
             self.waiting.remove(seq)
-        self.memory.release(seq)
+        self.kv_blocks.release(seq)
         group.live.remove(seq)
         self._num_live -= 1
         if seq is group.leader:
@@ -163,7 +163,7 @@ class Requests:
 
     def _choose_leader(self, group: SequenceGroup) -> None:
         """The first that has not started computes the prompt; after that nobody leads."""
-        group.leader = group.unstarted.pop(0) if group.unstarted else None
+        group.leader = group.awaiting_prompt.pop(0) if group.awaiting_prompt else None
         if group.leader is not None:
             self.waiting.push(group.leader)
 
@@ -172,4 +172,4 @@ class Requests:
         if not group.started:
             self._num_queued -= 1
         if group.holds_rows:
-            self.rows.num_left += group.num_rows
+            self.rows.num_unreserved += group.num_rows

@@ -8,36 +8,36 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-UNTRIED = 0.5  # how likely the first guess for a sequence is taken to be right
-NEW = 0.2  # what one guess counts for, and
-NEWS = 0.05  # what one step does
-SLOPE = 0.4  # until it is known: what a token adds to a step, in times of a step of one token
-DOUBT = 0.5  # how much the steps seen have to differ (variance of tokens) to be believed rather than SLOPE
-MARGIN = 1.1  # times of what it costs that a guess has to gain: both are estimates
-MOST = 3.0  # times of what a step was expected to take: something else held up one that took longer
+INITIAL_ACCEPTANCE_RATE = 0.5  # how likely the first guess for a sequence is taken to be right
+ACCEPTANCE_EMA_WEIGHT = 0.2  # what one guess counts for, and
+STEP_COST_EMA_WEIGHT = 0.05  # what one step does
+PRIOR_TOKEN_COST = 0.4  # until it is known: what a token adds to a step, in times of a step of one token
+PRIOR_WEIGHT = 0.5  # how much the steps seen have to differ (variance of tokens) to be believed rather than SLOPE
+MIN_GAIN_PER_COST = 1.1  # times of what it costs that a guess has to gain: both are estimates
+MAX_STEP_OUTLIER = 3.0  # times of what a step was expected to take: something else held up one that took longer
 
 
 class AcceptanceRate:
     """How likely the next guess for a sequence is right."""
 
-    __slots__ = ("likely",)
+    __slots__ = ("rate",)
 
     def __init__(self) -> None:
-        self.likely = UNTRIED
+        self.rate = INITIAL_ACCEPTANCE_RATE
 
-    def learn(self, drafts: Sequence[int], tokens: Sequence[int]) -> None:
+    def update(self, drafts: Sequence[int], tokens: Sequence[int]) -> None:
         """`tokens` came where `drafts` were guessed. Behind the first that is wrong nothing can be learned."""
         for draft, token in zip(drafts, tokens, strict=False):
-            self.likely += ((draft == token) - self.likely) * NEW
+            self.rate += ((draft == token) - self.rate) * ACCEPTANCE_EMA_WEIGHT
             if draft != token:
                 return
 
-    def gained(self, count: int) -> float:
+    def expected_tokens(self, count: int) -> float:
         """Tokens that are drawn if that many guesses are computed, the one behind the right guesses included."""
-        return sum(self.likely**place for place in range(count + 1))
+        return sum(self.rate**place for place in range(count + 1))
 
 
-class StepCosts:
+class StepCostModel:
     """What steps without prompts take, as a line: one number for a step, and one for each of its tokens."""
 
     def __init__(self) -> None:
@@ -45,39 +45,39 @@ class StepCosts:
         self._variance = self._covariance = 0.0
         self._known = False
 
-    def ran(self, num_tokens: int, seconds: float) -> None:
+    def record_step(self, num_tokens: int, seconds: float) -> None:
         if not self._known:
             self._tokens, self._seconds, self._known = float(num_tokens), seconds, True
             return
-        seconds = min(seconds, MOST * self.of(num_tokens))
+        seconds = min(seconds, MAX_STEP_OUTLIER * self.seconds(num_tokens))
         away, late = num_tokens - self._tokens, seconds - self._seconds
-        self._tokens += NEWS * away
-        self._seconds += NEWS * late
-        self._variance = (1 - NEWS) * (self._variance + NEWS * away * away)
-        self._covariance = (1 - NEWS) * (self._covariance + NEWS * away * late)
+        self._tokens += STEP_COST_EMA_WEIGHT * away
+        self._seconds += STEP_COST_EMA_WEIGHT * late
+        self._variance = (1 - STEP_COST_EMA_WEIGHT) * (self._variance + STEP_COST_EMA_WEIGHT * away * away)
+        self._covariance = (1 - STEP_COST_EMA_WEIGHT) * (self._covariance + STEP_COST_EMA_WEIGHT * away * late)
 
-    def of(self, num_tokens: int) -> float:
+    def seconds(self, num_tokens: int) -> float:
         """Seconds; in some unit of time, while no step is known."""
         if not self._known:
-            return 1.0 + SLOPE * (num_tokens - 1)
-        return self._seconds + self.each * (num_tokens - self._tokens)
+            return 1.0 + PRIOR_TOKEN_COST * (num_tokens - 1)
+        return self._seconds + self.seconds_per_token * (num_tokens - self._tokens)
 
     @property
-    def each(self) -> float:
+    def seconds_per_token(self) -> float:
         """What one token more adds: never less than nothing, and never more than its share."""
         if not self._known:
-            return SLOPE
-        presumed = self._seconds * SLOPE / (1.0 + SLOPE * (self._tokens - 1.0))
-        found = (self._covariance + DOUBT * presumed) / (self._variance + DOUBT)
+            return PRIOR_TOKEN_COST
+        presumed = self._seconds * PRIOR_TOKEN_COST / (1.0 + PRIOR_TOKEN_COST * (self._tokens - 1.0))
+        found = (self._covariance + PRIOR_WEIGHT * presumed) / (self._variance + PRIOR_WEIGHT)
         return min(max(found, 0.0), self._seconds / self._tokens)
 
 
-class Drafting:
+class DraftBudget:
     """Chooses drafts, and counts what became of them."""
 
     def __init__(self, ahead: int = 0) -> None:
         """`ahead`: plans that go out before the output of this one comes."""
-        self.costs = StepCosts()
+        self.step_cost = StepCostModel()
         self._ahead = ahead
         self.num_drafts = self.num_tokens = self.num_accepted = 0  # runs with drafts, their drafts, and the right ones
         self.accepted_at: Counter[int] = Counter()  # right ones by their place
@@ -85,33 +85,33 @@ class Drafting:
     def choose(self, offers: Sequence[tuple[AcceptanceRate, int]], num_tokens: int, room: int) -> list[int]:
         """How many of each offer to add to a step of `num_tokens`, `room` in all at most: (trust, guesses) each."""
         counts = [0] * len(offers)
-        gained, seconds, each = float(num_tokens), self.costs.of(num_tokens), self.costs.each
+        gained, seconds, each = float(num_tokens), self.step_cost.seconds(num_tokens), self.step_cost.seconds_per_token
         ranked = sorted(
-            (-(acceptance.likely**place), place, index)
+            (-(acceptance.rate**place), place, index)
             for index, (acceptance, most) in enumerate(offers)
-            if acceptance.likely * seconds > gained * each * MARGIN
+            if acceptance.rate * seconds > gained * each * MIN_GAIN_PER_COST
             for place in range(1, most + 1)
         )
         for unlikely, _, index in ranked[:room]:
-            if -unlikely * seconds <= gained * each * MARGIN:
+            if -unlikely * seconds <= gained * each * MIN_GAIN_PER_COST:
                 break
             gained -= unlikely
             seconds += each
             counts[index] += 1
         return counts
 
-    def waits(self, acceptance: AcceptanceRate, drafts: Sequence[int]) -> bool:
+    def should_wait(self, acceptance: AcceptanceRate, drafts: Sequence[int]) -> bool:
         """Whether it is better to know a sequence's token, and guess what follows, than to go on ahead of it: others
         have `ahead` steps meanwhile."""
-        return bool(drafts) and acceptance.gained(len(drafts)) > 1 + self._ahead
+        return bool(drafts) and acceptance.expected_tokens(len(drafts)) > 1 + self._ahead
 
-    def count(self, num_drafts: int, num_accepted: int) -> None:
+    def count_verified(self, num_drafts: int, num_accepted: int) -> None:
         self.num_drafts += 1
         self.num_tokens += num_drafts
         self.num_accepted += num_accepted
         self.accepted_at.update(range(num_accepted))
 
-    def counts(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """As they stand in `SchedulerStats`."""
         return {
             "drafts": self.num_drafts,

@@ -2,10 +2,10 @@
 
 import sys
 
-NEW = 0.3  # what one step's pace counts for
+RATE_EMA_WEIGHT = 0.3  # what one step's pace counts for
 
 
-class Pace:
+class StepTimeController:
     """Steps with prompts are timed. Of what they reach, as many tokens are allowed as take about `seconds`."""
 
     def __init__(self, seconds: float) -> None:
@@ -13,15 +13,15 @@ class Pace:
         self._seconds = seconds
         self._rate = 0.0  # tokens a second; 0: not known yet
 
-    def ran(self, num_tokens: int, seconds: float) -> None:
+    def record_step(self, num_tokens: int, seconds: float) -> None:
         """A step that held prompts has ended."""
         if self._seconds and seconds > 0:
             rate = num_tokens / seconds
             if self._rate:  # a step that something else held up is soon forgotten
                 rate = min(max(rate, self._rate / 2), self._rate * 2)
-            self._rate += (rate - self._rate) * (NEW if self._rate else 1.0)
+            self._rate += (rate - self._rate) * (RATE_EMA_WEIGHT if self._rate else 1.0)
 
     @property
-    def tokens(self) -> int:
+    def max_tokens(self) -> int:
         """Of one step, at most."""
         return int(self._rate * self._seconds) if self._rate else sys.maxsize

@@ -5,7 +5,7 @@ from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
-from quire.core.window import Window
+from quire.core.sliding_window import SlidingWindow
 
 BLOCK, WINDOW = 4, 10
 
@@ -28,14 +28,14 @@ def serve(scheduler: Scheduler, executor: FakeExecutor, name: str, prompt: list[
 
 
 def test_what_a_window_reaches() -> None:
-    window = Window(WINDOW, BLOCK, chunk=8)
+    window = SlidingWindow(WINDOW, BLOCK, max_chunk=8)
     assert [window.first_block(n) for n in (0, 9, 12, 13, 16, 17)] == [0, 0, 0, 1, 1, 2]  # position 12 sees 3 and on
     for start in range(60):
         for count in range(1, 9):
             held = -(-(start + count) // BLOCK) - window.first_block(start)
-            assert held <= window.most_blocks(start + count)
-    assert window.most_blocks(1000) == 5
-    assert Window(0, BLOCK, chunk=8).most_blocks(1000) == 250
+            assert held <= window.max_blocks(start + count)
+    assert window.max_blocks(1000) == 5
+    assert SlidingWindow(0, BLOCK, max_chunk=8).max_blocks(1000) == 250
 
 
 def test_a_sequence_holds_its_window_however_long_it_becomes() -> None:
