@@ -3,10 +3,10 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from quire.core.draft_budget import DraftBudget
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission, Run, SampledRow, StepOutput, StepPlan
 from quire.core.request import IdLogprob
+from quire.core.speculation import Speculation
 from quire.executors.protocol import Capacity
 
 SEED = 0x9E3779B97F4A7C15
@@ -53,12 +53,13 @@ class FakeRow:
     num_computed: int = 0
 
 
-def free_of_charge(drafting: DraftBudget | None) -> None:
+def free_of_charge(speculation: Speculation | None) -> None:
     """Steps take the same time, whatever is in them, and go on doing so: guesses pay nearly always."""
-    assert drafting is not None, "nothing is guessed"
+    assert speculation is not None, "the scheduler has no speculation"
+    step_cost = speculation.budget.step_cost
     for num_tokens in (1, 9) * 20:
-        drafting.step_cost.record_step(num_tokens, 1.0)
-    drafting.step_cost.record_step = lambda num_tokens, seconds: None  # type: ignore[method-assign]
+        step_cost.record_step(num_tokens, 1.0)
+    step_cost.record_step = lambda num_tokens, seconds: None  # type: ignore[method-assign]
 
 
 class FakeExecutor:

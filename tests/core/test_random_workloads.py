@@ -142,7 +142,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         drafts=setting.num_drafts > 0,
     )
     if setting.num_drafts:
-        free_of_charge(scheduler.drafting)
+        free_of_charge(scheduler.speculation)
     executor = FakeExecutor(
         num_blocks=setting.num_blocks,
         num_host_blocks=setting.num_host_blocks,
@@ -189,7 +189,7 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
         plan = scheduler.schedule()
         sources = sum(-(-admission.num_encoder_tokens // BLOCK) * BLOCK for admission in plan.admitted)
         assert plan.num_tokens - sources <= setting.budget, "more tokens than the budget"
-        assert plan.runs or not scheduler.running.items or plan.retired or outputs, (
+        assert plan.runs or not scheduler.groups.running.items or plan.retired or outputs, (
             "sequences run and none of them moves"
         )
         cancel(while_running=True)

@@ -95,7 +95,7 @@ def test_who_is_waited_for_gains_more_than_the_steps_it_misses() -> None:
 def engines(right: float = 1.0, **options: Any) -> tuple[Engine, Engine]:
     """Without drafts, and with."""
     plain, quick = Engine(**options), Engine(num_drafts=5, right=right, **options)
-    free_of_charge(quick.scheduler.drafting)
+    free_of_charge(quick.scheduler.speculation)
     return plain, quick
 
 
@@ -115,16 +115,16 @@ def test_wrong_guesses_leave_no_block_and_no_prefix() -> None:
     plain, quick = engines(right=0.0)
     for engine in (plain, quick):
         engine.add("a", LONG, max_tokens=24)
-    assert quick.scheduler.drafting is not None
+    assert quick.scheduler.speculation is not None
     while quick.scheduler.has_work:
-        for seq in quick.scheduler.running.items:
+        for seq in quick.scheduler.groups.running.items:
             seq.acceptance.rate = 0.9  # in spite of all
         quick.step()
-        for seq in quick.scheduler.running.items:
+        for seq in quick.scheduler.groups.running.items:
             assert len(seq.block_table) == -(-seq.num_computed // 4) and seq.num_computed == len(seq.tokens) - 1
     plain.finish()
     assert quick.tokens("a") == plain.tokens("a")
-    assert quick.scheduler.drafting.num_tokens > 20 and quick.scheduler.drafting.num_accepted < 5
+    assert quick.scheduler.speculation.num_draft_tokens > 20 and quick.scheduler.speculation.num_accepted < 5
     for engine in (plain, quick):  # what is in the tree is the text, and nothing else
         engine.add("b", [*LONG, *plain.tokens("a")], max_tokens=1)
         engine.finish()
@@ -157,7 +157,7 @@ def test_drafts_take_no_blocks_from_prompts_under_way() -> None:
     tight = 0
     while quick.scheduler.has_work:
         memory = quick.scheduler.kv_blocks
-        under_way = [seq for seq in quick.scheduler.running.items if len(seq.tokens) - seq.num_computed > 1]
+        under_way = [seq for seq in quick.scheduler.groups.running.items if len(seq.tokens) - seq.num_computed > 1]
         spare = memory.pool.num_available - sum(map(memory.num_reserved_blocks, under_way))
         for run in quick.step().runs:
             for_drafts = len(run.new_blocks) - (run.start % 4 == 0)

@@ -60,7 +60,7 @@ def guessing(path: Path, answers: Tokens, **options: Any) -> Iterator[Engine]:
     """Nine guesses in ten are right, and steps cost the same with them."""
     with engine(path, spec_method="ngram", **options) as served:
         texts = [[*request.prompt_ids, *answers[request.id]] for request in requests()]
-        runner, drafting = served.executor._runner, served._scheduler.drafting  # type: ignore[attr-defined]
+        runner, drafting = served.executor._runner, served._scheduler.speculation  # type: ignore[attr-defined]
         runner.proposer = Oracle(texts, VOCAB)
         free_of_charge(drafting)
         yield served

@@ -165,7 +165,7 @@ def test_drafts_change_nothing(checkpoint: Checkpoint, alone: Outputs, num_block
     texts = [[*checkpoint.start_ids, *answer] for answers in alone.values() for answer in answers]
     with engine(checkpoint, num_blocks, max_model_len=84, spec_method="ngram") as served:
         served.executor._runner.proposer = Oracle(texts, VOCAB)  # type: ignore[attr-defined]
-        free_of_charge(served._scheduler.drafting)
+        free_of_charge(served._scheduler.speculation)
         assert run(served, requests(checkpoint, GREEDY, DRAWN, replace(DRAWN, n=3))) == alone
         assert served.stats().accepted_tokens > 50
 

@@ -4,9 +4,7 @@ A draft is a guess at a token that comes next. One that is right saves a step, a
 likely a sequence's next guess is right is known from its guesses so far, those that nobody computed among them; what a
 token adds to a step, from the steps so far. Of all guesses the likeliest are taken, as long as tokens a second grow."""
 
-from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 INITIAL_ACCEPTANCE_RATE = 0.5  # how likely the first guess for a sequence is taken to be right
 ACCEPTANCE_EMA_WEIGHT = 0.2  # what one guess counts for, and
@@ -79,8 +77,6 @@ class DraftBudget:
         """`ahead`: plans that go out before the output of this one comes."""
         self.step_cost = StepCostModel()
         self._ahead = ahead
-        self.num_drafts = self.num_tokens = self.num_accepted = 0  # runs with drafts, their drafts, and the right ones
-        self.accepted_at: Counter[int] = Counter()  # right ones by their place
 
     def choose(self, offers: Sequence[tuple[AcceptanceRate, int]], num_tokens: int, room: int) -> list[int]:
         """How many of each offer to add to a step of `num_tokens`, `room` in all at most: (trust, guesses) each."""
@@ -104,18 +100,3 @@ class DraftBudget:
         """Whether it is better to know a sequence's token, and guess what follows, than to go on ahead of it: others
         have `ahead` steps meanwhile."""
         return bool(drafts) and acceptance.expected_tokens(len(drafts)) > 1 + self._ahead
-
-    def count_verified(self, num_drafts: int, num_accepted: int) -> None:
-        self.num_drafts += 1
-        self.num_tokens += num_drafts
-        self.num_accepted += num_accepted
-        self.accepted_at.update(range(num_accepted))
-
-    def stats(self) -> dict[str, Any]:
-        """As they stand in `SchedulerStats`."""
-        return {
-            "drafts": self.num_drafts,
-            "draft_tokens": self.num_tokens,
-            "accepted_tokens": self.num_accepted,
-            "accepted_at": [self.accepted_at[place] for place in range(len(self.accepted_at))],
-        }

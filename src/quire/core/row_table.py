@@ -13,7 +13,7 @@ class RowTable:
 
     def __init__(self, num_rows: int) -> None:
         self.num_unreserved = num_rows
-        self.retired: list[int] = []  # given up since the last plan
+        self._retired: list[int] = []  # since the last plan
         self._owners: list[Sequence | None] = [None] * num_rows
         self._free = list(range(num_rows))  # a heap: low rows first
 
@@ -32,11 +32,16 @@ class RowTable:
         self._owners[seq.row] = seq
         seq.admitted_step = step
 
+    def take_retired(self) -> list[int]:
+        """The rows that were retired since the last call: the runner forgets them with the next plan."""
+        retired, self._retired = self._retired, []
+        return retired
+
     def retire(self, seq: Sequence) -> None:
         """Nothing happens if it has none."""
         if seq.row >= 0:
             self._owners[seq.row] = None
-            self.retired.append(seq.row)
+            self._retired.append(seq.row)
             heappush(self._free, seq.row)
             seq.row = -1
             seq.admitted_step = NEVER

@@ -83,6 +83,12 @@ class Sequence:
         """The blocks of the table that are not behind the window."""
         return self.block_table[self.num_freed :]
 
+    def take_unsent_blocks(self) -> list[int]:
+        """The blocks that the runner does not know yet; the caller sends them."""
+        blocks = self.block_table[self.num_blocks_sent :]
+        self.num_blocks_sent = len(self.block_table)
+        return blocks
+
     def add_placeholders(self, count: int = 1) -> None:
         """A token is being drawn; the step after may compute it all the same. Or several, which are drafts."""
         self.tokens.extend([PLACEHOLDER] * count)

@@ -23,7 +23,6 @@ class SequenceGroup:
         "deadline",
         "end_ids",
         "forced_eos_id",
-        "from_start",
         "held_events",
         "held_prompt_logprobs",
         "holds_rows",
@@ -47,6 +46,7 @@ class SequenceGroup:
         "prompt",
         "prompt_owner",
         "ranked",
+        "resumed",
         "row_params",
         "search",
         "shares_prompt",
@@ -88,8 +88,8 @@ class SequenceGroup:
         self.row_params = replace(
             params, prompt_logprobs=None, logprobs=params.logprobs or 0 if self.ranked else params.logprobs
         )
-        self.from_start = not any(request.resumed)  # nothing was delivered by an engine before this one
-        self.num_prompt_logprobs = 0 if self.from_start else self.num_prompt - 1  # delivered
+        self.resumed = any(request.resumed)  # another engine has delivered tokens before
+        self.num_prompt_logprobs = self.num_prompt - 1 if self.resumed else 0  # delivered
         self.num_cached = 0
         self.num_open = params.n if self.search is not None else params.num_samples  # samples without a finish
         self.live: list[Sequence] = []  # not ended

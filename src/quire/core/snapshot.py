@@ -68,8 +68,8 @@ class Snapshot:
 def take_snapshot(scheduler: Scheduler, *, now: float, resident_bytes: int, steps: list[StepView]) -> Snapshot:
     """Costs some 100 ns a block and 1 us a sequence."""
     limits = scheduler.limits
-    running = scheduler.running.items
-    waiting = scheduler.waiting.items[:MAX_WAITING_SHOWN]
+    running = scheduler.groups.running.items
+    waiting = scheduler.groups.waiting.items[:MAX_WAITING_SHOWN]
     return Snapshot(
         now=now,
         stats=scheduler.stats(),
