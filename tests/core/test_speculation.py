@@ -55,7 +55,7 @@ def test_a_token_never_costs_more_than_its_share_or_less_than_nothing() -> None:
 
 def test_the_surer_a_guess_and_the_cheaper_a_token_the_more_are_computed() -> None:
     def alone(likely: float, each: float) -> int:
-        return drafting(each).choose([(acceptance(likely), 5)], 1, room=99)[0]
+        return drafting(each).choose([(acceptance(likely), 5)], 1, max_drafts=99)[0]
 
     counts = [alone(likely, 0.4) for likely in (0.2, 0.5, 0.8, 0.9, 0.99)]
     assert counts[0] == 0 and counts[-1] == 5 and all(a <= b for a, b in pairwise(counts))
@@ -66,9 +66,9 @@ def test_the_surer_a_guess_and_the_cheaper_a_token_the_more_are_computed() -> No
 def test_in_company_only_sure_guesses_are_computed() -> None:
     """Eight tokens take 3.8 times what one takes: one more has to be worth a ninth of that."""
     offers = [(acceptance(0.7), 5)] * 7 + [(acceptance(0.97), 5)]
-    counts = drafting(0.4).choose(offers, 8, room=99)
+    counts = drafting(0.4).choose(offers, 8, max_drafts=99)
     assert counts[:7] == [0] * 7 and counts[7] > 0
-    assert sum(drafting(0.01).choose(offers, 8, room=6)) == 6  # no more than there is room for
+    assert sum(drafting(0.01).choose(offers, 8, max_drafts=6)) == 6  # no more than there is room for
 
 
 def test_guesses_that_nobody_computed_teach_as_well() -> None:

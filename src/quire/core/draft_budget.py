@@ -1,22 +1,22 @@
-"""How many drafts are worth computing.
+"""How many draft tokens a step verifies.
 
-A draft is a guess at a token that comes next. One that is right saves a step, and every one makes a step longer. How
-likely a sequence's next guess is right is known from its guesses so far, those that nobody computed among them; what a
-token adds to a step, from the steps so far. Of all guesses the likeliest are taken, as long as tokens a second grow."""
+An accepted draft token saves a step, and every draft token makes its step longer. Two estimates are weighed: the
+acceptance rate of a sequence, from its drafts so far (verified or not), and the cost of a token, from the steps so far.
+The likeliest draft tokens of all sequences are taken, as long as each raises the expected tokens per second."""
 
 from collections.abc import Sequence
 
-INITIAL_ACCEPTANCE_RATE = 0.5  # how likely the first guess for a sequence is taken to be right
-ACCEPTANCE_EMA_WEIGHT = 0.2  # what one guess counts for, and
-STEP_COST_EMA_WEIGHT = 0.05  # what one step does
-PRIOR_TOKEN_COST = 0.4  # until it is known: what a token adds to a step, in times of a step of one token
-PRIOR_WEIGHT = 0.5  # how much the steps seen have to differ (variance of tokens) to be believed rather than SLOPE
-MIN_GAIN_PER_COST = 1.1  # times of what it costs that a guess has to gain: both are estimates
-MAX_STEP_OUTLIER = 3.0  # times of what a step was expected to take: something else held up one that took longer
+INITIAL_ACCEPTANCE_RATE = 0.5  # of a sequence without drafts so far
+ACCEPTANCE_EMA_WEIGHT = 0.2  # of one draft token in the moving average of a sequence's acceptance rate
+STEP_COST_EMA_WEIGHT = 0.05  # of one step in the moving averages of the cost model
+PRIOR_TOKEN_COST = 0.4  # of one more token, as a fraction of a step of one token, until steps have been measured
+PRIOR_WEIGHT = 0.5  # of the prior in the regression; compare with the variance of tokens per step
+MIN_GAIN_PER_COST = 1.1  # expected gain of a draft token over its cost; both are estimates
+MAX_STEP_OUTLIER = 3.0  # a longer step, in multiples of its predicted time, counts as this: something delayed it
 
 
 class AcceptanceRate:
-    """How likely the next guess for a sequence is right."""
+    """The probability that the next draft token of a sequence is accepted."""
 
     __slots__ = ("rate",)
 
@@ -24,22 +24,22 @@ class AcceptanceRate:
         self.rate = INITIAL_ACCEPTANCE_RATE
 
     def update(self, drafts: Sequence[int], tokens: Sequence[int]) -> None:
-        """`tokens` came where `drafts` were guessed. Behind the first that is wrong nothing can be learned."""
+        """Compare `drafts` with the sampled `tokens`, up to the first rejected one: those behind it teach nothing."""
         for draft, token in zip(drafts, tokens, strict=False):
             self.rate += ((draft == token) - self.rate) * ACCEPTANCE_EMA_WEIGHT
             if draft != token:
                 return
 
     def expected_tokens(self, count: int) -> float:
-        """Tokens that are drawn if that many guesses are computed, the one behind the right guesses included."""
-        return sum(self.rate**place for place in range(count + 1))
+        """Tokens that a step with `count` draft tokens yields: the accepted ones and the one sampled after them."""
+        return sum(self.rate**position for position in range(count + 1))
 
 
 class StepCostModel:
-    """What steps without prompts take, as a line: one number for a step, and one for each of its tokens."""
+    """The time of a step without prompts as a line, seconds = a + b * tokens, fitted to the latest steps."""
 
     def __init__(self) -> None:
-        self._tokens = self._seconds = 0.0  # means, the last steps counting most
+        self._tokens = self._seconds = 0.0  # moving averages
         self._variance = self._covariance = 0.0
         self._known = False
 
@@ -48,55 +48,56 @@ class StepCostModel:
             self._tokens, self._seconds, self._known = float(num_tokens), seconds, True
             return
         seconds = min(seconds, MAX_STEP_OUTLIER * self.seconds(num_tokens))
-        away, late = num_tokens - self._tokens, seconds - self._seconds
-        self._tokens += STEP_COST_EMA_WEIGHT * away
-        self._seconds += STEP_COST_EMA_WEIGHT * late
-        self._variance = (1 - STEP_COST_EMA_WEIGHT) * (self._variance + STEP_COST_EMA_WEIGHT * away * away)
-        self._covariance = (1 - STEP_COST_EMA_WEIGHT) * (self._covariance + STEP_COST_EMA_WEIGHT * away * late)
+        weight, dx, dy = STEP_COST_EMA_WEIGHT, num_tokens - self._tokens, seconds - self._seconds
+        self._tokens += weight * dx
+        self._seconds += weight * dy
+        self._variance = (1 - weight) * (self._variance + weight * dx * dx)
+        self._covariance = (1 - weight) * (self._covariance + weight * dx * dy)
 
     def seconds(self, num_tokens: int) -> float:
-        """Seconds; in some unit of time, while no step is known."""
+        """The predicted time of a step; in multiples of a step of one token until a step has been measured."""
         if not self._known:
             return 1.0 + PRIOR_TOKEN_COST * (num_tokens - 1)
         return self._seconds + self.seconds_per_token * (num_tokens - self._tokens)
 
     @property
     def seconds_per_token(self) -> float:
-        """What one token more adds: never less than nothing, and never more than its share."""
+        """The slope of the line, between 0 and the mean time per token."""
         if not self._known:
             return PRIOR_TOKEN_COST
-        presumed = self._seconds * PRIOR_TOKEN_COST / (1.0 + PRIOR_TOKEN_COST * (self._tokens - 1.0))
-        found = (self._covariance + PRIOR_WEIGHT * presumed) / (self._variance + PRIOR_WEIGHT)
-        return min(max(found, 0.0), self._seconds / self._tokens)
+        prior = self._seconds * PRIOR_TOKEN_COST / (1.0 + PRIOR_TOKEN_COST * (self._tokens - 1.0))
+        slope = (self._covariance + PRIOR_WEIGHT * prior) / (self._variance + PRIOR_WEIGHT)
+        return min(max(slope, 0.0), self._seconds / self._tokens)
 
 
 class DraftBudget:
-    """Chooses drafts, and counts what became of them."""
+    """Chooses how many draft tokens of each sequence join a step."""
 
     def __init__(self, ahead: int = 0) -> None:
-        """`ahead`: plans that go out before the output of this one comes."""
+        """`ahead`: the depth of async scheduling, 0 without."""
         self.step_cost = StepCostModel()
         self._ahead = ahead
 
-    def choose(self, offers: Sequence[tuple[AcceptanceRate, int]], num_tokens: int, room: int) -> list[int]:
-        """How many of each offer to add to a step of `num_tokens`, `room` in all at most: (trust, guesses) each."""
+    def choose(self, offers: Sequence[tuple[AcceptanceRate, int]], num_tokens: int, max_drafts: int) -> list[int]:
+        """How many draft tokens of each offer (acceptance rate, draft tokens) to add to a step of `num_tokens`."""
         counts = [0] * len(offers)
-        gained, seconds, each = float(num_tokens), self.step_cost.seconds(num_tokens), self.step_cost.seconds_per_token
-        ranked = sorted(
-            (-(acceptance.rate**place), place, index)
-            for index, (acceptance, most) in enumerate(offers)
-            if acceptance.rate * seconds > gained * each * MIN_GAIN_PER_COST
-            for place in range(1, most + 1)
+        expected, seconds = float(num_tokens), self.step_cost.seconds(num_tokens)
+        seconds_per_token = self.step_cost.seconds_per_token
+        ranked = sorted(  # the likeliest first; position p of a draft is accepted with probability rate ** p
+            (-(acceptance.rate**position), position, index)
+            for index, (acceptance, num_drafts) in enumerate(offers)
+            if acceptance.rate * seconds > expected * seconds_per_token * MIN_GAIN_PER_COST
+            for position in range(1, num_drafts + 1)
         )
-        for unlikely, _, index in ranked[:room]:
-            if -unlikely * seconds <= gained * each * MIN_GAIN_PER_COST:
+        for negative_probability, _, index in ranked[:max_drafts]:
+            if -negative_probability * seconds <= expected * seconds_per_token * MIN_GAIN_PER_COST:
                 break
-            gained -= unlikely
-            seconds += each
+            expected -= negative_probability
+            seconds += seconds_per_token
             counts[index] += 1
         return counts
 
     def should_wait(self, acceptance: AcceptanceRate, drafts: Sequence[int]) -> bool:
-        """Whether it is better to know a sequence's token, and guess what follows, than to go on ahead of it: others
-        have `ahead` steps meanwhile."""
+        """Whether a sequence gains more from verifying drafts in its next step than from the `ahead` steps that it
+        misses while it waits for its token."""
         return bool(drafts) and acceptance.expected_tokens(len(drafts)) > 1 + self._ahead

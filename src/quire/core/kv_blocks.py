@@ -1,6 +1,6 @@
-"""A sequence's tokens in blocks: found again in the prefix tree, forked from a sibling, swapped out and in, given back.
+"""The KV blocks of sequences: prefix hits, forks, allocation, swap out and in, release.
 
-Whoever runs decides nothing here; the scheduler asks only for what it knows there is room for."""
+Nothing here decides who runs. The scheduler asks only for blocks that it knows are free."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,9 +13,9 @@ from quire.core.sliding_window import SlidingWindow
 
 
 class KVBlocks:
-    """The blocks of the device and of the host, and the prefixes in them.
+    """The blocks of the device and of the host, and the prefixes they hold.
 
-    A block that is written has one reference: a fork shares full blocks and copies the one it would write into."""
+    A block that is written has one reference: a fork shares full blocks and copies the one it writes into."""
 
     def __init__(self, num_blocks: int, num_host_blocks: int, window: SlidingWindow, prefix_caching: bool) -> None:
         self.block_size = window.block_size
@@ -27,32 +27,32 @@ class KVBlocks:
         self._free_host = list(range(num_host_blocks - 1, -1, -1))
 
     def num_new_blocks(self, seq: Sequence, num_tokens: int) -> int:
-        """New blocks it takes until the table covers `num_tokens`."""
+        """New blocks that `seq` needs until its block table covers `num_tokens`."""
         return -(-num_tokens // self.block_size) - len(seq.block_table)
 
     def num_reserved_blocks(self, seq: Sequence) -> int:
-        """New blocks it takes at most until all that is known is computed, those given back on the way counted off."""
+        """New blocks that `seq` needs until all its known tokens are computed, less those that its window frees."""
         num_held = len(seq.block_table) - seq.num_freed
         return min(self.num_new_blocks(seq, seq.num_known), self.window.max_blocks(seq.num_known) - num_held)
 
     def free_behind_window(self, seq: Sequence) -> None:
-        """Give back what is behind the window of the next token. Plans under way may still read it: whoever gets these
-        blocks writes into them later."""
+        """Release the blocks behind the window of the next token. Plans in flight may still read them: the next owner
+        writes into them in a later plan."""
         first = self.window.first_block(seq.num_computed)
         if first <= seq.num_freed:
             return
         self.pool.release(seq.block_table[seq.num_freed : first])
         seq.block_table[seq.num_freed : first] = [NULL_BLOCK] * (first - seq.num_freed)
         seq.num_freed = first
-        if seq.num_indexed <= first:  # it left the tree before; the way to where it stood may vanish
+        if seq.num_indexed <= first:  # it left the tree earlier: its node may be removed now
             seq.node, seq.num_indexed, seq.index_at = None, 0, NEVER
 
-    def try_admit(self, seq: Sequence, num_promised: int) -> bool:
-        """Give a waiting sequence what already exists of it, if there is room for the rest of what is known of it
-        beside `num_promised` blocks; else change nothing and return False."""
+    def try_admit(self, seq: Sequence, num_reserved: int) -> bool:
+        """Attach the computed prefix of a waiting sequence if its other known tokens fit beside `num_reserved` blocks;
+        else change nothing and return False."""
         host, num_computed = seq.host_blocks, seq.num_computed
         self.attach_prefix(seq)
-        if self.num_reserved_blocks(seq) + num_promised <= self.pool.num_available:
+        if self.num_reserved_blocks(seq) + num_reserved <= self.pool.num_available:
             return True
         seq.host_blocks = {}
         self.release(seq)
@@ -60,21 +60,22 @@ class KVBlocks:
         return False
 
     def attach_prefix(self, seq: Sequence) -> None:
-        """Give a sequence without blocks what already exists of it; takes nothing that is not shared."""
-        source = seq.group.prompt_owner
+        """Give a sequence without blocks what is already computed of it: a fork of its group's prompt, or a prefix hit.
+        All of these blocks are shared."""
+        owner = seq.group.prompt_owner
         seq.index_at = self.block_size if self.prefix_caching else NEVER
-        if source is not None and self._can_fork(seq, source) and not self._prefers_tree(seq):
-            self.fork(seq, source, seq.group.num_prompt - 1)
+        if owner is not None and self._can_fork(seq, owner) and not self._prefers_tree(seq):
+            self.fork(seq, owner, seq.group.num_prompt - 1)
         else:
             self.extend_prefix_hit(seq)
-        self.free_behind_window(seq)  # one that was swapped out has no blocks behind its window
+        self.free_behind_window(seq)  # a sequence that was swapped out has no blocks behind its window
 
     def extend_prefix_hit(self, seq: Sequence) -> None:
-        """Extend a table that ends with a full block by the blocks that follow in the tree.
+        """Extend a block table that ends with a full block by the blocks that follow in the tree.
 
-        At least the last known token is left to compute, since its logits are wanted. When only that one would be left
-        in a full block, the hit is one block shorter: the block is shared, so it may not be written, and it cannot be
-        copied either, since a sequence of this very step may be the one that fills it and copies come first."""
+        The last known token is always computed, since its logits are needed. If it is the last token of a full block,
+        the hit is one block shorter. A shared block may not be written. It cannot be copied either: a sequence of this
+        step may be the one that fills it, and the copies of a step come first."""
         group = seq.group
         if seq.index_at == NEVER or group.computes_prompt_logprobs(seq):
             return
@@ -92,60 +93,60 @@ class KVBlocks:
             seq.block_table.append(node.block)
 
     def _match(self, seq: Sequence, node: PrefixNode | None, start: int, stop: int) -> list[PrefixNode]:
-        """The blocks that follow `node` along the tokens of `seq`, as far as one can go on from them."""
+        """The nodes below `node` along blocks start .. stop of `seq`, up to the last from which it can continue."""
         path = self.tree.match(seq.group.namespace, node, seq.tokens, start, stop)
         if (start + len(path)) * self.block_size < seq.group.num_encoder_slots:
-            return []  # what is missing of a source cannot be computed alone
+            return []  # the input of an encoder is computed whole, or not at all
         return path[: self.window.num_usable(path, start)] if self.tree.has_gaps else path
 
-    def _can_fork(self, seq: Sequence, source: Sequence) -> bool:
-        """Whether `source` still has what follows the prompt's window; one on the host goes on from there."""
-        return not seq.host_blocks and source.num_freed <= self.window.first_block(seq.group.num_prompt - 1)
+    def _can_fork(self, seq: Sequence, owner: Sequence) -> bool:
+        """Whether `owner` still holds the window before the prompt's end. A swapped-out `seq` is swapped in instead."""
+        return not seq.host_blocks and owner.num_freed <= self.window.first_block(seq.group.num_prompt - 1)
 
     def _prefers_tree(self, seq: Sequence) -> bool:
-        """Whether the tree has at least as much of `seq` as its prompt."""
+        """Whether a prefix hit covers at least the prompt of `seq`."""
         num_full = (seq.group.num_prompt - 1) // self.block_size + 1
         last = (len(seq.tokens) - 1) // self.block_size
         return last >= num_full and len(self._match(seq, None, 0, num_full)) == num_full
 
-    def fork(self, seq: Sequence, source: Sequence, num_tokens: int) -> None:
-        """Begin with the first `num_tokens` of `source`: full blocks are shared, the next one is copied later."""
+    def fork(self, seq: Sequence, parent: Sequence, num_tokens: int) -> None:
+        """Start from the first `num_tokens` of `parent`: full blocks are shared, a partial one is copied on write."""
         full = num_tokens // self.block_size
         seq.num_freed = self.window.first_block(num_tokens)
-        seq.block_table = [NULL_BLOCK] * seq.num_freed + source.block_table[seq.num_freed : full]
+        seq.block_table = [NULL_BLOCK] * seq.num_freed + parent.block_table[seq.num_freed : full]
         for block in seq.held_blocks:
             self.pool.hold(block)
         if num_tokens % self.block_size:
-            seq.copy_from = source.block_table[full]
+            seq.copy_from = parent.block_table[full]
             self.pool.hold(seq.copy_from)
         seq.num_computed = num_tokens
-        self._copy_tree_position(seq, source, full)
+        self._copy_tree_position(seq, parent, full)
 
-    def move_blocks(self, seq: Sequence, source: Sequence) -> None:
-        """Continue in the very blocks of `source`, which ends."""
-        seq.block_table, source.block_table = source.block_table, []
-        seq.num_freed, source.num_freed = source.num_freed, 0
-        seq.num_computed = source.num_computed
-        self._copy_tree_position(seq, source, len(seq.block_table))
+    def move_blocks(self, seq: Sequence, parent: Sequence) -> None:
+        """Continue in the blocks of `parent`, which ends."""
+        seq.block_table, parent.block_table = parent.block_table, []
+        seq.num_freed, parent.num_freed = parent.num_freed, 0
+        seq.num_computed = parent.num_computed
+        self._copy_tree_position(seq, parent, len(seq.block_table))
 
-    def _copy_tree_position(self, seq: Sequence, source: Sequence, num_blocks: int) -> None:
-        """The same place in the tree; a source that has left it within these blocks leads out of the tree."""
-        seq.node, seq.num_indexed = source.node, source.num_indexed
+    def _copy_tree_position(self, seq: Sequence, parent: Sequence, num_blocks: int) -> None:
+        """Start at the node of `parent` that covers `num_blocks`; outside of the tree if `parent` left it before."""
+        seq.node, seq.num_indexed = parent.node, parent.num_indexed
         while seq.num_indexed > num_blocks:
             assert seq.node is not None
             seq.node, seq.num_indexed = seq.node.parent, seq.num_indexed - 1
         if seq.num_indexed == 0:
-            seq.node = None  # not a root: those come and go
-        left = source.index_at == NEVER and seq.num_indexed < num_blocks
+            seq.node = None  # not the root: roots come and go
+        left = parent.index_at == NEVER and seq.num_indexed < num_blocks
         if seq.num_indexed <= seq.num_freed:
-            seq.node, seq.num_indexed = None, 0  # behind the window: see slide
+            seq.node, seq.num_indexed = None, 0  # behind the window, as in `free_behind_window`
         seq.index_at = NEVER if left or not self.prefix_caching else (seq.num_indexed + 1) * self.block_size
 
     def allocate(self, seq: Sequence, num_tokens: int, plan: StepPlan) -> None:
-        """Let the table cover `num_tokens`; what a new block must begin with is copied or swapped in by the plan."""
+        """Let the block table cover `num_tokens`. The plan copies or swaps in what a new block starts with."""
         first = len(seq.block_table)
         grown = self.pool.grow(seq.block_table, -(-num_tokens // self.block_size))
-        assert grown, "the scheduler promised more blocks than there are"
+        assert grown, "the scheduler allocates more blocks than are free"
         if seq.copy_from is not None:
             plan.copies.append((seq.copy_from, seq.block_table[first]))
             self.pool.release([seq.copy_from])
@@ -156,14 +157,16 @@ class KVBlocks:
             seq.host_blocks = {}
 
     def index_full_blocks(self, seq: Sequence) -> None:
-        """Enter the blocks that the planned step fills, if all of their tokens are known: it writes them in every layer
-        before any is read there, so the next sequence of the same plan may already share them."""
+        """Insert the blocks that the planned step fills into the tree, if all their tokens are known.
+
+        A step writes the keys and values of a layer before it reads any there: a sequence that is planned later in the
+        same step may already share these blocks."""
         size, num_ready = self.block_size, min(seq.num_computed, seq.num_known)
         while seq.index_at <= num_ready:
             i = seq.num_indexed
             tokens = tuple(seq.tokens[i * size : (i + 1) * size])
             node = self.tree.insert(seq.group.namespace, seq.node, tokens, seq.block_table[i])
-            if node is None:  # computed twice: going on below the other's block would need that one held as well
+            if node is None:  # another block has these tokens, and `seq` does not hold it: it leaves the tree
                 seq.index_at = NEVER
                 return
             seq.node = node
@@ -171,7 +174,7 @@ class KVBlocks:
             seq.index_at += size
 
     def roll_back(self, seq: Sequence, num_tokens: int) -> None:
-        """No more than `num_tokens` of it count as computed: those behind were drafts, and wrong."""
+        """Keep the first `num_tokens` computed tokens: the drafts behind them were rejected."""
         if seq.num_computed <= num_tokens:
             return
         seq.num_computed = num_tokens
@@ -179,14 +182,14 @@ class KVBlocks:
         self.pool.release(seq.block_table[num_blocks:])
         del seq.block_table[num_blocks:]
         seq.num_blocks_sent = min(seq.num_blocks_sent, num_blocks)
-        for place in [place for place in seq.host_blocks if place >= num_blocks]:
-            self._free_host.append(seq.host_blocks.pop(place))
+        for index in [index for index in seq.host_blocks if index >= num_blocks]:
+            self._free_host.append(seq.host_blocks.pop(index))
 
     def can_swap_out(self, seq: Sequence) -> bool:
         return 0 < len(seq.held_blocks) <= len(self._free_host)
 
     def swap_out(self, seq: Sequence, plan: StepPlan) -> None:
-        """Keep what is computed on the host, and give the blocks back."""
+        """Move the computed blocks to the host, and release them on the device."""
         num_computed = seq.num_computed
         host = {i: self._free_host.pop() for i in range(seq.num_freed, len(seq.block_table))}
         plan.swap_out.extend(zip(seq.held_blocks, host.values(), strict=True))
@@ -194,7 +197,7 @@ class KVBlocks:
         seq.host_blocks, seq.num_computed = host, num_computed
 
     def release(self, seq: Sequence) -> None:
-        """Give everything back; nothing of the sequence is computed any more."""
+        """Release all blocks of a sequence, on the device and on the host; none of its tokens is computed any more."""
         if seq.copy_from is not None:
             self.pool.release([seq.copy_from])
             seq.copy_from = None
@@ -205,7 +208,7 @@ class KVBlocks:
         seq.num_computed = seq.num_blocks_sent = 0
 
     def check(self, sequences: Iterable[Sequence]) -> None:
-        """Every invariant of memory, given all sequences that are alive."""
+        """Assert every invariant of memory, given all live sequences."""
         self.tree.check()
         self.pool.check()
         refs: Counter[int] = Counter()
@@ -217,7 +220,7 @@ class KVBlocks:
                 refs[seq.copy_from] += 1
             self._check_table(seq)
         for block, count in enumerate(self.pool.refs):
-            assert count == refs[block], f"block {block} has {count} references and stands in {refs[block]} tables"
+            assert count == refs[block], f"block {block} has {count} references and is in {refs[block]} block tables"
         assert sorted(host) == list(range(self.num_host_blocks)), "a host block is lost, or given out twice"
 
     def _check_table(self, seq: Sequence) -> None:
@@ -229,7 +232,7 @@ class KVBlocks:
         assert covered == -(-seq.num_computed // self.block_size), (
             f"{name} has {seq.num_computed} tokens computed and {covered} blocks"
         )
-        assert seq.num_freed <= self.window.first_block(seq.num_computed), f"{name} has freed what it will read"
+        assert seq.num_freed <= self.window.first_block(seq.num_computed), f"{name} has freed blocks that it will read"
         node, i = seq.node, seq.num_indexed
         while i > seq.num_freed:
             i -= 1
@@ -241,5 +244,5 @@ class KVBlocks:
 
     @staticmethod
     def _copied(seq: Sequence) -> int:
-        """How many siblings still wait to copy the block that `seq` writes into."""
+        """How many sequences of its group have yet to copy the block that `seq` writes into."""
         return sum(other.copy_from == seq.block_table[-1] for other in seq.group.live)

@@ -1,4 +1,4 @@
-"""How much one step and one engine may take on, and which requests can never be served within that."""
+"""The limits of a step and of the engine, and the refusal of requests that can never be served within them."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ from quire.core.sliding_window import SlidingWindow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
-    max_num_seqs: int  # rows: sequences that run at the same time
-    max_num_batched_tokens: int  # computed in one step
-    max_model_len: int  # prompt and output of one sequence
-    block_size: int = 16  # tokens whose keys and values share a block
-    max_queued: int = 4096  # requests that wait for their first step; more are refused
-    seq2seq: Seq2Seq | None = None  # of a model that reads sources
-    long_prefill_token_threshold: int = 0  # prompt tokens one sequence may compute in one step; 0: as many as fit
-    step_seconds: float = 0.0  # about how long prompts may make a step in which others have their next token; 0: any
+    max_num_seqs: int  # rows: sequences that run at once
+    max_num_batched_tokens: int  # of one step
+    max_model_len: int  # tokens of one sequence, prompt and output
+    block_size: int = 16  # tokens per KV block
+    max_queued: int = 4096  # requests that were never admitted; more are refused
+    seq2seq: Seq2Seq | None = None  # of an encoder-decoder
+    long_prefill_token_threshold: int = 0  # prompt tokens of one sequence in one step; 0: no limit
+    step_seconds: float = 0.0  # target for steps in which sequences decode beside prompts; 0: none
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "max_queued"):
@@ -43,7 +43,7 @@ class SchedulerLimits:
 
     @property
     def max_chunk(self) -> int:
-        """Tokens that one sequence computes in one step at most."""
+        """Tokens of one sequence in one step, at most."""
         return min(self.max_num_batched_tokens, self.long_prefill_token_threshold or self.max_num_batched_tokens)
 
     def max_length(self, request: Request) -> int:
@@ -56,7 +56,7 @@ class SchedulerLimits:
         return min(self.max_model_len, num_prompt - len(request.start_ids) + self.seq2seq.max_decoder_tokens)
 
     def num_prompt(self, request: Request) -> int:
-        """Tokens that are known of a sequence before anything is drawn, and empty places between them."""
+        """Tokens of a sequence that are known before anything is sampled, padding included."""
         return len(request.prompt_ids) + num_padding(request, self.block_size) + len(request.start_ids)
 
 
@@ -66,7 +66,7 @@ def refuse_impossible(request: Request, limits: SchedulerLimits, num_blocks: int
     if not request.prompt_ids:
         raise BadRequest("the prompt is empty", "give at least one token", param="prompt")
     if limits.seq2seq is not None:
-        _check_source(request, limits, limits.seq2seq)
+        _check_encoder_decoder(request, limits, limits.seq2seq)
     num_prompt = limits.num_prompt(request)
     length = limits.max_length(request)
     if num_prompt >= limits.max_model_len or length > limits.max_model_len:
@@ -84,8 +84,8 @@ def refuse_impossible(request: Request, limits: SchedulerLimits, num_blocks: int
             f"let beam_width be at most {limits.max_num_seqs}",
             param="beam_width",
         )
-    # Samples can run one after the other; the beams of a search cannot, but they share the full blocks of the prompt.
-    # The last token of a sequence is never read back, so it needs no slot.
+    # Samples can run one after the other. Beams run together, and share the full blocks of the prompt.
+    # The last token of a sequence is never computed, so it needs no slot.
     shared = (num_prompt - 1) // limits.block_size
     needed = shared + width * (limits.num_blocks(length - 1) - shared)
     needed = min(needed, width * window.max_blocks(length - 1))
@@ -107,10 +107,10 @@ def refuse_impossible(request: Request, limits: SchedulerLimits, num_blocks: int
         _check_resumed(request, length, num_prompt)
 
 
-def _check_source(request: Request, limits: SchedulerLimits, seq2seq: Seq2Seq) -> None:
-    """What the model can read and write; whether both fit together is found out with the others."""
+def _check_encoder_decoder(request: Request, limits: SchedulerLimits, seq2seq: Seq2Seq) -> None:
+    """Check the lengths of both sides; the caller checks their sum."""
     num_encoder_tokens, params = len(request.prompt_ids), request.params
-    assert request.start_ids, "an answer begins with something"
+    assert request.start_ids, "a request to an encoder-decoder has start_ids"
     if num_encoder_tokens > seq2seq.max_encoder_tokens:
         raise PromptTooLong(
             f"the prompt has {num_encoder_tokens} tokens, and the model reads {seq2seq.max_encoder_tokens}",
