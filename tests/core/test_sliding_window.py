@@ -1,4 +1,4 @@
-"""Blocks behind a window are free again while a sequence runs, and a prefix of which the end is left still helps."""
+"""Blocks behind a window are freed while a sequence runs, and a prefix that has only its last window left is a hit."""
 
 from fakes import FakeExecutor
 from quire.core.limits import SchedulerLimits
@@ -46,13 +46,13 @@ def test_a_sequence_holds_its_window_however_long_it_becomes() -> None:
         assert scheduler.stats().preemptions == 0
 
 
-def test_a_prefix_is_gone_on_from_if_its_last_window_is_there() -> None:
+def test_a_prefix_is_a_hit_if_its_last_window_is_cached() -> None:
     scheduler, executor = make(8)
     prompt = [token % 7 for token in range(50)]
     serve(scheduler, executor, "first", prompt, max_tokens=1)
-    before = executor.num_computed  # what was freed first is taken first: the beginning of the prompt is gone
+    before = executor.num_computed  # the least recently used blocks are evicted: the first ones of the prompt
     serve(scheduler, executor, "again", prompt, max_tokens=1)
     assert executor.num_computed - before == 2
     assert scheduler.stats().prefix_hits == 48
-    serve(scheduler, executor, "beginning", prompt[:20], max_tokens=1)
+    serve(scheduler, executor, "prefix", prompt[:20], max_tokens=1)
     assert executor.num_computed - before == 22

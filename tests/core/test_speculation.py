@@ -1,4 +1,4 @@
-"""Guesses: how many are computed, what is learned of them, and what is left of those that were wrong."""
+"""Draft tokens: how many are verified, what the acceptance rate learns, and that rejected ones leave nothing behind."""
 
 from itertools import pairwise
 from typing import Any
@@ -6,72 +6,72 @@ from typing import Any
 import pytest
 
 from core.driven import LONG, Engine
-from fakes import free_of_charge
+from fakes import make_drafts_free
 from quire.core.draft_budget import PRIOR_TOKEN_COST, AcceptanceRate, DraftBudget, StepCostModel
 
 
-def acceptance(likely: float) -> AcceptanceRate:
+def acceptance(rate: float) -> AcceptanceRate:
     made = AcceptanceRate()
-    made.rate = likely
+    made.rate = rate
     return made
 
 
-def drafting(each: float = PRIOR_TOKEN_COST, **options: Any) -> DraftBudget:
-    """Where a step of one token takes 1, and every other adds `each`."""
+def draft_budget(token_cost: float = PRIOR_TOKEN_COST, **options: Any) -> DraftBudget:
+    """Where a step of one token takes 1, and every other adds `token_cost`."""
     made = DraftBudget(**options)
     for _ in range(200):
         for num_tokens in (1, 3, 9):
-            made.step_cost.record_step(num_tokens, 1.0 + each * (num_tokens - 1))
+            made.step_cost.record_step(num_tokens, 1.0 + token_cost * (num_tokens - 1))
     return made
 
 
-def test_costs_are_a_line_through_what_was_seen() -> None:
-    costs = drafting(each=0.25).step_cost
-    assert costs.seconds_per_token == pytest.approx(0.25, rel=0.05)
-    assert costs.seconds(1) == pytest.approx(1.0, rel=0.1) and costs.seconds(9) == pytest.approx(3.0, rel=0.05)
+def test_the_cost_model_is_a_line_through_the_measured_steps() -> None:
+    step_cost = draft_budget(token_cost=0.25).step_cost
+    assert step_cost.seconds_per_token == pytest.approx(0.25, rel=0.05)
+    assert step_cost.seconds(1) == pytest.approx(1.0, rel=0.1) and step_cost.seconds(9) == pytest.approx(3.0, rel=0.05)
 
 
-def test_until_steps_differ_a_token_costs_what_is_presumed() -> None:
-    costs = StepCostModel()
-    assert costs.seconds_per_token / costs.seconds(1) == PRIOR_TOKEN_COST
+def test_until_steps_differ_a_token_costs_the_prior() -> None:
+    step_cost = StepCostModel()
+    assert step_cost.seconds_per_token / step_cost.seconds(1) == PRIOR_TOKEN_COST
     for _ in range(50):
-        costs.record_step(1, 0.02)
-    assert costs.seconds_per_token == pytest.approx(0.02 * PRIOR_TOKEN_COST)
-    costs.record_step(1, 5.0)  # something else held it up
-    assert costs.seconds(1) < 0.025
+        step_cost.record_step(1, 0.02)
+    assert step_cost.seconds_per_token == pytest.approx(0.02 * PRIOR_TOKEN_COST)
+    step_cost.record_step(1, 5.0)  # something else held it up
+    assert step_cost.seconds(1) < 0.025
 
 
 def test_a_token_never_costs_more_than_its_share_or_less_than_nothing() -> None:
-    costs = StepCostModel()
+    step_cost = StepCostModel()
     for _ in range(100):
-        costs.record_step(2, 1.0)
-        costs.record_step(8, 9.0)
-    assert costs.seconds_per_token <= costs.seconds(5) / 4
+        step_cost.record_step(2, 1.0)
+        step_cost.record_step(8, 9.0)
+    assert step_cost.seconds_per_token <= step_cost.seconds(5) / 4
     for _ in range(200):
-        costs.record_step(2, 9.0)
-        costs.record_step(8, 1.0)
-    assert costs.seconds_per_token == 0.0
+        step_cost.record_step(2, 9.0)
+        step_cost.record_step(8, 1.0)
+    assert step_cost.seconds_per_token == 0.0
 
 
-def test_the_surer_a_guess_and_the_cheaper_a_token_the_more_are_computed() -> None:
-    def alone(likely: float, each: float) -> int:
-        return drafting(each).choose([(acceptance(likely), 5)], 1, max_drafts=99)[0]
+def test_likely_drafts_and_cheap_tokens_raise_the_number_of_drafts() -> None:
+    def alone(rate: float, token_cost: float) -> int:
+        return draft_budget(token_cost).choose([(acceptance(rate), 5)], 1, max_drafts=99)[0]
 
-    counts = [alone(likely, 0.4) for likely in (0.2, 0.5, 0.8, 0.9, 0.99)]
+    counts = [alone(rate, 0.4) for rate in (0.2, 0.5, 0.8, 0.9, 0.99)]
     assert counts[0] == 0 and counts[-1] == 5 and all(a <= b for a, b in pairwise(counts))
-    counts = [alone(0.6, each) for each in (0.9, 0.4, 0.1, 0.01)]
+    counts = [alone(0.6, token_cost) for token_cost in (0.9, 0.4, 0.1, 0.01)]
     assert counts[0] == 0 and counts[-1] == 5 and all(a <= b for a, b in pairwise(counts))
 
 
-def test_in_company_only_sure_guesses_are_computed() -> None:
+def test_in_a_batch_only_likely_drafts_are_verified() -> None:
     """Eight tokens take 3.8 times what one takes: one more has to be worth a ninth of that."""
     offers = [(acceptance(0.7), 5)] * 7 + [(acceptance(0.97), 5)]
-    counts = drafting(0.4).choose(offers, 8, max_drafts=99)
+    counts = draft_budget(0.4).choose(offers, 8, max_drafts=99)
     assert counts[:7] == [0] * 7 and counts[7] > 0
-    assert sum(drafting(0.01).choose(offers, 8, max_drafts=6)) == 6  # no more than there is room for
+    assert sum(draft_budget(0.01).choose(offers, 8, max_drafts=6)) == 6  # no more than there is room for
 
 
-def test_guesses_that_nobody_computed_teach_as_well() -> None:
+def test_drafts_that_did_not_run_update_the_acceptance_rate() -> None:
     known = acceptance(0.5)
     known.update([4, 5], [4])
     assert known.rate > 0.5
@@ -83,8 +83,8 @@ def test_guesses_that_nobody_computed_teach_as_well() -> None:
     assert known.rate > 0.95
 
 
-def test_who_is_waited_for_gains_more_than_the_steps_it_misses() -> None:
-    ahead = drafting(0.01, ahead=1)
+def test_a_sequence_waits_for_its_token_if_drafts_gain_more_than_the_steps_it_misses() -> None:
+    ahead = draft_budget(0.01, ahead=1)
     assert ahead.should_wait(acceptance(0.9), [1, 2, 3]) and not ahead.should_wait(acceptance(0.4), [1, 2, 3])
     assert not ahead.should_wait(acceptance(1.0), [])
 
@@ -92,14 +92,14 @@ def test_who_is_waited_for_gains_more_than_the_steps_it_misses() -> None:
 # -- a scheduler with drafts ------------------------------------------------------------------------------------------
 
 
-def engines(right: float = 1.0, **options: Any) -> tuple[Engine, Engine]:
+def engines(accuracy: float = 1.0, **options: Any) -> tuple[Engine, Engine]:
     """Without drafts, and with."""
-    plain, quick = Engine(**options), Engine(num_drafts=5, right=right, **options)
-    free_of_charge(quick.scheduler.speculation)
+    plain, quick = Engine(**options), Engine(num_drafts=5, accuracy=accuracy, **options)
+    make_drafts_free(quick.scheduler.speculation)
     return plain, quick
 
 
-def test_right_guesses_save_steps() -> None:
+def test_accepted_drafts_save_steps() -> None:
     plain, quick = engines()
     for engine in (plain, quick):
         engine.add("a", LONG, max_tokens=24)
@@ -111,31 +111,31 @@ def test_right_guesses_save_steps() -> None:
     assert stats.draft_tokens == sum(plan.num_drafts for plan in quick.plans)
 
 
-def test_wrong_guesses_leave_no_block_and_no_prefix() -> None:
-    plain, quick = engines(right=0.0)
+def test_rejected_drafts_leave_no_block_and_no_prefix() -> None:
+    plain, quick = engines(accuracy=0.0)
     for engine in (plain, quick):
         engine.add("a", LONG, max_tokens=24)
     assert quick.scheduler.speculation is not None
     while quick.scheduler.has_work:
         for seq in quick.scheduler.groups.running.items:
-            seq.acceptance.rate = 0.9  # in spite of all
+            seq.acceptance.rate = 0.9  # whatever was rejected
         quick.step()
         for seq in quick.scheduler.groups.running.items:
             assert len(seq.block_table) == -(-seq.num_computed // 4) and seq.num_computed == len(seq.tokens) - 1
     plain.finish()
     assert quick.tokens("a") == plain.tokens("a")
     assert quick.scheduler.speculation.num_draft_tokens > 20 and quick.scheduler.speculation.num_accepted < 5
-    for engine in (plain, quick):  # what is in the tree is the text, and nothing else
+    for engine in (plain, quick):  # the tree holds the text, and nothing else
         engine.add("b", [*LONG, *plain.tokens("a")], max_tokens=1)
         engine.finish()
     assert quick.events[-1].num_cached == plain.events[-1].num_cached > 24
 
 
-def test_a_sequence_ends_in_the_middle_of_what_was_guessed_right() -> None:
-    for wishes in ({"max_tokens": 7}, {"stop_token_ids": list(range(8, 24)), "min_tokens": 3, "max_tokens": 40}):
+def test_a_sequence_ends_inside_an_accepted_draft() -> None:
+    for params in ({"max_tokens": 7}, {"stop_token_ids": list(range(8, 24)), "min_tokens": 3, "max_tokens": 40}):
         plain, quick = engines()
         for engine in (plain, quick):
-            engine.add("a", LONG, logprobs=0, n=2, **wishes)
+            engine.add("a", LONG, logprobs=0, n=2, **params)
             engine.finish()
         for sample in (0, 1):
             assert quick.tokens("a", sample) == plain.tokens("a", sample)
@@ -147,8 +147,8 @@ def test_a_sequence_ends_in_the_middle_of_what_was_guessed_right() -> None:
             assert len(event.logprobs or ()) == len(event.tokens)
 
 
-def test_drafts_take_no_blocks_from_prompts_under_way() -> None:
-    """The blocks of a prompt were promised when it was admitted: guesses have to do with what else there is."""
+def test_drafts_take_no_blocks_that_prompts_have_reserved() -> None:
+    """The blocks of a prompt are reserved when it is admitted: drafts take only blocks beyond these."""
     _, quick = engines(num_blocks=9, max_num_batched_tokens=8)
     quick.add("a", LONG, max_tokens=20)
     for _ in range(3):
@@ -156,13 +156,13 @@ def test_drafts_take_no_blocks_from_prompts_under_way() -> None:
     quick.add("b", [30 + i for i in range(16)], max_tokens=2)
     tight = 0
     while quick.scheduler.has_work:
-        memory = quick.scheduler.kv_blocks
-        under_way = [seq for seq in quick.scheduler.groups.running.items if len(seq.tokens) - seq.num_computed > 1]
-        spare = memory.pool.num_available - sum(map(memory.num_reserved_blocks, under_way))
+        kv_blocks = quick.scheduler.kv_blocks
+        prefilling = [seq for seq in quick.scheduler.groups.running.items if len(seq.tokens) - seq.num_computed > 1]
+        spare = kv_blocks.pool.num_available - sum(map(kv_blocks.num_reserved_blocks, prefilling))
         for run in quick.step().runs:
             for_drafts = len(run.new_blocks) - (run.start % 4 == 0)
             assert not run.drafts or for_drafts <= max(spare, 0)
-        tight += bool(under_way) and spare <= 0
+        tight += bool(prefilling) and spare <= 0
     assert tight and len(quick.tokens("a")) == 20 and len(quick.tokens("b")) == 2
 
 

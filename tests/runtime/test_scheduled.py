@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fakes import free_of_charge
+from fakes import make_drafts_free
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.request import Request
@@ -66,7 +66,7 @@ def serve(
         drafts=bool(told),
     )
     if told:
-        free_of_charge(scheduler.speculation)
+        make_drafts_free(scheduler.speculation)
     tokens: dict[tuple[str, int], list[int]] = {}
     ended = num_swapped = 0
     launched: deque[int] = deque()
