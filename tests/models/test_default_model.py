@@ -60,12 +60,12 @@ def test_logprobs_and_greedy_tokens(
     params = SamplingParams(temperature=0.0, seed=0, prompt_logprobs=0, logprobs=0)
     admission = Admission(0, params, 0, PROMPT, len(PROMPT), [0, 1, 2, 3], [])
     executor.submit(StepPlan(1, [Run(0, 0, len(PROMPT))], admitted=[admission]))
-    drawn = executor.collect().drawn[0]
+    drawn = executor.collect().sampled[0]
     assert drawn.prompt_logprobs is not None
     ids, logprobs = [*PROMPT, *drawn.tokens], [line[0].logprob for line in drawn.prompt_logprobs]
     while len(ids) < len(PROMPT) + NUM_TOKENS:
         executor.submit(StepPlan(len(ids), [Run(0, len(ids) - 1, 1)]))
-        ids += executor.collect().drawn[0].tokens
+        ids += executor.collect().sampled[0].tokens
 
     with torch.inference_mode():
         expected = theirs(torch.tensor([ids])).logits[0].log_softmax(-1).numpy()

@@ -115,7 +115,7 @@ def test_a_block_held_by_many_has_as_many_references_as_a_byte_holds() -> None:
     for _ in range(3):
         seen.step()
     snapshot = take_snapshot(seen._scheduler, now=0.0, resident_bytes=0, steps=[])
-    assert max(seen._scheduler.memory.pool.refs) == 300 and max(snapshot.refs) == 255
+    assert max(seen._scheduler.kv_blocks.pool.refs) == 300 and max(snapshot.refs) == 255
 
 
 def test_an_engine_nobody_looks_at_has_nothing_to_show(monkeypatch: pytest.MonkeyPatch) -> None:

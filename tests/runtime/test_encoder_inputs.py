@@ -29,7 +29,7 @@ def admission(row: int, source: list[int], answer: list[int], blocks: list[int])
         num_prompt=len(source) + len(empty) + 1,
         blocks=blocks,
         stop_ids=[],
-        num_source=len(source),
+        num_encoder_tokens=len(source),
     )
 
 

@@ -62,7 +62,7 @@ def test_starts_runs_and_stops(checkpoint: Path, backend: str) -> None:
     admission = Admission(0, SamplingParams(temperature=0.0, seed=0), 0, [1, 2, 3], 3, [5], [])
     output = carry_out(executor, StepPlan(1, [Run(0, 0, 3)], admitted=[admission]))
     again = carry_out(executor, StepPlan(2, [Run(0, 3, 1)]))
-    assert [len(out.drawn[0].tokens) for out in (output, again)] == [1, 1]
+    assert [len(out.sampled[0].tokens) for out in (output, again)] == [1, 1]
     executor.stop()
 
 

@@ -51,9 +51,9 @@ class Driver:
         self.steps += 1
         output = self.runner.run(StepPlan(self.steps, runs, **plan))
         assert output.step == self.steps
-        for drawn in output.drawn:
+        for drawn in output.sampled:
             self.known[drawn.row] += drawn.tokens
-        return {drawn.row: drawn for drawn in output.drawn}
+        return {drawn.row: drawn for drawn in output.sampled}
 
     def decode(self, *rows: int, steps: int) -> None:
         for _ in range(steps):
@@ -83,7 +83,7 @@ def generate(runner: Runner, prompt: list[int], num_tokens: int = 12, **params: 
 
 
 def test_an_empty_plan(runner: Runner) -> None:
-    assert runner.run(StepPlan(5, [])).drawn == []
+    assert runner.run(StepPlan(5, [])).sampled == []
 
 
 def test_chunks_change_nothing(runner: Runner) -> None:
@@ -298,5 +298,5 @@ def test_what_was_drawn_for_a_row_is_not_taken_for_the_next_one_that_has_it() ->
     runner.submit(StepPlan(1, [Run(0, 0, 10)], retired=[0], admitted=[other]))
     runner.collect()
     assert made[1].tokens == []
-    (drawn,) = runner.collect().drawn
+    (drawn,) = runner.collect().sampled
     assert made[1].tokens == drawn.tokens

@@ -68,7 +68,7 @@ def _follow(grammars: GrammarCompiler, structured: Structured) -> str:
 
 def _too_complex(structured: Structured, why: str) -> BadRequest:
     return BadRequest(
-        f"the {structured.kind} of the answer cannot be used: {why}",
+        f"the {structured.kind} cannot be used for structured output: {why}",
         "ask for something simpler: fewer alternatives, references and repetitions",
     )
 

@@ -116,7 +116,7 @@ class Prompter:
             self._check_ids("bad_token_ids", sequence)
         bad_ids = list(params.bad_token_ids)
         if self.seq2seq:
-            bad_ids += [list(sequence) for sequence in self.seq2seq.banned]
+            bad_ids += [list(sequence) for sequence in self.seq2seq.bad_words_ids]
         for word in params.bad_words:
             for spelling in (word, " " + word.lstrip()):  # at the beginning of a text, and inside it
                 ids = self.tokenizer.encode(spelling, add_special_tokens=False)

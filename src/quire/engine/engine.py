@@ -139,7 +139,7 @@ class Engine:
         self.record = StepRecord(
             step=step.plan.step,
             num_tokens=step.plan.num_tokens,
-            num_drawn=sum(len(row.tokens) for row in output.drawn),
+            num_drawn=sum(len(row.tokens) for row in output.sampled),
             num_drafts=step.plan.num_drafts,
             schedule_seconds=step.schedule_seconds,
             run_seconds=ran - max(step.submitted, self._collected),
@@ -148,7 +148,7 @@ class Engine:
             admitted=step.admitted,
         )
         self._collected = ran
-        self._scheduler.ran(step.plan, self.record.run_seconds)
+        self._scheduler.record_step(step.plan, self.record.run_seconds)
         if self._live:
             self._live.ran(self.record)
         return events

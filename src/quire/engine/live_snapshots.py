@@ -29,7 +29,7 @@ class LiveSnapshots:
         begin, preempted = time.perf_counter(), []
         if self._scheduler.num_preemptions > self._num_preemptions:
             self._num_preemptions = self._scheduler.num_preemptions
-            preempted = [seq.group.id for seq in self._scheduler.waiting.items if seq.group.preempted]
+            preempted = [seq.group.id for seq in self._scheduler.groups.waiting.items if seq.group.preempted]
         self._planned.append(step_view(plan, self._scheduler, preempted))
         self._spent += time.perf_counter() - begin
 

@@ -23,7 +23,7 @@ class EncoderInputs:
         self._tables = np.zeros((num_rows, -(-max_source // block_size)), np.int32)
 
     def admit(self, admission: Admission) -> Admission:
-        row, length = admission.row, admission.num_source
+        row, length = admission.row, admission.num_encoder_tokens
         num_blocks = -(-length // self._block_size)
         num_slots = num_blocks * self._block_size
         self._ids[row] = np.array(admission.tokens[:length], np.int32)

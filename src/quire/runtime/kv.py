@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
-from quire.core.window import Window
+from quire.core.sliding_window import SlidingWindow
 from quire.models.config import ModelConfig
 from quire.ops.opset import GPU_KV_DTYPES, KVSpec
 
@@ -87,8 +87,8 @@ def size_cache(
     `max_bytes`. Without `max_model_len` the model's own length is served, or what fits. Where every layer has a
     window, a sequence of any length fits in the blocks of its window and of the tokens of one step."""
     length = longest(config, max_model_len)
-    window = Window(config.window, spec.block_size, chunk=max_num_batched_tokens, ahead=ahead)
-    seq_blocks = window.most_blocks(length)
+    window = SlidingWindow(config.window, spec.block_size, max_chunk=max_num_batched_tokens, ahead=ahead)
+    seq_blocks = window.max_blocks(length)
     seq_bytes = seq_blocks * spec.block_bytes
     if cache_bytes is None:
         cache_bytes = min(max_bytes, max_num_seqs * seq_bytes)

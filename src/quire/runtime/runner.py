@@ -209,7 +209,7 @@ def _encoder_inputs(
     if model.encode is None:
         return None
     assert isinstance(model.config, Seq2SeqConfig)
-    longest = min(model.config.seq2seq.max_source, size.max_model_len)
+    longest = min(model.config.seq2seq.max_encoder_tokens, size.max_model_len)
     most = max(max_tokens, longest)
     encoder = ops.compile(model.encode, cache, most, max_rows, longest, sources=True)
     return EncoderInputs(encoder, max_rows, longest, most, size.spec.block_size)

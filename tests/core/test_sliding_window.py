@@ -1,11 +1,11 @@
-"""Blocks behind a window are free again while a sequence runs, and a prefix of which the end is left still helps."""
+"""Blocks behind a window are freed while a sequence runs, and a prefix that has only its last window left is a hit."""
 
 from fakes import FakeExecutor
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
-from quire.core.window import Window
+from quire.core.sliding_window import SlidingWindow
 
 BLOCK, WINDOW = 4, 10
 
@@ -28,14 +28,14 @@ def serve(scheduler: Scheduler, executor: FakeExecutor, name: str, prompt: list[
 
 
 def test_what_a_window_reaches() -> None:
-    window = Window(WINDOW, BLOCK, chunk=8)
+    window = SlidingWindow(WINDOW, BLOCK, max_chunk=8)
     assert [window.first_block(n) for n in (0, 9, 12, 13, 16, 17)] == [0, 0, 0, 1, 1, 2]  # position 12 sees 3 and on
     for start in range(60):
         for count in range(1, 9):
             held = -(-(start + count) // BLOCK) - window.first_block(start)
-            assert held <= window.most_blocks(start + count)
-    assert window.most_blocks(1000) == 5
-    assert Window(0, BLOCK, chunk=8).most_blocks(1000) == 250
+            assert held <= window.max_blocks(start + count)
+    assert window.max_blocks(1000) == 5
+    assert SlidingWindow(0, BLOCK, max_chunk=8).max_blocks(1000) == 250
 
 
 def test_a_sequence_holds_its_window_however_long_it_becomes() -> None:
@@ -46,13 +46,13 @@ def test_a_sequence_holds_its_window_however_long_it_becomes() -> None:
         assert scheduler.stats().preemptions == 0
 
 
-def test_a_prefix_is_gone_on_from_if_its_last_window_is_there() -> None:
+def test_a_prefix_is_a_hit_if_its_last_window_is_cached() -> None:
     scheduler, executor = make(8)
     prompt = [token % 7 for token in range(50)]
     serve(scheduler, executor, "first", prompt, max_tokens=1)
-    before = executor.num_computed  # what was freed first is taken first: the beginning of the prompt is gone
+    before = executor.num_computed  # the least recently used blocks are evicted: the first ones of the prompt
     serve(scheduler, executor, "again", prompt, max_tokens=1)
     assert executor.num_computed - before == 2
     assert scheduler.stats().prefix_hits == 48
-    serve(scheduler, executor, "beginning", prompt[:20], max_tokens=1)
+    serve(scheduler, executor, "prefix", prompt[:20], max_tokens=1)
     assert executor.num_computed - before == 22
