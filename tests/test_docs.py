@@ -28,7 +28,7 @@ CLASS = re.compile(r"^class (\w+)(.*):((?:\n(?:[ )].*)?)*)", re.MULTILINE)
 
 # Names in backticks that belong to other programs.
 FOREIGN_NAMES = """
-cudaHostRegister terminationGracePeriodSeconds preStop JSON_SCHEMA XDG_CACHE_HOME HF_HUB_OFFLINE HF_TOKEN
+PyTorch cudaHostRegister terminationGracePeriodSeconds preStop JSON_SCHEMA XDG_CACHE_HOME HF_HUB_OFFLINE HF_TOKEN
 OLLAMA_HOST OTEL_EXPORTER_OTLP_ENDPOINT ModelCompressor TorchLinear HQQLinear EetqConfig FineGrainedFP8Config
 pack_original dequantize_weight from_linear dequantize_gemm dequantize_4bit convert_moe_packed_tensors
 cutlass_preprocessors n_positions gemv_fast QUIRE_MAX_WAIT QUIRE_MAX_MODEL_LEN QUIRE_API_KEY no_repeat_ngram_size
@@ -124,7 +124,7 @@ def members() -> dict[str, set[str]]:
 @cache
 def paths() -> set[str]:
     """All files and folders of the repository."""
-    files = {*sources(), *(path.name for path in ROOT.iterdir())}
+    files = {*sources(), "tests/test_docs.py", *(path.name for path in ROOT.iterdir())}
     for folder in ("docs", "deploy", ".ci", "benchmarks", "src/quire"):
         files |= {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*") if path.suffix != ".pyc"}
     return files | {parent.as_posix() for path in files for parent in Path(path).parents}
@@ -216,10 +216,13 @@ def test_commands_and_their_flags_exist() -> None:
 IDENTIFIER = re.compile(r"~?_*[A-Za-z]\w*(?:(?:\.|::)_*[A-Za-z]\w*)*(?:\(\))?")
 
 
+TYPE = re.compile(r"(?:\b(?:struct|class|using) |^)([A-Z]\w*)", re.MULTILINE)
+
+
 def test_classes_and_functions_that_are_named_exist() -> None:
     problems = []
     metrics = set(WORD.findall((ROOT / "docs" / "metrics.md").read_text()))  # generated, and tested where it is
-    types = {*members(), *re.findall(r"\b(?:struct|class|enum class|using) (\w+)", "".join(sources().values()))}
+    types = {*members(), *(name for text in sources().values() for name in TYPE.findall(text))}
     known = names() | metrics | set(FOREIGN_NAMES.split())
     for line in reference_lines():
         drawn = re.findall(r"\b[A-Z][a-z]+[A-Z]\w+", line.text) if line.kind == "text" else []  # in a diagram
