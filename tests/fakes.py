@@ -95,7 +95,10 @@ class FakeExecutor:
         self.adapters: dict[int, str] = {}  # by slot
         self.num_computed = 0  # tokens, over all steps
 
-    def start(self) -> Capacity:
+    def load(self) -> None:
+        """The size of the cache is known."""
+
+    def allocate(self, size: None) -> Capacity:
         return Capacity(
             num_blocks=len(self.blocks),
             num_host_blocks=len(self.host),

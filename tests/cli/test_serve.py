@@ -9,7 +9,7 @@ import pytest
 
 from quire.cli import main as cli
 from quire.cli.serve import SERVER_FLAGS, announcement, make_parser
-from quire.client.spawned import Spawned
+from quire.client.engine_process import EngineProcess
 from quire.engine.options import EngineOptions
 from quire.server.options import ServerOptions
 
@@ -19,7 +19,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineOptions, ServerO
     """What `launch` is called with; it says at once that it is ready."""
     calls: list[tuple[EngineOptions, ServerOptions]] = []
 
-    def launch(engine: EngineOptions, server: ServerOptions, *, on_ready: Any, spawned: Spawned | None) -> None:
+    def launch(engine: EngineOptions, server: ServerOptions, *, on_ready: Any, spawned: EngineProcess | None) -> None:
         assert (spawned is None) == server.loads_when_asked  # an engine has been started for a model that is needed
         calls.append((engine, server))
         on_ready("http://127.0.0.1:8000")

@@ -22,7 +22,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request, SequenceEvent
 from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
-from quire.engine.start import local_executor
+from quire.engine.start import new_executor
 from quire.ops.opset import KVSpec
 from runtime.oracle import Oracle
 
@@ -89,7 +89,7 @@ def engine(checkpoint: Checkpoint, num_blocks: int = 200, **given: Any) -> Itera
             **given,
         },
     )
-    made = Engine(local_executor(checkpoint.path, options), options)
+    made = Engine(new_executor(checkpoint.path, options), options)
     yield made
     made.stop()
 

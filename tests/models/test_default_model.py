@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission, Run, StepPlan
 from quire.executors.local import LocalExecutor
+from quire.executors.options import ExecutorOptions
 from quire.models import llama
 from quire.ops.dequantize import dequantize
 from quire.weights.checkpoint import open_checkpoint
@@ -53,8 +54,9 @@ def theirs(default_model: Path) -> LlamaForCausalLM:
 def test_logprobs_and_greedy_tokens(
     default_model: Path, theirs: LlamaForCausalLM, backend: str, tolerance: float
 ) -> None:
-    executor = LocalExecutor(default_model, backend=backend, max_model_len=64, max_num_seqs=1, kv_cache_dtype="float32")
-    executor.start()
+    options = ExecutorOptions(backend=backend, max_model_len=64, max_num_seqs=1, kv_cache_dtype="float32")
+    executor = LocalExecutor(default_model, options)
+    executor.allocate(executor.load())
     params = SamplingParams(temperature=0.0, seed=0, prompt_logprobs=0, logprobs=0)
     admission = Admission(0, params, 0, PROMPT, len(PROMPT), [0, 1, 2, 3], [])
     executor.submit(StepPlan(1, [Run(0, 0, len(PROMPT))], admitted=[admission]))

@@ -16,8 +16,9 @@ import numpy as np
 from quire.client.embed_request import Text
 from quire.client.encoder_prompt import EncoderPrompter
 from quire.core.errors import BadRequest
-from quire.engine.encoder import Encoder, first_numbers
 from quire.engine.options import EngineOptions
+from quire.engine.start import executor_options
+from quire.executors.encoder import EncoderExecutor, truncate_embedding
 from quire.hub import resolve_model
 from quire.ops.opset import Float32
 from quire.runtime.pooling import PoolingMode, unit_length
@@ -40,10 +41,10 @@ class Embedder:
             raise BadRequest(f"pooling is {pooling!r}", f"choose from {', '.join(get_args(PoolingMode))}")
         self.options = EngineOptions.of({"model": str(model), **options})
         files = resolve_model(self.options.model, revision=self.options.revision)
-        self._encoder = Encoder(files.path, self.options, pooling, normalize)
+        self._encoder = EncoderExecutor(files.path, executor_options(self.options), pooling, normalize)
         self.config, self.max_model_len = self._encoder.config, self._encoder.max_model_len
         self.tokenizer = Tokenizer.load(Path(self.options.tokenizer) if self.options.tokenizer else files.path)
-        self._reader = EncoderPrompter(self.tokenizer, self._encoder.modules, self.config.vocab, self.max_model_len)
+        self._prompter = EncoderPrompter(self.tokenizer, self._encoder.modules, self.config.vocab, self.max_model_len)
 
     def embed(
         self,
@@ -54,9 +55,9 @@ class Embedder:
         dimensions: int | None = None,  # only the first so many numbers of each vector, made of length 1 again
     ) -> Float32:
         """-> [texts, columns]"""
-        vectors = self._encoder.vectors(self._reader.tokens(_listed(texts), prompt_name, truncate))
+        vectors = self._encoder.embed(self._prompter.tokens(_listed(texts), prompt_name, truncate))
         if dimensions is not None:
-            vectors = [first_numbers(vector, dimensions) for vector in vectors]
+            vectors = [truncate_embedding(vector, dimensions) for vector in vectors]
         return np.array(vectors, np.float32)
 
     def score(
@@ -66,9 +67,9 @@ class Embedder:
         and 1 unless the checkpoint, or `sigmoid`, says otherwise. Of other models it is the cosine of two vectors."""
         pairs = [(query, document) for document in documents]
         if self._encoder.num_labels:
-            return self._encoder.scores(self._reader.pairs(pairs, truncate), sigmoid)
-        texts, numbers = self._reader.sides(pairs, truncate)
-        vectors = [unit_length(vector) for vector in self._encoder.vectors(texts)]
+            return self._encoder.score(self._prompter.pairs(pairs, truncate), sigmoid)
+        texts, numbers = self._prompter.sides(pairs, truncate)
+        vectors = [unit_length(vector) for vector in self._encoder.embed(texts)]
         return [float(np.dot(vectors[a], vectors[b])) for a, b in numbers]
 
 

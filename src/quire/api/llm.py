@@ -20,7 +20,7 @@ from quire.core.errors import BadRequest, EngineFailed
 from quire.core.params import SamplingParams
 from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions, named_values
-from quire.engine.start import load_tokenizer, local_executor
+from quire.engine.start import load_tokenizer, new_executor
 from quire.hub import DEFAULT_MODEL, resolve_model
 from quire.hub.adapters import resolve_adapter
 from quire.text.event import TextEvent
@@ -55,7 +55,7 @@ class LLM:
         self.options = EngineOptions.of({"model": str(model), **options})
         files = resolve_model(self.options.model, revision=self.options.revision)
         tokenizer = load_tokenizer(files.path, self.options)
-        self.engine = Engine(local_executor(files.path, self.options), self.options, lambda: tokenizer)
+        self.engine = Engine(new_executor(files.path, self.options), self.options, lambda: tokenizer)
         self.tokenizer = tokenizer
         self._prompter = Prompter(
             self.tokenizer,

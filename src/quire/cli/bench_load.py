@@ -11,7 +11,7 @@ from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser
 from quire.engine.engine import Engine
 from quire.engine.options import LORA, EngineOptions
-from quire.engine.start import local_executor
+from quire.engine.start import new_executor
 from quire.hub import resolve_model
 
 _SERVING_ONLY = ("served_model_name", "max_queued_requests", *LORA)  # nobody is named, nobody is refused
@@ -37,7 +37,7 @@ def start(options: EngineOptions) -> tuple[Engine, float]:
     """-> the engine, and the seconds it took."""
     files = resolve_model(options.model, revision=options.revision)
     begin = time.perf_counter()
-    engine = Engine(local_executor(files.path, options), options)
+    engine = Engine(new_executor(files.path, options), options)
     return engine, time.perf_counter() - begin
 
 

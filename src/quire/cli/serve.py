@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 from quire.cli.flags import About, add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
-from quire.client.spawned import Spawned
+from quire.client.engine_process import EngineProcess
 from quire.engine.options import EngineOptions
 from quire.hub import model_name
 from quire.server.options import ServerOptions, named_models
@@ -114,7 +114,7 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError("models are named with --models, and another way too", "name all of them with --models")
     name = names[0] if names else engine_options.served_model_name or model_name(engine_options.model)
 
-    with nullcontext() if server_options.loads_when_asked else Spawned() as spawned:
+    with nullcontext() if server_options.loads_when_asked else EngineProcess() as spawned:
         from quire.server.launch import launch
         from quire.server.observe.logs import set_up_logging
 

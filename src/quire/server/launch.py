@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import Any
 
 from quire.client.engine_client import EngineClient
+from quire.client.engine_process import EngineProcess
 from quire.client.one_model import OneModel
 from quire.client.service import Models
-from quire.client.spawned import Spawned
 from quire.core.errors import BadRequest
 from quire.engine.options import EngineOptions, named_values
 from quire.hub import model_name
@@ -26,7 +26,7 @@ def launch(
     server: ServerOptions,
     *,
     on_ready: Callable[[str], None] | None = None,
-    spawned: Spawned | None = None,
+    spawned: EngineProcess | None = None,
 ) -> None:
     """Returns after SIGTERM or SIGINT, once what was under way is done. `on_ready` is told the address; `spawned` is an
     engine process to begin with."""
@@ -36,7 +36,7 @@ def launch(
 
 
 async def _main(
-    engine: EngineOptions, server: ServerOptions, on_ready: Callable[[str], None] | None, spawned: Spawned | None
+    engine: EngineOptions, server: ServerOptions, on_ready: Callable[[str], None] | None, spawned: EngineProcess | None
 ) -> None:
     metrics, doors = Metrics(), open_listener(server)
     # while a model is loaded
@@ -50,7 +50,7 @@ async def _main(
 
 @asynccontextmanager
 async def _models(
-    engine: EngineOptions, server: ServerOptions, metrics: Metrics, spawned: Spawned | None
+    engine: EngineOptions, server: ServerOptions, metrics: Metrics, spawned: EngineProcess | None
 ) -> AsyncIterator[Models]:
     if server.loads_when_asked:
         from quire.client.many_models import ManyModels
@@ -61,7 +61,7 @@ async def _models(
         async with ManyModels(each, server.max_loaded_models, metrics.of) as models:
             yield models
     else:
-        async with EngineClient(engine, spawned=spawned) as client:
+        async with EngineClient(engine, process=spawned) as client:
             client.observer = observer = metrics.of(client.info.name)
             observer.loaded()
             yield OneModel(client, client.adapters)

@@ -54,10 +54,10 @@ class Answer:
 
     def __init__(self, grammars: GrammarCompiler, structured: Structured, seed: int, ends: Sequence[int]) -> None:
         self.tokens: list[int] = []
-        self.guides = StructuredOutputRows(VOCAB, self._new_matcher)
+        self.structured = StructuredOutputRows(VOCAB, self._new_matcher)
         self._grammars, self._seed, self._ends = grammars, seed, list(ends)
         params = SamplingParams(structured=structured)
-        self.guides.admit(Admission(ROW, params, 0, tokens=[1, 2], num_prompt=2, blocks=[0], stop_ids=[]))
+        self.structured.admit(Admission(ROW, params, 0, tokens=[1, 2], num_prompt=2, blocks=[0], stop_ids=[]))
 
     def _new_matcher(self, structured: Structured) -> Matcher:
         self.matcher = self._grammars.matcher(structured)
@@ -65,9 +65,9 @@ class Answer:
 
     def allowed(self) -> np.ndarray:
         """[VOCAB] of bool, as the sampler would be told."""
-        masks = self.guides.masks([ROW])
+        masks = self.structured.masks([ROW])
         assert masks is not None and masks.lines == [0]
-        assert not self.guides.error(ROW), self.guides.error(ROW)
+        assert not self.structured.error(ROW), self.structured.error(ROW)
         return np.unpackbits(masks.bits.view(np.uint8)[0], bitorder="little")[:VOCAB].astype(bool)
 
     def liked(self, tokens: Sequence[int], allowed: np.ndarray) -> int:
@@ -84,7 +84,7 @@ class Answer:
 def token_by_token(answer: Answer) -> list[int]:
     while not answer.ended:
         answer.tokens.append(answer.liked(answer.tokens, answer.allowed()))
-        answer.guides.advance(ROW, answer.tokens[-1:])
+        answer.structured.advance(ROW, answer.tokens[-1:])
     return answer.tokens
 
 
@@ -151,7 +151,7 @@ def test_drafted_and_verified_is_as_token_by_token(grammars: GrammarCompiler, to
             draft = draft[: answer.matcher.count_valid(draft)]
             masks = [answer.allowed()]  # for the token after each prefix of the draft
             for token in draft:
-                answer.guides.advance(ROW, [token])
+                answer.structured.advance(ROW, [token])
                 masks.append(answer.allowed())
             drawn = [answer.liked(answer.tokens + draft[:count], mask) for count, mask in enumerate(masks)]
             taken = next((count for count, token in enumerate(draft) if drawn[count] != token), len(draft))
@@ -159,7 +159,7 @@ def test_drafted_and_verified_is_as_token_by_token(grammars: GrammarCompiler, to
             answer.tokens += draft[:taken]
             if not answer.ended:
                 answer.tokens.append(drawn[taken])
-                answer.guides.advance(ROW, drawn[taken : taken + 1])
+                answer.structured.advance(ROW, drawn[taken : taken + 1])
             num_taken, num_refused = num_taken + taken, num_refused + len(draft) - taken
         assert answer.tokens[:MAX_TOKENS] == right
     assert num_taken and num_refused
@@ -186,8 +186,8 @@ def test_masks_behind_drafts_are_those_of_answers_with_them(
     answer = Answer(grammars, LANGUAGES[name], 0, tokenizer.eos_ids)
     for place in range(len(right) - 1):
         draft = random_draft(chance, right[place:], tokenizer.eos_ids)
-        valid = answer.guides.count_valid(ROW, draft)
-        masks = answer.guides.masks([1, ROW], {ROW: draft})
+        valid = answer.structured.count_valid(ROW, draft)
+        masks = answer.structured.masks([1, ROW], {ROW: draft})
         assert masks is not None and list(masks.lines) == list(range(1, 2 + len(draft)))
         for taken, found in enumerate(masks.bits):
             if taken > valid:
@@ -196,5 +196,5 @@ def test_masks_behind_drafts_are_those_of_answers_with_them(
                 other = grammars.matcher(LANGUAGES[name])
                 assert other.advance([*right[:place], *draft[:taken]])
                 assert np.frombuffer(other.mask(), np.uint32, len(found)).tolist() == found.tolist()
-        answer.guides.advance(ROW, right[place : place + 1])
-    assert not answer.guides.error(ROW)
+        answer.structured.advance(ROW, right[place : place + 1])
+    assert not answer.structured.error(ROW)
