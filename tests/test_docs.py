@@ -227,7 +227,8 @@ def test_classes_and_functions_that_are_named_exist() -> None:
             if len(parts) > 1 and parts[-2] in members():
                 missing = [] if parts[-1] in members()[parts[-2]] else [span]
             else:
-                missing = [part for part in parts if _looks_like_code(part) and part not in known]
+                called = span.endswith("()")
+                missing = [part for part in parts if (called or _looks_like_code(part)) and part not in known]
                 missing += [part for part in parts if re.fullmatch(r"[A-Z][a-z]+", part) and part not in types]
             problems += [f"{line}: `{name}` is nowhere in the code" for name in missing]
     fail_if(problems)
