@@ -1,4 +1,4 @@
-"""`Embedder`: a model that makes vectors of texts, or scores of pairs of them, in this process.
+"""`Embedder`: an embedding model, or a cross-encoder that scores pairs of texts, in this process.
 
 embedder = Embedder("./all-MiniLM-L6-v2")
 vectors = embedder.embed(["A quire is a gathering of pages", "Paper was made of rags"])  # [2, 384]
@@ -26,8 +26,8 @@ from quire.text.tokenizers.tokenizer import Tokenizer
 
 
 class Embedder:
-    """Keywords are those of `EngineOptions`, and how tokens become a vector where that is not as the checkpoint says:
-    `pooling` (cls, mean or last) and `normalize`. A text's result does not depend on the other texts."""
+    """Keywords are those of `EngineOptions`. `pooling` (cls, mean or last) and `normalize` override the checkpoint.
+    A text's result does not depend on the other texts."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class Embedder:
         self,
         texts: Text | Sequence[Text],
         *,
-        prompt_name: str | None = None,  # of the prompts that the checkpoint has: put before every text
-        truncate: bool = False,  # a text that is too long loses its end; otherwise it is refused
-        dimensions: int | None = None,  # only the first so many numbers of each vector, made of length 1 again
+        prompt_name: str | None = None,  # one of the checkpoint's prompts, put before every text
+        truncate: bool = False,  # cut off the end of a text that is too long, instead of refusing it
+        dimensions: int | None = None,  # keep only the first that many numbers, normalized again
     ) -> Float32:
         """-> [texts, columns]"""
         vectors = self._encoder.embed(self._prompter.tokens(_listed(texts), prompt_name, truncate))
@@ -63,8 +63,8 @@ class Embedder:
     def score(
         self, query: str, documents: Sequence[str], *, truncate: bool = False, sigmoid: bool | None = None
     ) -> list[float]:
-        """How well each document answers the query. A cross-encoder reads both together, and its score is between 0
-        and 1 unless the checkpoint, or `sigmoid`, says otherwise. Of other models it is the cosine of two vectors."""
+        """How well each document answers the query. A cross-encoder's score is between 0 and 1 unless the
+        checkpoint, or `sigmoid`, says otherwise. For other models it is the cosine of two embeddings."""
         pairs = [(query, document) for document in documents]
         if self._encoder.num_labels:
             return self._encoder.score(self._prompter.pairs(pairs, truncate), sigmoid)

@@ -1,5 +1,6 @@
 """What passes between the server process and the engine process: typed, tagged, never pickled."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -133,20 +134,6 @@ FromEngine = (
     Ready | StepDone | Encoded | EngineIdle | LiveSnapshot | RequestRefused | Failed | AdapterLoaded | AdapterUnloaded
 )
 
-_encoder = msgspec.msgpack.Encoder()
-_to_engine: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToEngine)
-_from_engine: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromEngine)
-
-
-def encode(message: ToEngine | FromEngine) -> bytes:
-    return _encoder.encode(message)
-
-
-def decode_to_engine(data: bytes) -> ToEngine:
-    message: ToEngine = _to_engine.decode(data)
-    return message
-
-
-def decode_from_engine(data: bytes) -> FromEngine:
-    message: FromEngine = _from_engine.decode(data)
-    return message
+encode: Callable[[ToEngine | FromEngine], bytes] = msgspec.msgpack.Encoder().encode
+decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder[Any](ToEngine).decode
+decode_from_engine: Callable[[bytes], FromEngine] = msgspec.msgpack.Decoder[Any](FromEngine).decode

@@ -1,5 +1,6 @@
 """One device in this process."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ class LocalExecutor:
         if self.options.backend == "native" and self.options.dtype in ("bfloat16", "float16"):
             raise Unsupported(f"dtype {self.options.dtype} is for GPUs", "on a CPU, activations are float32")
         self._runner: Runner | None = None
+        self.submit: Callable[[StepPlan], None]  # the runner's
+        self.collect: Callable[[], StepOutput]
 
     # -- starting: load and measure, then allocate what was agreed on
 
@@ -68,6 +71,7 @@ class LocalExecutor:
             proposer=self._new_proposer(size),
             idle_cpu=self._has_idle_cpu(),
         )
+        self.submit, self.collect = self._runner.submit, self._runner.collect
         return Capacity(
             num_blocks=size.num_blocks,
             num_host_blocks=size.num_host_blocks,
@@ -150,12 +154,6 @@ class LocalExecutor:
 
     def set_matcher_factory(self, new_matcher: MatcherFactory) -> None:
         self.runner.set_matcher_factory(new_matcher)
-
-    def submit(self, plan: StepPlan) -> None:
-        self.runner.submit(plan)
-
-    def collect(self) -> StepOutput:
-        return self.runner.collect()
 
     def stop(self) -> None:
         """Free the weights and the cache."""

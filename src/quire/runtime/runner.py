@@ -96,22 +96,22 @@ class Runner:
                 admission = self.encoder_inputs.admit(admission)
             self.rows.admit(admission)
             self.sampler.admit(admission.row, row_params(admission), admission.tokens, admission.num_prompt)
-            if self.structured:
+            if self.structured and admission.params.structured:
                 self.structured.admit(admission)
             if admission.params.prompt_logprobs is not None:
                 self._prompt_logprobs[admission.row] = admission.params.prompt_logprobs
 
     def _launch(self, plan: StepPlan) -> Callable[[], list[SampledRow]]:
-        runs = self.encoder_inputs.read(plan.runs) if self.encoder_inputs else plan.runs
+        runs = self.encoder_inputs.encode(plan.runs) if self.encoder_inputs else plan.runs
         if not runs:
             return list
         step = self.rows.step(runs)
         if self.encoder_inputs:
             self.encoder_inputs.attach(step.batch, runs)
-        rows = step.drawing.tolist()
+        rows = step.sampling.tolist()
         logits, masks = self._compute(step, rows)
         finish = self._verify(step, logits, rows, masks) if step.drafts else self._sample(logits, rows, masks)
-        scored = self._score(step, logits)
+        scored = self._score(step, logits) if step.scored else {}
 
         def finish_all() -> list[SampledRow]:
             sampled = finish()
@@ -155,7 +155,7 @@ class Runner:
         num_lines = len(rows) + sum(map(len, drafts))
         draws = self.sampler.verify(logits[:num_lines], rows, drafts, masks)
         places = [
-            self.rows.take_back(row, len(of_row)) if of_row else self.rows.expect(row)
+            self.rows.remove_drafts(row, len(of_row)) if of_row else self.rows.expect(row)
             for row, of_row in zip(rows, drafts, strict=True)
         ]
 
