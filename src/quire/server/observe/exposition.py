@@ -97,19 +97,19 @@ COUNTERS = [
     Number(
         "spec_decode_num_drafts",
         ("spec_decode_num_drafts",),
-        "Times that guesses at a sequence's next tokens were computed.",
+        "Runs with draft tokens.",
         lambda model: model.total("drafts"),
     ),
     Number(
         "spec_decode_num_draft_tokens",
         ("spec_decode_num_draft_tokens",),
-        "Tokens guessed and computed.",
+        "Draft tokens computed.",
         lambda model: model.total("draft_tokens"),
     ),
     Number(
         "spec_decode_num_accepted_tokens",
         ("spec_decode_num_accepted_tokens",),
-        "Tokens guessed that were then drawn.",
+        "Draft tokens accepted.",
         lambda model: model.total("accepted_tokens"),
     ),
     Number("model_loads", (), "Times it was loaded.", lambda model: model.loads),
@@ -243,7 +243,7 @@ def _names(number: Number | Distribution) -> Iterator[tuple[str, dict[str, str]]
 
 
 def _accepted(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
-    name, help_text = "spec_decode_num_accepted_tokens_per_pos", "The same by their place: first guesses are 0."
+    name, help_text = "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by position from 0."
     ours = CounterMetricFamily(f"quire_{name}", help_text, labels=["model_name", "position"])
     theirs = CounterMetricFamily(f"vllm:{name}", help_text, labels=["model_name", "engine", "position"])
     for model, found in models.items():
