@@ -24,7 +24,7 @@ from quire.ops.gpu.attention.mla import MLALaunch, mla_decode, mla_launch
 from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, power_of_two
 from quire.ops.gpu.attention.plan import LEAST_SHARE, num_workers, plan_decode, plan_prefill
 from quire.ops.gpu.attention.prefill import PrefillLaunch, prefill, prefill_launch
-from quire.ops.reference.cache import quantize
+from quire.ops.reference.cache import quantize_kv
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 LATENT, TURNED = 512, 64
@@ -128,7 +128,7 @@ class Step:
         if self.heads_first:
             k, v = k.transpose(1, 2), v.transpose(1, 2)
         if self.kept == torch.int8:
-            return Pages(*quantize(k.float(), v.float()))
+            return Pages(*quantize_kv(k.float(), v.float()))
         return Pages(k.to(self.kept), v.to(self.kept), k_scale=1.25, v_scale=0.75)
 
     def plain(self, layer: int, scoring: Scoring) -> Tensor:

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 
 from quire.ops.gpu.batch import GpuBatch
+from quire.ops.gpu.cache import GpuCache
 from quire.ops.gpu.program import GpuProgram, Inputs, without_outrun
 from quire.ops.opset import KVSpec, StepBatch
-from quire.ops.reference.cache import TorchCache
 
 CPU = torch.device("cpu")
 BLOCK = 16
@@ -29,7 +29,7 @@ def step(counts: list[int], contexts: list[int]) -> StepBatch:
 
 
 def program() -> GpuProgram:
-    cache = TorchCache(KVSpec(1, 1, 16, BLOCK, "float32"), 9, 0, CPU)
+    cache = GpuCache(KVSpec(1, 1, 16, BLOCK, "float32"), 9, 0, CPU)
     return GpuProgram(lambda batch: batch.slots, cache, 64, 5, 300)
 
 

@@ -15,7 +15,7 @@ from quire.ops.gpu.attention.plan import plan_decode, plan_prefill
 from quire.ops.gpu.attention.prefill import PrefillLaunch, invariant_launch, prefill
 from quire.ops.opset import KVSpec
 from quire.ops.reference import TorchOps
-from quire.ops.reference.cache import TorchCache, quantize
+from quire.ops.reference.cache import TorchCache, quantize_kv
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WORKERS, LEAST = 3, 64  # small, so that short contexts have several pieces
@@ -77,8 +77,8 @@ class Case:
 
     def _stored(self, k: torch.Tensor, v: torch.Tensor) -> Pages:
         if self.kept == torch.int8:
-            codes = [x.to(DEVICE) for x in quantize(k, v)]
-            own = [[quantize(a, b) for a, b in zip(self.k, self.v, strict=True)]]
+            codes = [x.to(DEVICE) for x in quantize_kv(k, v)]
+            own = [[quantize_kv(a, b) for a, b in zip(self.k, self.v, strict=True)]]
             self.k = [c[0].float() * c[2][..., None] for c in own[0]]
             self.v = [c[1].float() * c[3][..., None] for c in own[0]]
             return Pages(*codes)

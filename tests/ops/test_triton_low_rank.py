@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from ops.low_rank import added, low_rank, random
-from quire.ops.gpu.linear.lora import add_low_rank, sort_by_slot
-from quire.ops.reference.lora import TorchLoraSlots, adapted
+from quire.ops.gpu.linear.lora import GpuLoraSlots, add_low_rank, sort_by_slot
+from quire.ops.reference.lora import adapted
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CASES = {  # inputs, sizes of parts, largest rank, rows
@@ -25,7 +25,7 @@ def slots_of(name, dtype):
         [None] * (len(sizes) - 1) + [low_rank(max(max_rank // 2, 1), num_inputs, sizes[-1], 2.0)],
         [None] * len(sizes),
     ]
-    slots = TorchLoraSlots(num_inputs, sizes, len(parts), max_rank, DEVICE, dtype)
+    slots = GpuLoraSlots(num_inputs, sizes, len(parts), max_rank, DEVICE, dtype)
     for slot, each in enumerate(parts):
         slots.put(slot, slots.pack(each))
     adapters = np.random.default_rng(1).integers(-1, 3, num_rows).astype(np.int32)

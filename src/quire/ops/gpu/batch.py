@@ -11,10 +11,10 @@ from quire.ops.gpu.attention.mla_plan import LatentPlan, plan_latent
 from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, power_of_two
 from quire.ops.gpu.attention.plan import DecodePlan, PrefillPlan, num_workers, plan_decode, plan_prefill
 from quire.ops.gpu.attention.prefill import PrefillLaunch, invariant_launch, prefill, prefill_launch
+from quire.ops.gpu.cache import GpuCache
 from quire.ops.gpu.deferred import Columns
 from quire.ops.gpu.linear.lora import sort_by_slot
 from quire.ops.gpu.moe.moe import Routing
-from quire.ops.reference.cache import TorchCache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,7 @@ class GpuBatch:
     slots: Tensor  # [T]
     runs: Runs
     logit_rows: Tensor  # [R]
-    cache: TorchCache
+    cache: GpuCache
     max_model_len: int
     decodes: bool  # whether some sequence has one token
     prefills: bool  # whether some sequence has more

@@ -18,8 +18,9 @@ from quire.ops.gpu.attention.decode_step import decode_step, takes_heads_of
 from quire.ops.gpu.attention.kv_write import kv_write
 from quire.ops.gpu.attention.mla_write import latent_write
 from quire.ops.gpu.attention.pages import Scoring
-from quire.ops.gpu.attention.self_attention import self_attention, turned
+from quire.ops.gpu.attention.self_attention import self_attention
 from quire.ops.gpu.batch import GpuBatch, Ids
+from quire.ops.gpu.cache import GpuCache
 from quire.ops.gpu.deferred import Columns, HeadNorm, HeadProducts, Rows, Sum, columns_of, num_rows_of, tensor_of
 from quire.ops.gpu.embedding import embedding
 from quire.ops.gpu.linear.dequantize import dequantize_rows
@@ -27,7 +28,7 @@ from quire.ops.gpu.linear.grouped import grouped_linear, takes_codes
 from quire.ops.gpu.linear.grouped_gemv import x_group
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.linear import linear
-from quire.ops.gpu.linear.lora import add_low_rank
+from quire.ops.gpu.linear.lora import GpuLoraSlots, add_low_rank
 from quire.ops.gpu.linear.quantize_rows import Quantized, Target, quantize_rows
 from quire.ops.gpu.linear.quantized_weights import Reordered, can_keep, load_codes
 from quire.ops.gpu.linear.scaled import ScaledWeight, scaled_linear
@@ -47,9 +48,11 @@ from quire.ops.gpu.program import GpuProgram, written_nowhere
 from quire.ops.gpu.sampling.sampler import DeviceSampler
 from quire.ops.gpu.weights import QUANTIZERS, Segment, load_experts, load_floats, load_segments
 from quire.ops.opset import Activation, Float32, Keep, KVCache, KVSpec, Routing, Sampler, quantization_of
-from quire.ops.reference.cache import TorchCache
-from quire.ops.reference.lora import TorchLoraSlots
-from quire.ops.reference.opset import Frequencies
+from quire.ops.reference.rope import (  # torch formulas: nothing to gain by a kernel
+    Frequencies,
+    rope_angles,
+    rotate_heads,
+)
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 GRAPH_BYTES = 3 * 2**29  # for graphs and the sampler's tables: not measured, as they come after the pages
@@ -113,8 +116,8 @@ class GpuOps:
             matrix.copy_(load_floats(head, self.dtype, self.device))
         return PackedHeads(len(heads), num_outputs, num_inputs, stacked.nbytes, stacked)
 
-    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> TorchLoraSlots:
-        return TorchLoraSlots(num_inputs, sizes, num_slots, max_rank, self.device, self.dtype)
+    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> GpuLoraSlots:
+        return GpuLoraSlots(num_inputs, sizes, num_slots, max_rank, self.device, self.dtype)
 
     def vector(self, tensor: StoredTensor) -> Tensor:
         return load_floats(tensor, torch.float32, self.device)
@@ -129,10 +132,10 @@ class GpuOps:
     def frequencies(self, inv_freq: Float32, scale: float) -> Frequencies:
         return Frequencies(torch.tensor(inv_freq, device=self.device), scale)
 
-    def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> TorchCache:
+    def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> GpuCache:
         if spec.latent & (spec.latent - 1):
             raise Unsupported(f"latent vectors of {spec.latent} columns", "a GPU takes powers of two; use device cpu")
-        return TorchCache(spec, num_blocks, num_host_blocks, str(self.device))
+        return GpuCache(spec, num_blocks, num_host_blocks, str(self.device))
 
     def new_sampler(self, num_rows: int, vocab_size: int) -> DeviceSampler:
         return DeviceSampler(num_rows, vocab_size, self.device)
@@ -147,7 +150,7 @@ class GpuOps:
         sampler: Sampler | None = None,
         sources: bool = False,
     ) -> GpuProgram:
-        assert isinstance(cache, TorchCache) and (sampler is None or isinstance(sampler, DeviceSampler))
+        assert isinstance(cache, GpuCache) and (sampler is None or isinstance(sampler, DeviceSampler))
         if sampler is not None and self.graphs and self.device.type == "cuda":
             sampler.try_out(self.dtype)
         return GpuProgram(
@@ -183,7 +186,7 @@ class GpuOps:
 
     def rms_norm(self, x: Tensor | Sum | Rows | Columns, weight: Tensor, eps: float) -> Rows | Columns:
         if isinstance(x, Columns) and x.angles is not None:  # heads that have turned: no kernel does that in this order
-            heads = turned(x.stored().unflatten(-1, (-1, len(weight))), x.angles).float()
+            heads = rotate_heads(x.stored().unflatten(-1, (-1, len(weight))), x.angles).float()
             normed = heads * (heads.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
             return columns_of(normed.to(x.whole.dtype).flatten(1))
         if isinstance(x, Columns) and len(weight) < x.size:
@@ -260,7 +263,7 @@ class GpuOps:
     def _codes(self, x: Tensor | Rows, dtype: torch.dtype, group: int) -> Quantized:
         return x.codes(dtype, group) if isinstance(x, Rows) else quantize_rows(x, dtype, group, self._overlap)
 
-    def adapt(self, y: Tensor, x: Tensor | Rows | Sum | Columns, slots: TorchLoraSlots, batch: GpuBatch) -> Tensor:
+    def adapt(self, y: Tensor, x: Tensor | Rows | Sum | Columns, slots: GpuLoraSlots, batch: GpuBatch) -> Tensor:
         batch.adapts = True
         if (routing := batch.rows_by_slot(slots.num_slots)) is None:
             return y
@@ -274,8 +277,7 @@ class GpuOps:
         return tuple(Columns(x, first, size) for first, size in zip(firsts, sizes, strict=True))
 
     def rope_angles(self, positions: Tensor, frequencies: Frequencies) -> Tensor:
-        angles = positions[:, None].float() * frequencies.inv_freq
-        return torch.cat([angles.cos(), angles.sin()], dim=-1) * frequencies.scale
+        return rope_angles(positions, frequencies)
 
     def rope(self, x: Tensor | Rows | Columns, angles: Tensor, head_dim: int) -> Columns:
         return replace(columns_of(x), angles=angles)
@@ -365,7 +367,7 @@ class GpuOps:
         heads = columns.stored().unflatten(1, (-1, head_dim))
         if columns.norm is not None:
             heads = F.rms_norm(heads.float(), (head_dim,), columns.norm.weight, columns.norm.eps).to(heads.dtype)
-        return heads if columns.angles is None else turned(heads, columns.angles)
+        return heads if columns.angles is None else rotate_heads(heads, columns.angles)
 
     def write_latent(self, latent: Tensor | Rows, turned: Columns, batch: GpuBatch, layer: int) -> None:
         """In one kernel with what is to be done to q, so when that is known."""

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from quire.ops.gpu.attention.pages import Runs
 from quire.ops.gpu.batch import GpuBatch, Ids
+from quire.ops.gpu.cache import GpuCache
 from quire.ops.opset import Int32, StepBatch
-from quire.ops.reference.cache import TorchCache
 
 MOST_CAPTURED = 512  # sequences: larger steps keep the GPU busy while the next ops are launched
 ALIGNED = 16  # numbers: a kernel is compiled again for arrays that begin elsewhere, and for tables of other widths
@@ -160,7 +160,7 @@ class GpuProgram:
     def __init__(
         self,
         forward: Callable[[GpuBatch], Tensor],
-        cache: TorchCache,
+        cache: GpuCache,
         max_tokens: int,
         max_rows: int,
         max_model_len: int,

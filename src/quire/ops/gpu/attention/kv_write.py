@@ -10,11 +10,11 @@ from torch import Tensor
 
 from quire.ops.gpu.attention.pages import Pages, power_of_two
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
-from quire.ops.reference.cache import LEAST_NUMBER, MOST_CODE
+from quire.ops.reference.cache import INT8_MAX, MIN_ABS_MAX  # numbers of the specification
 
 FP8_MAX = tl.constexpr(448.0)  # e4m3 has nothing above; what is greater is stored as this, as everyone does
-CODES = tl.constexpr(float(MOST_CODE))
-LEAST = tl.constexpr(LEAST_NUMBER)
+CODES = tl.constexpr(float(INT8_MAX))
+LEAST = tl.constexpr(MIN_ABS_MAX)
 ROUNDING = tl.constexpr(1.5 * 2.0**23)  # added and taken away again, it leaves whole numbers, halves to even
 
 

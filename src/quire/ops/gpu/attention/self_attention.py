@@ -66,15 +66,6 @@ def self_attention(
     return out
 
 
-def turned(heads: Tensor, angles: Tensor) -> Tensor:
-    """heads [T, heads, head_dim], angles [T, rotary_dim]: see OpSet.rope."""
-    rotary_dim = angles.shape[-1]
-    cos, sin = angles[:, None].chunk(2, dim=-1)
-    a, b = heads[..., :rotary_dim].float().chunk(2, dim=-1)
-    together = torch.cat([a * cos - b * sin, b * cos + a * sin, heads[..., rotary_dim:].float()], dim=-1)
-    return together.to(heads.dtype)
-
-
 @triton.jit(do_not_specialize=["num_seqs"])
 def _attend(
     q,

@@ -6,17 +6,47 @@ whose tile is not needed return at once. The first product has few outputs and m
 of a fixed size, which run side by side; the second one adds the splits up, in order. A row's sums depend on the sizes
 of the layer alone. Products are turned around as in `linear_stream`."""
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.ops.gpu.moe.moe import Routing, sort_by_expert
-from quire.ops.reference.lora import TILE_OUTPUTS, TorchLoraSlots
+from quire.ops.reference.lora import TorchLoraSlots
 
 SPLIT = 512  # inputs
 FEW_ROWS, FEW, MANY = 128, 16, 64  # up to that many rows, tiles of 16, else of 64
 HIDDEN = 32  # outputs a program of the first product
+TILE_OUTPUTS = 64  # outputs a program of the second
+
+
+class GpuLoraSlots(TorchLoraSlots):
+    """`TorchLoraSlots`, and how the kernels divide the layer's outputs."""
+
+    def __init__(
+        self,
+        num_inputs: int,
+        sizes: Sequence[int],
+        num_slots: int,
+        max_rank: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(num_inputs, sizes, num_slots, max_rank, device, dtype)
+        self.tiles = torch.tensor(_output_tiles(sizes), dtype=torch.int32, device=device)  # [tiles, 3]
+
+
+def _output_tiles(sizes: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Tiles of outputs, each inside one part: (first output, end of the part, part)"""
+    ends = list(accumulate(sizes))
+    return [
+        (first, end, part)
+        for part, (size, end) in enumerate(zip(sizes, ends, strict=True))
+        for first in range(end - size, end, TILE_OUTPUTS)
+    ]
 
 
 def sort_by_slot(adapters: Tensor, num_slots: int, batch_invariant: bool) -> Routing:
@@ -25,7 +55,7 @@ def sort_by_slot(adapters: Tensor, num_slots: int, batch_invariant: bool) -> Rou
     return sort_by_expert(adapters, num_slots, block)
 
 
-def add_low_rank(y: Tensor, x: Tensor, slots: TorchLoraSlots, routing: Routing) -> Tensor:
+def add_low_rank(y: Tensor, x: Tensor, slots: GpuLoraSlots, routing: Routing) -> Tensor:
     """y [T, outputs] is changed; x [T, inputs], of the slots' type."""
     _, num_parts, rank, num_inputs = slots.a.shape
     num_rows, hidden_size, num_outputs = len(x), num_parts * rank, slots.b.shape[1]
