@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from quire.ops.gpu.attention.decode import LEAST_ROWS, DecodeLaunch, decode, decode_launch
+from quire.ops.gpu.attention.decode import MIN_TILE_ROWS, DecodeLaunch, decode, decode_launch
 from quire.ops.gpu.attention.mla import mla_decode
 from quire.ops.gpu.attention.mla_plan import LatentPlan, plan_latent
-from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, power_of_two
+from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, next_power_of_two
 from quire.ops.gpu.attention.plan import DecodePlan, PrefillPlan, num_workers, plan_decode, plan_prefill
 from quire.ops.gpu.attention.prefill import PrefillLaunch, invariant_launch, prefill, prefill_launch
 from quire.ops.gpu.cache import GpuCache
@@ -73,7 +73,7 @@ class GpuBatch:
 
     def _decode_launch(self, num_heads: int) -> DecodeLaunch:
         spec = self.cache.spec
-        rows = power_of_two(num_heads // spec.num_kv_heads, LEAST_ROWS)
+        rows = next_power_of_two(num_heads // spec.num_kv_heads, MIN_TILE_ROWS)
         return decode_launch(spec.head_dim, rows, self.cache.k.dtype, self.runs.num_seqs, with_prompts=self.prefills)
 
     def attend(self, q: Tensor, layer: int, scoring: Scoring, overlap: bool = False) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.core.errors import Unsupported
 from quire.ops.gpu.activation import activate_and_mul, activate_and_mul_quantized
-from quire.ops.gpu.attention.decode_step import decode_step, takes_heads_of
+from quire.ops.gpu.attention.decode_step import can_write_quantized, decode_step
 from quire.ops.gpu.attention.kv_write import kv_write
 from quire.ops.gpu.attention.mla_write import latent_write
 from quire.ops.gpu.attention.pages import Scoring
@@ -331,7 +331,7 @@ class GpuOps:
         num_tokens = len(q.whole)
 
         def codes(dtype: torch.dtype, group: int) -> Quantized:
-            if not takes_heads_of(num_tokens, q.size // head_dim, head_dim, dtype, group):
+            if not can_write_quantized(num_tokens, q.size // head_dim, head_dim, dtype, group):
                 return quantize_rows(rows.tensor(), dtype, group, self._overlap)
             target = Target.quantized(q.whole, q.size, dtype, group)
             step(target=target)

@@ -1,4 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+# ruff: noqa: E741 (l is the running sum of an online softmax)
 """Attention of steps in which a sequence has one query token, or a few (drafts).
 
 Programs stay on the device, each with its share of all contexts (attention_plan.py): some hundred of them, whatever the
@@ -11,25 +12,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.attention.kv_8bit import in_words
-from quire.ops.gpu.attention.merge import finish, new_parts, zero_padding
+from quire.ops.gpu.attention.kv_8bit import as_words
+from quire.ops.gpu.attention.merge import finish, new_partials, zero_padding
 from quire.ops.gpu.attention.pages import (
     LOG2E,
     Pages,
     Runs,
     Scoring,
+    dot_type,
+    next_power_of_two,
     offset_type,
-    power_of_two,
-    product_type,
 )
-from quire.ops.gpu.attention.plan import COUNTERS, LEAST_SHARE, DecodePlan, load_piece
-from quire.ops.gpu.attention.tile import FINITE_MIN, attend, sink
+from quire.ops.gpu.attention.plan import MAX_ROW_TILES, MIN_SPLIT_LENGTH, DecodePlan, load_piece
+from quire.ops.gpu.attention.tile import FINITE_MIN, add_sink, attend
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 
-TO_POWERS_OF_TWO = tl.constexpr(LOG2E)
-MOST_DRAFTS = 64  # bits of a word
-LEAST_ROWS = 16  # of a tile that matrix units take
-FEW = 8  # sequences
+EXP2_SCALE = tl.constexpr(LOG2E)
+MAX_TREE_DRAFTS = 64  # bits of a word
+MIN_TILE_ROWS = 16  # of a tile that matrix units take
+MAX_SMALL_BATCH = 8  # sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,14 @@ def decode_launch(
     other; codes, which are unpacked between two waits, want the most of them. `with_prompts` is for `decode`, which
     reads 16 bits at 4.3 TB/s so and at 3.4 as others do; for `decode_step` it is the other way round.
 
-    Of few sequences a share is `LEAST_SHARE` positions, asked for at once or in two rounds: what counts is how soon
-    they are there, and that the next kernels find room beside."""
-    position_bytes = 2 * power_of_two(head_dim, 16) * dtype.itemsize
-    if num_seqs <= FEW and rows == LEAST_ROWS:
+    A few sequences are split into `MIN_SPLIT_LENGTH` positions each, loaded in one or two rounds: what counts is latency,
+    and that the next kernels find room beside them."""
+    position_bytes = 2 * next_power_of_two(head_dim, 16) * dtype.itemsize
+    if num_seqs <= MAX_SMALL_BATCH and rows == MIN_TILE_ROWS:
         if dtype.itemsize == 1:
-            return DecodeLaunch(LEAST_SHARE // 2, num_warps=4, num_stages=2, per_multiprocessor=3)
+            return DecodeLaunch(MIN_SPLIT_LENGTH // 2, num_warps=4, num_stages=2, per_multiprocessor=3)
         return DecodeLaunch(_positions(65536 // position_bytes), num_warps=8, num_stages=1, per_multiprocessor=2)
-    if rows > LEAST_ROWS or (with_prompts and dtype.itemsize == 2):
+    if rows > MIN_TILE_ROWS or (with_prompts and dtype.itemsize == 2):
         return DecodeLaunch(_positions(32768 // position_bytes), num_warps=4, num_stages=3, per_multiprocessor=3)
     if dtype.itemsize == 1:
         return DecodeLaunch(_positions(4096 // position_bytes), num_warps=1, num_stages=5, per_multiprocessor=8)
@@ -62,7 +63,7 @@ def decode_launch(
 
 
 def _positions(wanted: int) -> int:
-    return max(16, min(LEAST_SHARE, wanted))
+    return max(16, min(MIN_SPLIT_LENGTH, wanted))
 
 
 def decode(
@@ -87,22 +88,22 @@ def decode(
     group = num_heads // pages.num_kv_heads
     assert q.stride(2) == 1 and group * pages.num_kv_heads == num_heads and head_dim == pages.head_dim
     assert plan.window == scoring.window, f"planned for a window of {plan.window}, not {scoring.window}"
-    assert tree is None or (positions is not None and plan.max_queries <= MOST_DRAFTS)
+    assert tree is None or (positions is not None and plan.max_queries <= MAX_TREE_DRAFTS)
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    rows = power_of_two(group * plan.max_queries, LEAST_ROWS)
+    rows = next_power_of_two(group * plan.max_queries, MIN_TILE_ROWS)
     launch = launch or decode_launch(head_dim, rows, pages.k.dtype, runs.num_seqs)
-    assert pages.num_kv_heads <= COUNTERS
-    parts = new_parts(plan, pages.num_kv_heads, rows, head_dim)
-    factor, cap = scoring.factors(pages.k_scale)
-    units = pages.k_units
+    assert pages.num_kv_heads <= MAX_ROW_TILES
+    parts = new_partials(plan, pages.num_kv_heads, rows, head_dim)
+    factor, cap = scoring.factors(pages.k_fp8_scale)
+    scales = pages.k_scales
     codes = pages.k.dtype.itemsize == 1
-    k, v = in_words(pages.k), in_words(pages.v)
+    k, v = as_words(pages.k), as_words(pages.v)
     _decode[(plan.workers * pages.num_kv_heads,)](
         q,
         k,
         v,
-        pages.k_units,
-        pages.v_units,
+        pages.k_scales,
+        pages.v_scales,
         out,
         parts.sums,
         parts.weights,
@@ -121,7 +122,7 @@ def decode(
         num_tokens,
         factor,
         cap,
-        pages.v_scale,
+        pages.v_fp8_scale,
         q.stride(0),
         q.stride(1),
         out.stride(0),
@@ -129,9 +130,9 @@ def decode(
         k.stride(0),
         k.stride(1),
         k.stride(2),
-        units.stride(0) if units is not None else 0,
-        units.stride(1) if units is not None else 0,
-        units.stride(2) if units is not None else 0,
+        scales.stride(0) if scales is not None else 0,
+        scales.stride(1) if scales is not None else 0,
+        scales.stride(2) if scales is not None else 0,
         runs.block_tables.stride(0),
         plan.counters.stride(0),
         KV_HEADS=pages.num_kv_heads,
@@ -141,12 +142,12 @@ def decode(
         REACH=scoring.reach,
         CAPPED=scoring.soft_cap > 0.0,
         CODES=codes,
-        OFFSETS=offset_type(k),
+        OFFSET_TYPE=offset_type(k),
         BLOCK_SIZE=pages.block_size,
         BLOCK_N=launch.block_n,
         D=head_dim,
-        D_PAD=power_of_two(head_dim, 32 if codes else 16),
-        PRODUCTS=product_type(q, pages.k.dtype),
+        D_PAD=next_power_of_two(head_dim, 32 if codes else 16),
+        DOT_TYPE=dot_type(q, pages.k.dtype),
         OVERLAP=overlap,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
@@ -160,11 +161,11 @@ def _decode(
     q,
     k,
     v,
-    k_units,
-    v_units,
+    k_scales,
+    v_scales,
     out,
-    part_sums,
-    part_weights,
+    partial_acc,
+    partial_ml,
     counters,
     pieces,
     ranges,
@@ -180,7 +181,7 @@ def _decode(
     num_tokens,
     factor,
     cap,
-    v_scale,
+    v_fp8_scale,
     q_token,
     q_head,
     out_token,
@@ -188,9 +189,9 @@ def _decode(
     kv_block,
     kv_slot,
     kv_head,
-    unit_block,
-    unit_slot,
-    unit_head,
+    scale_block,
+    scale_slot,
+    scale_head,
     table_seq,
     counter_seq,
     KV_HEADS: tl.constexpr,
@@ -200,12 +201,12 @@ def _decode(
     REACH: tl.constexpr,
     CAPPED: tl.constexpr,
     CODES: tl.constexpr,
-    OFFSETS: tl.constexpr,
+    OFFSET_TYPE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
-    PRODUCTS: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     wait_for_inputs(OVERLAP)
@@ -215,7 +216,7 @@ def _decode(
     worker = tl.program_id(0) // KV_HEADS  # the KV heads of a position lie side by side and are read at the same time
     head = tl.program_id(0) % KV_HEADS
     for piece in range(tl.load(ranges + 2 * worker), tl.load(ranges + 2 * worker + 1)):
-        seq, begin, end, part, num_parts = load_piece(pieces, piece)
+        seq, begin, end, split, num_splits = load_piece(pieces, piece)
         token = tl.load(seq_starts + seq)
         num_queries = tl.load(seq_starts + seq + 1) - token
         context_len = tl.load(context_lens + seq)
@@ -226,7 +227,7 @@ def _decode(
         q_at = (token + query).to(tl.int64) * q_token + q_head_row * q_head
         rows = tl.load(
             q + q_at[:, None] + columns[None, :], mask=exists[:, None] & (columns < D)[None, :], other=0.0
-        ).to(PRODUCTS)
+        ).to(DOT_TYPE)
         query_pos = run_begin + query
         ancestors = None
         if tree is not None:
@@ -234,12 +235,12 @@ def _decode(
             query_pos = tl.load(positions + token + query, mask=exists, other=0)
         slope = None
         if slopes is not None:
-            slope = tl.load(slopes + q_head_row, mask=exists, other=0.0) * TO_POWERS_OF_TWO
+            slope = tl.load(slopes + q_head_row, mask=exists, other=0.0) * EXP2_SCALE
         bias = None
         if biases is not None:
             bias = biases + q_head_row * (2 * REACH + 1) + REACH
 
-        acc, peak, total = attend(
+        acc, m, l = attend(
             tl.zeros([ROWS, D_PAD], tl.float32),
             tl.full([ROWS], FINITE_MIN, tl.float32),
             tl.zeros([ROWS], tl.float32),
@@ -251,10 +252,10 @@ def _decode(
             v + head * kv_head,
             kv_block,
             kv_slot,
-            k_units + head * unit_head if k_units is not None else None,
-            v_units + head * unit_head if v_units is not None else None,
-            unit_block,
-            unit_slot,
+            k_scales + head * scale_head if k_scales is not None else None,
+            v_scales + head * scale_head if v_scales is not None else None,
+            scale_block,
+            scale_slot,
             query_pos,
             slope,
             bias,
@@ -268,7 +269,7 @@ def _decode(
             REACH,
             CAPPED,
             CODES,
-            OFFSETS,
+            OFFSET_TYPE,
             BLOCK_SIZE,
             BLOCK_N,
             ROWS,
@@ -276,24 +277,24 @@ def _decode(
             D_PAD,
         )
         if sinks is not None:  # in the first part alone
-            score = tl.load(sinks + q_head_row, mask=exists, other=0.0) * TO_POWERS_OF_TWO
-            acc, peak, total = sink(acc, peak, total, tl.where(part == 0, score, float("-inf")))
+            score = tl.load(sinks + q_head_row, mask=exists, other=0.0) * EXP2_SCALE
+            acc, m, l = add_sink(acc, m, l, tl.where(split == 0, score, float("-inf")))
         finish(
             acc,
-            peak,
-            total,
+            m,
+            l,
             exists,
             (token + query).to(tl.int64) * out_token + q_head_row * out_head,
             out,
             None,
-            part_sums,
-            part_weights,
+            partial_acc,
+            partial_ml,
             counters + seq * counter_seq + head,
             worker,
             head,
-            part,
-            num_parts,
-            v_scale,
+            split,
+            num_splits,
+            v_fp8_scale,
             KV_HEADS,
             ROWS,
             D,

@@ -1,4 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+# ruff: noqa: E741 (l is the running sum of an online softmax)
 """Steps in which every sequence has one token: `kv_write` and `decode` in one kernel.
 
 Between two kernels that each take a few microseconds, most of the time is waiting: for the one before, then for one
@@ -12,20 +13,20 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.ops.gpu.attention.decode import LEAST_ROWS, TO_POWERS_OF_TWO, DecodeLaunch, decode_launch
-from quire.ops.gpu.attention.kv_8bit import in_words
-from quire.ops.gpu.attention.kv_write import cos_and_sin, store_key_and_value, turned_heads
-from quire.ops.gpu.attention.merge import finish, new_parts
+from quire.ops.gpu.attention.decode import EXP2_SCALE, MIN_TILE_ROWS, DecodeLaunch, decode_launch
+from quire.ops.gpu.attention.kv_8bit import as_words
+from quire.ops.gpu.attention.kv_write import cos_and_sin, load_rotated_heads, store_kv
+from quire.ops.gpu.attention.merge import finish, new_partials
 from quire.ops.gpu.attention.pages import (
     Pages,
     Runs,
     Scoring,
+    dot_type,
+    next_power_of_two,
     offset_type,
-    power_of_two,
-    product_type,
 )
-from quire.ops.gpu.attention.plan import COUNTERS, DecodePlan, load_piece
-from quire.ops.gpu.attention.tile import FINITE_MIN, attend, sink
+from quire.ops.gpu.attention.plan import MAX_ROW_TILES, DecodePlan, load_piece
+from quire.ops.gpu.attention.tile import FINITE_MIN, add_sink, attend
 from quire.ops.gpu.linear.quantize_rows import PAIRED, Target
 from quire.ops.gpu.overlap import overlap_options
 
@@ -49,7 +50,7 @@ def decode_step(
     target: Target | None = None,
 ) -> Tensor:
     """Arguments as in `kv_write`, of sequences of one token each; padding has slot -1 and no context
-    -> [T, heads, head_dim], zeros for padding; or what `target` has room for: codes, where it `takes_heads_of` them.
+    -> [T, heads, head_dim], zeros for padding; or quantized into `target`, see `can_write_quantized`.
 
     With `overlap`, the kernel right before this one must not be what has written runs, slots, angles or the plan: they
     are read before its end."""
@@ -59,13 +60,13 @@ def decode_step(
     assert q.stride(1) == k.stride(1) == v.stride(1) == 1 and q.shape[1] % (num_kv_heads * head_dim) == 0
     assert num_tokens == runs.num_seqs and plan.max_queries == 1 and plan.window == scoring.window
     target = target or Target.plain(q, num_heads * head_dim)
-    rows = power_of_two(group, LEAST_ROWS)
+    rows = next_power_of_two(group, MIN_TILE_ROWS)
     launch = launch or decode_launch(head_dim, rows, pages.k.dtype, runs.num_seqs)
-    assert num_kv_heads <= COUNTERS
-    parts = new_parts(plan, num_kv_heads, rows, head_dim)
-    factor, cap = scoring.factors(pages.k_scale)
-    units, codes = pages.k_units, pages.k.dtype.itemsize == 1
-    k_words, v_words = in_words(pages.k), in_words(pages.v)
+    assert num_kv_heads <= MAX_ROW_TILES
+    parts = new_partials(plan, num_kv_heads, rows, head_dim)
+    factor, cap = scoring.factors(pages.k_fp8_scale)
+    scales, codes = pages.k_scales, pages.k.dtype.itemsize == 1
+    k_words, v_words = as_words(pages.k), as_words(pages.v)
     _decode_step[(plan.workers * num_kv_heads,)](
         q,
         k,
@@ -79,8 +80,8 @@ def decode_step(
         pages.v,
         k_words,
         v_words,
-        pages.k_units,
-        pages.v_units,
+        pages.k_scales,
+        pages.v_scales,
         target.out,
         target.scales,
         parts.sums,
@@ -94,9 +95,9 @@ def decode_step(
         scoring.sinks,
         factor,
         cap,
-        1.0 / pages.k_scale,
-        1.0 / pages.v_scale,
-        pages.v_scale,
+        1.0 / pages.k_fp8_scale,
+        1.0 / pages.v_fp8_scale,
+        pages.v_fp8_scale,
         q.stride(0),
         k.stride(0),
         v.stride(0),
@@ -104,9 +105,9 @@ def decode_step(
         pages.k.stride(0),
         pages.k.stride(1),
         pages.k.stride(2),
-        units.stride(0) if units is not None else 0,
-        units.stride(1) if units is not None else 0,
-        units.stride(2) if units is not None else 0,
+        scales.stride(0) if scales is not None else 0,
+        scales.stride(1) if scales is not None else 0,
+        scales.stride(2) if scales is not None else 0,
         runs.block_tables.stride(0),
         plan.counters.stride(0),
         KV_HEADS=num_kv_heads,
@@ -116,13 +117,13 @@ def decode_step(
         CAPPED=scoring.soft_cap > 0.0,
         CODES=codes,
         FP8=pages.k.dtype == torch.float8_e4m3fn,
-        OFFSETS=offset_type(k_words),
+        OFFSET_TYPE=offset_type(k_words),
         ROTARY=angles.shape[1] if angles is not None else 0,
         BLOCK_SIZE=pages.block_size,
         BLOCK_N=launch.block_n,
         D=head_dim,
-        D_PAD=power_of_two(head_dim, 32 if codes else 16),
-        PRODUCTS=product_type(q, pages.k.dtype),
+        D_PAD=next_power_of_two(head_dim, 32 if codes else 16),
+        DOT_TYPE=dot_type(q, pages.k.dtype),
         OVERLAP=overlap,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
@@ -131,7 +132,7 @@ def decode_step(
     return target.out.view(num_tokens, -1, head_dim)
 
 
-def takes_heads_of(num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype, group: int) -> bool:
+def can_write_quantized(num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype, group: int) -> bool:
     """Whether `decode_step` gives such codes: every head is a group, and there is no more to a row than heads."""
     return dtype == torch.int16 and num_tokens == 1 and group == head_dim and num_heads * head_dim % PAIRED == 0
 
@@ -150,12 +151,12 @@ def _decode_step(
     v_pages,
     k_words,
     v_words,
-    k_units,
-    v_units,
+    k_scales,
+    v_scales,
     out,
     out_units,
-    part_sums,
-    part_weights,
+    partial_acc,
+    partial_ml,
     counters,
     pieces,
     ranges,
@@ -167,7 +168,7 @@ def _decode_step(
     cap,
     k_factor,
     v_factor,
-    v_scale,
+    v_fp8_scale,
     q_token,
     k_token,
     v_token,
@@ -175,9 +176,9 @@ def _decode_step(
     kv_block,
     kv_slot,
     kv_head,
-    unit_block,
-    unit_slot,
-    unit_head,
+    scale_block,
+    scale_slot,
+    scale_head,
     table_seq,
     counter_seq,
     KV_HEADS: tl.constexpr,
@@ -187,13 +188,13 @@ def _decode_step(
     CAPPED: tl.constexpr,
     CODES: tl.constexpr,
     FP8: tl.constexpr,
-    OFFSETS: tl.constexpr,
+    OFFSET_TYPE: tl.constexpr,
     ROTARY: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
-    PRODUCTS: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
@@ -205,7 +206,7 @@ def _decode_step(
     worker = tl.program_id(0) // KV_HEADS  # the KV heads of a position lie side by side and are read at the same time
     head = tl.program_id(0) % KV_HEADS
     for piece in range(tl.load(ranges + 2 * worker), tl.load(ranges + 2 * worker + 1)):
-        seq, begin, end, part, num_parts = load_piece(pieces, piece)
+        seq, begin, end, split, num_splits = load_piece(pieces, piece)
         context_len = tl.load(context_lens + seq)
         slot = tl.load(slots + seq)
         token = seq.to(tl.int64)
@@ -216,14 +217,14 @@ def _decode_step(
         q_head_row = head * GROUP + row
         present = exists[:, None] & (columns < D)[None, :]
         heads = q + token * q_token + (q_head_row * D)[:, None]
-        queries = turned_heads(heads, columns[None, :], present, cos, sin, q_norm, eps, ROTARY, D)
-        queries = queries.to(q.dtype.element_ty).to(PRODUCTS)
+        queries = load_rotated_heads(heads, columns[None, :], present, cos, sin, q_norm, eps, ROTARY, D)
+        queries = queries.to(q.dtype.element_ty).to(DOT_TYPE)
         acc = tl.zeros([ROWS, D_PAD], tl.float32)
-        peak = tl.full([ROWS], FINITE_MIN, tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        if (part == num_parts - 1) & (slot >= 0):
+        m = tl.full([ROWS], FINITE_MIN, tl.float32)
+        l = tl.zeros([ROWS], tl.float32)
+        if (split == num_splits - 1) & (slot >= 0):
             block = (slot // BLOCK_SIZE).to(tl.int64)
-            key, value, k_unit, v_unit = store_key_and_value(
+            key, value, key_scale, value_scale = store_kv(
                 k + token * k_token + head * D,
                 v + token * v_token + head * D,
                 cos,
@@ -232,29 +233,29 @@ def _decode_step(
                 eps,
                 k_pages,
                 v_pages,
-                k_units,
-                v_units,
+                k_scales,
+                v_scales,
                 k_factor,
                 v_factor,
                 block * kv_block + (slot % BLOCK_SIZE) * kv_slot + head * kv_head,
-                block * unit_block + (slot % BLOCK_SIZE) * unit_slot + head * unit_head,
+                block * scale_block + (slot % BLOCK_SIZE) * scale_slot + head * scale_head,
                 ROTARY,
                 D,
                 D_PAD,
                 FP8,
             )
-            peak = tl.sum(queries.to(tl.float32) * key.to(tl.float32)[None, :], 1) * (k_unit * factor)
+            m = tl.sum(queries.to(tl.float32) * key.to(tl.float32)[None, :], 1) * (key_scale * factor)
             if CAPPED:
-                peak = cap * (1.0 - 2.0 / (tl.exp(2.0 * peak) + 1.0))  # tanh
-            total += 1.0
-            acc += (value.to(tl.float32) * v_unit)[None, :]
+                m = cap * (1.0 - 2.0 / (tl.exp(2.0 * m) + 1.0))  # tanh
+            l += 1.0
+            acc += (value.to(tl.float32) * value_scale)[None, :]
         slope = None
         if slopes is not None:
-            slope = tl.load(slopes + q_head_row, mask=exists, other=0.0) * TO_POWERS_OF_TWO
-        acc, peak, total = attend(
+            slope = tl.load(slopes + q_head_row, mask=exists, other=0.0) * EXP2_SCALE
+        acc, m, l = attend(
             acc,
-            peak,
-            total,
+            m,
+            l,
             queries,
             begin,
             tl.minimum(end, context_len - 1),
@@ -263,10 +264,10 @@ def _decode_step(
             v_words + head * (kv_head // PER_WORD),
             kv_block // PER_WORD,
             kv_slot // PER_WORD,
-            k_units + head * unit_head if k_units is not None else None,
-            v_units + head * unit_head if v_units is not None else None,
-            unit_block,
-            unit_slot,
+            k_scales + head * scale_head if k_scales is not None else None,
+            v_scales + head * scale_head if v_scales is not None else None,
+            scale_block,
+            scale_slot,
             tl.zeros([ROWS], tl.int32) + (context_len - 1),
             slope,
             None,
@@ -280,7 +281,7 @@ def _decode_step(
             0,
             CAPPED,
             CODES,
-            OFFSETS,
+            OFFSET_TYPE,
             BLOCK_SIZE,
             BLOCK_N,
             ROWS,
@@ -288,24 +289,24 @@ def _decode_step(
             D_PAD,
         )
         if sinks is not None:  # in the first part alone
-            score = tl.load(sinks + q_head_row, mask=exists, other=0.0) * TO_POWERS_OF_TWO
-            acc, peak, total = sink(acc, peak, total, tl.where(part == 0, score, float("-inf")))
+            score = tl.load(sinks + q_head_row, mask=exists, other=0.0) * EXP2_SCALE
+            acc, m, l = add_sink(acc, m, l, tl.where(split == 0, score, float("-inf")))
         finish(
             acc,
-            peak,
-            total,
+            m,
+            l,
             exists,
             (token * (KV_HEADS * GROUP) + q_head_row) * D,
             out,
             out_units,
-            part_sums,
-            part_weights,
+            partial_acc,
+            partial_ml,
             counters + seq * counter_seq + head,
             worker,
             head,
-            part,
-            num_parts,
-            v_scale,
+            split,
+            num_splits,
+            v_fp8_scale,
             KV_HEADS,
             ROWS,
             D,

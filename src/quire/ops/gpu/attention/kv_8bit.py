@@ -34,7 +34,7 @@ FROM_INT8 = tl.constexpr("""{
 }""")
 
 
-def in_words(pages: Tensor) -> Tensor:
+def as_words(pages: Tensor) -> Tensor:
     """Of 8-bit codes, two neighbouring columns become one int16; others are left as they are."""
     if pages.dtype.itemsize > 1:
         return pages
@@ -43,7 +43,7 @@ def in_words(pages: Tensor) -> Tensor:
 
 
 @triton.jit
-def halves(words, FP8: tl.constexpr):
+def unpack_words(words, FP8: tl.constexpr):
     """int16 words -> the codes of even columns and those of odd columns, fp16."""
     if INTERPRETED:
         even = (words & 0xFF).to(tl.int8)
@@ -63,11 +63,11 @@ def halves(words, FP8: tl.constexpr):
 
 
 @triton.jit
-def even_and_odd(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def split_even_odd(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """[ROWS, COLUMNS] -> its even columns and its odd ones."""
     return tl.split(tl.reshape(x, [ROWS, COLUMNS // 2, 2]))
 
 
 @triton.jit
-def interleaved(even, odd, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def interleave(even, odd, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     return tl.reshape(tl.join(even, odd), [ROWS, COLUMNS])

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.attention.pages import Pages, power_of_two
+from quire.ops.gpu.attention.pages import Pages, next_power_of_two
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 from quire.ops.reference.cache import INT8_MAX, MIN_ABS_MAX  # numbers of the specification
 
@@ -46,7 +46,7 @@ def kv_write(
     assert all(norm is None or norm.shape == (head_dim,) for norm in (q_norm, k_norm))
     out = q.new_empty(num_tokens, num_heads, head_dim) if out is None else out
     group = num_heads // num_kv_heads
-    units = pages.k_units
+    scales = pages.k_scales
     _kv_write[(num_tokens, num_kv_heads)](
         q,
         k,
@@ -59,10 +59,10 @@ def kv_write(
         out,
         pages.k,
         pages.v,
-        pages.k_units,
-        pages.v_units,
-        1.0 / pages.k_scale,
-        1.0 / pages.v_scale,
+        pages.k_scales,
+        pages.v_scales,
+        1.0 / pages.k_fp8_scale,
+        1.0 / pages.v_fp8_scale,
         q.stride(0),
         k.stride(0),
         v.stride(0),
@@ -72,15 +72,15 @@ def kv_write(
         pages.k.stride(0),
         pages.k.stride(1),
         pages.k.stride(2),
-        units.stride(0) if units is not None else 0,
-        units.stride(1) if units is not None else 0,
-        units.stride(2) if units is not None else 0,
+        scales.stride(0) if scales is not None else 0,
+        scales.stride(1) if scales is not None else 0,
+        scales.stride(2) if scales is not None else 0,
         GROUP=group,
-        GROUP_PAD=power_of_two(group),
+        GROUP_PAD=next_power_of_two(group),
         ROTARY=angles.shape[1] if angles is not None else 0,
         BLOCK_SIZE=pages.block_size,
         D=head_dim,
-        D_PAD=power_of_two(head_dim),
+        D_PAD=next_power_of_two(head_dim),
         FP8=pages.k.dtype == torch.float8_e4m3fn,
         OVERLAP=overlap,
         num_warps=1 if group * head_dim <= 1024 else 4,
@@ -105,7 +105,7 @@ def cos_and_sin(angles, ROTARY: tl.constexpr, D_PAD: tl.constexpr):
 
 
 @triton.jit
-def turned_heads(x, columns, present, cos, sin, norm, eps, ROTARY: tl.constexpr, D: tl.constexpr):
+def load_rotated_heads(x, columns, present, cos, sin, norm, eps, ROTARY: tl.constexpr, D: tl.constexpr):
     """A tile of heads [heads, columns] at x, normed and turned, in fp32. Column i turns with column i + ROTARY / 2."""
     own = tl.load(x + columns, mask=present, other=0.0).to(tl.float32)
     factor = tl.full([1, 1], 1.0, tl.float32)
@@ -134,7 +134,7 @@ def _codes(x, finite):
 
 
 @triton.jit
-def store_key_and_value(
+def store_kv(
     k,  # at the token's head
     v,
     cos,
@@ -143,12 +143,12 @@ def store_key_and_value(
     eps,
     k_pages,
     v_pages,
-    k_units,
-    v_units,
+    k_scales,
+    v_scales,
     k_factor,
     v_factor,
     at,  # in the pages, of the head's first column
-    unit_at,
+    scale_at,
     ROTARY: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
@@ -157,18 +157,18 @@ def store_key_and_value(
     """-> both [D_PAD] as they are stored, and their units (1 where there are none)."""
     columns = tl.arange(0, D_PAD)
     within = columns < D
-    key = turned_heads(k, columns[None, :], within[None, :], cos, sin, k_norm, eps, ROTARY, D)
+    key = load_rotated_heads(k, columns[None, :], within[None, :], cos, sin, k_norm, eps, ROTARY, D)
     key = tl.reshape(key, [D_PAD])
     value = tl.load(v + columns, mask=within, other=0.0).to(tl.float32)
-    k_unit = 1.0
-    v_unit = 1.0
-    if k_units is not None:
+    key_scale = 1.0
+    value_scale = 1.0
+    if k_scales is not None:
         # Where one of the two holds what is no number, both units are NaN, and all who look see it.
         finite = tl.max(tl.where((tl.abs(key) < float("inf")) & (tl.abs(value) < float("inf")), 0, 1)) == 0
-        key, k_unit = _codes(key, finite)
-        value, v_unit = _codes(value, finite)
-        tl.store(k_units + unit_at, k_unit)
-        tl.store(v_units + unit_at, v_unit)
+        key, key_scale = _codes(key, finite)
+        value, value_scale = _codes(value, finite)
+        tl.store(k_scales + scale_at, key_scale)
+        tl.store(v_scales + scale_at, value_scale)
     if FP8:
         key = tl.clamp(key * k_factor, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
         value = tl.clamp(value * v_factor, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
@@ -176,7 +176,7 @@ def store_key_and_value(
     value = value.to(v_pages.dtype.element_ty)
     tl.store(k_pages + at + columns, key, mask=within)
     tl.store(v_pages + at + columns, value, mask=within)
-    return key, value, k_unit, v_unit
+    return key, value, key_scale, value_scale
 
 
 @triton.jit
@@ -192,8 +192,8 @@ def _kv_write(
     out,
     k_pages,
     v_pages,
-    k_units,
-    v_units,
+    k_scales,
+    v_scales,
     k_factor,
     v_factor,
     q_token,
@@ -205,9 +205,9 @@ def _kv_write(
     kv_block,
     kv_slot,
     kv_head,
-    unit_block,
-    unit_slot,
-    unit_head,
+    scale_block,
+    scale_slot,
+    scale_head,
     GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr,
     ROTARY: tl.constexpr,
@@ -230,11 +230,11 @@ def _kv_write(
     head = (kv * GROUP + member)[:, None]
     present = (member < GROUP)[:, None] & (columns < D)[None, :]
     heads = q + token * q_token + head * D
-    turned = turned_heads(heads, columns[None, :], present, cos, sin, q_norm, eps, ROTARY, D)
+    turned = load_rotated_heads(heads, columns[None, :], present, cos, sin, q_norm, eps, ROTARY, D)
     tl.store(out + token * out_token + head * out_head + columns[None, :], turned, mask=present)
 
     block = (slot // BLOCK_SIZE).to(tl.int64)
-    store_key_and_value(
+    store_kv(
         k + token * k_token + kv * D,
         v + token * v_token + kv * D,
         cos,
@@ -243,12 +243,12 @@ def _kv_write(
         eps,
         k_pages,
         v_pages,
-        k_units,
-        v_units,
+        k_scales,
+        v_scales,
         k_factor,
         v_factor,
         block * kv_block + (slot % BLOCK_SIZE) * kv_slot + kv * kv_head,
-        block * unit_block + (slot % BLOCK_SIZE) * unit_slot + kv * unit_head,
+        block * scale_block + (slot % BLOCK_SIZE) * scale_slot + kv * scale_head,
         ROTARY,
         D,
         D_PAD,

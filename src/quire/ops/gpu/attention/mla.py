@@ -1,4 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+# ruff: noqa: E741 (l is the running sum of an online softmax)
 """Decoding on a latent cache (multi-head latent attention): all heads read the same row a token.
 
 A row is `latent` numbers that serve as key and as value, and the rest, turned by position, that serve as key alone
@@ -11,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.attention.decode import LEAST_ROWS
-from quire.ops.gpu.attention.merge import finish, new_parts, zero_padding
-from quire.ops.gpu.attention.pages import LOG2E, Runs, offset_type, power_of_two, product_type
-from quire.ops.gpu.attention.plan import COUNTERS, DecodePlan, load_piece
+from quire.ops.gpu.attention.decode import MIN_TILE_ROWS
+from quire.ops.gpu.attention.merge import finish, new_partials, zero_padding
+from quire.ops.gpu.attention.pages import LOG2E, Runs, dot_type, next_power_of_two, offset_type
+from quire.ops.gpu.attention.plan import MAX_ROW_TILES, DecodePlan, load_piece
 from quire.ops.gpu.attention.tile import FINITE_MIN
 
 
@@ -34,7 +35,7 @@ class MLALaunch:
 def mla_launch(num_rows: int, dtype: torch.dtype) -> MLALaunch:
     if dtype == torch.float32:
         return MLALaunch(16, 16, 4, 2, 1)
-    rows = min(64, power_of_two(num_rows, LEAST_ROWS))
+    rows = min(64, next_power_of_two(num_rows, MIN_TILE_ROWS))
     return MLALaunch(rows, 32, 8 if rows == 64 else 4, 3, 1 if rows == 64 else 2)
 
 
@@ -59,8 +60,8 @@ def mla_decode(
     launch = launch or mla_launch(plan.max_queries * num_heads, q.dtype)
     out = q.new_empty(num_tokens, num_heads, latent) if out is None else out
     tiles = launch.tiles(plan.max_queries * num_heads)
-    assert tiles <= COUNTERS
-    parts = new_parts(plan, tiles, launch.rows, latent)
+    assert tiles <= MAX_ROW_TILES
+    parts = new_partials(plan, tiles, launch.rows, latent)
     _mla_decode[(plan.workers * tiles,)](
         q,
         cache,
@@ -92,9 +93,9 @@ def mla_decode(
         BLOCK_N=launch.block_n,
         LATENT=latent,
         TURNED=width - latent,
-        TURNED_PAD=power_of_two(width - latent, 16),
-        OFFSETS=offset_type(cache),
-        PRODUCTS=product_type(q, cache.dtype),
+        TURNED_PAD=next_power_of_two(width - latent, 16),
+        OFFSET_TYPE=offset_type(cache),
+        DOT_TYPE=dot_type(q, cache.dtype),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
     )
@@ -106,8 +107,8 @@ def _mla_decode(
     q,
     cache,
     out,
-    part_sums,
-    part_weights,
+    partial_acc,
+    partial_ml,
     counters,
     pieces,
     ranges,
@@ -117,7 +118,7 @@ def _mla_decode(
     num_seqs,
     num_tokens,
     factor,
-    v_scale,
+    v_fp8_scale,
     q_token,
     q_head,
     out_token,
@@ -134,8 +135,8 @@ def _mla_decode(
     LATENT: tl.constexpr,
     TURNED: tl.constexpr,
     TURNED_PAD: tl.constexpr,
-    OFFSETS: tl.constexpr,
-    PRODUCTS: tl.constexpr,
+    OFFSET_TYPE: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
 ):
     lane = tl.arange(0, BLOCK_N)
     latent_columns = tl.arange(0, LATENT)
@@ -147,7 +148,7 @@ def _mla_decode(
     tile = tl.program_id(0) % TILES
     row = tile * ROWS + tl.arange(0, ROWS)
     for piece in range(tl.load(ranges + 2 * worker), tl.load(ranges + 2 * worker + 1)):
-        seq, begin, end, part, num_parts = load_piece(pieces, piece)
+        seq, begin, end, split, num_splits = load_piece(pieces, piece)
         token = tl.load(seq_starts + seq)
         num_queries = tl.load(seq_starts + seq + 1) - token
         context_len = tl.load(context_lens + seq)
@@ -157,51 +158,51 @@ def _mla_decode(
         exists = query < num_queries
         query_pos = context_len - num_queries + query
         q_at = ((token + query).to(tl.int64) * q_token + row % HEADS * q_head)[:, None]
-        q_latent = tl.load(q + q_at + latent_columns[None, :], mask=exists[:, None], other=0.0).to(PRODUCTS)
+        q_latent = tl.load(q + q_at + latent_columns[None, :], mask=exists[:, None], other=0.0).to(DOT_TYPE)
         q_turned = tl.load(
             q + q_at + LATENT + turned_columns[None, :], mask=exists[:, None] & turned_exists, other=0.0
-        ).to(PRODUCTS)
+        ).to(DOT_TYPE)
 
         acc = tl.zeros([ROWS, LATENT], tl.float32)
-        peak = tl.full([ROWS], FINITE_MIN, tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
+        m = tl.full([ROWS], FINITE_MIN, tl.float32)
+        l = tl.zeros([ROWS], tl.float32)
         block = tl.load(table + (begin + lane) // BLOCK_SIZE, mask=begin + lane < end, other=0)
         for start in range(begin, end, BLOCK_N):
             pos = start + lane
             inside = pos < end
-            at = (block.to(OFFSETS) * cache_block + (pos % BLOCK_SIZE) * cache_slot)[:, None]
-            known = tl.load(cache + at + latent_columns[None, :], mask=inside[:, None], other=0.0).to(PRODUCTS)
+            at = (block.to(OFFSET_TYPE) * cache_block + (pos % BLOCK_SIZE) * cache_slot)[:, None]
+            known = tl.load(cache + at + latent_columns[None, :], mask=inside[:, None], other=0.0).to(DOT_TYPE)
             turned = tl.load(
                 cache + at + LATENT + turned_columns[None, :], mask=inside[:, None] & turned_exists, other=0.0
-            ).to(PRODUCTS)
+            ).to(DOT_TYPE)
             scores = tl.dot(q_turned, tl.trans(turned), input_precision="ieee")
             scores = tl.dot(q_latent, tl.trans(known), scores, input_precision="ieee")  # [ROWS, BLOCK_N]
             seen = inside[None, :] & (pos[None, :] <= query_pos[:, None])
             scores = tl.where(seen, scores, float("-inf"))
-            higher = tl.maximum(peak, tl.max(scores, 1) * factor)
-            weights = tl.exp2(scores * factor - higher[:, None])
-            shrink = tl.exp2(peak - higher)
-            peak = higher
-            total = total * shrink + tl.sum(weights, 1)
-            acc = tl.dot(weights.to(PRODUCTS), known, acc * shrink[:, None], input_precision="ieee")
+            m_new = tl.maximum(m, tl.max(scores, 1) * factor)
+            weights = tl.exp2(scores * factor - m_new[:, None])
+            alpha = tl.exp2(m - m_new)
+            m = m_new
+            l = l * alpha + tl.sum(weights, 1)
+            acc = tl.dot(weights.to(DOT_TYPE), known, acc * alpha[:, None], input_precision="ieee")
             block = tl.load(table + (pos + BLOCK_N) // BLOCK_SIZE, mask=pos + BLOCK_N < end, other=0)
 
         finish(
             acc,
-            peak,
-            total,
+            m,
+            l,
             exists,
             (token + query).to(tl.int64) * out_token + row % HEADS * out_head,
             out,
             None,
-            part_sums,
-            part_weights,
+            partial_acc,
+            partial_ml,
             counters + seq * counter_seq + tile,
             worker,
             tile,
-            part,
-            num_parts,
-            v_scale,
+            split,
+            num_splits,
+            v_fp8_scale,
             TILES,
             ROWS,
             LATENT,

@@ -39,7 +39,9 @@ def plan_latent(
     launch = mla_launch(max_queries * num_heads, dtype)
     tiles = launch.tiles(max_queries * num_heads)
     workers = num_workers(positions.device, launch.per_multiprocessor, tiles, runs.num_seqs, max_model_len)
-    return LatentPlan(runs, plan_decode(runs, workers, max_queries=max_queries, cuts=not batch_invariant), launch)
+    return LatentPlan(
+        runs, plan_decode(runs, workers, max_queries=max_queries, split_contexts=not batch_invariant), launch
+    )
 
 
 def _cut(runs: Runs, positions: Tensor, most: int) -> Runs:

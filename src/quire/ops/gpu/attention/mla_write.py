@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.gpu.attention.kv_write import FP8_MAX
-from quire.ops.gpu.attention.pages import power_of_two
+from quire.ops.gpu.attention.pages import next_power_of_two
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 
 
@@ -49,11 +49,11 @@ def latent_write(
         q.stride(0),
         q.stride(1),
         LATENT=n,
-        LATENT_PAD=power_of_two(n),
+        LATENT_PAD=next_power_of_two(n),
         HALF=r // 2,
-        HALF_PAD=power_of_two(r // 2),
+        HALF_PAD=next_power_of_two(r // 2),
         HEADS=num_heads,
-        HEADS_PAD=power_of_two(num_heads),
+        HEADS_PAD=next_power_of_two(num_heads),
         BLOCK_SIZE=page.shape[1],
         FP8=page.dtype == torch.float8_e4m3fn,
         OVERLAP=overlap,

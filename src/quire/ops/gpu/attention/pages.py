@@ -20,16 +20,16 @@ class Pages:
 
     k: Tensor
     v: Tensor
-    k_units: Tensor | None = None
-    v_units: Tensor | None = None
-    k_scale: float = 1.0
-    v_scale: float = 1.0
+    k_scales: Tensor | None = None
+    v_scales: Tensor | None = None
+    k_fp8_scale: float = 1.0
+    v_fp8_scale: float = 1.0
 
     def __post_init__(self) -> None:
         assert self.k.shape == self.v.shape and self.k.stride() == self.v.stride(), "K and V are laid out alike"
         assert self.k.stride(-1) == 1, f"strides {self.k.stride()}: numbers of one head lie side by side"
         assert self.block_size & (self.block_size - 1) == 0, f"blocks of {self.block_size}: not a power of two"
-        assert (self.k.dtype == torch.int8) == (self.k_units is not None) == (self.v_units is not None)
+        assert (self.k.dtype == torch.int8) == (self.k_scales is not None) == (self.v_scales is not None)
 
     @property
     def block_size(self) -> int:
@@ -75,13 +75,13 @@ class Scoring:
     def reach(self) -> int:
         return 0 if self.biases is None else int(self.biases.shape[1]) // 2
 
-    def factors(self, k_scale: float) -> tuple[float, float]:
+    def factors(self, k_fp8_scale: float) -> tuple[float, float]:
         """-> what q.k is multiplied by, and what its tanh is multiplied by (1 without a cap), for powers of two."""
-        scale = self.scale * k_scale
+        scale = self.scale * k_fp8_scale
         return (scale / self.soft_cap, self.soft_cap * LOG2E) if self.soft_cap else (scale * LOG2E, 1.0)
 
 
-def product_type(q: Tensor, kept: torch.dtype) -> tl.dtype:
+def dot_type(q: Tensor, kept: torch.dtype) -> tl.dtype:
     """The type in which K and V meet q and the weights. Codes of 8 bits become halves: that is one instruction for two
     of them, and exact; bfloat16 would take four. Triton's interpreter cannot multiply bfloat16."""
     if q.dtype.itemsize == 2 and kept.itemsize == 1:
@@ -97,7 +97,7 @@ def offset_type(pages: Tensor) -> tl.dtype:
     return tl.int32 if last < 2**31 else tl.int64
 
 
-def power_of_two(n: int, least: int = 1) -> int:
+def next_power_of_two(n: int, least: int = 1) -> int:
     """The least power of two that is neither below n nor below `least`."""
     return max(least, 1 << (n - 1).bit_length())
 

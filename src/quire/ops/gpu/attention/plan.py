@@ -18,14 +18,14 @@ from torch import Tensor
 
 from quire.ops.gpu.attention.pages import Runs, num_programs
 
-CHUNK = 256  # sequences numbered at once
-LEAST_SHARE = 128  # positions: fewer are read while a program begins and ends
-UNIT = 64  # positions: shares are multiples of it, so that programs read whole tiles
-COUNTERS = 128  # tiles of rows that a sequence's queries and heads make, at most
+SEQS_AT_ONCE = 256  # sequences numbered at once
+MIN_SPLIT_LENGTH = 128  # positions: fewer are read while a program begins and ends
+SPLIT_MULTIPLE = 64  # positions: shares are multiples of it, so that programs read whole tiles
+MAX_ROW_TILES = 128  # tiles of rows that a sequence's queries and heads make, at most
 FIELDS = tl.constexpr(
     8
 )  # of a piece: sequence, begin and end of its positions, which of the sequence's pieces, of how many
-NONE = tl.constexpr(2**30)
+NO_PIECE = tl.constexpr(2**30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class DecodePlan:
     counters: Tensor  # [S, COUNTERS] int32: pieces that are done, and 0 again when a launch ends
     max_queries: int
     window: int
-    cuts: bool
+    split_contexts: bool
 
     @property
     def workers(self) -> int:
@@ -56,7 +56,7 @@ class PrefillPlan:
 
 def num_workers(device: torch.device, per_multiprocessor: int, lanes: int, num_seqs: int, max_model_len: int) -> int:
     """Each of them is `lanes` programs, one for each KV head or tile of heads; all stay on the device."""
-    most = num_seqs * -(-max_model_len // LEAST_SHARE)
+    most = num_seqs * -(-max_model_len // MIN_SPLIT_LENGTH)
     return max(1, num_programs(device, per_multiprocessor, most * lanes) // lanes)
 
 
@@ -66,13 +66,13 @@ def plan_decode(
     *,
     max_queries: int = 1,
     window: int = 0,
-    least: int = LEAST_SHARE,
-    cuts: bool = True,
+    least: int = MIN_SPLIT_LENGTH,
+    split_contexts: bool = True,
 ) -> DecodePlan:
     like = {"dtype": torch.int32, "device": runs.context_lens.device}
     pieces = torch.empty(runs.num_seqs + workers, FIELDS.value, **like)
     ranges = torch.empty(workers, 2, **like)
-    _cut_contexts[(1,)](
+    _split_contexts[(1,)](
         pieces,
         ranges,
         runs.seq_starts,
@@ -82,24 +82,26 @@ def plan_decode(
         LEAST=least,
         MAX_QUERIES=max_queries,
         WINDOW=window,
-        CUTS=cuts,
-        UNIT=UNIT,
-        CHUNK=CHUNK,
+        SPLIT=split_contexts,
+        SPLIT_MULTIPLE=SPLIT_MULTIPLE,
+        SEQS_AT_ONCE=SEQS_AT_ONCE,
         num_warps=4,
     )
-    counters = torch.zeros(runs.num_seqs, COUNTERS, **like)
-    return DecodePlan(pieces, ranges, counters, max_queries, window, cuts)
+    counters = torch.zeros(runs.num_seqs, MAX_ROW_TILES, **like)
+    return DecodePlan(pieces, ranges, counters, max_queries, window, split_contexts)
 
 
 def plan_prefill(runs: Runs, num_tokens: int, tile: int, *, above: int = 0) -> PrefillPlan:
     starts = torch.empty(runs.num_seqs + 1, dtype=torch.int32, device=runs.context_lens.device)
-    _number_tiles[(1,)](starts, runs.seq_starts, runs.context_lens, runs.num_seqs, tile, above, CHUNK, num_warps=4)
+    _number_tiles[(1,)](
+        starts, runs.seq_starts, runs.context_lens, runs.num_seqs, tile, above, SEQS_AT_ONCE, num_warps=4
+    )
     most = num_tokens // tile + min(runs.num_seqs, num_tokens)  # each sequence may end in a tile that is not full
     return PrefillPlan(starts, tile, most, above)
 
 
 @triton.jit
-def find_run(starts, num_runs, piece):
+def find_sequence(starts, num_runs, piece):
     """The sequence that a piece belongs to: the last one that starts at or before it. Those without pieces start
     where the next one does."""
     low = 0
@@ -138,19 +140,29 @@ def _run_lengths(seq_starts, context_lens, seq, num_seqs):
 
 
 @triton.jit
-def _walked(
-    seq_starts, context_lens, seq, num_seqs, MAX_QUERIES: tl.constexpr, WINDOW: tl.constexpr, UNIT: tl.constexpr
+def _context_spans(
+    seq_starts,
+    context_lens,
+    seq,
+    num_seqs,
+    MAX_QUERIES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPLIT_MULTIPLE: tl.constexpr,
 ):
     """-> where sequences `seq` begin to be read, and how many positions that makes, in whole units. Padding has one
     unit that is empty, so that somebody writes zeros; sequences of more tokens have none."""
     context_len, num_queries = _run_lengths(seq_starts, context_lens, seq, num_seqs)
     served = (num_queries > 0) & (num_queries <= MAX_QUERIES)
-    first = first_seen(context_len, num_queries, WINDOW) // UNIT * UNIT
-    return first, tl.where(served, tl.cdiv(tl.maximum(context_len - first, 1), UNIT) * UNIT, 0), context_len
+    first = first_seen(context_len, num_queries, WINDOW) // SPLIT_MULTIPLE * SPLIT_MULTIPLE
+    return (
+        first,
+        tl.where(served, tl.cdiv(tl.maximum(context_len - first, 1), SPLIT_MULTIPLE) * SPLIT_MULTIPLE, 0),
+        context_len,
+    )
 
 
 @triton.jit(do_not_specialize=["num_seqs", "workers"])
-def _cut_contexts(
+def _split_contexts(
     pieces,
     ranges,
     seq_starts,
@@ -160,54 +172,56 @@ def _cut_contexts(
     LEAST: tl.constexpr,
     MAX_QUERIES: tl.constexpr,
     WINDOW: tl.constexpr,
-    CUTS: tl.constexpr,
-    UNIT: tl.constexpr,
-    CHUNK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SPLIT_MULTIPLE: tl.constexpr,
+    SEQS_AT_ONCE: tl.constexpr,
 ):
     total = 0
-    for base in range(0, num_seqs, CHUNK):
-        seq = base + tl.arange(0, CHUNK)
-        _, length, _ = _walked(seq_starts, context_lens, seq, num_seqs, MAX_QUERIES, WINDOW, UNIT)
+    for base in range(0, num_seqs, SEQS_AT_ONCE):
+        seq = base + tl.arange(0, SEQS_AT_ONCE)
+        _, length, _ = _context_spans(seq_starts, context_lens, seq, num_seqs, MAX_QUERIES, WINDOW, SPLIT_MULTIPLE)
         total += tl.sum(length)
-    share = tl.maximum(tl.cdiv(tl.cdiv(total, workers), UNIT) * UNIT, LEAST)
-    for base in range(0, workers, CHUNK):
-        worker = base + tl.arange(0, CHUNK)
-        tl.store(ranges + 2 * worker, NONE, mask=worker < workers)
+    share = tl.maximum(tl.cdiv(tl.cdiv(total, workers), SPLIT_MULTIPLE) * SPLIT_MULTIPLE, LEAST)
+    for base in range(0, workers, SEQS_AT_ONCE):
+        worker = base + tl.arange(0, SEQS_AT_ONCE)
+        tl.store(ranges + 2 * worker, NO_PIECE, mask=worker < workers)
         tl.store(ranges + 2 * worker + 1, 0, mask=worker < workers)
     tl.debug_barrier()
 
     before = 0  # positions of the sequences before
     count = 0  # and their pieces
-    for base in range(0, num_seqs, CHUNK):
-        seq = base + tl.arange(0, CHUNK)
-        first, length, context_len = _walked(seq_starts, context_lens, seq, num_seqs, MAX_QUERIES, WINDOW, UNIT)
+    for base in range(0, num_seqs, SEQS_AT_ONCE):
+        seq = base + tl.arange(0, SEQS_AT_ONCE)
+        first, length, context_len = _context_spans(
+            seq_starts, context_lens, seq, num_seqs, MAX_QUERIES, WINDOW, SPLIT_MULTIPLE
+        )
         begin = before + tl.cumsum(length) - length
         worker = begin // share  # of the first piece
-        num_parts = tl.where(length > 0, (begin + length - 1) // share - worker + 1 if CUTS else 1, 0)
-        piece = count + tl.cumsum(num_parts) - num_parts
-        for part in range(tl.max(num_parts)):
-            exists = part < num_parts
-            at = pieces + (piece + part) * FIELDS
-            from_here = tl.maximum((worker + part) * share - begin, 0) if CUTS else first * 0
-            to_here = tl.minimum((worker + part + 1) * share - begin, length) if CUTS else length
+        num_splits = tl.where(length > 0, (begin + length - 1) // share - worker + 1 if SPLIT else 1, 0)
+        piece = count + tl.cumsum(num_splits) - num_splits
+        for split in range(tl.max(num_splits)):
+            exists = split < num_splits
+            at = pieces + (piece + split) * FIELDS
+            from_here = tl.maximum((worker + split) * share - begin, 0) if SPLIT else first * 0
+            to_here = tl.minimum((worker + split + 1) * share - begin, length) if SPLIT else length
             tl.store(at, seq, mask=exists)
             tl.store(at + 1, first + from_here, mask=exists)
             tl.store(at + 2, tl.minimum(first + to_here, context_len), mask=exists)
-            tl.store(at + 3, part + first * 0, mask=exists)
-            tl.store(at + 4, num_parts, mask=exists)
-            tl.atomic_min(ranges + 2 * (worker + part), piece + part, mask=exists)
-            tl.atomic_max(ranges + 2 * (worker + part) + 1, piece + part + 1, mask=exists)
+            tl.store(at + 3, split + first * 0, mask=exists)
+            tl.store(at + 4, num_splits, mask=exists)
+            tl.atomic_min(ranges + 2 * (worker + split), piece + split, mask=exists)
+            tl.atomic_max(ranges + 2 * (worker + split) + 1, piece + split + 1, mask=exists)
         before += tl.sum(length)
-        count += tl.sum(num_parts)
+        count += tl.sum(num_splits)
 
 
 @triton.jit(do_not_specialize=["num_seqs"])
 def _number_tiles(
-    starts, seq_starts, context_lens, num_seqs, TILE: tl.constexpr, ABOVE: tl.constexpr, CHUNK: tl.constexpr
+    starts, seq_starts, context_lens, num_seqs, TILE: tl.constexpr, ABOVE: tl.constexpr, SEQS_AT_ONCE: tl.constexpr
 ):
     total = 0
-    for base in range(0, num_seqs, CHUNK):
-        seq = base + tl.arange(0, CHUNK)
+    for base in range(0, num_seqs, SEQS_AT_ONCE):
+        seq = base + tl.arange(0, SEQS_AT_ONCE)
         context_len, num_queries = _run_lengths(seq_starts, context_lens, seq, num_seqs)
         count = tl.where((context_len > 0) & (num_queries > ABOVE), tl.cdiv(num_queries, TILE), 0)
         tl.store(starts + seq, total + tl.cumsum(count) - count, mask=seq < num_seqs)

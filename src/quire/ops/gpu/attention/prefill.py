@@ -1,4 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+# ruff: noqa: E741 (l is the running sum of an online softmax)
 """Attention of prompts and of chunks of prompts, sequences of different lengths in one launch.
 
 A program takes a tile of neighbouring query tokens of one sequence, all the query heads of one KV head, and walks over
@@ -15,12 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.attention.kv_8bit import in_words
-from quire.ops.gpu.attention.pages import LOG2E, Pages, Runs, Scoring, offset_type, power_of_two, product_type
-from quire.ops.gpu.attention.plan import PrefillPlan, find_run
-from quire.ops.gpu.attention.tile import FINITE_MIN, attend, sink
+from quire.ops.gpu.attention.kv_8bit import as_words
+from quire.ops.gpu.attention.pages import LOG2E, Pages, Runs, Scoring, dot_type, next_power_of_two, offset_type
+from quire.ops.gpu.attention.plan import PrefillPlan, find_sequence
+from quire.ops.gpu.attention.tile import FINITE_MIN, add_sink, attend
 
-TO_POWERS_OF_TWO = tl.constexpr(LOG2E)
+EXP2_SCALE = tl.constexpr(LOG2E)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,14 @@ class PrefillLaunch:
 
 def prefill_launch(head_dim: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype) -> PrefillLaunch:
     """`dtype` is q's. What is accumulated must fit into registers, and two tiles of K and V beside q into 227 KB."""
-    wide = power_of_two(head_dim, 16)
+    wide = next_power_of_two(head_dim, 16)
     if dtype == torch.float32:  # no matrix units: small tiles, all in registers
         rows, block_n, num_warps, num_stages = 16, 32, 8, 2
     elif wide <= 128:
         rows, block_n, num_warps, num_stages = 128, 64, 8, 3
     else:
         rows, block_n, num_warps, num_stages = 64, 32, 4 if wide == 256 else 8, 3 if wide == 256 else 2
-    return PrefillLaunch(max(rows, power_of_two(num_heads // num_kv_heads)), block_n, num_warps, num_stages)
+    return PrefillLaunch(max(rows, next_power_of_two(num_heads // num_kv_heads)), block_n, num_warps, num_stages)
 
 
 def invariant_launch(head_dim: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype) -> PrefillLaunch:
@@ -76,16 +77,16 @@ def prefill(
     launch = launch or prefill_launch(head_dim, num_heads, pages.num_kv_heads, q.dtype)
     assert plan.tile == launch.rows // group, f"planned for tiles of {plan.tile} tokens, not {launch.rows // group}"
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    factor, cap = scoring.factors(pages.k_scale)
-    units = pages.k_units
+    factor, cap = scoring.factors(pages.k_fp8_scale)
+    scales = pages.k_scales
     codes = pages.k.dtype.itemsize == 1
-    k, v = in_words(pages.k), in_words(pages.v)
+    k, v = as_words(pages.k), as_words(pages.v)
     _prefill[(pages.num_kv_heads, plan.max_tiles)](
         q,
         k,
         v,
-        pages.k_units,
-        pages.v_units,
+        pages.k_scales,
+        pages.v_scales,
         out,
         plan.starts,
         runs.seq_starts,
@@ -97,7 +98,7 @@ def prefill(
         runs.num_seqs,
         factor,
         cap,
-        pages.v_scale,
+        pages.v_fp8_scale,
         q.stride(0),
         q.stride(1),
         out.stride(0),
@@ -105,9 +106,9 @@ def prefill(
         k.stride(0),
         k.stride(1),
         k.stride(2),
-        units.stride(0) if units is not None else 0,
-        units.stride(1) if units is not None else 0,
-        units.stride(2) if units is not None else 0,
+        scales.stride(0) if scales is not None else 0,
+        scales.stride(1) if scales is not None else 0,
+        scales.stride(2) if scales is not None else 0,
         runs.block_tables.stride(0),
         GROUP=group,
         TILE=plan.tile,
@@ -116,13 +117,13 @@ def prefill(
         REACH=scoring.reach,
         CAPPED=scoring.soft_cap > 0.0,
         CODES=codes,
-        OFFSETS=offset_type(k),
+        OFFSET_TYPE=offset_type(k),
         UNIFORM=launch.uniform,
         BLOCK_SIZE=pages.block_size,
         BLOCK_N=launch.block_n,
         D=head_dim,
-        D_PAD=power_of_two(head_dim, 32 if codes else 16),
-        PRODUCTS=product_type(q, pages.k.dtype),
+        D_PAD=next_power_of_two(head_dim, 32 if codes else 16),
+        DOT_TYPE=dot_type(q, pages.k.dtype),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
         maxnreg=launch.max_registers,
@@ -135,8 +136,8 @@ def _prefill(
     q,
     k,
     v,
-    k_units,
-    v_units,
+    k_scales,
+    v_scales,
     out,
     starts,
     seq_starts,
@@ -148,7 +149,7 @@ def _prefill(
     num_seqs,
     factor,
     cap,
-    v_scale,
+    v_fp8_scale,
     q_token,
     q_head,
     out_token,
@@ -156,9 +157,9 @@ def _prefill(
     kv_block,
     kv_slot,
     kv_head,
-    unit_block,
-    unit_slot,
-    unit_head,
+    scale_block,
+    scale_slot,
+    scale_head,
     table_seq,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
@@ -167,19 +168,19 @@ def _prefill(
     REACH: tl.constexpr,
     CAPPED: tl.constexpr,
     CODES: tl.constexpr,
-    OFFSETS: tl.constexpr,
+    OFFSET_TYPE: tl.constexpr,
     UNIFORM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
-    PRODUCTS: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
 ):
     kv = tl.program_id(0)
     piece = tl.program_id(1)
     if piece >= tl.load(starts + num_seqs):
         return
-    seq = find_run(starts, num_seqs, piece)
+    seq = find_sequence(starts, num_seqs, piece)
     tile = tl.load(starts + seq + 1) - 1 - piece  # the last tile, which sees the most, first
     token = tl.load(seq_starts + seq)
     num_queries = tl.load(seq_starts + seq + 1) - token
@@ -192,10 +193,10 @@ def _prefill(
     exists = (row < TILE * GROUP) & (query < num_queries)
     present = exists[:, None] & (columns < D)[None, :]
     q_at = (token + query).to(tl.int64) * q_token + head * q_head
-    rows = tl.load(q + q_at[:, None] + columns[None, :], mask=present, other=0.0).to(PRODUCTS)
+    rows = tl.load(q + q_at[:, None] + columns[None, :], mask=present, other=0.0).to(DOT_TYPE)
     slope = None
     if slopes is not None:
-        slope = tl.load(slopes + head, mask=exists, other=0.0) * TO_POWERS_OF_TWO
+        slope = tl.load(slopes + head, mask=exists, other=0.0) * EXP2_SCALE
     bias = None
     if biases is not None:
         bias = biases + head * (2 * REACH + 1) + REACH
@@ -213,13 +214,13 @@ def _prefill(
         full_end = begin
 
     acc = tl.zeros([ROWS, D_PAD], tl.float32)
-    peak = tl.full([ROWS], FINITE_MIN, tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+    m = tl.full([ROWS], FINITE_MIN, tl.float32)
+    l = tl.zeros([ROWS], tl.float32)
     for phase in tl.static_range(2 if UNIFORM else (0 if WINDOW > 0 else 1), 3):
-        acc, peak, total = attend(
+        acc, m, l = attend(
             acc,
-            peak,
-            total,
+            m,
+            l,
             rows,
             begin if phase == 0 else (full_begin if phase == 1 else full_end),
             full_begin if phase == 0 else (full_end if phase == 1 else last + 1),
@@ -228,10 +229,10 @@ def _prefill(
             v + kv * kv_head,
             kv_block,
             kv_slot,
-            k_units + kv * unit_head if k_units is not None else None,
-            v_units + kv * unit_head if v_units is not None else None,
-            unit_block,
-            unit_slot,
+            k_scales + kv * scale_head if k_scales is not None else None,
+            v_scales + kv * scale_head if v_scales is not None else None,
+            scale_block,
+            scale_slot,
             first + row // GROUP,
             slope,
             bias,
@@ -245,7 +246,7 @@ def _prefill(
             REACH,
             CAPPED,
             CODES,
-            OFFSETS,
+            OFFSET_TYPE,
             BLOCK_SIZE,
             BLOCK_N,
             ROWS,
@@ -253,7 +254,7 @@ def _prefill(
             D_PAD,
         )
     if sinks is not None:
-        acc, peak, total = sink(acc, peak, total, tl.load(sinks + head, mask=exists, other=0.0) * TO_POWERS_OF_TWO)
-    result = acc * (v_scale / tl.where(total == 0.0, 1.0, total))[:, None]
+        acc, m, l = add_sink(acc, m, l, tl.load(sinks + head, mask=exists, other=0.0) * EXP2_SCALE)
+    result = acc * (v_fp8_scale / tl.where(l == 0.0, 1.0, l))[:, None]
     out_at = (token + query).to(tl.int64) * out_token + head * out_head
     tl.store(out + out_at[:, None] + columns[None, :], result, mask=present)

@@ -1,4 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+# ruff: noqa: E741 (l is the running sum of an online softmax)
 """Attention of a step's sequences to themselves: K and V as the layer made them, no pages.
 
 A program takes a tile of neighbouring tokens of one sequence, and one head of queries."""
@@ -8,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.attention.pages import LOG2E, Runs, power_of_two, product_type
-from quire.ops.gpu.attention.plan import find_run, plan_prefill
+from quire.ops.gpu.attention.pages import LOG2E, Runs, dot_type, next_power_of_two
+from quire.ops.gpu.attention.plan import find_sequence, plan_prefill
 
-TO_POWERS_OF_TWO = tl.constexpr(LOG2E)
+EXP2_SCALE = tl.constexpr(LOG2E)
 FINITE_MIN = tl.constexpr(-1e30)  # the maximum of nothing: a difference of two of them is 0 and not NaN
 
 
@@ -30,7 +31,7 @@ def self_attention(
     num_tokens, num_heads, head_dim = q.shape
     assert k.shape == v.shape and q.stride(2) == k.stride(2) == v.stride(2) == 1
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    wide = power_of_two(head_dim, 16)
+    wide = next_power_of_two(head_dim, 16)
     tile, block_n = (16, 32) if q.dtype == torch.float32 or wide > 128 else (64, 64)
     plan = plan_prefill(runs, num_tokens, tile)
     _attend[(num_heads, plan.max_tiles)](
@@ -59,7 +60,7 @@ def self_attention(
         BLOCK_N=block_n,
         D=head_dim,
         D_PAD=wide,
-        PRODUCTS=product_type(q, k.dtype),
+        DOT_TYPE=dot_type(q, k.dtype),
         num_warps=4,
         num_stages=2,
     )
@@ -93,13 +94,13 @@ def _attend(
     BLOCK_N: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
-    PRODUCTS: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
 ):
     head = tl.program_id(0)
     piece = tl.program_id(1)
     if piece >= tl.load(starts + num_seqs):
         return
-    seq = find_run(starts, num_seqs, piece)
+    seq = find_sequence(starts, num_seqs, piece)
     first = (piece - tl.load(starts + seq)) * TILE
     token = tl.load(seq_starts + seq).to(tl.int64)
     length = tl.load(seq_starts + seq + 1) - token.to(tl.int32)
@@ -108,7 +109,7 @@ def _attend(
     columns = tl.arange(0, D_PAD)
     present = (query < length)[:, None] & (columns < D)[None, :]
     rows = tl.load(q + (token + query)[:, None] * q_token + head * q_head + columns[None, :], mask=present, other=0.0)
-    rows = rows.to(PRODUCTS)
+    rows = rows.to(DOT_TYPE)
     k += token * k_token + head // GROUP * k_head
     v += token * v_token + head // GROUP * v_head
 
@@ -120,8 +121,8 @@ def _attend(
         begin = tl.maximum(first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         end = tl.minimum(end, first + TILE + WINDOW - 1)
     acc = tl.zeros([TILE, D_PAD], tl.float32)
-    peak = tl.full([TILE], FINITE_MIN, tl.float32)
-    total = tl.zeros([TILE], tl.float32)
+    m = tl.full([TILE], FINITE_MIN, tl.float32)
+    l = tl.zeros([TILE], tl.float32)
     for start in range(begin, end, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         inside = key < length
@@ -132,19 +133,19 @@ def _attend(
         if WINDOW > 0:
             seen = seen & (distance < WINDOW) & (distance > -WINDOW)
         there = inside[:, None] & (columns < D)[None, :]
-        keys = tl.load(k + key.to(tl.int64)[:, None] * k_token + columns[None, :], mask=there, other=0.0).to(PRODUCTS)
+        keys = tl.load(k + key.to(tl.int64)[:, None] * k_token + columns[None, :], mask=there, other=0.0).to(DOT_TYPE)
         scores = tl.dot(rows, tl.trans(keys), input_precision="ieee") * factor
         if biases is not None:
             near = tl.minimum(tl.maximum(-distance, -REACH), REACH)
-            scores += tl.load(biases + head * (2 * REACH + 1) + REACH + near) * TO_POWERS_OF_TWO
+            scores += tl.load(biases + head * (2 * REACH + 1) + REACH + near) * EXP2_SCALE
         scores = tl.where(seen, scores, FINITE_MIN)
-        now = tl.maximum(peak, tl.max(scores, axis=1))
-        weights = tl.where(seen, tl.exp2(scores - now[:, None]), 0.0)
-        correction = tl.exp2(peak - now)
+        m_new = tl.maximum(m, tl.max(scores, axis=1))
+        weights = tl.where(seen, tl.exp2(scores - m_new[:, None]), 0.0)
+        alpha = tl.exp2(m - m_new)
         values = tl.load(v + key.to(tl.int64)[:, None] * v_token + columns[None, :], mask=there, other=0.0)
-        found = tl.dot(weights.to(PRODUCTS), values.to(PRODUCTS), input_precision="ieee")
-        acc = acc * correction[:, None] + found
-        total = total * correction + tl.sum(weights, axis=1)
-        peak = now
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        found = tl.dot(weights.to(DOT_TYPE), values.to(DOT_TYPE), input_precision="ieee")
+        acc = acc * alpha[:, None] + found
+        l = l * alpha + tl.sum(weights, axis=1)
+        m = m_new
+    result = acc / tl.where(l == 0.0, 1.0, l)[:, None]
     tl.store(out + (token + query)[:, None] * out_token + head * out_head + columns[None, :], result, mask=present)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.attention.pages import product_type
+from quire.ops.gpu.attention.pages import dot_type
 
 BLOCK_M, BLOCK_N, BLOCK_K = 64, 64, 64
 
@@ -39,7 +39,7 @@ def linear_heads(x: Tensor, w: Tensor, out: Tensor, *, batch_invariant: bool = F
         BLOCK_M=BLOCK_M,
         BLOCK_N=BLOCK_N,
         BLOCK_K=BLOCK_K,
-        PRODUCTS=product_type(x, x.dtype),
+        PRODUCTS=dot_type(x, x.dtype),
         num_warps=4,
         num_stages=3,
     )

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.attention.pages import power_of_two
+from quire.ops.gpu.attention.pages import next_power_of_two
 from quire.ops.opset import Routing
 from quire.ops.reference.routing import LEAST_SUM
 
@@ -37,8 +37,8 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
             BEST_TWO=routing.group_score == "best two",
             NEAR=routing.near,
             SIZE=size,
-            GROUPS_PAD=power_of_two(routing.num_groups),
-            SIZE_PAD=power_of_two(size),
+            GROUPS_PAD=next_power_of_two(routing.num_groups),
+            SIZE_PAD=next_power_of_two(size),
             num_warps=1 if num_experts <= 256 else 4,
         )
     return ids, weights
