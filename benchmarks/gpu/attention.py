@@ -182,7 +182,7 @@ SCORING = Scoring(HEAD_DIM**-0.5)
 def decode_launches(
     step: Step,
     scoring: Scoring = SCORING,
-    least: int = MIN_SPLIT_LENGTH,
+    min_length: int = MIN_SPLIT_LENGTH,
     launch: DecodeLaunch | None = None,
     split_contexts: bool = True,
 ):
@@ -191,7 +191,12 @@ def decode_launches(
     per = (launch or decode_launch(step.head_dim, rows, step.kept, step.runs.num_seqs)).per_multiprocessor
     workers = num_workers(step.q.device, per, step.kv_heads, step.runs.num_seqs, MAX_LEN)
     plan = plan_decode(
-        step.runs, workers, max_queries=queries, window=scoring.window, least=least, split_contexts=split_contexts
+        step.runs,
+        workers,
+        max_queries=queries,
+        window=scoring.window,
+        min_length=min_length,
+        split_contexts=split_contexts,
     )
     return [lambda p=pages: decode(step.q, p, step.runs, plan, scoring, launch=launch) for pages in step.pages]
 
@@ -245,9 +250,9 @@ def sweep_decode() -> None:
                 with guarded(f"decode {name} {launch}"):
                     found.append((seconds_of(decode_launches(step, launch=launch)), launch, MIN_SPLIT_LENGTH))
         best = min(found, key=lambda x: x[0])[1]
-        for least in (128, 256, 1024):
-            with guarded(f"decode {name} least {least}"):
-                found.append((seconds_of(decode_launches(step, least=least, launch=best)), best, least))
+        for min_length in (128, 256, 1024):
+            with guarded(f"decode {name} min_length {min_length}"):
+                found.append((seconds_of(decode_launches(step, min_length=min_length, launch=best)), best, min_length))
         print_best(f"decode {name}", found)
 
 
@@ -326,11 +331,11 @@ def latent_step(num_seqs: int, context: int, heads: int, kept: torch.dtype) -> t
 
 
 def mla_run(
-    q: Tensor, cache: Tensor, runs: Runs, least: int = MIN_SPLIT_LENGTH, launch: MLALaunch | None = None
+    q: Tensor, cache: Tensor, runs: Runs, min_length: int = MIN_SPLIT_LENGTH, launch: MLALaunch | None = None
 ) -> Callable[[], Tensor]:
     launch = launch or mla_launch(q.shape[1], q.dtype)
     workers = num_workers(q.device, launch.per_multiprocessor, launch.tiles(q.shape[1]), runs.num_seqs, MAX_LEN)
-    plan = plan_decode(runs, workers, least=least)
+    plan = plan_decode(runs, workers, min_length=min_length)
     return lambda: mla_decode(q, cache, runs, plan, 0.05, launch=launch)
 
 
@@ -365,9 +370,9 @@ def sweep_mla() -> None:
                 with guarded(f"latent {heads} heads {launch}"):
                     found.append((seconds_of([mla_run(q, cache, runs, launch=launch)]), launch, MIN_SPLIT_LENGTH))
         best = min(found, key=lambda x: x[0])[1]
-        for least in (128, 256, 1024):
-            with guarded(f"latent least {least}"):
-                found.append((seconds_of([mla_run(q, cache, runs, least, best)]), best, least))
+        for min_length in (128, 256, 1024):
+            with guarded(f"latent min_length {min_length}"):
+                found.append((seconds_of([mla_run(q, cache, runs, min_length, best)]), best, min_length))
         print_best(f"latent 32 x 16k, {heads} heads", found)
 
 
@@ -448,8 +453,8 @@ class guarded:
 
 
 def print_best(name: str, found: list[tuple[float, object, int]]) -> None:
-    for seconds, launch, least in sorted(found, key=lambda x: x[0])[:4]:
-        print(f"best for {name}: {seconds * 1e6:.1f} us {launch} least={least}", flush=True)
+    for seconds, launch, min_length in sorted(found, key=lambda x: x[0])[:4]:
+        print(f"best for {name}: {seconds * 1e6:.1f} us {launch} min_length={min_length}", flush=True)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from quire.ops.reference import TorchOps
 from quire.ops.reference.cache import TorchCache, quantize_kv
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-WORKERS, LEAST = 3, 64  # small, so that short contexts have several pieces
+WORKERS, MIN_LENGTH = 3, 64  # small, so that short contexts have several pieces
 BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}  # relative, root of mean squares
 
 
@@ -130,7 +130,9 @@ class Case:
         return torch.cat(out)
 
     def decode(self, max_queries: int = 1, **more: torch.Tensor) -> torch.Tensor:
-        plan = plan_decode(self.runs, WORKERS, max_queries=max_queries, window=self.scoring.window, least=LEAST)
+        plan = plan_decode(
+            self.runs, WORKERS, max_queries=max_queries, window=self.scoring.window, min_length=MIN_LENGTH
+        )
         return decode(self.q, self.pages, self.runs, plan, self.scoring, **more)
 
     def prefill(self, above: int = 0, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -292,7 +294,7 @@ def test_whole_prompts_may_go_without_pages():
 def test_a_mixed_step_is_two_launches_into_one_output():
     case = Case(RUNS, kv_heads=1)
     out = torch.full_like(case.q, torch.nan)
-    plan = plan_decode(case.runs, WORKERS, least=LEAST)
+    plan = plan_decode(case.runs, WORKERS, min_length=MIN_LENGTH)
     decode(case.q, case.pages, case.runs, plan, case.scoring, out=out)
     assert torch.isnan(out[:5]).all() and not torch.isnan(out[5]).any()
     case.prefill(above=1, out=out)
@@ -308,7 +310,7 @@ def test_padding_gives_zeros():
     )
     q = torch.cat([case.q, case.q.new_full((3, 4, 64), torch.nan)])  # one of a padding sequence, two of none
     out = torch.full_like(q, torch.nan)
-    plan = plan_decode(padded, WORKERS, least=LEAST)
+    plan = plan_decode(padded, WORKERS, min_length=MIN_LENGTH)
     decode(q, case.pages, padded, plan, case.scoring, out=out)
     assert case.error(out[:2]) < BOUNDS[case.dtype] and not out[2:].any()
 
@@ -320,7 +322,7 @@ def test_padding_gives_zeros():
 )
 def test_pieces_cover_every_context_once(lengths, split_contexts, window):
     runs = runs_of(lengths)
-    plan = plan_decode(runs, 4, window=window, least=128, split_contexts=split_contexts)
+    plan = plan_decode(runs, 4, window=window, min_length=128, split_contexts=split_contexts)
     found: dict[int, list[list[int]]] = {}
     loads = []
     for first, end in plan.ranges.tolist():
@@ -425,7 +427,7 @@ def test_heads_share_a_latent_cache(max_queries):
     """As attention with one KV head whose values are the first numbers of its keys."""
     case = Case([(70, max_queries), (1, 1)], heads=20, kv_heads=1, head_dim=48, dtype=torch.float16)
     latent, scale = case.pages.k[:, :, 0].nan_to_num(0.0), case.scoring.scale
-    plan = plan_decode(case.runs, WORKERS, max_queries=max_queries, least=64)
+    plan = plan_decode(case.runs, WORKERS, max_queries=max_queries, min_length=64)
     launch = MLALaunch(16, 16, 4, 2, 1)
     out = mla_decode(case.q, latent, case.runs, plan, scale, latent=32, launch=launch)
     case.v = case.k

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from ops.test_triton_attention import BOUNDS, DEVICE, LEAST, WORKERS, Case, some_angles
+from ops.test_triton_attention import BOUNDS, DEVICE, MIN_LENGTH, WORKERS, Case, some_angles
 from quire.ops.gpu.attention.decode import decode
 from quire.ops.gpu.attention.decode_step import can_write_quantized, decode_step
 from quire.ops.gpu.attention.kv_write import kv_write
@@ -54,7 +54,7 @@ def test_a_step_is_writing_and_then_attending(case, normed):
         norms = {"q_norm": q_norm, "k_norm": k_norm, "eps": 1e-3}
     angles = None if normed else some_angles(len(LENGTHS), case.head_dim)
     heads = *qkv.split(sizes, dim=1), angles, slots_of(case)
-    plan = plan_decode(case.runs, WORKERS, window=case.scoring.window, least=LEAST)
+    plan = plan_decode(case.runs, WORKERS, window=case.scoring.window, min_length=MIN_LENGTH)
 
     apart, together = copied(case.pages), copied(case.pages)
     expected = decode(kv_write(*heads, apart, **norms), apart, case.runs, plan, case.scoring)
@@ -88,7 +88,7 @@ def test_codes_of_heads_are_those_of_the_row(context):
     case = Case([(context, 1)], heads=4, kv_heads=2, head_dim=64)
     sizes = [n * case.head_dim for n in (case.heads, case.kv_heads, case.kv_heads)]
     rows = torch.randn(1, sum(sizes), generator=torch.Generator().manual_seed(7)).to(DEVICE).split(sizes, dim=1)
-    plan = plan_decode(case.runs, WORKERS, least=LEAST)
+    plan = plan_decode(case.runs, WORKERS, min_length=MIN_LENGTH)
     step = partial(decode_step, *rows, None, slots_of(case), case.pages, case.runs, plan, case.scoring)
     assert can_write_quantized(1, 4, 64, torch.int16, 64)
     target = Target.quantized(rows[0], 256, torch.int16, 64)

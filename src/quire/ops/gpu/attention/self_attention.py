@@ -1,19 +1,17 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
 # ruff: noqa: E741 (l is the running sum of an online softmax)
-"""Attention of a step's sequences to themselves: K and V as the layer made them, no pages.
+"""Self-attention inside a step: K and V as the projection leaves them, no pages.
 
-A program takes a tile of neighbouring tokens of one sequence, and one head of queries."""
+A program takes a tile of neighbouring tokens of one sequence, and one query head."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.attention.pages import LOG2E, Runs, dot_type, next_power_of_two
+from quire.ops.gpu.attention.pages import LOG2E, Runs, dot_type, head_args, next_power_of_two
 from quire.ops.gpu.attention.plan import find_sequence, plan_prefill
-
-EXP2_SCALE = tl.constexpr(LOG2E)
-FINITE_MIN = tl.constexpr(-1e30)  # the maximum of nothing: a difference of two of them is 0 and not NaN
+from quire.ops.gpu.attention.tile import EXP2_SCALE, FINITE_MIN
 
 
 def self_attention(
@@ -35,23 +33,15 @@ def self_attention(
     tile, block_n = (16, 32) if q.dtype == torch.float32 or wide > 128 else (64, 64)
     plan = plan_prefill(runs, num_tokens, tile)
     _attend[(num_heads, plan.max_tiles)](
-        q,
-        k,
-        v,
-        out,
+        head_args(q),
+        head_args(k),
+        head_args(v),
+        head_args(out),
         plan.starts,
         runs.seq_starts,
         biases,
         runs.num_seqs,
         scale * LOG2E,
-        q.stride(0),
-        q.stride(1),
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        out.stride(0),
-        out.stride(1),
         GROUP=num_heads // k.shape[1],
         CAUSAL=causal,
         WINDOW=window,
@@ -69,23 +59,15 @@ def self_attention(
 
 @triton.jit(do_not_specialize=["num_seqs"])
 def _attend(
-    q,
+    q,  # HeadArgs
     k,
     v,
     out,
-    starts,
+    starts,  # [S + 1] the first tile of each sequence
     seq_starts,
     biases,
     num_seqs,
-    factor,
-    q_token,
-    q_head,
-    k_token,
-    k_head,
-    v_token,
-    v_head,
-    out_token,
-    out_head,
+    qk_scale,
     GROUP: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -108,10 +90,10 @@ def _attend(
     query = first + tl.arange(0, TILE)
     columns = tl.arange(0, D_PAD)
     present = (query < length)[:, None] & (columns < D)[None, :]
-    rows = tl.load(q + (token + query)[:, None] * q_token + head * q_head + columns[None, :], mask=present, other=0.0)
-    rows = rows.to(DOT_TYPE)
-    k += token * k_token + head // GROUP * k_head
-    v += token * v_token + head // GROUP * v_head
+    q_at = (token + query)[:, None] * q.token + head * q.head
+    queries = tl.load(q.ptr + q_at + columns[None, :], mask=present, other=0.0).to(DOT_TYPE)
+    k_rows = k.ptr + token * k.token + head // GROUP * k.head
+    v_rows = v.ptr + token * v.token + head // GROUP * v.head
 
     begin = first * 0
     end = length
@@ -133,19 +115,21 @@ def _attend(
         if WINDOW > 0:
             seen = seen & (distance < WINDOW) & (distance > -WINDOW)
         there = inside[:, None] & (columns < D)[None, :]
-        keys = tl.load(k + key.to(tl.int64)[:, None] * k_token + columns[None, :], mask=there, other=0.0).to(DOT_TYPE)
-        scores = tl.dot(rows, tl.trans(keys), input_precision="ieee") * factor
+        key_at = key.to(tl.int64)[:, None]
+        keys = tl.load(k_rows + key_at * k.token + columns[None, :], mask=there, other=0.0).to(DOT_TYPE)
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * qk_scale
         if biases is not None:
             near = tl.minimum(tl.maximum(-distance, -REACH), REACH)
             scores += tl.load(biases + head * (2 * REACH + 1) + REACH + near) * EXP2_SCALE
         scores = tl.where(seen, scores, FINITE_MIN)
         m_new = tl.maximum(m, tl.max(scores, axis=1))
-        weights = tl.where(seen, tl.exp2(scores - m_new[:, None]), 0.0)
+        p = tl.where(seen, tl.exp2(scores - m_new[:, None]), 0.0)
         alpha = tl.exp2(m - m_new)
-        values = tl.load(v + key.to(tl.int64)[:, None] * v_token + columns[None, :], mask=there, other=0.0)
-        found = tl.dot(weights.to(DOT_TYPE), values.to(DOT_TYPE), input_precision="ieee")
-        acc = acc * alpha[:, None] + found
-        l = l * alpha + tl.sum(weights, axis=1)
+        values = tl.load(v_rows + key_at * v.token + columns[None, :], mask=there, other=0.0)
+        pv = tl.dot(p.to(DOT_TYPE), values.to(DOT_TYPE), input_precision="ieee")
+        acc = acc * alpha[:, None] + pv
+        l = l * alpha + tl.sum(p, axis=1)
         m = m_new
     result = acc / tl.where(l == 0.0, 1.0, l)[:, None]
-    tl.store(out + (token + query)[:, None] * out_token + head * out_head + columns[None, :], result, mask=present)
+    out_at = (token + query)[:, None] * out.token + head * out.head
+    tl.store(out.ptr + out_at + columns[None, :], result, mask=present)
