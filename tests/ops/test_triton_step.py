@@ -19,8 +19,8 @@ LENGTHS = [(1, 1), (64, 1), (65, 1), (150, 1), (0, 1), (128, 1)]  # the new toke
 
 
 def copied(pages: Pages) -> Pages:
-    k, v, *units = (None if x is None else x.clone() for x in (pages.k, pages.v, pages.k_scales, pages.v_scales))
-    return Pages(k, v, *units, k_fp8_scale=pages.k_fp8_scale, v_fp8_scale=pages.v_fp8_scale)
+    k, v, *super_scales = (None if x is None else x.clone() for x in (pages.k, pages.v, pages.k_scales, pages.v_scales))
+    return Pages(k, v, *super_scales, k_fp8_scale=pages.k_fp8_scale, v_fp8_scale=pages.v_fp8_scale)
 
 
 def slots_of(case: Case) -> torch.Tensor:
@@ -95,4 +95,4 @@ def test_codes_of_heads_are_those_of_the_row(context):
     expected = quantize_rows(step().flatten(1), torch.int16, 64)
     step(target=target)
     torch.testing.assert_close(target.result.scales, expected.scales)
-    torch.testing.assert_close(target.result.codes, expected.codes, rtol=0, atol=1)
+    torch.testing.assert_close(target.result.q, expected.q, rtol=0, atol=1)

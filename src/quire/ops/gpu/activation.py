@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.linear.quantize_rows import Quantized, Target, row_block, row_warps, store_columns
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows, Target, row_block, row_warps, store_columns
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 from quire.ops.opset import Activation
 
@@ -34,7 +34,7 @@ def activate_and_mul(x: Tensor, activation: Activation, overlap: bool = False) -
 
 def activate_and_mul_quantized(
     x: Tensor, activation: Activation, dtype: torch.dtype, group: int = 0, overlap: bool = False
-) -> Quantized:
+) -> QuantizedRows:
     """The same, as fp8 or int8 codes with a scale for each row, or for each `group` columns of it."""
     target = Target.quantized(x, x.shape[1] // 2, dtype, group)
     _launch(x, activation, target, overlap)
@@ -55,7 +55,7 @@ def _launch(x: Tensor, activation: Activation, target: Target, overlap: bool) ->
             x.stride(0),
             ACTIVATION=int(activation),
             GROUP=target.group or block,
-            MOST=target.most,
+            QUANT_MAX=target.most,
             BLOCK=block,
             OVERLAP=overlap,
             num_warps=row_warps(block) if whole_row else 4,
@@ -72,7 +72,7 @@ def _activation_kernel(
     x_stride,
     ACTIVATION: tl.constexpr,
     GROUP: tl.constexpr,
-    MOST: tl.constexpr,
+    QUANT_MAX: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -84,7 +84,7 @@ def _activation_kernel(
     gate = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * x_stride + n + columns, mask=inside, other=0.0).to(tl.float32)
     y = activate_times(gate, up, ACTIVATION)
-    store_columns(out_ptr, scale_ptr, y, row, first, n, GROUP, MOST, BLOCK)
+    store_columns(out_ptr, scale_ptr, y, row, first, n, GROUP, QUANT_MAX, BLOCK)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.linear.quantize_rows import Quantized, Target, row_block, row_warps, store_columns
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows, Target, row_block, row_warps, store_columns
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 
 
@@ -23,7 +23,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, overlap: bool = False) -> Te
 
 def rms_norm_quantized(
     x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, group: int = 0, overlap: bool = False
-) -> Quantized:
+) -> QuantizedRows:
     """`rms_norm`, as fp8 or int8 codes with a scale for each row, or for each `group` columns of it."""
     target = Target.quantized(x, x.shape[1], dtype, group)
     _launch(x, None, weight, None, eps, target, centered=False, overlap=overlap)
@@ -47,7 +47,7 @@ def add_rms_norm_quantized(
     dtype: torch.dtype,
     group: int = 0,
     overlap: bool = False,
-) -> tuple[Quantized, Tensor]:
+) -> tuple[QuantizedRows, Tensor]:
     target = Target.quantized(x, x.shape[1], dtype, group)
     total = _launch(x, residual, weight, None, eps, target, centered=False, overlap=overlap)
     return target.result, total
@@ -101,7 +101,7 @@ def _launch(
             HAS_BIAS=bias is not None,
             CENTERED=centered,
             GROUP=target.group or block,
-            MOST=target.most,
+            QUANT_MAX=target.most,
             BLOCK=block,
             OVERLAP=overlap,
             num_warps=row_warps(block),
@@ -127,7 +127,7 @@ def _norm_kernel(
     HAS_BIAS: tl.constexpr,
     CENTERED: tl.constexpr,
     GROUP: tl.constexpr,
-    MOST: tl.constexpr,
+    QUANT_MAX: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -147,4 +147,4 @@ def _norm_kernel(
     y = x * tl.rsqrt(tl.sum(x * x, axis=0) / n + eps) * weight
     if HAS_BIAS:
         y += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    store_columns(out_ptr, scale_ptr, y, row, 0, n, GROUP, MOST, BLOCK)
+    store_columns(out_ptr, scale_ptr, y, row, 0, n, GROUP, QUANT_MAX, BLOCK)

@@ -15,13 +15,13 @@ from torch import Tensor
 from quire.core.errors import Unsupported
 from quire.ops.dequantize import NF4_VALUES, dequantize
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
-from quire.ops.gpu.linear.quantized_weights import Reordered, belong_together, can_keep, load_codes
+from quire.ops.gpu.linear.quantized_weights import ActOrderWeight, can_concatenate, can_keep_quantized, load_quantized
 from quire.ops.gpu.linear.scaled import ScaledWeight
 from quire.ops.gpu.moe.moe import Experts, ScaledExperts, can_stack_scaled, stack_scaled
-from quire.ops.gpu.moe.quantized import CodedExperts, can_stack, stack_experts
+from quire.ops.gpu.moe.quantized import QuantizedExperts, can_stack, stack_experts
 from quire.ops.tensors import BF16, F8_E4M3, F8_E5M2, F16, F32, StoredTensor
 
-Segment: TypeAlias = Tensor | GroupedWeight | ScaledWeight | Reordered
+Segment: TypeAlias = Tensor | GroupedWeight | ScaledWeight | ActOrderWeight
 
 FLOATS = {
     F32.name: torch.float32,
@@ -30,9 +30,9 @@ FLOATS = {
     F8_E4M3.name: torch.float8_e4m3fn,
     F8_E5M2.name: torch.float8_e5m2,
 }
-GROUP, LEAST_GROUP = 128, 16  # inputs that share a scale, where we choose; rows of odd lengths stay floats
+GROUP, MIN_GROUP = 128, 16  # inputs that share a scale, where we choose; rows of odd lengths stay floats
 NF4_GROUP = 64
-FP8_MOST = 448.0
+FP8_MAX = 448.0
 DUMMY_SPREAD = 0.02  # of random weights: about what training begins with
 
 
@@ -56,11 +56,11 @@ def load_segments(
         if not all(part.type.name in FLOATS for part in parts):
             raise Unsupported(f"{parts[0].name} is quantized already", "leave out `quantization`")
         floats = torch.cat([load_floats(part, dtype, device) for part in parts])
-        return [QUANTIZERS[quantization](floats) if floats.shape[1] % LEAST_GROUP == 0 else floats]
+        return [QUANTIZERS[quantization](floats) if floats.shape[1] % MIN_GROUP == 0 else floats]
     segments: list[Segment] = []
     for alike in _runs(parts, dtype):
-        if can_keep(alike[0], dtype):
-            segments.append(load_codes(alike, device))
+        if can_keep_quantized(alike[0], dtype):
+            segments.append(load_quantized(alike, device))
         else:
             segments.append(torch.cat([load_floats(part, dtype, device) for part in alike]))
     return segments
@@ -70,9 +70,13 @@ def _runs(parts: Sequence[StoredTensor], dtype: torch.dtype) -> list[list[Stored
     """Neighbours that become one segment: floats, whatever they were, or codes of one kind."""
     runs: list[list[StoredTensor]] = []
     for part in parts:
-        kept = can_keep(part, dtype)
+        kept = can_keep_quantized(part, dtype)
         before = runs[-1][-1] if runs else None
-        if before is not None and kept == can_keep(before, dtype) and (not kept or belong_together(before, part)):
+        if (
+            before is not None
+            and kept == can_keep_quantized(before, dtype)
+            and (not kept or can_concatenate(before, part))
+        ):
             runs[-1].append(part)
         else:
             runs.append([part])
@@ -85,7 +89,7 @@ def load_experts(
     """Each expert's parts one below the other. Codes are kept, or made, where all experts have them of one kind; else
     all become floats [experts, outputs, inputs]."""
     all_parts = [part for parts in experts for part in parts]
-    if quantization is not None or all(can_keep(part, dtype) for part in all_parts):
+    if quantization is not None or all(can_keep_quantized(part, dtype) for part in all_parts):
         segments = [load_segments([part], dtype, device, quantization)[0] for part in all_parts]
         if (stacked := _stacked(segments, len(experts))) is not None:
             return stacked
@@ -96,7 +100,7 @@ def load_experts(
     return floats
 
 
-def _stacked(segments: Sequence[Segment], num_experts: int) -> CodedExperts | ScaledExperts | None:
+def _stacked(segments: Sequence[Segment], num_experts: int) -> QuantizedExperts | ScaledExperts | None:
     """None where they are of several kinds."""
     grouped = [segment for segment in segments if isinstance(segment, GroupedWeight)]
     if len(grouped) == len(segments) and can_stack(grouped):
@@ -111,7 +115,7 @@ def _stacked(segments: Sequence[Segment], num_experts: int) -> CodedExperts | Sc
 
 
 def _to_fp8(w: Tensor) -> ScaledWeight:
-    scales = w.abs().amax(1, keepdim=True).float().clamp(min=1e-12) / FP8_MOST
+    scales = w.abs().amax(1, keepdim=True).float().clamp(min=1e-12) / FP8_MAX
     return ScaledWeight((w.float() / scales).to(torch.float8_e4m3fn), scales[:, 0].contiguous())
 
 
@@ -123,8 +127,8 @@ def _groups(w: Tensor) -> Tensor:
 def _to_int8(w: Tensor) -> GroupedWeight:
     groups = _groups(w)
     scales = (groups.abs().amax(2) / 127).clamp(min=1e-8).half()
-    codes = (groups / scales.float()[..., None]).round().clamp(-127, 127)
-    return pack_int8(codes.to(torch.int8).flatten(1), scales)
+    q = (groups / scales.float()[..., None]).round().clamp(-127, 127)
+    return pack_int8(q.to(torch.int8).flatten(1), scales)
 
 
 def _to_int4(w: Tensor) -> GroupedWeight:
@@ -132,8 +136,8 @@ def _to_int4(w: Tensor) -> GroupedWeight:
     low, high = groups.amin(2), groups.amax(2)
     scales = ((high - low) / 15).clamp(min=1e-8).half()
     offsets = low.half()
-    codes = ((groups - offsets.float()[..., None]) / scales.float()[..., None]).round().clamp(0, 15)
-    return pack_int4(codes.to(torch.uint8).flatten(1), scales, offsets)
+    q = ((groups - offsets.float()[..., None]) / scales.float()[..., None]).round().clamp(0, 15)
+    return pack_int4(q.to(torch.uint8).flatten(1), scales, offsets)
 
 
 def _to_nf4(w: Tensor) -> GroupedWeight:

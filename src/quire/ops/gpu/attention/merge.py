@@ -14,9 +14,9 @@ from torch import Tensor
 
 from quire.ops.gpu.attention.plan import DecodePlan
 from quire.ops.gpu.attention.tile import FINITE_MIN
-from quire.ops.gpu.linear.quantize_rows import MOST, codes_of, paired
+from quire.ops.gpu.linear.quantize_rows import QUANT_MAX, paired_index, quantize_groups
 
-INT16_MAX = tl.constexpr(MOST[torch.int16])
+INT16_MAX = tl.constexpr(QUANT_MAX[torch.int16])
 NUMBERS_IN_FLIGHT = tl.constexpr(8192)  # of partial softmaxes, on their way to the program that merges
 
 
@@ -99,8 +99,8 @@ def _store(y, out_at, out, out_scales, exists, D: tl.constexpr, D_PAD: tl.conste
     columns = tl.arange(0, D_PAD)
     if dtype == tl.int16:
         tl.static_assert(D == D_PAD)
-        q, scales = codes_of(y, INT16_MAX, dtype)
-        at = paired((out_at[:, None] + columns[None, :]).to(tl.int32))
+        q, scales = quantize_groups(y, INT16_MAX, dtype)
+        at = paired_index((out_at[:, None] + columns[None, :]).to(tl.int32))
         tl.store(out + at, q.to(dtype), mask=exists[:, None])
         tl.store(out_scales + out_at // D * 2, scales, mask=exists)
         tl.store(out_scales + out_at // D * 2 + 1, tl.sum(q, 1) * scales, mask=exists)

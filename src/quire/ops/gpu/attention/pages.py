@@ -87,23 +87,22 @@ class Pages:
 
     @property
     def is_fp8(self) -> bool:
-        return self.k.dtype == torch.float8_e4m3fn
+        return bool(self.k.dtype == torch.float8_e4m3fn)
 
     def args(self) -> PageArgs:
         k, v = as_words(self.k), as_words(self.v)
-        return PageArgs(k, v, self.k_scales, self.v_scales, *k.stride()[:3], *self._scale_strides())
+        return PageArgs(k, v, self.k_scales, self.v_scales, *_strides(k), *_strides(self.k_scales))
 
     def store_args(self) -> StoreArgs:
         inverse = 1.0 / self.k_fp8_scale, 1.0 / self.v_fp8_scale
         return StoreArgs(
-            self.k, self.v, self.k_scales, self.v_scales, *inverse, *self.k.stride()[:3], *self._scale_strides()
+            self.k, self.v, self.k_scales, self.v_scales, *inverse, *_strides(self.k), *_strides(self.k_scales)
         )
 
-    def _scale_strides(self) -> tuple[int, int, int]:
-        if self.k_scales is None:
-            return 0, 0, 0
-        block, slot, head = self.k_scales.stride()
-        return block, slot, head
+
+def _strides(pages: Tensor | None) -> tuple[int, int, int]:
+    """Between blocks, slots and heads."""
+    return (0, 0, 0) if pages is None else (pages.stride(0), pages.stride(1), pages.stride(2))
 
 
 class RunArgs(NamedTuple):

@@ -42,7 +42,7 @@ def _write_out(weight: GroupedWeight, ids: Tensor | None, last: Tensor | None, o
         weight.high,
         weight.scales,
         weight.offsets,
-        weight.units,
+        weight.super_scales,
         table_of(weight, asm),
         out,
         len(out),
@@ -67,7 +67,7 @@ def _dequantize_kernel(
     high_ptr,
     scale_ptr,
     offset_ptr,
-    unit_ptr,
+    super_scale_ptr,
     table_ptr,
     out_ptr,
     M,
@@ -92,7 +92,7 @@ def _dequantize_kernel(
     columns = tl.arange(0, WIDTH)
     PLANES: tl.constexpr = 32 // BITS
     GROUPS: tl.constexpr = max(PLANES * WIDTH // GROUP, 1)  # a chunk
-    scales = load_scales(scale_ptr, offset_ptr, unit_ptr, chunk, rows, N, GROUP, PLANES * WIDTH, HAS_OFFSETS)
+    scales = load_scales(scale_ptr, offset_ptr, super_scale_ptr, chunk, rows, N, GROUP, PLANES * WIDTH, HAS_OFFSETS)
     places = (rows * tl.num_programs(1) + chunk)[:, None] * WIDTH + columns[None, :]
     high = None if high_ptr is None else tl.load(high_ptr + places)
     like = tl.zeros((1,), out_ptr.dtype.element_ty)

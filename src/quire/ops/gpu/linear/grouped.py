@@ -17,9 +17,9 @@ from torch import Tensor
 from quire.ops.gpu.linear.dequantize import dequantize
 from quire.ops.gpu.linear.grouped_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
-from quire.ops.gpu.linear.grouped_scales import appended, load_scales, offset_of, scale_of
+from quire.ops.gpu.linear.grouped_scales import append, load_scales, offset_of, scale_of
 from quire.ops.gpu.linear.linear import PROGRAMS, num_splits
-from quire.ops.gpu.linear.quantize_rows import Quantized, quantize_rows
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
 from quire.ops.gpu.linear.split_k import finish, split_space
 from quire.ops.gpu.linear.unpack import asm_for, table_of, take_planes, unpack
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
@@ -43,13 +43,13 @@ CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3)}  # block_m: (block_n,
 MANY_SCALES, MANY_SCALES_AND_OFFSETS = (64, 128, 8, 3), (32, 128, 4, 3)
 
 
-def takes_codes(num_rows: int, weight: GroupedWeight, batch_invariant: bool = False) -> bool:
+def wants_int16_input(num_rows: int, weight: GroupedWeight, batch_invariant: bool = False) -> bool:
     """Whether x is wanted as int16 codes, in groups of `x_group(weight)`."""
     return num_rows == 1 and can_gemv(weight) and not batch_invariant
 
 
 def grouped_linear(
-    x: Tensor | Quantized,
+    x: Tensor | QuantizedRows,
     weight: GroupedWeight,
     bias: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
@@ -58,17 +58,17 @@ def grouped_linear(
     tickets: Tensor | None = None,
     overlap: bool = False,
 ) -> Tensor:
-    """x [M, K] bf16 or fp16 -> [M, N] in its dtype, or x as codes where it `takes_codes` -> [1, N] in `dtype`.
+    """x [M, K] bf16 or fp16 -> [M, N] in its dtype, or x as codes where it `wants_int16_input` -> [1, N] in `dtype`.
     Batch invariant rows never see cuBLAS: their sums are a function of (N, K)."""
-    if isinstance(x, Quantized):
+    if isinstance(x, QuantizedRows):
         return grouped_gemv(x, weight, bias, gemv_config(weight), dtype, overlap)
     if len(x) == 0:
         return x.new_empty(0, weight.num_outputs)
     if len(x) > MAX_KERNEL_ROWS and not batch_invariant:
         return F.linear(x, dequantize(weight, x.dtype), None if bias is None else bias.to(x.dtype))
-    if takes_codes(len(x), weight, batch_invariant):
-        codes = quantize_rows(x, torch.int16, x_group(weight), overlap)
-        return grouped_gemv(codes, weight, bias, gemv_config(weight), x.dtype, overlap)
+    if wants_int16_input(len(x), weight, batch_invariant):
+        q = quantize_rows(x, torch.int16, x_group(weight), overlap)
+        return grouped_gemv(q, weight, bias, gemv_config(weight), x.dtype, overlap)
     return grouped_kernel(x, weight, bias, grouped_config(len(x), weight, batch_invariant), tickets, overlap)
 
 
@@ -120,7 +120,7 @@ def grouped_kernel(
         weight.high,
         weight.scales,
         weight.offsets,
-        weight.units,
+        weight.super_scales,
         x_sums,
         table_of(weight, asm),
         x if bias is None else bias,
@@ -160,7 +160,7 @@ def _grouped_kernel(
     high_ptr,
     scale_ptr,
     offset_ptr,
-    unit_ptr,
+    super_scale_ptr,
     x_sum_ptr,
     table_ptr,
     bias_ptr,
@@ -211,12 +211,12 @@ def _grouped_kernel(
         sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for chunk in tl.range(first, tl.minimum(first + split_chunks, chunks), num_stages=STAGES):
             scales = load_scales(
-                scale_ptr, offset_ptr, unit_ptr, chunk, rows, N, GROUP, PLANES * WIDTH, x_sum_ptr is not None
+                scale_ptr, offset_ptr, super_scale_ptr, chunk, rows, N, GROUP, PLANES * WIDTH, x_sum_ptr is not None
             )
             x_sums = ()
             if x_sum_ptr is not None:
                 for number in tl.static_range(GROUPS):
-                    x_sums = appended(x_sums, tl.load(x_sum_ptr + (chunk * GROUPS + number) * x_sum_stride + tokens))
+                    x_sums = append(x_sums, tl.load(x_sum_ptr + (chunk * GROUPS + number) * x_sum_stride + tokens))
             places = (rows * chunks + chunk)[:, None] * WIDTH + columns[None, :]
             words = tl.load(words_ptr + places, eviction_policy="evict_first")
             high = None if high_ptr is None else tl.load(high_ptr + places, eviction_policy="evict_first")

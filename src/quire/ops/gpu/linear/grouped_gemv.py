@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
-from quire.ops.gpu.linear.grouped_scales import appended, as_bytes, byte, half
-from quire.ops.gpu.linear.quantize_rows import PAIRED, Quantized
+from quire.ops.gpu.linear.grouped_scales import append, as_bytes, byte, half
+from quire.ops.gpu.linear.quantize_rows import PAIRED, QuantizedRows
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 
 WIDTH = tl.constexpr(32)  # words of a chunk: PAIRED inputs
@@ -36,13 +36,13 @@ def can_gemv(weight: GroupedWeight) -> bool:
     """Integers of four bits, with scales and offsets in fp16 or of six bits."""
     if weight.bits != 4 or weight.table or weight.high is not None or weight.chunk != PAIRED or weight.group < 32:
         return False
-    if weight.units is not None:
+    if weight.super_scales is not None:
         return bool(weight.scales.dtype == torch.int32)
     return weight.offsets is None and weight.scales.dtype in (torch.float16, torch.int32, torch.int64)
 
 
 def grouped_gemv(
-    x: Quantized,
+    x: QuantizedRows,
     weight: GroupedWeight,
     bias: Tensor | None,
     config: GroupedGemvConfig,
@@ -51,15 +51,15 @@ def grouped_gemv(
 ) -> Tensor:
     """x one row of 16-bit codes in groups of `x_group(weight)` -> [1, N]"""
     N, chunks = weight.num_outputs, weight.num_chunks
-    assert len(x.codes) == 1 and x.codes.shape[1] == chunks * PAIRED and can_gemv(weight)
+    assert len(x.q) == 1 and x.q.shape[1] == chunks * PAIRED and can_gemv(weight)
     assert weight.words.numel() < 2**31  # places have 32 bits
-    out = torch.empty(1, N, dtype=dtype, device=x.codes.device)
+    out = torch.empty(1, N, dtype=dtype, device=x.q.device)
     _grouped_gemv_kernel[(triton.cdiv(N, config.block_n),)](
-        x.codes.view(torch.int32),
+        x.q.view(torch.int32),
         x.scales,
         weight.words,
         _scales(weight),
-        weight.units,
+        weight.super_scales,
         bias,
         out,
         N,
@@ -97,7 +97,7 @@ def _grouped_gemv_kernel(
     x_scale_ptr,
     words_ptr,
     scale_ptr,
-    unit_ptr,
+    super_scale_ptr,
     bias_ptr,
     out_ptr,
     N,
@@ -119,8 +119,8 @@ def _grouped_gemv_kernel(
     rows = tl.minimum(outputs, N - 1)[:, None]  # those past the end are computed and never stored
     ahead = ()
     for d in tl.static_range(DEPTH):
-        loaded = _load(words_ptr, scale_ptr, unit_ptr, rows, d * CHUNKS, N, chunks, GROUP, EVEN)
-        ahead = appended(ahead, loaded)
+        loaded = _load(words_ptr, scale_ptr, super_scale_ptr, rows, d * CHUNKS, N, chunks, GROUP, EVEN)
+        ahead = append(ahead, loaded)
     wait_for_inputs(OVERLAP)
     sums = tl.zeros((BLOCK_N, CHUNKS * LANES), tl.float32)
     for begin in range(0, chunks, CHUNKS * DEPTH):
@@ -130,8 +130,8 @@ def _grouped_gemv_kernel(
             sums = _add_step(sums, ahead[d], pairs_ptr, x_scale_ptr, first, chunks, GROUP, ZERO, HAS_OFFSETS, EVEN, ASM)
             if not ONCE:
                 first += CHUNKS * DEPTH
-                loaded = _load(words_ptr, scale_ptr, unit_ptr, rows, first, N, chunks, GROUP, False)
-                following = appended(following, loaded)
+                loaded = _load(words_ptr, scale_ptr, super_scale_ptr, rows, first, N, chunks, GROUP, False)
+                following = append(following, loaded)
         if not ONCE:
             ahead = following
     y = tl.sum(sums, axis=1) * (1.0 / HIGH)
@@ -142,7 +142,7 @@ def _grouped_gemv_kernel(
 
 
 @triton.jit
-def _load(words_ptr, scale_ptr, unit_ptr, rows, first, N, chunks, GROUP: tl.constexpr, EXIST: tl.constexpr):
+def _load(words_ptr, scale_ptr, super_scale_ptr, rows, first, N, chunks, GROUP: tl.constexpr, EXIST: tl.constexpr):
     """Words of chunks first .. first + CHUNKS, [n, CHUNKS * WIDTH], and for every group of a chunk the scales,
     [n, CHUNKS * LANES]; or three words with those of all groups, and their units. Past the last chunk words are
     anything: their scales are 0. EXIST: none is past it."""
@@ -150,13 +150,13 @@ def _load(words_ptr, scale_ptr, unit_ptr, rows, first, N, chunks, GROUP: tl.cons
     inside = None if EXIST else column // WIDTH + first < chunks
     words = tl.load(words_ptr + rows * (chunks * WIDTH) + (first * WIDTH + column), mask=inside)
     scales = ()
-    if unit_ptr is not None:
+    if super_scale_ptr is not None:
         for word in tl.static_range(3):
-            scales = appended(scales, _load_one(scale_ptr, 3 * rows + word, first, 3 * N, 1, chunks, EXIST))
-        scales = appended(scales, _load_one(unit_ptr, rows, first, N, 1, chunks, EXIST))
+            scales = append(scales, _load_one(scale_ptr, 3 * rows + word, first, 3 * N, 1, chunks, EXIST))
+        scales = append(scales, _load_one(super_scale_ptr, rows, first, N, 1, chunks, EXIST))
     elif GROUP >= 8 * WIDTH:
         both = _load_one(scale_ptr, rows, first, N, GROUP // (8 * WIDTH), chunks, EXIST)
-        scales = appended(appended(scales, both), both)
+        scales = append(append(scales, both), both)
     else:
         GROUPS: tl.constexpr = 8 * WIDTH // GROUP
         for pair in tl.static_range(GROUPS // 2):
@@ -203,22 +203,22 @@ def _add_step(
     chunk = chunk if EVEN else tl.minimum(chunk, chunks - 1)
     x = ()
     for kind in tl.static_range(4):
-        x = appended(x, quarters(tl.load(pairs_ptr + chunk * (4 * WIDTH) + kind * WIDTH + place % WIDTH)[None, :]))
+        x = append(x, quarters(tl.load(pairs_ptr + chunk * (4 * WIDTH) + kind * WIDTH + place % WIDTH)[None, :]))
     low = quarters(words & 0x0F0F0F0F)
     high = quarters(words & ~0x0F0F0F0F)  # codes times HIGH
-    TWO_LEVELS: tl.constexpr = len(scales) < GROUPS
-    if TWO_LEVELS:
+    SUPER_SCALED: tl.constexpr = len(scales) < GROUPS
+    if SUPER_SCALED:
         scale_units = scales[3]
         scales = as_bytes(scales[:3])
     scaled, below = tl.zeros_like(sums), tl.zeros_like(sums)
     for pair in tl.static_range(GROUPS // 2):
         # WORDS numbers a lane: scale and sum of a group, and of the next
-        units = quarters(tl.load(x_scale_ptr + (chunk * GROUPS + 2 * pair) * 2 + place % 4)[None, :])
+        super_scales = quarters(tl.load(x_scale_ptr + (chunk * GROUPS + 2 * pair) * 2 + place % 4)[None, :])
         for second in tl.static_range(2):
-            total = _product(x, low, high, 2 * pair + second, GROUPS, ASM)
-            part = total.to(tl.float32) * units[2 * second]
-            x_sum = units[2 * second + 1] * (HIGH / LANES)
-            if TWO_LEVELS:
+            total = _group_dot(x, low, high, 2 * pair + second, GROUPS, ASM)
+            part = total.to(tl.float32) * super_scales[2 * second]
+            x_sum = super_scales[2 * second + 1] * (HIGH / LANES)
+            if SUPER_SCALED:
                 scaled += part * byte(scales[pair // 2], pair % 2 * 2 + second)
                 below += x_sum * byte(scales[2 + pair // 2], pair % 2 * 2 + second)
             elif HAS_OFFSETS:
@@ -226,7 +226,7 @@ def _add_step(
                 sums += x_sum * half(scales[2 * pair + second], 16)
             else:
                 sums += (part - ZERO * x_sum) * scales[2 * pair + second].to(tl.float32)
-    if TWO_LEVELS:
+    if SUPER_SCALED:
         sums += scaled * half(scale_units, 0) - below * half(scale_units, 16)
     return sums
 
@@ -241,7 +241,7 @@ def quarters(x):
 
 
 @triton.jit
-def _product(x, low, high, NUMBER: tl.constexpr, GROUPS: tl.constexpr, ASM: tl.constexpr):
+def _group_dot(x, low, high, NUMBER: tl.constexpr, GROUPS: tl.constexpr, ASM: tl.constexpr):
     """HIGH times what of the words belongs to the group, times x: of each word two bytes, a byte, or half of one."""
     UPPER: tl.constexpr = NUMBER * 2 // GROUPS
     SECOND: tl.constexpr = NUMBER * 4 // GROUPS % 2
@@ -259,19 +259,19 @@ def _product(x, low, high, NUMBER: tl.constexpr, GROUPS: tl.constexpr, ASM: tl.c
 
 
 @triton.jit
-def dot2(x, codes, total, UPPER: tl.constexpr, ASM: tl.constexpr):
+def dot2(x, q, total, UPPER: tl.constexpr, ASM: tl.constexpr):
     """total, or nothing, + the two 16-bit integers of x times two bytes of the codes, the lower or the upper ones"""
     HALF: tl.constexpr = "hi" if UPPER else "lo"
     SHIFT: tl.constexpr = 16 if UPPER else 0
     if not ASM:
-        both = ((x << 16) >> 16) * ((codes >> SHIFT) & 255) + (x >> 16) * ((codes >> (SHIFT + 8)) & 255)
+        both = ((x << 16) >> 16) * ((q >> SHIFT) & 255) + (x >> 16) * ((q >> (SHIFT + 8)) & 255)
         total = both if total is None else total + both
     elif total is None:
         total = tl.inline_asm_elementwise(
-            "dp2a." + HALF + ".s32.u32 $0, $1, $2, 0;", "=r,r,r", [x, codes], tl.int32, is_pure=True, pack=1
+            "dp2a." + HALF + ".s32.u32 $0, $1, $2, 0;", "=r,r,r", [x, q], tl.int32, is_pure=True, pack=1
         )
     else:
         total = tl.inline_asm_elementwise(
-            "dp2a." + HALF + ".s32.u32 $0, $1, $2, $3;", "=r,r,r,r", [x, codes, total], tl.int32, is_pure=True, pack=1
+            "dp2a." + HALF + ".s32.u32 $0, $1, $2, $3;", "=r,r,r,r", [x, q, total], tl.int32, is_pure=True, pack=1
         )
     return total

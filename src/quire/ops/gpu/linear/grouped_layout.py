@@ -52,7 +52,7 @@ class GroupedWeight:
     words: Tensor  # [N, chunks, width] int32
     scales: Tensor  # [G, N] fp16, bf16 or fp32; or words of the numbers of a chunk [chunks, N, words] int32 or int64
     offsets: Tensor | None = None  # [G, N] fp16, bf16 or fp32, unless they are among the words
-    units: Tensor | None = None  # [K / 256, N] fp32, of scales; int32: two fp16, of scales and -offsets
+    super_scales: Tensor | None = None  # [K / 256, N] fp32, of scales; int32: two fp16, of scales and -offsets
     has_offsets: bool = False
     high: Tensor | None = None  # [N, chunks, width] uint8 or int16: a bit or two more of 8 planes
     zero: int = 0
@@ -73,50 +73,50 @@ class GroupedWeight:
 
     @property
     def nbytes(self) -> int:
-        tensors = (self.words, self.scales, self.offsets, self.units, self.high)
+        tensors = (self.words, self.scales, self.offsets, self.super_scales, self.high)
         return sum(t.nbytes for t in tensors if t is not None)
 
 
-def pack_int4(
-    codes: Tensor, scales: Tensor, offsets: Tensor | None = None, zero: int = 0, width: int = 0
-) -> GroupedWeight:
+def pack_int4(q: Tensor, scales: Tensor, offsets: Tensor | None = None, zero: int = 0, width: int = 0) -> GroupedWeight:
     """codes [N, K] uint8 of 0 .. 15, scales and offsets [N, K / group]. `width` is chosen where it is 0."""
     assert zero in (0, 8)
-    return _pack(4, codes, scales, offsets, zero, (), width)
+    return _pack(4, q, scales, offsets, zero, (), width)
 
 
-def pack_codebook4(codes: Tensor, scales: Tensor, table: Sequence[float], width: int = 0) -> GroupedWeight:
+def pack_codebook4(q: Tensor, scales: Tensor, table: Sequence[float], width: int = 0) -> GroupedWeight:
     """codes [N, K] uint8 of 0 .. 15, scales [N, K / group]; the kernels round `table` to the activations' dtype."""
     assert len(table) == 16
-    return _pack(4, codes, scales, None, 0, tuple(table), width)
+    return _pack(4, q, scales, None, 0, tuple(table), width)
 
 
-def pack_int8(codes: Tensor, scales: Tensor, offsets: Tensor | None = None, width: int = 0) -> GroupedWeight:
+def pack_int8(q: Tensor, scales: Tensor, offsets: Tensor | None = None, width: int = 0) -> GroupedWeight:
     """codes [N, K] int8, scales and offsets [N, K / group]"""
-    return _pack(8, codes.view(torch.uint8), scales, offsets, 0, (), width)
+    return _pack(8, q.view(torch.uint8), scales, offsets, 0, (), width)
 
 
-def pack_two_levels(codes: Tensor, scales: Tensor, units: Tensor, high_bits: int = 0, zero: int = 0) -> GroupedWeight:
+def pack_super_scaled(
+    q: Tensor, scales: Tensor, super_scales: Tensor, high_bits: int = 0, zero: int = 0
+) -> GroupedWeight:
     """codes [N, K] uint8 of 4 + high_bits bits, scales [N, K / group] int8, units [N, K / 256] fp16; with offsets
     [N, K / group, 2] and [N, K / 256, 2]: scale * code - offset."""
     assert scales.dtype == torch.int8
-    group = _group(codes.shape[1], scales.shape[1])
-    return _two_levels(codes, group, scales, torch.int64, units, high_bits, zero)
+    group = _group(q.shape[1], scales.shape[1])
+    return _pack_super_scaled(q, group, scales, torch.int64, super_scales, high_bits, zero)
 
 
-def pack_six_bits(codes: Tensor, scales: Tensor, units: Tensor) -> GroupedWeight:
+def pack_six_bits(q: Tensor, scales: Tensor, super_scales: Tensor) -> GroupedWeight:
     """The same in groups of 32, with scales and offsets as they lie in files: scales [N, K / 256, 12] uint8"""
     assert scales.dtype == torch.uint8 and scales.shape[2] == 12
-    return _two_levels(codes, 32, scales, torch.int32, units, high_bits=0, zero=0)
+    return _pack_super_scaled(q, 32, scales, torch.int32, super_scales, high_bits=0, zero=0)
 
 
-def _two_levels(
-    codes: Tensor, group: int, scales: Tensor, word: torch.dtype, units: Tensor, high_bits: int, zero: int
+def _pack_super_scaled(
+    q: Tensor, group: int, scales: Tensor, word: torch.dtype, super_scales: Tensor, high_bits: int, zero: int
 ) -> GroupedWeight:
-    (N, K), width = codes.shape, min(group, WIDEST)
-    assert K % BLOCK == 0 and units.dtype == torch.float16
-    words = _words(codes & 15, 4, width)
-    by_block = units.float().T if units.dim() == 2 else units.view(torch.int32)[..., 0].T
+    (N, K), width = q.shape, min(group, WIDEST)
+    assert K % BLOCK == 0 and super_scales.dtype == torch.float16
+    words = _words(q & 15, 4, width)
+    by_block = super_scales.float().T if super_scales.dim() == 2 else super_scales.view(torch.int32)[..., 0].T
     by_chunk = scales.reshape(N, words.shape[1], -1).contiguous().view(word).transpose(0, 1)
     return GroupedWeight(
         bits=4,
@@ -125,28 +125,28 @@ def _two_levels(
         group=group,
         words=words,
         scales=by_chunk.contiguous(),
-        units=by_block.contiguous(),
-        has_offsets=units.dim() == 3,
-        high=_words(codes >> 4, high_bits, width, 8).to(HIGH_WORDS[high_bits]) if high_bits else None,
+        super_scales=by_block.contiguous(),
+        has_offsets=super_scales.dim() == 3,
+        high=_words(q >> 4, high_bits, width, 8).to(HIGH_WORDS[high_bits]) if high_bits else None,
         zero=zero,
     )
 
 
 def _pack(
     bits: int,
-    codes: Tensor,
+    q: Tensor,
     scales: Tensor,
     offsets: Tensor | None,
     zero: int,
     table: tuple[float, ...],
     width: int,
 ) -> GroupedWeight:
-    assert codes.dtype == torch.uint8
-    N, K = codes.shape
+    assert q.dtype == torch.uint8
+    N, K = q.shape
     group = _group(K, scales.shape[1])
     width = width or _width(K, group, 32 // bits)
     assert width in WIDTHS and width <= group
-    words = _words(codes, bits, width)
+    words = _words(q, bits, width)
     chunk, has_offsets = 32 // bits * width, offsets is not None
     num_groups = -(-words.shape[1] * chunk // group)
     scales = _by_group(scales, num_groups)
@@ -170,14 +170,14 @@ def _width(K: int, group: int, planes: int) -> int:
     return min(widths, key=lambda width: (-K % (planes * width), -width))
 
 
-def _words(codes: Tensor, bits: int, width: int, planes: int = 0) -> Tensor:
+def _words(q: Tensor, bits: int, width: int, planes: int = 0) -> Tensor:
     """[N, K] -> [N, chunks, width] int32; zeros after the last input. As many planes as there is room for, or fewer."""
-    (N, K), planes = codes.shape, planes or 32 // bits
+    (N, K), planes = q.shape, planes or 32 // bits
     num_chunks = -(-K // (planes * width))
-    padded = codes.new_zeros(N, num_chunks * planes * width)
-    padded[:, :K] = codes
+    padded = q.new_zeros(N, num_chunks * planes * width)
+    padded[:, :K] = q
     by_plane = padded.view(N, num_chunks, planes, width)
-    words = torch.zeros(N, num_chunks, width, dtype=torch.int32, device=codes.device)
+    words = torch.zeros(N, num_chunks, width, dtype=torch.int32, device=q.device)
     for plane in range(planes):
         words |= by_plane[:, :, plane].int() << bits * plane
     return words

@@ -16,7 +16,7 @@ LARGE_BITS = tl.constexpr(0x4B000080)
 def load_scales(
     scale_ptr,
     offset_ptr,
-    unit_ptr,
+    super_scale_ptr,
     chunk,
     rows,
     N,
@@ -25,28 +25,28 @@ def load_scales(
     HAS_OFFSETS: tl.constexpr,
 ):
     """-> what `scale_of` and `offset_of` take. CHUNK: its inputs."""
-    scales, offsets, units = (), (), ()
+    scales, offsets, super_scales = (), (), ()
     GROUPS: tl.constexpr = max(CHUNK // GROUP, 1)
     if scale_ptr.dtype.element_ty.is_floating():
         for number in tl.static_range(GROUPS):
             place = (chunk * CHUNK // GROUP + number) * N + rows
-            scales = appended(scales, tl.load(scale_ptr + place))
+            scales = append(scales, tl.load(scale_ptr + place))
             if HAS_OFFSETS:
-                offsets = appended(offsets, tl.load(offset_ptr + place))
+                offsets = append(offsets, tl.load(offset_ptr + place))
     else:
         LONG: tl.constexpr = scale_ptr.dtype.element_ty == tl.int64
-        BITS: tl.constexpr = 16 if unit_ptr is None else (8 if LONG else 6)
+        BITS: tl.constexpr = 16 if super_scale_ptr is None else (8 if LONG else 6)
         WORDS: tl.constexpr = GROUPS * (2 if HAS_OFFSETS else 1) * BITS // (64 if LONG else 32)
-        if unit_ptr is not None:
-            units = appended(units, tl.load(unit_ptr + chunk * CHUNK // 256 * N + rows))
+        if super_scale_ptr is not None:
+            super_scales = append(super_scales, tl.load(super_scale_ptr + chunk * CHUNK // 256 * N + rows))
         place = chunk * CHUNK // max(CHUNK, GROUP) * N + rows
         for number in tl.static_range(WORDS):
-            scales = appended(scales, tl.load(scale_ptr + place * WORDS + number))
+            scales = append(scales, tl.load(scale_ptr + place * WORDS + number))
         if BITS == 6:
             scales = as_bytes(scales)
         if HAS_OFFSETS:
             offsets = scales
-    return scales, offsets, units
+    return scales, offsets, super_scales
 
 
 @triton.jit
@@ -62,12 +62,12 @@ def offset_of(loaded, NUMBER: tl.constexpr):
 
 @triton.jit
 def _number(loaded, NUMBER: tl.constexpr, OFFSET: tl.constexpr):
-    scales, offsets, units = loaded
+    scales, offsets, super_scales = loaded
     STEP: tl.constexpr = 1 if len(offsets) == 0 else 2
     PLACE: tl.constexpr = NUMBER * STEP + OFFSET  # among those that lie together
     if scales[0].dtype.is_floating():
         number = (offsets if OFFSET else scales)[NUMBER].to(tl.float32)
-    elif len(units) == 0:
+    elif len(super_scales) == 0:
         HALVES: tl.constexpr = scales[0].dtype.primitive_bitwidth // 16
         number = half(scales[PLACE // HALVES], PLACE % HALVES * 16)
     else:
@@ -76,11 +76,11 @@ def _number(loaded, NUMBER: tl.constexpr, OFFSET: tl.constexpr):
         else:
             number = byte(scales[PLACE // 8], PLACE % 8)
         if STEP == 1:
-            number *= units[0]
+            number *= super_scales[0]
         elif OFFSET:
-            number *= -half(units[0], 16)
+            number *= -half(super_scales[0], 16)
         else:
-            number *= half(units[0], 0)
+            number *= half(super_scales[0], 0)
     return number
 
 
@@ -110,5 +110,5 @@ def half(word, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def appended(values, value):
+def append(values, value):
     return values + (value,)  # noqa: RUF005 (the compiler knows no other way)

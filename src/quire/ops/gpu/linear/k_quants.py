@@ -7,40 +7,44 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_six_bits, pack_two_levels
+from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_six_bits, pack_super_scaled
 
 
 def _q2_k(blocks: Tensor) -> GroupedWeight:
-    scales, codes, units = blocks.split((16, 64, 4), dim=-1)
-    return pack_two_levels(_codes(codes, 2, 32), _bytes(torch.stack([scales & 15, scales >> 4], dim=-1)), _units(units))
+    scales, q, super_scales = blocks.split((16, 64, 4), dim=-1)
+    return pack_super_scaled(
+        _unpack_bits(q, 2, 32), _bytes(torch.stack([scales & 15, scales >> 4], dim=-1)), _units(super_scales)
+    )
 
 
 def _q3_k(blocks: Tensor) -> GroupedWeight:
-    third, codes, scales, units = blocks.split((32, 64, 12, 2), dim=-1)
+    third, q, scales, super_scales = blocks.split((32, 64, 12, 2), dim=-1)
     low, high = scales.split((8, 4), dim=-1)
-    six_bits = (_codes(low, 4, 8) | _codes(high, 2, 4) << 4).unflatten(1, (-1, 16))
-    numbers = _codes(codes, 2, 32) + (_codes(third, 1, 32) << 2)
-    return pack_two_levels(numbers + 4, _bytes(six_bits - 32), _units(units), zero=8)
+    six_bits = (_unpack_bits(low, 4, 8) | _unpack_bits(high, 2, 4) << 4).unflatten(1, (-1, 16))
+    q = _unpack_bits(q, 2, 32) + (_unpack_bits(third, 1, 32) << 2)
+    return pack_super_scaled(q + 4, _bytes(six_bits - 32), _units(super_scales), zero=8)
 
 
 def _q4_k(blocks: Tensor) -> GroupedWeight:
-    units, scales, codes = blocks.split((4, 12, 128), dim=-1)
-    return pack_six_bits(_codes(codes, 4, 32), scales, _units(units))
+    super_scales, scales, q = blocks.split((4, 12, 128), dim=-1)
+    return pack_six_bits(_unpack_bits(q, 4, 32), scales, _units(super_scales))
 
 
 def _q5_k(blocks: Tensor) -> GroupedWeight:
-    units, scales, fifth, codes = blocks.split((4, 12, 32, 128), dim=-1)
-    numbers = _codes(codes, 4, 32) | _codes(fifth, 1, 32) << 4
-    return pack_two_levels(numbers, _pairs(scales), _units(units), high_bits=1)  # six bits: a sixth slower for one row
+    super_scales, scales, fifth, q = blocks.split((4, 12, 32, 128), dim=-1)
+    q = _unpack_bits(q, 4, 32) | _unpack_bits(fifth, 1, 32) << 4
+    return pack_super_scaled(
+        q, _pairs(scales), _units(super_scales), high_bits=1
+    )  # six bits: a sixth slower for one row
 
 
 def _q6_k(blocks: Tensor) -> GroupedWeight:
-    low, high, scales, units = blocks.split((128, 64, 16, 2), dim=-1)
-    numbers = _codes(low, 4, 64) | _codes(high, 2, 32) << 4
-    return pack_two_levels(numbers, _bytes(scales), _units(units), high_bits=2, zero=32)
+    low, high, scales, super_scales = blocks.split((128, 64, 16, 2), dim=-1)
+    q = _unpack_bits(low, 4, 64) | _unpack_bits(high, 2, 32) << 4
+    return pack_super_scaled(q, _bytes(scales), _units(super_scales), high_bits=2, zero=32)
 
 
-def _codes(field: Tensor, bits: int, run: int) -> Tensor:
+def _unpack_bits(field: Tensor, bits: int, run: int) -> Tensor:
     """Of every `run` bytes the lowest bits, then the next, and so on: [rows, blocks, bytes] -> [rows, codes]"""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=field.device)[:, None]
     each = field.unflatten(-1, (-1, 1, run)) >> shifts & (1 << bits) - 1  # [rows, blocks, runs, 8 / bits, run]
@@ -62,8 +66,8 @@ def _bytes(scales: Tensor) -> Tensor:
 
 def _units(field: Tensor) -> Tensor:
     """-> fp16 [rows, blocks], or of two [rows, blocks, 2]"""
-    units = field.contiguous().view(torch.float16)
-    return units[..., 0] if units.shape[-1] == 1 else units
+    super_scales = field.contiguous().view(torch.float16)
+    return super_scales[..., 0] if super_scales.shape[-1] == 1 else super_scales
 
 
 def _on_device(pack: Callable[[Tensor], GroupedWeight]) -> Callable[[np.ndarray, torch.device], GroupedWeight]:

@@ -30,18 +30,18 @@ STREAM = {16: (64, 4, 5), 32: (64, 4, 4), 64: (64, 4, 3), 128: (128, 8, 3)}
 STREAM_FP32 = StreamConfig(block_m=16, block_n=64, block_k=32, splits=1, serial=False, warps=4, stages=2)
 
 
-class Way(StrEnum):
+class LinearKernel(StrEnum):
     GEMV = "gemv"
     STREAM = "stream"
     CUBLAS = "cublas"
 
 
-def choose(M: int, N: int, K: int, batch_invariant: bool = False) -> Way:
+def choose(M: int, N: int, K: int, batch_invariant: bool = False) -> LinearKernel:
     if batch_invariant:
-        return Way.STREAM
+        return LinearKernel.STREAM
     if M == 1:
-        return Way.GEMV
-    return Way.STREAM if M <= MAX_STREAM_ROWS else Way.CUBLAS
+        return LinearKernel.GEMV
+    return LinearKernel.STREAM if M <= MAX_STREAM_ROWS else LinearKernel.CUBLAS
 
 
 def linear(
@@ -61,9 +61,9 @@ def linear(
     if x.dtype == torch.float32:
         return linear_stream(x, w, bias, STREAM_FP32, tickets, overlap)
     way = choose(M, N, K, batch_invariant)
-    if way == Way.GEMV:
+    if way == LinearKernel.GEMV:
         return linear_gemv(x, w, bias, GEMV, overlap)
-    if way == Way.STREAM:
+    if way == LinearKernel.STREAM:
         return linear_stream(x, w, bias, stream_config(M, N, K), tickets, overlap)
     return F.linear(x, w, None if bias is None else bias.to(x.dtype))
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.moe.moe import Routing, sort_by_expert
+from quire.ops.gpu.moe.moe import RoutedTokens, sort_by_expert
 from quire.ops.reference.lora import TorchLoraSlots
 
 SPLIT = 512  # inputs
@@ -49,13 +49,13 @@ def _output_tiles(sizes: Sequence[int]) -> list[tuple[int, int, int]]:
     ]
 
 
-def sort_by_slot(adapters: Tensor, num_slots: int, batch_invariant: bool) -> Routing:
+def sort_by_slot(adapters: Tensor, num_slots: int, batch_invariant: bool) -> RoutedTokens:
     """adapters [T] int32, -1 where a row has none. Once a step, for all layers."""
     block = FEW if batch_invariant or len(adapters) <= FEW_ROWS else MANY
     return sort_by_expert(adapters, num_slots, block)
 
 
-def add_low_rank(y: Tensor, x: Tensor, slots: GpuLoraSlots, routing: Routing) -> Tensor:
+def add_lora(y: Tensor, x: Tensor, slots: GpuLoraSlots, routing: RoutedTokens) -> Tensor:
     """y [T, outputs] is changed; x [T, inputs], of the slots' type."""
     _, num_parts, rank, num_inputs = slots.a.shape
     num_rows, hidden_size, num_outputs = len(x), num_parts * rank, slots.b.shape[1]

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 
-MOST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0, torch.int16: 32767.0}
+QUANT_MAX = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0, torch.int16: 32767.0}
 PAIRED = 256  # columns that int16 codes are paired among; rows of them are padded with zeros
 PAIRS = tl.constexpr(PAIRED)
 MAX_BLOCK = 32768  # columns that one program holds in registers
 
 
-class Quantized(NamedTuple):
-    codes: Tensor  # [rows, n] float8_e4m3fn, int8 or int16
+class QuantizedRows(NamedTuple):
+    q: Tensor  # [rows, n] float8_e4m3fn, int8 or int16
     scales: Tensor  # [rows, n / group] fp32; of int16 [rows, n / group, 2]: scales, and sums of columns
 
 
@@ -49,19 +49,19 @@ class Target(NamedTuple):
         assert group & (group - 1) == 0 and (group == 0 or n % group == 0), f"groups of {group} in rows of {n}"
         if dtype == torch.int16:
             padded = -(-n // PAIRED) * PAIRED
-            codes = x.new_empty(len(x), padded, dtype=dtype)
+            q = x.new_empty(len(x), padded, dtype=dtype)
             scales = x.new_empty(len(x), padded // group, 2, dtype=torch.float32)
         else:
-            codes = x.new_empty(len(x), n, dtype=dtype)
+            q = x.new_empty(len(x), n, dtype=dtype)
             scales = x.new_empty(len(x), n // group if group else 1, dtype=torch.float32)
-        return cls(codes, scales, group, MOST[dtype])
+        return cls(q, scales, group, QUANT_MAX[dtype])
 
     @property
-    def result(self) -> Quantized:
-        return Quantized(self.out, self.scales)
+    def result(self) -> QuantizedRows:
+        return QuantizedRows(self.out, self.scales)
 
 
-def quantize_rows(x: Tensor, dtype: torch.dtype, group: int = 0, overlap: bool = False) -> Quantized:
+def quantize_rows(x: Tensor, dtype: torch.dtype, group: int = 0, overlap: bool = False) -> QuantizedRows:
     """x [rows, n] -> codes and scales. Rows may be strided; the last axis may not."""
     rows, n = x.shape
     target = Target.quantized(x, n, dtype, group)
@@ -73,7 +73,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group: int = 0, overlap: bool =
         n,
         x.stride(0),
         GROUP=group or block,
-        MOST=target.most,
+        QUANT_MAX=target.most,
         BLOCK=block,
         OVERLAP=overlap,
         num_warps=row_warps(block),
@@ -102,7 +102,7 @@ def _quantize_kernel(
     n,
     x_stride,
     GROUP: tl.constexpr,
-    MOST: tl.constexpr,
+    QUANT_MAX: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -110,47 +110,49 @@ def _quantize_kernel(
     columns = tl.arange(0, BLOCK)
     wait_for_inputs(OVERLAP)
     x = tl.load(x_ptr + row * x_stride + columns, mask=columns < n, other=0.0).to(tl.float32)
-    store_columns(out_ptr, scale_ptr, x, row, 0, n, GROUP, MOST, BLOCK)
+    store_columns(out_ptr, scale_ptr, x, row, 0, n, GROUP, QUANT_MAX, BLOCK)
 
 
 @triton.jit
-def store_columns(out_ptr, scale_ptr, y, row, first, n, GROUP: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr):
+def store_columns(
+    out_ptr, scale_ptr, y, row, first, n, GROUP: tl.constexpr, QUANT_MAX: tl.constexpr, BLOCK: tl.constexpr
+):
     """Columns first .. first + BLOCK of a row of n. Columns past n must be 0 in y."""
     columns = first + tl.arange(0, BLOCK)
-    if MOST == 0.0:
+    if QUANT_MAX == 0.0:
         tl.store(out_ptr + row * n + columns, y, mask=columns < n)
     else:
         dtype: tl.constexpr = out_ptr.dtype.element_ty
-        codes, scales = codes_of(tl.reshape(y, (BLOCK // GROUP, GROUP)), MOST, dtype)
+        q, scales = quantize_groups(tl.reshape(y, (BLOCK // GROUP, GROUP)), QUANT_MAX, dtype)
         group = first // GROUP + tl.arange(0, BLOCK // GROUP)
         if dtype == tl.int16:
             padded = tl.cdiv(n, PAIRS) * PAIRS
             num_groups = padded // GROUP
-            places = row * padded + paired(columns)
-            tl.store(out_ptr + places, tl.reshape(codes, (BLOCK,)).to(dtype), mask=columns < padded)
+            places = row * padded + paired_index(columns)
+            tl.store(out_ptr + places, tl.reshape(q, (BLOCK,)).to(dtype), mask=columns < padded)
             at = scale_ptr + (row * num_groups + group) * 2
             tl.store(at, scales, mask=group < num_groups)
-            tl.store(at + 1, tl.sum(codes, axis=1) * scales, mask=group < num_groups)
+            tl.store(at + 1, tl.sum(q, axis=1) * scales, mask=group < num_groups)
         else:
-            tl.store(out_ptr + row * n + columns, tl.reshape(codes, (BLOCK,)).to(dtype), mask=columns < n)
+            tl.store(out_ptr + row * n + columns, tl.reshape(q, (BLOCK,)).to(dtype), mask=columns < n)
             num_groups = tl.cdiv(n, GROUP)
             tl.store(scale_ptr + row * num_groups + group, scales, mask=group < num_groups)
 
 
 @triton.jit
-def codes_of(groups, MOST: tl.constexpr, dtype: tl.constexpr):
+def quantize_groups(groups, QUANT_MAX: tl.constexpr, dtype: tl.constexpr):
     """groups [g, n] fp32 -> codes of the type, still in fp32, and the scale of every group"""
     most = tl.reduce(tl.abs(groups), 1, _greater_or_nan)
     some = ~(most < 7.888609052210118e-31)  # 2**-100; NaN is something
-    factor = tl.where(some, MOST / tl.where(some, most, 1.0), 0.0)
-    codes = groups * factor[:, None]
+    factor = tl.where(some, QUANT_MAX / tl.where(some, most, 1.0), 0.0)
+    q = groups * factor[:, None]
     if dtype != tl.float8e4nv:
-        codes = (codes + 12582912.0) - 12582912.0  # 1.5 * 2**23 leaves no bits below one: round half to even
-    return codes, tl.where(some, most / MOST, 0.0)
+        q = (q + 12582912.0) - 12582912.0  # 1.5 * 2**23 leaves no bits below one: round half to even
+    return q, tl.where(some, most / QUANT_MAX, 0.0)
 
 
 @triton.jit
-def paired(columns):
+def paired_index(columns):
     """Where the int16 codes of these columns lie."""
     plane = columns // 32 % 8
     kind = plane % 2 * 2 + plane // 4

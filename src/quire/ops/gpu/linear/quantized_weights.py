@@ -24,12 +24,12 @@ from quire.ops.gpu.linear.k_quants import K_QUANTS
 from quire.ops.gpu.linear.scaled import ScaledWeight
 from quire.ops.tensors import FP8, StoredTensor
 
-BLOCK, MOST_GROUP = 32, 128  # weights of a block; of a group that is put together from equal ones
+BLOCK, MAX_GROUP = 32, 128  # weights of a block; of a group that is put together from equal ones
 SIDE = 128  # of the blocks that fp8 scales may belong to
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reordered:
+class ActOrderWeight:
     """Codes whose inputs are in the order of their groups: x[:, order] is what they are multiplied with."""
 
     weight: GroupedWeight
@@ -44,15 +44,17 @@ class Reordered:
         return int(self.weight.nbytes + self.order.nbytes)
 
 
-def can_keep(tensor: StoredTensor, dtype: torch.dtype) -> bool:
+def can_keep_quantized(tensor: StoredTensor, dtype: torch.dtype) -> bool:
     """Matrix units round fp32: who computes in it, to compare, gets weights of it as well."""
     if tensor.type.name not in (*KEPT, *DECODED) or tensor.dummy or dtype == torch.float32:
         return False
     return tensor.type is not FP8 or _fp8_scales(_blocks(tensor)) is not None
 
 
-def load_codes(parts: Sequence[StoredTensor], device: torch.device) -> GroupedWeight | ScaledWeight | Reordered:
-    """Parts that `belong_together` as one matrix."""
+def load_quantized(
+    parts: Sequence[StoredTensor], device: torch.device
+) -> GroupedWeight | ScaledWeight | ActOrderWeight:
+    """Parts that `can_concatenate` as one matrix."""
     stacked = replace(
         parts[0],
         shape=(sum(part.num_rows for part in parts), parts[0].num_columns),
@@ -64,10 +66,10 @@ def load_codes(parts: Sequence[StoredTensor], device: torch.device) -> GroupedWe
     if stacked.column_order is None:
         return weight
     assert isinstance(weight, GroupedWeight)
-    return Reordered(weight, torch.from_numpy(stacked.column_order.astype(np.int64)).to(device))
+    return ActOrderWeight(weight, torch.from_numpy(stacked.column_order.astype(np.int64)).to(device))
 
 
-def belong_together(a: StoredTensor, b: StoredTensor) -> bool:
+def can_concatenate(a: StoredTensor, b: StoredTensor) -> bool:
     """Whether the rows of `b` may stand below those of `a`. Blocks of fp8 scales would have to end where rows do."""
     orders = [t.column_order.tobytes() if t.column_order is not None else b"" for t in (a, b)]
     return a.type == b.type and orders[0] == orders[1] and (a.type is not FP8 or a.num_rows % SIDE == 0)
@@ -99,7 +101,7 @@ def _bytes(blocks: np.ndarray, at: int, device: torch.device) -> Tensor:
 def _coarser(*fields: Tensor) -> tuple[Tensor, ...]:
     """[rows, groups] each: pairs of neighbours that are equal everywhere become one, as long as there are any."""
     group = BLOCK
-    while group < MOST_GROUP and fields[0].shape[1] % 2 == 0:
+    while group < MAX_GROUP and fields[0].shape[1] % 2 == 0:
         pairs = [field.unflatten(1, (-1, 2)) for field in fields]
         if not all(torch.equal(pair[..., 0], pair[..., 1]) for pair in pairs):
             break
@@ -152,8 +154,8 @@ def _codes_of_a_table(table: np.ndarray, scale: type) -> Callable[[np.ndarray, t
 def _decoded(tensor: StoredTensor, device: torch.device) -> GroupedWeight:
     from quire.ops.compiled import native
 
-    codes, scales, offsets, table = native.decode(tensor.type.name, tensor.data, tensor.num_columns)
-    on_device = torch.from_numpy(codes).to(device)
+    q, scales, offsets, table = native.decode(tensor.type.name, tensor.data, tensor.num_columns)
+    on_device = torch.from_numpy(q).to(device)
     fields = [torch.from_numpy(field).to(device) for field in (scales, offsets) if field is not None]
     if table is not None and DECODED[tensor.type.name] == 8:
         on_device, table = torch.tensor(table, dtype=torch.int8, device=device)[on_device.long()], None
@@ -165,10 +167,10 @@ def _decoded(tensor: StoredTensor, device: torch.device) -> GroupedWeight:
 
 
 def _fp8(blocks: np.ndarray, device: torch.device) -> ScaledWeight:
-    codes = _bytes(blocks, 4, device).view(torch.float8_e4m3fn)
+    q = _bytes(blocks, 4, device).view(torch.float8_e4m3fn)
     scales = _fp8_scales(blocks)
     assert scales is not None
-    return ScaledWeight(codes, torch.from_numpy(scales).to(device))
+    return ScaledWeight(q, torch.from_numpy(scales).to(device))
 
 
 def _fp8_scales(blocks: np.ndarray) -> np.ndarray | None:

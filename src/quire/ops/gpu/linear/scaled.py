@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.gpu.linear.linear import num_splits
-from quire.ops.gpu.linear.quantize_rows import Quantized
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.gpu.linear.scaled_gemv import ScaledGemvConfig, scaled_gemv
 from quire.ops.gpu.linear.split_k import finish, split_space
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
@@ -31,7 +31,7 @@ MAX_NARROW_ROWS, NARROW = 128, 8192  # but so many outputs leave it half of the 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledWeight:
-    codes: Tensor  # [N, K] float8_e4m3fn or int8
+    q: Tensor  # [N, K] float8_e4m3fn or int8
     scales: Tensor  # fp32: [N], or by blocks [N / 128, K / 128], rounded up
 
     @property
@@ -40,11 +40,11 @@ class ScaledWeight:
 
     @property
     def can_gemv(self) -> bool:
-        return not self.by_blocks and self.codes.dtype == torch.float8_e4m3fn and self.codes.shape[1] % 4 == 0
+        return not self.by_blocks and self.q.dtype == torch.float8_e4m3fn and self.q.shape[1] % 4 == 0
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self.codes, self.scales))
+        return sum(t.nbytes for t in (self.q, self.scales))
 
 
 class ScaledConfig(NamedTuple):
@@ -63,7 +63,7 @@ GEMV = ScaledGemvConfig(block_n=4, block_k=2048, warps=4)
 
 
 def scaled_linear(
-    x: Quantized,
+    x: QuantizedRows,
     weight: ScaledWeight,
     bias: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
@@ -73,21 +73,21 @@ def scaled_linear(
     overlap: bool = False,
 ) -> Tensor:
     """x [M, K] -> [M, N] in `dtype`. Its scales are one a row, or one for 128 inputs where those of w are by blocks."""
-    M = len(x.codes)
+    M = len(x.q)
     if M == 0:
-        return x.codes.new_empty(0, len(weight.codes), dtype=dtype)
-    narrow = M <= MAX_NARROW_ROWS and len(weight.codes) <= NARROW
+        return x.q.new_empty(0, len(weight.q), dtype=dtype)
+    narrow = M <= MAX_NARROW_ROWS and len(weight.q) <= NARROW
     if M > MAX_STREAM_ROWS and not narrow and not batch_invariant and not weight.by_blocks:
         return _by_cublas(x, weight, bias, dtype)
     if M == 1 and weight.can_gemv and not batch_invariant:
-        return scaled_gemv(x, weight.codes, weight.scales, bias, dtype, GEMV, overlap)
+        return scaled_gemv(x, weight.q, weight.scales, bias, dtype, GEMV, overlap)
     return scaled_kernel(x, weight, bias, dtype, scaled_config(M, weight, batch_invariant), tickets, overlap)
 
 
 def scaled_config(M: int, weight: ScaledWeight, batch_invariant: bool) -> ScaledConfig:
     """Many rows need no splits, unless they must be added up as few are."""
-    splits = num_splits(*weight.codes.shape)
-    if MAX_STREAM_ROWS < M <= MAX_NARROW_ROWS and len(weight.codes) <= NARROW and not batch_invariant:
+    splits = num_splits(*weight.q.shape)
+    if MAX_STREAM_ROWS < M <= MAX_NARROW_ROWS and len(weight.q) <= NARROW and not batch_invariant:
         return ScaledConfig(64, CONFIGS[64][0], max(splits // 2, 1), False, *CONFIGS[64][1:])
     many = M > MAX_STREAM_ROWS
     block_m = next(block for block in CONFIGS if block >= M or block == 64)
@@ -96,7 +96,7 @@ def scaled_config(M: int, weight: ScaledWeight, batch_invariant: bool) -> Scaled
 
 
 def scaled_kernel(
-    x: Quantized,
+    x: QuantizedRows,
     weight: ScaledWeight,
     bias: Tensor | None,
     dtype: torch.dtype,
@@ -104,19 +104,19 @@ def scaled_kernel(
     tickets: Tensor | None = None,
     overlap: bool = False,
 ) -> Tensor:
-    (M, K), N = x.codes.shape, len(weight.codes)
-    assert x.codes.dtype == weight.codes.dtype and weight.codes.shape == (N, K)
+    (M, K), N = x.q.shape, len(weight.q)
+    assert x.q.dtype == weight.q.dtype and weight.q.shape == (N, K)
     assert x.scales.shape == (M, -(-K // BLOCK_K) if weight.by_blocks else 1), x.scales.shape
     assert BLOCK_K % config.block_n == 0  # a tile of outputs has one scale for a block of inputs
-    assert x.codes.is_contiguous() and weight.codes.is_contiguous()
-    out = torch.empty(M, N, dtype=dtype, device=x.codes.device)
+    assert x.q.is_contiguous() and weight.q.is_contiguous()
+    out = torch.empty(M, N, dtype=dtype, device=x.q.device)
     tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, config.block_n)
     shares = 1 if config.serial else config.splits
     partials, tickets = split_space(out, tiles_m * tiles_n, config.block_n * config.block_m, shares, tickets)
     _scaled_kernel[(tiles_n, shares, tiles_m)](
-        x.codes,
+        x.q,
         x.scales,
-        weight.codes,
+        weight.q,
         weight.scales,
         out if bias is None else bias,
         out,
@@ -216,16 +216,16 @@ def _scaled_kernel(
 # -- many rows --------------------------------------------------------------------------------------------------------
 
 
-def _by_cublas(x: Quantized, weight: ScaledWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _by_cublas(x: QuantizedRows, weight: ScaledWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """cuBLAS wants sides that are multiples of 16."""
-    N, K = weight.codes.shape
+    N, K = weight.q.shape
     if N % 16 or K % 16:
-        return scaled_kernel(x, weight, bias, dtype, scaled_config(len(x.codes), weight, batch_invariant=False))
-    if x.codes.dtype == torch.int8:
-        return _rescale(torch._int_mm(x.codes, weight.codes.T), x.scales, weight.scales, bias, dtype)
+        return scaled_kernel(x, weight, bias, dtype, scaled_config(len(x.q), weight, batch_invariant=False))
+    if x.q.dtype == torch.int8:
+        return _rescale(torch._int_mm(x.q, weight.q.T), x.scales, weight.scales, bias, dtype)
     return torch._scaled_mm(
-        x.codes,
-        weight.codes.T,
+        x.q,
+        weight.q.T,
         scale_a=x.scales,
         scale_b=weight.scales[None, :],
         bias=None if bias is None else bias.to(dtype),

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.linear.quantize_rows import Quantized
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 
 LOWERED = tl.constexpr(64.0)
@@ -51,8 +51,8 @@ class ScaledGemvConfig(NamedTuple):
 
 
 def scaled_gemv(
-    x: Quantized,
-    codes: Tensor,
+    x: QuantizedRows,
+    q: Tensor,
     scales: Tensor,
     bias: Tensor | None,
     dtype: torch.dtype,
@@ -60,14 +60,14 @@ def scaled_gemv(
     overlap: bool = False,
 ) -> Tensor:
     """x one row of K, codes [N, K] float8_e4m3fn, scales [N] -> [1, N]. K is a multiple of 4."""
-    N, K = codes.shape
-    assert x.codes.shape == (1, K) and x.codes.dtype == codes.dtype == torch.float8_e4m3fn and K % 4 == 0
-    assert x.scales.shape == (1, 1) and codes.is_contiguous()
-    out = torch.empty(1, N, dtype=dtype, device=codes.device)
+    N, K = q.shape
+    assert x.q.shape == (1, K) and x.q.dtype == q.dtype == torch.float8_e4m3fn and K % 4 == 0
+    assert x.scales.shape == (1, 1) and q.is_contiguous()
+    out = torch.empty(1, N, dtype=dtype, device=q.device)
     _scaled_gemv_kernel[(triton.cdiv(N, config.block_n),)](
-        x.codes.view(torch.int32),
+        x.q.view(torch.int32),
         x.scales,
-        codes.view(torch.int32),
+        q.view(torch.int32),
         scales,
         bias,
         out,
@@ -112,7 +112,7 @@ def _scaled_gemv_kernel(
         k = columns + first
         ahead = _load(w_rows, k + BLOCK_K, K)
         x = tl.load(x_ptr + k, mask=k < K, other=0)[None, :]
-        sums = add_products(sums, w, x, ASM)
+        sums = add_dot4(sums, w, x, ASM)
     y = tl.sum(sums, axis=1) * (scales * tl.load(x_scale_ptr) * LOWERED)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + outputs, mask=inside, other=0.0).to(tl.float32)
@@ -125,7 +125,7 @@ def _load(w_rows, k, K):
 
 
 @triton.jit
-def add_products(sums, w, x, ASM: tl.constexpr):
+def add_dot4(sums, w, x, ASM: tl.constexpr):
     """sums fp32 + w * x / LOWERED. w [n, k] and x [1, k]: words of four codes"""
     if ASM:
         low, high = tl.inline_asm_elementwise(EXPAND, "=r,=r,r", [x], dtype=(tl.int32, tl.int32), is_pure=True, pack=1)

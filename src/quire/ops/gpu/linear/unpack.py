@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.gpu.linear.grouped_layout import HIGH_WORDS, GroupedWeight
-from quire.ops.gpu.linear.grouped_scales import appended
+from quire.ops.gpu.linear.grouped_scales import append
 
 HIGH_BITS = {dtype: bits for bits, dtype in HIGH_WORDS.items()}
 
@@ -47,17 +47,17 @@ def unpack(
     if ASM == "":
         planes = ()
         for plane in tl.static_range(32 // BITS):
-            codes = (words >> (BITS * plane)) & ((1 << BITS) - 1)
+            q = (words >> (BITS * plane)) & ((1 << BITS) - 1)
             if high is not None:
                 HIGH: tl.constexpr = 2 if high.dtype == tl.int16 else 1
-                codes += (high.to(tl.int32) >> (HIGH * plane) & ((1 << HIGH) - 1)) << BITS
+                q += (high.to(tl.int32) >> (HIGH * plane) & ((1 << HIGH) - 1)) << BITS
             if TABLE:
-                values = tl.load(table_ptr + codes).to(d)
+                values = tl.load(table_ptr + q).to(d)
             elif BITS == 8:
-                values = ((codes ^ 128) - 128).to(tl.float32).to(d)
+                values = ((q ^ 128) - 128).to(tl.float32).to(d)
             else:
-                values = (codes - ZERO).to(tl.float32).to(d)
-            planes = appended(planes, values)
+                values = (q - ZERO).to(tl.float32).to(d)
+            planes = append(planes, values)
     elif BITS == 8:
         planes = tl.inline_asm_elementwise(ASM, "=r,=r,=r,=r,r,r", [words], (d, d, d, d), is_pure=True, pack=2)
     elif high is None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from quire.ops.gpu.activation import activate_times
 from quire.ops.gpu.linear.quantize_rows import quantize_rows
 from quire.ops.gpu.linear.scaled import ScaledWeight
-from quire.ops.gpu.moe.quantized import MOST_ROUTES, CodedExperts, coded_products
+from quire.ops.gpu.moe.quantized import MAX_TILE_ROUTES, QuantizedExperts, quantized_expert_gemm
 from quire.ops.opset import Activation
 
 BLOCK_K = 128  # inputs a step where there are scales, and the side of a block of them
@@ -32,12 +32,12 @@ TILES_A_GROUP = 8  # tiles that take the same weights one after the other, while
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledExperts:
-    codes: Tensor  # [experts, outputs, inputs] float8_e4m3fn
+    q: Tensor  # [experts, outputs, inputs] float8_e4m3fn
     scales: Tensor  # fp32: [experts, outputs], or by blocks [experts, outputs / 128, inputs / 128]
 
     @property
     def num_experts(self) -> int:
-        return len(self.codes)
+        return len(self.q)
 
     @property
     def by_blocks(self) -> bool:
@@ -45,26 +45,26 @@ class ScaledExperts:
 
     @property
     def nbytes(self) -> int:
-        return int(self.codes.nbytes + self.scales.nbytes)
+        return int(self.q.nbytes + self.scales.nbytes)
 
 
-Experts: TypeAlias = Tensor | CodedExperts | ScaledExperts
+Experts: TypeAlias = Tensor | QuantizedExperts | ScaledExperts
 
 
 def can_stack_scaled(parts: Sequence[ScaledWeight]) -> bool:
     """Blocks of scales have to end where the rows and columns of a part do."""
     if len({part.by_blocks for part in parts}) > 1:
         return False
-    return not parts[0].by_blocks or not any(side % BLOCK_K for part in parts for side in part.codes.shape)
+    return not parts[0].by_blocks or not any(side % BLOCK_K for part in parts for side in part.q.shape)
 
 
 def stack_scaled(parts: Sequence[ScaledWeight], num_experts: int) -> ScaledExperts:
     """The parts of one expert after those of the other."""
-    codes = torch.cat([part.codes for part in parts]).unflatten(0, (num_experts, -1))
-    return ScaledExperts(codes, torch.cat([part.scales for part in parts]).unflatten(0, (num_experts, -1)))
+    q = torch.cat([part.q for part in parts]).unflatten(0, (num_experts, -1))
+    return ScaledExperts(q, torch.cat([part.scales for part in parts]).unflatten(0, (num_experts, -1)))
 
 
-class Routing(NamedTuple):
+class RoutedTokens(NamedTuple):
     routes: Tensor  # [tiles * block] int32: the route at each place, or num_routes where there is none
     tile_experts: Tensor  # [tiles] int32: -1 for tiles that are not needed
     num_routes: int
@@ -75,7 +75,7 @@ class Routing(NamedTuple):
 CONFIGS = {16: (64, 128, 4, 4), 32: (64, 128, 4, 4), 64: (64, 64, 4, 4), 128: (128, 64, 8, 3)}
 
 
-def mixture(
+def moe_mlp(
     x: Tensor,
     expert_ids: Tensor,
     expert_weights: Tensor,
@@ -92,9 +92,9 @@ def mixture(
     T, k = expert_ids.shape
     if T == 0:
         return torch.empty_like(x)
-    coded = isinstance(gate_up, CodedExperts) or isinstance(down, CodedExperts)
+    coded = isinstance(gate_up, QuantizedExperts) or isinstance(down, QuantizedExperts)
     E, inner = _size(down)
-    routing = sort_by_expert(expert_ids, E, tile_block(T * k, E, MOST_ROUTES if coded else 128))
+    routing = sort_by_expert(expert_ids, E, tile_block(T * k, E, MAX_TILE_ROUTES if coded else 128))
     hidden = x.new_empty(T * k, inner)
     _launch(x, gate_up, gate_up_biases, expert_weights, hidden, routing, routes_a_row=k, activation=int(activation))
     parts = x.new_empty(T * k, x.shape[1])
@@ -104,9 +104,9 @@ def mixture(
 
 def _size(down: Experts) -> tuple[int, int]:
     """How many experts there are, and the size of what is between their products."""
-    if isinstance(down, CodedExperts):
+    if isinstance(down, QuantizedExperts):
         return down.num_experts, down.rows.num_inputs
-    E, _, inner = (down.codes if isinstance(down, ScaledExperts) else down).shape
+    E, _, inner = (down.q if isinstance(down, ScaledExperts) else down).shape
     return E, inner
 
 
@@ -115,7 +115,7 @@ def tile_block(num_routes: int, num_experts: int, most: int = 128) -> int:
     return next(block for block in CONFIGS if block * num_experts >= num_routes or block == most)
 
 
-def sort_by_expert(expert_ids: Tensor, num_experts: int, block: int) -> Routing:
+def sort_by_expert(expert_ids: Tensor, num_experts: int, block: int) -> RoutedTokens:
     num_routes = expert_ids.numel()
     num_tiles = -(-num_routes // block) + min(num_experts, num_routes)  # at most
     routes = torch.empty(num_tiles * block, dtype=torch.int32, device=expert_ids.device)
@@ -131,7 +131,7 @@ def sort_by_expert(expert_ids: Tensor, num_experts: int, block: int) -> Routing:
         BINS=triton.next_power_of_2(num_experts + 1),
         BLOCK=min(SORT_BLOCK, max(int(triton.next_power_of_2(num_routes)), 16)),
     )
-    return Routing(routes, tile_experts, num_routes, block)
+    return RoutedTokens(routes, tile_experts, num_routes, block)
 
 
 @triton.jit(do_not_specialize=["num_routes", "num_tiles"])
@@ -185,20 +185,20 @@ def _launch(
     biases: Tensor | None,
     expert_weights: Tensor,
     out: Tensor,
-    routing: Routing,
+    routing: RoutedTokens,
     routes_a_row: int,
     activation: int,
 ) -> None:
     """out[route] = x[route // routes_a_row] @ w[expert].T: with an activation, of gate and up rows; without one, times
     the route's weight."""
-    if isinstance(experts, CodedExperts):
+    if isinstance(experts, QuantizedExperts):
         tiles = (routing.routes, routing.tile_experts, routing.block)
-        coded_products(x, experts, biases, expert_weights, out, *tiles, routes_a_row, activation)
+        quantized_expert_gemm(x, experts, biases, expert_weights, out, *tiles, routes_a_row, activation)
         return
     block_n, block_k, warps, stages = CONFIGS[routing.block]
     N, K = out.shape[1], x.shape[1]
     if isinstance(experts, ScaledExperts):
-        w, w_scales, block_k = experts.codes, experts.scales, BLOCK_K
+        w, w_scales, block_k = experts.q, experts.scales, BLOCK_K
         x, x_scales = quantize_rows(x, w.dtype, BLOCK_K if experts.by_blocks else 0)
     else:
         w, w_scales, x_scales = experts, None, None
@@ -208,7 +208,7 @@ def _launch(
         block_n = 64  # twice: gate and up
     assert x.stride(1) == 1 and w.is_contiguous() and expert_weights.is_contiguous()
     num_tiles = len(routing.tile_experts)
-    _mixture_kernel[(num_tiles * triton.cdiv(N, block_n),)](
+    _moe_kernel[(num_tiles * triton.cdiv(N, block_n),)](
         x,
         x_scales,
         w,
@@ -238,7 +238,7 @@ def _launch(
 
 
 @triton.jit(do_not_specialize=["num_tiles", "num_routes"])
-def _mixture_kernel(
+def _moe_kernel(
     x_ptr,
     x_scale_ptr,
     w_ptr,
@@ -294,10 +294,10 @@ def _mixture_kernel(
                 x_scales = tl.load(x_scale_ptr + rows * chunks + chunk, mask=present, other=0.0)[None, :]
                 scales = x_scales * tl.load(w_scale_ptr + block * chunks + chunk)
                 up_scales = x_scales * tl.load(w_scale_ptr + (block + up // BLOCK_K) * chunks + chunk)
-            sums = _add_product(sums, _load(w_rows + k[None, :], k, K, WHOLE_CHUNKS), x, scales, BY_BLOCKS)
+            sums = _add_dot(sums, _load(w_rows + k[None, :], k, K, WHOLE_CHUNKS), x, scales, BY_BLOCKS)
             if ACTIVATION >= 0:
                 w_up = _load(up_rows + k[None, :], k, K, WHOLE_CHUNKS)
-                up_sums = _add_product(up_sums, w_up, x, up_scales, BY_BLOCKS)
+                up_sums = _add_dot(up_sums, w_up, x, up_scales, BY_BLOCKS)
         if w_scale_ptr is not None and not BY_BLOCKS:
             w_scales = w_scale_ptr + expert * (N + up) + mine
             x_scales = tl.load(x_scale_ptr + rows, mask=present, other=0.0)[None, :]
@@ -316,7 +316,7 @@ def _mixture_kernel(
 
 
 @triton.jit
-def _add_product(sums, w, x, scales, BY_BLOCKS: tl.constexpr):
+def _add_dot(sums, w, x, scales, BY_BLOCKS: tl.constexpr):
     if BY_BLOCKS:
         sums += tl.dot(w, x) * scales
     elif w.dtype.is_fp8():  # whose sums are of some 14 bits

@@ -13,16 +13,16 @@ from torch import Tensor
 from quire.ops.gpu.activation import activate_times
 from quire.ops.gpu.linear.grouped import group_sums
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
-from quire.ops.gpu.linear.grouped_scales import appended, load_scales, offset_of, scale_of
+from quire.ops.gpu.linear.grouped_scales import append, load_scales, offset_of, scale_of
 from quire.ops.gpu.linear.unpack import asm_for, table_of, take_planes, unpack
 
-MOST_ROUTES = 64  # of a tile
+MAX_TILE_ROUTES = 64  # of a tile
 # routes a tile: (outputs a program, warps, stages)
 CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CodedExperts:
+class QuantizedExperts:
     num_experts: int
     rows: GroupedWeight  # [num_experts * outputs, inputs]
 
@@ -37,26 +37,26 @@ def can_stack(parts: Sequence[GroupedWeight]) -> bool:
 
 
 def _tensors(weight: GroupedWeight) -> tuple[Tensor | None, ...]:
-    return weight.scales, weight.offsets, weight.units, weight.high
+    return weight.scales, weight.offsets, weight.super_scales, weight.high
 
 
 def _dtype(tensor: Tensor | None) -> torch.dtype | None:
     return None if tensor is None else tensor.dtype
 
 
-def stack_experts(parts: Sequence[GroupedWeight], num_experts: int) -> CodedExperts:
+def stack_experts(parts: Sequence[GroupedWeight], num_experts: int) -> QuantizedExperts:
     """The parts of one expert after those of the other; they differ in nothing but outputs and tensors."""
-    scales, offsets, units, high = zip(*map(_tensors, parts), strict=True)
+    scales, offsets, super_scales, high = zip(*map(_tensors, parts), strict=True)
     rows = replace(
         parts[0],
         num_outputs=sum(part.num_outputs for part in parts),
         words=torch.cat([part.words for part in parts]),
         scales=torch.cat(scales, dim=1),
         offsets=_joined(offsets, dim=1),
-        units=_joined(units, dim=1),
+        super_scales=_joined(super_scales, dim=1),
         high=_joined(high, dim=0),
     )
-    return CodedExperts(num_experts, rows)
+    return QuantizedExperts(num_experts, rows)
 
 
 def _joined(parts: Sequence[Tensor | None], dim: int) -> Tensor | None:
@@ -65,9 +65,9 @@ def _joined(parts: Sequence[Tensor | None], dim: int) -> Tensor | None:
     return torch.cat(present, dim) if present else None
 
 
-def coded_products(
+def quantized_expert_gemm(
     x: Tensor,
-    experts: CodedExperts,
+    experts: QuantizedExperts,
     biases: Tensor | None,
     expert_weights: Tensor,
     out: Tensor,
@@ -84,13 +84,13 @@ def coded_products(
     block_n, warps, stages = CONFIGS[block]
     asm = asm_for(w, x.dtype)
     x_sums = group_sums(x, w, block) if w.has_offsets else None
-    _coded_kernel[(len(tile_experts), triton.cdiv(N, block_n))](
+    _quantized_experts_kernel[(len(tile_experts), triton.cdiv(N, block_n))](
         x,
         w.words,
         w.high,
         w.scales,
         w.offsets,
-        w.units,
+        w.super_scales,
         x_sums,
         table_of(w, asm),
         biases,
@@ -123,13 +123,13 @@ def coded_products(
 
 
 @triton.jit(do_not_specialize=["num_routes"])
-def _coded_kernel(
+def _quantized_experts_kernel(
     x_ptr,
     words_ptr,
     high_ptr,
     scale_ptr,
     offset_ptr,
-    unit_ptr,
+    super_scale_ptr,
     x_sum_ptr,
     table_ptr,
     bias_ptr,
@@ -165,8 +165,8 @@ def _coded_kernel(
         rows = tl.where(present, routes // routes_a_row, 0)
         outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         first = expert.to(tl.int64) * expert_outputs + tl.minimum(outputs, N - 1)
-        sums = _product(
-            x_ptr, words_ptr, high_ptr, scale_ptr, offset_ptr, unit_ptr, x_sum_ptr, table_ptr, rows, present, first,
+        sums = _group_dot(
+            x_ptr, words_ptr, high_ptr, scale_ptr, offset_ptr, super_scale_ptr, x_sum_ptr, table_ptr, rows, present, first,
             x_sum_stride, K, all_outputs, chunks, x_stride, BITS, GROUP, WIDTH, ZERO, TABLE, ASM, WHOLE_CHUNKS, BLOCK_M,
             BLOCK_N, STAGES,
         )  # fmt: skip
@@ -175,8 +175,8 @@ def _coded_kernel(
             biases = bias_ptr + first
             sums += tl.load(biases)[:, None]
         if ACTIVATION >= 0:  # the rows of up stand N below those of gate
-            up = _product(
-                x_ptr, words_ptr, high_ptr, scale_ptr, offset_ptr, unit_ptr, x_sum_ptr, table_ptr, rows, present,
+            up = _group_dot(
+                x_ptr, words_ptr, high_ptr, scale_ptr, offset_ptr, super_scale_ptr, x_sum_ptr, table_ptr, rows, present,
                 first + N, x_sum_stride, K, all_outputs, chunks, x_stride, BITS, GROUP, WIDTH, ZERO, TABLE, ASM,
                 WHOLE_CHUNKS, BLOCK_M, BLOCK_N, STAGES,
             )  # fmt: skip
@@ -190,13 +190,13 @@ def _coded_kernel(
 
 
 @triton.jit
-def _product(
+def _group_dot(
     x_ptr,
     words_ptr,
     high_ptr,
     scale_ptr,
     offset_ptr,
-    unit_ptr,
+    super_scale_ptr,
     x_sum_ptr,
     table_ptr,
     rows,  # [BLOCK_M] of x
@@ -229,12 +229,12 @@ def _product(
     for chunk in tl.range(0, chunks, num_stages=STAGES):
         HAS_OFFSETS: tl.constexpr = x_sum_ptr is not None
         scales = load_scales(
-            scale_ptr, offset_ptr, unit_ptr, chunk, outputs, all_outputs, GROUP, PLANES * WIDTH, HAS_OFFSETS
+            scale_ptr, offset_ptr, super_scale_ptr, chunk, outputs, all_outputs, GROUP, PLANES * WIDTH, HAS_OFFSETS
         )
         x_sums = ()
         if x_sum_ptr is not None:
             for number in tl.static_range(GROUPS):
-                x_sums = appended(x_sums, tl.load(x_sum_ptr + (chunk * GROUPS + number) * x_sum_stride + rows))
+                x_sums = append(x_sums, tl.load(x_sum_ptr + (chunk * GROUPS + number) * x_sum_stride + rows))
         places = (outputs * chunks + chunk)[:, None] * WIDTH + columns[None, :]
         high = None if high_ptr is None else tl.load(high_ptr + places)
         planes = unpack(tl.load(words_ptr + places), high, like, table_ptr, BITS, ZERO, TABLE, ASM)

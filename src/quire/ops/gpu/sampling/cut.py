@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from quire.ops.gpu.sampling.filter import (
-    DOUBT,
+    DISTANCE_ERROR,
     NUM_OPEN,
     NUM_PASSED,
     PROGRESS,
@@ -43,8 +43,8 @@ LOWEST = tl.constexpr(-(1 << 31))
 HIGHEST = tl.constexpr((1 << 31) - 1)
 
 
-def find_cuts(job: Job) -> None:
-    """What `bracket_cuts` has left -> job.filters.cuts; job.sums gain the open tokens that pass."""
+def find_cutoffs(job: Job) -> None:
+    """What `bracket_cutoffs` has left -> job.filters.cuts; job.sums gain the open tokens that pass."""
     filters = job.filters
     assert filters is not None
     arguments = (
@@ -55,7 +55,7 @@ def find_cuts(job: Job) -> None:
         filters.kept_mass,
         filters.open_ids,
         job.sums,
-        filters.cuts,
+        filters.cutoffs,
         job.vocab,
         job.tiles,
     )
@@ -65,7 +65,7 @@ def find_cuts(job: Job) -> None:
 
 
 @triton.jit
-def _is_busy(rows, fields, peaks, line, num_tiles):
+def _samples(rows, fields, peaks, line, num_tiles):
     """Whether the line's row samples, from something."""
     row = tl.load(rows + line).to(tl.int64)
     busy = row >= 0
@@ -125,7 +125,7 @@ def _cut_open(
     kept_mass,
     open_ids,
     sums,
-    cuts,  # [lines, 2]
+    cutoffs,  # [lines, 2]
     vocab,
     num_tiles,
     CAPACITY: tl.constexpr,
@@ -133,13 +133,13 @@ def _cut_open(
     EDITED: tl.constexpr,
 ):
     line = tl.program_id(0)
-    if _is_busy(rows, fields, peaks, line, num_tiles) == 0:
+    if _samples(rows, fields, peaks, line, num_tiles) == 0:
         return
     row = tl.load(rows + line).to(tl.int64)
     at = fields + row * FIELDS
     if is_limited(at) == 0:
-        tl.store(cuts + line * 2, NOTHING)
-        tl.store(cuts + line * 2 + 1, LAST_ID)
+        tl.store(cutoffs + line * 2, NOTHING)
+        tl.store(cutoffs + line * 2 + 1, LAST_ID)
         return
     mine = progress + line * PROGRESS
     num_open = tl.load(mine + NUM_OPEN)
@@ -171,8 +171,8 @@ def _cut_open(
         each = tl.max(tl.where(key == cut, mass, 0), axis=0)
         last_id = _last_of_equals(ids, passed & (key == cut), (need + each - 1) // each)
         passed = passed & _is_before(key, ids, cut, last_id)
-    tl.store(cuts + line * 2, cut)
-    tl.store(cuts + line * 2 + 1, last_id)
+    tl.store(cutoffs + line * 2, cut)
+    tl.store(cutoffs + line * 2 + 1, last_id)
     drawn = passed & may_be_drawn(weight, at)
     tl.atomic_add(sums + line * num_tiles + ids // TILE, weight, mask=drawn, sem="relaxed")
 
@@ -237,7 +237,7 @@ def _cut_line(
     kept_mass,
     open_ids,
     sums,
-    cuts,  # [lines, 2]
+    cutoffs,  # [lines, 2]
     vocab,
     num_tiles,
     CAPACITY: tl.constexpr,
@@ -245,7 +245,7 @@ def _cut_line(
     EDITED: tl.constexpr,
 ):
     line = tl.program_id(0)
-    if _is_busy(rows, fields, peaks, line, num_tiles) == 0:
+    if _samples(rows, fields, peaks, line, num_tiles) == 0:
         return
     if tl.load(progress + line * PROGRESS + NUM_OPEN) <= CAPACITY:
         return
@@ -254,9 +254,9 @@ def _cut_line(
     best = greatest_of_tiles(peaks, line, num_tiles)
     peak = finite_peak(best)
     near, far = tl.load(intervals + line * 2), tl.load(intervals + line * 2 + 1)
-    doubt = far * DOUBT
-    low = ordered(peak - far - doubt).to(tl.int64)
-    high = tl.where(near > 0.0, ordered(peak - near + doubt), packed_key(best)).to(tl.int64)
+    distance_error = far * DISTANCE_ERROR
+    low = ordered(peak - far - distance_error).to(tl.int64)
+    high = tl.where(near > 0.0, ordered(peak - near + distance_error), packed_key(best)).to(tl.int64)
     inverse_temperature = load_double(at, INVERSE_TEMPERATURE)
     is_edited = needs_edits(at)
     source = (logits, stride, edited, is_edited, line, peak, inverse_temperature)
@@ -268,8 +268,8 @@ def _cut_line(
     if top_p < 1.0:
         total = _measure(source, key, id, key, id, vocab, True, TILE, EDITED)
         key, id = _cut_by(source, mass_of(top_p, total), key, id, low, high, vocab, True, TILE, EDITED)
-    tl.store(cuts + line * 2, key.to(tl.int32))
-    tl.store(cuts + line * 2 + 1, id.to(tl.int32))
+    tl.store(cutoffs + line * 2, key.to(tl.int32))
+    tl.store(cutoffs + line * 2 + 1, id.to(tl.int32))
     tile = 0
     while tile < num_tiles:
         ids = tile * TILE + tl.arange(0, TILE)

@@ -44,11 +44,11 @@ NUM_OPEN = tl.constexpr(2)  # tokens between; those beyond the capacity of the l
 PROGRESS = tl.constexpr(4)
 
 WEIGHTLESS = tl.constexpr(32.0001)  # in units of the temperature: this far away a token weighs 0
-DOUBT = tl.constexpr(1e-6)  # relative: distances and edges are rounded to fp32
-MASS_DOUBT = tl.constexpr(1e-9)  # relative to the total: bounds are summed in fp64
+DISTANCE_ERROR = tl.constexpr(1e-6)  # relative: distances and edges are rounded to fp32
+MASS_ERROR = tl.constexpr(1e-9)  # relative to the total: bounds are summed in fp64
 
 
-def bracket_cuts(job: Job) -> None:
+def bracket_cutoffs(job: Job) -> None:
     """job.peaks -> job.filters, all but the cuts, and job.sums of what surely passes."""
     filters = job.filters
     assert filters is not None
@@ -162,20 +162,20 @@ def _edge(bucket, near, far):
 def _buckets_of_mass(count, need, total, kept, near, far, inverse_temperature, FIRST: tl.constexpr):
     """The first and the last bucket in which the running weight may reach `need`."""
     bucket = tl.arange(0, NUM_BUCKETS)
-    doubt = far * DOUBT
-    nearest = tl.maximum(_edge(bucket, near, far) - doubt, 0.0) * inverse_temperature
-    farthest = (_edge(bucket + 1, near, far) + doubt) * inverse_temperature
-    least = tl.maximum(tl.exp(-farthest) * ONE * (1.0 - DOUBT) - 1.0, 0.0) * count
-    most = (tl.exp(-nearest) * ONE * (1.0 + DOUBT) + 1.0) * count
+    distance_error = far * DISTANCE_ERROR
+    nearest = tl.maximum(_edge(bucket, near, far) - distance_error, 0.0) * inverse_temperature
+    farthest = (_edge(bucket + 1, near, far) + distance_error) * inverse_temperature
+    least = tl.maximum(tl.exp(-farthest) * ONE * (1.0 - DISTANCE_ERROR) - 1.0, 0.0) * count
+    most = (tl.exp(-nearest) * ONE * (1.0 + DISTANCE_ERROR) + 1.0) * count
     at_least, at_most = kept + tl.cumsum(least, axis=0), kept + tl.cumsum(most, axis=0)
     if FIRST:  # and nothing that weighs lies beyond the buckets
         at_least, at_most = (
             tl.maximum(at_least, total - (tl.sum(most, axis=0) - at_most)),
             tl.minimum(at_most, total - (tl.sum(least, axis=0) - at_least)),
         )
-    doubtful = total * MASS_DOUBT
-    first = tl.sum((at_most + doubtful < need).to(tl.int32), axis=0)
-    last = tl.sum((at_least - doubtful < need).to(tl.int32), axis=0)
+    mass_error = total * MASS_ERROR
+    first = tl.sum((at_most + mass_error < need).to(tl.int32), axis=0)
+    last = tl.sum((at_least - mass_error < need).to(tl.int32), axis=0)
     return first, last
 
 
@@ -227,9 +227,9 @@ def _narrow(
             count, need, total.to(tl.float64), kept.to(tl.float64), near, far, inverse_temperature, FIRST
         )
     first, last = tl.minimum(first, NUM_BUCKETS - 1), tl.minimum(last, NUM_BUCKETS - 1)
-    doubt = far * DOUBT
-    next_far = _edge(last + 1, near, far) + doubt
-    next_near = tl.maximum(_edge(first, near, far) - doubt, 0.0)
+    distance_error = far * DISTANCE_ERROR
+    next_far = _edge(last + 1, near, far) + distance_error
+    next_near = tl.maximum(_edge(first, near, far) - distance_error, 0.0)
     from_first = num_passed + tl.sum(tl.where(bucket <= last, count, 0), axis=0)
     is_narrow = tl.sum(tl.where((bucket >= first) & (bucket <= last), count, 0), axis=0) <= CAPACITY
     if (from_first <= CAPACITY) | ((top_k > 0) & (top_p < 1.0)):

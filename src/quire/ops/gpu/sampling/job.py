@@ -82,7 +82,7 @@ class Filters:
     progress: Tensor  # [lines, 4] int32: see sample_filter.py
     kept_mass: Tensor  # [lines] int64: weight of what surely passes
     open_ids: Tensor  # [lines, capacity] int32: tokens that may or may not pass
-    cuts: Tensor  # [lines, 2] int32: the last token that passes: its ordered logit, its id
+    cutoffs: Tensor  # [lines, 2] int32: the last token that passes: its ordered logit, its id
 
     @classmethod
     def allocate(cls, lines: int, tiles: int, open_capacity: int, device: torch.device) -> "Filters":
@@ -96,7 +96,7 @@ class Filters:
             progress=empty(lines, 4),
             kept_mass=empty(lines, dtype=torch.int64),
             open_ids=empty(lines, open_capacity),
-            cuts=empty(lines, 2),
+            cutoffs=empty(lines, 2),
         )
 
 

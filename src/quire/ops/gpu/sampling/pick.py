@@ -48,7 +48,7 @@ def pick(job: Job, tokens: Tensor, last: Tensor, *, sampled: bool) -> None:
         job.marks,
         job.edits.allowed_peaks if job.edits else None,
         job.sums,
-        job.filters.cuts if job.filters else None,
+        job.filters.cutoffs if job.filters else None,
         tokens,
         last,
         job.vocab,
@@ -106,7 +106,7 @@ def _pick(
     marks,
     allowed_peaks,
     sums,  # [lines, tiles]
-    cuts,  # [lines, 2]
+    cutoffs,  # [lines, 2]
     tokens,  # [lines]
     last,  # [rows]
     vocab,
@@ -146,7 +146,7 @@ def _pick(
         weight = weigh(x, finite_peak(best), tl.load(at + INVERSE_TEMPERATURE).to(tl.float64, bitcast=True))
         drawn = may_be_drawn(weight, at)
         if FILTERED:
-            key, last_key, last_id = ordered(x), tl.load(cuts + line * 2), tl.load(cuts + line * 2 + 1)
+            key, last_key, last_id = ordered(x), tl.load(cutoffs + line * 2), tl.load(cutoffs + line * 2 + 1)
             drawn = drawn & ((key > last_key) | ((key == last_key) & (ids <= last_id)))
         running = tl.cumsum(tl.where(drawn, weight, 0), axis=0)
         token = first + tl.sum((running <= below).to(tl.int32), axis=0)

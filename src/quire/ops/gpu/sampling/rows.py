@@ -15,7 +15,7 @@ from quire.ops.opset import GREEDY_BELOW, RowParams
 from quire.ops.reference.sampler import ONE
 
 
-class Path(IntFlag):
+class Features(IntFlag):
     """What a step's rows need done. Of several rows: all that one of them needs."""
 
     GREEDY = 0  # the greatest logit
@@ -24,31 +24,31 @@ class Path(IntFlag):
     BIASED = 4  # logit_bias, allowed, banned
     MARKED = 8  # penalties, and stop tokens before min_tokens
     WATERMARKED = 16
-    SLOW = 32  # rows that `launch` leaves out: typical_p, banned sequences, beams
+    ON_HOST = 32  # rows that `launch` leaves out: typical_p, banned sequences, beams
 
 
-def path_of(params: RowParams, vocab: int) -> Path:
-    if _is_slow(params):
-        return Path.SLOW
-    path, flags = Path.GREEDY, _flags(params)
+def features_of(params: RowParams, vocab: int) -> Features:
+    if _is_on_host(params):
+        return Features.ON_HOST
+    features, flags = Features.GREEDY, _flags(params)
     if not is_greedy(params):
-        path |= Path.SAMPLED
+        features |= Features.SAMPLED
         if 0 < params.top_k < vocab or params.top_p < 1.0:
-            path |= Path.FILTERED
+            features |= Features.FILTERED
     if flags & job.BIASED.value:
-        path |= Path.BIASED
+        features |= Features.BIASED
     if flags & job.WATERMARKED.value:
-        path |= Path.WATERMARKED
+        features |= Features.WATERMARKED
     if flags & (job.PENALIZED.value | job.STOPPED_LATER.value):
-        path |= Path.MARKED
-    return path
+        features |= Features.MARKED
+    return features
 
 
 def is_greedy(params: RowParams) -> bool:
     return params.temperature < GREEDY_BELOW or params.top_k == 1
 
 
-def _is_slow(params: RowParams) -> bool:
+def _is_on_host(params: RowParams) -> bool:
     sequences = any(len(sequence) > 1 for sequence in params.banned)
     return params.num_candidates > 0 or sequences or (params.typical_p < 1.0 and not is_greedy(params))
 
@@ -87,11 +87,11 @@ class DeviceRows:
     def retire(self, row: int) -> None:
         self._pending.pop(row, None)
 
-    def reserve(self, path: Path) -> None:
+    def reserve(self, features: Features) -> None:
         shape = (self.num_rows, self.vocab)
-        if path & Path.BIASED and self.bias is None:
+        if features & Features.BIASED and self.bias is None:
             self.bias = torch.empty(shape, dtype=torch.float32, device=self.device)
-        if path & Path.MARKED and self.marks is None:
+        if features & Features.MARKED and self.marks is None:
             self.marks = torch.empty(shape, dtype=torch.int32, device=self.device)
 
     def upload(self) -> None:
@@ -107,11 +107,11 @@ class DeviceRows:
         known = [tokens[-1] if tokens else 0 for _, tokens, _ in self._pending.values()]
         self.last.index_copy_(0, at, self.send(known, torch.int32))
         for row, (params, tokens, num_prompt) in self._pending.items():
-            path = path_of(params, self.vocab)
-            self.reserve(path)
-            if path & Path.BIASED:
+            features = features_of(params, self.vocab)
+            self.reserve(features)
+            if features & Features.BIASED:
                 self._set_bias(row, params)
-            if path & Path.MARKED:
+            if features & Features.MARKED:
                 self._set_marks(row, params, tokens, num_prompt)
         self._pending.clear()
 

@@ -9,26 +9,26 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from quire.ops.gpu.sampling.cut import find_cuts
-from quire.ops.gpu.sampling.filter import bracket_cuts
+from quire.ops.gpu.sampling.cut import find_cutoffs
+from quire.ops.gpu.sampling.filter import bracket_cutoffs
 from quire.ops.gpu.sampling.job import MAX_TILES, Edits, Filters, Job, Split
 from quire.ops.gpu.sampling.logprobs import begin_logprobs, to_host
 from quire.ops.gpu.sampling.peaks import find_peaks
 from quire.ops.gpu.sampling.pick import pick, sum_weights
-from quire.ops.gpu.sampling.rows import DeviceRows, Path, path_of
+from quire.ops.gpu.sampling.rows import DeviceRows, Features, features_of
 from quire.ops.opset import Masks, RowParams, Sample
 from quire.ops.reference.sampler import Logprobs, TorchSampler, masked
 
 OPEN_CAPACITY = 2048  # tokens that top_k and top_p decide on one by one; more are decided by a slower kernel
 MAX_VOCAB = 1 << 19  # 2**19 weights of 2**44 fill 63 bits
-EDITING = Path.BIASED | Path.MARKED | Path.WATERMARKED
-FEW_LINES = 8
+EDIT_FEATURES = Features.BIASED | Features.MARKED | Features.WATERMARKED
+MAX_SMALL_BATCH = 8
 SMALLEST_TILE = MAX_VOCAB // MAX_TILES.value
 
 
 def split_for(lines: int) -> Split:
     """A few lines are cut finely, so that the whole device works on them."""
-    return Split(tile=SMALLEST_TILE, warps=4) if lines <= FEW_LINES else Split(tile=4096, warps=8)
+    return Split(tile=SMALLEST_TILE, warps=4) if lines <= MAX_SMALL_BATCH else Split(tile=4096, warps=8)
 
 
 class DeviceSampler:
@@ -51,8 +51,8 @@ class DeviceSampler:
         assert self._tiles <= MAX_TILES.value
         self._rows = DeviceRows(num_rows, vocab_size, self.device)
         self._params: dict[int, RowParams] = {}
-        self._paths: dict[int, int] = {}  # of Path: as plain integers they are joined in no time
-        self._spec = TorchSampler(num_rows, vocab_size)  # holds the rows that `launch` leaves out
+        self._features: dict[int, int] = {}  # of Path: as plain integers they are joined in no time
+        self._reference = TorchSampler(num_rows, vocab_size)  # holds the rows that `launch` leaves out
         self._peaks, self._sums = torch.empty((2, num_rows, self._tiles), dtype=torch.int64, device=self.device)
         self.last = self._rows.last
         self._filters: Filters | None = None
@@ -65,17 +65,17 @@ class DeviceSampler:
         if not 0 <= row < self.num_rows or row in self._params:
             raise ValueError(f"row {row} is held or does not exist")
         self._check_ids(tokens, [token for token, _ in params.logit_bias], params.allowed or (), *params.banned)
-        path = path_of(params, self.vocab_size)
-        if path & Path.SLOW:
-            self._spec.admit(row, params, tokens, num_prompt)
+        features = features_of(params, self.vocab_size)
+        if features & Features.ON_HOST:
+            self._reference.admit(row, params, tokens, num_prompt)
         else:
             self._rows.admit(row, params, tokens, num_prompt)
-        self._params[row], self._paths[row] = params, path.value
+        self._params[row], self._features[row] = params, features.value
 
     def retire(self, row: int) -> None:
         """Nothing is sent: the device forgets a row when it is taken again."""
-        if self._paths.pop(row) & Path.SLOW:
-            self._spec.retire(row)
+        if self._features.pop(row) & Features.ON_HOST:
+            self._reference.retire(row)
         else:
             self._rows.retire(row)
         del self._params[row]
@@ -84,49 +84,53 @@ class DeviceSampler:
         """Send the rows admitted since, without waiting. Before `launch`, or before replaying a graph of it."""
         self._rows.upload()
 
-    def needs(self, rows: Iterable[int]) -> Path:
+    def needs(self, rows: Iterable[int]) -> Features:
         """What `launch` has to do for these rows. With Path.SLOW among it, only `draw` serves all of them."""
-        path = 0
+        features = 0
         for row in rows:
-            path |= self._paths[row]
-        return Path(path)
+            features |= self._features[row]
+        return Features(features)
 
-    def reserve(self, path: Path) -> None:
+    def reserve(self, features: Features) -> None:
         """Allocate what the path needs and does not have yet. It never moves, so graphs of a path stay good."""
-        self._rows.reserve(path)
-        if path & Path.FILTERED and self._filters is None:
+        self._rows.reserve(features)
+        if features & Features.FILTERED and self._filters is None:
             self._filters = Filters.allocate(self.num_rows, self._tiles, self._open_capacity, self.device)
-        if path & EDITING and self._edits is None:
+        if features & EDIT_FEATURES and self._edits is None:
             self._edits = Edits.allocate(self.num_rows, self.vocab_size, self._tiles, self.device)
 
-    def try_out(self, dtype: torch.dtype) -> None:
+    def warm_up(self, dtype: torch.dtype) -> None:
         """Compiles what most requests take, for a few lines and for more, so that the first of them does not wait."""
-        for lines in sorted({1, min(2 * FEW_LINES, self.num_rows)}):
+        for lines in sorted({1, min(2 * MAX_SMALL_BATCH, self.num_rows)}):
             logits = torch.zeros(lines, self.vocab_size, dtype=dtype, device=self.device)
             nobody = torch.full((lines,), -1, dtype=torch.int32, device=self.device)
-            for path in (Path.GREEDY, Path.SAMPLED, Path.SAMPLED | Path.FILTERED):
-                self.launch(logits, nobody, lines, path)
+            for features in (
+                Features.GREEDY,
+                Features.SAMPLED,
+                Features.SAMPLED | Features.FILTERED,
+            ):
+                self.launch(logits, nobody, lines, features)
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
-    def launch(self, logits: Tensor, rows: Tensor, num_rows: int, path: Path) -> Tensor:
+    def launch(self, logits: Tensor, rows: Tensor, num_rows: int, features: Features) -> Tensor:
         """Draw for the first num_rows lines of logits [R, vocab], fp32 or bf16; line i belongs to rows[i] (int32, on
         the device), and is passed over if that is negative. -> tokens [num_rows] int32 on the device, BROKEN where
         nothing could be drawn, 0 for lines passed over.
 
-        `path` may ask for more than the rows need. Before capturing a graph, reserve the path."""
+        `features` may ask for more than the rows need. Before capturing a graph, reserve the path."""
         assert not self._rows.has_pending, "upload() comes before launch()"
         assert logits.stride(1) == 1 and num_rows <= self.num_rows
-        self.reserve(path)
+        self.reserve(features)
         tokens = torch.empty(num_rows, dtype=torch.int32, device=self.device)
-        job = self._job(logits, rows, num_rows, path)
+        job = self._job(logits, rows, num_rows, features)
         find_peaks(job)
-        if path & Path.FILTERED:
-            bracket_cuts(job)
-            find_cuts(job)
-        elif path & Path.SAMPLED:
+        if features & Features.FILTERED:
+            bracket_cutoffs(job)
+            find_cutoffs(job)
+        elif features & Features.SAMPLED:
             sum_weights(job)
-        pick(job, tokens, self.last, sampled=bool(path & Path.SAMPLED))
+        pick(job, tokens, self.last, sampled=bool(features & Features.SAMPLED))
         return tokens
 
     def draw(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> list[Sample]:
@@ -136,19 +140,21 @@ class DeviceSampler:
         self._check_lines(logits, rows, len(rows))
         self.upload()
         permitted = logits if masks is None else masked(logits, masks)
-        quick = [-1 if self._paths[row] & Path.SLOW else row for row in rows]
-        tokens = self.launch(permitted, self._rows.send(quick, torch.int32), len(rows), self.needs(rows))
-        slow = self._draw_slowly(logits, {line: row for line, row in enumerate(rows) if quick[line] < 0}, masks)
+        on_device = [-1 if self._features[row] & Features.ON_HOST else row for row in rows]
+        tokens = self.launch(permitted, self._rows.send(on_device, torch.int32), len(rows), self.needs(rows))
+        on_host = self._sample_on_host(
+            logits, {line: row for line, row in enumerate(rows) if on_device[line] < 0}, masks
+        )
         wanted = {
             line: self._params[row].num_logprobs
-            for line, row in enumerate(quick)
+            for line, row in enumerate(on_device)
             if row >= 0 and self._params[row].num_logprobs >= 0
         }
         logprobs = begin_logprobs(logits, list(wanted), tokens, max(wanted.values(), default=0))
         arrive = to_host(tokens)
 
         def finish() -> list[Sample]:
-            draws = [slow.get(line) or Sample(token, []) for line, token in enumerate(arrive()[0].tolist())]
+            draws = [on_host.get(line) or Sample(token, []) for line, token in enumerate(arrive()[0].tolist())]
             for line, found in zip(wanted, logprobs(), strict=True):
                 if draws[line].token >= 0:
                     draws[line].logprobs = found[: 1 + wanted[line]]
@@ -156,7 +162,7 @@ class DeviceSampler:
 
         return finish
 
-    def _draw_slowly(self, logits: Tensor, rows: dict[int, int], masks: Masks | None) -> dict[int, Sample]:
+    def _sample_on_host(self, logits: Tensor, rows: dict[int, int], masks: Masks | None) -> dict[int, Sample]:
         """Of the lines that `launch` has left out, by line."""
         if not rows:
             return {}
@@ -164,7 +170,7 @@ class DeviceSampler:
         draws = {}
         for line, row in rows.items():
             mask = Masks([0], bits[line][None]) if line in bits else None
-            (draws[line],) = self._spec.draw(logits[line : line + 1].float(), [row], mask)
+            (draws[line],) = self._reference.draw(logits[line : line + 1].float(), [row], mask)
         tokens = [max(draw.token, 0) for draw in draws.values()]
         at = self._rows.send(list(rows.values()), torch.int64)
         self.last.index_copy_(0, at, self._rows.send(tokens, torch.int32))
@@ -178,24 +184,24 @@ class DeviceSampler:
         self._check_lines(logits, rows, spans[-1][1])
         self.upload()
         permitted = logits if masks is None else masked(logits, masks)
-        slow = {at for at, row in enumerate(rows) if self._paths[row] & Path.SLOW}
+        on_host = {at for at, row in enumerate(rows) if self._features[row] & Features.ON_HOST}
         tokens = torch.zeros(len(logits), dtype=torch.int32, device=self.device)
-        going = self._rows.send([-1 if at in slow else row for at, row in enumerate(rows)], torch.int32)
+        alive = self._rows.send([-1 if at in on_host else row for at, row in enumerate(rows)], torch.int32)
         for place in range(1 + max(map(len, drafts))):
             left = [at for at, of_row in enumerate(drafts) if len(of_row) >= place]  # that have a line for this place
             lines = self._rows.send([spans[at][0] + place for at in left], torch.int64)
             of_left = self._rows.send(left, torch.int64)
-            path = self.needs(rows[at] for at in left)
-            drawn = self.launch(permitted[lines], going[of_left], len(left), path)
+            features = self.needs(rows[at] for at in left)
+            drawn = self.launch(permitted[lines], alive[of_left], len(left), features)
             tokens.index_copy_(0, lines, drawn)
-            guesses = [drafts[at][place] if len(drafts[at]) > place else -1 for at in left]
-            as_guessed = drawn == self._rows.send(guesses, torch.int32)
-            going.index_copy_(0, of_left, torch.where(as_guessed, going[of_left], -1))
-        slowly = {at: self._verify_slowly(logits, rows[at], drafts[at], spans[at], masks) for at in slow}
+            next_drafts = [drafts[at][place] if len(drafts[at]) > place else -1 for at in left]
+            accepted = drawn == self._rows.send(next_drafts, torch.int32)
+            alive.index_copy_(0, of_left, torch.where(accepted, alive[of_left], -1))
+        host_samples = {at: self._verify_on_host(logits, rows[at], drafts[at], spans[at], masks) for at in on_host}
         wanted = {
             line: self._params[row].num_logprobs
             for at, row in enumerate(rows)
-            if at not in slow and self._params[row].num_logprobs >= 0
+            if at not in on_host and self._params[row].num_logprobs >= 0
             for line in range(*spans[at])
         }
         logprobs = begin_logprobs(logits, list(wanted), tokens, max(wanted.values(), default=0))
@@ -207,40 +213,40 @@ class DeviceSampler:
                 if draws[line].token >= 0:
                     draws[line].logprobs = found[: 1 + wanted[line]]
             return [
-                slowly[at] if at in slow else as_far_as_guessed(draws[slice(*spans[at])], drafts[at])
+                host_samples[at] if at in on_host else accepted_samples(draws[slice(*spans[at])], drafts[at])
                 for at in range(len(rows))
             ]
 
         return finish
 
-    def _verify_slowly(
+    def _verify_on_host(
         self, logits: Tensor, row: int, drafts: Sequence[int], span: tuple[int, int], masks: Masks | None
     ) -> list[Sample]:
         """Of a row that `launch` leaves out."""
         draws: list[Sample] = []
-        for line, guess in zip(range(*span), [*drafts, None], strict=True):
-            draws += self._draw_slowly(logits, {line: row}, masks).values()
-            if draws[-1].token != guess:
+        for line, draft in zip(range(*span), [*drafts, None], strict=True):
+            draws += self._sample_on_host(logits, {line: row}, masks).values()
+            if draws[-1].token != draft:
                 break
         return draws
 
     def logprobs(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[Logprobs]:
         return begin_logprobs(logits, range(len(targets)), self._rows.send(targets, torch.int64), num_top)()
 
-    def _job(self, logits: Tensor, rows: Tensor, lines: int, path: Path) -> Job:
+    def _job(self, logits: Tensor, rows: Tensor, lines: int, features: Features) -> Job:
         return Job(
             logits,
             rows,
             lines,
             self._split or split_for(lines),
             self._rows.params,
-            self._rows.bias if path & Path.BIASED else None,
-            self._rows.marks if path & Path.MARKED else None,
-            self.last if path & Path.WATERMARKED else None,
+            self._rows.bias if features & Features.BIASED else None,
+            self._rows.marks if features & Features.MARKED else None,
+            self.last if features & Features.WATERMARKED else None,
             self._peaks,
             self._sums,
-            self._edits if path & EDITING else None,
-            self._filters if path & Path.FILTERED else None,
+            self._edits if features & EDIT_FEATURES else None,
+            self._filters if features & Features.FILTERED else None,
         )
 
     # -- mistakes --------------------------------------------------------------------------------------------------
@@ -261,6 +267,6 @@ class DeviceSampler:
             raise ValueError(f"logits are {list(logits.shape)}, and [{num_lines}, {self.vocab_size}] is expected")
 
 
-def as_far_as_guessed(draws: list[Sample], drafts: Sequence[int]) -> list[Sample]:
+def accepted_samples(draws: list[Sample], drafts: Sequence[int]) -> list[Sample]:
     """Up to the first that is not the draft; what was found behind it means nothing."""
-    return draws[: 1 + next((at for at, guess in enumerate(drafts) if draws[at].token != guess), len(drafts))]
+    return draws[: 1 + next((at for at, draft in enumerate(drafts) if draws[at].token != draft), len(drafts))]
