@@ -20,7 +20,7 @@ def numbers(weight: GroupedWeight) -> torch.Tensor:
     if weight.high is not None:
         stored += planes(weight.high, weight.high.itemsize, 8) << 4
     q = stored.to(torch.uint8).view(torch.int8) if weight.bits == 8 else stored - weight.zero
-    values = torch.tensor(weight.table)[q.long()] if weight.table else q.float()
+    values = torch.tensor(weight.codebook)[q.long()] if weight.codebook else q.float()
 
     def of_inputs(groups: torch.Tensor) -> torch.Tensor:
         return groups.T.repeat_interleave(weight.group, 1)

@@ -15,7 +15,7 @@ from quire.ops.gpu.linear.gemv import GemvConfig, linear_gemv
 from quire.ops.gpu.linear.grouped import MAX_KERNEL_ROWS, grouped_config, grouped_linear
 from quire.ops.gpu.linear.grouped_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
-from quire.ops.gpu.linear.linear import LinearKernel, choose, linear, num_splits
+from quire.ops.gpu.linear.linear import LinearKernel, choose_kernel, linear, num_splits
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
 from quire.ops.gpu.linear.quantized_weights import load_quantized
 from quire.ops.gpu.linear.scaled import ScaledConfig, ScaledWeight, scaled_kernel, scaled_linear
@@ -96,13 +96,13 @@ def test_batch_invariant_rows_do_not_see_how_many_they_are() -> None:
 
 
 def test_the_way_is_a_function_of_the_shape() -> None:
-    assert [choose(M, 4096, 4096) for M in (1, 2, 64, 65)] == [
+    assert [choose_kernel(M, 4096, 4096) for M in (1, 2, 64, 65)] == [
         LinearKernel.GEMV,
         LinearKernel.STREAM,
         LinearKernel.STREAM,
         LinearKernel.CUBLAS,
     ]
-    assert {choose(M, 4096, 4096, batch_invariant=True) for M in (1, 64, 4096)} == {LinearKernel.STREAM}
+    assert {choose_kernel(M, 4096, 4096, batch_invariant=True) for M in (1, 64, 4096)} == {LinearKernel.STREAM}
 
 
 # -- groups of codes --------------------------------------------------------------------------------------------------

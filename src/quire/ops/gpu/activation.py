@@ -35,7 +35,7 @@ def activate_and_mul(x: Tensor, activation: Activation, overlap: bool = False) -
 def activate_and_mul_quantized(
     x: Tensor, activation: Activation, dtype: torch.dtype, group: int = 0, overlap: bool = False
 ) -> QuantizedRows:
-    """The same, as fp8 or int8 codes with a scale for each row, or for each `group` columns of it."""
+    """`activate_and_mul`, quantized to fp8, int8 or int16 with a scale for each row, or for each `group` columns."""
     target = Target.quantized(x, x.shape[1] // 2, dtype, group)
     _launch(x, activation, target, overlap)
     return target.result
@@ -44,7 +44,7 @@ def activate_and_mul_quantized(
 def _launch(x: Tensor, activation: Activation, target: Target, overlap: bool) -> None:
     rows, n = len(x), x.shape[1] // 2
     assert x.shape == (rows, 2 * n) and x.stride(1) == 1, f"x {x.shape} {x.stride()}"
-    whole_row = target.most > 0 and target.group == 0
+    whole_row = target.quant_max > 0 and target.group == 0
     block = row_block(n) if whole_row else max(BLOCK, target.group)
     if rows:
         _activation_kernel[(rows, triton.cdiv(n, block))](
@@ -55,7 +55,7 @@ def _launch(x: Tensor, activation: Activation, target: Target, overlap: bool) ->
             x.stride(0),
             ACTIVATION=int(activation),
             GROUP=target.group or block,
-            QUANT_MAX=target.most,
+            QUANT_MAX=target.quant_max,
             BLOCK=block,
             OVERLAP=overlap,
             num_warps=row_warps(block) if whole_row else 4,
@@ -114,7 +114,7 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def activate_times(gate, up, ACTIVATION: tl.constexpr):
-    """As `OpSet.activate_and_mul`."""
+    """See `OpSet.activate_and_mul`."""
     if ACTIVATION == 7:
         up = tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0
     return activate(gate, ACTIVATION) * up

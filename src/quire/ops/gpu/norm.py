@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""RMS and layer norms, alone, after adding to the residual stream, and with quantized output.
+"""RMS and layer norms, alone, after an addition to the residual stream, and with quantized output.
 
-Sums are fp32 over a whole row in one program, so no row sees another. The residual stream is stored in the dtype it
-comes in: bf16 halves its traffic and is what transformers computes with; fp32 is there for those who can pay. Norms
-are taken of the stored (rounded) sum, so that `add_rms_norm` is bitwise an addition followed by `rms_norm`."""
+Sums are fp32 over a whole row in one program, so no row sees another. The residual stream keeps its dtype: bf16 halves
+its traffic and is what transformers computes with. Norms are taken of the stored (rounded) sum, so that `add_rms_norm`
+is bitwise an addition followed by `rms_norm`."""
 
 import torch
 import triton
@@ -24,7 +24,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, overlap: bool = False) -> Te
 def rms_norm_quantized(
     x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, group: int = 0, overlap: bool = False
 ) -> QuantizedRows:
-    """`rms_norm`, as fp8 or int8 codes with a scale for each row, or for each `group` columns of it."""
+    """`rms_norm`, quantized to fp8, int8 or int16 with a scale for each row, or for each `group` columns."""
     target = Target.quantized(x, x.shape[1], dtype, group)
     _launch(x, None, weight, None, eps, target, centered=False, overlap=overlap)
     return target.result
@@ -48,6 +48,7 @@ def add_rms_norm_quantized(
     group: int = 0,
     overlap: bool = False,
 ) -> tuple[QuantizedRows, Tensor]:
+    """`add_rms_norm`, quantized as in `rms_norm_quantized`."""
     target = Target.quantized(x, x.shape[1], dtype, group)
     total = _launch(x, residual, weight, None, eps, target, centered=False, overlap=overlap)
     return target.result, total
@@ -101,7 +102,7 @@ def _launch(
             HAS_BIAS=bias is not None,
             CENTERED=centered,
             GROUP=target.group or block,
-            QUANT_MAX=target.most,
+            QUANT_MAX=target.quant_max,
             BLOCK=block,
             OVERLAP=overlap,
             num_warps=row_warps(block),
