@@ -24,10 +24,10 @@ from quire.ops.gpu.sampling.job import Split  # noqa: E402
 from quire.ops.gpu.sampling.philox import uniform_below  # noqa: E402
 from quire.ops.gpu.sampling.rows import Features  # noqa: E402
 from quire.ops.gpu.sampling.sampler import DeviceSampler  # noqa: E402
-from quire.ops.gpu.sampling.softmax_weights import ordered, weigh  # noqa: E402
+from quire.ops.gpu.sampling.softmax_weights import ordered_key, softmax_weight  # noqa: E402
 from quire.ops.opset import BROKEN, CANDIDATES, Masks, RowParams  # noqa: E402
 from quire.ops.philox import uniform_bits  # noqa: E402
-from quire.ops.reference.sampler import TorchSampler, distances, masked, weights  # noqa: E402
+from quire.ops.reference.sampler import TorchSampler, apply_masks, distances, weights  # noqa: E402
 from quire.ops.watermark import is_green  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
@@ -98,8 +98,8 @@ def test_random_numbers_are_those_of_the_host():
 def _weigh_all(logits, weight, key, peak, inverse_temperature, N: tl.constexpr):
     i = tl.arange(0, N)
     x = tl.load(logits + i)
-    tl.store(weight + i, weigh(x, tl.load(peak), tl.load(inverse_temperature)))
-    tl.store(key + i, ordered(x))
+    tl.store(weight + i, softmax_weight(x, tl.load(peak), tl.load(inverse_temperature)))
+    tl.store(key + i, ordered_key(x))
 
 
 @pytest.mark.parametrize("temperature", [0.013, 0.7, 37.0])
@@ -367,7 +367,7 @@ def test_drafts_are_verified_as_the_specification_does(wishes):
         truth = TorchSampler(3, VOCAB)
         for row in range(3):
             truth.admit(row, pair.spec._rows[row].params, pair.spec._rows[row].tokens, 3)
-        permitted = masked(logits, masks)
+        permitted = apply_masks(logits, masks)
         right = {row: [truth.draw(permitted[at : at + 1], [row])[0].token for at in lines]
                  for row, lines in {1: range(1, 4), 2: range(4, 8)}.items()}  # fmt: skip
         drafts = [[], right[1][:2], [right[2][0], (right[2][1] + 1) % VOCAB, 0]]

@@ -17,7 +17,7 @@ from quire.ops.gpu.norm import (
     rms_norm,
     rms_norm_quantized,
 )
-from quire.ops.gpu.pointwise import activated, soft_capped
+from quire.ops.gpu.pointwise import activate_elements, soft_cap_
 from quire.ops.opset import Activation
 from quire.ops.reference.opset import ACTIVATIONS, TorchOps
 
@@ -156,9 +156,9 @@ def test_activations(dtype: torch.dtype, activation: Activation) -> None:
 def test_activations_without_a_gate_and_capped_numbers(dtype: torch.dtype) -> None:
     x = randn(3, 1100, dtype=dtype)
     for kind, plain in ACTIVATIONS.items():
-        assert_close(activated(x, kind), plain(x.float()))
-        assert_close(activated(x[:, 3:9], kind), plain(x[:, 3:9].float()))
-    assert_close(soft_capped(x.clone(), 1.5), 1.5 * torch.tanh(x.float() / 1.5))
+        assert_close(activate_elements(x, kind), plain(x.float()))
+        assert_close(activate_elements(x[:, 3:9], kind), plain(x[:, 3:9].float()))
+    assert_close(soft_cap_(x.clone(), 1.5), 1.5 * torch.tanh(x.float() / 1.5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
