@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from quire.ops.gpu.attention.decode import LEAST_ROWS, DecodeLaunch, decode, decode_launch
+from quire.ops.gpu.attention.decode import MIN_TILE_ROWS, DecodeLaunch, decode, decode_launch
 from quire.ops.gpu.attention.dense import dense_prefill
 from quire.ops.gpu.attention.kv_write import kv_write
 from quire.ops.gpu.attention.mla import MLALaunch, mla_decode, mla_launch
-from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, power_of_two
-from quire.ops.gpu.attention.plan import LEAST_SHARE, num_workers, plan_decode, plan_prefill
+from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, next_power_of_two
+from quire.ops.gpu.attention.plan import MIN_SPLIT_LENGTH, num_workers, plan_decode, plan_prefill
 from quire.ops.gpu.attention.prefill import PrefillLaunch, prefill, prefill_launch
-from quire.ops.reference.cache import quantize
+from quire.ops.reference.cache import quantize_kv
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 LATENT, TURNED = 512, 64
@@ -128,8 +128,8 @@ class Step:
         if self.heads_first:
             k, v = k.transpose(1, 2), v.transpose(1, 2)
         if self.kept == torch.int8:
-            return Pages(*quantize(k.float(), v.float()))
-        return Pages(k.to(self.kept), v.to(self.kept), k_scale=1.25, v_scale=0.75)
+            return Pages(*quantize_kv(k.float(), v.float()))
+        return Pages(k.to(self.kept), v.to(self.kept), k_fp8_scale=1.25, v_fp8_scale=0.75)
 
     def plain(self, layer: int, scoring: Scoring) -> Tensor:
         """In fp32, of what the pages hold."""
@@ -137,10 +137,10 @@ class Step:
         for seq, (context, queries) in enumerate(self.lengths):
             blocks = self.runs.block_tables[seq, : -(-context // self.block_size)].long()
             k, v = (x[blocks].flatten(0, 1)[:context].float() for x in (pages.k, pages.v))
-            if pages.k_units is not None and pages.v_units is not None:
-                k = k * pages.k_units[blocks].flatten(0, 1)[:context, :, None]
-                v = v * pages.v_units[blocks].flatten(0, 1)[:context, :, None]
-            k, v = k * pages.k_scale, v * pages.v_scale
+            if pages.k_scales is not None and pages.v_scales is not None:
+                k = k * pages.k_scales[blocks].flatten(0, 1)[:context, :, None]
+                v = v * pages.v_scales[blocks].flatten(0, 1)[:context, :, None]
+            k, v = k * pages.k_fp8_scale, v * pages.v_fp8_scale
             q = self.q[starts[seq] : starts[seq + 1]].float().unflatten(1, (self.kv_heads, -1))
             scores = torch.einsum("nkgd,mkd->kgnm", q, k) * scoring.scale
             if scoring.soft_cap:
@@ -182,15 +182,22 @@ SCORING = Scoring(HEAD_DIM**-0.5)
 def decode_launches(
     step: Step,
     scoring: Scoring = SCORING,
-    least: int = LEAST_SHARE,
+    min_length: int = MIN_SPLIT_LENGTH,
     launch: DecodeLaunch | None = None,
-    cuts: bool = True,
+    split_contexts: bool = True,
 ):
     queries = max(queries for _, queries in step.lengths)
-    rows = power_of_two(step.heads // step.kv_heads * queries, LEAST_ROWS)
+    rows = next_power_of_two(step.heads // step.kv_heads * queries, MIN_TILE_ROWS)
     per = (launch or decode_launch(step.head_dim, rows, step.kept, step.runs.num_seqs)).per_multiprocessor
     workers = num_workers(step.q.device, per, step.kv_heads, step.runs.num_seqs, MAX_LEN)
-    plan = plan_decode(step.runs, workers, max_queries=queries, window=scoring.window, least=least, cuts=cuts)
+    plan = plan_decode(
+        step.runs,
+        workers,
+        max_queries=queries,
+        window=scoring.window,
+        min_length=min_length,
+        split_contexts=split_contexts,
+    )
     return [lambda p=pages: decode(step.q, p, step.runs, plan, scoring, launch=launch) for pages in step.pages]
 
 
@@ -241,11 +248,11 @@ def sweep_decode() -> None:
             for per in (1, 2, 3, 4):
                 launch = DecodeLaunch(block_n, warps, stages, per)
                 with guarded(f"decode {name} {launch}"):
-                    found.append((seconds_of(decode_launches(step, launch=launch)), launch, LEAST_SHARE))
+                    found.append((seconds_of(decode_launches(step, launch=launch)), launch, MIN_SPLIT_LENGTH))
         best = min(found, key=lambda x: x[0])[1]
-        for least in (128, 256, 1024):
-            with guarded(f"decode {name} least {least}"):
-                found.append((seconds_of(decode_launches(step, least=least, launch=best)), best, least))
+        for min_length in (128, 256, 1024):
+            with guarded(f"decode {name} min_length {min_length}"):
+                found.append((seconds_of(decode_launches(step, min_length=min_length, launch=best)), best, min_length))
         print_best(f"decode {name}", found)
 
 
@@ -324,11 +331,11 @@ def latent_step(num_seqs: int, context: int, heads: int, kept: torch.dtype) -> t
 
 
 def mla_run(
-    q: Tensor, cache: Tensor, runs: Runs, least: int = LEAST_SHARE, launch: MLALaunch | None = None
+    q: Tensor, cache: Tensor, runs: Runs, min_length: int = MIN_SPLIT_LENGTH, launch: MLALaunch | None = None
 ) -> Callable[[], Tensor]:
     launch = launch or mla_launch(q.shape[1], q.dtype)
     workers = num_workers(q.device, launch.per_multiprocessor, launch.tiles(q.shape[1]), runs.num_seqs, MAX_LEN)
-    plan = plan_decode(runs, workers, least=least)
+    plan = plan_decode(runs, workers, min_length=min_length)
     return lambda: mla_decode(q, cache, runs, plan, 0.05, launch=launch)
 
 
@@ -361,11 +368,11 @@ def sweep_mla() -> None:
             for per in (1, 2):
                 launch = MLALaunch(rows, block_n, warps, stages, per)
                 with guarded(f"latent {heads} heads {launch}"):
-                    found.append((seconds_of([mla_run(q, cache, runs, launch=launch)]), launch, LEAST_SHARE))
+                    found.append((seconds_of([mla_run(q, cache, runs, launch=launch)]), launch, MIN_SPLIT_LENGTH))
         best = min(found, key=lambda x: x[0])[1]
-        for least in (128, 256, 1024):
-            with guarded(f"latent least {least}"):
-                found.append((seconds_of([mla_run(q, cache, runs, least, best)]), best, least))
+        for min_length in (128, 256, 1024):
+            with guarded(f"latent min_length {min_length}"):
+                found.append((seconds_of([mla_run(q, cache, runs, min_length, best)]), best, min_length))
         print_best(f"latent 32 x 16k, {heads} heads", found)
 
 
@@ -404,13 +411,13 @@ def check() -> None:
             verdict(name, out, truth)
     with guarded("decode alone = decode in a batch"):
         step = Step(odd)
-        whole = decode_launches(step, cuts=False)[0]()
+        whole = decode_launches(step, split_contexts=False)[0]()
         same = True
         for seq in range(len(odd)):
             runs = Runs(
                 step.runs.seq_starts[:2], step.runs.context_lens[seq : seq + 1], step.runs.block_tables[seq : seq + 1]
             )
-            plan = plan_decode(runs, 1, cuts=False)
+            plan = plan_decode(runs, 1, split_contexts=False)
             alone = decode(step.q[seq : seq + 1].clone(), step.pages[0], runs, plan, SCORING)
             same &= torch.equal(alone[0], whole[seq])
         print(f"{'ok   ' if same else 'WRONG'} decode alone = decode in a batch", flush=True)
@@ -446,8 +453,8 @@ class guarded:
 
 
 def print_best(name: str, found: list[tuple[float, object, int]]) -> None:
-    for seconds, launch, least in sorted(found, key=lambda x: x[0])[:4]:
-        print(f"best for {name}: {seconds * 1e6:.1f} us {launch} least={least}", flush=True)
+    for seconds, launch, min_length in sorted(found, key=lambda x: x[0])[:4]:
+        print(f"best for {name}: {seconds * 1e6:.1f} us {launch} min_length={min_length}", flush=True)
 
 
 def main() -> None:

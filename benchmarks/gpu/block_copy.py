@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.gpu.measuring import copy_bandwidth
+from quire.ops.gpu.cache import GpuCache
 from quire.ops.opset import KVSpec
-from quire.ops.reference.cache import TorchCache
 
 SPEC = KVSpec(num_layers=32, num_kv_heads=8, head_dim=128, block_size=16, dtype="bfloat16")  # 2 MiB a block
 NUM_BLOCKS = 4096
@@ -52,7 +52,7 @@ def main() -> None:
     args = parser.parse_args()
     num_host = int(args.gib * 2**30) // SPEC.block_bytes
     begin = time.perf_counter()
-    cache = TorchCache(SPEC, NUM_BLOCKS, num_host, "cuda")
+    cache = GpuCache(SPEC, NUM_BLOCKS, num_host, "cuda")
     torch.cuda.synchronize()
     print(f"{args.gib:g} GiB pinned, beside pages of 8 GiB, in {time.perf_counter() - begin:.2f} s")
     out_rate, back_rate = plain_copy_rate()

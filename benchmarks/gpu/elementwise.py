@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.gpu.measuring import Ceilings, check, seconds_a_call
 from quire.ops.gpu.activation import activate_and_mul, activate_and_mul_quantized
 from quire.ops.gpu.embedding import embedding
-from quire.ops.gpu.linear.quantize_rows import Quantized, quantize_rows
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
 from quire.ops.gpu.norm import add_rms_norm, add_rms_norm_quantized, layer_norm, rms_norm, rms_norm_quantized
 from quire.ops.opset import Activation
 
@@ -33,9 +33,9 @@ def plain_norm(x: Tensor, weight: Tensor) -> Tensor:
     return F.rms_norm(x.float(), (x.shape[1],), weight.float(), EPS)
 
 
-def back(q: Quantized) -> Tensor:
+def back(q: QuantizedRows) -> Tensor:
     """As numbers."""
-    return (q.codes.float().unflatten(1, (q.scales.shape[1], -1)) * q.scales[..., None]).flatten(1)
+    return (q.q.float().unflatten(1, (q.scales.shape[1], -1)) * q.scales[..., None]).flatten(1)
 
 
 def check_all() -> None:

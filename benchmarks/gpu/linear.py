@@ -19,7 +19,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from benchmarks.gpu import linear_mixtures as mixtures
+from benchmarks.gpu import linear_moe as moe
 from benchmarks.gpu import linear_quantized as quantized
 from benchmarks.gpu import linear_stored as stored
 from benchmarks.gpu import linear_token as token
@@ -107,7 +107,7 @@ FAMILIES: dict[str, tuple[Callable[[], None], Callable[[Ceilings], None], Callab
     "grouped": (quantized.check_grouped, quantized.run_grouped, quantized.sweep_grouped),
     "scaled": (quantized.check_scaled, quantized.run_scaled, quantized.sweep_scaled),
     "stored": (stored.check_stored, stored.run_stored, stored.sweep_stored),
-    "mixtures": (mixtures.check_mixtures, mixtures.run_mixtures, mixtures.sweep_mixtures),
+    "moe": (moe.check_moe, moe.run_moe, moe.sweep_moe),
     "token": (token.check_token, token.run_token, token.check_token),
 }
 

@@ -15,7 +15,7 @@ from quire.ops.gpu.linear.dequantize import dequantize
 from quire.ops.gpu.linear.grouped import GroupedConfig, grouped_kernel, grouped_linear
 from quire.ops.gpu.linear.grouped_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
-from quire.ops.gpu.linear.quantize_rows import Quantized, quantize_rows
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
 from quire.ops.gpu.linear.scaled import ScaledConfig, ScaledWeight, scaled_kernel, scaled_linear
 from quire.ops.gpu.linear.scaled_gemv import ScaledGemvConfig, scaled_gemv
 from quire.ops.gpu.linear.split_k import new_tickets
@@ -29,12 +29,12 @@ def random_grouped(bits: int, N: int, K: int, group: int, offset: bool, table: b
     scales = torch.rand(N, K // group, device="cuda").half() / 64
     offsets = torch.randn(N, K // group, device="cuda").half() / 64 if offset else None
     if bits == 8:
-        codes = torch.randint(-128, 128, (N, K), device="cuda", dtype=torch.int8)
-        return pack_int8(codes, scales, offsets, width)
-    codes = torch.randint(0, 16, (N, K), device="cuda", dtype=torch.uint8)
+        q = torch.randint(-128, 128, (N, K), device="cuda", dtype=torch.int8)
+        return pack_int8(q, scales, offsets, width)
+    q = torch.randint(0, 16, (N, K), device="cuda", dtype=torch.uint8)
     if table:
-        return pack_codebook4(codes, scales, NF4, width)
-    return pack_int4(codes, scales, offsets, 0 if offset else 8, width)
+        return pack_codebook4(q, scales, NF4, width)
+    return pack_int4(q, scales, offsets, 0 if offset else 8, width)
 
 
 GROUPED = {  # bits, group (0: the row), offsets, codebook
@@ -107,7 +107,7 @@ def run_grouped(ceilings: Ceilings) -> None:
 
 def clone(weight: GroupedWeight) -> GroupedWeight:
     """Its tensors anew, so that they are not in the cache."""
-    names = ("words", "high", "scales", "offsets", "units")
+    names = ("words", "high", "scales", "offsets", "super_scales")
     tensors = {name: getattr(weight, name) for name in names}
     return replace(weight, **{name: None if t is None else t.clone() for name, t in tensors.items()})
 
@@ -161,12 +161,12 @@ def random_scaled(N: int, K: int, dtype: torch.dtype, by_blocks: bool) -> Scaled
     return ScaledWeight((torch.randn(N, K, device="cuda") * 8).to(dtype), torch.rand(N, device="cuda"))
 
 
-def plain_scaled(x: Quantized, weight: ScaledWeight) -> Tensor:
-    N, K = weight.codes.shape
+def plain_scaled(x: QuantizedRows, weight: ScaledWeight) -> Tensor:
+    N, K = weight.q.shape
     if not weight.by_blocks:
-        return (x.codes.float() * x.scales) @ (weight.codes.float() * weight.scales[:, None]).T
+        return (x.q.float() * x.scales) @ (weight.q.float() * weight.scales[:, None]).T
     blocks = weight.scales.repeat_interleave(128, 0)[:N].repeat_interleave(128, 1)[:, :K]
-    return (x.codes.float() * x.scales.repeat_interleave(128, 1)[:, :K]) @ (weight.codes.float() * blocks).T
+    return (x.q.float() * x.scales.repeat_interleave(128, 1)[:, :K]) @ (weight.q.float() * blocks).T
 
 
 SCALED = {
@@ -194,7 +194,7 @@ def check_scaled_case(kind: str, N: int, K: int, tickets: Tensor) -> None:
         check(f"{kind} M={M} {N}x{K}", scaled_linear(x, weight, tickets=tickets), truth, 4e-3)
         whole = scaled_linear(x, weight, batch_invariant=True, tickets=tickets)
         check(f"{kind} M={M} {N}x{K} invariant", whole, truth, 4e-3)
-        one = scaled_linear(Quantized(*(t[:1] for t in x)), weight, batch_invariant=True, tickets=tickets)
+        one = scaled_linear(QuantizedRows(*(t[:1] for t in x)), weight, batch_invariant=True, tickets=tickets)
         if not torch.equal(one, whole[:1]):
             print(f"WRONG {kind} {N}x{K}: one row differs from the same among {M}")
 
@@ -220,8 +220,8 @@ def run_scaled(ceilings: Ceilings) -> None:
                 ways["fast sums"] = [
                     partial(
                         torch._scaled_mm,
-                        x.codes,
-                        weight.codes.T,
+                        x.q,
+                        weight.q.T,
                         scale_a=x.scales,
                         scale_b=weight.scales[None],
                         out_dtype=torch.bfloat16,
@@ -232,8 +232,8 @@ def run_scaled(ceilings: Ceilings) -> None:
                 ways["torch by blocks"] = [
                     partial(
                         torch._scaled_mm,
-                        x.codes,
-                        weight.codes.T,
+                        x.q,
+                        weight.q.T,
                         scale_a=x.scales.T.contiguous().T,
                         scale_b=weight.scales.T,
                         out_dtype=torch.bfloat16,
@@ -256,7 +256,7 @@ def sweep_scaled_row() -> None:
             if 512 <= block_n * block_k // warps <= 4096
         ]
         calls: dict[str, Calls] = {
-            str(c): [partial(scaled_gemv, x, w.codes, w.scales, None, torch.bfloat16, c, True) for w in weights]
+            str(c): [partial(scaled_gemv, x, w.q, w.scales, None, torch.bfloat16, c, True) for w in weights]
             for c in configs
         }
         print_fastest(f"fp8 {name} one row", N * K, calls)

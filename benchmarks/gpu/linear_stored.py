@@ -16,7 +16,7 @@ from quire.ops.gpu.linear.grouped import GroupedConfig, grouped_kernel, grouped_
 from quire.ops.gpu.linear.grouped_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.quantize_rows import quantize_rows
-from quire.ops.gpu.linear.quantized_weights import load_codes
+from quire.ops.gpu.linear.quantized_weights import load_quantized
 from quire.ops.gpu.linear.split_k import new_tickets
 from quire.ops.tensors import STORAGE_TYPES, StoredTensor
 
@@ -38,7 +38,7 @@ def random_stored(name: str, N: int, K: int) -> StoredTensor:
 
 
 def random_weight(name: str, N: int, K: int) -> GroupedWeight:
-    weight = load_codes([random_stored(name, N, K)], torch.device("cuda"))
+    weight = load_quantized([random_stored(name, N, K)], torch.device("cuda"))
     assert isinstance(weight, GroupedWeight)
     return weight
 

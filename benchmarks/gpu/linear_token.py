@@ -10,9 +10,9 @@ from benchmarks.gpu.linear_quantized import FP8, random_grouped, random_scaled
 from benchmarks.gpu.measuring import Calls, Ceilings, rows, seconds_a_call
 from benchmarks.gpu.shapes import SHAPES
 from quire.ops.gpu.activation import activate_and_mul_quantized, silu_and_mul
-from quire.ops.gpu.linear.grouped import grouped_linear, takes_codes
+from quire.ops.gpu.linear.grouped import grouped_linear, wants_int16_input
 from quire.ops.gpu.linear.linear import linear
-from quire.ops.gpu.linear.quantize_rows import Quantized, quantize_rows
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
 from quire.ops.gpu.linear.scaled import scaled_linear
 from quire.ops.gpu.linear.split_k import new_tickets
 from quire.ops.gpu.norm import add_rms_norm, add_rms_norm_quantized
@@ -37,13 +37,13 @@ def token_calls(kind: str, M: int, overlap: bool, tickets: Tensor) -> tuple[Call
     codes: tuple[torch.dtype, int] | None = None  # what products want of x, and in which groups
     if kind == "fp8":
         codes = (FP8, 0)
-    elif kind != "bf16" and takes_codes(M, layers[0]["qkv"]):
+    elif kind != "bf16" and wants_int16_input(M, layers[0]["qkv"]):
         codes = (torch.int16, 128)
 
     def times(x: Any, w: Any) -> Tensor:
         if kind == "bf16":
             return linear(x, w, tickets=tickets, overlap=overlap)
-        if codes and not isinstance(x, Quantized):
+        if codes and not isinstance(x, QuantizedRows):
             x = quantize_rows(x, *codes, overlap)
         if kind == "fp8":
             return scaled_linear(x, w, tickets=tickets, overlap=overlap)

@@ -1,10 +1,10 @@
-"""Microseconds to draw for all lines of a step on a GPU, by path and number of lines.
+"""Microseconds to draw for all lines of a step on a GPU, by features and number of lines.
 
     python -m benchmarks.gpu.sampler              # checks tokens against the specification, then times
     python -m benchmarks.gpu.sampler --sweep      # also tries ways to split the vocabulary
 
 Times are of a captured graph. Beside each stands how many times the logits could have been copied (read, at the speed
-of a device copy measured here) in that time: a path needs one reading to find the greatest logit, one more to weigh,
+of a device copy measured here) in that time: sampling needs one reading to find the greatest logit, one more to weigh,
 one more to list what top_k and top_p decide on."""
 
 import argparse
@@ -86,8 +86,8 @@ def time_case(case: str, lines: int, dtype: torch.dtype, split: Split | None) ->
         sampler.admit(row, RowParams(seed=row, sample=0, **CASES[case]), list(range(512)), 512)
     sampler.upload()
     logits, rows = logits_of(case, lines, dtype), torch.arange(lines, dtype=torch.int32, device="cuda")
-    path = sampler.needs(range(lines))
-    return microseconds(lambda: sampler.launch(logits, rows, lines, path))
+    features = sampler.needs(range(lines))
+    return microseconds(lambda: sampler.launch(logits, rows, lines, features))
 
 
 # -- the same tokens ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from models.checking import PROMPT, TINY, assert_close, make_ops, random_model
 from models.lora_steps import NONE, Together
 from models.plain_adapters import write_adapter
 from quire.ops.gpu.opset import GpuOps
-from quire.ops.gpu.program import Inputs
+from quire.ops.gpu.program import GraphInputs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAYERS = ("q_proj", "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -37,9 +37,9 @@ def test_the_kernels_agree_with_plain_torch(llama):
 
     # What a CUDA graph captures, and what it is sent: a step that only decodes, padded to four sequences.
     step = ours.batch(dict.fromkeys(ids, PROMPT[:1]), 0)
-    inputs = Inputs(4, 4, ours.blocks, torch.device(DEVICE), decodes=True)
+    inputs = GraphInputs(4, 4, ours.blocks, torch.device(DEVICE), decodes=True)
     inputs.send(step)
-    batch = ours.program._read_from(inputs, adapted=True)
+    batch = ours.program._batch_from(inputs, with_adapters=True)
     with torch.inference_mode():
         padded = ours.program._forward(batch)[:3]
     assert batch.adapts and batch.adapters.tolist() == [*step.adapters, -1]
@@ -47,8 +47,8 @@ def test_the_kernels_agree_with_plain_torch(llama):
 
     # And one with a prompt, padded in tokens and in sequences.
     step = ours.batch(ids, 0)
-    inputs = Inputs(7, 5, ours.blocks, torch.device(DEVICE), decodes=False)
+    inputs = GraphInputs(7, 5, ours.blocks, torch.device(DEVICE), decodes=False)
     inputs.send(step)
     with torch.inference_mode():
-        padded = ours.program._forward(ours.program._read_from(inputs, adapted=True))[: len(step.logit_rows)]
+        padded = ours.program._forward(ours.program._batch_from(inputs, with_adapters=True))[: len(step.logit_rows)]
     assert_close(padded.cpu().numpy(), np.concatenate([*expected.values()]))

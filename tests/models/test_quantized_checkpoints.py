@@ -16,7 +16,7 @@ from models.checking import PROMPT, TINY, assert_close, compute, make_ops, rando
 from ops.stored_blocks import stored_rows
 from quire.ops.dequantize import dequantize
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
-from quire.ops.gpu.linear.quantized_weights import Reordered
+from quire.ops.gpu.linear.quantized_weights import ActOrderWeight
 from quire.ops.gpu.linear.scaled import ScaledWeight
 from quire.ops.gpu.opset import GpuOps
 from quire.ops.tensors import GGUF_TYPES, STORAGE_TYPES, StoredTensor
@@ -156,7 +156,7 @@ def test_codes_of_gguf_stay_codes_on_a_gpu(name: str) -> None:
 
 
 def described(segment: Any) -> str:
-    if isinstance(segment, Reordered):
+    if isinstance(segment, ActOrderWeight):
         return f"{described(segment.weight)}, reordered"
     if isinstance(segment, ScaledWeight):
         return "fp8 by blocks" if segment.by_blocks else "fp8 by outputs"

@@ -8,8 +8,9 @@ import torch
 
 from quire.core.errors import DoesNotFit
 from quire.ops.gpu.block_copy import copy_blocks, waves
+from quire.ops.gpu.cache import GpuCache, pinned_pages
 from quire.ops.opset import KVSpec
-from quire.ops.reference.cache import DTYPES, TorchCache, _pinned, _zeros, move_blocks
+from quire.ops.reference.cache import DTYPES, copy_blocks_in_order, zero_pages
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -32,10 +33,10 @@ def fill(pages: tuple[torch.Tensor, ...], seed: int) -> None:
         page.copy_(rubbish.view(page.dtype).view(page.shape))
 
 
-def made(spec: KVSpec, seed: int) -> TorchCache:
-    cache = TorchCache(spec, NUM_BLOCKS, NUM_HOST, DEVICE)
+def made(spec: KVSpec, seed: int) -> GpuCache:
+    cache = GpuCache(spec, NUM_BLOCKS, NUM_HOST, DEVICE)
     fill(cache.pages, seed)
-    fill(cache._host, seed + 1)
+    fill(cache.host_pages, seed + 1)
     return cache
 
 
@@ -56,20 +57,20 @@ def test_a_copy_is_as_if_pair_by_pair(spec: KVSpec) -> None:
     plain = tuple(page.clone() for page in cache.pages)
     chains = pairs(12, NUM_BLOCKS, NUM_BLOCKS, seed=1)  # blocks are read after they are written, and the other way
     copy_blocks(cache.pages, cache.pages, chains)
-    move_blocks(plain, plain, chains)
+    copy_blocks_in_order(plain, plain, chains)
     assert same(cache.pages, plain)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.dtype}-{spec.block_bytes}")
 def test_blocks_go_to_the_host_and_come_back(spec: KVSpec) -> None:
     cache = made(spec, 0)
-    pages, host = (tuple(page.clone() for page in side) for side in (cache.pages, cache._host))
+    pages, host = (tuple(page.clone() for page in side) for side in (cache.pages, cache.host_pages))
     out, back = pairs(6, NUM_BLOCKS, NUM_HOST, seed=2), pairs(6, NUM_HOST, NUM_BLOCKS, seed=3)
-    copy_blocks(cache.pages, cache._host, out)
-    copy_blocks(cache._host, cache.pages, back)
-    move_blocks(pages, host, out)
-    move_blocks(host, pages, back)
-    assert same(cache.pages, pages) and same(cache._host, host)
+    copy_blocks(cache.pages, cache.host_pages, out)
+    copy_blocks(cache.host_pages, cache.pages, back)
+    copy_blocks_in_order(pages, host, out)
+    copy_blocks_in_order(host, pages, back)
+    assert same(cache.pages, pages) and same(cache.host_pages, host)
 
 
 def test_nothing_to_copy_is_nothing() -> None:
@@ -118,8 +119,10 @@ def test_pages_of_the_host_lie_in_one_range_that_is_pinned(spec: KVSpec, monkeyp
     monkeypatch.setattr(torch.cuda, "cudart", lambda: registry)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     owner = Registry()
-    pages = _pinned(spec, NUM_HOST, owner)
-    assert [(page.shape, page.dtype) for page in pages] == [(x.shape, x.dtype) for x in _zeros(spec, NUM_HOST, "cpu")]
+    pages = pinned_pages(spec, NUM_HOST, owner)
+    assert [(page.shape, page.dtype) for page in pages] == [
+        (x.shape, x.dtype) for x in zero_pages(spec, NUM_HOST, "cpu")
+    ]
     ((first, size),) = registry.ranges.items()
     places = sorted((page.data_ptr(), page.data_ptr() + page.nbytes) for page in pages)
     assert first <= places[0][0] and places[-1][1] <= first + size
@@ -127,13 +130,13 @@ def test_pages_of_the_host_lie_in_one_range_that_is_pinned(spec: KVSpec, monkeyp
     fill(pages, 0)
     del owner
     assert not registry.ranges
-    assert _pinned(spec, 0, registry)[0].shape[1] == 0 and not registry.ranges
+    assert pinned_pages(spec, 0, registry)[0].shape[1] == 0 and not registry.ranges
 
 
 def test_memory_that_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "cudart", lambda: Registry(failure=2))
     with pytest.raises(DoesNotFit, match=r"0\.00 GiB of memory could not be pinned for swapping \(CUDA error 2\)"):
-        _pinned(SPECS[0], NUM_HOST, Registry())
+        pinned_pages(SPECS[0], NUM_HOST, Registry())
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU: memory is pinned for it")
@@ -141,7 +144,7 @@ def test_copies_follow_the_stream_and_the_host_does_not_wait() -> None:
     """A block is swapped out, overwritten and swapped in behind a step that takes long: the order is the stream's."""
     spec = KVSpec(4, 8, 128, 16, "bfloat16")
     cache = made(spec, 0)
-    assert all(page.is_pinned() for page in cache._host)
+    assert all(page.is_pinned() for page in cache.host_pages)
     first = tuple(page[:, 0].clone() for page in cache.pages)
     cache.swap_out([(8, 6)]), cache.swap_in([(6, 8)])  # compiled before it is timed
     a = torch.randn(8192, 8192, device=DEVICE)
@@ -162,8 +165,8 @@ def test_copies_follow_the_stream_and_the_host_does_not_wait() -> None:
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU: memory is pinned for it")
 @pytest.mark.parametrize("name", DTYPES)
 def test_pinned_memory_is_given_back(name: str) -> None:
-    cache = TorchCache(KVSpec(2, 2, 64, 16, name), 2, 3, DEVICE)
-    host = cache._host
+    cache = GpuCache(KVSpec(2, 2, 64, 16, name), 2, 3, DEVICE)
+    host = cache.host_pages
     assert all(page.is_pinned() for page in host)
     del cache
     assert not any(page.is_pinned() for page in host)

@@ -22,12 +22,12 @@ import triton.language as tl  # noqa: E402
 from quire.core.watermark import Watermark  # noqa: E402
 from quire.ops.gpu.sampling.job import Split  # noqa: E402
 from quire.ops.gpu.sampling.philox import uniform_below  # noqa: E402
-from quire.ops.gpu.sampling.rows import Path  # noqa: E402
+from quire.ops.gpu.sampling.rows import Features  # noqa: E402
 from quire.ops.gpu.sampling.sampler import DeviceSampler  # noqa: E402
-from quire.ops.gpu.sampling.softmax_weights import ordered, weigh  # noqa: E402
+from quire.ops.gpu.sampling.softmax_weights import ordered_key, softmax_weight  # noqa: E402
 from quire.ops.opset import BROKEN, CANDIDATES, Masks, RowParams  # noqa: E402
 from quire.ops.philox import uniform_bits  # noqa: E402
-from quire.ops.reference.sampler import TorchSampler, distances, masked, weights  # noqa: E402
+from quire.ops.reference.sampler import TorchSampler, apply_masks, distances, weights  # noqa: E402
 from quire.ops.watermark import is_green  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
@@ -98,8 +98,8 @@ def test_random_numbers_are_those_of_the_host():
 def _weigh_all(logits, weight, key, peak, inverse_temperature, N: tl.constexpr):
     i = tl.arange(0, N)
     x = tl.load(logits + i)
-    tl.store(weight + i, weigh(x, tl.load(peak), tl.load(inverse_temperature)))
-    tl.store(key + i, ordered(x))
+    tl.store(weight + i, softmax_weight(x, tl.load(peak), tl.load(inverse_temperature)))
+    tl.store(key + i, ordered_key(x))
 
 
 @pytest.mark.parametrize("temperature", [0.013, 0.7, 37.0])
@@ -114,27 +114,30 @@ def test_weights_are_those_of_the_specification_bit_for_bit(temperature):
     assert torch.equal(key.cpu().argsort(stable=True), logits.argsort(stable=True))
 
 
-# -- each path -------------------------------------------------------------------------------------------------------
+# -- each feature ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", [0.02, 1.0])  # nearly uniform: most tokens survive, and counting once is not enough
 @pytest.mark.parametrize(
-    ("params", "path"),
+    ("params", "features"),
     [
-        ({"temperature": 0.0}, Path.GREEDY),
-        ({"top_k": 1, "top_p": 0.5}, Path.GREEDY),
-        ({"temperature": 0.7, "top_k": VOCAB}, Path.SAMPLED),
-        ({"min_p": 0.2}, Path.SAMPLED),
-        ({"top_k": 5}, Path.SAMPLED | Path.FILTERED),
-        ({"top_p": 0.8}, Path.SAMPLED | Path.FILTERED),
-        ({"temperature": 1.3, "top_k": 6, "top_p": 0.9, "min_p": 0.3}, Path.SAMPLED | Path.FILTERED),
+        ({"temperature": 0.0}, Features.GREEDY),
+        ({"top_k": 1, "top_p": 0.5}, Features.GREEDY),
+        ({"temperature": 0.7, "top_k": VOCAB}, Features.SAMPLED),
+        ({"min_p": 0.2}, Features.SAMPLED),
+        ({"top_k": 5}, Features.SAMPLED | Features.FILTERED),
+        ({"top_p": 0.8}, Features.SAMPLED | Features.FILTERED),
+        (
+            {"temperature": 1.3, "top_k": 6, "top_p": 0.9, "min_p": 0.3},
+            Features.SAMPLED | Features.FILTERED,
+        ),
     ],
 )
-def test_every_path_draws_what_the_specification_draws(params, path, scale):
+def test_every_path_draws_what_the_specification_draws(params, features, scale):
     pair = Pair(2, open_capacity=8)
     for row in range(2):
         pair.admit(row, RowParams(seed=row, sample=row, **params), [1, 2, 3])
-    assert pair.device.needs([0, 1]) == path
+    assert pair.device.needs([0, 1]) == features
     logits = bell(2)
     logits[1] = (logits[1] * 2).round() / 2  # ties
     logits *= scale
@@ -199,7 +202,7 @@ def test_edits_over_several_steps():
     pair = Pair(2)
     pair.admit(0, replace(GREEDY, logit_bias=((3, 90.0),), banned=((5,),), stop_ids=(3, VOCAB), min_tokens=2), [1], 1)
     pair.admit(1, replace(GREEDY, allowed=(2, 3, 4), frequency_penalty=1.5, repetition_penalty=1.2), [2, 4, 4], 1)
-    assert (pair.device.needs([0]), pair.device.needs([1])) == (Path.BIASED | Path.MARKED,) * 2
+    assert (pair.device.needs([0]), pair.device.needs([1])) == (Features.BIASED | Features.MARKED,) * 2
     for step in range(3):
         tokens = pair.check_draw(bell(2, seed=step), [0, 1])
         assert (tokens[0] == 3) == (step >= 2)
@@ -210,7 +213,7 @@ def test_a_watermark_goes_by_the_token_before():
     pair = Pair(2)
     pair.admit(0, replace(GREEDY, watermark=Watermark(delta=50.0)), [4, 7])
     pair.admit(1, GREEDY, [4, 7])
-    assert pair.device.needs([0, 1]) == Path.WATERMARKED
+    assert pair.device.needs([0, 1]) == Features.WATERMARKED
     before = 7
     for step in range(3):
         logits = bell(2, seed=step)
@@ -257,7 +260,7 @@ def test_rows_of_the_slow_path_stand_beside_others():
     pair.admit(1, replace(GREEDY, num_logprobs=2), [1])
     pair.admit(2, replace(GREEDY, banned=((1, 2, 0),)), [1, 2])
     pair.admit(3, replace(PLAIN, num_candidates=4), [1])
-    assert pair.device.needs([0, 1]) == Path.SLOW
+    assert pair.device.needs([0, 1]) == Features.ON_HOST
     logits = bell(4)
     logits[2, 0] = 99.0  # forbidden after 1, 2, and only there
     tokens = [pair.check_draw(logits, [0, 1, 2, 3]) for _ in range(2)]
@@ -293,7 +296,7 @@ def test_launch_passes_over_padding_and_keeps_each_rows_state():
     first = bell(2)
     rows = torch.tensor([2, -1, 0], dtype=torch.int32, device=DEVICE)
     lines = torch.cat([first, bell(1, seed=5)]).to(DEVICE)
-    tokens = pair.device.launch(lines, rows, 3, Path.SAMPLED).tolist()
+    tokens = pair.device.launch(lines, rows, 3, Features.SAMPLED).tolist()
     expected = pair.spec.draw(lines.cpu()[[0, 2]], [2, 0])
     assert tokens == [expected[0].token, 0, expected[1].token]
     pair.check_draw(bell(3, seed=6), [0, 1, 2])  # positions 1, 0 and 1
@@ -328,11 +331,11 @@ def test_a_captured_graph_draws_on(params):
     for row in range(rows):
         pair.admit(row, replace(PLAIN, seed=row, **params), [1, 2])
     logits, lines = bell(rows, vocab).cuda(), torch.arange(rows, dtype=torch.int32, device="cuda")
-    path = pair.device.needs(range(rows))
-    pair.check_draw(logits.cpu(), list(range(rows)))  # compiles, and allocates what the path needs
+    features = pair.device.needs(range(rows))
+    pair.check_draw(logits.cpu(), list(range(rows)))  # compiles, and allocates what the features need
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        tokens = pair.device.launch(logits, lines, rows, path)
+        tokens = pair.device.launch(logits, lines, rows, features)
     for step in range(3):
         logits.copy_(bell(rows, vocab, seed=step))
         graph.replay()
@@ -364,7 +367,7 @@ def test_drafts_are_verified_as_the_specification_does(wishes):
         truth = TorchSampler(3, VOCAB)
         for row in range(3):
             truth.admit(row, pair.spec._rows[row].params, pair.spec._rows[row].tokens, 3)
-        permitted = masked(logits, masks)
+        permitted = apply_masks(logits, masks)
         right = {row: [truth.draw(permitted[at : at + 1], [row])[0].token for at in lines]
                  for row, lines in {1: range(1, 4), 2: range(4, 8)}.items()}  # fmt: skip
         drafts = [[], right[1][:2], [right[2][0], (right[2][1] + 1) % VOCAB, 0]]
@@ -406,6 +409,6 @@ def test_what_is_tried_out_at_the_start_changes_no_token():
     pair.admit(1, replace(PLAIN, top_p=0.7), [5, 6])
     pair.device.upload()
     before = pair.device.last.tolist()
-    pair.device.try_out(torch.float32)
+    pair.device.warm_up(torch.float32)
     assert pair.device.last.tolist() == before
     pair.check_draw(bell(1), [1])

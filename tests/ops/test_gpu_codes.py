@@ -8,7 +8,7 @@ from ops.stored_blocks import stored_rows
 from quire.ops.dequantize import dequantize
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.k_quants import K_QUANTS
-from quire.ops.gpu.linear.quantized_weights import DECODED, load_codes
+from quire.ops.gpu.linear.quantized_weights import DECODED, load_quantized
 from quire.ops.tensors import STORAGE_TYPES, StoredTensor
 
 ROWS, COLUMNS = 5, 512
@@ -19,8 +19,8 @@ def numbers(weight: GroupedWeight) -> torch.Tensor:
     stored = planes(weight.words, weight.bits, 32 // weight.bits)
     if weight.high is not None:
         stored += planes(weight.high, weight.high.itemsize, 8) << 4
-    codes = stored.to(torch.uint8).view(torch.int8) if weight.bits == 8 else stored - weight.zero
-    values = torch.tensor(weight.table)[codes.long()] if weight.table else codes.float()
+    q = stored.to(torch.uint8).view(torch.int8) if weight.bits == 8 else stored - weight.zero
+    values = torch.tensor(weight.codebook)[q.long()] if weight.codebook else q.float()
 
     def of_inputs(groups: torch.Tensor) -> torch.Tensor:
         return groups.T.repeat_interleave(weight.group, 1)
@@ -39,13 +39,13 @@ def levels(weight: GroupedWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
     if weight.scales.is_floating_point():
         return weight.scales.float(), None if weight.offsets is None else weight.offsets.float()
     kinds = 2 if weight.has_offsets else 1
-    if weight.units is None:
+    if weight.super_scales is None:
         halves = together(weight, torch.float16)
         return halves[::kinds], halves[1::2] if weight.has_offsets else None
     small = six_bits(weight) if weight.scales.dtype == torch.int32 else together(weight, torch.int8)
-    of_output = weight.units.T.contiguous()  # [N, K / 256]
-    units = (of_output.view(torch.float16) if weight.has_offsets else of_output).float().T
-    each = [units[i::kinds].repeat_interleave(256 // weight.group, 0) * small[i::kinds] for i in range(kinds)]
+    of_output = weight.super_scales.T.contiguous()  # [N, K / 256]
+    super_scales = (of_output.view(torch.float16) if weight.has_offsets else of_output).float().T
+    each = [super_scales[i::kinds].repeat_interleave(256 // weight.group, 0) * small[i::kinds] for i in range(kinds)]
     return each[0], -each[1] if weight.has_offsets else None
 
 
@@ -68,7 +68,7 @@ def six_bits(weight: GroupedWeight) -> torch.Tensor:
 def test_codes_make_the_numbers_of_the_file(name: str, rows: int, columns: int) -> None:
     type = STORAGE_TYPES[name]
     tensor = StoredTensor(name, (rows, columns), type, stored_rows(type, rows, columns))
-    weight = load_codes([tensor], torch.device("cpu"))
+    weight = load_quantized([tensor], torch.device("cpu"))
     assert isinstance(weight, GroupedWeight) and weight.bits == DECODED.get(name, 4)
     np.testing.assert_array_equal(numbers(weight).numpy(), dequantize(tensor).reshape(rows, columns))
 
@@ -80,4 +80,4 @@ BITS = {"Q4_0": 4.5, "Q4_1": 5, "Q2_K": 5.125, "Q3_K": 4.625, "Q4_K": 4.5, "Q5_K
 def test_scales_take_little_memory(name: str, bits: float) -> None:
     type = STORAGE_TYPES[name]
     tensor = StoredTensor(name, (ROWS, COLUMNS), type, stored_rows(type, ROWS, COLUMNS))
-    assert load_codes([tensor], torch.device("cpu")).nbytes * 8 == bits * ROWS * COLUMNS
+    assert load_quantized([tensor], torch.device("cpu")).nbytes * 8 == bits * ROWS * COLUMNS

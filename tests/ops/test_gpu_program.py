@@ -4,9 +4,9 @@ import numpy as np
 import torch
 
 from quire.ops.gpu.batch import GpuBatch
-from quire.ops.gpu.program import GpuProgram, Inputs, without_outrun
+from quire.ops.gpu.cache import GpuCache
+from quire.ops.gpu.program import GpuProgram, GraphInputs, drop_slower_sizes
 from quire.ops.opset import KVSpec, StepBatch
-from quire.ops.reference.cache import TorchCache
 
 CPU = torch.device("cpu")
 BLOCK = 16
@@ -29,13 +29,13 @@ def step(counts: list[int], contexts: list[int]) -> StepBatch:
 
 
 def program() -> GpuProgram:
-    cache = TorchCache(KVSpec(1, 1, 16, BLOCK, "float32"), 9, 0, CPU)
+    cache = GpuCache(KVSpec(1, 1, 16, BLOCK, "float32"), 9, 0, CPU)
     return GpuProgram(lambda batch: batch.slots, cache, 64, 5, 300)
 
 
 def arrays(batch: GpuBatch) -> list[torch.Tensor]:
     runs = batch.runs
-    return [batch.ids.given, batch.positions, batch.slots, batch.logit_rows, *(runs.seq_starts, runs.context_lens)]
+    return [batch.ids.ids, batch.positions, batch.slots, batch.logit_rows, *(runs.seq_starts, runs.context_lens)]
 
 
 def check_alignment(batch: GpuBatch) -> None:
@@ -60,14 +60,14 @@ def test_a_step_arrives_as_it_was_sent():
 
 def test_a_graphs_arrays_are_padded():
     made = program()
-    inputs = Inputs(11, 4, made._width, CPU, decodes=False)
+    inputs = GraphInputs(11, 4, made._width, CPU, decodes=False)
     inputs.send(step([4, 1, 2, 1], [40, 9, 2, 3]))  # what it leaves behind must not be seen
     sent = step([5, 1], [70, 33])
     inputs.send(sent)
-    batch = made._read_from(inputs, adapted=False)
+    batch = made._batch_from(inputs, with_adapters=False)
     check_alignment(batch)
     assert batch.decodes and batch.prefills and not batch.all_logits
-    assert batch.ids.given[:6].tolist() == sent.ids.tolist() and batch.positions[:6].tolist() == sent.positions.tolist()
+    assert batch.ids.ids[:6].tolist() == sent.ids.tolist() and batch.positions[:6].tolist() == sent.positions.tolist()
     assert batch.slots.tolist() == [*sent.slots, *[-1] * 5]
     assert batch.runs.seq_starts.tolist() == [0, 5, 6, 6, 6] and batch.runs.context_lens.tolist() == [70, 33, 0, 0]
     assert batch.logit_rows.tolist() == [4, 5, 0, 0]
@@ -76,11 +76,11 @@ def test_a_graphs_arrays_are_padded():
 
 def test_a_graph_that_decodes_has_one_token_a_sequence():
     made = program()
-    inputs = Inputs(4, 4, made._width, CPU, decodes=True)
+    inputs = GraphInputs(4, 4, made._width, CPU, decodes=True)
     for contexts in ([50, 3, 17], [4]):
         sent = step([1] * len(contexts), contexts)
         inputs.send(sent)
-        batch = made._read_from(inputs, adapted=False)
+        batch = made._batch_from(inputs, with_adapters=False)
         check_alignment(batch)
         assert batch.only_decodes and batch.all_logits
         assert batch.runs.seq_starts.tolist() == [0, 1, 2, 3, 4]
@@ -89,4 +89,4 @@ def test_a_graph_that_decodes_has_one_token_a_sequence():
 
 
 def test_sizes_that_a_larger_one_outruns_are_left_out():
-    assert without_outrun({512: 9.3, 448: 12.7, 384: 7.4, 320: 7.5, 256: 7.7, 1: 4.0}) == [1, 320, 384, 512]
+    assert drop_slower_sizes({512: 9.3, 448: 12.7, 384: 7.4, 320: 7.5, 256: 7.7, 1: 4.0}) == [1, 320, 384, 512]

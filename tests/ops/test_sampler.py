@@ -21,7 +21,7 @@ from quire.core.plan import Admission
 from quire.core.watermark import Watermark
 from quire.ops.native.sampler import NativeSampler
 from quire.ops.opset import BROKEN, CANDIDATES, Masks, RowParams
-from quire.ops.reference.sampler import Row, TorchSampler, edit, survivors, weights
+from quire.ops.reference.sampler import SamplerRow, TorchSampler, edit, survivors, weights
 from quire.runtime.sampling import row_params
 
 PLAIN = RowParams(seed=7, sample=0)
@@ -218,7 +218,7 @@ def test_repetition_penalty_is_that_of_transformers():
     logits = torch.from_numpy(bell(50))
     tokens = [3, 4, 3, 17, 49]
     expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([tokens]), logits.clone())[0]
-    edited = edit(logits[0], Row(replace(PLAIN, repetition_penalty=1.3), tokens, 2))
+    edited = edit(logits[0], SamplerRow(replace(PLAIN, repetition_penalty=1.3), tokens, 2))
     assert torch.equal(edited, expected)
 
 

@@ -15,10 +15,10 @@ from quire.ops.gpu.attention.plan import plan_decode, plan_prefill
 from quire.ops.gpu.attention.prefill import PrefillLaunch, invariant_launch, prefill
 from quire.ops.opset import KVSpec
 from quire.ops.reference import TorchOps
-from quire.ops.reference.cache import TorchCache, quantize
+from quire.ops.reference.cache import TorchCache, quantize_kv
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-WORKERS, LEAST = 3, 64  # small, so that short contexts have several pieces
+WORKERS, MIN_LENGTH = 3, 64  # small, so that short contexts have several pieces
 BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}  # relative, root of mean squares
 
 
@@ -42,8 +42,8 @@ class Case:
     kept: torch.dtype = torch.float32
     seed: int = 0
     scoring: Scoring = field(default_factory=lambda: Scoring(0.1))
-    k_scale: float = 1.0
-    v_scale: float = 1.0
+    k_fp8_scale: float = 1.0
+    v_fp8_scale: float = 1.0
 
     def __post_init__(self) -> None:
         make = torch.Generator().manual_seed(self.seed)
@@ -77,15 +77,15 @@ class Case:
 
     def _stored(self, k: torch.Tensor, v: torch.Tensor) -> Pages:
         if self.kept == torch.int8:
-            codes = [x.to(DEVICE) for x in quantize(k, v)]
-            own = [[quantize(a, b) for a, b in zip(self.k, self.v, strict=True)]]
+            codes = [x.to(DEVICE) for x in quantize_kv(k, v)]
+            own = [[quantize_kv(a, b) for a, b in zip(self.k, self.v, strict=True)]]
             self.k = [c[0].float() * c[2][..., None] for c in own[0]]
             self.v = [c[1].float() * c[3][..., None] for c in own[0]]
             return Pages(*codes)
-        k, v = (k / self.k_scale).to(self.kept), (v / self.v_scale).to(self.kept)
-        self.k = [(x / self.k_scale).to(self.kept).float() * self.k_scale for x in self.k]
-        self.v = [(x / self.v_scale).to(self.kept).float() * self.v_scale for x in self.v]
-        return Pages(k.to(DEVICE), v.to(DEVICE), k_scale=self.k_scale, v_scale=self.v_scale)
+        k, v = (k / self.k_fp8_scale).to(self.kept), (v / self.v_fp8_scale).to(self.kept)
+        self.k = [(x / self.k_fp8_scale).to(self.kept).float() * self.k_fp8_scale for x in self.k]
+        self.v = [(x / self.v_fp8_scale).to(self.kept).float() * self.v_fp8_scale for x in self.v]
+        return Pages(k.to(DEVICE), v.to(DEVICE), k_fp8_scale=self.k_fp8_scale, v_fp8_scale=self.v_fp8_scale)
 
     def plain(self, trees: list[list[int]] | None = None) -> torch.Tensor:
         """Of unrounded products. trees: each draft's parent in its run, -1 for the first."""
@@ -130,7 +130,9 @@ class Case:
         return torch.cat(out)
 
     def decode(self, max_queries: int = 1, **more: torch.Tensor) -> torch.Tensor:
-        plan = plan_decode(self.runs, WORKERS, max_queries=max_queries, window=self.scoring.window, least=LEAST)
+        plan = plan_decode(
+            self.runs, WORKERS, max_queries=max_queries, window=self.scoring.window, min_length=MIN_LENGTH
+        )
         return decode(self.q, self.pages, self.runs, plan, self.scoring, **more)
 
     def prefill(self, above: int = 0, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -165,7 +167,7 @@ LENGTHS = [(1, 1), (100, 1)]
         Case(LENGTHS, kv_heads=1, dtype=torch.bfloat16, kept=torch.bfloat16),
         Case(LENGTHS, kv_heads=1, dtype=torch.float16, kept=torch.float16),
         Case(LENGTHS, kv_heads=1, dtype=torch.bfloat16, kept=torch.int8),
-        Case(LENGTHS, kv_heads=1, dtype=torch.float16, kept=torch.float8_e4m3fn, k_scale=0.05, v_scale=0.02),
+        Case(LENGTHS, kv_heads=1, dtype=torch.float16, kept=torch.float8_e4m3fn, k_fp8_scale=0.05, v_fp8_scale=0.02),
         Case(LENGTHS, kv_heads=1, scoring=Scoring(0.1, window=1)),
         Case(LENGTHS, kv_heads=1, scoring=Scoring(0.1, window=40)),
         Case(LENGTHS, kv_heads=1, scoring=Scoring(0.5, soft_cap=2.0)),
@@ -207,17 +209,17 @@ def test_drafts_may_form_a_tree(scoring):
 
 def test_a_row_does_not_depend_on_the_batch():
     case = Case([(70, 1), (1, 1), (65, 1)], heads=3, kv_heads=1, dtype=torch.bfloat16, kept=torch.bfloat16)
-    plan = plan_decode(case.runs, WORKERS, cuts=False)
+    plan = plan_decode(case.runs, WORKERS, split_contexts=False)
     whole = decode(case.q, case.pages, case.runs, plan, case.scoring)
     order = [2, 0, 1]
     starts = torch.arange(4, device=DEVICE).int()
     lens, tables = case.runs.context_lens, case.runs.block_tables
     shuffled = Runs(starts, lens[order], tables[order])
-    plan = plan_decode(shuffled, WORKERS, cuts=False)
+    plan = plan_decode(shuffled, WORKERS, split_contexts=False)
     assert torch.equal(decode(case.q[order], case.pages, shuffled, plan, case.scoring), whole[order])
     for seq in range(3):
         alone = Runs(starts[:2], lens[seq : seq + 1], tables[seq : seq + 1])
-        plan = plan_decode(alone, WORKERS, cuts=False)
+        plan = plan_decode(alone, WORKERS, split_contexts=False)
         assert torch.equal(decode(case.q[seq : seq + 1], case.pages, alone, plan, case.scoring), whole[seq : seq + 1])
 
 
@@ -231,7 +233,7 @@ RUNS = [(5, 5), (1, 1), (70, 20)]  # a prompt, a decoded token, a chunk of anoth
         Case(RUNS, heads=3, kv_heads=1, head_dim=80),
         Case(RUNS[1:], heads=8, kv_heads=1, head_dim=96, block_size=32, dtype=torch.float16, kept=torch.float16),
         Case(RUNS[1:], kv_heads=1, dtype=torch.bfloat16, kept=torch.int8),
-        Case(RUNS[1:], kv_heads=1, dtype=torch.float16, kept=torch.float8_e4m3fn, k_scale=0.05, v_scale=0.02),
+        Case(RUNS[1:], kv_heads=1, dtype=torch.float16, kept=torch.float8_e4m3fn, k_fp8_scale=0.05, v_fp8_scale=0.02),
         Case(RUNS, kv_heads=1, scoring=Scoring(0.1, window=1)),
         Case(RUNS, kv_heads=1, scoring=Scoring(0.1, window=37)),
         Case(RUNS[1:], kv_heads=1, scoring=Scoring(0.1, window=60, slopes=slopes(4))),
@@ -292,7 +294,7 @@ def test_whole_prompts_may_go_without_pages():
 def test_a_mixed_step_is_two_launches_into_one_output():
     case = Case(RUNS, kv_heads=1)
     out = torch.full_like(case.q, torch.nan)
-    plan = plan_decode(case.runs, WORKERS, least=LEAST)
+    plan = plan_decode(case.runs, WORKERS, min_length=MIN_LENGTH)
     decode(case.q, case.pages, case.runs, plan, case.scoring, out=out)
     assert torch.isnan(out[:5]).all() and not torch.isnan(out[5]).any()
     case.prefill(above=1, out=out)
@@ -308,19 +310,19 @@ def test_padding_gives_zeros():
     )
     q = torch.cat([case.q, case.q.new_full((3, 4, 64), torch.nan)])  # one of a padding sequence, two of none
     out = torch.full_like(q, torch.nan)
-    plan = plan_decode(padded, WORKERS, least=LEAST)
+    plan = plan_decode(padded, WORKERS, min_length=MIN_LENGTH)
     decode(q, case.pages, padded, plan, case.scoring, out=out)
     assert case.error(out[:2]) < BOUNDS[case.dtype] and not out[2:].any()
 
 
 @pytest.mark.parametrize("window", [0, 100])
-@pytest.mark.parametrize("cuts", [True, False])
+@pytest.mark.parametrize("split_contexts", [True, False])
 @pytest.mark.parametrize(
     "lengths", [[(1000, 1)], [(0, 1), (5, 5), (64, 1), (65, 1), (640, 1)], [(7, 1)] * 300, [(9, 9)]]
 )
-def test_pieces_cover_every_context_once(lengths, cuts, window):
+def test_pieces_cover_every_context_once(lengths, split_contexts, window):
     runs = runs_of(lengths)
-    plan = plan_decode(runs, 4, window=window, least=128, cuts=cuts)
+    plan = plan_decode(runs, 4, window=window, min_length=128, split_contexts=split_contexts)
     found: dict[int, list[list[int]]] = {}
     loads = []
     for first, end in plan.ranges.tolist():
@@ -334,11 +336,11 @@ def test_pieces_cover_every_context_once(lengths, cuts, window):
             continue
         parts = found.pop(seq)
         assert [part for _, _, part, _ in parts] == list(range(len(parts)))
-        assert {count for *_, count in parts} == {len(parts)} and (cuts or len(parts) == 1)
+        assert {count for *_, count in parts} == {len(parts)} and (split_contexts or len(parts) == 1)
         assert parts[0][0] == (max(context - window, 0) // 64 * 64 if window else 0) and parts[-1][1] == context
         assert all(one[1] == other[0] for one, other in pairwise(parts))
     assert not found
-    if cuts:
+    if split_contexts:
         assert max(loads) <= max(128, -(-sum(-(-max(context, 1) // 64) * 64 for context, _ in lengths) // 256) * 64)
 
 
@@ -402,7 +404,7 @@ def test_keys_and_values_in_fp8_are_scaled_and_saturate():
     qkv = torch.randn(2, 3 * 32, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     qkv[1] *= 100.0
     k, v = (torch.zeros(1, 8, 1, 32, device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2))
-    pages = Pages(k, v, k_scale=0.5, v_scale=0.25)
+    pages = Pages(k, v, k_fp8_scale=0.5, v_fp8_scale=0.25)
     kv_write(*qkv.split(32, dim=1), None, torch.tensor([5, 2], device=DEVICE).int(), pages)
     for page, x, scale in ((k, qkv[:, 32:64], 0.5), (v, qkv[:, 64:], 0.25)):
         stored = page.float()[0, [5, 2], 0]
@@ -425,7 +427,7 @@ def test_heads_share_a_latent_cache(max_queries):
     """As attention with one KV head whose values are the first numbers of its keys."""
     case = Case([(70, max_queries), (1, 1)], heads=20, kv_heads=1, head_dim=48, dtype=torch.float16)
     latent, scale = case.pages.k[:, :, 0].nan_to_num(0.0), case.scoring.scale
-    plan = plan_decode(case.runs, WORKERS, max_queries=max_queries, least=64)
+    plan = plan_decode(case.runs, WORKERS, max_queries=max_queries, min_length=64)
     launch = MLALaunch(16, 16, 4, 2, 1)
     out = mla_decode(case.q, latent, case.runs, plan, scale, latent=32, launch=launch)
     case.v = case.k

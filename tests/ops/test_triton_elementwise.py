@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quire.ops.gpu.activation import activate_and_mul, activate_and_mul_quantized
 from quire.ops.gpu.embedding import embedding
-from quire.ops.gpu.linear.quantize_rows import Quantized, quantize_rows
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
 from quire.ops.gpu.norm import (
     add_layer_norm,
     add_rms_norm,
@@ -17,7 +17,7 @@ from quire.ops.gpu.norm import (
     rms_norm,
     rms_norm_quantized,
 )
-from quire.ops.gpu.pointwise import activated, soft_capped
+from quire.ops.gpu.pointwise import activate_elements, soft_cap_
 from quire.ops.opset import Activation
 from quire.ops.reference.opset import ACTIVATIONS, TorchOps
 
@@ -53,15 +53,15 @@ def assert_close(out: Tensor, truth: Tensor) -> None:
     torch.testing.assert_close(out.float(), truth.float(), rtol=max(unit, 3e-6), atol=3e-6)
 
 
-def assert_quantized(out: Quantized, y: Tensor, group: int) -> None:
+def assert_quantized(out: QuantizedRows, y: Tensor, group: int) -> None:
     """The codes are those of fp32 rows y, up to ties: half a step for int8, half of 2**-3 of a number for fp8."""
-    codes, scales = plain_quantize(y, out.codes.dtype, group)
+    q, scales = plain_quantize(y, out.q.dtype, group)
     torch.testing.assert_close(out.scales, scales, rtol=1e-5, atol=0)
-    if out.codes.dtype == torch.int8:
-        assert ((out.codes.float() - codes).abs() <= 0.5 + 1e-2).all()
+    if out.q.dtype == torch.int8:
+        assert ((out.q.float() - q).abs() <= 0.5 + 1e-2).all()
     else:
-        step = (codes.abs() / 16).clamp(min=2.0**-10)
-        assert ((out.codes.float() - codes).abs() > step * 1.01).float().mean() <= WRONG_FP8_CODES
+        step = (q.abs() / 16).clamp(min=2.0**-10)
+        assert ((out.q.float() - q).abs() > step * 1.01).float().mean() <= WRONG_FP8_CODES
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -107,11 +107,11 @@ def test_quantized_output(dtype: torch.dtype, group: int) -> None:
     assert_quantized(activate_and_mul_quantized(gated, Activation.SILU, dtype, group), F.silu(gate) * up, group)
 
 
-def unpaired(out: Quantized, n: int) -> Tensor:
+def unpaired(out: QuantizedRows, n: int) -> Tensor:
     """int16 codes, times their scales, in the order of columns."""
-    kinds = out.codes.unflatten(1, (-1, 2, 2, 32, 2))  # chunk, lower or upper nibble, half of the word, word, byte
+    kinds = out.q.unflatten(1, (-1, 2, 2, 32, 2))  # chunk, lower or upper nibble, half of the word, word, byte
     planes = kinds.permute(0, 1, 3, 5, 2, 4)  # a plane is a half, a byte of it, and a nibble
-    group = out.codes.shape[1] // out.scales.shape[1]
+    group = out.q.shape[1] // out.scales.shape[1]
     return (planes.flatten(1).float() * out.scales[..., 0].repeat_interleave(group, 1))[:, :n]
 
 
@@ -130,7 +130,7 @@ def test_rows_as_pairs_of_16_bits(group: int) -> None:
         step = groups.abs().amax(-1) / 32767
         assert ((unpaired(out, n) - y).abs() <= 0.51 * step.repeat_interleave(group, 1)).all()
         assert ((out.scales[:, : n // group, 1] - groups.sum(-1)).abs() <= group * step).all()
-        assert out.codes.shape[1] % 256 == 0
+        assert out.q.shape[1] % 256 == 0
         assert not out.scales[:, n // group :].any()
 
 
@@ -139,8 +139,8 @@ def test_what_is_not_a_number_stays_so_and_zeros_stay_zeros(dtype: torch.dtype) 
     x = randn(4, 200)
     x[0, 7], x[1, 9], x[2] = float("nan"), float("inf"), 0.0
     with np.errstate(all="ignore"):
-        codes, scales = quantize_rows(x, dtype)
-    back = codes.float() * scales
+        q, scales = quantize_rows(x, dtype)
+    back = q.float() * scales
     assert not back[0].isfinite().any() and not back[1].isfinite().any()
     assert (back[2] == 0).all() and back[3].isfinite().all()
 
@@ -156,9 +156,9 @@ def test_activations(dtype: torch.dtype, activation: Activation) -> None:
 def test_activations_without_a_gate_and_capped_numbers(dtype: torch.dtype) -> None:
     x = randn(3, 1100, dtype=dtype)
     for kind, plain in ACTIVATIONS.items():
-        assert_close(activated(x, kind), plain(x.float()))
-        assert_close(activated(x[:, 3:9], kind), plain(x[:, 3:9].float()))
-    assert_close(soft_capped(x.clone(), 1.5), 1.5 * torch.tanh(x.float() / 1.5))
+        assert_close(activate_elements(x, kind), plain(x.float()))
+        assert_close(activate_elements(x[:, 3:9], kind), plain(x[:, 3:9].float()))
+    assert_close(soft_cap_(x.clone(), 1.5), 1.5 * torch.tanh(x.float() / 1.5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

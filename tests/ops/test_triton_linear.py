@@ -15,13 +15,13 @@ from quire.ops.gpu.linear.gemv import GemvConfig, linear_gemv
 from quire.ops.gpu.linear.grouped import MAX_KERNEL_ROWS, grouped_config, grouped_linear
 from quire.ops.gpu.linear.grouped_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
-from quire.ops.gpu.linear.linear import Way, choose, linear, num_splits
-from quire.ops.gpu.linear.quantize_rows import Quantized, quantize_rows
-from quire.ops.gpu.linear.quantized_weights import load_codes
+from quire.ops.gpu.linear.linear import LinearKernel, choose_kernel, linear, num_splits
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
+from quire.ops.gpu.linear.quantized_weights import load_quantized
 from quire.ops.gpu.linear.scaled import ScaledConfig, ScaledWeight, scaled_kernel, scaled_linear
 from quire.ops.gpu.linear.split_k import new_tickets
 from quire.ops.gpu.linear.stream import StreamConfig, linear_stream
-from quire.ops.gpu.moe.moe import mixture, sort_by_expert, stack_scaled
+from quire.ops.gpu.moe.moe import moe_mlp, sort_by_expert, stack_scaled
 from quire.ops.gpu.moe.quantized import stack_experts
 from quire.ops.tensors import STORAGE_TYPES, StoredTensor
 
@@ -96,8 +96,13 @@ def test_batch_invariant_rows_do_not_see_how_many_they_are() -> None:
 
 
 def test_the_way_is_a_function_of_the_shape() -> None:
-    assert [choose(M, 4096, 4096) for M in (1, 2, 64, 65)] == [Way.GEMV, Way.STREAM, Way.STREAM, Way.CUBLAS]
-    assert {choose(M, 4096, 4096, batch_invariant=True) for M in (1, 64, 4096)} == {Way.STREAM}
+    assert [choose_kernel(M, 4096, 4096) for M in (1, 2, 64, 65)] == [
+        LinearKernel.GEMV,
+        LinearKernel.STREAM,
+        LinearKernel.STREAM,
+        LinearKernel.CUBLAS,
+    ]
+    assert {choose_kernel(M, 4096, 4096, batch_invariant=True) for M in (1, 64, 4096)} == {LinearKernel.STREAM}
 
 
 # -- groups of codes --------------------------------------------------------------------------------------------------
@@ -117,31 +122,31 @@ def spread(values: Tensor, num_inputs: int) -> Tensor:
 
 def int4_case(group: int, zero: int, scale_dtype: torch.dtype, offset_dtype: torch.dtype | None, K: int = K) -> Any:
     """-> packed, and the fp32 matrix that it stands for"""
-    codes = integers(0, 16, N, K)
+    q = integers(0, 16, N, K)
     scales = randn(N, K // group, seed=1).to(scale_dtype)
     offsets = None if offset_dtype is None else randn(N, K // group, seed=2).to(offset_dtype)
-    plain = spread(scales, K) * (codes - zero) + (0 if offsets is None else spread(offsets, K))
-    return pack_int4(codes.to(torch.uint8), scales, offsets, zero), plain
+    plain = spread(scales, K) * (q - zero) + (0 if offsets is None else spread(offsets, K))
+    return pack_int4(q.to(torch.uint8), scales, offsets, zero), plain
 
 
 def codebook_case(group: int) -> Any:
-    codes, scales = integers(0, 16, N, K), randn(N, K // group, seed=1).half()
-    plain = spread(scales, K) * torch.tensor(NF4, device=DEVICE).to(HALF).float()[codes]
-    return pack_codebook4(codes.to(torch.uint8), scales, NF4), plain
+    q, scales = integers(0, 16, N, K), randn(N, K // group, seed=1).half()
+    plain = spread(scales, K) * torch.tensor(NF4, device=DEVICE).to(HALF).float()[q]
+    return pack_codebook4(q.to(torch.uint8), scales, NF4), plain
 
 
 def int8_case(group: int, scale_dtype: torch.dtype, offset_dtype: torch.dtype | None) -> Any:
-    codes = integers(-128, 128, N, K)
+    q = integers(-128, 128, N, K)
     scales = randn(N, K // group, seed=1).to(scale_dtype)
     offsets = None if offset_dtype is None else randn(N, K // group, seed=2).to(offset_dtype)
-    plain = spread(scales, K) * codes + (0 if offsets is None else spread(offsets, K))
-    return pack_int8(codes.to(torch.int8), scales, offsets), plain
+    plain = spread(scales, K) * q + (0 if offsets is None else spread(offsets, K))
+    return pack_int8(q.to(torch.int8), scales, offsets), plain
 
 
 def stored_case(name: str, K: int = 512) -> Any:
     """As a file has it."""
     tensor = StoredTensor(name, (N, K), STORAGE_TYPES[name], stored_rows(STORAGE_TYPES[name], N, K))
-    return load_codes([tensor], torch.device(DEVICE)), torch.from_numpy(plain_numbers(tensor)).to(DEVICE)
+    return load_quantized([tensor], torch.device(DEVICE)), torch.from_numpy(plain_numbers(tensor)).to(DEVICE)
 
 
 CASES = {
@@ -214,8 +219,8 @@ def test_one_row_of_codes(group: int, has_offsets: bool, depth: int) -> None:
     assert can_gemv(weight)
     x, bias = randn(1, K, seed=3), randn(N, seed=4)
     x[0, :300] *= 50
-    codes = quantize_rows(x, torch.int16, x_group(weight))
-    y = grouped_gemv(codes, weight, bias, GroupedGemvConfig(32, 8, depth), torch.float32)
+    q = quantize_rows(x, torch.int16, x_group(weight))
+    y = grouped_gemv(q, weight, bias, GroupedGemvConfig(32, 8, depth), torch.float32)
     assert_close(y, x, plain, bias, tolerance=2e-5)
 
 
@@ -224,8 +229,8 @@ def test_one_row_of_codes_with_two_levels_of_scales(depth: int) -> None:
     weight, plain = stored_case("Q4_K", 5 * 256)
     assert can_gemv(weight)
     x, bias = randn(1, 5 * 256, seed=3), randn(N, seed=4)
-    codes = quantize_rows(x, torch.int16, x_group(weight))
-    y = grouped_gemv(codes, weight, bias, GroupedGemvConfig(32, 8, depth), torch.float32)
+    q = quantize_rows(x, torch.int16, x_group(weight))
+    y = grouped_gemv(q, weight, bias, GroupedGemvConfig(32, 8, depth), torch.float32)
     assert_close(y, x, plain, bias, tolerance=2e-5)
 
 
@@ -240,11 +245,11 @@ def test_many_rows_are_left_to_cublas_unless_they_must_not_see_their_number() ->
 
 
 def test_splits_of_groups_are_added_up() -> None:
-    codes, scales = integers(0, 16, 64, 2048), randn(64, 16, seed=1).half()
-    weight: GroupedWeight = pack_int4(codes.to(torch.uint8), scales, zero=8)
+    q, scales = integers(0, 16, 64, 2048), randn(64, 16, seed=1).half()
+    weight: GroupedWeight = pack_int4(q.to(torch.uint8), scales, zero=8)
     assert num_splits(64, 2048) > 1
     x = randn(3, 2048, seed=3).to(HALF)
-    plain = spread(scales, 2048) * (codes - 8)
+    plain = spread(scales, 2048) * (q - 8)
     assert_close(grouped_linear(x, weight), x, plain)
     assert grouped_linear(x[:0], weight).shape == (0, 64)
 
@@ -320,16 +325,16 @@ def test_the_instructions_unpack_every_code(dtype: torch.dtype) -> None:
 # -- 8-bit activations ------------------------------------------------------------------------------------------------
 
 
-def exact_codes(x: Tensor, dtype: torch.dtype, group: int) -> Quantized:
+def exact_codes(x: Tensor, dtype: torch.dtype, group: int) -> QuantizedRows:
     """As `quantize_rows`, by torch, whose rounding to fp8 is right everywhere."""
     most = 127.0 if dtype == torch.int8 else 448.0
     groups = torch.nn.functional.pad(x, (0, -len(x[0]) % (group or 1))).unflatten(1, (-1, group or len(x[0])))
     scales = groups.abs().amax(-1) / most
-    codes = (groups / scales[..., None]).flatten(1)[:, : len(x[0])]
-    return Quantized((codes.round() if dtype == torch.int8 else codes).to(dtype).contiguous(), scales)
+    q = (groups / scales[..., None]).flatten(1)[:, : len(x[0])]
+    return QuantizedRows((q.round() if dtype == torch.int8 else q).to(dtype).contiguous(), scales)
 
 
-def scaled_case(M: int, N: int, K: int, dtype: torch.dtype, by_blocks: bool) -> tuple[Quantized, ScaledWeight]:
+def scaled_case(M: int, N: int, K: int, dtype: torch.dtype, by_blocks: bool) -> tuple[QuantizedRows, ScaledWeight]:
     x = exact_codes(randn(M, K), dtype, 128 if by_blocks else 0)
     if by_blocks:
         w, scales = randn(N, K, seed=1).clamp(-4, 4).to(dtype), randn(-(-N // 128), -(-K // 128), seed=2).abs()
@@ -339,14 +344,14 @@ def scaled_case(M: int, N: int, K: int, dtype: torch.dtype, by_blocks: bool) -> 
     return x, ScaledWeight(w, scales)
 
 
-def plain(x: Quantized, weight: ScaledWeight) -> tuple[Tensor, Tensor]:
+def plain(x: QuantizedRows, weight: ScaledWeight) -> tuple[Tensor, Tensor]:
     """-> the fp32 matrices"""
-    (N, K), w_scales = weight.codes.shape, weight.scales
+    (N, K), w_scales = weight.q.shape, weight.scales
     if not weight.by_blocks:
-        return x.codes.float() * x.scales, weight.codes.float() * w_scales[:, None]
+        return x.q.float() * x.scales, weight.q.float() * w_scales[:, None]
     x_scales = x.scales.repeat_interleave(128, dim=1)[:, :K]
     w_scales = w_scales.repeat_interleave(128, dim=0)[:N].repeat_interleave(128, dim=1)[:, :K]
-    return x.codes.float() * x_scales, weight.codes.float() * w_scales
+    return x.q.float() * x_scales, weight.q.float() * w_scales
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
@@ -381,14 +386,14 @@ def test_many_rows_of_codes(dtype: torch.dtype, N: int) -> None:
 def test_norms_and_products_meet() -> None:
     x, w = randn(3, 256).to(HALF), randn(40, 256, seed=1)
     weight = ScaledWeight(*exact_codes(w, torch.int8, 0))
-    y = scaled_linear(quantize_rows(x, torch.int8), ScaledWeight(weight.codes, weight.scales.flatten()), None, HALF)
+    y = scaled_linear(quantize_rows(x, torch.int8), ScaledWeight(weight.q, weight.scales.flatten()), None, HALF)
     assert (y.float() - x.float() @ w.T).norm() < 0.02 * (x.float() @ w.T).norm()
 
 
-# -- mixtures of experts ----------------------------------------------------------------------------------------------
+# -- mixture of experts ----------------------------------------------------------------------------------------------
 
 
-def plain_mixture(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def plain_moe(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """Token by token, route by route."""
     out = torch.zeros(x.shape, device=x.device)
     for t, j in torch.cartesian_prod(torch.arange(len(x)), torch.arange(ids.shape[1])).tolist():
@@ -400,7 +405,7 @@ def plain_mixture(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down
 
 
 @pytest.mark.parametrize("T,k,E", [(1, 2, 8), (5, 3, 4), (20, 2, 3)])
-def test_mixtures(T: int, k: int, E: int) -> None:
+def test_moe(T: int, k: int, E: int) -> None:
     H, intermediate = 72, 40
     x = randn(T, H).to(HALF)
     gate_up, down = randn(E, 2 * intermediate, H, seed=1).to(HALF), randn(E, H, intermediate, seed=2).to(HALF)
@@ -408,11 +413,11 @@ def test_mixtures(T: int, k: int, E: int) -> None:
     ids, weights = ids.to(DEVICE, torch.int32), randn(T, k, seed=3).softmax(-1)
     if T > 1:
         ids[0, 0], ids[-1, 1] = -1, E  # experts that live elsewhere
-    truth = plain_mixture(x, ids, weights, gate_up, down)
-    out = mixture(x, ids, weights, gate_up, down)
+    truth = plain_moe(x, ids, weights, gate_up, down)
+    out = moe_mlp(x, ids, weights, gate_up, down)
     assert (out.float() - truth).norm() <= 4 * torch.finfo(HALF).eps * truth.norm()
     if T > 1:
-        assert torch.equal(mixture(x[1:2], ids[1:2], weights[1:2], gate_up, down), out[1:2]) or DEVICE == "cpu"
+        assert torch.equal(moe_mlp(x[1:2], ids[1:2], weights[1:2], gate_up, down), out[1:2]) or DEVICE == "cpu"
 
 
 @pytest.mark.parametrize("name,T", [(name, (1, 30)[number % 2]) for number, name in enumerate(CASES)])
@@ -424,8 +429,8 @@ def test_mixtures_of_codes(name: str, T: int) -> None:
     gate_up = stack_experts([replace(weight, **rows_of(weight, order.to(DEVICE))) for order in orders], 3)
     floats, down = torch.stack([plain[order.to(DEVICE)] for order in orders]), randn(3, K, inner, seed=3).to(HALF)
     x, ids, weights = (randn(T, K) * 0.01).to(HALF), integers(0, 3, T, 2).int(), randn(T, 2, seed=4).softmax(-1)
-    truth = plain_mixture(x, ids, weights, floats, down)
-    out = mixture(x, ids, weights, gate_up, down)
+    truth = plain_moe(x, ids, weights, floats, down)
+    out = moe_mlp(x, ids, weights, gate_up, down)
     assert (out.float() - truth).norm() <= 8 * torch.finfo(HALF).eps * truth.norm()
 
 
@@ -439,15 +444,15 @@ def test_mixtures_of_fp8(by_blocks: bool, T: int) -> None:
     gates = [replace(w, scales=w.scales * (1 + i) / 50) for i, w in enumerate(gates)]
     downs = [scaled_case(1, H, inner, fp8, by_blocks)[1]] * E
     x, ids, weights = randn(T, H).to(HALF), integers(0, E, T, 2).int(), randn(T, 2, seed=4).softmax(-1)
-    out = mixture(x, ids, weights, stack_scaled(gates, E), stack_scaled(downs, E))
+    out = moe_mlp(x, ids, weights, stack_scaled(gates, E), stack_scaled(downs, E))
 
-    def product(rows: Quantized, each: list[int], weights: list[ScaledWeight]) -> Tensor:
+    def product(rows: QuantizedRows, each: list[int], weights: list[ScaledWeight]) -> Tensor:
         """Of every row with a weight of its own."""
-        pairs = (plain(Quantized(*(t[i : i + 1] for t in rows)), weights[e]) for i, e in enumerate(each))
+        pairs = (plain(QuantizedRows(*(t[i : i + 1] for t in rows)), weights[e]) for i, e in enumerate(each))
         return torch.cat([row @ w.T for row, w in pairs])
 
     experts = ids.flatten().tolist()
-    rows = Quantized(*(t.repeat_interleave(2, dim=0) for t in quantize_rows(x, fp8, group)))
+    rows = QuantizedRows(*(t.repeat_interleave(2, dim=0) for t in quantize_rows(x, fp8, group)))
     gate, up = (product(rows, experts, gates[first::2]) for first in (0, 1))
     hidden = (torch.nn.functional.silu(gate) * up).to(HALF)
     routes = product(quantize_rows(hidden, fp8, group), experts, downs) * weights.flatten()[:, None]
@@ -462,7 +467,7 @@ def rows_of(weight: GroupedWeight, order: Tensor) -> dict[str, Any]:
         "words": weight.words[order],
         "scales": weight.scales[:, order],
         "offsets": None if weight.offsets is None else weight.offsets[:, order],
-        "units": None if weight.units is None else weight.units[:, order],
+        "super_scales": None if weight.super_scales is None else weight.super_scales[:, order],
         "high": None if weight.high is None else weight.high[order],
     }
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from ops.low_rank import added, low_rank, random
-from quire.ops.gpu.linear.lora import add_low_rank, sort_by_slot
-from quire.ops.reference.lora import TorchLoraSlots, adapted
+from quire.ops.gpu.linear.lora import GpuLoraSlots, add_lora, sort_by_slot
+from quire.ops.reference.lora import adapted
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CASES = {  # inputs, sizes of parts, largest rank, rows
@@ -25,7 +25,7 @@ def slots_of(name, dtype):
         [None] * (len(sizes) - 1) + [low_rank(max(max_rank // 2, 1), num_inputs, sizes[-1], 2.0)],
         [None] * len(sizes),
     ]
-    slots = TorchLoraSlots(num_inputs, sizes, len(parts), max_rank, DEVICE, dtype)
+    slots = GpuLoraSlots(num_inputs, sizes, len(parts), max_rank, DEVICE, dtype)
     for slot, each in enumerate(parts):
         slots.put(slot, slots.pack(each))
     adapters = np.random.default_rng(1).integers(-1, 3, num_rows).astype(np.int32)
@@ -43,7 +43,7 @@ def test_the_sum_is_that_in_fp64(name, dtype):
     rows = torch.tensor(adapters, device=DEVICE)
     plain = adapted(*on_device, slots, rows).float().cpu().numpy()
     routing = sort_by_slot(rows, slots.num_slots, batch_invariant=False)
-    found = add_low_rank(*on_device, slots, routing).float().cpu().numpy()
+    found = add_lora(*on_device, slots, routing).float().cpu().numpy()
     bound = (1e-6 if dtype == torch.float32 else 3e-3) * np.abs(expected).max()
     assert np.abs(plain - expected).max() < bound
     assert np.abs(found - expected).max() < bound
@@ -55,7 +55,7 @@ def test_a_row_is_the_same_in_any_company():
 
     def run(chosen):
         y = torch.zeros(len(chosen), sum(sizes), device=DEVICE)
-        return add_low_rank(y, values[chosen], slots, sort_by_slot(rows[chosen], slots.num_slots, True))
+        return add_lora(y, values[chosen], slots, sort_by_slot(rows[chosen], slots.num_slots, True))
 
     together = run(list(range(len(x))))
     for chosen in ([0], [7, 2], list(range(5, 19))):
@@ -68,4 +68,4 @@ def test_an_emptied_slot_adds_nothing():
         slots.put(slot, None)
     y, values = torch.ones(len(x), sum(sizes), device=DEVICE), torch.tensor(x, device=DEVICE)
     rows = torch.tensor(adapters, device=DEVICE)
-    assert torch.equal(add_low_rank(y.clone(), values, slots, sort_by_slot(rows, 3, False)), y)
+    assert torch.equal(add_lora(y.clone(), values, slots, sort_by_slot(rows, 3, False)), y)

@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from ops.test_triton_attention import BOUNDS, DEVICE, LEAST, WORKERS, Case, some_angles
+from ops.test_triton_attention import BOUNDS, DEVICE, MIN_LENGTH, WORKERS, Case, some_angles
 from quire.ops.gpu.attention.decode import decode
-from quire.ops.gpu.attention.decode_step import decode_step, takes_heads_of
+from quire.ops.gpu.attention.decode_step import can_write_quantized, decode_step
 from quire.ops.gpu.attention.kv_write import kv_write
 from quire.ops.gpu.attention.pages import Pages, Runs, Scoring
 from quire.ops.gpu.attention.plan import plan_decode
@@ -19,8 +19,8 @@ LENGTHS = [(1, 1), (64, 1), (65, 1), (150, 1), (0, 1), (128, 1)]  # the new toke
 
 
 def copied(pages: Pages) -> Pages:
-    k, v, *units = (None if x is None else x.clone() for x in (pages.k, pages.v, pages.k_units, pages.v_units))
-    return Pages(k, v, *units, k_scale=pages.k_scale, v_scale=pages.v_scale)
+    k, v, *super_scales = (None if x is None else x.clone() for x in (pages.k, pages.v, pages.k_scales, pages.v_scales))
+    return Pages(k, v, *super_scales, k_fp8_scale=pages.k_fp8_scale, v_fp8_scale=pages.v_fp8_scale)
 
 
 def slots_of(case: Case) -> torch.Tensor:
@@ -38,7 +38,7 @@ CASES = [
     Case(LENGTHS, dtype=HALF, kept=HALF, heads=3, kv_heads=1, head_dim=80, scoring=Scoring(0.1, window=40)),
     Case(LENGTHS, dtype=HALF, kept=HALF, scoring=Scoring(0.2, soft_cap=5.0, slopes=SLOPES)),
     Case(LENGTHS, kept=torch.int8, scoring=Scoring(0.2, sinks=8 * SLOPES - 1)),
-    Case(LENGTHS, dtype=HALF, kept=torch.float8_e4m3fn, k_scale=0.5, v_scale=0.25),
+    Case(LENGTHS, dtype=HALF, kept=torch.float8_e4m3fn, k_fp8_scale=0.5, v_fp8_scale=0.25),
 ]
 
 
@@ -54,7 +54,7 @@ def test_a_step_is_writing_and_then_attending(case, normed):
         norms = {"q_norm": q_norm, "k_norm": k_norm, "eps": 1e-3}
     angles = None if normed else some_angles(len(LENGTHS), case.head_dim)
     heads = *qkv.split(sizes, dim=1), angles, slots_of(case)
-    plan = plan_decode(case.runs, WORKERS, window=case.scoring.window, least=LEAST)
+    plan = plan_decode(case.runs, WORKERS, window=case.scoring.window, min_length=MIN_LENGTH)
 
     apart, together = copied(case.pages), copied(case.pages)
     expected = decode(kv_write(*heads, apart, **norms), apart, case.runs, plan, case.scoring)
@@ -72,12 +72,12 @@ def test_a_row_does_not_depend_on_the_batch():
     sizes = [n * case.head_dim for n in (case.heads, case.kv_heads, case.kv_heads)]
     rows = torch.randn(3, sum(sizes), generator=torch.Generator().manual_seed(6)).to(DEVICE).split(sizes, dim=1)
     slots = slots_of(case)
-    plan = plan_decode(case.runs, WORKERS, cuts=False)
+    plan = plan_decode(case.runs, WORKERS, split_contexts=False)
     whole = decode_step(*rows, None, slots, copied(case.pages), case.runs, plan, case.scoring)
     for seq in range(3):
         own = case.runs.context_lens[seq : seq + 1], case.runs.block_tables[seq : seq + 1]
         alone = Runs(torch.tensor([0, 1], device=DEVICE).int(), *own)
-        plan = plan_decode(alone, WORKERS, cuts=False)
+        plan = plan_decode(alone, WORKERS, split_contexts=False)
         row = [x[seq : seq + 1] for x in rows]
         found = decode_step(*row, None, slots[seq : seq + 1], copied(case.pages), alone, plan, case.scoring)
         assert torch.equal(found, whole[seq : seq + 1])
@@ -88,11 +88,11 @@ def test_codes_of_heads_are_those_of_the_row(context):
     case = Case([(context, 1)], heads=4, kv_heads=2, head_dim=64)
     sizes = [n * case.head_dim for n in (case.heads, case.kv_heads, case.kv_heads)]
     rows = torch.randn(1, sum(sizes), generator=torch.Generator().manual_seed(7)).to(DEVICE).split(sizes, dim=1)
-    plan = plan_decode(case.runs, WORKERS, least=LEAST)
+    plan = plan_decode(case.runs, WORKERS, min_length=MIN_LENGTH)
     step = partial(decode_step, *rows, None, slots_of(case), case.pages, case.runs, plan, case.scoring)
-    assert takes_heads_of(1, 4, 64, torch.int16, 64)
+    assert can_write_quantized(1, 4, 64, torch.int16, 64)
     target = Target.quantized(rows[0], 256, torch.int16, 64)
     expected = quantize_rows(step().flatten(1), torch.int16, 64)
     step(target=target)
     torch.testing.assert_close(target.result.scales, expected.scales)
-    torch.testing.assert_close(target.result.codes, expected.codes, rtol=0, atol=1)
+    torch.testing.assert_close(target.result.q, expected.q, rtol=0, atol=1)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.linear.quantize_rows import Quantized, Target, row_block, row_warps, store_columns
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows, Target, row_block, row_warps, store_columns
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 from quire.ops.opset import Activation
 
@@ -34,8 +34,8 @@ def activate_and_mul(x: Tensor, activation: Activation, overlap: bool = False) -
 
 def activate_and_mul_quantized(
     x: Tensor, activation: Activation, dtype: torch.dtype, group: int = 0, overlap: bool = False
-) -> Quantized:
-    """The same, as fp8 or int8 codes with a scale for each row, or for each `group` columns of it."""
+) -> QuantizedRows:
+    """`activate_and_mul`, quantized to fp8, int8 or int16 with a scale for each row, or for each `group` columns."""
     target = Target.quantized(x, x.shape[1] // 2, dtype, group)
     _launch(x, activation, target, overlap)
     return target.result
@@ -44,7 +44,7 @@ def activate_and_mul_quantized(
 def _launch(x: Tensor, activation: Activation, target: Target, overlap: bool) -> None:
     rows, n = len(x), x.shape[1] // 2
     assert x.shape == (rows, 2 * n) and x.stride(1) == 1, f"x {x.shape} {x.stride()}"
-    whole_row = target.most > 0 and target.group == 0
+    whole_row = target.quant_max > 0 and target.group == 0
     block = row_block(n) if whole_row else max(BLOCK, target.group)
     if rows:
         _activation_kernel[(rows, triton.cdiv(n, block))](
@@ -55,7 +55,7 @@ def _launch(x: Tensor, activation: Activation, target: Target, overlap: bool) ->
             x.stride(0),
             ACTIVATION=int(activation),
             GROUP=target.group or block,
-            MOST=target.most,
+            QUANT_MAX=target.quant_max,
             BLOCK=block,
             OVERLAP=overlap,
             num_warps=row_warps(block) if whole_row else 4,
@@ -72,7 +72,7 @@ def _activation_kernel(
     x_stride,
     ACTIVATION: tl.constexpr,
     GROUP: tl.constexpr,
-    MOST: tl.constexpr,
+    QUANT_MAX: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -84,7 +84,7 @@ def _activation_kernel(
     gate = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * x_stride + n + columns, mask=inside, other=0.0).to(tl.float32)
     y = activate_times(gate, up, ACTIVATION)
-    store_columns(out_ptr, scale_ptr, y, row, first, n, GROUP, MOST, BLOCK)
+    store_columns(out_ptr, scale_ptr, y, row, first, n, GROUP, QUANT_MAX, BLOCK)
 
 
 @triton.jit
@@ -114,7 +114,7 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def activate_times(gate, up, ACTIVATION: tl.constexpr):
-    """As `OpSet.activate_and_mul`."""
+    """See `OpSet.activate_and_mul`."""
     if ACTIVATION == 7:
         up = tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0
     return activate(gate, ACTIVATION) * up

@@ -1,27 +1,27 @@
-"""A step on the device: the arrays of a `StepBatch`, the pages, and how attention divides its work."""
+"""A step on the device: the arrays of a `StepBatch`, the pages, and the plans of attention."""
 
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from quire.ops.gpu.attention.decode import LEAST_ROWS, DecodeLaunch, decode, decode_launch
+from quire.ops.gpu.attention.decode import MIN_TILE_ROWS, DecodeLaunch, decode, decode_launch
 from quire.ops.gpu.attention.mla import mla_decode
 from quire.ops.gpu.attention.mla_plan import LatentPlan, plan_latent
-from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, power_of_two
+from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, next_power_of_two
 from quire.ops.gpu.attention.plan import DecodePlan, PrefillPlan, num_workers, plan_decode, plan_prefill
 from quire.ops.gpu.attention.prefill import PrefillLaunch, invariant_launch, prefill, prefill_launch
-from quire.ops.gpu.deferred import Columns
+from quire.ops.gpu.cache import GpuCache
+from quire.ops.gpu.deferred import ColumnSlice
 from quire.ops.gpu.linear.lora import sort_by_slot
-from quire.ops.gpu.moe.moe import Routing
-from quire.ops.reference.cache import TorchCache
+from quire.ops.gpu.moe.moe import RoutedTokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ids:
-    """Tokens [T]. One below zero stands for last[~id], which the step before has drawn."""
+class TokenIds:
+    """ids [T]. An id below zero stands for last[~id]: the token that the step before sampled for that row."""
 
-    given: Tensor
+    ids: Tensor
     last: Tensor | None
 
 
@@ -29,35 +29,35 @@ class Ids:
 class GpuBatch:
     """Int32 on the device. A padding token has slot -1; a padding sequence has no context."""
 
-    ids: Ids
+    ids: TokenIds
     positions: Tensor  # [T]
     slots: Tensor  # [T]
     runs: Runs
     logit_rows: Tensor  # [R]
-    cache: TorchCache
+    cache: GpuCache
     max_model_len: int
-    decodes: bool  # whether some sequence has one token
-    prefills: bool  # whether some sequence has more
+    decodes: bool  # some sequence has one token
+    prefills: bool  # some sequence has more
     batch_invariant: bool = False
-    all_logits: bool = False  # whether logits are wanted of all tokens
+    all_logits: bool = False  # every token's logits are wanted
     adapters: Tensor | None = None  # [T] the slot of each token's adapter, or -1; None: no token has one
-    adapts: bool = False  # whether the forward pass asks for them
-    sources: "GpuBatch | None" = None  # every token a sequence of its own, whose context is the source it attends to
-    unwritten: tuple[int, Columns, Columns] | None = None  # a layer's k and v, or latent and turned, until its q comes
+    adapts: bool = False  # set by a forward pass that has LoRA slots
+    sources: "GpuBatch | None" = None  # for cross-attention: each token is a sequence whose context is its source
+    pending_kv: tuple[int, ColumnSlice, ColumnSlice] | None = None  # layer, k and v (or latent, k_rope)
     _decode_plans: dict[int, DecodePlan] = field(default_factory=dict)  # by window
     _prefill_plan: PrefillPlan | None = None
     _latent_plan: LatentPlan | None = None
-    _rows_by_slot: Routing | None = None
+    _tokens_by_slot: RoutedTokens | None = None
 
-    def rows_by_slot(self, num_slots: int) -> Routing | None:
-        """The same for all layers. None: no token has an adapter."""
-        if self._rows_by_slot is None and self.adapters is not None:
-            self._rows_by_slot = sort_by_slot(self.adapters, num_slots, self.batch_invariant)
-        return self._rows_by_slot
+    def tokens_by_slot(self, num_slots: int) -> RoutedTokens | None:
+        """Tokens sorted by adapter slot, for all layers. None: no token has an adapter."""
+        if self._tokens_by_slot is None and self.adapters is not None:
+            self._tokens_by_slot = sort_by_slot(self.adapters, num_slots, self.batch_invariant)
+        return self._tokens_by_slot
 
     def pages(self, layer: int) -> Pages:
-        k, v, *units = (page[layer] for page in self.cache.pages)
-        return Pages(k, v, *units)
+        k, v, *scales = (page[layer] for page in self.cache.pages)
+        return Pages(k, v, *scales)
 
     @property
     def only_decodes(self) -> bool:
@@ -73,20 +73,20 @@ class GpuBatch:
 
     def _decode_launch(self, num_heads: int) -> DecodeLaunch:
         spec = self.cache.spec
-        rows = power_of_two(num_heads // spec.num_kv_heads, LEAST_ROWS)
+        rows = next_power_of_two(num_heads // spec.num_kv_heads, MIN_TILE_ROWS)
         return decode_launch(spec.head_dim, rows, self.cache.k.dtype, self.runs.num_seqs, with_prompts=self.prefills)
 
     def attend(self, q: Tensor, layer: int, scoring: Scoring, overlap: bool = False) -> Tensor:
         """q [T, heads, head_dim] -> the same."""
         pages = self.pages(layer)
         shape = pages.head_dim, q.shape[1], pages.num_kv_heads, q.dtype
-        if self.batch_invariant:  # one kernel for every token: rows of padding are left as they are, so they are zeros
+        if self.batch_invariant:  # one kernel for every token; it leaves padding rows alone
             return self._prefill(q, pages, scoring, invariant_launch(*shape), torch.zeros_like(q), above=0)
         out = torch.empty_like(q)
         if self.decodes:
             plan, _ = self.decode_plan(scoring.window, q.shape[1])
-            launched = self._decode_launch(q.shape[1])
-            decode(q, pages, self.runs, plan, scoring, out=out, launch=launched, overlap=overlap)
+            launch = self._decode_launch(q.shape[1])
+            decode(q, pages, self.runs, plan, scoring, out=out, launch=launch, overlap=overlap)
         if self.prefills:
             self._prefill(q, pages, scoring, prefill_launch(*shape), out, above=1 if self.decodes else 0)
         return out
@@ -117,6 +117,6 @@ class GpuBatch:
                 batch_invariant=self.batch_invariant,
             )
         plan = self._latent_plan
-        out = q.new_zeros(*q.shape[:2], latent) if self.prefills else None  # no run has the tokens of padding
+        out = q.new_zeros(*q.shape[:2], latent) if self.prefills else None  # no run has the padding tokens
         page = self.latent_page(layer)
         return mla_decode(q, page, plan.runs, plan.pieces, scale, latent=latent, launch=plan.launch, out=out)

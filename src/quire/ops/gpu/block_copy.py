@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""Whole blocks of pages [layers, blocks, ...] from one place to another, many in one launch.
+"""Copies of whole KV blocks [layers, blocks, ...], many in one launch.
 
-A block is one stretch of memory in every layer. Either side may be pinned memory of the host: its pages are mapped, so
-a kernel reads and writes them over the bus as it does the device's own, and nothing is staged. The host never waits:
-what it wants copied is ordered by the stream, before the step that needs it and after the step that wrote it."""
+A block is one contiguous range in every layer. Either side may be pinned memory of the host: it is mapped, so a kernel
+reads and writes it over the bus without staging. The host never waits: the stream orders a copy after the step that
+wrote its source and before the step that needs its target."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,21 +16,21 @@ Pairs = Sequence[tuple[int, int]]  # (source, target) block each
 
 WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
 WORDS_AT_ONCE = 1024
-PART_BYTES = 32768  # of a block, for one program: more of them keep more of a slow bus's reads under way
+PART_BYTES = 32768  # of a block, for one program: more programs keep more reads of a slow bus in flight
 
 
 def copy_blocks(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> None:
-    """As if pair by pair: a later one may read what an earlier one wrote, and write what an earlier one read.
+    """As if pair by pair: a later pair may read what an earlier one wrote, and write what an earlier one read.
 
-    `sources` and `targets` are the same pages, or lie apart."""
+    `sources` and `targets` are the same pages, or do not overlap."""
     for wave in waves(pairs, same_pages=sources[0] is targets[0]):
-        numbers = _on_device(wave, _device(sources[0], targets[0]))
+        on_device = _on_device(wave, _device(sources[0], targets[0]))
         for source, target in zip(sources, targets, strict=True):
-            _launch(source, target, numbers)
+            _launch(source, target, on_device)
 
 
 def waves(pairs: Pairs, same_pages: bool) -> Iterator[list[tuple[int, int]]]:
-    """Neighbouring pairs that may be copied in any order, or all at once. Usually that is all of them."""
+    """Runs of pairs that may be copied in any order, or all at once. Usually all pairs are one wave."""
     wave: list[tuple[int, int]] = []
     read: set[int] = set()
     written: set[int] = set()
@@ -51,8 +51,8 @@ def _device(source: Tensor, target: Tensor) -> torch.device:
 
 def _on_device(pairs: Pairs, device: torch.device) -> Tensor:
     """[n, 2] int32, sent without waiting."""
-    numbers = torch.tensor(pairs, dtype=torch.int32)
-    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
+    host = torch.tensor(pairs, dtype=torch.int32)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
 def _launch(source: Tensor, target: Tensor, pairs: Tensor) -> None:

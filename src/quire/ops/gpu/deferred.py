@@ -1,51 +1,52 @@
-"""Values that wait: what a forward pass asks for is computed when it is known what for.
+"""Deferred values: an op of a forward pass is computed when the op that takes its result is known.
 
-A sum is added by the norm that follows it, a norm gives rows or codes as the product after it wants, q and k are turned
-while K and V are written. So neighbouring ops become one kernel, and no model knows."""
+A sum is added by the norm that follows it; a norm writes rows, plain or quantized, as the GEMM after it wants them; q
+and k are rotated by the kernel that writes K and V. So neighbouring ops become one kernel, and no model knows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from quire.ops.gpu.linear.heads import linear_heads
-from quire.ops.gpu.linear.quantize_rows import Quantized
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 
 
 @dataclass(slots=True, eq=False)
-class Sum:
+class DeferredSum:
     """x + y: the residual stream and what a layer adds to it."""
 
-    x: "Tensor | Sum"
+    x: "Tensor | DeferredSum"
     y: Tensor
-    total: Tensor | None = None
+    total: Tensor | None = None  # once it is computed
 
     def tensor(self) -> Tensor:
         if self.total is None:
-            self.total = tensor_of(self.x) + self.y
+            self.total = materialize(self.x) + self.y
         return self.total
 
 
 @dataclass(slots=True, eq=False)
-class Rows:
-    """The input of products: as rows, or as codes with scales, whichever they take."""
+class DeferredRows:
+    """The input of linear layers: plain rows or quantized ones, whichever they take."""
 
     num_rows: int
-    plain: Callable[[], Tensor]
-    quantized: Callable[[torch.dtype, int], Quantized]
+    compute: Callable[[], Tensor]
+    compute_quantized: Callable[[torch.dtype, int], QuantizedRows]
     _plain: Tensor | None = None
-    _codes: dict[tuple[torch.dtype, int], Quantized] = field(default_factory=dict)
+    _quantized: dict[tuple[torch.dtype, int], QuantizedRows] = field(default_factory=dict)
 
     def tensor(self) -> Tensor:
         if self._plain is None:
-            self._plain = self.plain()
+            self._plain = self.compute()
         return self._plain
 
-    def codes(self, dtype: torch.dtype, group: int) -> Quantized:
-        if (dtype, group) not in self._codes:
-            self._codes[dtype, group] = self.quantized(dtype, group)
-        return self._codes[dtype, group]
+    def quantized(self, dtype: torch.dtype, group: int) -> QuantizedRows:
+        if (dtype, group) not in self._quantized:
+            self._quantized[dtype, group] = self.compute_quantized(dtype, group)
+        return self._quantized[dtype, group]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,9 +58,9 @@ class HeadNorm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Columns:
-    """Neighbouring columns of a whole: q, k or v. `norm` and then `angles`: what is still to be done to every head of
-    them, where K and V are written."""
+class ColumnSlice:
+    """Neighbouring columns of a projection: q, k or v. First `norm` and then `angles` are still to be applied to every
+    head, by the kernel that writes K and V."""
 
     whole: Tensor  # [T, columns]
     first: int
@@ -68,17 +69,17 @@ class Columns:
     angles: Tensor | None = None
 
     def tensor(self) -> Tensor:
-        assert self.norm is None and self.angles is None, "heads are normed and turned where K and V are written"
+        assert self.norm is None and self.angles is None, "heads are normed and rotated where K and V are written"
         return self.stored()
 
     def stored(self) -> Tensor:
-        """As they are in the whole, with nothing done to them."""
+        """The columns as the projection leaves them."""
         return self.whole[:, self.first : self.first + self.size]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HeadProducts:
-    """Every head of x [T, heads * inputs] times its matrix of w [heads, outputs, inputs], to be written where it is
+class DeferredHeadLinear:
+    """Every head of x [T, heads * inputs] times its matrix of w [heads, outputs, inputs], written where it is
     wanted."""
 
     x: Tensor
@@ -96,23 +97,26 @@ class HeadProducts:
         linear_heads(heads, self.w, out, batch_invariant=self.batch_invariant)
 
 
-def tensor_of(x: "Tensor | Sum | Rows | Columns | HeadProducts") -> Tensor:
+GpuValue: TypeAlias = Tensor | DeferredSum | DeferredRows | ColumnSlice
+
+
+def materialize(x: GpuValue | DeferredHeadLinear) -> Tensor:
     return x if isinstance(x, Tensor) else x.tensor()
 
 
-def columns_of(x: "Tensor | Rows | Columns") -> Columns:
-    if isinstance(x, Columns):
+def as_columns(x: GpuValue) -> ColumnSlice:
+    if isinstance(x, ColumnSlice):
         return x
-    whole = tensor_of(x)
-    return Columns(whole, 0, whole.shape[1])
+    whole = materialize(x)
+    return ColumnSlice(whole, 0, whole.shape[1])
 
 
-def num_rows_of(x: "Tensor | Sum | Rows | Columns") -> int:
+def num_rows_of(x: GpuValue) -> int:
     match x:
-        case Rows():
+        case DeferredRows():
             return x.num_rows
-        case Sum():
+        case DeferredSum():
             return len(x.y)
-        case Columns():
+        case ColumnSlice():
             return len(x.whole)
     return len(x)

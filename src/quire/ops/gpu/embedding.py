@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""Rows of a table."""
+"""Rows of an embedding table."""
 
 import torch
 import triton

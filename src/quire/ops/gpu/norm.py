@@ -1,16 +1,16 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""RMS and layer norms, alone, after adding to the residual stream, and with quantized output.
+"""RMS and layer norms, alone, after an addition to the residual stream, and with quantized output.
 
-Sums are fp32 over a whole row in one program, so no row sees another. The residual stream is stored in the dtype it
-comes in: bf16 halves its traffic and is what transformers computes with; fp32 is there for those who can pay. Norms
-are taken of the stored (rounded) sum, so that `add_rms_norm` is bitwise an addition followed by `rms_norm`."""
+Sums are fp32 over a whole row in one program, so no row sees another. The residual stream keeps its dtype: bf16 halves
+its traffic and is what transformers computes with. Norms are taken of the stored (rounded) sum, so that `add_rms_norm`
+is bitwise an addition followed by `rms_norm`."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.linear.quantize_rows import Quantized, Target, row_block, row_warps, store_columns
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows, Target, row_block, row_warps, store_columns
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 
 
@@ -23,8 +23,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, overlap: bool = False) -> Te
 
 def rms_norm_quantized(
     x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, group: int = 0, overlap: bool = False
-) -> Quantized:
-    """`rms_norm`, as fp8 or int8 codes with a scale for each row, or for each `group` columns of it."""
+) -> QuantizedRows:
+    """`rms_norm`, quantized to fp8, int8 or int16 with a scale for each row, or for each `group` columns."""
     target = Target.quantized(x, x.shape[1], dtype, group)
     _launch(x, None, weight, None, eps, target, centered=False, overlap=overlap)
     return target.result
@@ -47,7 +47,8 @@ def add_rms_norm_quantized(
     dtype: torch.dtype,
     group: int = 0,
     overlap: bool = False,
-) -> tuple[Quantized, Tensor]:
+) -> tuple[QuantizedRows, Tensor]:
+    """`add_rms_norm`, quantized as in `rms_norm_quantized`."""
     target = Target.quantized(x, x.shape[1], dtype, group)
     total = _launch(x, residual, weight, None, eps, target, centered=False, overlap=overlap)
     return target.result, total
@@ -101,7 +102,7 @@ def _launch(
             HAS_BIAS=bias is not None,
             CENTERED=centered,
             GROUP=target.group or block,
-            MOST=target.most,
+            QUANT_MAX=target.quant_max,
             BLOCK=block,
             OVERLAP=overlap,
             num_warps=row_warps(block),
@@ -127,7 +128,7 @@ def _norm_kernel(
     HAS_BIAS: tl.constexpr,
     CENTERED: tl.constexpr,
     GROUP: tl.constexpr,
-    MOST: tl.constexpr,
+    QUANT_MAX: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -147,4 +148,4 @@ def _norm_kernel(
     y = x * tl.rsqrt(tl.sum(x * x, axis=0) / n + eps) * weight
     if HAS_BIAS:
         y += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    store_columns(out_ptr, scale_ptr, y, row, 0, n, GROUP, MOST, BLOCK)
+    store_columns(out_ptr, scale_ptr, y, row, 0, n, GROUP, QUANT_MAX, BLOCK)

@@ -1,7 +1,7 @@
 """The op set on an NVIDIA GPU: Triton kernels, and cuBLAS where many rows are multiplied.
 
-Activations are 16-bit floats (or fp32, for comparisons). Ops return values that wait (`gpu_values`), so that
-neighbours become one kernel; nothing here synchronizes, so a forward pass can be captured in a CUDA graph."""
+Activations are bf16 or fp16 (or fp32, for comparisons). Ops return deferred values (deferred.py), so that neighbouring
+ops become one kernel; nothing here synchronizes, so a forward pass can be captured in a CUDA graph."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,25 +14,36 @@ from torch import Tensor
 
 from quire.core.errors import Unsupported
 from quire.ops.gpu.activation import activate_and_mul, activate_and_mul_quantized
-from quire.ops.gpu.attention.decode_step import decode_step, takes_heads_of
+from quire.ops.gpu.attention.decode_step import can_write_quantized, decode_step
 from quire.ops.gpu.attention.kv_write import kv_write
 from quire.ops.gpu.attention.mla_write import latent_write
 from quire.ops.gpu.attention.pages import Scoring
-from quire.ops.gpu.attention.self_attention import self_attention, turned
-from quire.ops.gpu.batch import GpuBatch, Ids
-from quire.ops.gpu.deferred import Columns, HeadNorm, HeadProducts, Rows, Sum, columns_of, num_rows_of, tensor_of
+from quire.ops.gpu.attention.self_attention import self_attention
+from quire.ops.gpu.batch import GpuBatch, TokenIds
+from quire.ops.gpu.cache import GpuCache
+from quire.ops.gpu.deferred import (
+    ColumnSlice,
+    DeferredHeadLinear,
+    DeferredRows,
+    DeferredSum,
+    GpuValue,
+    HeadNorm,
+    as_columns,
+    materialize,
+    num_rows_of,
+)
 from quire.ops.gpu.embedding import embedding
 from quire.ops.gpu.linear.dequantize import dequantize_rows
-from quire.ops.gpu.linear.grouped import grouped_linear, takes_codes
+from quire.ops.gpu.linear.grouped import grouped_linear, wants_int16_input
 from quire.ops.gpu.linear.grouped_gemv import x_group
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.linear import linear
-from quire.ops.gpu.linear.lora import add_low_rank
-from quire.ops.gpu.linear.quantize_rows import Quantized, Target, quantize_rows
-from quire.ops.gpu.linear.quantized_weights import Reordered, can_keep, load_codes
+from quire.ops.gpu.linear.lora import GpuLoraSlots, add_lora
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows, Target, quantize_rows
+from quire.ops.gpu.linear.quantized_weights import ActOrderWeight, can_keep_quantized, load_quantized
 from quire.ops.gpu.linear.scaled import ScaledWeight, scaled_linear
 from quire.ops.gpu.linear.split_k import new_tickets
-from quire.ops.gpu.moe.moe import mixture
+from quire.ops.gpu.moe.moe import moe_mlp
 from quire.ops.gpu.moe.routing import route
 from quire.ops.gpu.norm import (
     add_layer_norm,
@@ -42,17 +53,19 @@ from quire.ops.gpu.norm import (
     rms_norm,
     rms_norm_quantized,
 )
-from quire.ops.gpu.pointwise import activated, soft_capped
-from quire.ops.gpu.program import GpuProgram, written_nowhere
+from quire.ops.gpu.pointwise import activate_elements, soft_cap_
+from quire.ops.gpu.program import GpuProgram, dry_run_batch
 from quire.ops.gpu.sampling.sampler import DeviceSampler
 from quire.ops.gpu.weights import QUANTIZERS, Segment, load_experts, load_floats, load_segments
 from quire.ops.opset import Activation, Float32, Keep, KVCache, KVSpec, Routing, Sampler, quantization_of
-from quire.ops.reference.cache import TorchCache
-from quire.ops.reference.lora import TorchLoraSlots
-from quire.ops.reference.opset import Frequencies
+from quire.ops.reference.rope import (  # torch formulas: nothing to gain by a kernel
+    Frequencies,
+    rope_angles,
+    rotate_heads,
+)
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
-GRAPH_BYTES = 3 * 2**29  # for graphs and the sampler's tables: not measured, as they come after the pages
+GRAPH_BYTES = 3 * 2**29  # reserved for graphs and the sampler's tables, which are allocated after the pages
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -65,8 +78,8 @@ class GpuOps:
         batch_invariant: bool = False,
         graphs: bool = True,
         overlap: bool = True,
-        utilization: float = 0.9,  # of the device's memory, all together
-        threads: int | None = None,  # of the host: all of it happens on the device
+        utilization: float = 0.9,  # the share of the device's memory that may be used
+        threads: int | None = None,  # of the host: unused
     ) -> None:
         if quantization is not None and quantization not in QUANTIZERS:
             raise Unsupported(f"quantization `{quantization}`", f"use one of {', '.join(QUANTIZERS)}")
@@ -78,9 +91,9 @@ class GpuOps:
             )
         self.quantization, self.batch_invariant, self.graphs = quantization, batch_invariant, graphs
         overlap = overlap and self.device.type == "cuda"
-        self._products = {"batch_invariant": batch_invariant, "overlap": overlap, "tickets": new_tickets(device)}
+        self._gemm_options = {"batch_invariant": batch_invariant, "overlap": overlap, "tickets": new_tickets(device)}
         self._overlap = overlap
-        self._ones: dict[int, Tensor] = {}  # by size: of norms without a weight
+        self._ones: dict[int, Tensor] = {}  # by size: weights of norms that have none
         self._utilization = utilization
 
     # -- when a model is loaded ------------------------------------------------------------------------------------
@@ -113,15 +126,15 @@ class GpuOps:
             matrix.copy_(load_floats(head, self.dtype, self.device))
         return PackedHeads(len(heads), num_outputs, num_inputs, stacked.nbytes, stacked)
 
-    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> TorchLoraSlots:
-        return TorchLoraSlots(num_inputs, sizes, num_slots, max_rank, self.device, self.dtype)
+    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> GpuLoraSlots:
+        return GpuLoraSlots(num_inputs, sizes, num_slots, max_rank, self.device, self.dtype)
 
     def vector(self, tensor: StoredTensor) -> Tensor:
         return load_floats(tensor, torch.float32, self.device)
 
     def table(self, tensor: StoredTensor) -> Tensor | GroupedWeight:
-        codes = load_codes([tensor], self.device) if can_keep(tensor, self.dtype) else None
-        return codes if isinstance(codes, GroupedWeight) else load_floats(tensor, self.dtype, self.device)
+        quantized = load_quantized([tensor], self.device) if can_keep_quantized(tensor, self.dtype) else None
+        return quantized if isinstance(quantized, GroupedWeight) else load_floats(tensor, self.dtype, self.device)
 
     def biases(self, table: Float32) -> Tensor:
         return torch.tensor(table, dtype=torch.float32, device=self.device).contiguous()
@@ -129,10 +142,10 @@ class GpuOps:
     def frequencies(self, inv_freq: Float32, scale: float) -> Frequencies:
         return Frequencies(torch.tensor(inv_freq, device=self.device), scale)
 
-    def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> TorchCache:
+    def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> GpuCache:
         if spec.latent & (spec.latent - 1):
             raise Unsupported(f"latent vectors of {spec.latent} columns", "a GPU takes powers of two; use device cpu")
-        return TorchCache(spec, num_blocks, num_host_blocks, str(self.device))
+        return GpuCache(spec, num_blocks, num_host_blocks, str(self.device))
 
     def new_sampler(self, num_rows: int, vocab_size: int) -> DeviceSampler:
         return DeviceSampler(num_rows, vocab_size, self.device)
@@ -147,9 +160,9 @@ class GpuOps:
         sampler: Sampler | None = None,
         sources: bool = False,
     ) -> GpuProgram:
-        assert isinstance(cache, TorchCache) and (sampler is None or isinstance(sampler, DeviceSampler))
+        assert isinstance(cache, GpuCache) and (sampler is None or isinstance(sampler, DeviceSampler))
         if sampler is not None and self.graphs and self.device.type == "cuda":
-            sampler.try_out(self.dtype)
+            sampler.warm_up(self.dtype)
         return GpuProgram(
             partial(forward, self),
             cache,
@@ -162,11 +175,11 @@ class GpuOps:
         )
 
     def room(self, forward: Callable[[Any, Any], Any], spec: KVSpec, max_tokens: int, sources: bool = False) -> int:
-        """Bytes for pages: this process's share of the device, less what it holds and the most that a step takes."""
+        """Bytes left for pages: this process's share of the device, less what it holds and the peak of a step."""
         program = GpuProgram(partial(forward, self), self.new_cache(spec, 1), max_tokens, 1, max_tokens)
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
-        program.run(written_nowhere([max_tokens], spec.block_size, sources))
+        program.run(dry_run_batch([max_tokens], spec.block_size, sources))
         torch.cuda.synchronize()
         peak: int = torch.cuda.max_memory_allocated() - held
         torch.cuda.empty_cache()
@@ -175,127 +188,145 @@ class GpuOps:
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 
-    def embedding(self, ids: Ids | Tensor, table: Tensor | GroupedWeight) -> Tensor:
-        given, last = (ids.given, ids.last) if isinstance(ids, Ids) else (ids, None)
+    def embedding(self, ids: TokenIds | Tensor, table: Tensor | GroupedWeight) -> Tensor:
+        tokens, last = (ids.ids, ids.last) if isinstance(ids, TokenIds) else (ids, None)
         if isinstance(table, GroupedWeight):
-            return dequantize_rows(given, table, self.dtype, last)
-        return embedding(given, table, last=last)
+            return dequantize_rows(tokens, table, self.dtype, last)
+        return embedding(tokens, table, last=last)
 
-    def rms_norm(self, x: Tensor | Sum | Rows | Columns, weight: Tensor, eps: float) -> Rows | Columns:
-        if isinstance(x, Columns) and x.angles is not None:  # heads that have turned: no kernel does that in this order
-            heads = turned(x.stored().unflatten(-1, (-1, len(weight))), x.angles).float()
+    def rms_norm(self, x: GpuValue, weight: Tensor, eps: float) -> DeferredRows | ColumnSlice:
+        if isinstance(x, ColumnSlice) and x.angles is not None:  # a norm after the rotation: no kernel has that order
+            heads = rotate_heads(x.stored().unflatten(-1, (-1, len(weight))), x.angles).float()
             normed = heads * (heads.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
-            return columns_of(normed.to(x.whole.dtype).flatten(1))
-        if isinstance(x, Columns) and len(weight) < x.size:
+            return as_columns(normed.to(x.whole.dtype).flatten(1))
+        if isinstance(x, ColumnSlice) and len(weight) < x.size:
             assert x.norm is None
             return replace(x, norm=HeadNorm(weight, eps))
-        x = x if isinstance(x, Sum) else tensor_of(x)
+        x = x if isinstance(x, DeferredSum) else materialize(x)
         if isinstance(x, Tensor) or x.total is not None:
-            row = tensor_of(x)
-            return Rows(
-                len(row),
-                partial(rms_norm, row, weight, eps, self._overlap),
-                lambda dtype, group: rms_norm_quantized(row, weight, eps, dtype, group, self._overlap),
+            rows = materialize(x)
+            return DeferredRows(
+                len(rows),
+                partial(rms_norm, rows, weight, eps, self._overlap),
+                lambda dtype, group: rms_norm_quantized(rows, weight, eps, dtype, group, self._overlap),
             )
         add_norm, quantized = partial(self._add_norm, x, weight, eps), partial(self._add_norm_quantized, x, weight, eps)
-        return Rows(len(x.y), add_norm, quantized)
+        return DeferredRows(len(x.y), add_norm, quantized)
 
-    def _add_norm(self, x: Sum, weight: Tensor, eps: float) -> Tensor:
+    def _add_norm(self, x: DeferredSum, weight: Tensor, eps: float) -> Tensor:
         if x.total is not None:
             return rms_norm(x.total, weight, eps, self._overlap)
-        normed, x.total = add_rms_norm(x.y, tensor_of(x.x), weight, eps, self._overlap)
+        normed, x.total = add_rms_norm(x.y, materialize(x.x), weight, eps, self._overlap)
         return normed
 
-    def _add_norm_quantized(self, x: Sum, weight: Tensor, eps: float, dtype: torch.dtype, group: int) -> Quantized:
+    def _add_norm_quantized(
+        self, x: DeferredSum, weight: Tensor, eps: float, dtype: torch.dtype, group: int
+    ) -> QuantizedRows:
         if x.total is not None:
             return rms_norm_quantized(x.total, weight, eps, dtype, group, self._overlap)
-        codes, x.total = add_rms_norm_quantized(x.y, tensor_of(x.x), weight, eps, dtype, group, self._overlap)
-        return codes
+        normed, x.total = add_rms_norm_quantized(x.y, materialize(x.x), weight, eps, dtype, group, self._overlap)
+        return normed
 
     def layer_norm(
-        self, x: Tensor | Sum | Rows | Columns, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int = 1
-    ) -> Rows:
+        self,
+        x: GpuValue,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        groups: int = 1,
+    ) -> DeferredRows:
         plain = partial(self._layer_norm, x, weight, bias, eps) if groups == 1 else None
         norm = plain or partial(_layer_norm_of_groups, x, weight, bias, eps, groups)
         return _rows(num_rows_of(x), norm, self._overlap)
 
     def _layer_norm(
-        self, x: Tensor | Sum | Rows | Columns, weight: Tensor | None, bias: Tensor | None, eps: float
+        self,
+        x: GpuValue,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
     ) -> Tensor:
         if weight is None:
-            weight = self._ones_of(tensor_of(x.x if isinstance(x, Sum) else x).shape[1])
-        if isinstance(x, Sum) and x.total is None:
-            normed, x.total = add_layer_norm(x.y, tensor_of(x.x), weight, bias, eps, self._overlap)
+            weight = self._ones_of(materialize(x.x if isinstance(x, DeferredSum) else x).shape[1])
+        if isinstance(x, DeferredSum) and x.total is None:
+            normed, x.total = add_layer_norm(x.y, materialize(x.x), weight, bias, eps, self._overlap)
             return normed
-        return layer_norm(tensor_of(x), weight, bias, eps, self._overlap)
+        return layer_norm(materialize(x), weight, bias, eps, self._overlap)
 
     def _ones_of(self, size: int) -> Tensor:
         if size not in self._ones:
             self._ones[size] = torch.ones(size, device=self.device)
         return self._ones[size]
 
-    def linear(self, x: Tensor | Rows | Sum | Columns, w: PackedWeight) -> Tensor:
-        x = x if isinstance(x, Rows) else tensor_of(x)
-        products, first = [], 0
+    def linear(self, x: GpuValue, w: PackedWeight) -> Tensor:
+        x = x if isinstance(x, DeferredRows) else materialize(x)
+        outputs, first = [], 0
         for segment in w.packed:
             size = _num_outputs(segment)
             bias = None if w.bias is None else w.bias[first : first + size]
-            products.append(self._multiply(x, segment, bias))
+            outputs.append(self._gemm(x, segment, bias))
             first += size
-        return products[0] if len(products) == 1 else torch.cat(products, dim=1)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
-    def _multiply(self, x: Tensor | Rows, w: Segment, bias: Tensor | None) -> Tensor:
-        if isinstance(w, Reordered):
-            return self._multiply(tensor_of(x).index_select(1, w.order), w.weight, bias)
+    def _gemm(self, x: Tensor | DeferredRows, w: Segment, bias: Tensor | None) -> Tensor:
+        if isinstance(w, ActOrderWeight):
+            return self._gemm(materialize(x).index_select(1, w.order), w.weight, bias)
         if isinstance(w, ScaledWeight):
-            codes = self._codes(x, w.codes.dtype, 128 if w.by_blocks else 0)
-            return scaled_linear(codes, w, bias, self.dtype, **self._products)
+            quantized = self._quantize(x, w.q.dtype, 128 if w.by_blocks else 0)
+            return scaled_linear(quantized, w, bias, self.dtype, **self._gemm_options)
         if isinstance(w, GroupedWeight):
-            num_rows = x.num_rows if isinstance(x, Rows) else len(x)
-            by_codes = takes_codes(num_rows, w, self.batch_invariant)
-            rows = self._codes(x, torch.int16, x_group(w)) if by_codes else tensor_of(x)
-            return grouped_linear(rows, w, bias, self.dtype, **self._products)
-        return linear(tensor_of(x), w, bias, **self._products)
+            num_rows = num_rows_of(x)
+            in_int16 = wants_int16_input(num_rows, w, self.batch_invariant)
+            rows = self._quantize(x, torch.int16, x_group(w)) if in_int16 else materialize(x)
+            return grouped_linear(rows, w, bias, self.dtype, **self._gemm_options)
+        return linear(materialize(x), w, bias, **self._gemm_options)
 
-    def _codes(self, x: Tensor | Rows, dtype: torch.dtype, group: int) -> Quantized:
-        return x.codes(dtype, group) if isinstance(x, Rows) else quantize_rows(x, dtype, group, self._overlap)
+    def _quantize(self, x: Tensor | DeferredRows, dtype: torch.dtype, group: int) -> QuantizedRows:
+        if isinstance(x, DeferredRows):
+            return x.quantized(dtype, group)
+        return quantize_rows(x, dtype, group, self._overlap)
 
-    def adapt(self, y: Tensor, x: Tensor | Rows | Sum | Columns, slots: TorchLoraSlots, batch: GpuBatch) -> Tensor:
+    def adapt(self, y: Tensor, x: GpuValue, slots: GpuLoraSlots, batch: GpuBatch) -> Tensor:
         batch.adapts = True
-        if (routing := batch.rows_by_slot(slots.num_slots)) is None:
+        if (routing := batch.tokens_by_slot(slots.num_slots)) is None:
             return y
-        return add_low_rank(y, tensor_of(x), slots, routing)
+        return add_lora(y, materialize(x), slots, routing)
 
-    def linear_heads(self, x: Tensor | Columns, w: PackedHeads) -> HeadProducts:
-        return HeadProducts(tensor_of(x), w.packed, self.batch_invariant)
+    def linear_heads(self, x: Tensor | ColumnSlice, w: PackedHeads) -> DeferredHeadLinear:
+        return DeferredHeadLinear(materialize(x), w.packed, self.batch_invariant)
 
-    def split(self, x: Tensor, sizes: Sequence[int]) -> tuple[Columns, ...]:
+    def split(self, x: Tensor, sizes: Sequence[int]) -> tuple[ColumnSlice, ...]:
         firsts = [sum(sizes[:i]) for i in range(len(sizes))]
-        return tuple(Columns(x, first, size) for first, size in zip(firsts, sizes, strict=True))
+        return tuple(ColumnSlice(x, first, size) for first, size in zip(firsts, sizes, strict=True))
 
     def rope_angles(self, positions: Tensor, frequencies: Frequencies) -> Tensor:
-        angles = positions[:, None].float() * frequencies.inv_freq
-        return torch.cat([angles.cos(), angles.sin()], dim=-1) * frequencies.scale
+        return rope_angles(positions, frequencies)
 
-    def rope(self, x: Tensor | Rows | Columns, angles: Tensor, head_dim: int) -> Columns:
-        return replace(columns_of(x), angles=angles)
+    def rope(self, x: GpuValue, angles: Tensor, head_dim: int) -> ColumnSlice:
+        return replace(as_columns(x), angles=angles)
 
-    def write_kv(self, k: Tensor | Rows | Columns, v: Tensor | Rows | Columns, batch: GpuBatch, layer: int) -> None:
-        """In one kernel with what is to be done to q, so when that is known; or when it is clear that none comes."""
-        self._write(batch)
-        batch.unwritten = layer, columns_of(k), columns_of(v)
+    def write_kv(
+        self,
+        k: GpuValue,
+        v: GpuValue,
+        batch: GpuBatch,
+        layer: int,
+    ) -> None:
+        """Deferred until q is known, which the same kernel rotates; or until it is clear that no query comes."""
+        self._write_pending(batch)
+        batch.pending_kv = layer, as_columns(k), as_columns(v)
 
-    def _write(self, batch: GpuBatch) -> None:
-        """K and V that no query of this step attends to: an encoder leaves them for others."""
-        if batch.unwritten is not None:
-            layer, k, v = batch.unwritten
-            batch.unwritten = None
+    def _write_pending(self, batch: GpuBatch) -> None:
+        """Write K and V that no query of this step attends to: an encoder leaves them to its decoder."""
+        if batch.pending_kv is not None:
+            layer, k, v = batch.pending_kv
+            batch.pending_kv = None
             assert k.angles is None and k.norm is None
             kv_write(k.stored(), k.stored(), v.tensor(), None, batch.slots, batch.pages(layer), overlap=self._overlap)
 
     def paged_attention(
         self,
-        q: Tensor | Rows | Columns,
+        q: GpuValue,
         batch: GpuBatch,
         layer: int,
         head_dim: int,
@@ -305,12 +336,12 @@ class GpuOps:
         slopes: Tensor | None = None,
         sinks: Tensor | None = None,
         biases: Tensor | None = None,
-    ) -> Tensor | Rows:
+    ) -> GpuValue:
         scoring = Scoring(scale, window, softcap, slopes, sinks, biases)
-        assert batch.unwritten is not None and batch.unwritten[0] == layer, "a layer's K and V are written before"
-        (_, k, v), queries = batch.unwritten, columns_of(q)
-        batch.unwritten = None
-        assert k.angles is queries.angles, "q and k turn alike"
+        assert batch.pending_kv is not None and batch.pending_kv[0] == layer, "a layer's K and V are written before"
+        (_, k, v), queries = batch.pending_kv, as_columns(q)
+        batch.pending_kv = None
+        assert k.angles is queries.angles, "q and k have the same angles"
         heads = queries.stored(), k.stored(), v.tensor(), queries.angles, batch.slots, batch.pages(layer)
         norms: dict[str, Any] = {}
         for name, columns in (("q_norm", queries), ("k_norm", k)):
@@ -318,37 +349,36 @@ class GpuOps:
                 norms |= {name: columns.norm.weight, "eps": columns.norm.eps}
         if batch.only_decodes and not batch.batch_invariant and biases is None:
             plan, is_new = batch.decode_plan(window, queries.size // head_dim)
-            overlap = self._overlap and not is_new  # what it reads early was written long before
+            overlap = self._overlap and not is_new  # it reads the plan before the kernel right before it ends
             step = partial(decode_step, *heads, batch.runs, plan, scoring, **norms, overlap=overlap)
-            return self._heads_as_wanted(step, queries, head_dim) if batch.adapters is None else step().flatten(1)
-        turned = kv_write(*heads, **norms, overlap=self._overlap)
-        return batch.attend(turned, layer, scoring, self._overlap).flatten(1)
+            return self._defer_step(step, queries, head_dim) if batch.adapters is None else step().flatten(1)
+        rotated = kv_write(*heads, **norms, overlap=self._overlap)
+        return batch.attend(rotated, layer, scoring, self._overlap).flatten(1)
 
-    def _heads_as_wanted(self, step: Callable[..., Tensor], q: Columns, head_dim: int) -> Rows:
-        """Rows, or codes where the step can give such. (Adapters would want both, and the step would be done twice.)"""
+    def _defer_step(self, step: Callable[..., Tensor], q: ColumnSlice, head_dim: int) -> DeferredRows:
+        """Plain rows, or quantized by the step itself where it can. (With adapters both would be wanted, and the step
+        would run twice.)"""
         num_tokens = len(q.whole)
 
-        def codes(dtype: torch.dtype, group: int) -> Quantized:
-            if not takes_heads_of(num_tokens, q.size // head_dim, head_dim, dtype, group):
+        def quantized(dtype: torch.dtype, group: int) -> QuantizedRows:
+            if not can_write_quantized(num_tokens, q.size // head_dim, head_dim, dtype, group):
                 return quantize_rows(rows.tensor(), dtype, group, self._overlap)
             target = Target.quantized(q.whole, q.size, dtype, group)
             step(target=target)
             return target.result
 
-        rows = Rows(num_tokens, lambda: step().flatten(1), codes)
+        rows = DeferredRows(num_tokens, lambda: step().flatten(1), quantized)
         return rows
 
-    def cross_attention(
-        self, q: Tensor | Rows | Columns, batch: GpuBatch, layer: int, head_dim: int, scale: float
-    ) -> Tensor:
+    def cross_attention(self, q: GpuValue, batch: GpuBatch, layer: int, head_dim: int, scale: float) -> Tensor:
         assert batch.sources is not None, "the sequences of this step have no sources"
         return batch.sources.attend(self._heads(q, head_dim), layer, Scoring(scale)).flatten(1)
 
     def attention(
         self,
-        q: Tensor | Rows | Columns,
-        k: Tensor | Rows | Columns,
-        v: Tensor | Rows | Columns,
+        q: GpuValue,
+        k: GpuValue,
+        v: GpuValue,
         batch: GpuBatch,
         head_dim: int,
         scale: float,
@@ -359,38 +389,38 @@ class GpuOps:
         queries, keys, values = (self._heads(x, head_dim) for x in (q, k, v))
         return self_attention(queries, keys, values, batch.runs, scale, causal, window, biases).flatten(1)
 
-    def _heads(self, x: Tensor | Rows | Columns, head_dim: int) -> Tensor:
-        """[T, heads, head_dim], with all done to it."""
-        columns = columns_of(x)
+    def _heads(self, x: GpuValue, head_dim: int) -> Tensor:
+        """[T, heads, head_dim], normed and rotated."""
+        columns = as_columns(x)
         heads = columns.stored().unflatten(1, (-1, head_dim))
         if columns.norm is not None:
             heads = F.rms_norm(heads.float(), (head_dim,), columns.norm.weight, columns.norm.eps).to(heads.dtype)
-        return heads if columns.angles is None else turned(heads, columns.angles)
+        return heads if columns.angles is None else rotate_heads(heads, columns.angles)
 
-    def write_latent(self, latent: Tensor | Rows, turned: Columns, batch: GpuBatch, layer: int) -> None:
-        """In one kernel with what is to be done to q, so when that is known."""
-        assert batch.unwritten is None, "a latent is attended to before others are written"
-        batch.unwritten = layer, columns_of(latent), columns_of(turned)
+    def write_latent(self, latent: GpuValue, k_rope: ColumnSlice, batch: GpuBatch, layer: int) -> None:
+        """Deferred until q is known, which the same kernel rotates."""
+        assert batch.pending_kv is None, "a layer's latents are attended to before the next layer's are written"
+        batch.pending_kv = layer, as_columns(latent), as_columns(k_rope)
 
     def mla_attention(
-        self, q_latent: Tensor | HeadProducts, q_turned: Columns, batch: GpuBatch, layer: int, scale: float
+        self, q_latent: Tensor | DeferredHeadLinear, q_rope: ColumnSlice, batch: GpuBatch, layer: int, scale: float
     ) -> Tensor:
-        assert batch.unwritten is not None and batch.unwritten[0] == layer, "a layer's latents are written before"
-        _, latent, turned = batch.unwritten
-        batch.unwritten = None
-        spec, angles = batch.cache.spec, q_turned.angles
-        assert angles is not None and turned.angles is angles, "q and k are turned alike"
-        num_heads = q_turned.size // (spec.head_dim - spec.latent)
-        q = q_turned.whole.new_empty(len(batch.slots), num_heads, spec.head_dim)
-        if isinstance(q_latent, HeadProducts):
+        assert batch.pending_kv is not None and batch.pending_kv[0] == layer, "a layer's latents are written before"
+        _, latent, k_rope = batch.pending_kv
+        batch.pending_kv = None
+        spec, angles = batch.cache.spec, q_rope.angles
+        assert angles is not None and k_rope.angles is angles, "q and k have the same angles"
+        num_heads = q_rope.size // (spec.head_dim - spec.latent)
+        q = q_rope.whole.new_empty(len(batch.slots), num_heads, spec.head_dim)
+        if isinstance(q_latent, DeferredHeadLinear):
             q_latent.write(q[..., : spec.latent])
         else:
             q[..., : spec.latent] = q_latent.unflatten(1, (num_heads, -1))
         page = batch.latent_page(layer)
         latent_write(
             latent.tensor(),
-            turned.stored(),
-            q_turned.stored(),
+            k_rope.stored(),
+            q_rope.stored(),
             angles,
             batch.slots,
             page,
@@ -399,11 +429,11 @@ class GpuOps:
         )
         return batch.attend_latent(q, layer, scale).flatten(1)
 
-    def activate(self, x: Tensor, kind: Activation) -> Rows:
-        return _rows(len(x), partial(activated, x, kind), self._overlap)
+    def activate(self, x: Tensor, kind: Activation) -> DeferredRows:
+        return _rows(len(x), partial(activate_elements, x, kind), self._overlap)
 
-    def activate_and_mul(self, x: Tensor, kind: Activation) -> Rows:
-        return Rows(
+    def activate_and_mul(self, x: Tensor, kind: Activation) -> DeferredRows:
+        return DeferredRows(
             len(x),
             partial(activate_and_mul, x, kind, self._overlap),
             lambda dtype, group: activate_and_mul_quantized(x, kind, dtype, group, self._overlap),
@@ -411,7 +441,7 @@ class GpuOps:
 
     def moe(
         self,
-        x: Tensor | Rows | Sum,
+        x: GpuValue,
         router_logits: Tensor,
         gate_up: PackedExperts,
         down: PackedExperts,
@@ -421,47 +451,51 @@ class GpuOps:
     ) -> Tensor:
         ids, weights = route(router_logits, routing, correction)
         biases = gate_up.biases, down.biases
-        return mixture(tensor_of(x), ids, weights, gate_up.packed, down.packed, kind, *biases)
+        return moe_mlp(materialize(x), ids, weights, gate_up.packed, down.packed, kind, *biases)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * gate.sigmoid()
 
-    def scale(self, x: Tensor | Rows | Sum | Columns, factor: float) -> Tensor:
-        return tensor_of(x) * factor
+    def scale(self, x: GpuValue, factor: float) -> Tensor:
+        return materialize(x) * factor
 
-    def scale_by_position(self, x: Tensor | Rows | Columns, positions: Tensor, growth: float, length: int) -> Columns:
-        columns = columns_of(x)
+    def scale_by_position(self, x: GpuValue, positions: Tensor, growth: float, length: int) -> ColumnSlice:
+        columns = as_columns(x)
         columns.tensor().mul_((1 + growth * torch.log1p(torch.floor(positions / length)))[:, None])
         return columns
 
-    def clamp(self, x: Tensor | Rows | Sum | Columns, most: float) -> Tensor:
-        return tensor_of(x).clamp(-most, most)
+    def clamp(self, x: GpuValue, most: float) -> Tensor:
+        return materialize(x).clamp(-most, most)
 
-    def add(self, x: Tensor | Sum | Rows | Columns, y: Tensor | Sum | Rows | Columns) -> Sum:
-        return Sum(x if isinstance(x, Sum) else tensor_of(x), tensor_of(y))
+    def add(self, x: GpuValue, y: GpuValue) -> DeferredSum:
+        return DeferredSum(x if isinstance(x, DeferredSum) else materialize(x), materialize(y))
 
-    def logits(self, x: Tensor | Rows | Sum, head: PackedWeight, batch: GpuBatch, softcap: float = 0.0) -> Tensor:
-        rows = tensor_of(x)
+    def logits(self, x: GpuValue, head: PackedWeight, batch: GpuBatch, softcap: float = 0.0) -> Tensor:
+        rows = materialize(x)
         logits = self.linear(rows if batch.all_logits else rows[batch.logit_rows], head)
-        return soft_capped(logits, softcap) if softcap else logits
+        return soft_cap_(logits, softcap) if softcap else logits
 
-    def rows(self, x: Tensor | Rows | Sum, batch: GpuBatch) -> Tensor:
-        self._write(batch)
-        rows = tensor_of(x)
+    def rows(self, x: GpuValue, batch: GpuBatch) -> Tensor:
+        self._write_pending(batch)
+        rows = materialize(x)
         return rows if batch.all_logits else rows[batch.logit_rows]
 
 
-def _rows(num_rows: int, plain: Callable[[], Tensor], overlap: bool) -> Rows:
-    """Where no kernel gives codes at once: they are made of the rows."""
-    rows = Rows(num_rows, plain, lambda dtype, group: quantize_rows(rows.tensor(), dtype, group, overlap))
+def _rows(num_rows: int, plain: Callable[[], Tensor], overlap: bool) -> DeferredRows:
+    """Rows that no kernel quantizes on the way: they are quantized afterwards."""
+    rows = DeferredRows(num_rows, plain, lambda dtype, group: quantize_rows(rows.tensor(), dtype, group, overlap))
     return rows
 
 
 def _layer_norm_of_groups(
-    x: Tensor | Sum | Rows | Columns, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int
+    x: GpuValue,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    groups: int,
 ) -> Tensor:
-    """In plain torch: few models norm every head by its mean."""
-    parts = tensor_of(x).unflatten(1, (groups, -1))
+    """In plain torch: few models have layer norms of heads."""
+    parts = materialize(x).unflatten(1, (groups, -1))
     normed = F.layer_norm(parts.float(), parts.shape[-1:], eps=eps)
     normed = normed if weight is None else normed * weight.view(-1, parts.shape[-1])
     normed = normed if bias is None else normed + bias.view(-1, parts.shape[-1])
@@ -470,5 +504,5 @@ def _layer_norm_of_groups(
 
 def _num_outputs(segment: Segment) -> int:
     if isinstance(segment, ScaledWeight):
-        return len(segment.codes)
-    return segment.num_outputs if isinstance(segment, GroupedWeight | Reordered) else len(segment)
+        return len(segment.q)
+    return segment.num_outputs if isinstance(segment, GroupedWeight | ActOrderWeight) else len(segment)

@@ -1,13 +1,13 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""A kernel that starts while the one before it ends: programmatic dependent launch, on Hopper and later.
+"""Programmatic dependent launch (Hopper and later): a kernel starts while the one before it ends.
 
-Between two kernels of a graph the memory stands still for about a microsecond, while the first one's last programs end
-and the second one's begin. With `overlap`, programs start as soon as there is room. Until `wait_for_inputs` returns,
-they may touch only what no kernel writes, which is weights: they load the first of them into registers, or `prefetch`
-brings them into the second-level cache. It returns when everything before this kernel is done and visible, so that
-kernels with and without overlap can follow each other.
+Between two kernels of a graph memory idles for about a microsecond, while the last programs of the first end and those
+of the second begin. With `overlap`, programs start as soon as there is room. Until `wait_for_inputs` returns, they may
+touch only what no kernel writes, which is weights: they load the first of them into registers, or `prefetch` them into
+the L2 cache. `wait_for_inputs` returns when everything before this kernel is done and visible, so kernels with and
+without overlap can follow each other.
 
-A kernel lets the next one start before it waits itself, so weights two or three kernels ahead are on their way while
+A kernel lets the next one start before it waits itself, so weights of two or three kernels further are in flight while
 small kernels follow each other. That is safe because every program of every kernel waits: when a kernel is done, so are
 all before it."""
 
@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 def overlap_options(overlap: bool) -> dict[str, bool]:
-    """How the kernel is to be launched."""
+    """Launch options."""
     return {"launch_pdl": True} if overlap else {}
 
 
@@ -29,8 +29,8 @@ def wait_for_inputs(OVERLAP: tl.constexpr):
 
 
 @triton.jit
-def prefetch(places):
-    """places: pointers, one a line of 128 bytes"""
+def prefetch(pointers):
+    """One pointer a cache line of 128 bytes."""
     tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
     )

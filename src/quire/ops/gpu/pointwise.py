@@ -12,26 +12,26 @@ from quire.ops.opset import Activation
 BLOCK = 1024  # numbers a program
 
 
-def activated(x: Tensor, kind: Activation) -> Tensor:
+def activate_elements(x: Tensor, kind: Activation) -> Tensor:
     """x [rows, n], rows may be strided -> [rows, n]"""
     rows, n = x.shape
     assert x.stride(1) == 1
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if rows:
-        _activated[(rows, triton.cdiv(n, BLOCK))](x, out, n, x.stride(0), KIND=int(kind), BLOCK=BLOCK)
+        _activate_kernel[(rows, triton.cdiv(n, BLOCK))](x, out, n, x.stride(0), KIND=int(kind), BLOCK=BLOCK)
     return out
 
 
-def soft_capped(x: Tensor, cap: float) -> Tensor:
+def soft_cap_(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap), in place."""
     assert x.is_contiguous()
     if x.numel():
-        _soft_capped[(triton.cdiv(x.numel(), BLOCK),)](x, cap, x.numel(), BLOCK=BLOCK)
+        _soft_cap_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, cap, x.numel(), BLOCK=BLOCK)
     return x
 
 
 @triton.jit
-def _activated(x_ptr, out_ptr, n, x_stride, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _activate_kernel(x_ptr, out_ptr, n, x_stride, KIND: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * x_stride + columns, mask=columns < n, other=0.0).to(tl.float32)
@@ -39,8 +39,8 @@ def _activated(x_ptr, out_ptr, n, x_stride, KIND: tl.constexpr, BLOCK: tl.conste
 
 
 @triton.jit
-def _soft_capped(x_ptr, cap, n, BLOCK: tl.constexpr):
-    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + places, mask=places < n, other=0.0).to(tl.float32)
+def _soft_cap_kernel(x_ptr, cap, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=0.0).to(tl.float32)
     y = cap * (2.0 * tl.sigmoid(2.0 * x / cap) - 1.0)  # tanh(u) = 2 sigmoid(2 u) - 1
-    tl.store(x_ptr + places, y.to(x_ptr.dtype.element_ty), mask=places < n)
+    tl.store(x_ptr + at, y.to(x_ptr.dtype.element_ty), mask=at < n)

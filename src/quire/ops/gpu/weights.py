@@ -1,8 +1,8 @@
-"""From stored tensors to weights on the GPU: 16-bit floats, codes in groups, or 8-bit codes with scales.
+"""From stored tensors to weights on the GPU: 16-bit floats, quantized in groups, or 8 bits with scales.
 
-The types of `gpu_codes` keep their codes; other quantized types become floats of the activations' type. A checkpoint
-of floats can be quantized on its way: fp8 (one scale an output), int8 and int4 (groups of 128 inputs), nf4 (of 64).
-Experts are kept or quantized likewise; those whose inputs are in an order of their own become floats."""
+The types of linear/quantized_weights.py stay quantized; other quantized types become floats of the activations' type. A
+float checkpoint can be quantized while it is loaded: fp8 (one scale an output), int8 and int4 (groups of 128 inputs),
+nf4 (groups of 64). The same holds for experts, except that experts with act-order become floats."""
 
 from collections.abc import Callable, Sequence
 from math import gcd
@@ -15,13 +15,13 @@ from torch import Tensor
 from quire.core.errors import Unsupported
 from quire.ops.dequantize import NF4_VALUES, dequantize
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
-from quire.ops.gpu.linear.quantized_weights import Reordered, belong_together, can_keep, load_codes
+from quire.ops.gpu.linear.quantized_weights import ActOrderWeight, can_concatenate, can_keep_quantized, load_quantized
 from quire.ops.gpu.linear.scaled import ScaledWeight
 from quire.ops.gpu.moe.moe import Experts, ScaledExperts, can_stack_scaled, stack_scaled
-from quire.ops.gpu.moe.quantized import CodedExperts, can_stack, stack_experts
+from quire.ops.gpu.moe.quantized import QuantizedExperts, can_stack, stack_experts
 from quire.ops.tensors import BF16, F8_E4M3, F8_E5M2, F16, F32, StoredTensor
 
-Segment: TypeAlias = Tensor | GroupedWeight | ScaledWeight | Reordered
+Segment: TypeAlias = Tensor | GroupedWeight | ScaledWeight | ActOrderWeight
 
 FLOATS = {
     F32.name: torch.float32,
@@ -30,17 +30,17 @@ FLOATS = {
     F8_E4M3.name: torch.float8_e4m3fn,
     F8_E5M2.name: torch.float8_e5m2,
 }
-GROUP, LEAST_GROUP = 128, 16  # inputs that share a scale, where we choose; rows of odd lengths stay floats
+GROUP, MIN_GROUP = 128, 16  # inputs that share a scale; rows that are no multiple of MIN_GROUP stay floats
 NF4_GROUP = 64
-FP8_MOST = 448.0
-DUMMY_SPREAD = 0.02  # of random weights: about what training begins with
+FP8_MAX = 448.0
+DUMMY_STD = 0.02  # of random weights: about that of a model before training
 
 
 def load_floats(tensor: StoredTensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """-> the tensor in its own shape."""
+    """-> the tensor, in its own shape"""
     if tensor.dummy:
         noise = torch.Generator(device).manual_seed(len(tensor.name))
-        return torch.randn(tensor.shape, generator=noise, dtype=dtype, device=device) * DUMMY_SPREAD
+        return torch.randn(tensor.shape, generator=noise, dtype=dtype, device=device) * DUMMY_STD
     stored = FLOATS.get(tensor.type.name)
     if stored is None:
         return torch.from_numpy(dequantize(tensor)).to(device).to(dtype).reshape(tensor.shape)
@@ -51,28 +51,32 @@ def load_floats(tensor: StoredTensor, dtype: torch.dtype, device: torch.device) 
 def load_segments(
     parts: Sequence[StoredTensor], dtype: torch.dtype, device: torch.device, quantization: str | None
 ) -> list[Segment]:
-    """The parts' rows one below the other; neighbours of one kind are one segment."""
+    """Stack the rows of the parts; neighbours of one kind are one segment."""
     if quantization is not None:
         if not all(part.type.name in FLOATS for part in parts):
             raise Unsupported(f"{parts[0].name} is quantized already", "leave out `quantization`")
         floats = torch.cat([load_floats(part, dtype, device) for part in parts])
-        return [QUANTIZERS[quantization](floats) if floats.shape[1] % LEAST_GROUP == 0 else floats]
+        return [QUANTIZERS[quantization](floats) if floats.shape[1] % MIN_GROUP == 0 else floats]
     segments: list[Segment] = []
     for alike in _runs(parts, dtype):
-        if can_keep(alike[0], dtype):
-            segments.append(load_codes(alike, device))
+        if can_keep_quantized(alike[0], dtype):
+            segments.append(load_quantized(alike, device))
         else:
             segments.append(torch.cat([load_floats(part, dtype, device) for part in alike]))
     return segments
 
 
 def _runs(parts: Sequence[StoredTensor], dtype: torch.dtype) -> list[list[StoredTensor]]:
-    """Neighbours that become one segment: floats, whatever they were, or codes of one kind."""
+    """Neighbours that become one segment: those that become floats, or those that stay quantized in one type."""
     runs: list[list[StoredTensor]] = []
     for part in parts:
-        kept = can_keep(part, dtype)
+        kept = can_keep_quantized(part, dtype)
         before = runs[-1][-1] if runs else None
-        if before is not None and kept == can_keep(before, dtype) and (not kept or belong_together(before, part)):
+        if (
+            before is not None
+            and kept == can_keep_quantized(before, dtype)
+            and (not kept or can_concatenate(before, part))
+        ):
             runs[-1].append(part)
         else:
             runs.append([part])
@@ -82,12 +86,12 @@ def _runs(parts: Sequence[StoredTensor], dtype: torch.dtype) -> list[list[Stored
 def load_experts(
     experts: Sequence[Sequence[StoredTensor]], dtype: torch.dtype, device: torch.device, quantization: str | None
 ) -> Experts:
-    """Each expert's parts one below the other. Codes are kept, or made, where all experts have them of one kind; else
-    all become floats [experts, outputs, inputs]."""
+    """Stack each expert's parts. Experts stay quantized, or are quantized, where all are of one kind; else all become
+    floats [experts, outputs, inputs]."""
     all_parts = [part for parts in experts for part in parts]
-    if quantization is not None or all(can_keep(part, dtype) for part in all_parts):
+    if quantization is not None or all(can_keep_quantized(part, dtype) for part in all_parts):
         segments = [load_segments([part], dtype, device, quantization)[0] for part in all_parts]
-        if (stacked := _stacked(segments, len(experts))) is not None:
+        if (stacked := _stack(segments, len(experts))) is not None:
             return stacked
     num_outputs, num_inputs = sum(part.num_rows for part in experts[0]), experts[0][0].num_columns
     floats = torch.empty(len(experts), num_outputs, num_inputs, dtype=dtype, device=device)
@@ -96,8 +100,8 @@ def load_experts(
     return floats
 
 
-def _stacked(segments: Sequence[Segment], num_experts: int) -> CodedExperts | ScaledExperts | None:
-    """None where they are of several kinds."""
+def _stack(segments: Sequence[Segment], num_experts: int) -> QuantizedExperts | ScaledExperts | None:
+    """None where the experts are of several kinds."""
     grouped = [segment for segment in segments if isinstance(segment, GroupedWeight)]
     if len(grouped) == len(segments) and can_stack(grouped):
         return stack_experts(grouped, num_experts)
@@ -107,24 +111,24 @@ def _stacked(segments: Sequence[Segment], num_experts: int) -> CodedExperts | Sc
     return None
 
 
-# -- codes that we make ------------------------------------------------------------------------------------------------
+# -- quantization while loading ----------------------------------------------------------------------------------------
 
 
 def _to_fp8(w: Tensor) -> ScaledWeight:
-    scales = w.abs().amax(1, keepdim=True).float().clamp(min=1e-12) / FP8_MOST
+    scales = w.abs().amax(1, keepdim=True).float().clamp(min=1e-12) / FP8_MAX
     return ScaledWeight((w.float() / scales).to(torch.float8_e4m3fn), scales[:, 0].contiguous())
 
 
 def _groups(w: Tensor) -> Tensor:
-    """[outputs, groups, inputs of a group]: of 128, or the largest power of two that divides a row."""
+    """[outputs, groups, inputs of a group]: groups of 128, or of the largest power of two that divides a row."""
     return w.float().unflatten(1, (-1, gcd(w.shape[1], GROUP)))
 
 
 def _to_int8(w: Tensor) -> GroupedWeight:
     groups = _groups(w)
     scales = (groups.abs().amax(2) / 127).clamp(min=1e-8).half()
-    codes = (groups / scales.float()[..., None]).round().clamp(-127, 127)
-    return pack_int8(codes.to(torch.int8).flatten(1), scales)
+    q = (groups / scales.float()[..., None]).round().clamp(-127, 127)
+    return pack_int8(q.to(torch.int8).flatten(1), scales)
 
 
 def _to_int4(w: Tensor) -> GroupedWeight:
@@ -132,17 +136,17 @@ def _to_int4(w: Tensor) -> GroupedWeight:
     low, high = groups.amin(2), groups.amax(2)
     scales = ((high - low) / 15).clamp(min=1e-8).half()
     offsets = low.half()
-    codes = ((groups - offsets.float()[..., None]) / scales.float()[..., None]).round().clamp(0, 15)
-    return pack_int4(codes.to(torch.uint8).flatten(1), scales, offsets)
+    q = ((groups - offsets.float()[..., None]) / scales.float()[..., None]).round().clamp(0, 15)
+    return pack_int4(q.to(torch.uint8).flatten(1), scales, offsets)
 
 
 def _to_nf4(w: Tensor) -> GroupedWeight:
-    """In blocks of 64, as bitsandbytes has them."""
+    """In groups of 64, as bitsandbytes has them."""
     groups = w.float().unflatten(1, (-1, gcd(w.shape[1], NF4_GROUP)))
     scales = groups.abs().amax(2)
-    table = torch.from_numpy(NF4_VALUES).to(w.device)
-    places = torch.bucketize(groups / scales.clamp(min=1e-12)[..., None], (table[1:] + table[:-1]) / 2)
-    return pack_codebook4(places.to(torch.uint8).flatten(1), scales, NF4_VALUES.tolist())
+    codebook = torch.from_numpy(NF4_VALUES).to(w.device)
+    q = torch.bucketize(groups / scales.clamp(min=1e-12)[..., None], (codebook[1:] + codebook[:-1]) / 2)
+    return pack_codebook4(q.to(torch.uint8).flatten(1), scales, NF4_VALUES.tolist())
 
 
 QUANTIZERS: dict[str, Callable[[Tensor], Segment]] = {

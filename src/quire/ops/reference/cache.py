@@ -1,12 +1,10 @@
-"""The paged KV cache as torch tensors."""
+"""The paged KV cache as torch tensors: the layout of its pages, and what is written to and read from them."""
 
 from collections.abc import Sequence
-from math import prod
 
 import torch
 from torch import Tensor
 
-from quire.core.errors import DoesNotFit
 from quire.ops.opset import KVSpec
 
 DTYPES = {
@@ -16,42 +14,48 @@ DTYPES = {
     "int8": torch.int8,
     "fp8": torch.float8_e4m3fn,
 }
-MOST_FP8 = 448.0
-MOST_CODE = 127
-ALIGNMENT = 256  # bytes
-LEAST_NUMBER = 2.0**-100  # a group with nothing above it is stored as zeros
+FP8_MAX = 448.0  # of e4m3
+INT8_MAX = 127
+MIN_ABS_MAX = 2.0**-100  # a vector whose numbers are all smaller is quantized to zeros
 
 
 class TorchCache:
-    """k and v [layers, blocks, block_size, kv_heads, head_dim] on the device, and a second pair on the host. In int8
-    they are codes, and each has units [layers, blocks, block_size, kv_heads] beside it. Where the cache is latent, v is
-    the first columns of k.
+    """k and v [layers, blocks, block_size, kv_heads, head_dim] on the device, and a second pair on the host to swap to.
 
-    On a GPU the host's are pinned when they are made, and blocks travel without the host waiting for them."""
+    In int8, k and v are quantized values, and each has scales [layers, blocks, block_size, kv_heads] beside it. In a
+    latent cache, v is the first columns of k."""
 
     def __init__(self, spec: KVSpec, num_blocks: int, num_host_blocks: int, device: str) -> None:
         self.spec = spec
-        on_gpu = torch.device(device).type == "cuda"
-        self.pages = _pages_on_gpu(spec, num_blocks, device) if on_gpu else _zeros(spec, num_blocks, device)
-        self._host = _pinned(spec, num_host_blocks, self) if on_gpu else _zeros(spec, num_host_blocks, "cpu")
+        self.pages = self._allocate(num_blocks, device)
+        self.host_pages = self._allocate_on_host(num_host_blocks)
         self.k, self.v = _keys_and_values(spec, self.pages)
-        self.host_k, self.host_v = _keys_and_values(spec, self._host)
-        self._move = _moved_by_kernel if on_gpu else move_blocks
+
+    def _allocate(self, num_blocks: int, device: str) -> tuple[Tensor, ...]:
+        return zero_pages(self.spec, num_blocks, device)
+
+    def _allocate_on_host(self, num_blocks: int) -> tuple[Tensor, ...]:
+        return zero_pages(self.spec, num_blocks, "cpu")
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        self._move(self.pages, self.pages, pairs)
+        self._copy_blocks(self.pages, self.pages, pairs)
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        self._move(self.pages, self._host, pairs)
+        self._copy_blocks(self.pages, self.host_pages, pairs)
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        self._move(self._host, self.pages, pairs)
+        self._copy_blocks(self.host_pages, self.pages, pairs)
+
+    def _copy_blocks(
+        self, sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        copy_blocks_in_order(sources, targets, pairs)
 
     def write(self, layer: int, slots: Tensor, *vectors: Tensor) -> None:
-        """k and v, or the one vector of a latent cache, [T, kv_heads, head_dim] each, to slots [T]."""
+        """Store k and v, or the one vector of a latent cache, [T, kv_heads, head_dim] each, at slots [T]."""
         if self.spec.dtype == "fp8":
-            vectors = tuple(x.clamp(-MOST_FP8, MOST_FP8) for x in vectors)
-        written = quantize(*vectors) if self.spec.dtype == "int8" else vectors
+            vectors = tuple(x.clamp(-FP8_MAX, FP8_MAX) for x in vectors)
+        written = quantize_kv(*vectors) if self.spec.dtype == "int8" else vectors
         for page, x in zip(self.pages, written, strict=True):
             page[layer].flatten(0, 1)[slots] = x.to(page.dtype)
 
@@ -61,76 +65,43 @@ class TorchCache:
         k, v = _keys_and_values(self.spec, pages)
         if self.spec.dtype != "int8":
             return k, v
-        k_units, v_units = pages[2:]
-        return k * k_units[..., None], v * v_units[..., None]
+        k_scales, v_scales = pages[2:]
+        return k * k_scales[..., None], v * v_scales[..., None]
 
 
 def _keys_and_values(spec: KVSpec, pages: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return (pages[0], pages[0][..., : spec.latent]) if spec.latent else (pages[0], pages[1])
 
 
-def quantize(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """k and v [..., head_dim] -> their codes, and their units [...]: NaN for both where one of them is not finite."""
+def quantize_kv(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """k and v [..., head_dim] -> both in int8, and their scales [...]: NaN for both where k or v is not finite."""
     finite = (k.isfinite() & v.isfinite()).all(-1)
-    codes, units = [], []
+    quantized, scales = [], []
     for x in (k, v):
-        most = x.abs().amax(-1)
-        some = finite & (most >= LEAST_NUMBER)
-        factor = torch.where(some, MOST_CODE / most, 0.0)
-        scaled = torch.where(finite[..., None], x * factor[..., None], 0.0)
-        codes.append(scaled.round().to(torch.int8))
-        units.append(torch.where(some, most / MOST_CODE, 0.0).masked_fill(~finite, float("nan")))
-    return codes[0], codes[1], units[0], units[1]
+        abs_max = x.abs().amax(-1)
+        nonzero = finite & (abs_max >= MIN_ABS_MAX)
+        inverse = torch.where(nonzero, INT8_MAX / abs_max, 0.0)
+        scaled = torch.where(finite[..., None], x * inverse[..., None], 0.0)
+        quantized.append(scaled.round().to(torch.int8))
+        scales.append(torch.where(nonzero, abs_max / INT8_MAX, 0.0).masked_fill(~finite, float("nan")))
+    return quantized[0], quantized[1], scales[0], scales[1]
 
 
-def move_blocks(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
-    for from_block, to_block in pairs:  # one after the other: a later pair may read what an earlier one wrote
-        for source, target in zip(sources, targets, strict=True):
-            target[:, to_block] = source[:, from_block]
-
-
-def _moved_by_kernel(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
-    from quire.ops.gpu.block_copy import copy_blocks
-
-    copy_blocks(sources, targets, pairs)
-
-
-# -- where pages lie ---------------------------------------------------------------------------------------------------
-
-
-def _layout(spec: KVSpec, num_blocks: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Of k, v (no v where the cache is latent) and, in int8, the units of k and of v."""
+def page_layout(spec: KVSpec, num_blocks: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of k, of v (absent from a latent cache) and, in int8, of the scales of k and of v."""
     slots = (spec.num_layers, num_blocks, spec.block_size, spec.num_kv_heads)
     vectors = [((*slots, spec.head_dim), DTYPES[spec.dtype])] * (1 if spec.latent else 2)
     return [*vectors, *([(slots, torch.float32)] * 2 if spec.dtype == "int8" else [])]
 
 
-def _zeros(spec: KVSpec, num_blocks: int, device: str) -> tuple[Tensor, ...]:
-    return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in _layout(spec, num_blocks))
+def zero_pages(spec: KVSpec, num_blocks: int, device: str) -> tuple[Tensor, ...]:
+    return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in page_layout(spec, num_blocks))
 
 
-def _pages_on_gpu(spec: KVSpec, num_blocks: int, device: str) -> tuple[Tensor, ...]:
-    try:
-        return _zeros(spec, num_blocks, device)
-    except torch.OutOfMemoryError as error:
-        free, _ = torch.cuda.mem_get_info()
-        raise DoesNotFit(
-            f"{num_blocks} blocks of KV cache need {num_blocks * spec.block_bytes / 2**30:.2f} GiB, "
-            f"and {free / 2**30:.2f} GiB of the GPU's memory are free",
-            "ask for less kv_cache_memory_bytes, or leave it out: what fits is taken",
-        ) from error
-
-
-def _pinned(spec: KVSpec, num_blocks: int, owner: object) -> tuple[Tensor, ...]:
-    """Not cleared: a block is read only after it was written."""
-    if num_blocks == 0:
-        return _zeros(spec, 0, "cpu")
-    from quire.ops.gpu.pinned import pinned
-
-    layout = _layout(spec, num_blocks)
-    sizes = [-(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT for shape, dtype in layout]
-    parts = pinned(sum(sizes), owner).split(sizes)
-    return tuple(
-        part[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
-        for part, (shape, dtype) in zip(parts, layout, strict=True)
-    )
+def copy_blocks_in_order(
+    sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
+) -> None:
+    """Copy (source, target) blocks pair by pair: a later pair may read what an earlier one wrote."""
+    for from_block, to_block in pairs:
+        for source, target in zip(sources, targets, strict=True):
+            target[:, to_block] = source[:, from_block]

@@ -1,7 +1,6 @@
 """What adapters add to one linear layer, as arrays that are as large for every adapter, and the sum in plain torch."""
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -10,8 +9,6 @@ from torch import Tensor
 
 from quire.ops.dequantize import dequantize
 from quire.ops.tensors import LowRank, StoredTensor
-
-TILE_OUTPUTS = 64  # that a kernel takes at once
 
 
 class PackedLowRank(NamedTuple):
@@ -38,7 +35,6 @@ class TorchLoraSlots:
         self.a = torch.zeros(num_slots, len(sizes), max_rank, num_inputs, device=device, dtype=dtype)
         self.b = torch.zeros(num_slots, sum(sizes), max_rank, device=device, dtype=dtype)
         self.scales = torch.zeros(num_slots, len(sizes), device=device)
-        self.tiles = torch.tensor(_tiles(sizes), dtype=torch.int32, device=device)
 
     def pack(self, parts: Sequence[LowRank | None]) -> PackedLowRank | None:
         if not any(parts):
@@ -60,16 +56,6 @@ class TorchLoraSlots:
         if packed is not None:
             rank = packed.a.shape[1]
             self.a[slot, :, :rank], self.b[slot, :, :rank], self.scales[slot] = packed
-
-
-def _tiles(sizes: Sequence[int]) -> list[tuple[int, int, int]]:
-    """The outputs, cut so that a tile is of one part: (first, end of the part, part)"""
-    ends = list(accumulate(sizes))
-    return [
-        (first, end, part)
-        for part, (size, end) in enumerate(zip(sizes, ends, strict=True))
-        for first in range(end - size, end, TILE_OUTPUTS)
-    ]
 
 
 def _tensor(stored: StoredTensor) -> Tensor:

@@ -15,6 +15,7 @@ from quire.ops.opset import Activation, Float32, Int32, Keep, KVCache, KVSpec, R
 from quire.ops.reference.attention import paged_attention, self_attention
 from quire.ops.reference.cache import TorchCache
 from quire.ops.reference.lora import TorchLoraSlots, adapted
+from quire.ops.reference.rope import Frequencies, rope_angles, rotate_heads
 from quire.ops.reference.routing import choose_experts
 from quire.ops.reference.sampler import TorchSampler
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
@@ -35,12 +36,6 @@ class TorchBatch:
     source_lens: list[int]
     source_tables: Tensor | None
     adapters: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Frequencies:
-    inv_freq: Tensor  # [rotary_dim / 2]
-    scale: float
 
 
 class TorchOps:
@@ -145,16 +140,10 @@ class TorchOps:
         return tuple(x.split(list(sizes), dim=-1))
 
     def rope_angles(self, positions: Tensor, frequencies: Frequencies) -> Tensor:
-        angles = positions[:, None].float() * frequencies.inv_freq
-        return torch.cat([angles.cos(), angles.sin()], dim=-1) * frequencies.scale
+        return rope_angles(positions, frequencies)
 
     def rope(self, x: Tensor, angles: Tensor, head_dim: int) -> Tensor:
-        rotary_dim = angles.shape[-1]
-        cos, sin = angles[:, None].chunk(2, dim=-1)  # [T, 1, rotary_dim / 2] each
-        heads = x.unflatten(-1, (-1, head_dim))  # [T, heads, head_dim]
-        turning, rest = heads[..., :rotary_dim], heads[..., rotary_dim:]
-        a, b = turning.chunk(2, dim=-1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1).flatten(1)
+        return rotate_heads(x.unflatten(-1, (-1, head_dim)), angles).flatten(1)
 
     def write_kv(self, k: Tensor, v: Tensor, batch: TorchBatch, layer: int) -> None:
         shape = (-1, batch.cache.spec.head_dim)

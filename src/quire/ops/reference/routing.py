@@ -5,7 +5,7 @@ from torch import Tensor
 
 from quire.ops.opset import Routing
 
-LEAST_SUM = 1e-20  # of sigmoids that all are 0: what is divided by it stays 0
+MIN_WEIGHT_SUM = 1e-20  # of sigmoids that all are 0: what is divided by it stays 0
 
 
 def choose_experts(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -21,7 +21,7 @@ def choose_experts(logits: Tensor, routing: Routing, correction: Tensor | None =
     ids = _best(merits, routing.top_k)
     weights = scores.gather(1, ids)
     if routing.renormalize:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + LEAST_SUM)
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + MIN_WEIGHT_SUM)
     return ids, weights * routing.scale
 
 

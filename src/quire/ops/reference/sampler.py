@@ -16,15 +16,15 @@ from quire.ops.opset import BROKEN, CANDIDATES, GREEDY_BELOW, Masks, RowParams, 
 from quire.ops.philox import UNIFORM_BITS, uniform_bits
 from quire.ops.watermark import green_tokens
 
-ONE = 1 << 44  # what the most likely token weighs
-FLOOR = -32.0  # exp(-32) * 2**44 = 0.22: whatever lies this far below the greatest logit weighs 0
+MAX_WEIGHT = 1 << 44  # what the most likely token weighs
+MIN_DISTANCE = -32.0  # exp(-32) * 2**44 = 0.22: whatever lies this far below the greatest logit weighs 0
 FLOAT_MAX = torch.finfo(torch.float32).max
 
 Logprobs = list[tuple[int, float, int]]
 
 
 @dataclass(slots=True)
-class Row:
+class SamplerRow:
     params: RowParams
     tokens: list[int]
     num_prompt: int
@@ -38,7 +38,7 @@ class TorchSampler:
     def __init__(self, num_rows: int, vocab_size: int) -> None:
         self.num_rows = num_rows
         self.vocab_size = vocab_size
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, SamplerRow] = {}
 
     def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
         if not 0 <= row < self.num_rows or row in self._rows:
@@ -47,13 +47,13 @@ class TorchSampler:
         for token in ids:
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"token {token}, and the vocabulary has {self.vocab_size}")
-        self._rows[row] = Row(params, list(tokens), num_prompt)
+        self._rows[row] = SamplerRow(params, list(tokens), num_prompt)
 
     def retire(self, row: int) -> None:
         del self._rows[row]
 
     def draw(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> list[Sample]:
-        permitted = logits if masks is None else masked(logits, masks)
+        permitted = logits if masks is None else apply_masks(logits, masks)
         return [self._draw(self._rows[row], *lines) for row, *lines in zip(rows, logits, permitted, strict=True)]
 
     def last(self, row: int) -> int:
@@ -67,7 +67,7 @@ class TorchSampler:
     def verify(
         self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
     ) -> Callable[[], list[list[Sample]]]:
-        permitted = logits if masks is None else masked(logits, masks)
+        permitted = logits if masks is None else apply_masks(logits, masks)
         draws: list[list[Sample]] = []
         first = 0
         for row, guessed in zip(rows, drafts, strict=True):
@@ -80,11 +80,13 @@ class TorchSampler:
         return lambda: draws
 
     def logprobs(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[Logprobs]:
-        return [_raw_logprobs(_ordered(line), target, num_top) for line, target in zip(logits, targets, strict=True)]
+        return [
+            _raw_logprobs(_nan_to_neg_inf(line), target, num_top) for line, target in zip(logits, targets, strict=True)
+        ]
 
-    def _draw(self, row: Row, line: Tensor, permitted: Tensor) -> Sample:
+    def _draw(self, row: SamplerRow, line: Tensor, permitted: Tensor) -> Sample:
         params = row.params
-        raw, permitted = _ordered(line), _ordered(permitted)
+        raw, permitted = _nan_to_neg_inf(line), _nan_to_neg_inf(permitted)
         logits = edit(permitted, row)
         greedy = params.temperature < GREEDY_BELOW
         if logits.max() == -inf:  # nothing is left: of the edits only mask and `allowed` hold, and the best is taken
@@ -107,12 +109,12 @@ class TorchSampler:
 # -- logits, as a row's parameters change them ------------------------------------------------------------------------
 
 
-def _ordered(line: Tensor) -> Tensor:
+def _nan_to_neg_inf(line: Tensor) -> Tensor:
     """NaN compares with nothing; here it counts as -inf."""
     return torch.where(line.isnan(), -inf, line)
 
 
-def masked(logits: Tensor, masks: Masks) -> Tensor:
+def apply_masks(logits: Tensor, masks: Masks) -> Tensor:
     """logits [R, vocab], with -inf for the tokens that lines with a mask may not draw."""
     words = torch.from_numpy(masks.bits.view("int32")).to(logits.device, non_blocking=True)
     bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device) & 1
@@ -130,7 +132,7 @@ def restrict(logits: Tensor, allowed: Sequence[int] | None) -> Tensor:
     return out
 
 
-def edit(raw: Tensor, row: Row) -> Tensor:
+def edit(raw: Tensor, row: SamplerRow) -> Tensor:
     """Watermark, bias, masks and penalties, in fp32. raw [vocab] -> [vocab]"""
     params = row.params
     logits = restrict(raw, params.allowed)
@@ -163,7 +165,7 @@ def _unbounded_distances(logits: Tensor, temperature: float) -> Tensor:
 
 
 def distances(logits: Tensor, temperature: float) -> Tensor:
-    return _unbounded_distances(logits, temperature).clamp(min=FLOOR)
+    return _unbounded_distances(logits, temperature).clamp(min=MIN_DISTANCE)
 
 
 def weights(distance: Tensor) -> Tensor:
@@ -189,17 +191,17 @@ def survivors(logits: Tensor, params: RowParams) -> tuple[Tensor, Tensor]:
     distance = distances(logits, params.temperature)
     weight = weights(distance)
     if params.top_p < 1.0:
-        ids = _until(params.top_p, ids, weight)
+        ids = _smallest_share(params.top_p, ids, weight)
     if params.min_p > 0.0:
-        ids = ids[weight[ids].double() >= params.min_p * ONE]
+        ids = ids[weight[ids].double() >= params.min_p * MAX_WEIGHT]
     if params.typical_p < 1.0:
         ids = ids[weight[ids] > 0].sort().values
         untypical = (_mean_distance(distance[ids], weight[ids]) - distance[ids]).abs()  # = |surprisal - entropy|
-        ids = _until(params.typical_p, ids[untypical.argsort(stable=True)], weight)
+        ids = _smallest_share(params.typical_p, ids[untypical.argsort(stable=True)], weight)
     return ids, weight[ids]
 
 
-def _until(share: float, ids: Tensor, weight: Tensor) -> Tensor:
+def _smallest_share(share: float, ids: Tensor, weight: Tensor) -> Tensor:
     """The smallest prefix of `ids` that holds `share` of their weight: the token that crosses the line is kept."""
     running = weight[ids].cumsum(0)
     total = int(running[-1])
@@ -229,7 +231,7 @@ def _pick(logits: Tensor, params: RowParams, bits: int) -> int:
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
     total = int(weights(distances(logits, temperature)).sum())
-    return _unbounded_distances(logits, temperature) - log(total / ONE)
+    return _unbounded_distances(logits, temperature) - log(total / MAX_WEIGHT)
 
 
 def _rank(logits: Tensor, token: int) -> int:

@@ -1,10 +1,11 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+# ruff: noqa: E741 (l is the running sum of an online softmax)
 """Steps in which every sequence has one token: `kv_write` and `decode` in one kernel.
 
-Between two kernels that each take a few microseconds, most of the time is waiting: for the one before, then for one
-address after the other. Here where the work lies is found out while the projection is still being computed, and the
-new token's key meets its query before it has gone through memory. A row begins with what the new token gives it, and
-walks over the older ones. It is rounded as it is stored, so it does not matter that it was not read."""
+Kernels of a few microseconds spend most of their time waiting: for the kernel before, then for one address after the
+other. Here programs look up their work while the projection is still being computed, and the new token's key meets its
+query before it has gone through memory. A row begins with the new token, then takes the older positions. The new key
+and value are rounded as they are stored, so it makes no difference that they were not read back."""
 
 import torch
 import triton
@@ -12,20 +13,19 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.ops.gpu.attention.decode import LEAST_ROWS, TO_POWERS_OF_TWO, DecodeLaunch, decode_launch
-from quire.ops.gpu.attention.kv_8bit import in_words
-from quire.ops.gpu.attention.kv_write import cos_and_sin, store_key_and_value, turned_heads
-from quire.ops.gpu.attention.merge import finish, new_parts
+from quire.ops.gpu.attention.decode import MIN_TILE_ROWS, DecodeLaunch, decode_launch
+from quire.ops.gpu.attention.kv_write import load_cos_sin, load_rotated_heads, projection_args, store_kv
+from quire.ops.gpu.attention.merge import finish_piece, new_partials
 from quire.ops.gpu.attention.pages import (
     Pages,
     Runs,
     Scoring,
+    dot_type,
+    next_power_of_two,
     offset_type,
-    power_of_two,
-    product_type,
 )
-from quire.ops.gpu.attention.plan import COUNTERS, DecodePlan, load_piece
-from quire.ops.gpu.attention.tile import FINITE_MIN, attend, sink
+from quire.ops.gpu.attention.plan import MAX_ROW_TILES, DecodePlan, load_piece
+from quire.ops.gpu.attention.tile import EXP2_SCALE, FINITE_MIN, add_sink, attend
 from quire.ops.gpu.linear.quantize_rows import PAIRED, Target
 from quire.ops.gpu.overlap import overlap_options
 
@@ -49,80 +49,42 @@ def decode_step(
     target: Target | None = None,
 ) -> Tensor:
     """Arguments as in `kv_write`, of sequences of one token each; padding has slot -1 and no context
-    -> [T, heads, head_dim], zeros for padding; or what `target` has room for: codes, where it `takes_heads_of` them.
+    -> [T, heads, head_dim], zeros for padding; or quantized into `target`, see `can_write_quantized`.
 
     With `overlap`, the kernel right before this one must not be what has written runs, slots, angles or the plan: they
     are read before its end."""
     num_kv_heads, head_dim = pages.num_kv_heads, pages.head_dim
     num_tokens, num_heads = q.shape[0], q.shape[1] // head_dim
     group = num_heads // num_kv_heads
-    assert q.stride(1) == k.stride(1) == v.stride(1) == 1 and q.shape[1] % (num_kv_heads * head_dim) == 0
+    assert q.shape[1] % (num_kv_heads * head_dim) == 0 and num_kv_heads <= MAX_ROW_TILES
     assert num_tokens == runs.num_seqs and plan.max_queries == 1 and plan.window == scoring.window
     target = target or Target.plain(q, num_heads * head_dim)
-    rows = power_of_two(group, LEAST_ROWS)
+    rows = next_power_of_two(group, MIN_TILE_ROWS)
     launch = launch or decode_launch(head_dim, rows, pages.k.dtype, runs.num_seqs)
-    assert num_kv_heads <= COUNTERS
-    parts = new_parts(plan, num_kv_heads, rows, head_dim)
-    factor, cap = scoring.factors(pages.k_scale)
-    units, codes = pages.k_units, pages.k.dtype.itemsize == 1
-    k_words, v_words = in_words(pages.k), in_words(pages.v)
+    args = pages.args()
     _decode_step[(plan.workers * num_kv_heads,)](
-        q,
-        k,
-        v,
-        angles,
-        slots,
-        q_norm,
-        k_norm,
-        eps,
-        pages.k,
-        pages.v,
-        k_words,
-        v_words,
-        pages.k_units,
-        pages.v_units,
+        projection_args(q, k, v, angles, slots, q_norm, k_norm, eps),
+        pages.store_args(),
+        args,
+        runs.args(),
+        plan.args(),
+        scoring.args(pages.k_fp8_scale),
+        new_partials(plan, num_kv_heads, rows, head_dim),
         target.out,
         target.scales,
-        parts.sums,
-        parts.weights,
-        plan.counters,
-        plan.pieces,
-        plan.ranges,
-        runs.context_lens,
-        runs.block_tables,
-        scoring.slopes,
-        scoring.sinks,
-        factor,
-        cap,
-        1.0 / pages.k_scale,
-        1.0 / pages.v_scale,
-        pages.v_scale,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        angles.stride(0) if angles is not None else 0,
-        pages.k.stride(0),
-        pages.k.stride(1),
-        pages.k.stride(2),
-        units.stride(0) if units is not None else 0,
-        units.stride(1) if units is not None else 0,
-        units.stride(2) if units is not None else 0,
-        runs.block_tables.stride(0),
-        plan.counters.stride(0),
+        pages.v_fp8_scale,
         KV_HEADS=num_kv_heads,
         GROUP=group,
         ROWS=rows,
         WINDOW=scoring.window,
-        CAPPED=scoring.soft_cap > 0.0,
-        CODES=codes,
-        FP8=pages.k.dtype == torch.float8_e4m3fn,
-        OFFSETS=offset_type(k_words),
+        FP8=pages.is_fp8,
+        OFFSET_TYPE=offset_type(args.k),
         ROTARY=angles.shape[1] if angles is not None else 0,
         BLOCK_SIZE=pages.block_size,
         BLOCK_N=launch.block_n,
         D=head_dim,
-        D_PAD=power_of_two(head_dim, 32 if codes else 16),
-        PRODUCTS=product_type(q, pages.k.dtype),
+        D_PAD=pages.padded_head_dim,
+        DOT_TYPE=dot_type(q, pages.k.dtype),
         OVERLAP=overlap,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
@@ -131,185 +93,118 @@ def decode_step(
     return target.out.view(num_tokens, -1, head_dim)
 
 
-def takes_heads_of(num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype, group: int) -> bool:
-    """Whether `decode_step` gives such codes: every head is a group, and there is no more to a row than heads."""
+def can_write_quantized(num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype, group: int) -> bool:
+    """Whether `decode_step` can quantize its output so: every head is a group, and rows need no padding."""
     return dtype == torch.int16 and num_tokens == 1 and group == head_dim and num_heads * head_dim % PAIRED == 0
 
 
 @triton.jit
 def _decode_step(
-    q,
-    k,
-    v,
-    angles,
-    slots,
-    q_norm,
-    k_norm,
-    eps,
-    k_pages,
-    v_pages,
-    k_words,
-    v_words,
-    k_units,
-    v_units,
+    x,  # ProjectionArgs
+    store,  # StoreArgs
+    pages,  # PageArgs
+    runs,  # RunArgs
+    plan,  # DecodePlanArgs
+    score,  # ScoreArgs
+    partials,  # PartialSoftmax
     out,
-    out_units,
-    part_sums,
-    part_weights,
-    counters,
-    pieces,
-    ranges,
-    context_lens,
-    block_tables,
-    slopes,
-    sinks,
-    factor,
-    cap,
-    k_factor,
-    v_factor,
+    out_scales,
     v_scale,
-    q_token,
-    k_token,
-    v_token,
-    angle_token,
-    kv_block,
-    kv_slot,
-    kv_head,
-    unit_block,
-    unit_slot,
-    unit_head,
-    table_seq,
-    counter_seq,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr,
-    CODES: tl.constexpr,
     FP8: tl.constexpr,
-    OFFSETS: tl.constexpr,
+    OFFSET_TYPE: tl.constexpr,
     ROTARY: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
-    PRODUCTS: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
         gdc_launch_dependents()
-    PER_WORD: tl.constexpr = 2 if CODES else 1
     row = tl.arange(0, ROWS)
     columns = tl.arange(0, D_PAD)
     exists = row < GROUP
     worker = tl.program_id(0) // KV_HEADS  # the KV heads of a position lie side by side and are read at the same time
-    head = tl.program_id(0) % KV_HEADS
-    for piece in range(tl.load(ranges + 2 * worker), tl.load(ranges + 2 * worker + 1)):
-        seq, begin, end, part, num_parts = load_piece(pieces, piece)
-        context_len = tl.load(context_lens + seq)
-        slot = tl.load(slots + seq)
+    kv_head = tl.program_id(0) % KV_HEADS
+    for piece in range(tl.load(plan.ranges + 2 * worker), tl.load(plan.ranges + 2 * worker + 1)):
+        seq, begin, end, split, num_splits = load_piece(plan.pieces, piece)
+        context_len = tl.load(runs.context_lens + seq)
+        slot = tl.load(x.slots + seq)
         token = seq.to(tl.int64)
-        cos, sin = cos_and_sin(angles + token * angle_token if ROTARY > 0 else None, ROTARY, D_PAD)
+        cos, sin = load_cos_sin(x, token, ROTARY, D_PAD)
         if OVERLAP:
             gdc_wait()
 
-        q_head_row = head * GROUP + row
+        head = kv_head * GROUP + row
         present = exists[:, None] & (columns < D)[None, :]
-        heads = q + token * q_token + (q_head_row * D)[:, None]
-        queries = turned_heads(heads, columns[None, :], present, cos, sin, q_norm, eps, ROTARY, D)
-        queries = queries.to(q.dtype.element_ty).to(PRODUCTS)
+        heads = x.q + token * x.q_token + (head * D)[:, None]
+        queries = load_rotated_heads(heads, columns[None, :], present, cos, sin, x.q_norm, x.eps, ROTARY, D)
+        queries = queries.to(x.q.dtype.element_ty).to(DOT_TYPE)
         acc = tl.zeros([ROWS, D_PAD], tl.float32)
-        peak = tl.full([ROWS], FINITE_MIN, tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        if (part == num_parts - 1) & (slot >= 0):
-            block = (slot // BLOCK_SIZE).to(tl.int64)
-            key, value, k_unit, v_unit = store_key_and_value(
-                k + token * k_token + head * D,
-                v + token * v_token + head * D,
-                cos,
-                sin,
-                k_norm,
-                eps,
-                k_pages,
-                v_pages,
-                k_units,
-                v_units,
-                k_factor,
-                v_factor,
-                block * kv_block + (slot % BLOCK_SIZE) * kv_slot + head * kv_head,
-                block * unit_block + (slot % BLOCK_SIZE) * unit_slot + head * unit_head,
-                ROTARY,
-                D,
-                D_PAD,
-                FP8,
+        m = tl.full([ROWS], FINITE_MIN, tl.float32)
+        l = tl.zeros([ROWS], tl.float32)
+        if (split == num_splits - 1) & (slot >= 0):
+            key, value, key_scale, value_scale = store_kv(
+                x, store, token, kv_head, slot, cos, sin, ROTARY, BLOCK_SIZE, D, D_PAD, FP8
             )
-            peak = tl.sum(queries.to(tl.float32) * key.to(tl.float32)[None, :], 1) * (k_unit * factor)
-            if CAPPED:
-                peak = cap * (1.0 - 2.0 / (tl.exp(2.0 * peak) + 1.0))  # tanh
-            total += 1.0
-            acc += (value.to(tl.float32) * v_unit)[None, :]
+            m = tl.sum(queries.to(tl.float32) * key.to(tl.float32)[None, :], 1) * (key_scale * score.qk_scale)
+            if score.cap is not None:
+                m = score.cap * (1.0 - 2.0 / (tl.exp(2.0 * m) + 1.0))  # tanh
+            l += 1.0
+            acc += (value.to(tl.float32) * value_scale)[None, :]
         slope = None
-        if slopes is not None:
-            slope = tl.load(slopes + q_head_row, mask=exists, other=0.0) * TO_POWERS_OF_TWO
-        acc, peak, total = attend(
+        if score.slopes is not None:
+            slope = tl.load(score.slopes + head, mask=exists, other=0.0) * EXP2_SCALE
+        acc, m, l = attend(
             acc,
-            peak,
-            total,
+            m,
+            l,
             queries,
             begin,
             tl.minimum(end, context_len - 1),
-            block_tables + token * table_seq,
-            k_words + head * (kv_head // PER_WORD),
-            v_words + head * (kv_head // PER_WORD),
-            kv_block // PER_WORD,
-            kv_slot // PER_WORD,
-            k_units + head * unit_head if k_units is not None else None,
-            v_units + head * unit_head if v_units is not None else None,
-            unit_block,
-            unit_slot,
+            runs.block_tables + token * runs.table_stride,
+            pages,
+            kv_head,
             tl.zeros([ROWS], tl.int32) + (context_len - 1),
             slope,
             None,
             None,
             0,
             None,
-            factor,
-            cap,
+            score,
             True,
             WINDOW,
             0,
-            CAPPED,
-            CODES,
-            OFFSETS,
+            OFFSET_TYPE,
             BLOCK_SIZE,
             BLOCK_N,
-            ROWS,
             D,
-            D_PAD,
         )
-        if sinks is not None:  # in the first part alone
-            score = tl.load(sinks + q_head_row, mask=exists, other=0.0) * TO_POWERS_OF_TWO
-            acc, peak, total = sink(acc, peak, total, tl.where(part == 0, score, float("-inf")))
-        finish(
+        if score.sinks is not None:  # in the first split alone
+            sink = tl.load(score.sinks + head, mask=exists, other=0.0) * EXP2_SCALE
+            acc, m, l = add_sink(acc, m, l, tl.where(split == 0, sink, float("-inf")))
+        finish_piece(
             acc,
-            peak,
-            total,
+            m,
+            l,
             exists,
-            (token * (KV_HEADS * GROUP) + q_head_row) * D,
+            (token * (KV_HEADS * GROUP) + head) * D,
             out,
-            out_units,
-            part_sums,
-            part_weights,
-            counters + seq * counter_seq + head,
+            out_scales,
+            partials,
+            plan.counters + seq * plan.counter_stride + kv_head,
             worker,
-            head,
-            part,
-            num_parts,
+            kv_head,
+            split,
+            num_splits,
             v_scale,
             KV_HEADS,
-            ROWS,
             D,
-            D_PAD,
         )
     if OVERLAP:
-        gdc_wait()  # those without a piece too: whoever waits for this kernel waits for all before it
+        gdc_wait()  # programs without a piece too: a kernel that waits for this one waits for all before it

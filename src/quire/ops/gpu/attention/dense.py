@@ -1,6 +1,6 @@
-"""Attention of whole prompts before anything is cached, through torch's fused kernels: the rival of `prefill`.
+"""Attention of whole prompts through torch's fused kernels, to compare `prefill` with.
 
-It reads K and V as the projection left them and knows neither pages nor windows, so it serves prompts that begin at
+It reads K and V as the projection leaves them and knows neither pages nor windows, so it serves prompts that begin at
 position 0 and fit into one step."""
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 def dense_prefill(
     q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float, backend: SDPBackend | None = None
 ) -> Tensor:
-    """q [T, heads, head_dim], k and v [T, kv_heads, head_dim]; `lengths` of the prompts, which the host must know, sum
-    to T -> [T, heads, head_dim]. `backend`: torch's own choice, or one that must be able to."""
+    """q [T, heads, head_dim], k and v [T, kv_heads, head_dim]; `lengths` of the prompts, known to the host, sum to
+    T -> [T, heads, head_dim]. `backend`: None lets torch choose."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     start = 0
     for length in lengths:

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""K and V of 8 bits, taken two neighbouring columns at a time.
+"""8-bit K and V, two neighbouring columns at a time.
 
-Matrix units multiply halves, and what moves halves from shared memory to where they are multiplied moves 16 bits. So
-pages are read as 16-bit words of two codes; a tile of words becomes two tiles of halves, that of the even columns and
-that of the odd ones, and each is multiplied on its own. Codes moved byte by byte would take longer than memory does."""
+Tensor cores multiply fp16, and the path from shared memory to them moves 16 bits. So pages are read as 16-bit words of
+two values. A tile of words becomes two fp16 tiles, one of the even columns and one of the odd ones, and each is
+multiplied on its own. Moving single bytes would take longer than reading memory does."""
 
 import torch
 import triton
@@ -13,7 +13,7 @@ from triton import knobs
 
 INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 
-# Two words of two codes each, a and b, lie in one register as bytes a0 a1 b0 b1. -> (a0, b0) and (a1, b1) as halves.
+# A register holds two words, a and b, of two values each, as bytes a0 a1 b0 b1. -> (a0, b0) and (a1, b1) in fp16.
 FROM_FP8 = tl.constexpr("""{
     .reg .b32 sorted;
     .reg .b16 even, odd;
@@ -22,7 +22,7 @@ FROM_FP8 = tl.constexpr("""{
     cvt.rn.f16x2.e4m3x2 $0, even;
     cvt.rn.f16x2.e4m3x2 $1, odd;
 }""")
-# 0x6400 | n is the half 1024 + n; a code's sign bit flipped makes n = code + 128.
+# 0x6400 | n is the fp16 1024 + n; flipping the sign bit of q makes n = q + 128.
 FROM_INT8 = tl.constexpr("""{
     .reg .b32 shifted, bias;
     xor.b32 shifted, $2, 0x80808080;
@@ -34,17 +34,17 @@ FROM_INT8 = tl.constexpr("""{
 }""")
 
 
-def in_words(pages: Tensor) -> Tensor:
-    """Of 8-bit codes, two neighbouring columns become one int16; others are left as they are."""
+def as_words(pages: Tensor) -> Tensor:
+    """View two neighbouring 8-bit columns as one int16; wider types stay as they are."""
     if pages.dtype.itemsize > 1:
         return pages
-    assert pages.shape[-1] % 2 == 0, f"heads of {pages.shape[-1]} codes: an odd number"
+    assert pages.shape[-1] % 2 == 0, f"heads of {pages.shape[-1]} 8-bit values: an odd number"
     return pages.view(torch.int16)
 
 
 @triton.jit
-def halves(words, FP8: tl.constexpr):
-    """int16 words -> the codes of even columns and those of odd columns, fp16."""
+def unpack_words(words, FP8: tl.constexpr):
+    """int16 words -> the values of even columns and those of odd columns, in fp16."""
     if INTERPRETED:
         even = (words & 0xFF).to(tl.int8)
         odd = (words >> 8).to(tl.int8)
@@ -63,11 +63,12 @@ def halves(words, FP8: tl.constexpr):
 
 
 @triton.jit
-def even_and_odd(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def split_even_odd(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """[ROWS, COLUMNS] -> its even columns and its odd ones."""
     return tl.split(tl.reshape(x, [ROWS, COLUMNS // 2, 2]))
 
 
 @triton.jit
-def interleaved(even, odd, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def interleave(even, odd, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The inverse of `split_even_odd`."""
     return tl.reshape(tl.join(even, odd), [ROWS, COLUMNS])

@@ -1,7 +1,7 @@
-"""How attention to a latent cache divides a step: prompts become runs of a few tokens, and go where decoding goes.
+"""How MLA divides a step: prompts become runs of a few tokens, which go through the decode kernel.
 
-A kernel for a tile of 64 rows reads a context once for all of them. The rows are the heads of one token where there are
-64 or more, else those of some neighbouring tokens."""
+The kernel reads a context once for a tile of 64 rows. The rows are the heads of one token where there are 64 or more,
+else the heads of some neighbouring tokens."""
 
 from dataclasses import dataclass
 
@@ -32,25 +32,26 @@ def plan_latent(
     max_model_len: int,
     batch_invariant: bool,
 ) -> LatentPlan:
-    together = max(1, TILE_ROWS // num_heads)
+    run_tokens = max(1, TILE_ROWS // num_heads)
     if prefills:
-        runs = _cut(runs, positions, together)
-    max_queries = together if prefills or batch_invariant else 1
+        runs = _split_runs(runs, positions, run_tokens)
+    max_queries = run_tokens if prefills or batch_invariant else 1
     launch = mla_launch(max_queries * num_heads, dtype)
     tiles = launch.tiles(max_queries * num_heads)
     workers = num_workers(positions.device, launch.per_multiprocessor, tiles, runs.num_seqs, max_model_len)
-    return LatentPlan(runs, plan_decode(runs, workers, max_queries=max_queries, cuts=not batch_invariant), launch)
+    pieces = plan_decode(runs, workers, max_queries=max_queries, split_contexts=not batch_invariant)
+    return LatentPlan(runs, pieces, launch)
 
 
-def _cut(runs: Runs, positions: Tensor, most: int) -> Runs:
-    """Runs of at most `most` tokens, each of which sees what its last token sees. Only the device knows how many there
-    are: behind them there are empty ones."""
+def _split_runs(runs: Runs, positions: Tensor, max_tokens: int) -> Runs:
+    """Runs of at most `max_tokens` tokens, each with the context of its last token. Only the device knows how many
+    there are, so the list is as long as it can get, and ends in empty runs."""
     starts = runs.seq_starts.long()
-    counts = (starts.diff() + most - 1) // most
+    counts = (starts.diff() + max_tokens - 1) // max_tokens
     ends = counts.cumsum(0)
-    number = torch.arange(min(len(positions), len(positions) // most + runs.num_seqs), device=positions.device)
+    number = torch.arange(min(len(positions), len(positions) // max_tokens + runs.num_seqs), device=positions.device)
     owner = torch.searchsorted(ends, number, right=True).clamp(max=runs.num_seqs - 1)
-    begin = starts[owner] + (number - (ends - counts)[owner]) * most
+    begin = starts[owner] + (number - (ends - counts)[owner]) * max_tokens
     new_starts = torch.cat([torch.minimum(begin, starts[-1]), starts[-1:]])
     context_lens = torch.where(number < ends[-1], positions[new_starts[1:] - 1] + 1, 0)
     return Runs(new_starts.int(), context_lens, runs.block_tables[owner])

@@ -1,15 +1,15 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""Who does what: runs of different lengths are cut into pieces, and the pieces numbered through. A plan is made on the
-device, once a step, and serves all layers.
+"""How attention divides a step among programs. A plan is made on the device, once a step, and serves all layers.
 
-Decoding: all contexts, laid end to end, are cut into as many shares of one length as there are workers. Where a share
-ends inside a context, that context has several pieces, which attention_merge.py puts together. So all workers are done
-at the same time whatever the contexts are, and few contexts are cut. Where rows must not depend on the batch, contexts
-are dealt out whole.
+Decode: all contexts, laid end to end, are divided into shares of one length, one a worker. Where a share ends inside a
+context, the context is split into several pieces, and merge.py merges their partial softmaxes. So all workers finish
+together whatever the context lengths are, and few contexts are split. Where rows must not depend on the batch, no
+context is split.
 
 Prefill: a piece is a tile of neighbouring query tokens."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -18,46 +18,54 @@ from torch import Tensor
 
 from quire.ops.gpu.attention.pages import Runs, num_programs
 
-CHUNK = 256  # sequences numbered at once
-LEAST_SHARE = 128  # positions: fewer are read while a program begins and ends
-UNIT = 64  # positions: shares are multiples of it, so that programs read whole tiles
-COUNTERS = 128  # tiles of rows that a sequence's queries and heads make, at most
-FIELDS = tl.constexpr(
-    8
-)  # of a piece: sequence, begin and end of its positions, which of the sequence's pieces, of how many
-NONE = tl.constexpr(2**30)
+SEQS_AT_ONCE = 256  # sequences numbered at once
+MIN_SPLIT_LENGTH = 128  # positions: fewer are read while a program begins and ends
+SPLIT_MULTIPLE = 64  # positions: shares are multiples of it, so that programs read whole tiles
+MAX_ROW_TILES = 128  # tiles that the queries and heads of a sequence make
+FIELDS = tl.constexpr(8)  # of a piece: sequence, begin, end, index among the sequence's splits, number of splits
+NO_PIECE = tl.constexpr(2**30)
+
+
+class DecodePlanArgs(NamedTuple):
+    pieces: Tensor
+    ranges: Tensor
+    counters: Tensor
+    counter_stride: int
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """The sequences of 1 .. max_queries tokens in this step, cut into pieces of their context. One stream at a time."""
+    """Pieces of the contexts of sequences with 1 .. max_queries tokens in this step. One stream uses it at a time."""
 
     pieces: Tensor  # [S + workers, FIELDS] int32
-    ranges: Tensor  # [workers, 2] int32: a worker's pieces, from the first to before the last
-    counters: Tensor  # [S, COUNTERS] int32: pieces that are done, and 0 again when a launch ends
+    ranges: Tensor  # [workers, 2] int32: the first of a worker's pieces, and the end of them
+    counters: Tensor  # [S, MAX_ROW_TILES] int32: splits that are done; 0 between launches
     max_queries: int
     window: int
-    cuts: bool
+    split_contexts: bool
 
     @property
     def workers(self) -> int:
         return len(self.ranges)
 
+    def args(self) -> DecodePlanArgs:
+        return DecodePlanArgs(self.pieces, self.ranges, self.counters, self.counters.stride(0))
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """The sequences of more than `above` tokens in this step, cut into tiles of neighbouring tokens."""
+    """Tiles of neighbouring tokens, of the sequences with more than `above` tokens in this step."""
 
-    starts: Tensor  # [S + 1] int32
+    starts: Tensor  # [S + 1] int32: the first tile of each sequence
     tile: int  # tokens
     max_tiles: int  # of the whole step
     above: int
 
 
 def num_workers(device: torch.device, per_multiprocessor: int, lanes: int, num_seqs: int, max_model_len: int) -> int:
-    """Each of them is `lanes` programs, one for each KV head or tile of heads; all stay on the device."""
-    most = num_seqs * -(-max_model_len // LEAST_SHARE)
-    return max(1, num_programs(device, per_multiprocessor, most * lanes) // lanes)
+    """A worker is `lanes` programs, one for each KV head or tile of heads. All workers fit on the device at once."""
+    max_pieces = num_seqs * -(-max_model_len // MIN_SPLIT_LENGTH)
+    return max(1, num_programs(device, per_multiprocessor, max_pieces * lanes) // lanes)
 
 
 def plan_decode(
@@ -66,44 +74,45 @@ def plan_decode(
     *,
     max_queries: int = 1,
     window: int = 0,
-    least: int = LEAST_SHARE,
-    cuts: bool = True,
+    min_length: int = MIN_SPLIT_LENGTH,
+    split_contexts: bool = True,
 ) -> DecodePlan:
     like = {"dtype": torch.int32, "device": runs.context_lens.device}
     pieces = torch.empty(runs.num_seqs + workers, FIELDS.value, **like)
     ranges = torch.empty(workers, 2, **like)
-    _cut_contexts[(1,)](
+    _split_contexts[(1,)](
         pieces,
         ranges,
         runs.seq_starts,
         runs.context_lens,
         runs.num_seqs,
         workers,
-        LEAST=least,
+        MIN_LENGTH=min_length,
         MAX_QUERIES=max_queries,
         WINDOW=window,
-        CUTS=cuts,
-        UNIT=UNIT,
-        CHUNK=CHUNK,
+        SPLIT=split_contexts,
+        MULTIPLE=SPLIT_MULTIPLE,
+        SEQS=SEQS_AT_ONCE,
         num_warps=4,
     )
-    counters = torch.zeros(runs.num_seqs, COUNTERS, **like)
-    return DecodePlan(pieces, ranges, counters, max_queries, window, cuts)
+    counters = torch.zeros(runs.num_seqs, MAX_ROW_TILES, **like)
+    return DecodePlan(pieces, ranges, counters, max_queries, window, split_contexts)
 
 
 def plan_prefill(runs: Runs, num_tokens: int, tile: int, *, above: int = 0) -> PrefillPlan:
     starts = torch.empty(runs.num_seqs + 1, dtype=torch.int32, device=runs.context_lens.device)
-    _number_tiles[(1,)](starts, runs.seq_starts, runs.context_lens, runs.num_seqs, tile, above, CHUNK, num_warps=4)
-    most = num_tokens // tile + min(runs.num_seqs, num_tokens)  # each sequence may end in a tile that is not full
-    return PrefillPlan(starts, tile, most, above)
+    lengths = runs.seq_starts, runs.context_lens, runs.num_seqs
+    _number_tiles[(1,)](starts, *lengths, TILE=tile, ABOVE=above, SEQS=SEQS_AT_ONCE, num_warps=4)
+    max_tiles = num_tokens // tile + min(runs.num_seqs, num_tokens)  # each sequence may end in a partial tile
+    return PrefillPlan(starts, tile, max_tiles, above)
 
 
 @triton.jit
-def find_run(starts, num_runs, piece):
-    """The sequence that a piece belongs to: the last one that starts at or before it. Those without pieces start
-    where the next one does."""
+def find_sequence(starts, num_seqs, piece):
+    """The sequence of a piece: the last one that starts at or before it. A sequence without pieces starts where the
+    next one does."""
     low = 0
-    high = num_runs
+    high = num_seqs
     while high - low > 1:
         middle = (low + high) // 2
         before = tl.load(starts + middle) <= piece
@@ -114,7 +123,7 @@ def find_run(starts, num_runs, piece):
 
 @triton.jit
 def load_piece(pieces, piece):
-    """-> its sequence, begin and end of its positions, which of the sequence's pieces it is, and of how many"""
+    """-> its sequence, begin and end of its positions, its index among the sequence's splits, and their number"""
     at = pieces + piece * FIELDS
     return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4)
 
@@ -138,76 +147,78 @@ def _run_lengths(seq_starts, context_lens, seq, num_seqs):
 
 
 @triton.jit
-def _walked(
-    seq_starts, context_lens, seq, num_seqs, MAX_QUERIES: tl.constexpr, WINDOW: tl.constexpr, UNIT: tl.constexpr
+def _context_spans(
+    seq_starts, context_lens, seq, num_seqs, MAX_QUERIES: tl.constexpr, WINDOW: tl.constexpr, MULTIPLE: tl.constexpr
 ):
-    """-> where sequences `seq` begin to be read, and how many positions that makes, in whole units. Padding has one
-    unit that is empty, so that somebody writes zeros; sequences of more tokens have none."""
+    """-> the first position that sequences `seq` read, how many they read, rounded up, and their contexts. A padding
+    sequence has one empty piece, so that a program writes its zeros; a sequence of more than MAX_QUERIES has none."""
     context_len, num_queries = _run_lengths(seq_starts, context_lens, seq, num_seqs)
     served = (num_queries > 0) & (num_queries <= MAX_QUERIES)
-    first = first_seen(context_len, num_queries, WINDOW) // UNIT * UNIT
-    return first, tl.where(served, tl.cdiv(tl.maximum(context_len - first, 1), UNIT) * UNIT, 0), context_len
+    first = first_seen(context_len, num_queries, WINDOW) // MULTIPLE * MULTIPLE
+    return first, tl.where(served, tl.cdiv(tl.maximum(context_len - first, 1), MULTIPLE) * MULTIPLE, 0), context_len
 
 
 @triton.jit(do_not_specialize=["num_seqs", "workers"])
-def _cut_contexts(
+def _split_contexts(
     pieces,
     ranges,
     seq_starts,
     context_lens,
     num_seqs,
     workers,
-    LEAST: tl.constexpr,
+    MIN_LENGTH: tl.constexpr,
     MAX_QUERIES: tl.constexpr,
     WINDOW: tl.constexpr,
-    CUTS: tl.constexpr,
-    UNIT: tl.constexpr,
-    CHUNK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    MULTIPLE: tl.constexpr,
+    SEQS: tl.constexpr,
 ):
     total = 0
-    for base in range(0, num_seqs, CHUNK):
-        seq = base + tl.arange(0, CHUNK)
-        _, length, _ = _walked(seq_starts, context_lens, seq, num_seqs, MAX_QUERIES, WINDOW, UNIT)
+    for base in range(0, num_seqs, SEQS):
+        seq = base + tl.arange(0, SEQS)
+        _, length, _ = _context_spans(seq_starts, context_lens, seq, num_seqs, MAX_QUERIES, WINDOW, MULTIPLE)
         total += tl.sum(length)
-    share = tl.maximum(tl.cdiv(tl.cdiv(total, workers), UNIT) * UNIT, LEAST)
-    for base in range(0, workers, CHUNK):
-        worker = base + tl.arange(0, CHUNK)
-        tl.store(ranges + 2 * worker, NONE, mask=worker < workers)
+    share = tl.maximum(tl.cdiv(tl.cdiv(total, workers), MULTIPLE) * MULTIPLE, MIN_LENGTH)
+    for base in range(0, workers, SEQS):
+        worker = base + tl.arange(0, SEQS)
+        tl.store(ranges + 2 * worker, NO_PIECE, mask=worker < workers)
         tl.store(ranges + 2 * worker + 1, 0, mask=worker < workers)
     tl.debug_barrier()
 
     before = 0  # positions of the sequences before
-    count = 0  # and their pieces
-    for base in range(0, num_seqs, CHUNK):
-        seq = base + tl.arange(0, CHUNK)
-        first, length, context_len = _walked(seq_starts, context_lens, seq, num_seqs, MAX_QUERIES, WINDOW, UNIT)
+    count = 0  # pieces of the sequences before
+    for base in range(0, num_seqs, SEQS):
+        seq = base + tl.arange(0, SEQS)
+        first, length, context_len = _context_spans(
+            seq_starts, context_lens, seq, num_seqs, MAX_QUERIES, WINDOW, MULTIPLE
+        )
         begin = before + tl.cumsum(length) - length
         worker = begin // share  # of the first piece
-        num_parts = tl.where(length > 0, (begin + length - 1) // share - worker + 1 if CUTS else 1, 0)
-        piece = count + tl.cumsum(num_parts) - num_parts
-        for part in range(tl.max(num_parts)):
-            exists = part < num_parts
-            at = pieces + (piece + part) * FIELDS
-            from_here = tl.maximum((worker + part) * share - begin, 0) if CUTS else first * 0
-            to_here = tl.minimum((worker + part + 1) * share - begin, length) if CUTS else length
+        num_splits = tl.where(length > 0, (begin + length - 1) // share - worker + 1 if SPLIT else 1, 0)
+        piece = count + tl.cumsum(num_splits) - num_splits
+        for split in range(tl.max(num_splits)):
+            exists = split < num_splits
+            at = pieces + (piece + split) * FIELDS
+            from_here = tl.maximum((worker + split) * share - begin, 0) if SPLIT else first * 0
+            to_here = tl.minimum((worker + split + 1) * share - begin, length) if SPLIT else length
             tl.store(at, seq, mask=exists)
             tl.store(at + 1, first + from_here, mask=exists)
             tl.store(at + 2, tl.minimum(first + to_here, context_len), mask=exists)
-            tl.store(at + 3, part + first * 0, mask=exists)
-            tl.store(at + 4, num_parts, mask=exists)
-            tl.atomic_min(ranges + 2 * (worker + part), piece + part, mask=exists)
-            tl.atomic_max(ranges + 2 * (worker + part) + 1, piece + part + 1, mask=exists)
+            tl.store(at + 3, split + first * 0, mask=exists)
+            tl.store(at + 4, num_splits, mask=exists)
+            tl.atomic_min(ranges + 2 * (worker + split), piece + split, mask=exists)
+            tl.atomic_max(ranges + 2 * (worker + split) + 1, piece + split + 1, mask=exists)
         before += tl.sum(length)
-        count += tl.sum(num_parts)
+        count += tl.sum(num_splits)
 
 
 @triton.jit(do_not_specialize=["num_seqs"])
 def _number_tiles(
-    starts, seq_starts, context_lens, num_seqs, TILE: tl.constexpr, ABOVE: tl.constexpr, CHUNK: tl.constexpr
+    starts, seq_starts, context_lens, num_seqs, TILE: tl.constexpr, ABOVE: tl.constexpr, SEQS: tl.constexpr
 ):
     total = 0
-    for base in range(0, num_seqs, CHUNK):
-        seq = base + tl.arange(0, CHUNK)
+    for base in range(0, num_seqs, SEQS):
+        seq = base + tl.arange(0, SEQS)
         context_len, num_queries = _run_lengths(seq_starts, context_lens, seq, num_seqs)
         count = tl.where((context_len > 0) & (num_queries > ABOVE), tl.cdiv(num_queries, TILE), 0)
         tl.store(starts + seq, total + tl.cumsum(count) - count, mask=seq < num_seqs)

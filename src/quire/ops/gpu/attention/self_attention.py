@@ -1,18 +1,17 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""Attention of a step's sequences to themselves: K and V as the layer made them, no pages.
+# ruff: noqa: E741 (l is the running sum of an online softmax)
+"""Self-attention inside a step: K and V as the projection leaves them, no pages.
 
-A program takes a tile of neighbouring tokens of one sequence, and one head of queries."""
+A program takes a tile of neighbouring tokens of one sequence, and one query head."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.attention.pages import LOG2E, Runs, power_of_two, product_type
-from quire.ops.gpu.attention.plan import find_run, plan_prefill
-
-TO_POWERS_OF_TWO = tl.constexpr(LOG2E)
-FINITE_MIN = tl.constexpr(-1e30)  # the maximum of nothing: a difference of two of them is 0 and not NaN
+from quire.ops.gpu.attention.pages import LOG2E, Runs, dot_type, head_args, next_power_of_two
+from quire.ops.gpu.attention.plan import find_sequence, plan_prefill
+from quire.ops.gpu.attention.tile import EXP2_SCALE, FINITE_MIN
 
 
 def self_attention(
@@ -30,27 +29,19 @@ def self_attention(
     num_tokens, num_heads, head_dim = q.shape
     assert k.shape == v.shape and q.stride(2) == k.stride(2) == v.stride(2) == 1
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    wide = power_of_two(head_dim, 16)
+    wide = next_power_of_two(head_dim, 16)
     tile, block_n = (16, 32) if q.dtype == torch.float32 or wide > 128 else (64, 64)
     plan = plan_prefill(runs, num_tokens, tile)
     _attend[(num_heads, plan.max_tiles)](
-        q,
-        k,
-        v,
-        out,
+        head_args(q),
+        head_args(k),
+        head_args(v),
+        head_args(out),
         plan.starts,
         runs.seq_starts,
         biases,
         runs.num_seqs,
         scale * LOG2E,
-        q.stride(0),
-        q.stride(1),
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        out.stride(0),
-        out.stride(1),
         GROUP=num_heads // k.shape[1],
         CAUSAL=causal,
         WINDOW=window,
@@ -59,41 +50,24 @@ def self_attention(
         BLOCK_N=block_n,
         D=head_dim,
         D_PAD=wide,
-        PRODUCTS=product_type(q, k.dtype),
+        DOT_TYPE=dot_type(q, k.dtype),
         num_warps=4,
         num_stages=2,
     )
     return out
 
 
-def turned(heads: Tensor, angles: Tensor) -> Tensor:
-    """heads [T, heads, head_dim], angles [T, rotary_dim]: see OpSet.rope."""
-    rotary_dim = angles.shape[-1]
-    cos, sin = angles[:, None].chunk(2, dim=-1)
-    a, b = heads[..., :rotary_dim].float().chunk(2, dim=-1)
-    together = torch.cat([a * cos - b * sin, b * cos + a * sin, heads[..., rotary_dim:].float()], dim=-1)
-    return together.to(heads.dtype)
-
-
 @triton.jit(do_not_specialize=["num_seqs"])
 def _attend(
-    q,
+    q,  # HeadArgs
     k,
     v,
     out,
-    starts,
+    starts,  # [S + 1] the first tile of each sequence
     seq_starts,
     biases,
     num_seqs,
-    factor,
-    q_token,
-    q_head,
-    k_token,
-    k_head,
-    v_token,
-    v_head,
-    out_token,
-    out_head,
+    qk_scale,
     GROUP: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -102,13 +76,13 @@ def _attend(
     BLOCK_N: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
-    PRODUCTS: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
 ):
     head = tl.program_id(0)
     piece = tl.program_id(1)
     if piece >= tl.load(starts + num_seqs):
         return
-    seq = find_run(starts, num_seqs, piece)
+    seq = find_sequence(starts, num_seqs, piece)
     first = (piece - tl.load(starts + seq)) * TILE
     token = tl.load(seq_starts + seq).to(tl.int64)
     length = tl.load(seq_starts + seq + 1) - token.to(tl.int32)
@@ -116,10 +90,10 @@ def _attend(
     query = first + tl.arange(0, TILE)
     columns = tl.arange(0, D_PAD)
     present = (query < length)[:, None] & (columns < D)[None, :]
-    rows = tl.load(q + (token + query)[:, None] * q_token + head * q_head + columns[None, :], mask=present, other=0.0)
-    rows = rows.to(PRODUCTS)
-    k += token * k_token + head // GROUP * k_head
-    v += token * v_token + head // GROUP * v_head
+    q_at = (token + query)[:, None] * q.token + head * q.head
+    queries = tl.load(q.ptr + q_at + columns[None, :], mask=present, other=0.0).to(DOT_TYPE)
+    k_rows = k.ptr + token * k.token + head // GROUP * k.head
+    v_rows = v.ptr + token * v.token + head // GROUP * v.head
 
     begin = first * 0
     end = length
@@ -129,8 +103,8 @@ def _attend(
         begin = tl.maximum(first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         end = tl.minimum(end, first + TILE + WINDOW - 1)
     acc = tl.zeros([TILE, D_PAD], tl.float32)
-    peak = tl.full([TILE], FINITE_MIN, tl.float32)
-    total = tl.zeros([TILE], tl.float32)
+    m = tl.full([TILE], FINITE_MIN, tl.float32)
+    l = tl.zeros([TILE], tl.float32)
     for start in range(begin, end, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         inside = key < length
@@ -141,19 +115,21 @@ def _attend(
         if WINDOW > 0:
             seen = seen & (distance < WINDOW) & (distance > -WINDOW)
         there = inside[:, None] & (columns < D)[None, :]
-        keys = tl.load(k + key.to(tl.int64)[:, None] * k_token + columns[None, :], mask=there, other=0.0).to(PRODUCTS)
-        scores = tl.dot(rows, tl.trans(keys), input_precision="ieee") * factor
+        key_at = key.to(tl.int64)[:, None]
+        keys = tl.load(k_rows + key_at * k.token + columns[None, :], mask=there, other=0.0).to(DOT_TYPE)
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * qk_scale
         if biases is not None:
             near = tl.minimum(tl.maximum(-distance, -REACH), REACH)
-            scores += tl.load(biases + head * (2 * REACH + 1) + REACH + near) * TO_POWERS_OF_TWO
+            scores += tl.load(biases + head * (2 * REACH + 1) + REACH + near) * EXP2_SCALE
         scores = tl.where(seen, scores, FINITE_MIN)
-        now = tl.maximum(peak, tl.max(scores, axis=1))
-        weights = tl.where(seen, tl.exp2(scores - now[:, None]), 0.0)
-        correction = tl.exp2(peak - now)
-        values = tl.load(v + key.to(tl.int64)[:, None] * v_token + columns[None, :], mask=there, other=0.0)
-        found = tl.dot(weights.to(PRODUCTS), values.to(PRODUCTS), input_precision="ieee")
-        acc = acc * correction[:, None] + found
-        total = total * correction + tl.sum(weights, axis=1)
-        peak = now
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(out + (token + query)[:, None] * out_token + head * out_head + columns[None, :], result, mask=present)
+        m_new = tl.maximum(m, tl.max(scores, axis=1))
+        p = tl.where(seen, tl.exp2(scores - m_new[:, None]), 0.0)
+        alpha = tl.exp2(m - m_new)
+        values = tl.load(v_rows + key_at * v.token + columns[None, :], mask=there, other=0.0)
+        pv = tl.dot(p.to(DOT_TYPE), values.to(DOT_TYPE), input_precision="ieee")
+        acc = acc * alpha[:, None] + pv
+        l = l * alpha + tl.sum(p, axis=1)
+        m = m_new
+    result = acc / tl.where(l == 0.0, 1.0, l)[:, None]
+    out_at = (token + query)[:, None] * out.token + head * out.head
+    tl.store(out.ptr + out_at + columns[None, :], result, mask=present)

@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""Weights in groups of codes, written out in 16 bits: all, for products so large that cuBLAS is worth a pass over them,
-or rows of a table."""
+"""Weights in groups, dequantized to 16 bits: a whole matrix, for GEMMs so large that cuBLAS is worth the pass, or rows
+of an embedding table."""
 
 import torch
 import triton
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.grouped_scales import load_scales, offset_of, scale_of
-from quire.ops.gpu.linear.unpack import asm_for, table_of, unpack
+from quire.ops.gpu.linear.unpack import asm_for, kernel_args, kernel_constants, unpack
 
 BLOCK_N = 64  # outputs a program
 BLOCK_IDS = 16  # rows of a table
@@ -20,42 +20,32 @@ def dequantize(weight: GroupedWeight, dtype: torch.dtype, out: Tensor | None = N
     N, K = weight.num_outputs, weight.num_inputs
     out = torch.empty(N, K, dtype=dtype, device=weight.words.device) if out is None else out
     assert out.shape == (N, K) and out.dtype == dtype and out.is_contiguous()
-    _write_out(weight, None, None, out, BLOCK_N)
+    _dequantize(weight, None, None, out, BLOCK_N)
     return out
 
 
 def dequantize_rows(ids: Tensor, weight: GroupedWeight, dtype: torch.dtype, last: Tensor | None = None) -> Tensor:
-    """As `embedding` does, of a table of codes: ids [T] -> [T, K] in `dtype`, bf16 or fp16."""
+    """`embedding` from a quantized table: ids [T] -> [T, K] in `dtype`, bf16 or fp16."""
     out = torch.empty(len(ids), weight.num_inputs, dtype=dtype, device=weight.words.device)
     assert ids.is_contiguous()
     if len(ids):
-        _write_out(weight, ids, last, out, BLOCK_IDS)
+        _dequantize(weight, ids, last, out, BLOCK_IDS)
     return out
 
 
-def _write_out(weight: GroupedWeight, ids: Tensor | None, last: Tensor | None, out: Tensor, block_n: int) -> None:
+def _dequantize(weight: GroupedWeight, ids: Tensor | None, last: Tensor | None, out: Tensor, block_n: int) -> None:
     asm = asm_for(weight, out.dtype)
     _dequantize_kernel[(triton.cdiv(len(out), block_n), weight.num_chunks)](
         ids,
         last,
-        weight.words,
-        weight.high,
-        weight.scales,
-        weight.offsets,
-        weight.units,
-        table_of(weight, asm),
+        kernel_args(weight, asm),
         out,
         len(out),
         weight.num_outputs,
         weight.num_inputs,
-        BITS=weight.bits,
-        GROUP=weight.group,
-        WIDTH=weight.width,
-        ZERO=weight.zero,
-        TABLE=bool(weight.table),
-        ASM=asm,
         HAS_OFFSETS=weight.has_offsets,
         BLOCK_N=block_n,
+        **kernel_constants(weight, asm),
     )
 
 
@@ -63,27 +53,22 @@ def _write_out(weight: GroupedWeight, ids: Tensor | None, last: Tensor | None, o
 def _dequantize_kernel(
     ids_ptr,
     last_ptr,
-    words_ptr,
-    high_ptr,
-    scale_ptr,
-    offset_ptr,
-    unit_ptr,
-    table_ptr,
+    weight,  # GroupedArgs
     out_ptr,
     M,
     N,
     K,
+    HAS_OFFSETS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
     ZERO: tl.constexpr,
-    TABLE: tl.constexpr,
+    CODEBOOK: tl.constexpr,
     ASM: tl.constexpr,
-    HAS_OFFSETS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
 ):
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows = tl.minimum(outputs, M - 1).to(tl.int64)  # those past the end are computed and never stored
+    rows = tl.minimum(outputs, M - 1).to(tl.int64)  # outputs past the end are computed and never stored
     if ids_ptr is not None:
         rows = tl.load(ids_ptr + rows).to(tl.int64)
         if last_ptr is not None:
@@ -92,11 +77,11 @@ def _dequantize_kernel(
     columns = tl.arange(0, WIDTH)
     PLANES: tl.constexpr = 32 // BITS
     GROUPS: tl.constexpr = max(PLANES * WIDTH // GROUP, 1)  # a chunk
-    scales = load_scales(scale_ptr, offset_ptr, unit_ptr, chunk, rows, N, GROUP, PLANES * WIDTH, HAS_OFFSETS)
-    places = (rows * tl.num_programs(1) + chunk)[:, None] * WIDTH + columns[None, :]
-    high = None if high_ptr is None else tl.load(high_ptr + places)
+    scales = load_scales(weight, chunk, rows, N, GROUP, PLANES * WIDTH, HAS_OFFSETS)
+    offsets = (rows * tl.num_programs(1) + chunk)[:, None] * WIDTH + columns[None, :]
+    high = None if weight.high is None else tl.load(weight.high + offsets)
     like = tl.zeros((1,), out_ptr.dtype.element_ty)
-    planes = unpack(tl.load(words_ptr + places), high, like, table_ptr, BITS, ZERO, TABLE, ASM)
+    planes = unpack(tl.load(weight.words + offsets), high, like, weight.codebook, BITS, ZERO, CODEBOOK, ASM)
     for plane in tl.static_range(PLANES):
         w = planes[plane].to(tl.float32) * scale_of(scales, plane * GROUPS // PLANES)[:, None]
         if HAS_OFFSETS:

@@ -1,8 +1,7 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""y = w @ x for one row x, without tensor cores: each program reads a few whole rows of w, 16 bytes a thread.
+"""GEMV, y = w @ x for one row x, without tensor cores: each program reads a few whole rows of w, 16 bytes a thread.
 
-The first of w does not depend on x. So it is asked for before x is waited for, and memory is busy while the kernel
-before this one ends."""
+The first of w is loaded before the program waits for x, so memory is busy while the kernel before this one ends."""
 
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ class GemvConfig(NamedTuple):
     block_n: int  # outputs a program
     block_k: int  # inputs a step
     warps: int
-    stages: int  # steps whose weights are under way together
+    stages: int  # steps whose weights are in flight together
 
 
 def linear_gemv(x: Tensor, w: Tensor, bias: Tensor | None, config: GemvConfig, overlap: bool = False) -> Tensor:
@@ -64,19 +63,19 @@ def _gemv_kernel(
     w = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
     wait_for_inputs(OVERLAP)
     x = tl.load(x_ptr + k, mask=k < K, other=0.0)
-    sums = w.to(tl.float32) * x.to(tl.float32)[None, :]
+    acc = w.to(tl.float32) * x.to(tl.float32)[None, :]
     whole = tl.maximum(K // BLOCK_K * BLOCK_K, BLOCK_K)
     for first in tl.range(BLOCK_K, whole, BLOCK_K, num_stages=STAGES):
         k = first + tl.arange(0, BLOCK_K)
         w = tl.load(w_rows + k[None, :], eviction_policy="evict_first")
         x = tl.load(x_ptr + k, eviction_policy="evict_last")
-        sums += w.to(tl.float32) * x.to(tl.float32)[None, :]
+        acc += w.to(tl.float32) * x.to(tl.float32)[None, :]
     if whole < K:
         k = whole + tl.arange(0, BLOCK_K)
         w = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0)
         x = tl.load(x_ptr + k, mask=k < K, other=0.0)
-        sums += w.to(tl.float32) * x.to(tl.float32)[None, :]
-    y = tl.sum(sums, axis=1)
+        acc += w.to(tl.float32) * x.to(tl.float32)[None, :]
+    y = tl.sum(acc, axis=1)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + outputs, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + outputs, y.to(out_ptr.dtype.element_ty), mask=inside)

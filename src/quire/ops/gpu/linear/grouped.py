@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""y = x @ w.T for weights in groups of 4- to 8-bit codes and 16-bit activations.
+"""y = x @ w.T for weights quantized to 4 to 8 bits in groups, and 16-bit activations.
 
-Codes go into the tensor cores as they are, being small integers that bf16 holds exactly, and a group's scale is
-applied to its sums: nothing is rounded but the result. Offsets meet the sum of the group's activations, which a small
-kernel computes before. One row goes without tensor cores, as 16-bit integers (`quant_gemv`). From some hundred rows on
-it is cheaper to write the whole matrix out in 16 bits and let cuBLAS have it."""
+Quantized values go into the tensor cores as they are, small integers that bf16 holds exactly, and a group's scale is
+applied to its sums: nothing is rounded but the result. Offsets are multiplied with the sum of the group's activations,
+which a small kernel computes before. One row goes without tensor cores, as 16-bit integers (grouped_gemv.py). From some
+hundred rows on it is cheaper to dequantize the whole matrix to 16 bits and use cuBLAS."""
 
 from typing import NamedTuple
 
@@ -17,11 +17,11 @@ from torch import Tensor
 from quire.ops.gpu.linear.dequantize import dequantize
 from quire.ops.gpu.linear.grouped_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
-from quire.ops.gpu.linear.grouped_scales import appended, load_scales, offset_of, scale_of
+from quire.ops.gpu.linear.grouped_scales import append, load_scales, offset_of, scale_of
 from quire.ops.gpu.linear.linear import PROGRAMS, num_splits
-from quire.ops.gpu.linear.quantize_rows import Quantized, quantize_rows
-from quire.ops.gpu.linear.split_k import finish, split_space
-from quire.ops.gpu.linear.unpack import asm_for, table_of, take_planes, unpack
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
+from quire.ops.gpu.linear.split_k import finish, output_args
+from quire.ops.gpu.linear.unpack import asm_for, kernel_args, kernel_constants, take_planes, unpack
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
 MAX_KERNEL_ROWS = 128  # beyond it, dequantize and cuBLAS
@@ -38,18 +38,18 @@ class GroupedConfig(NamedTuple):
 
 
 CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3)}  # block_m: (block_n, warps, stages)
-# The same with block_m, for more than 32 rows where a chunk has eight groups of 32: their scales are dear, so more
-# outputs share a program's activations. With offsets there are no registers for 64 tokens.
+# (block_m, block_n, warps, stages) for more than 32 rows where a chunk has eight groups of 32: loading their scales
+# takes long, so more outputs share a program's activations. With offsets there are no registers for 64 tokens.
 MANY_SCALES, MANY_SCALES_AND_OFFSETS = (64, 128, 8, 3), (32, 128, 4, 3)
 
 
-def takes_codes(num_rows: int, weight: GroupedWeight, batch_invariant: bool = False) -> bool:
-    """Whether x is wanted as int16 codes, in groups of `x_group(weight)`."""
+def wants_int16_input(num_rows: int, weight: GroupedWeight, batch_invariant: bool = False) -> bool:
+    """Whether x is wanted in int16, in groups of `x_group(weight)`."""
     return num_rows == 1 and can_gemv(weight) and not batch_invariant
 
 
 def grouped_linear(
-    x: Tensor | Quantized,
+    x: Tensor | QuantizedRows,
     weight: GroupedWeight,
     bias: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
@@ -58,23 +58,24 @@ def grouped_linear(
     tickets: Tensor | None = None,
     overlap: bool = False,
 ) -> Tensor:
-    """x [M, K] bf16 or fp16 -> [M, N] in its dtype, or x as codes where it `takes_codes` -> [1, N] in `dtype`.
+    """x [M, K] bf16 or fp16 -> [M, N] in its dtype, or x in int16 where it `wants_int16_input` -> [1, N] in `dtype`.
     Batch invariant rows never see cuBLAS: their sums are a function of (N, K)."""
-    if isinstance(x, Quantized):
+    if isinstance(x, QuantizedRows):
         return grouped_gemv(x, weight, bias, gemv_config(weight), dtype, overlap)
     if len(x) == 0:
         return x.new_empty(0, weight.num_outputs)
     if len(x) > MAX_KERNEL_ROWS and not batch_invariant:
         return F.linear(x, dequantize(weight, x.dtype), None if bias is None else bias.to(x.dtype))
-    if takes_codes(len(x), weight, batch_invariant):
-        codes = quantize_rows(x, torch.int16, x_group(weight), overlap)
-        return grouped_gemv(codes, weight, bias, gemv_config(weight), x.dtype, overlap)
+    if wants_int16_input(len(x), weight, batch_invariant):
+        quantized = quantize_rows(x, torch.int16, x_group(weight), overlap)
+        return grouped_gemv(quantized, weight, bias, gemv_config(weight), x.dtype, overlap)
     return grouped_kernel(x, weight, bias, grouped_config(len(x), weight, batch_invariant), tickets, overlap)
 
 
 def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:
-    """Few outputs make few programs, two on a multiprocessor at most, each of which must have more on its way: all of
-    a row before x is there, if registers hold it. Small groups have many scales: they take the registers of half."""
+    """Few outputs make few programs, at most two on a multiprocessor, so each must have more loads in flight: a whole
+    row before x is there, if registers hold it. Small groups have many scales, which take the registers of half of
+    it."""
     if weight.num_outputs > 16 * 2 * PROGRAMS:
         return GroupedGemvConfig(32, 8, 1)
     depth = 4 if weight.num_chunks <= 16 else 2
@@ -82,18 +83,18 @@ def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:
 
 
 def grouped_config(M: int, weight: GroupedWeight, batch_invariant: bool = False) -> GroupedConfig:
-    """Two tiles of rows need half the splits to fill the device; or as many, where sums must not depend on M."""
+    """Two tiles of rows need half the splits to fill the device, unless sums must not depend on M."""
     splits = num_splits(weight.num_outputs, weight.num_inputs)
     many = M > MAX_PARALLEL_ROWS
     if many and not batch_invariant:
         splits = max(splits // 2, 1)
     small_groups = weight.group == weight.width == 32
-    too_large = weight.has_offsets and weight.high is not None  # Q5_K: 128 outputs of it would not fit in registers
-    if M > 32 and small_groups and weight.bits == 4 and not weight.table and not too_large:
+    too_large = weight.has_offsets and weight.high is not None  # Q5_K: 128 outputs would not fit in registers
+    if M > 32 and small_groups and weight.bits == 4 and not weight.codebook and not too_large:
         block_m, block_n, warps, stages = MANY_SCALES_AND_OFFSETS if weight.has_offsets else MANY_SCALES
     else:
-        most = 32 if small_groups and weight.has_offsets else 64
-        block_m = next(block for block in CONFIGS if block >= M or block == most)
+        max_block_m = 32 if small_groups and weight.has_offsets else 64
+        block_m = next(block for block in CONFIGS if block >= M or block == max_block_m)
         block_n, warps, stages = CONFIGS[block_m]
     return GroupedConfig(block_m, block_n, splits, many and batch_invariant, warps, stages)
 
@@ -111,35 +112,19 @@ def grouped_kernel(
     out = x.new_empty(M, N)
     tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, config.block_n)
     shares = 1 if config.serial else config.splits
-    partials, tickets = split_space(out, tiles_m * tiles_n, config.block_n * config.block_m, shares, tickets)
     asm = asm_for(weight, x.dtype)
     x_sums = group_sums(x, weight, config.block_m, overlap) if weight.has_offsets else None
     _grouped_kernel[(tiles_n, shares, tiles_m)](
         x,
-        weight.words,
-        weight.high,
-        weight.scales,
-        weight.offsets,
-        weight.units,
+        kernel_args(weight, asm),
         x_sums,
-        table_of(weight, asm),
-        x if bias is None else bias,
-        out,
-        partials,
-        tickets,
+        output_args(out, bias, tiles_m * tiles_n, config.block_n * config.block_m, shares, tickets),
         M,
         N,
         K,
         weight.num_chunks,
         x.stride(0),
         0 if x_sums is None else x_sums.stride(0),
-        BITS=weight.bits,
-        GROUP=weight.group,
-        WIDTH=weight.width,
-        ZERO=weight.zero,
-        TABLE=bool(weight.table),
-        ASM=asm,
-        HAS_BIAS=bias is not None,
         WHOLE_CHUNKS=K % weight.chunk == 0,
         SPLITS=config.splits,
         SHARES=shares,
@@ -148,6 +133,7 @@ def grouped_kernel(
         STAGES=config.stages,
         OVERLAP=overlap,
         num_warps=config.warps,
+        **kernel_constants(weight, asm),
         **overlap_options(overlap),
     )
     return out
@@ -156,30 +142,15 @@ def grouped_kernel(
 @triton.jit(do_not_specialize=["M"])
 def _grouped_kernel(
     x_ptr,
-    words_ptr,
-    high_ptr,
-    scale_ptr,
-    offset_ptr,
-    unit_ptr,
+    weight,  # GroupedArgs
     x_sum_ptr,
-    table_ptr,
-    bias_ptr,
-    out_ptr,
-    partial_ptr,
-    ticket_ptr,
+    to,  # OutputArgs
     M,
     N,
     K,
     chunks,
     x_stride,
     x_sum_stride,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ZERO: tl.constexpr,
-    TABLE: tl.constexpr,
-    ASM: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     WHOLE_CHUNKS: tl.constexpr,
     SPLITS: tl.constexpr,
     SHARES: tl.constexpr,
@@ -187,10 +158,16 @@ def _grouped_kernel(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ZERO: tl.constexpr,
+    CODEBOOK: tl.constexpr,
+    ASM: tl.constexpr,
 ):
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     tokens = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
-    rows = tl.minimum(outputs, N - 1).to(tl.int64)  # those past the end are computed and never stored
+    rows = tl.minimum(outputs, N - 1).to(tl.int64)  # outputs past the end are computed and never stored
     columns = tl.arange(0, WIDTH)
     x_rows = x_ptr + tokens.to(tl.int64)[None, :] * x_stride
     present = (tokens < M)[None, :]
@@ -201,8 +178,8 @@ def _grouped_kernel(
     RUN: tl.constexpr = PLANES * WIDTH // GROUPS  # inputs of a chunk that share a scale
     like = tl.zeros((1,), x_ptr.dtype.element_ty)
     if OVERLAP:
-        ahead = tl.minimum(tl.program_id(1) * TURNS * split_chunks, chunks - 1)
-        prefetch(words_ptr + (rows * chunks + ahead)[:, None] * WIDTH + tl.arange(0, 2)[None, :] * 32)
+        first_chunk = tl.minimum(tl.program_id(1) * TURNS * split_chunks, chunks - 1)
+        prefetch(weight.words + (rows * chunks + first_chunk)[:, None] * WIDTH + tl.arange(0, 2)[None, :] * 32)
     wait_for_inputs(OVERLAP)
 
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -210,17 +187,15 @@ def _grouped_kernel(
         first = (tl.program_id(1) * TURNS + turn) * split_chunks
         sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for chunk in tl.range(first, tl.minimum(first + split_chunks, chunks), num_stages=STAGES):
-            scales = load_scales(
-                scale_ptr, offset_ptr, unit_ptr, chunk, rows, N, GROUP, PLANES * WIDTH, x_sum_ptr is not None
-            )
+            scales = load_scales(weight, chunk, rows, N, GROUP, PLANES * WIDTH, x_sum_ptr is not None)
             x_sums = ()
             if x_sum_ptr is not None:
                 for number in tl.static_range(GROUPS):
-                    x_sums = appended(x_sums, tl.load(x_sum_ptr + (chunk * GROUPS + number) * x_sum_stride + tokens))
-            places = (rows * chunks + chunk)[:, None] * WIDTH + columns[None, :]
-            words = tl.load(words_ptr + places, eviction_policy="evict_first")
-            high = None if high_ptr is None else tl.load(high_ptr + places, eviction_policy="evict_first")
-            planes = unpack(words, high, like, table_ptr, BITS, ZERO, TABLE, ASM)
+                    x_sums = append(x_sums, tl.load(x_sum_ptr + (chunk * GROUPS + number) * x_sum_stride + tokens))
+            offsets = (rows * chunks + chunk)[:, None] * WIDTH + columns[None, :]
+            words = tl.load(weight.words + offsets, eviction_policy="evict_first")
+            high = None if weight.high is None else tl.load(weight.high + offsets, eviction_policy="evict_first")
+            planes = unpack(words, high, like, weight.codebook, BITS, ZERO, CODEBOOK, ASM)
             for number in tl.static_range(GROUPS):
                 k = (chunk * GROUPS + number) * RUN + tl.arange(0, RUN)
                 if WHOLE_CHUNKS:
@@ -232,12 +207,12 @@ def _grouped_kernel(
                 if x_sum_ptr is not None:
                     sums += offset_of(scales, number)[:, None] * x_sums[number][None, :]
         total += sums
-    finish(total, out_ptr, bias_ptr, partial_ptr, ticket_ptr, outputs, tokens, N, M, HAS_BIAS, SHARES)
+    finish(total, to, outputs, tokens, N, M, SHARES)
 
 
 def group_sums(x: Tensor, weight: GroupedWeight, tile: int, overlap: bool = False) -> Tensor:
-    """x [M, K] -> the sums of every group's inputs, [groups, M] fp32, with zeros for the rest of a tile of tokens. Of a
-    group that is longer than a chunk each chunk's part has a sum of its own."""
+    """x [M, K] -> the sums of every group's inputs, [groups, M] fp32, with zeros for the rest of a tile of tokens. A
+    group that is longer than a chunk has one sum a chunk."""
     group = min(weight.group, weight.chunk)
     M, num_groups = triton.cdiv(len(x), tile) * tile, weight.num_chunks * weight.chunk // group
     sums = torch.empty(num_groups, M, dtype=torch.float32, device=x.device)

@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""y = w @ x for one row x and weights in groups of 4-bit codes, in integers.
+"""GEMV, y = w @ x for one row x and weights quantized to 4 bits in groups, in integers.
 
-x comes as 16-bit integers with a scale for every group (`quant_rows`). The processor multiplies two of them by two
-bytes and adds both to a sum in one instruction; a word of eight codes is eight bytes after three. So a code costs 7/8
-of an instruction, and a group's sum is exact. A warp takes 4 chunks of inputs at a time, 8 lanes a chunk, 4 words a
-lane. What a lane has of x serves `block_n / warps` outputs. Sums stay in the lanes until the end."""
+x comes as 16-bit integers with a scale for every group (quantize_rows.py). One instruction multiplies two of them by
+two bytes and adds both to a sum; three instructions make eight bytes of a word of eight values. So a value costs 7/8 of
+an instruction, and a group's sum is exact. A warp takes 4 chunks of inputs at a time, 8 lanes a chunk, 4 words a lane.
+A lane's part of x serves `block_n / warps` outputs. Sums stay in the lanes until the end."""
 
 from typing import NamedTuple
 
@@ -14,52 +14,52 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
-from quire.ops.gpu.linear.grouped_scales import appended, as_bytes, byte, half
-from quire.ops.gpu.linear.quantize_rows import PAIRED, Quantized
+from quire.ops.gpu.linear.grouped_scales import append, as_bytes, byte, fp16_at
+from quire.ops.gpu.linear.quantize_rows import PAIRED, QuantizedRows
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 
 WIDTH = tl.constexpr(32)  # words of a chunk: PAIRED inputs
 CHUNKS = tl.constexpr(4)  # a step
 LANES = tl.constexpr(8)  # that share a chunk
 WORDS = tl.constexpr(4)  # a lane
-HIGH = tl.constexpr(16)  # what the upper codes of bytes count: sums are taken of so many times the weights
-REGISTERS = 128  # of a thread, at most: two programs of 8 warps on a multiprocessor
+HIGH = tl.constexpr(16)  # the upper values of bytes are not shifted down: acc are 16 times too large
+MAX_REGISTERS = 128  # of a thread: two programs of 8 warps on a multiprocessor
 
 
 class GroupedGemvConfig(NamedTuple):
     block_n: int  # outputs a program
-    warps: int  # 8 at least: a tensor with fewer elements than there are threads is loaded as it is wanted
-    depth: int  # steps whose weights are on their way
+    warps: int  # at least 8: a tensor with fewer elements than threads would be loaded when it is used
+    depth: int  # steps whose weights are in flight
 
 
 def can_gemv(weight: GroupedWeight) -> bool:
     """Integers of four bits, with scales and offsets in fp16 or of six bits."""
-    if weight.bits != 4 or weight.table or weight.high is not None or weight.chunk != PAIRED or weight.group < 32:
+    if weight.bits != 4 or weight.codebook or weight.high is not None or weight.chunk != PAIRED or weight.group < 32:
         return False
-    if weight.units is not None:
+    if weight.super_scales is not None:
         return bool(weight.scales.dtype == torch.int32)
     return weight.offsets is None and weight.scales.dtype in (torch.float16, torch.int32, torch.int64)
 
 
 def grouped_gemv(
-    x: Quantized,
+    x: QuantizedRows,
     weight: GroupedWeight,
     bias: Tensor | None,
     config: GroupedGemvConfig,
     dtype: torch.dtype = torch.bfloat16,
     overlap: bool = False,
 ) -> Tensor:
-    """x one row of 16-bit codes in groups of `x_group(weight)` -> [1, N]"""
+    """x one row in int16, in groups of `x_group(weight)` -> [1, N]"""
     N, chunks = weight.num_outputs, weight.num_chunks
-    assert len(x.codes) == 1 and x.codes.shape[1] == chunks * PAIRED and can_gemv(weight)
-    assert weight.words.numel() < 2**31  # places have 32 bits
-    out = torch.empty(1, N, dtype=dtype, device=x.codes.device)
+    assert len(x.q) == 1 and x.q.shape[1] == chunks * PAIRED and can_gemv(weight)
+    assert weight.words.numel() < 2**31  # offsets have 32 bits
+    out = torch.empty(1, N, dtype=dtype, device=x.q.device)
     _grouped_gemv_kernel[(triton.cdiv(N, config.block_n),)](
-        x.codes.view(torch.int32),
+        x.q.view(torch.int32),
         x.scales,
         weight.words,
         _scales(weight),
-        weight.units,
+        weight.super_scales,
         bias,
         out,
         N,
@@ -75,19 +75,19 @@ def grouped_gemv(
         ASM=not triton.knobs.runtime.interpret,
         OVERLAP=overlap,
         num_warps=config.warps,
-        maxnreg=REGISTERS,
+        maxnreg=MAX_REGISTERS,
         **overlap_options(overlap),
     )
     return out
 
 
 def _scales(weight: GroupedWeight) -> Tensor:
-    """As words of six bits, pairs of fp16 with offsets, or fp16."""
+    """Words of six-bit scales, pairs of fp16 (scale and offset), or fp16."""
     return weight.scales.view(torch.int32 if weight.has_offsets else torch.float16)
 
 
 def x_group(weight: GroupedWeight) -> int:
-    """Inputs that share a scale of x: no more than share a sum."""
+    """Inputs that share a scale of x: at most those that share a sum."""
     return min(weight.group, PAIRED // 2)
 
 
@@ -97,7 +97,7 @@ def _grouped_gemv_kernel(
     x_scale_ptr,
     words_ptr,
     scale_ptr,
-    unit_ptr,
+    super_scale_ptr,
     bias_ptr,
     out_ptr,
     N,
@@ -113,28 +113,28 @@ def _grouped_gemv_kernel(
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    # The rows that a warp takes, every WARPS-th, are neighbours: so are their scales of two levels.
+    # A warp takes every WARPS-th row of the tile. They are neighbouring outputs, so that their scales lie side by side.
     row = tl.arange(0, BLOCK_N)
     outputs = tl.program_id(0) * BLOCK_N + row % WARPS * (BLOCK_N // WARPS) + row // WARPS
-    rows = tl.minimum(outputs, N - 1)[:, None]  # those past the end are computed and never stored
-    ahead = ()
+    rows = tl.minimum(outputs, N - 1)[:, None]  # outputs past the end are computed and never stored
+    loaded = ()
     for d in tl.static_range(DEPTH):
-        loaded = _load(words_ptr, scale_ptr, unit_ptr, rows, d * CHUNKS, N, chunks, GROUP, EVEN)
-        ahead = appended(ahead, loaded)
+        step = _load(words_ptr, scale_ptr, super_scale_ptr, rows, d * CHUNKS, N, chunks, GROUP, EVEN)
+        loaded = append(loaded, step)
     wait_for_inputs(OVERLAP)
-    sums = tl.zeros((BLOCK_N, CHUNKS * LANES), tl.float32)
+    acc = tl.zeros((BLOCK_N, CHUNKS * LANES), tl.float32)
     for begin in range(0, chunks, CHUNKS * DEPTH):
-        following = ()
+        prefetched = ()
         for d in tl.static_range(DEPTH):
             first = begin + d * CHUNKS
-            sums = _add_step(sums, ahead[d], pairs_ptr, x_scale_ptr, first, chunks, GROUP, ZERO, HAS_OFFSETS, EVEN, ASM)
+            acc = _add_step(acc, loaded[d], pairs_ptr, x_scale_ptr, first, chunks, GROUP, ZERO, HAS_OFFSETS, EVEN, ASM)
             if not ONCE:
                 first += CHUNKS * DEPTH
-                loaded = _load(words_ptr, scale_ptr, unit_ptr, rows, first, N, chunks, GROUP, False)
-                following = appended(following, loaded)
+                step = _load(words_ptr, scale_ptr, super_scale_ptr, rows, first, N, chunks, GROUP, False)
+                prefetched = append(prefetched, step)
         if not ONCE:
-            ahead = following
-    y = tl.sum(sums, axis=1) * (1.0 / HIGH)
+            loaded = prefetched
+    y = tl.sum(acc, axis=1) * (1.0 / HIGH)
     inside = outputs < N
     if bias_ptr is not None:
         y += tl.load(bias_ptr + outputs, mask=inside, other=0.0).to(tl.float32)
@@ -142,21 +142,21 @@ def _grouped_gemv_kernel(
 
 
 @triton.jit
-def _load(words_ptr, scale_ptr, unit_ptr, rows, first, N, chunks, GROUP: tl.constexpr, EXIST: tl.constexpr):
+def _load(words_ptr, scale_ptr, super_scale_ptr, rows, first, N, chunks, GROUP: tl.constexpr, EXIST: tl.constexpr):
     """Words of chunks first .. first + CHUNKS, [n, CHUNKS * WIDTH], and for every group of a chunk the scales,
-    [n, CHUNKS * LANES]; or three words with those of all groups, and their units. Past the last chunk words are
-    anything: their scales are 0. EXIST: none is past it."""
+    [n, CHUNKS * LANES]; or three words with those of all groups, and their super-scales. Past the last chunk words
+    are anything and their scales are 0. EXIST: no chunk is past the last."""
     column = tl.arange(0, CHUNKS * WIDTH)[None, :]
     inside = None if EXIST else column // WIDTH + first < chunks
     words = tl.load(words_ptr + rows * (chunks * WIDTH) + (first * WIDTH + column), mask=inside)
     scales = ()
-    if unit_ptr is not None:
+    if super_scale_ptr is not None:
         for word in tl.static_range(3):
-            scales = appended(scales, _load_one(scale_ptr, 3 * rows + word, first, 3 * N, 1, chunks, EXIST))
-        scales = appended(scales, _load_one(unit_ptr, rows, first, N, 1, chunks, EXIST))
+            scales = append(scales, _load_one(scale_ptr, 3 * rows + word, first, 3 * N, 1, chunks, EXIST))
+        scales = append(scales, _load_one(super_scale_ptr, rows, first, N, 1, chunks, EXIST))
     elif GROUP >= 8 * WIDTH:
         both = _load_one(scale_ptr, rows, first, N, GROUP // (8 * WIDTH), chunks, EXIST)
-        scales = appended(appended(scales, both), both)
+        scales = append(append(scales, both), both)
     else:
         GROUPS: tl.constexpr = 8 * WIDTH // GROUP
         for pair in tl.static_range(GROUPS // 2):
@@ -166,25 +166,26 @@ def _load(words_ptr, scale_ptr, unit_ptr, rows, first, N, chunks, GROUP: tl.cons
 
 @triton.jit
 def _load_one(ptr, rows, first, stride, SHARED: tl.constexpr, chunks, EXIST: tl.constexpr):
-    """A number that all lanes of a chunk want, and of SHARED neighbouring chunks: [n, CHUNKS * LANES]"""
+    """A number for all lanes of a chunk, and of SHARED neighbouring chunks: [n, CHUNKS * LANES]"""
     chunk = tl.arange(0, CHUNKS * LANES)[None, :] // LANES + first
-    at = tl.max_contiguous(rows + chunk // SHARED * stride, (1, 2))  # not so, but rows go to warps as those of words do
-    return tl.load(ptr + at, mask=None if EXIST else chunk < chunks, other=None if EXIST else 0)
+    # The hint is untrue, but it gives rows to the warps that have their words.
+    offsets = tl.max_contiguous(rows + chunk // SHARED * stride, (1, 2))
+    return tl.load(ptr + offsets, mask=None if EXIST else chunk < chunks, other=None if EXIST else 0)
 
 
 @triton.jit
 def _load_two(ptr, rows, first, stride, chunks, EXIST: tl.constexpr):
-    """Two neighbouring numbers that all lanes of a chunk want: [n, CHUNKS * LANES] twice"""
-    place = tl.arange(0, 2 * CHUNKS * LANES)[None, :]
-    chunk = place // (2 * LANES) + first
-    at = rows + (chunk * stride + place % 2)
-    two = tl.load(ptr + at, mask=None if EXIST else chunk < chunks, other=None if EXIST else 0)
+    """Two neighbouring numbers for all lanes of a chunk: [n, CHUNKS * LANES] twice"""
+    lane_word = tl.arange(0, 2 * CHUNKS * LANES)[None, :]
+    chunk = lane_word // (2 * LANES) + first
+    offsets = rows + (chunk * stride + lane_word % 2)
+    two = tl.load(ptr + offsets, mask=None if EXIST else chunk < chunks, other=None if EXIST else 0)
     return tl.split(tl.reshape(two, (rows.shape[0], CHUNKS * LANES, 2)))
 
 
 @triton.jit
 def _add_step(
-    sums,
+    acc,
     loaded,
     pairs_ptr,
     x_scale_ptr,
@@ -198,37 +199,37 @@ def _add_step(
 ):
     words, scales = loaded
     GROUPS: tl.constexpr = max(8 * WIDTH // GROUP, 2)  # of x, a chunk
-    place = tl.arange(0, CHUNKS * WIDTH)
-    chunk = place // WIDTH + first
+    lane_word = tl.arange(0, CHUNKS * WIDTH)
+    chunk = lane_word // WIDTH + first
     chunk = chunk if EVEN else tl.minimum(chunk, chunks - 1)
     x = ()
     for kind in tl.static_range(4):
-        x = appended(x, quarters(tl.load(pairs_ptr + chunk * (4 * WIDTH) + kind * WIDTH + place % WIDTH)[None, :]))
+        x = append(x, quarters(tl.load(pairs_ptr + chunk * (4 * WIDTH) + kind * WIDTH + lane_word % WIDTH)[None, :]))
     low = quarters(words & 0x0F0F0F0F)
-    high = quarters(words & ~0x0F0F0F0F)  # codes times HIGH
-    TWO_LEVELS: tl.constexpr = len(scales) < GROUPS
-    if TWO_LEVELS:
-        scale_units = scales[3]
+    high = quarters(words & ~0x0F0F0F0F)  # values times HIGH
+    SUPER_SCALED: tl.constexpr = len(scales) < GROUPS
+    if SUPER_SCALED:
+        super_scale = scales[3]
         scales = as_bytes(scales[:3])
-    scaled, below = tl.zeros_like(sums), tl.zeros_like(sums)
+    scaled, below = tl.zeros_like(acc), tl.zeros_like(acc)
     for pair in tl.static_range(GROUPS // 2):
-        # WORDS numbers a lane: scale and sum of a group, and of the next
-        units = quarters(tl.load(x_scale_ptr + (chunk * GROUPS + 2 * pair) * 2 + place % 4)[None, :])
+        # WORDS numbers a lane: the scale and the sum of x of a group, and of the next group
+        x_scales = quarters(tl.load(x_scale_ptr + (chunk * GROUPS + 2 * pair) * 2 + lane_word % 4)[None, :])
         for second in tl.static_range(2):
-            total = _product(x, low, high, 2 * pair + second, GROUPS, ASM)
-            part = total.to(tl.float32) * units[2 * second]
-            x_sum = units[2 * second + 1] * (HIGH / LANES)
-            if TWO_LEVELS:
+            total = _group_dot(x, low, high, 2 * pair + second, GROUPS, ASM)
+            part = total.to(tl.float32) * x_scales[2 * second]
+            x_sum = x_scales[2 * second + 1] * (HIGH / LANES)
+            if SUPER_SCALED:
                 scaled += part * byte(scales[pair // 2], pair % 2 * 2 + second)
                 below += x_sum * byte(scales[2 + pair // 2], pair % 2 * 2 + second)
             elif HAS_OFFSETS:
-                sums += part * half(scales[2 * pair + second], 0)
-                sums += x_sum * half(scales[2 * pair + second], 16)
+                acc += part * fp16_at(scales[2 * pair + second], 0)
+                acc += x_sum * fp16_at(scales[2 * pair + second], 16)
             else:
-                sums += (part - ZERO * x_sum) * scales[2 * pair + second].to(tl.float32)
-    if TWO_LEVELS:
-        sums += scaled * half(scale_units, 0) - below * half(scale_units, 16)
-    return sums
+                acc += (part - ZERO * x_sum) * scales[2 * pair + second].to(tl.float32)
+    if SUPER_SCALED:
+        acc += scaled * fp16_at(super_scale, 0) - below * fp16_at(super_scale, 16)
+    return acc
 
 
 @triton.jit
@@ -241,8 +242,9 @@ def quarters(x):
 
 
 @triton.jit
-def _product(x, low, high, NUMBER: tl.constexpr, GROUPS: tl.constexpr, ASM: tl.constexpr):
-    """HIGH times what of the words belongs to the group, times x: of each word two bytes, a byte, or half of one."""
+def _group_dot(x, low, high, NUMBER: tl.constexpr, GROUPS: tl.constexpr, ASM: tl.constexpr):
+    """HIGH times the dot product of x and the group's part of the words: two bytes of each word, a byte, or half of
+    one."""
     UPPER: tl.constexpr = NUMBER * 2 // GROUPS
     SECOND: tl.constexpr = NUMBER * 4 // GROUPS % 2
     MASK: tl.constexpr = -1 if GROUPS == 2 else (-65536 if SECOND == 1 else 0xFFFF)
@@ -259,19 +261,19 @@ def _product(x, low, high, NUMBER: tl.constexpr, GROUPS: tl.constexpr, ASM: tl.c
 
 
 @triton.jit
-def dot2(x, codes, total, UPPER: tl.constexpr, ASM: tl.constexpr):
-    """total, or nothing, + the two 16-bit integers of x times two bytes of the codes, the lower or the upper ones"""
+def dot2(x, words, total, UPPER: tl.constexpr, ASM: tl.constexpr):
+    """total (None: 0) + the two 16-bit integers of x times two bytes of the words, the lower or the upper ones"""
     HALF: tl.constexpr = "hi" if UPPER else "lo"
     SHIFT: tl.constexpr = 16 if UPPER else 0
     if not ASM:
-        both = ((x << 16) >> 16) * ((codes >> SHIFT) & 255) + (x >> 16) * ((codes >> (SHIFT + 8)) & 255)
+        both = ((x << 16) >> 16) * ((words >> SHIFT) & 255) + (x >> 16) * ((words >> (SHIFT + 8)) & 255)
         total = both if total is None else total + both
     elif total is None:
         total = tl.inline_asm_elementwise(
-            "dp2a." + HALF + ".s32.u32 $0, $1, $2, 0;", "=r,r,r", [x, codes], tl.int32, is_pure=True, pack=1
+            "dp2a." + HALF + ".s32.u32 $0, $1, $2, 0;", "=r,r,r", [x, words], tl.int32, is_pure=True, pack=1
         )
     else:
         total = tl.inline_asm_elementwise(
-            "dp2a." + HALF + ".s32.u32 $0, $1, $2, $3;", "=r,r,r,r", [x, codes, total], tl.int32, is_pure=True, pack=1
+            "dp2a." + HALF + ".s32.u32 $0, $1, $2, $3;", "=r,r,r,r", [x, words, total], tl.int32, is_pure=True, pack=1
         )
     return total

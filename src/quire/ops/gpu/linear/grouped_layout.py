@@ -1,44 +1,56 @@
-"""Weights as 4- to 8-bit codes in groups, laid out for the kernels of `quant_linear`.
+"""Weights quantized to 4 to 8 bits in groups, laid out for grouped.py.
 
-    integers   w = scale * (code - zero) + offset     code 0 .. 15, or 0 .. 63 with high bits; int8: -128 .. 127, zero 0
-    codebook   w = scale * table[code]                16 values: NF4, FP4, MXFP4, IQ4_NL
+    integers   w = scale * (q - zero) + offset     q 0 .. 15, or 0 .. 63 with high bits; int8: -128 .. 127, zero 0
+    codebook   w = scale * codebook[q]             16 values: NF4, FP4, MXFP4, IQ4_NL
 
 Scale and offset belong to a group of neighbouring inputs of one output. Without an offset, zero = 8 is what symmetric
 formats mean. Nothing is rounded on the way in, so these are exact (larger groups take fewer bits):
 
-    stored as              bits a weight  codes  zero  group  scale  offset
+    stored as              bits a weight  q      zero  group  scale  offset
     Q4_0, symmetric GPTQ   4.5            int4   8     32     fp16   none
     Q4_1                   5              int4   0     32     fp16   fp16
     GPTQ, AWQ              5.5            int4   0     32     fp16   fp32: -scale * zero point has up to 16 bits
     Q8_0, W8A16            8.5            int8   0     32     fp16   none
-    Q2_K                   5.13           int4   0     16     int8   int8, both with units
+    Q2_K                   5.13           int4   0     16     int8   int8, both times super-scales
     Q3_K                   4.63           int4   8     16     int8   none
     Q4_K                   4.5            int4   0     32     6 bits 6 bits
     Q5_K                   5.5            4 + 1  0     32     6 bits 6 bits
     Q6_K                   6.63           4 + 2  32    16     int8   none
 
-Codes lie in words of 32 bits, one a plane: 8 planes of 4 bits, the lowest first, or 4 of 8. `width` words make a chunk
-of planes * width inputs: plane p of word i is input p * width + i of the chunk. So a row of words, whose planes are
-taken one after the other, meets runs of `width` neighbouring inputs, and no lane needs what another has loaded. Where
-codes have more than 4 bits, the others lie in `high`, in smaller words with planes and places of their own.
+Values lie in words of 32 bits, one for each plane: 8 planes of 4 bits, the lowest first, or 4 of 8. `width` words make
+a chunk of planes * width inputs: plane p of word i is input p * width + i of the chunk. So a row of words, whose planes
+are taken one after the other, meets runs of `width` neighbouring inputs, and no lane needs what another has loaded.
+Where values have more than 4 bits, the others lie in `high`, in smaller words with planes of their own.
 
 Where scales are small, those of an output's chunk lie together, each followed by its offset, and are loaded as words:
-fp16 beside 4-bit codes, and the bytes or six bits of K-quants. These have two levels: scales and offsets are in units
-of which there is one for 256 inputs. Six bits lie as they do in files: of a word's four bytes the low bits are the
-scales of groups 0 .. 3, of the next word's the offsets; groups 4 .. 7 have four bits in the last word, a scale's and
-then an offset's in each byte, and two on top of the others. A unit has 32 bits, as loads of fewer cannot be on their
-way while others are worked on."""
+fp16 beside 4-bit values, and the bytes or six bits of K-quants. K-quants have two levels: scales and offsets are
+multiplied with super-scales, of which there is one for 256 inputs. Six bits lie as they do in files: of a word's four
+bytes the low bits are the scales of groups 0 .. 3, of the next word's the offsets; groups 4 .. 7 have four bits in the
+last word, a scale's and then an offset's in each byte, and two on top of the others. A super-scale has 32 bits, as
+loads of fewer cannot be in flight while others are worked on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-WIDTHS = (16, 32, 64)  # words of a chunk. 16: the inner size of the tensor cores' smallest product
-WIDEST = 32  # unless asked for: with 64, the planes of a tile take more registers than 64 tokens leave
+WIDTHS = (16, 32, 64)  # words of a chunk. 16: the least K that tensor cores take
+MAX_AUTO_WIDTH = 32  # with 64, the planes of a tile take more registers than 64 tokens leave
 HIGH_WORDS = {1: torch.uint8, 2: torch.int16}
-BLOCK = 256  # inputs that share the units of their scales
+SUPER_BLOCK = 256  # inputs that share a super-scale
+
+
+class GroupedArgs(NamedTuple):
+    """A `GroupedWeight` as kernels take it."""
+
+    words: Tensor
+    high: Tensor | None
+    scales: Tensor
+    offsets: Tensor | None
+    super_scales: Tensor | None
+    codebook: Tensor | None  # where it is not in the instructions: see unpack.py
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,13 +62,13 @@ class GroupedWeight:
     num_inputs: int
     group: int  # inputs, a power of two
     words: Tensor  # [N, chunks, width] int32
-    scales: Tensor  # [G, N] fp16, bf16 or fp32; or words of the numbers of a chunk [chunks, N, words] int32 or int64
+    scales: Tensor  # [G, N] fp16, bf16 or fp32; or words of the scales of a chunk [chunks, N, words] int32 or int64
     offsets: Tensor | None = None  # [G, N] fp16, bf16 or fp32, unless they are among the words
-    units: Tensor | None = None  # [K / 256, N] fp32, of scales; int32: two fp16, of scales and -offsets
+    super_scales: Tensor | None = None  # [K / 256, N] fp32, of scales; int32: two fp16, of scales and of -offsets
     has_offsets: bool = False
-    high: Tensor | None = None  # [N, chunks, width] uint8 or int16: a bit or two more of 8 planes
+    high: Tensor | None = None  # [N, chunks, width] uint8 or int16: one or two more bits of 8 planes
     zero: int = 0
-    table: tuple[float, ...] = ()  # of 16 values; else empty
+    codebook: tuple[float, ...] = ()  # 16 values; empty: integers
 
     @property
     def num_chunks(self) -> int:
@@ -73,50 +85,51 @@ class GroupedWeight:
 
     @property
     def nbytes(self) -> int:
-        tensors = (self.words, self.scales, self.offsets, self.units, self.high)
+        tensors = (self.words, self.scales, self.offsets, self.super_scales, self.high)
         return sum(t.nbytes for t in tensors if t is not None)
 
 
-def pack_int4(
-    codes: Tensor, scales: Tensor, offsets: Tensor | None = None, zero: int = 0, width: int = 0
-) -> GroupedWeight:
-    """codes [N, K] uint8 of 0 .. 15, scales and offsets [N, K / group]. `width` is chosen where it is 0."""
+def pack_int4(q: Tensor, scales: Tensor, offsets: Tensor | None = None, zero: int = 0, width: int = 0) -> GroupedWeight:
+    """q [N, K] uint8 of 0 .. 15, scales and offsets [N, K / group]. A `width` of 0 is chosen here."""
     assert zero in (0, 8)
-    return _pack(4, codes, scales, offsets, zero, (), width)
+    return _pack(4, q, scales, offsets, zero, (), width)
 
 
-def pack_codebook4(codes: Tensor, scales: Tensor, table: Sequence[float], width: int = 0) -> GroupedWeight:
-    """codes [N, K] uint8 of 0 .. 15, scales [N, K / group]; the kernels round `table` to the activations' dtype."""
-    assert len(table) == 16
-    return _pack(4, codes, scales, None, 0, tuple(table), width)
+def pack_codebook4(q: Tensor, scales: Tensor, codebook: Sequence[float], width: int = 0) -> GroupedWeight:
+    """q [N, K] uint8 of 0 .. 15, scales [N, K / group]. Kernels round the codebook to the activations' dtype."""
+    assert len(codebook) == 16
+    return _pack(4, q, scales, None, 0, tuple(codebook), width)
 
 
-def pack_int8(codes: Tensor, scales: Tensor, offsets: Tensor | None = None, width: int = 0) -> GroupedWeight:
-    """codes [N, K] int8, scales and offsets [N, K / group]"""
-    return _pack(8, codes.view(torch.uint8), scales, offsets, 0, (), width)
+def pack_int8(q: Tensor, scales: Tensor, offsets: Tensor | None = None, width: int = 0) -> GroupedWeight:
+    """q [N, K] int8, scales and offsets [N, K / group]"""
+    return _pack(8, q.view(torch.uint8), scales, offsets, 0, (), width)
 
 
-def pack_two_levels(codes: Tensor, scales: Tensor, units: Tensor, high_bits: int = 0, zero: int = 0) -> GroupedWeight:
-    """codes [N, K] uint8 of 4 + high_bits bits, scales [N, K / group] int8, units [N, K / 256] fp16; with offsets
-    [N, K / group, 2] and [N, K / 256, 2]: scale * code - offset."""
-    assert scales.dtype == torch.int8
-    group = _group(codes.shape[1], scales.shape[1])
-    return _two_levels(codes, group, scales, torch.int64, units, high_bits, zero)
-
-
-def pack_six_bits(codes: Tensor, scales: Tensor, units: Tensor) -> GroupedWeight:
-    """The same in groups of 32, with scales and offsets as they lie in files: scales [N, K / 256, 12] uint8"""
-    assert scales.dtype == torch.uint8 and scales.shape[2] == 12
-    return _two_levels(codes, 32, scales, torch.int32, units, high_bits=0, zero=0)
-
-
-def _two_levels(
-    codes: Tensor, group: int, scales: Tensor, word: torch.dtype, units: Tensor, high_bits: int, zero: int
+def pack_super_scaled(
+    q: Tensor, scales: Tensor, super_scales: Tensor, high_bits: int = 0, zero: int = 0
 ) -> GroupedWeight:
-    (N, K), width = codes.shape, min(group, WIDEST)
-    assert K % BLOCK == 0 and units.dtype == torch.float16
-    words = _words(codes & 15, 4, width)
-    by_block = units.float().T if units.dim() == 2 else units.view(torch.int32)[..., 0].T
+    """q [N, K] uint8 of 4 + high_bits bits, scales [N, K / group] int8, super_scales [N, K / 256] fp16; with offsets
+    [N, K / group, 2] and [N, K / 256, 2]: scale * q - offset."""
+    assert scales.dtype == torch.int8
+    group = _group(q.shape[1], scales.shape[1])
+    return _pack_super_scaled(q, group, scales, torch.int64, super_scales, high_bits, zero)
+
+
+def pack_six_bits(q: Tensor, scales: Tensor, super_scales: Tensor) -> GroupedWeight:
+    """`pack_super_scaled` in groups of 32, with scales and offsets as they lie in files: scales [N, K / 256, 12]
+    uint8"""
+    assert scales.dtype == torch.uint8 and scales.shape[2] == 12
+    return _pack_super_scaled(q, 32, scales, torch.int32, super_scales, high_bits=0, zero=0)
+
+
+def _pack_super_scaled(
+    q: Tensor, group: int, scales: Tensor, word: torch.dtype, super_scales: Tensor, high_bits: int, zero: int
+) -> GroupedWeight:
+    (N, K), width = q.shape, min(group, MAX_AUTO_WIDTH)
+    assert K % SUPER_BLOCK == 0 and super_scales.dtype == torch.float16
+    words = _words(q & 15, 4, width)
+    by_block = super_scales.float().T if super_scales.dim() == 2 else super_scales.view(torch.int32)[..., 0].T
     by_chunk = scales.reshape(N, words.shape[1], -1).contiguous().view(word).transpose(0, 1)
     return GroupedWeight(
         bits=4,
@@ -125,35 +138,37 @@ def _two_levels(
         group=group,
         words=words,
         scales=by_chunk.contiguous(),
-        units=by_block.contiguous(),
-        has_offsets=units.dim() == 3,
-        high=_words(codes >> 4, high_bits, width, 8).to(HIGH_WORDS[high_bits]) if high_bits else None,
+        super_scales=by_block.contiguous(),
+        has_offsets=super_scales.dim() == 3,
+        high=_words(q >> 4, high_bits, width, 8).to(HIGH_WORDS[high_bits]) if high_bits else None,
         zero=zero,
     )
 
 
 def _pack(
     bits: int,
-    codes: Tensor,
+    q: Tensor,
     scales: Tensor,
     offsets: Tensor | None,
     zero: int,
-    table: tuple[float, ...],
+    codebook: tuple[float, ...],
     width: int,
 ) -> GroupedWeight:
-    assert codes.dtype == torch.uint8
-    N, K = codes.shape
+    assert q.dtype == torch.uint8
+    N, K = q.shape
     group = _group(K, scales.shape[1])
     width = width or _width(K, group, 32 // bits)
     assert width in WIDTHS and width <= group
-    words = _words(codes, bits, width)
+    words = _words(q, bits, width)
     chunk, has_offsets = 32 // bits * width, offsets is not None
     num_groups = -(-words.shape[1] * chunk // group)
     scales = _by_group(scales, num_groups)
     offsets = None if offsets is None else _by_group(offsets, num_groups)
-    if bits == 4 and not table and all(t.dtype == torch.float16 for t in (scales, offsets) if t is not None):
+    if bits == 4 and not codebook and all(t.dtype == torch.float16 for t in (scales, offsets) if t is not None):
         scales, offsets = _together(scales, offsets, max(chunk // group, 1)), None
-    return GroupedWeight(bits, N, K, group, words, scales, offsets, has_offsets=has_offsets, zero=zero, table=table)
+    return GroupedWeight(
+        bits, N, K, group, words, scales, offsets, has_offsets=has_offsets, zero=zero, codebook=codebook
+    )
 
 
 def _group(K: int, num_groups: int) -> int:
@@ -165,19 +180,19 @@ def _group(K: int, num_groups: int) -> int:
 
 
 def _width(K: int, group: int, planes: int) -> int:
-    """The one that pads least; of those, the widest."""
-    widths = [width for width in WIDTHS if width <= min(group, WIDEST)]
+    """The width that pads least; among equals, the widest."""
+    widths = [width for width in WIDTHS if width <= min(group, MAX_AUTO_WIDTH)]
     return min(widths, key=lambda width: (-K % (planes * width), -width))
 
 
-def _words(codes: Tensor, bits: int, width: int, planes: int = 0) -> Tensor:
-    """[N, K] -> [N, chunks, width] int32; zeros after the last input. As many planes as there is room for, or fewer."""
-    (N, K), planes = codes.shape, planes or 32 // bits
+def _words(q: Tensor, bits: int, width: int, planes: int = 0) -> Tensor:
+    """[N, K] -> [N, chunks, width] int32; zeros after the last input. `planes`: fewer than fill a word."""
+    (N, K), planes = q.shape, planes or 32 // bits
     num_chunks = -(-K // (planes * width))
-    padded = codes.new_zeros(N, num_chunks * planes * width)
-    padded[:, :K] = codes
+    padded = q.new_zeros(N, num_chunks * planes * width)
+    padded[:, :K] = q
     by_plane = padded.view(N, num_chunks, planes, width)
-    words = torch.zeros(N, num_chunks, width, dtype=torch.int32, device=codes.device)
+    words = torch.zeros(N, num_chunks, width, dtype=torch.int32, device=q.device)
     for plane in range(planes):
         words |= by_plane[:, :, plane].int() << bits * plane
     return words
@@ -191,8 +206,8 @@ def _by_group(values: Tensor, num_groups: int) -> Tensor:
 
 
 def _together(scales: Tensor, offsets: Tensor | None, groups: int) -> Tensor:
-    """[G, N] fp16 -> words of the numbers of so many groups, or [G, N] where there is but one number"""
-    numbers = scales[..., None] if offsets is None else torch.stack([scales, offsets], dim=2)  # [G, N, 1 or 2]
-    together = numbers.unflatten(0, (-1, groups)).transpose(1, 2).flatten(2).contiguous()
+    """[G, N] fp16 -> words of the scales of `groups` groups, or [G, N] where a word would hold one"""
+    pairs = scales[..., None] if offsets is None else torch.stack([scales, offsets], dim=2)  # [G, N, 1 or 2]
+    together = pairs.unflatten(0, (-1, groups)).transpose(1, 2).flatten(2).contiguous()
     count = together.shape[2]
     return together[..., 0] if count == 1 else together.view(torch.int32 if count == 2 else torch.int64)

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""Scales and offsets of the groups of a chunk: loaded as they lie in memory, then one after the other as fp32.
+"""Scales and offsets of the groups of a chunk: loaded as they lie in memory, then converted to fp32 one by one.
 
-Scales have far to come, so all of a chunk are asked for before its words. Where they lie together they come four or
-eight bytes at a time. A byte is placed into the mantissa of a large float (2**23 + 128 + byte) and the large number
-subtracted, as a conversion would take longer, and six bits likewise; times its unit it is exact."""
+Loads take long, so all scales of a chunk are loaded before its words. Where they lie together they come four or eight
+bytes index a time. A byte, or six bits, is placed into the mantissa of a large float (2**23 + 128 + byte) and the large
+number subtracted, which is faster than a conversion; times its super-scale it is exact."""
 
 import triton
 import triton.language as tl
@@ -13,45 +13,35 @@ LARGE_BITS = tl.constexpr(0x4B000080)
 
 
 @triton.jit
-def load_scales(
-    scale_ptr,
-    offset_ptr,
-    unit_ptr,
-    chunk,
-    rows,
-    N,
-    GROUP: tl.constexpr,
-    CHUNK: tl.constexpr,
-    HAS_OFFSETS: tl.constexpr,
-):
-    """-> what `scale_of` and `offset_of` take. CHUNK: its inputs."""
-    scales, offsets, units = (), (), ()
+def load_scales(w, chunk, rows, N, GROUP: tl.constexpr, CHUNK: tl.constexpr, HAS_OFFSETS: tl.constexpr):
+    """w: GroupedArgs, CHUNK: inputs of a chunk -> what `scale_of` and `offset_of` take"""
+    scales, offsets, super_scales = (), (), ()
     GROUPS: tl.constexpr = max(CHUNK // GROUP, 1)
-    if scale_ptr.dtype.element_ty.is_floating():
+    if w.scales.dtype.element_ty.is_floating():
         for number in tl.static_range(GROUPS):
-            place = (chunk * CHUNK // GROUP + number) * N + rows
-            scales = appended(scales, tl.load(scale_ptr + place))
+            index = (chunk * CHUNK // GROUP + number) * N + rows
+            scales = append(scales, tl.load(w.scales + index))
             if HAS_OFFSETS:
-                offsets = appended(offsets, tl.load(offset_ptr + place))
+                offsets = append(offsets, tl.load(w.offsets + index))
     else:
-        LONG: tl.constexpr = scale_ptr.dtype.element_ty == tl.int64
-        BITS: tl.constexpr = 16 if unit_ptr is None else (8 if LONG else 6)
+        LONG: tl.constexpr = w.scales.dtype.element_ty == tl.int64
+        BITS: tl.constexpr = 16 if w.super_scales is None else (8 if LONG else 6)
         WORDS: tl.constexpr = GROUPS * (2 if HAS_OFFSETS else 1) * BITS // (64 if LONG else 32)
-        if unit_ptr is not None:
-            units = appended(units, tl.load(unit_ptr + chunk * CHUNK // 256 * N + rows))
-        place = chunk * CHUNK // max(CHUNK, GROUP) * N + rows
+        if w.super_scales is not None:
+            super_scales = append(super_scales, tl.load(w.super_scales + chunk * CHUNK // 256 * N + rows))
+        index = chunk * CHUNK // max(CHUNK, GROUP) * N + rows
         for number in tl.static_range(WORDS):
-            scales = appended(scales, tl.load(scale_ptr + place * WORDS + number))
+            scales = append(scales, tl.load(w.scales + index * WORDS + number))
         if BITS == 6:
             scales = as_bytes(scales)
         if HAS_OFFSETS:
             offsets = scales
-    return scales, offsets, units
+    return scales, offsets, super_scales
 
 
 @triton.jit
 def scale_of(loaded, NUMBER: tl.constexpr):
-    """Of the chunk's group of that number, fp32."""
+    """The scale of the chunk's group NUMBER, in fp32."""
     return _number(loaded, NUMBER, 0)
 
 
@@ -62,38 +52,38 @@ def offset_of(loaded, NUMBER: tl.constexpr):
 
 @triton.jit
 def _number(loaded, NUMBER: tl.constexpr, OFFSET: tl.constexpr):
-    scales, offsets, units = loaded
+    scales, offsets, super_scales = loaded
     STEP: tl.constexpr = 1 if len(offsets) == 0 else 2
-    PLACE: tl.constexpr = NUMBER * STEP + OFFSET  # among those that lie together
+    INDEX: tl.constexpr = NUMBER * STEP + OFFSET  # among the numbers of a word
     if scales[0].dtype.is_floating():
         number = (offsets if OFFSET else scales)[NUMBER].to(tl.float32)
-    elif len(units) == 0:
-        HALVES: tl.constexpr = scales[0].dtype.primitive_bitwidth // 16
-        number = half(scales[PLACE // HALVES], PLACE % HALVES * 16)
+    elif len(super_scales) == 0:
+        PER_WORD: tl.constexpr = scales[0].dtype.primitive_bitwidth // 16
+        number = fp16_at(scales[INDEX // PER_WORD], INDEX % PER_WORD * 16)
     else:
         if scales[0].dtype == tl.int32:
             number = byte(scales[OFFSET * 2 + NUMBER // 4], NUMBER % 4)
         else:
-            number = byte(scales[PLACE // 8], PLACE % 8)
+            number = byte(scales[INDEX // 8], INDEX % 8)
         if STEP == 1:
-            number *= units[0]
+            number *= super_scales[0]
         elif OFFSET:
-            number *= -half(units[0], 16)
+            number *= -fp16_at(super_scales[0], 16)
         else:
-            number *= half(units[0], 0)
+            number *= fp16_at(super_scales[0], 0)
     return number
 
 
 @triton.jit
-def byte(word, PLACE: tl.constexpr):
+def byte(word, INDEX: tl.constexpr):
     """A signed byte of an integer, as fp32"""
-    bits = (word >> (8 * PLACE)).to(tl.int32) & 255
+    bits = (word >> (8 * INDEX)).to(tl.int32) & 255
     return (bits ^ LARGE_BITS).to(tl.float32, bitcast=True) - LARGE
 
 
 @triton.jit
 def as_bytes(words):
-    """Six bits of eight scales and offsets (see `quant_layout`) -> scales 0 .. 3, 4 .. 7, offsets 0 .. 3, 4 .. 7"""
+    """Six bits of eight scales and offsets (see grouped_layout.py) -> scales 0 .. 3, 4 .. 7, offsets 0 .. 3, 4 .. 7"""
     scales, offsets, rest = words
     return (
         scales & 0x3F3F3F3F,
@@ -104,11 +94,11 @@ def as_bytes(words):
 
 
 @triton.jit
-def half(word, SHIFT: tl.constexpr):
+def fp16_at(word, SHIFT: tl.constexpr):
     """An fp16 in an int32 or int64, as fp32"""
     return (word >> SHIFT).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def appended(values, value):
-    return values + (value,)  # noqa: RUF005 (the compiler knows no other way)
+def append(values, value):
+    return values + (value,)  # noqa: RUF005 (Triton has no starred tuples)

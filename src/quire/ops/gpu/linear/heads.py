@@ -1,13 +1,13 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""Every head's columns times a matrix of its own: cuBLAS in batches, or tiles of one size for rows that must not depend
-on how many others there are."""
+"""Every head's columns times a matrix of its own: a batched GEMM of cuBLAS, or, for batch-invariant rows, tiles of one
+size."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.attention.pages import product_type
+from quire.ops.gpu.attention.pages import dot_type, head_args
 
 BLOCK_M, BLOCK_N, BLOCK_K = 64, 64, 64
 
@@ -24,22 +24,18 @@ def linear_heads(x: Tensor, w: Tensor, out: Tensor, *, batch_invariant: bool = F
         torch.bmm(x.transpose(0, 1), w.transpose(1, 2), out=out.transpose(0, 1))
         return
     _linear_heads[(triton.cdiv(num_tokens, BLOCK_M), triton.cdiv(num_outputs, BLOCK_N), num_heads)](
-        x,
+        head_args(x),
         w,
-        out,
+        head_args(out),
         num_tokens,
-        x.stride(0),
-        x.stride(1),
         w.stride(0),
         w.stride(1),
-        out.stride(0),
-        out.stride(1),
         INPUTS=num_inputs,
         OUTPUTS=num_outputs,
         BLOCK_M=BLOCK_M,
         BLOCK_N=BLOCK_N,
         BLOCK_K=BLOCK_K,
-        PRODUCTS=product_type(x, x.dtype),
+        PRODUCTS=dot_type(x, x.dtype),
         num_warps=4,
         num_stages=3,
     )
@@ -47,16 +43,12 @@ def linear_heads(x: Tensor, w: Tensor, out: Tensor, *, batch_invariant: bool = F
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _linear_heads(
-    x,
+    x,  # HeadArgs
     w,
-    out,
+    out,  # HeadArgs
     num_tokens,
-    x_token,
-    x_head,
     w_head,
     w_output,
-    out_token,
-    out_head,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -68,14 +60,14 @@ def _linear_heads(
     output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     head = tl.program_id(2).to(tl.int64)
     present, wanted = token < num_tokens, output < OUTPUTS
-    x_at = x + head * x_head + token.to(tl.int64)[:, None] * x_token
+    x_at = x.ptr + head * x.head + token.to(tl.int64)[:, None] * x.token
     w_at = w + head * w_head + output[None, :] * w_output
-    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for begin in range(0, INPUTS, BLOCK_K):
         k = begin + tl.arange(0, BLOCK_K)
         inside = k < INPUTS
         rows = tl.load(x_at + k[None, :], mask=present[:, None] & inside[None, :], other=0.0).to(PRODUCTS)
         columns = tl.load(w_at + k[:, None], mask=inside[:, None] & wanted[None, :], other=0.0).to(PRODUCTS)
-        sums = tl.dot(rows, columns, sums, input_precision="ieee")
-    at = out + head * out_head + token.to(tl.int64)[:, None] * out_token + output[None, :]
-    tl.store(at, sums, mask=present[:, None] & wanted[None, :])
+        acc = tl.dot(rows, columns, acc, input_precision="ieee")
+    at = out.ptr + head * out.head + token.to(tl.int64)[:, None] * out.token + output[None, :]
+    tl.store(at, acc, mask=present[:, None] & wanted[None, :])

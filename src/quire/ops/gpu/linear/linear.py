@@ -1,13 +1,13 @@
-"""y = x @ w.T + bias for 16-bit weights, by whichever way is fastest for its shape.
+"""y = x @ w.T + bias for 16-bit weights, with the kernel that is fastest for the shape.
 
-    rows of x      way        bound by
+    rows of x      kernel     bound by
     1              gemv       reading w, at the speed of a copy
     2 .. 64        stream     the same, through tensor cores
     more           cuBLAS     the tensor cores
 
-A row's sums depend on the way, so they depend on the number of rows. `batch_invariant` takes `stream` for all of them:
-which inputs are added in which order is then a function of (N, K) alone. It costs what gemv is ahead at one row, and
-beyond 64 rows what cuBLAS has over a plain tiled product. fp32 is for comparisons: cuBLAS, or tiles of one size."""
+A row's sums depend on the kernel, so they depend on the number of rows. `batch_invariant` takes `stream` for all of
+them: which inputs are added in which order is then a function of (N, K) alone. It costs what gemv gains at one row, and
+beyond 64 rows what cuBLAS gains over a plain tiled GEMM. fp32 is for comparisons: cuBLAS, or tiles of one size."""
 
 from enum import StrEnum
 
@@ -19,8 +19,8 @@ from quire.ops.gpu.linear.gemv import GemvConfig, linear_gemv
 from quire.ops.gpu.linear.stream import StreamConfig, linear_stream
 
 MAX_STREAM_ROWS = 64
-PROGRAMS = 132  # that a device should have to run at least: an H200's multiprocessors
-SPLIT_INPUTS = 512  # at least, in a split
+PROGRAMS = 132  # to fill a device: an H200's multiprocessors
+MIN_SPLIT_INPUTS = 512
 MAX_SPLITS = 8
 
 GEMV = GemvConfig(block_n=4, block_k=2048, warps=8, stages=1)
@@ -30,18 +30,18 @@ STREAM = {16: (64, 4, 5), 32: (64, 4, 4), 64: (64, 4, 3), 128: (128, 8, 3)}
 STREAM_FP32 = StreamConfig(block_m=16, block_n=64, block_k=32, splits=1, serial=False, warps=4, stages=2)
 
 
-class Way(StrEnum):
+class LinearKernel(StrEnum):
     GEMV = "gemv"
     STREAM = "stream"
     CUBLAS = "cublas"
 
 
-def choose(M: int, N: int, K: int, batch_invariant: bool = False) -> Way:
+def choose_kernel(M: int, N: int, K: int, batch_invariant: bool = False) -> LinearKernel:
     if batch_invariant:
-        return Way.STREAM
+        return LinearKernel.STREAM
     if M == 1:
-        return Way.GEMV
-    return Way.STREAM if M <= MAX_STREAM_ROWS else Way.CUBLAS
+        return LinearKernel.GEMV
+    return LinearKernel.STREAM if M <= MAX_STREAM_ROWS else LinearKernel.CUBLAS
 
 
 def linear(
@@ -53,29 +53,30 @@ def linear(
     tickets: Tensor | None = None,
     overlap: bool = False,
 ) -> Tensor:
-    """x [M, K], w [N, K], bias [N] -> [M, N]; bf16 or fp16 with fp32 sums. `tickets` as of `new_tickets`: without
-    them, each call that needs some clears its own. With `overlap` it may start before x is there: see `overlap`."""
+    """x [M, K], w [N, K], bias [N] -> [M, N]; bf16 or fp16 with fp32 sums. `tickets` are those of
+    `new_tickets`: without them, each call that needs some makes its own. With `overlap` it may start before x is
+    there."""
     (M, K), N = x.shape, w.shape[0]
     if M == 0 or (x.dtype == torch.float32 and not batch_invariant):
         return F.linear(x, w, bias)
     if x.dtype == torch.float32:
         return linear_stream(x, w, bias, STREAM_FP32, tickets, overlap)
-    way = choose(M, N, K, batch_invariant)
-    if way == Way.GEMV:
+    kernel = choose_kernel(M, N, K, batch_invariant)
+    if kernel == LinearKernel.GEMV:
         return linear_gemv(x, w, bias, GEMV, overlap)
-    if way == Way.STREAM:
+    if kernel == LinearKernel.STREAM:
         return linear_stream(x, w, bias, stream_config(M, N, K), tickets, overlap)
     return F.linear(x, w, None if bias is None else bias.to(x.dtype))
 
 
 def stream_config(M: int, N: int, K: int) -> StreamConfig:
-    """`splits` is of (N, K) alone. Where tokens alone make enough tiles, they are taken in turn."""
+    """`splits` depends on (N, K) alone. Where tokens alone make enough tiles, a program takes all splits in turn."""
     block_m = next(block for block in STREAM if block >= M or block == 128)
     block_n, warps, stages = STREAM[block_m]
     return StreamConfig(block_m, block_n, STREAM_BLOCK_K, num_splits(N, K), M > MAX_STREAM_ROWS, warps, stages)
 
 
 def num_splits(N: int, K: int) -> int:
-    """A power of two, about as many as give every multiprocessor two tiles of 64 outputs."""
-    most = min(2 * PROGRAMS // -(-N // 64), K // SPLIT_INPUTS, MAX_SPLITS)
-    return 1 << max(most, 1).bit_length() - 1
+    """A power of two: about as many as give every multiprocessor two tiles of 64 outputs."""
+    splits = min(2 * PROGRAMS // -(-N // 64), K // MIN_SPLIT_INPUTS, MAX_SPLITS)
+    return 1 << max(splits, 1).bit_length() - 1

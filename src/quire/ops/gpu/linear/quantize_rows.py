@@ -1,14 +1,14 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""Rows of activations as 8- or 16-bit codes and scales, made on the way by whatever computes the rows.
+"""Rows of activations quantized to 8 or 16 bits with scales, by the kernel that computes the rows.
 
-x is about scale * code, scale = max|x| / most, where `most` is 448 for fp8 (e4m3), 127 for int8 and 32767 for int16.
-One scale a row, or one for every `group` neighbouring columns. A group with nothing above 2**-100 is stored as zeros;
-the scale of one that holds NaN is NaN, and with an infinity it is infinite: what is not a number stays so.
+x is about scale * q, scale = max|x| / QUANT_MAX: 448 for fp8 (e4m3), 127 for int8, 32767 for int16. There is one scale
+a row, or one for every `group` neighbouring columns. A group with nothing above 2**-100 is stored as zeros. A group
+that holds NaN has a NaN scale, one that holds an infinity an infinite one: what is not finite stays so.
 
-int16 is for `quant_gemv`: half a step is 2**-16 of the greatest of its group, which bf16 itself rounds by up to 2**-9.
+int16 is for grouped_gemv.py: half a step is 2**-16 of the greatest of its group, and bf16 itself rounds by up to 2**-9.
 Beside each scale lies the sum of the group. Of every 256 columns, column 32 p + i belongs to plane p of word i of a
-chunk of weights (`quant_layout`); the codes of planes p and p + 2, whose weights are neighbouring bytes, lie side by
-side: planes 0 and 2 for all i, then 4 and 6, 1 and 3, 5 and 7."""
+chunk of weights (grouped_layout.py); the values of planes p and p + 2, whose weights are neighbouring bytes, lie side
+by side: planes 0 and 2 for all i, then 4 and 6, 1 and 3, 5 and 7."""
 
 from typing import NamedTuple
 
@@ -19,24 +19,24 @@ from torch import Tensor
 
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 
-MOST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0, torch.int16: 32767.0}
-PAIRED = 256  # columns that int16 codes are paired among; rows of them are padded with zeros
+QUANT_MAX = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0, torch.int16: 32767.0}
+PAIRED = 256  # columns among which int16 values are paired; int16 rows are padded to it with zeros
 PAIRS = tl.constexpr(PAIRED)
-MAX_BLOCK = 32768  # columns that one program holds in registers
+MAX_BLOCK = 32768  # columns that a program holds in registers
 
 
-class Quantized(NamedTuple):
-    codes: Tensor  # [rows, n] float8_e4m3fn, int8 or int16
+class QuantizedRows(NamedTuple):
+    q: Tensor  # [rows, n] float8_e4m3fn, int8 or int16
     scales: Tensor  # [rows, n / group] fp32; of int16 [rows, n / group, 2]: scales, and sums of columns
 
 
 class Target(NamedTuple):
-    """Where a kernel writes its rows: tensors for the launcher to return, constants for the kernel."""
+    """Where a kernel writes its rows, plain or quantized: the tensors, and the kernel's constants."""
 
     out: Tensor  # [rows, n]
     scales: Tensor  # [rows, n / group]; `out` where nothing is quantized
     group: int  # columns that share a scale, a power of two; 0: the whole row
-    most: float  # 0: not quantized
+    quant_max: float  # 0: not quantized
 
     @classmethod
     def plain(cls, x: Tensor, n: int) -> "Target":
@@ -49,20 +49,20 @@ class Target(NamedTuple):
         assert group & (group - 1) == 0 and (group == 0 or n % group == 0), f"groups of {group} in rows of {n}"
         if dtype == torch.int16:
             padded = -(-n // PAIRED) * PAIRED
-            codes = x.new_empty(len(x), padded, dtype=dtype)
+            q = x.new_empty(len(x), padded, dtype=dtype)
             scales = x.new_empty(len(x), padded // group, 2, dtype=torch.float32)
         else:
-            codes = x.new_empty(len(x), n, dtype=dtype)
+            q = x.new_empty(len(x), n, dtype=dtype)
             scales = x.new_empty(len(x), n // group if group else 1, dtype=torch.float32)
-        return cls(codes, scales, group, MOST[dtype])
+        return cls(q, scales, group, QUANT_MAX[dtype])
 
     @property
-    def result(self) -> Quantized:
-        return Quantized(self.out, self.scales)
+    def result(self) -> QuantizedRows:
+        return QuantizedRows(self.out, self.scales)
 
 
-def quantize_rows(x: Tensor, dtype: torch.dtype, group: int = 0, overlap: bool = False) -> Quantized:
-    """x [rows, n] -> codes and scales. Rows may be strided; the last axis may not."""
+def quantize_rows(x: Tensor, dtype: torch.dtype, group: int = 0, overlap: bool = False) -> QuantizedRows:
+    """x [rows, n] -> quantized rows and scales. Rows may be strided; the last axis may not."""
     rows, n = x.shape
     target = Target.quantized(x, n, dtype, group)
     block = row_block(n)
@@ -73,7 +73,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group: int = 0, overlap: bool =
         n,
         x.stride(0),
         GROUP=group or block,
-        MOST=target.most,
+        QUANT_MAX=target.quant_max,
         BLOCK=block,
         OVERLAP=overlap,
         num_warps=row_warps(block),
@@ -102,7 +102,7 @@ def _quantize_kernel(
     n,
     x_stride,
     GROUP: tl.constexpr,
-    MOST: tl.constexpr,
+    QUANT_MAX: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -110,48 +110,50 @@ def _quantize_kernel(
     columns = tl.arange(0, BLOCK)
     wait_for_inputs(OVERLAP)
     x = tl.load(x_ptr + row * x_stride + columns, mask=columns < n, other=0.0).to(tl.float32)
-    store_columns(out_ptr, scale_ptr, x, row, 0, n, GROUP, MOST, BLOCK)
+    store_columns(out_ptr, scale_ptr, x, row, 0, n, GROUP, QUANT_MAX, BLOCK)
 
 
 @triton.jit
-def store_columns(out_ptr, scale_ptr, y, row, first, n, GROUP: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr):
+def store_columns(
+    out_ptr, scale_ptr, y, row, first, n, GROUP: tl.constexpr, QUANT_MAX: tl.constexpr, BLOCK: tl.constexpr
+):
     """Columns first .. first + BLOCK of a row of n. Columns past n must be 0 in y."""
     columns = first + tl.arange(0, BLOCK)
-    if MOST == 0.0:
+    if QUANT_MAX == 0.0:
         tl.store(out_ptr + row * n + columns, y, mask=columns < n)
     else:
         dtype: tl.constexpr = out_ptr.dtype.element_ty
-        codes, scales = codes_of(tl.reshape(y, (BLOCK // GROUP, GROUP)), MOST, dtype)
+        q, scales = quantize_groups(tl.reshape(y, (BLOCK // GROUP, GROUP)), QUANT_MAX, dtype)
         group = first // GROUP + tl.arange(0, BLOCK // GROUP)
         if dtype == tl.int16:
             padded = tl.cdiv(n, PAIRS) * PAIRS
             num_groups = padded // GROUP
-            places = row * padded + paired(columns)
-            tl.store(out_ptr + places, tl.reshape(codes, (BLOCK,)).to(dtype), mask=columns < padded)
+            offsets = row * padded + paired_index(columns)
+            tl.store(out_ptr + offsets, tl.reshape(q, (BLOCK,)).to(dtype), mask=columns < padded)
             at = scale_ptr + (row * num_groups + group) * 2
             tl.store(at, scales, mask=group < num_groups)
-            tl.store(at + 1, tl.sum(codes, axis=1) * scales, mask=group < num_groups)
+            tl.store(at + 1, tl.sum(q, axis=1) * scales, mask=group < num_groups)
         else:
-            tl.store(out_ptr + row * n + columns, tl.reshape(codes, (BLOCK,)).to(dtype), mask=columns < n)
+            tl.store(out_ptr + row * n + columns, tl.reshape(q, (BLOCK,)).to(dtype), mask=columns < n)
             num_groups = tl.cdiv(n, GROUP)
             tl.store(scale_ptr + row * num_groups + group, scales, mask=group < num_groups)
 
 
 @triton.jit
-def codes_of(groups, MOST: tl.constexpr, dtype: tl.constexpr):
-    """groups [g, n] fp32 -> codes of the type, still in fp32, and the scale of every group"""
-    most = tl.reduce(tl.abs(groups), 1, _greater_or_nan)
-    some = ~(most < 7.888609052210118e-31)  # 2**-100; NaN is something
-    factor = tl.where(some, MOST / tl.where(some, most, 1.0), 0.0)
-    codes = groups * factor[:, None]
+def quantize_groups(groups, QUANT_MAX: tl.constexpr, dtype: tl.constexpr):
+    """groups [g, n] fp32 -> values rounded for the type, still in fp32, and the scale of every group"""
+    abs_max = tl.reduce(tl.abs(groups), 1, _greater_or_nan)
+    nonzero = ~(abs_max < 7.888609052210118e-31)  # 2**-100; NaN counts as nonzero
+    inverse = tl.where(nonzero, QUANT_MAX / tl.where(nonzero, abs_max, 1.0), 0.0)
+    q = groups * inverse[:, None]
     if dtype != tl.float8e4nv:
-        codes = (codes + 12582912.0) - 12582912.0  # 1.5 * 2**23 leaves no bits below one: round half to even
-    return codes, tl.where(some, most / MOST, 0.0)
+        q = (q + 12582912.0) - 12582912.0  # 1.5 * 2**23 leaves no bits below one: round half to even
+    return q, tl.where(nonzero, abs_max / QUANT_MAX, 0.0)
 
 
 @triton.jit
-def paired(columns):
-    """Where the int16 codes of these columns lie."""
+def paired_index(columns):
+    """Where the int16 values of these columns lie."""
     plane = columns // 32 % 8
     kind = plane % 2 * 2 + plane // 4
     return columns // PAIRS * PAIRS + (kind * 32 + columns % 32) * 2 + plane // 2 % 2

@@ -1,13 +1,13 @@
-"""Stored codes that stay codes on the GPU. Blocks of 32 weights are taken apart into codes and scales.
+"""Quantized weights that stay quantized on the GPU. Blocks of 32 weights are unpacked into values and scales.
 
     stored                 becomes                                    scale, offset
     Q4_0, Q4_1, Q8_0       4- or 8-bit integers in groups             as stored
     Q4_Z                   4-bit integers in groups                   fp16, fp32: scale * zero point has up to 16 bits
     Q4_F, Q8_F, Q8_M       4- or 8-bit integers in groups             as stored
-    NF4, FP4, IQ4_NL       4-bit codes of a table                     as stored
-    FP8                    e4m3 codes, a scale an output or 128 x 128 as stored
-    Q2_K .. Q6_K           4- to 6-bit integers in groups             bytes and their units, as stored
-    Q5_0, IQ4_XS, ..       4- or 8-bit integers, codes of a table     fp32, decoded by the CPU's own code
+    NF4, FP4, IQ4_NL       4-bit indices into a codebook              as stored
+    FP8                    e4m3, a scale an output or 128 x 128       as stored
+    Q2_K .. Q6_K           4- to 6-bit integers in groups             bytes and super-scales, as stored
+    Q5_0, IQ4_XS, ..       4- or 8-bit integers or indices            fp32, decoded by the CPU's kernels
 
 A scale that neighbouring blocks share, because a format has groups of 64 or 128 or rows, is kept once."""
 
@@ -24,13 +24,14 @@ from quire.ops.gpu.linear.k_quants import K_QUANTS
 from quire.ops.gpu.linear.scaled import ScaledWeight
 from quire.ops.tensors import FP8, StoredTensor
 
-BLOCK, MOST_GROUP = 32, 128  # weights of a block; of a group that is put together from equal ones
-SIDE = 128  # of the blocks that fp8 scales may belong to
+BLOCK, MAX_GROUP = 32, 128  # weights of a block; of a group that is merged from blocks of equal scales
+FP8_BLOCK = 128  # the side of the squares that fp8 scales may belong to
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reordered:
-    """Codes whose inputs are in the order of their groups: x[:, order] is what they are multiplied with."""
+class ActOrderWeight:
+    """A GPTQ weight with act-order: its inputs are in the order of their groups, so it is multiplied with x[:,
+    order]."""
 
     weight: GroupedWeight
     order: Tensor
@@ -44,15 +45,17 @@ class Reordered:
         return int(self.weight.nbytes + self.order.nbytes)
 
 
-def can_keep(tensor: StoredTensor, dtype: torch.dtype) -> bool:
-    """Matrix units round fp32: who computes in it, to compare, gets weights of it as well."""
+def can_keep_quantized(tensor: StoredTensor, dtype: torch.dtype) -> bool:
+    """Activations in fp32, for comparisons, have fp32 weights: tensor cores would round them."""
     if tensor.type.name not in (*KEPT, *DECODED) or tensor.dummy or dtype == torch.float32:
         return False
     return tensor.type is not FP8 or _fp8_scales(_blocks(tensor)) is not None
 
 
-def load_codes(parts: Sequence[StoredTensor], device: torch.device) -> GroupedWeight | ScaledWeight | Reordered:
-    """Parts that `belong_together` as one matrix."""
+def load_quantized(
+    parts: Sequence[StoredTensor], device: torch.device
+) -> GroupedWeight | ScaledWeight | ActOrderWeight:
+    """One matrix of parts that `can_concatenate`."""
     stacked = replace(
         parts[0],
         shape=(sum(part.num_rows for part in parts), parts[0].num_columns),
@@ -64,13 +67,13 @@ def load_codes(parts: Sequence[StoredTensor], device: torch.device) -> GroupedWe
     if stacked.column_order is None:
         return weight
     assert isinstance(weight, GroupedWeight)
-    return Reordered(weight, torch.from_numpy(stacked.column_order.astype(np.int64)).to(device))
+    return ActOrderWeight(weight, torch.from_numpy(stacked.column_order.astype(np.int64)).to(device))
 
 
-def belong_together(a: StoredTensor, b: StoredTensor) -> bool:
-    """Whether the rows of `b` may stand below those of `a`. Blocks of fp8 scales would have to end where rows do."""
+def can_concatenate(a: StoredTensor, b: StoredTensor) -> bool:
+    """Whether the rows of `b` may follow those of `a`. Squares of fp8 scales must end where the rows of `a` end."""
     orders = [t.column_order.tobytes() if t.column_order is not None else b"" for t in (a, b)]
-    return a.type == b.type and orders[0] == orders[1] and (a.type is not FP8 or a.num_rows % SIDE == 0)
+    return a.type == b.type and orders[0] == orders[1] and (a.type is not FP8 or a.num_rows % FP8_BLOCK == 0)
 
 
 def _blocks(tensor: StoredTensor) -> np.ndarray:
@@ -79,27 +82,27 @@ def _blocks(tensor: StoredTensor) -> np.ndarray:
     return np.ascontiguousarray(data).reshape(tensor.num_rows, -1, tensor.type.block_bytes)
 
 
-def _numbers(blocks: np.ndarray, at: int, dtype: type, device: torch.device) -> Tensor:
-    """The float `at` bytes into every block: [rows, groups]"""
+def _floats(blocks: np.ndarray, offset: int, dtype: type, device: torch.device) -> Tensor:
+    """The float `offset` bytes into every block: [rows, groups]"""
     size = np.dtype(dtype).itemsize
-    return torch.from_numpy(np.ascontiguousarray(blocks[..., at : at + size]).view(dtype)[..., 0]).to(device)
+    return torch.from_numpy(np.ascontiguousarray(blocks[..., offset : offset + size]).view(dtype)[..., 0]).to(device)
 
 
-def _nibbles(blocks: np.ndarray, at: int, device: torch.device) -> Tensor:
-    """16 bytes: the first 16 codes in their low halves, the others in the high ones -> [rows, inputs]"""
-    words = torch.from_numpy(np.ascontiguousarray(blocks[..., at : at + 16])).to(device)
+def _nibbles(blocks: np.ndarray, offset: int, device: torch.device) -> Tensor:
+    """16 bytes: the first 16 values in their low halves, the others in the high ones -> [rows, inputs]"""
+    words = torch.from_numpy(np.ascontiguousarray(blocks[..., offset : offset + 16])).to(device)
     return torch.cat([words & 15, words >> 4], dim=-1).flatten(1)
 
 
-def _bytes(blocks: np.ndarray, at: int, device: torch.device) -> Tensor:
-    """32 codes of 8 bits -> int8 [rows, inputs]"""
-    return torch.from_numpy(np.ascontiguousarray(blocks[..., at:]).view(np.int8)).to(device).flatten(1)
+def _bytes(blocks: np.ndarray, offset: int, device: torch.device) -> Tensor:
+    """32 values of 8 bits -> int8 [rows, inputs]"""
+    return torch.from_numpy(np.ascontiguousarray(blocks[..., offset:]).view(np.int8)).to(device).flatten(1)
 
 
-def _coarser(*fields: Tensor) -> tuple[Tensor, ...]:
-    """[rows, groups] each: pairs of neighbours that are equal everywhere become one, as long as there are any."""
+def _merge_groups(*fields: Tensor) -> tuple[Tensor, ...]:
+    """[rows, groups] each: merge pairs of neighbours that are equal everywhere, again and again."""
     group = BLOCK
-    while group < MOST_GROUP and fields[0].shape[1] % 2 == 0:
+    while group < MAX_GROUP and fields[0].shape[1] % 2 == 0:
         pairs = [field.unflatten(1, (-1, 2)) for field in fields]
         if not all(torch.equal(pair[..., 0], pair[..., 1]) for pair in pairs):
             break
@@ -109,42 +112,42 @@ def _coarser(*fields: Tensor) -> tuple[Tensor, ...]:
 
 
 def _q4_0(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
-    (scales,) = _coarser(_numbers(blocks, 0, np.float16, device))
+    (scales,) = _merge_groups(_floats(blocks, 0, np.float16, device))
     return pack_int4(_nibbles(blocks, 2, device), scales, zero=8)
 
 
 def _q4_1(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
-    fields = [_numbers(blocks, at, np.float16, device) for at in (0, 2)]
-    return pack_int4(_nibbles(blocks, 4, device), *_coarser(*fields))
+    fields = [_floats(blocks, offset, np.float16, device) for offset in (0, 2)]
+    return pack_int4(_nibbles(blocks, 4, device), *_merge_groups(*fields))
 
 
 def _q4_z(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
-    scales, zeros = _coarser(*(_numbers(blocks, at, np.float16, device) for at in (0, 2)))
+    scales, zeros = _merge_groups(*(_floats(blocks, offset, np.float16, device) for offset in (0, 2)))
     return pack_int4(_nibbles(blocks, 4, device), scales, -scales.float() * zeros.float())
 
 
 def _q4_f(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
-    fields = [_numbers(blocks, at, np.float32, device) for at in (0, 4)]
-    return pack_int4(_nibbles(blocks, 8, device), *_coarser(*fields))
+    fields = [_floats(blocks, offset, np.float32, device) for offset in (0, 4)]
+    return pack_int4(_nibbles(blocks, 8, device), *_merge_groups(*fields))
 
 
 def _q8_0(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
-    return pack_int8(_bytes(blocks, 2, device), *_coarser(_numbers(blocks, 0, np.float16, device)))
+    return pack_int8(_bytes(blocks, 2, device), *_merge_groups(_floats(blocks, 0, np.float16, device)))
 
 
 def _q8_f(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
-    return pack_int8(_bytes(blocks, 4, device), *_coarser(_numbers(blocks, 0, np.float32, device)))
+    return pack_int8(_bytes(blocks, 4, device), *_merge_groups(_floats(blocks, 0, np.float32, device)))
 
 
 def _q8_m(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
-    fields = [_numbers(blocks, at, np.float32, device) for at in (0, 4)]
-    return pack_int8(_bytes(blocks, 8, device), *_coarser(*fields))
+    fields = [_floats(blocks, offset, np.float32, device) for offset in (0, 4)]
+    return pack_int8(_bytes(blocks, 8, device), *_merge_groups(*fields))
 
 
-def _codes_of_a_table(table: np.ndarray, scale: type) -> Callable[[np.ndarray, torch.device], GroupedWeight]:
+def _codebook4(codebook: np.ndarray, scale: type) -> Callable[[np.ndarray, torch.device], GroupedWeight]:
     def pack(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
-        (scales,) = _coarser(_numbers(blocks, 0, scale, device))
-        return pack_codebook4(_nibbles(blocks, np.dtype(scale).itemsize, device), scales, table.tolist())
+        (scales,) = _merge_groups(_floats(blocks, 0, scale, device))
+        return pack_codebook4(_nibbles(blocks, np.dtype(scale).itemsize, device), scales, codebook.tolist())
 
     return pack
 
@@ -152,36 +155,37 @@ def _codes_of_a_table(table: np.ndarray, scale: type) -> Callable[[np.ndarray, t
 def _decoded(tensor: StoredTensor, device: torch.device) -> GroupedWeight:
     from quire.ops.compiled import native
 
-    codes, scales, offsets, table = native.decode(tensor.type.name, tensor.data, tensor.num_columns)
-    on_device = torch.from_numpy(codes).to(device)
+    q, scales, offsets, codebook = native.decode(tensor.type.name, tensor.data, tensor.num_columns)
+    on_device = torch.from_numpy(q).to(device)
     fields = [torch.from_numpy(field).to(device) for field in (scales, offsets) if field is not None]
-    if table is not None and DECODED[tensor.type.name] == 8:
-        on_device, table = torch.tensor(table, dtype=torch.int8, device=device)[on_device.long()], None
-    if table is not None:
-        return pack_codebook4(on_device.view(torch.uint8), fields[0], [float(value) for value in table])
+    if codebook is not None and DECODED[tensor.type.name] == 8:
+        on_device, codebook = torch.tensor(codebook, dtype=torch.int8, device=device)[on_device.long()], None
+    if codebook is not None:
+        return pack_codebook4(on_device.view(torch.uint8), fields[0], [float(value) for value in codebook])
     if DECODED[tensor.type.name] == 4:
         return pack_int4(on_device.view(torch.uint8), *fields)
     return pack_int8(on_device, *fields)
 
 
 def _fp8(blocks: np.ndarray, device: torch.device) -> ScaledWeight:
-    codes = _bytes(blocks, 4, device).view(torch.float8_e4m3fn)
+    q = _bytes(blocks, 4, device).view(torch.float8_e4m3fn)
     scales = _fp8_scales(blocks)
     assert scales is not None
-    return ScaledWeight(codes, torch.from_numpy(scales).to(device))
+    return ScaledWeight(q, torch.from_numpy(scales).to(device))
 
 
 def _fp8_scales(blocks: np.ndarray) -> np.ndarray | None:
-    """[rows] where a row has one scale, [rows / 128, inputs / 128] where squares have one, None where neither is so."""
+    """[rows] where a row has one scale, [rows / 128, inputs / 128] where squares have one, else None."""
     scales = np.ascontiguousarray(blocks[..., :4]).view(np.float32)[..., 0]  # [rows, groups]
     if np.all(scales == scales[:, :1]):
         return np.ascontiguousarray(scales[:, 0])
-    by_square = scales[::SIDE, :: SIDE // BLOCK]
-    each = np.repeat(np.repeat(by_square, SIDE, axis=0), SIDE // BLOCK, axis=1)[: len(scales), : scales.shape[1]]
-    return np.ascontiguousarray(by_square) if np.array_equal(each, scales) else None
+    by_square = scales[::FP8_BLOCK, :: FP8_BLOCK // BLOCK]
+    each = np.repeat(np.repeat(by_square, FP8_BLOCK, axis=0), FP8_BLOCK // BLOCK, axis=1)
+    same = np.array_equal(each[: len(scales), : scales.shape[1]], scales)
+    return np.ascontiguousarray(by_square) if same else None
 
 
-# Bits of a code. Those of a table are kept as numbers where 16 weights share a scale.
+# Bits of a value. Codebook entries themselves are kept where 16 weights share a scale.
 DECODED = {
     "Q5_0": 8, "Q5_1": 8, "IQ4_XS": 4, "MXFP4": 4, "NVFP4": 8, "IQ1_S": 4, "IQ1_M": 8, "IQ2_XXS": 4, "IQ2_XS": 8,
     "IQ2_S": 8, "IQ3_XXS": 4, "IQ3_S": 4, "TQ1_0": 8, "TQ2_0": 8,
@@ -195,9 +199,9 @@ KEPT: dict[str, Callable[[np.ndarray, torch.device], GroupedWeight | ScaledWeigh
     "Q4_F": _q4_f,
     "Q8_F": _q8_f,
     "Q8_M": _q8_m,
-    "NF4": _codes_of_a_table(NF4_VALUES, np.float32),
-    "FP4": _codes_of_a_table(FP4_VALUES, np.float32),
-    "IQ4_NL": _codes_of_a_table(IQ4_VALUES, np.float16),
+    "NF4": _codebook4(NF4_VALUES, np.float32),
+    "FP4": _codebook4(FP4_VALUES, np.float32),
+    "IQ4_NL": _codebook4(IQ4_VALUES, np.float16),
     "FP8": _fp8,
     **K_QUANTS,
 }

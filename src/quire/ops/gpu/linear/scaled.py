@@ -1,14 +1,14 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""y = x @ w.T with 8-bit activations and 8-bit weights: fp8 (e4m3) or int8, both of one kind.
+"""y = x @ w.T with 8-bit activations and 8-bit weights, both fp8 (e4m3) or both int8.
 
     scales of x       scales of w        known as
     one a row         one an output      W8A8, dynamic per token
     1 x 128 inputs    128 x 128 blocks   DeepSeek's fp8
 
 Activations are quantized for any number of rows, one included: it is what the checkpoint's author measured, and fp8
-goes into the tensor cores without an instruction spent on it. Hopper adds fp8 products up with some 14 bits; so every
-128 inputs the sums are added in fp32. int8 sums are exact. One row of fp8 goes without tensor cores
-(`quant_scaled_gemv`), unless rows are to be batch invariant."""
+goes into the tensor cores without an instruction spent on it. Hopper accumulates fp8 with some 14 bits, so every 128
+inputs the sums are added up in fp32. int8 sums are exact. One row of fp8 goes without tensor cores (scaled_gemv.py),
+unless rows are to be batch invariant."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,19 +19,21 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.gpu.linear.linear import num_splits
-from quire.ops.gpu.linear.quantize_rows import Quantized
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.gpu.linear.scaled_gemv import ScaledGemvConfig, scaled_gemv
-from quire.ops.gpu.linear.split_k import finish, split_space
+from quire.ops.gpu.linear.split_k import finish, output_args
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
 BLOCK_K = 128  # inputs a step, and the side of a block of scales
-MAX_STREAM_ROWS = 64  # beyond it, cuBLAS where there are scales of rows
-MAX_NARROW_ROWS, NARROW = 128, 8192  # but so many outputs leave it half of the device, as tiles that it does not split
+MAX_STREAM_ROWS = 64  # beyond it cuBLAS, where rows have scales
+MAX_NARROW_ROWS, MAX_NARROW_OUTPUTS = 128, 8192  # but cuBLAS does not split K, and so few tiles fill half of the device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledWeight:
-    codes: Tensor  # [N, K] float8_e4m3fn or int8
+    """An 8-bit matrix [N, K], to be multiplied with 8-bit rows."""
+
+    q: Tensor  # [N, K] float8_e4m3fn or int8
     scales: Tensor  # fp32: [N], or by blocks [N / 128, K / 128], rounded up
 
     @property
@@ -40,11 +42,11 @@ class ScaledWeight:
 
     @property
     def can_gemv(self) -> bool:
-        return not self.by_blocks and self.codes.dtype == torch.float8_e4m3fn and self.codes.shape[1] % 4 == 0
+        return not self.by_blocks and self.q.dtype == torch.float8_e4m3fn and self.q.shape[1] % 4 == 0
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self.codes, self.scales))
+        return sum(t.nbytes for t in (self.q, self.scales))
 
 
 class ScaledConfig(NamedTuple):
@@ -56,14 +58,14 @@ class ScaledConfig(NamedTuple):
     stages: int
 
 
-# block_m: (block_n, warps, stages); for more rows, MANY
+# block_m: (block_n, warps, stages)
 CONFIGS = {16: (64, 4, 6), 32: (64, 4, 6), 64: (64, 4, 5)}
-MANY = (128, 8, 4)
+LARGE_CONFIG = (128, 8, 4)  # (block_n, warps, stages) for more rows
 GEMV = ScaledGemvConfig(block_n=4, block_k=2048, warps=4)
 
 
 def scaled_linear(
-    x: Quantized,
+    x: QuantizedRows,
     weight: ScaledWeight,
     bias: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
@@ -72,31 +74,31 @@ def scaled_linear(
     tickets: Tensor | None = None,
     overlap: bool = False,
 ) -> Tensor:
-    """x [M, K] -> [M, N] in `dtype`. Its scales are one a row, or one for 128 inputs where those of w are by blocks."""
-    M = len(x.codes)
+    """x [M, K] -> [M, N] in `dtype`. x has one scale a row, or one for 128 inputs where w has scales of blocks."""
+    M = len(x.q)
     if M == 0:
-        return x.codes.new_empty(0, len(weight.codes), dtype=dtype)
-    narrow = M <= MAX_NARROW_ROWS and len(weight.codes) <= NARROW
+        return x.q.new_empty(0, len(weight.q), dtype=dtype)
+    narrow = M <= MAX_NARROW_ROWS and len(weight.q) <= MAX_NARROW_OUTPUTS
     if M > MAX_STREAM_ROWS and not narrow and not batch_invariant and not weight.by_blocks:
-        return _by_cublas(x, weight, bias, dtype)
+        return _cublas(x, weight, bias, dtype)
     if M == 1 and weight.can_gemv and not batch_invariant:
-        return scaled_gemv(x, weight.codes, weight.scales, bias, dtype, GEMV, overlap)
+        return scaled_gemv(x, weight.q, weight.scales, bias, dtype, GEMV, overlap)
     return scaled_kernel(x, weight, bias, dtype, scaled_config(M, weight, batch_invariant), tickets, overlap)
 
 
 def scaled_config(M: int, weight: ScaledWeight, batch_invariant: bool) -> ScaledConfig:
     """Many rows need no splits, unless they must be added up as few are."""
-    splits = num_splits(*weight.codes.shape)
-    if MAX_STREAM_ROWS < M <= MAX_NARROW_ROWS and len(weight.codes) <= NARROW and not batch_invariant:
+    splits = num_splits(*weight.q.shape)
+    if MAX_STREAM_ROWS < M <= MAX_NARROW_ROWS and len(weight.q) <= MAX_NARROW_OUTPUTS and not batch_invariant:
         return ScaledConfig(64, CONFIGS[64][0], max(splits // 2, 1), False, *CONFIGS[64][1:])
     many = M > MAX_STREAM_ROWS
     block_m = next(block for block in CONFIGS if block >= M or block == 64)
-    block_n, warps, stages = MANY if many else CONFIGS[block_m]
+    block_n, warps, stages = LARGE_CONFIG if many else CONFIGS[block_m]
     return ScaledConfig(block_m, block_n, splits if batch_invariant or not many else 1, many, warps, stages)
 
 
 def scaled_kernel(
-    x: Quantized,
+    x: QuantizedRows,
     weight: ScaledWeight,
     bias: Tensor | None,
     dtype: torch.dtype,
@@ -104,29 +106,24 @@ def scaled_kernel(
     tickets: Tensor | None = None,
     overlap: bool = False,
 ) -> Tensor:
-    (M, K), N = x.codes.shape, len(weight.codes)
-    assert x.codes.dtype == weight.codes.dtype and weight.codes.shape == (N, K)
+    (M, K), N = x.q.shape, len(weight.q)
+    assert x.q.dtype == weight.q.dtype and weight.q.shape == (N, K)
     assert x.scales.shape == (M, -(-K // BLOCK_K) if weight.by_blocks else 1), x.scales.shape
     assert BLOCK_K % config.block_n == 0  # a tile of outputs has one scale for a block of inputs
-    assert x.codes.is_contiguous() and weight.codes.is_contiguous()
-    out = torch.empty(M, N, dtype=dtype, device=x.codes.device)
+    assert x.q.is_contiguous() and weight.q.is_contiguous()
+    out = torch.empty(M, N, dtype=dtype, device=x.q.device)
     tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, config.block_n)
     shares = 1 if config.serial else config.splits
-    partials, tickets = split_space(out, tiles_m * tiles_n, config.block_n * config.block_m, shares, tickets)
     _scaled_kernel[(tiles_n, shares, tiles_m)](
-        x.codes,
+        x.q,
         x.scales,
-        weight.codes,
+        weight.q,
         weight.scales,
-        out if bias is None else bias,
-        out,
-        partials,
-        tickets,
+        output_args(out, bias, tiles_m * tiles_n, config.block_n * config.block_m, shares, tickets),
         M,
         N,
         K,
         BY_BLOCKS=weight.by_blocks,
-        HAS_BIAS=bias is not None,
         WHOLE_CHUNKS=K % BLOCK_K == 0,
         SPLITS=config.splits,
         SHARES=shares,
@@ -148,15 +145,11 @@ def _scaled_kernel(
     x_scale_ptr,
     w_ptr,
     w_scale_ptr,
-    bias_ptr,
-    out_ptr,
-    partial_ptr,
-    ticket_ptr,
+    to,  # OutputArgs
     M,
     N,
     K,
     BY_BLOCKS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     WHOLE_CHUNKS: tl.constexpr,
     SPLITS: tl.constexpr,
     SHARES: tl.constexpr,
@@ -168,7 +161,7 @@ def _scaled_kernel(
 ):
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     tokens = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
-    rows = tl.minimum(outputs, N - 1)  # those past the end are computed and never stored
+    rows = tl.minimum(outputs, N - 1)  # outputs past the end are computed and never stored
     w_rows = w_ptr + rows.to(tl.int64)[:, None] * K
     x_rows = x_ptr + tokens.to(tl.int64)[None, :] * K
     present = tokens < M
@@ -176,16 +169,16 @@ def _scaled_kernel(
     split_chunks = tl.cdiv(chunks, SPLITS)
     TURNS: tl.constexpr = SPLITS // SHARES
     INTEGER: tl.constexpr = w_ptr.dtype.element_ty == tl.int8
-    NOTHING: tl.constexpr = 0 if INTEGER else 0.0
+    ZERO: tl.constexpr = 0 if INTEGER else 0.0
     if OVERLAP:
-        ahead = tl.program_id(1) * TURNS * split_chunks * BLOCK_K + tl.arange(0, 4) * 128  # 4 lines of each row
-        prefetch(w_rows + tl.minimum(ahead, K - 1)[None, :])
+        first_k = tl.program_id(1) * TURNS * split_chunks * BLOCK_K + tl.arange(0, 4) * 128  # 4 cache lines of each row
+        prefetch(w_rows + tl.minimum(first_k, K - 1)[None, :])
     wait_for_inputs(OVERLAP)
 
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for turn in range(TURNS):
         first = (tl.program_id(1) * TURNS + turn) * split_chunks
-        sums = tl.zeros((BLOCK_N, BLOCK_M), tl.int32 if INTEGER and not BY_BLOCKS else tl.float32)
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.int32 if INTEGER and not BY_BLOCKS else tl.float32)
         for chunk in tl.range(first, tl.minimum(first + split_chunks, chunks), num_stages=STAGES):
             k = chunk * BLOCK_K + tl.arange(0, BLOCK_K)
             if BY_BLOCKS:
@@ -193,39 +186,39 @@ def _scaled_kernel(
                 x_scales = tl.load(x_scale_ptr + tokens.to(tl.int64) * chunks + chunk, mask=present, other=0.0)
             if WHOLE_CHUNKS:
                 w = tl.load(w_rows + k[None, :], eviction_policy="evict_first")
-                x = tl.load(x_rows + k[:, None], mask=present[None, :], other=NOTHING)
+                x = tl.load(x_rows + k[:, None], mask=present[None, :], other=ZERO)
             else:
                 inside = k < K
-                w = tl.load(w_rows + k[None, :], mask=inside[None, :], other=NOTHING, eviction_policy="evict_first")
-                x = tl.load(x_rows + k[:, None], mask=present[None, :] & inside[:, None], other=NOTHING)
+                w = tl.load(w_rows + k[None, :], mask=inside[None, :], other=ZERO, eviction_policy="evict_first")
+                x = tl.load(x_rows + k[:, None], mask=present[None, :] & inside[:, None], other=ZERO)
             if BY_BLOCKS:
-                sums += tl.dot(w, x).to(tl.float32) * (w_scale * x_scales)[None, :]
+                acc += tl.dot(w, x).to(tl.float32) * (w_scale * x_scales)[None, :]
             elif INTEGER:
-                sums = tl.dot(w, x, sums, out_dtype=tl.int32)
+                acc = tl.dot(w, x, acc, out_dtype=tl.int32)
             else:
-                sums += tl.dot(w, x)
+                acc += tl.dot(w, x)
         if BY_BLOCKS:
-            total += sums
-        else:  # each split is scaled by itself, whether they are added up here or by the last of several programs
+            total += acc
+        else:  # each split is scaled by itself, whether one program adds up the splits or the last of several
             w_scales = tl.load(w_scale_ptr + rows)
             x_scales = tl.load(x_scale_ptr + tokens, mask=present, other=0.0)
-            total += sums.to(tl.float32) * (w_scales[:, None] * x_scales[None, :])
-    finish(total, out_ptr, bias_ptr, partial_ptr, ticket_ptr, outputs, tokens, N, M, HAS_BIAS, SHARES)
+            total += acc.to(tl.float32) * (w_scales[:, None] * x_scales[None, :])
+    finish(total, to, outputs, tokens, N, M, SHARES)
 
 
 # -- many rows --------------------------------------------------------------------------------------------------------
 
 
-def _by_cublas(x: Quantized, weight: ScaledWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _cublas(x: QuantizedRows, weight: ScaledWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """cuBLAS wants sides that are multiples of 16."""
-    N, K = weight.codes.shape
+    N, K = weight.q.shape
     if N % 16 or K % 16:
-        return scaled_kernel(x, weight, bias, dtype, scaled_config(len(x.codes), weight, batch_invariant=False))
-    if x.codes.dtype == torch.int8:
-        return _rescale(torch._int_mm(x.codes, weight.codes.T), x.scales, weight.scales, bias, dtype)
+        return scaled_kernel(x, weight, bias, dtype, scaled_config(len(x.q), weight, batch_invariant=False))
+    if x.q.dtype == torch.int8:
+        return _rescale(torch._int_mm(x.q, weight.q.T), x.scales, weight.scales, bias, dtype)
     return torch._scaled_mm(
-        x.codes,
-        weight.codes.T,
+        x.q,
+        weight.q.T,
         scale_a=x.scales,
         scale_b=weight.scales[None, :],
         bias=None if bias is None else bias.to(dtype),

@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""y = w @ x for one row x, both of fp8 codes, without tensor cores.
+"""GEMV, y = w @ x for one row x, both in fp8, without tensor cores.
 
-Codes are taken four at a time, as words of 32 bits: two are converted to fp16 in one instruction, and two are
-multiplied and added in another. Products of codes are multiples of 2**-18 below 2**18; divided by 64, which x is
-beforehand, they are exact in fp16, and two of them are added up there before they go into sums of fp32. While a step is
-multiplied, the weights of the next one are on their way."""
+Values are taken four at a time, as words of 32 bits: one instruction converts two of them to fp16, another multiplies
+and adds two. The product of two fp8 values is a multiple of 2**-18 below 2**18. x is divided by 64 beforehand, so these
+products are exact in fp16, and two of them are added there before they go into fp32. While a step is multiplied, the
+weights of the next one are in flight."""
 
 from typing import NamedTuple
 
@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.linear.quantize_rows import Quantized
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 
-LOWERED = tl.constexpr(64.0)
+X_DIVISOR = tl.constexpr(64.0)
 EXPAND = tl.constexpr("""{
 .reg .b16 a, b;
 .reg .b32 c, d, lowered;
@@ -51,23 +51,23 @@ class ScaledGemvConfig(NamedTuple):
 
 
 def scaled_gemv(
-    x: Quantized,
-    codes: Tensor,
+    x: QuantizedRows,
+    q: Tensor,
     scales: Tensor,
     bias: Tensor | None,
     dtype: torch.dtype,
     config: ScaledGemvConfig,
     overlap: bool = False,
 ) -> Tensor:
-    """x one row of K, codes [N, K] float8_e4m3fn, scales [N] -> [1, N]. K is a multiple of 4."""
-    N, K = codes.shape
-    assert x.codes.shape == (1, K) and x.codes.dtype == codes.dtype == torch.float8_e4m3fn and K % 4 == 0
-    assert x.scales.shape == (1, 1) and codes.is_contiguous()
-    out = torch.empty(1, N, dtype=dtype, device=codes.device)
+    """x one row of K, q [N, K] float8_e4m3fn, scales [N] -> [1, N]. K is a multiple of 4."""
+    N, K = q.shape
+    assert x.q.shape == (1, K) and x.q.dtype == q.dtype == torch.float8_e4m3fn and K % 4 == 0
+    assert x.scales.shape == (1, 1) and q.is_contiguous()
+    out = torch.empty(1, N, dtype=dtype, device=q.device)
     _scaled_gemv_kernel[(triton.cdiv(N, config.block_n),)](
-        x.codes.view(torch.int32),
+        x.q.view(torch.int32),
         x.scales,
-        codes.view(torch.int32),
+        q.view(torch.int32),
         scales,
         bias,
         out,
@@ -103,17 +103,17 @@ def _scaled_gemv_kernel(
     inside = outputs < N
     w_rows = w_ptr + tl.minimum(outputs, N - 1).to(tl.int64)[:, None] * K
     columns = tl.arange(0, BLOCK_K)
-    ahead = _load(w_rows, columns, K)
+    w_next = _load(w_rows, columns, K)
     scales = tl.load(w_scale_ptr + outputs, mask=inside, other=0.0)
     wait_for_inputs(OVERLAP)
-    sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     for first in range(0, K, BLOCK_K):
-        w = ahead
+        w = w_next
         k = columns + first
-        ahead = _load(w_rows, k + BLOCK_K, K)
+        w_next = _load(w_rows, k + BLOCK_K, K)
         x = tl.load(x_ptr + k, mask=k < K, other=0)[None, :]
-        sums = add_products(sums, w, x, ASM)
-    y = tl.sum(sums, axis=1) * (scales * tl.load(x_scale_ptr) * LOWERED)
+        acc = add_dot4(acc, w, x, ASM)
+    y = tl.sum(acc, axis=1) * (scales * tl.load(x_scale_ptr) * X_DIVISOR)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + outputs, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + outputs, y.to(out_ptr.dtype.element_ty), mask=inside)
@@ -125,19 +125,19 @@ def _load(w_rows, k, K):
 
 
 @triton.jit
-def add_products(sums, w, x, ASM: tl.constexpr):
-    """sums fp32 + w * x / LOWERED. w [n, k] and x [1, k]: words of four codes"""
+def add_dot4(acc, w, x, ASM: tl.constexpr):
+    """acc fp32 + w * x / X_DIVISOR. w [n, k] and x [1, k]: words of four fp8 values"""
     if ASM:
         low, high = tl.inline_asm_elementwise(EXPAND, "=r,=r,r", [x], dtype=(tl.int32, tl.int32), is_pure=True, pack=1)
-        sums = tl.inline_asm_elementwise(
-            MULTIPLY, "=r,r,r,r,r", [w, low, high, sums], dtype=tl.float32, is_pure=True, pack=1
+        acc = tl.inline_asm_elementwise(
+            MULTIPLY, "=r,r,r,r,r", [w, low, high, acc], dtype=tl.float32, is_pure=True, pack=1
         )
     else:
         for byte in tl.static_range(4):
-            sums += _number(w, byte) * (_number(x, byte) / LOWERED)
-    return sums
+            acc += _fp8_at(w, byte) * (_fp8_at(x, byte) / X_DIVISOR)
+    return acc
 
 
 @triton.jit
-def _number(word, BYTE: tl.constexpr):
+def _fp8_at(word, BYTE: tl.constexpr):
     return (word >> (8 * BYTE)).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)

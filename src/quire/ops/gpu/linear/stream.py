@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
 """y = x @ w.T for few rows of x, as fast as w can be read.
 
-The product is turned around, w [N, K] @ x.T [K, M]: tensor cores take 64 outputs at a time and as few as 8 tokens, so
-16 tokens cost no more arithmetic than they must, and w goes from memory through shared memory into the tensor cores
-without passing a register. `num_stages` tiles of w are on their way at any time."""
+The GEMM is transposed, w [N, K] @ x.T [K, M]: tensor cores take 64 outputs at a time and as few as 8 tokens, so 16
+tokens cost no more arithmetic than they must, and w goes from memory through shared memory into the tensor cores
+without passing a register. `num_stages` tiles of w are in flight at any time."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.linear.split_k import finish, split_space
+from quire.ops.gpu.linear.split_k import finish, output_args
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
 
@@ -39,20 +39,15 @@ def linear_stream(
     out = x.new_empty(M, N)
     tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, config.block_n)
     shares = 1 if config.serial else config.splits
-    partials, tickets = split_space(out, tiles_m * tiles_n, config.block_n * config.block_m, shares, tickets)
     _stream_kernel[(tiles_n, shares, tiles_m)](
         x,
         w,
-        out if bias is None else bias,
-        out,
-        partials,
-        tickets,
+        output_args(out, bias, tiles_m * tiles_n, config.block_n * config.block_m, shares, tickets),
         M,
         N,
         K,
         x.stride(0),
         w.stride(0),
-        HAS_BIAS=bias is not None,
         WHOLE_CHUNKS=K % config.block_k == 0,
         SPLITS=config.splits,
         SHARES=shares,
@@ -71,16 +66,12 @@ def linear_stream(
 def _stream_kernel(
     x_ptr,
     w_ptr,
-    bias_ptr,
-    out_ptr,
-    partial_ptr,
-    ticket_ptr,
+    to,  # OutputArgs
     M,
     N,
     K,
     x_stride,
     w_stride,
-    HAS_BIAS: tl.constexpr,
     WHOLE_CHUNKS: tl.constexpr,
     SPLITS: tl.constexpr,
     SHARES: tl.constexpr,
@@ -100,14 +91,14 @@ def _stream_kernel(
     split_chunks = tl.cdiv(chunks, SPLITS)
     TURNS: tl.constexpr = SPLITS // SHARES
     if OVERLAP:
-        ahead = tl.program_id(1) * TURNS * split_chunks * BLOCK_K + tl.arange(0, 8) * 64  # 8 lines of each row
-        prefetch(w_rows + tl.minimum(ahead, K - 1)[None, :])
+        first_k = tl.program_id(1) * TURNS * split_chunks * BLOCK_K + tl.arange(0, 8) * 64  # 8 cache lines of each row
+        prefetch(w_rows + tl.minimum(first_k, K - 1)[None, :])
     wait_for_inputs(OVERLAP)
 
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for turn in range(TURNS):
         first = (tl.program_id(1) * TURNS + turn) * split_chunks
-        sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for chunk in tl.range(first, tl.minimum(first + split_chunks, chunks), num_stages=STAGES):
             k = chunk * BLOCK_K + tl.arange(0, BLOCK_K)
             if WHOLE_CHUNKS:
@@ -116,6 +107,6 @@ def _stream_kernel(
             else:
                 w = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
                 x = tl.load(x_rows + k[:, None], mask=present & (k < K)[:, None], other=0.0)
-            sums = tl.dot(w, x, sums, input_precision="ieee")  # fp32 stays fp32
-        total += sums
-    finish(total, out_ptr, bias_ptr, partial_ptr, ticket_ptr, outputs, tokens, N, M, HAS_BIAS, SHARES)
+            acc = tl.dot(w, x, acc, input_precision="ieee")  # fp32 stays fp32
+        total += acc
+    finish(total, to, outputs, tokens, N, M, SHARES)

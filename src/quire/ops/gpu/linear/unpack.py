@@ -1,22 +1,22 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""Planes of codes become 16-bit floats in registers, in about two instructions a code.
+"""Planes of quantized values become 16-bit floats in registers, in about two instructions a value.
 
 A conversion from integer to float runs at a quarter of the speed of other instructions, too slow beside the memory. So
-codes are placed into the mantissa of a large float instead (bf16 128 + code, fp16 1024 + code), where they read as an
+values are placed into the mantissa of a large float instead (bf16 128 + q, fp16 1024 + q), where they read as an
 integer, and the large number is subtracted: exact. A codebook is a permutation of bytes that are written into the
-instructions. Where there is no such machine (the interpreter), `asm` is empty and plain operations do the same."""
+instructions. In the interpreter `asm` is empty and plain operations do the same."""
 
 import struct
 from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from quire.ops.gpu.linear.grouped_layout import HIGH_WORDS, GroupedWeight
-from quire.ops.gpu.linear.grouped_scales import appended
+from quire.ops.gpu.linear.grouped_layout import HIGH_WORDS, GroupedArgs, GroupedWeight
+from quire.ops.gpu.linear.grouped_scales import append
 
 HIGH_BITS = {dtype: bits for bits, dtype in HIGH_WORDS.items()}
 
@@ -28,36 +28,48 @@ def asm_for(weight: GroupedWeight, dtype: torch.dtype) -> str:
         return ""
     if weight.bits == 8:
         return _int8(dtype)
-    if weight.table:
-        return _codebook(dtype, weight.table)
+    if weight.codebook:
+        return _codebook(dtype, weight.codebook)
     return _integers(dtype, weight.zero, 0 if weight.high is None else HIGH_BITS[weight.high.dtype])
 
 
-def table_of(weight: GroupedWeight, asm: str) -> Tensor:
-    """What stands in the instructions, for those who go without."""
-    return torch.tensor(weight.table, device=weight.words.device) if weight.table and not asm else weight.scales
+def kernel_args(weight: GroupedWeight, asm: str) -> GroupedArgs:
+    codebook = torch.tensor(weight.codebook, device=weight.words.device) if weight.codebook and not asm else None
+    return GroupedArgs(weight.words, weight.high, weight.scales, weight.offsets, weight.super_scales, codebook)
+
+
+def kernel_constants(weight: GroupedWeight, asm: str) -> dict[str, Any]:
+    """What every kernel that unpacks the weight is compiled for."""
+    return {
+        "BITS": weight.bits,
+        "GROUP": weight.group,
+        "WIDTH": weight.width,
+        "ZERO": weight.zero,
+        "CODEBOOK": bool(weight.codebook),
+        "ASM": asm,
+    }
 
 
 @triton.jit
 def unpack(
-    words, high, like, table_ptr, BITS: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, ASM: tl.constexpr
+    words, high, like, codebook, BITS: tl.constexpr, ZERO: tl.constexpr, CODEBOOK: tl.constexpr, ASM: tl.constexpr
 ):
-    """words int32, and None or more bits of their codes -> a tuple of planes of values, in the dtype of `like`"""
+    """words int32, and None or further bits of their values -> a tuple of planes, in the dtype of `like`"""
     d = like.dtype
     if ASM == "":
         planes = ()
         for plane in tl.static_range(32 // BITS):
-            codes = (words >> (BITS * plane)) & ((1 << BITS) - 1)
+            q = (words >> (BITS * plane)) & ((1 << BITS) - 1)
             if high is not None:
                 HIGH: tl.constexpr = 2 if high.dtype == tl.int16 else 1
-                codes += (high.to(tl.int32) >> (HIGH * plane) & ((1 << HIGH) - 1)) << BITS
-            if TABLE:
-                values = tl.load(table_ptr + codes).to(d)
+                q += (high.to(tl.int32) >> (HIGH * plane) & ((1 << HIGH) - 1)) << BITS
+            if CODEBOOK:
+                values = tl.load(codebook + q).to(d)
             elif BITS == 8:
-                values = ((codes ^ 128) - 128).to(tl.float32).to(d)
+                values = ((q ^ 128) - 128).to(tl.float32).to(d)
             else:
-                values = (codes - ZERO).to(tl.float32).to(d)
-            planes = appended(planes, values)
+                values = (q - ZERO).to(tl.float32).to(d)
+            planes = append(planes, values)
     elif BITS == 8:
         planes = tl.inline_asm_elementwise(ASM, "=r,=r,=r,=r,r,r", [words], (d, d, d, d), is_pure=True, pack=2)
     elif high is None:
@@ -78,17 +90,17 @@ def unpack(
 
 @triton.jit
 def take_planes(planes, FIRST: tl.constexpr, COUNT: tl.constexpr):
-    """The values of 1, 2, 4 or 8 planes, one behind the other: [n, COUNT * width], in the order of inputs."""
+    """Concatenate 1, 2, 4 or 8 planes: [n, COUNT * width], in the order of inputs."""
     if COUNT == 1:
         values = planes[FIRST]
     else:
         HALF: tl.constexpr = COUNT // 2
-        values = behind(take_planes(planes, FIRST, HALF), take_planes(planes, FIRST + HALF, HALF))
+        values = concatenate(take_planes(planes, FIRST, HALF), take_planes(planes, FIRST + HALF, HALF))
     return values
 
 
 @triton.jit
-def behind(first, second):
+def concatenate(first, second):
     """[n, k] and [n, k] -> [n, 2 k]. No lane needs what another has."""
     both = tl.permute(tl.join(first, second), (0, 2, 1))
     return tl.reshape(both, (first.shape[0], 2 * first.shape[1]))
@@ -97,7 +109,7 @@ def behind(first, second):
 @cache
 def _integers(dtype: torch.dtype, zero: int, high_bits: int) -> str:
     """Words $8, $9 -> planes $0 .. $7, two floats each: of the first word, then of the second. Further bits of their
-    codes are in the halves of $10."""
+    values are in the halves of $10."""
     exponent, fma, constants = _magic(dtype, zero)
     lines = [*constants, ".reg .b32 a, s, h;"]
     mask = ((1 << high_bits) - 1) << 4
@@ -122,7 +134,7 @@ def _int8(dtype: torch.dtype) -> str:
     lines = [*constants, ".reg .b32 a, s, t;"]
     for plane in range(4):
         lines.append("shr.u32 a, a, 8;" if plane % 2 else f"prmt.b32 a, $4, $5, {('0x5410', '0x7632')[plane // 2]};")
-        if dtype == torch.float16:  # code + 128 in the mantissa
+        if dtype == torch.float16:  # q + 128 in the mantissa
             lines += [f"lop3.b32 s, a, 0x00FF00FF, {exponent}, 0xEA;", "xor.b32 s, s, 0x00800080;"]
             lines.append(f"{fma} ${plane}, s, one, less;")
         else:  # a bf16 has room for seven bits: 128 + the low seven, less 128 or 256, which differ in the eighth bit
@@ -132,10 +144,10 @@ def _int8(dtype: torch.dtype) -> str:
 
 
 @cache
-def _codebook(dtype: torch.dtype, table: tuple[float, ...]) -> str:
-    """Words $8, $9 -> planes $0 .. $7. Four codes pick four bytes: among the entries 0 .. 7, among 8 .. 15, then by the
-    codes' top bits between the two; once for the lower bytes of the floats and once for the upper ones."""
-    floats = [bits & 0xFFFF for bits in torch.tensor(table).to(dtype).view(torch.int16).tolist()]
+def _codebook(dtype: torch.dtype, codebook: tuple[float, ...]) -> str:
+    """Words $8, $9 -> planes $0 .. $7. Four values pick four bytes: among the entries 0 .. 7, among 8 .. 15, then by
+    their top bits between the two; once for the lower bytes of the floats and once for the upper ones."""
+    floats = [bits & 0xFFFF for bits in torch.tensor(codebook).to(dtype).view(torch.int16).tolist()]
     lines = [".reg .b32 s0, s1, t0, t1, p, q, l, h, x0, x1, y0, y1;"]
     for word in (0, 1):
         lines += [f"and.b32 s{word}, ${8 + word}, 0x77777777;", f"and.b32 t{word}, ${8 + word}, 0x88888888;"]

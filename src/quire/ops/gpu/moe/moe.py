@@ -1,14 +1,14 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""A mixture of experts as two grouped products: out[t] = sum over j of weight[t, j] * expert(id[t, j])(x[t]).
+"""Mixture of experts (MoE) as two grouped GEMMs: out[t] = sum over j of weight[t, j] * expert(id[t, j])(x[t]).
 
-A *route* is one token's way through one expert: route t * k + j. Routes are sorted by expert into tiles of `block`
-routes, each tile of one expert; the last tile of an expert is padded. How many tiles there are is known on the device
-only, so as many programs start as there can be at most, and those without a tile return. Products are turned around as
-in `linear_stream`, so a tile of 16 routes costs no more arithmetic than it must and one token streams only the weights
-of its experts. A route's sums do not depend on its tile: results are the same in any batch.
+A *route* is one (token, expert) pair: route t * k + j. Routes are sorted by expert into tiles of `block` routes, each
+tile of one expert; the last tile of an expert is padded. Only the device knows how many tiles there are, so as many
+programs start as there can be, and those without a tile return. GEMMs are transposed as in `linear_stream`, so a tile
+of 16 routes costs no more arithmetic than it must, and one token streams only the weights of its experts. A route's
+sums do not depend on its tile: results are the same in any batch.
 
-Experts are floats, codes in groups (`moe_codes`), or fp8 with scales, and then so is what they are multiplied with, as
-in `quant_scaled`."""
+Experts are floats, quantized in groups (quantized.py), or fp8 with scales; with fp8 experts the activations are fp8 as
+well, as in linear/scaled.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,22 +22,22 @@ from torch import Tensor
 from quire.ops.gpu.activation import activate_times
 from quire.ops.gpu.linear.quantize_rows import quantize_rows
 from quire.ops.gpu.linear.scaled import ScaledWeight
-from quire.ops.gpu.moe.quantized import MOST_ROUTES, CodedExperts, coded_products
+from quire.ops.gpu.moe.quantized import MAX_TILE_ROUTES, QuantizedExperts, quantized_expert_gemm
 from quire.ops.opset import Activation
 
 BLOCK_K = 128  # inputs a step where there are scales, and the side of a block of them
 SORT_BLOCK = 1024  # routes at a time
-TILES_A_GROUP = 8  # tiles that take the same weights one after the other, while the cache holds them
+TILES_A_GROUP = 8  # tiles that take the same weights one after the other, while the L2 cache holds them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledExperts:
-    codes: Tensor  # [experts, outputs, inputs] float8_e4m3fn
+    q: Tensor  # [experts, outputs, inputs] float8_e4m3fn
     scales: Tensor  # fp32: [experts, outputs], or by blocks [experts, outputs / 128, inputs / 128]
 
     @property
     def num_experts(self) -> int:
-        return len(self.codes)
+        return len(self.q)
 
     @property
     def by_blocks(self) -> bool:
@@ -45,28 +45,30 @@ class ScaledExperts:
 
     @property
     def nbytes(self) -> int:
-        return int(self.codes.nbytes + self.scales.nbytes)
+        return int(self.q.nbytes + self.scales.nbytes)
 
 
-Experts: TypeAlias = Tensor | CodedExperts | ScaledExperts
+Experts: TypeAlias = Tensor | QuantizedExperts | ScaledExperts
 
 
 def can_stack_scaled(parts: Sequence[ScaledWeight]) -> bool:
     """Blocks of scales have to end where the rows and columns of a part do."""
     if len({part.by_blocks for part in parts}) > 1:
         return False
-    return not parts[0].by_blocks or not any(side % BLOCK_K for part in parts for side in part.codes.shape)
+    return not parts[0].by_blocks or not any(side % BLOCK_K for part in parts for side in part.q.shape)
 
 
 def stack_scaled(parts: Sequence[ScaledWeight], num_experts: int) -> ScaledExperts:
-    """The parts of one expert after those of the other."""
-    codes = torch.cat([part.codes for part in parts]).unflatten(0, (num_experts, -1))
-    return ScaledExperts(codes, torch.cat([part.scales for part in parts]).unflatten(0, (num_experts, -1)))
+    """Stack the parts, expert after expert."""
+    q = torch.cat([part.q for part in parts]).unflatten(0, (num_experts, -1))
+    return ScaledExperts(q, torch.cat([part.scales for part in parts]).unflatten(0, (num_experts, -1)))
 
 
-class Routing(NamedTuple):
-    routes: Tensor  # [tiles * block] int32: the route at each place, or num_routes where there is none
-    tile_experts: Tensor  # [tiles] int32: -1 for tiles that are not needed
+class RoutedTokens(NamedTuple):
+    """Routes sorted by expert into tiles."""
+
+    routes: Tensor  # [tiles * block] int32; padding is num_routes
+    tile_experts: Tensor  # [tiles] int32; -1 for tiles without routes
     num_routes: int
     block: int
 
@@ -75,7 +77,7 @@ class Routing(NamedTuple):
 CONFIGS = {16: (64, 128, 4, 4), 32: (64, 128, 4, 4), 64: (64, 64, 4, 4), 128: (128, 64, 8, 3)}
 
 
-def mixture(
+def moe_mlp(
     x: Tensor,
     expert_ids: Tensor,
     expert_weights: Tensor,
@@ -88,34 +90,34 @@ def mixture(
     """x [T, H]; ids [T, k] int32 and weights [T, k] fp32; gate_up [E, 2 I, H], down [E, H, I], biases [E, 2 I] and
     [E, H] fp32 -> [T, H].
 
-    An id outside 0 .. E is an expert that lives elsewhere: it adds nothing."""
+    An id outside 0 .. E is an expert of another device: it adds nothing."""
     T, k = expert_ids.shape
     if T == 0:
         return torch.empty_like(x)
-    coded = isinstance(gate_up, CodedExperts) or isinstance(down, CodedExperts)
+    quantized = isinstance(gate_up, QuantizedExperts) or isinstance(down, QuantizedExperts)
     E, inner = _size(down)
-    routing = sort_by_expert(expert_ids, E, tile_block(T * k, E, MOST_ROUTES if coded else 128))
+    routed = sort_by_expert(expert_ids, E, tile_block(T * k, E, MAX_TILE_ROUTES if quantized else 128))
     hidden = x.new_empty(T * k, inner)
-    _launch(x, gate_up, gate_up_biases, expert_weights, hidden, routing, routes_a_row=k, activation=int(activation))
+    _launch(x, gate_up, gate_up_biases, expert_weights, hidden, routed, routes_a_row=k, activation=int(activation))
     parts = x.new_empty(T * k, x.shape[1])
-    _launch(hidden, down, down_biases, expert_weights, parts, routing, routes_a_row=1, activation=-1)
+    _launch(hidden, down, down_biases, expert_weights, parts, routed, routes_a_row=1, activation=-1)
     return _add_routes(parts, expert_ids, E)
 
 
 def _size(down: Experts) -> tuple[int, int]:
-    """How many experts there are, and the size of what is between their products."""
-    if isinstance(down, CodedExperts):
+    """The number of experts, and their intermediate size."""
+    if isinstance(down, QuantizedExperts):
         return down.num_experts, down.rows.num_inputs
-    E, _, inner = (down.codes if isinstance(down, ScaledExperts) else down).shape
+    E, _, inner = (down.q if isinstance(down, ScaledExperts) else down).shape
     return E, inner
 
 
-def tile_block(num_routes: int, num_experts: int, most: int = 128) -> int:
+def tile_block(num_routes: int, num_experts: int, max_block: int = 128) -> int:
     """The smallest tile that holds an expert's routes when they are spread evenly."""
-    return next(block for block in CONFIGS if block * num_experts >= num_routes or block == most)
+    return next(block for block in CONFIGS if block * num_experts >= num_routes or block == max_block)
 
 
-def sort_by_expert(expert_ids: Tensor, num_experts: int, block: int) -> Routing:
+def sort_by_expert(expert_ids: Tensor, num_experts: int, block: int) -> RoutedTokens:
     num_routes = expert_ids.numel()
     num_tiles = -(-num_routes // block) + min(num_experts, num_routes)  # at most
     routes = torch.empty(num_tiles * block, dtype=torch.int32, device=expert_ids.device)
@@ -131,7 +133,7 @@ def sort_by_expert(expert_ids: Tensor, num_experts: int, block: int) -> Routing:
         BINS=triton.next_power_of_2(num_experts + 1),
         BLOCK=min(SORT_BLOCK, max(int(triton.next_power_of_2(num_routes)), 16)),
     )
-    return Routing(routes, tile_experts, num_routes, block)
+    return RoutedTokens(routes, tile_experts, num_routes, block)
 
 
 @triton.jit(do_not_specialize=["num_routes", "num_tiles"])
@@ -146,14 +148,16 @@ def _sort_kernel(
     BINS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program e places the routes of expert e, behind the tiles of those before it; the last one ends the list."""
+    """Program e writes the tiles of expert e, after those of the experts before it; the last one ends the list."""
     expert = tl.program_id(0)
     bins = tl.arange(0, BINS)
     counts = tl.zeros((BINS,), tl.int32)
     for first in range(0, num_routes, BLOCK):
         route = first + tl.arange(0, BLOCK)
         ids = tl.load(id_ptr + route, mask=route < num_routes, other=-1)
-        ids = tl.where((ids >= 0) & (ids < num_experts), ids, num_experts)  # nobody's routes have a bin of their own
+        ids = tl.where(
+            (ids >= 0) & (ids < num_experts), ids, num_experts
+        )  # routes of other devices have a bin of their own
         counts += tl.histogram(ids.to(tl.int32), BINS)
     tiles = tl.where(bins < num_experts, (counts + TILE - 1) // TILE, 0)
     first_tile = tl.sum(tl.where(bins < expert, tiles, 0), axis=0)
@@ -168,14 +172,14 @@ def _sort_kernel(
         for first in range(first_tile, last_tile, BLOCK):
             tile = first + tl.arange(0, BLOCK)
             tl.store(tile_expert_ptr + tile, expert, mask=tile < last_tile)
-        place = first_tile * TILE
+        next_slot = first_tile * TILE
         for first in range(0, num_routes, BLOCK):
             route = first + tl.arange(0, BLOCK)
             mine = tl.load(id_ptr + route, mask=route < num_routes, other=-1) == expert
             rank = tl.cumsum(mine.to(tl.int32), axis=0)
-            tl.store(route_ptr + place + rank - 1, route, mask=mine)
-            place += tl.sum(mine.to(tl.int32), axis=0)
-        padding = place + tl.arange(0, TILE)
+            tl.store(route_ptr + next_slot + rank - 1, route, mask=mine)
+            next_slot += tl.sum(mine.to(tl.int32), axis=0)
+        padding = next_slot + tl.arange(0, TILE)
         tl.store(route_ptr + padding, num_routes, mask=padding < last_tile * TILE)
 
 
@@ -185,30 +189,30 @@ def _launch(
     biases: Tensor | None,
     expert_weights: Tensor,
     out: Tensor,
-    routing: Routing,
+    routed: RoutedTokens,
     routes_a_row: int,
     activation: int,
 ) -> None:
     """out[route] = x[route // routes_a_row] @ w[expert].T: with an activation, of gate and up rows; without one, times
     the route's weight."""
-    if isinstance(experts, CodedExperts):
-        tiles = (routing.routes, routing.tile_experts, routing.block)
-        coded_products(x, experts, biases, expert_weights, out, *tiles, routes_a_row, activation)
+    if isinstance(experts, QuantizedExperts):
+        tiles = (routed.routes, routed.tile_experts, routed.block)
+        quantized_expert_gemm(x, experts, biases, expert_weights, out, *tiles, routes_a_row, activation)
         return
-    block_n, block_k, warps, stages = CONFIGS[routing.block]
+    block_n, block_k, warps, stages = CONFIGS[routed.block]
     N, K = out.shape[1], x.shape[1]
     if isinstance(experts, ScaledExperts):
-        w, w_scales, block_k = experts.codes, experts.scales, BLOCK_K
+        w, w_scales, block_k = experts.q, experts.scales, BLOCK_K
         x, x_scales = quantize_rows(x, w.dtype, BLOCK_K if experts.by_blocks else 0)
     else:
         w, w_scales, x_scales = experts, None, None
-    if w.element_size() == 4:  # for comparisons: multiplied one by one, and shared memory is soon full
+    if w.element_size() == 4:  # fp32, for comparisons: no tensor cores, and shared memory is soon full
         block_n, block_k, stages = 32, 32, 2
     elif activation >= 0:
         block_n = 64  # twice: gate and up
     assert x.stride(1) == 1 and w.is_contiguous() and expert_weights.is_contiguous()
-    num_tiles = len(routing.tile_experts)
-    _mixture_kernel[(num_tiles * triton.cdiv(N, block_n),)](
+    num_tiles = len(routed.tile_experts)
+    _moe_kernel[(num_tiles * triton.cdiv(N, block_n),)](
         x,
         x_scales,
         w,
@@ -216,10 +220,10 @@ def _launch(
         biases,
         expert_weights,
         out,
-        routing.routes,
-        routing.tile_experts,
+        routed.routes,
+        routed.tile_experts,
         num_tiles,
-        routing.num_routes,
+        routed.num_routes,
         N,
         K,
         x.stride(0),
@@ -228,7 +232,7 @@ def _launch(
         ACTIVATION=activation,
         BY_BLOCKS=w_scales is not None and len(w_scales.shape) == 3,
         WHOLE_CHUNKS=K % block_k == 0,
-        BLOCK_M=routing.block,
+        BLOCK_M=routed.block,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         STAGES=stages,
@@ -238,7 +242,7 @@ def _launch(
 
 
 @triton.jit(do_not_specialize=["num_tiles", "num_routes"])
-def _mixture_kernel(
+def _moe_kernel(
     x_ptr,
     x_scale_ptr,
     w_ptr,
@@ -276,14 +280,14 @@ def _mixture_kernel(
         rows = (routes // routes_a_row).to(tl.int64)
         first = inside_group // tiles * BLOCK_N
         outputs = first + tl.arange(0, BLOCK_N)
-        mine = tl.minimum(outputs, N - 1)  # those past the end are computed and never stored
-        up = N if ACTIVATION >= 0 else 0  # the rows of up stand so far below those of gate
+        mine = tl.minimum(outputs, N - 1)  # outputs past the end are computed and never stored
+        up = N if ACTIVATION >= 0 else 0  # the rows of up are so far after those of gate
         w_rows = w_ptr + expert.to(tl.int64) * expert_stride + mine.to(tl.int64)[:, None] * K
         up_rows = w_rows + tl.cast(up, tl.int64) * K
         x_rows = x_ptr + rows[None, :] * x_stride
         chunks = tl.cdiv(K, BLOCK_K)
-        sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        up_sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        up_acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for chunk in tl.range(0, chunks, num_stages=STAGES):
             k = chunk * BLOCK_K + tl.arange(0, BLOCK_K)
             x_inside = present[None, :] if WHOLE_CHUNKS else present[None, :] & (k < K)[:, None]
@@ -294,45 +298,45 @@ def _mixture_kernel(
                 x_scales = tl.load(x_scale_ptr + rows * chunks + chunk, mask=present, other=0.0)[None, :]
                 scales = x_scales * tl.load(w_scale_ptr + block * chunks + chunk)
                 up_scales = x_scales * tl.load(w_scale_ptr + (block + up // BLOCK_K) * chunks + chunk)
-            sums = _add_product(sums, _load(w_rows + k[None, :], k, K, WHOLE_CHUNKS), x, scales, BY_BLOCKS)
+            acc = _add_dot(acc, _load(w_rows + k[None, :], k, K, WHOLE_CHUNKS), x, scales, BY_BLOCKS)
             if ACTIVATION >= 0:
                 w_up = _load(up_rows + k[None, :], k, K, WHOLE_CHUNKS)
-                up_sums = _add_product(up_sums, w_up, x, up_scales, BY_BLOCKS)
+                up_acc = _add_dot(up_acc, w_up, x, up_scales, BY_BLOCKS)
         if w_scale_ptr is not None and not BY_BLOCKS:
             w_scales = w_scale_ptr + expert * (N + up) + mine
             x_scales = tl.load(x_scale_ptr + rows, mask=present, other=0.0)[None, :]
-            sums *= tl.load(w_scales)[:, None] * x_scales
-            up_sums *= tl.load(w_scales + up)[:, None] * x_scales
+            acc *= tl.load(w_scales)[:, None] * x_scales
+            up_acc *= tl.load(w_scales + up)[:, None] * x_scales
         if bias_ptr is not None:
             biases = bias_ptr + expert * (N + up) + mine
-            sums += tl.load(biases)[:, None]
-            up_sums += tl.load(biases + up)[:, None]
+            acc += tl.load(biases)[:, None]
+            up_acc += tl.load(biases + up)[:, None]
         if ACTIVATION >= 0:
-            sums = activate_times(sums, up_sums, ACTIVATION)
+            acc = activate_times(acc, up_acc, ACTIVATION)
         else:
-            sums *= tl.load(weight_ptr + routes, mask=present, other=0.0)[None, :]
-        places = routes.to(tl.int64)[None, :] * N + outputs[:, None]
-        tl.store(out_ptr + places, sums.to(out_ptr.dtype.element_ty), mask=(outputs < N)[:, None] & present[None, :])
+            acc *= tl.load(weight_ptr + routes, mask=present, other=0.0)[None, :]
+        offsets = routes.to(tl.int64)[None, :] * N + outputs[:, None]
+        tl.store(out_ptr + offsets, acc.to(out_ptr.dtype.element_ty), mask=(outputs < N)[:, None] & present[None, :])
 
 
 @triton.jit
-def _add_product(sums, w, x, scales, BY_BLOCKS: tl.constexpr):
+def _add_dot(acc, w, x, scales, BY_BLOCKS: tl.constexpr):
     if BY_BLOCKS:
-        sums += tl.dot(w, x) * scales
-    elif w.dtype.is_fp8():  # whose sums are of some 14 bits
-        sums += tl.dot(w, x)
+        acc += tl.dot(w, x) * scales
+    elif w.dtype.is_fp8():  # tensor cores accumulate it with some 14 bits
+        acc += tl.dot(w, x)
     else:
-        sums = tl.dot(w, x, sums, input_precision="ieee")
-    return sums
+        acc = tl.dot(w, x, acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit
-def _load(places, k, K, WHOLE_CHUNKS: tl.constexpr):
-    return tl.load(places) if WHOLE_CHUNKS else tl.load(places, mask=(k < K)[None, :], other=0.0)
+def _load(offsets, k, K, WHOLE_CHUNKS: tl.constexpr):
+    return tl.load(offsets) if WHOLE_CHUNKS else tl.load(offsets, mask=(k < K)[None, :], other=0.0)
 
 
 def _add_routes(parts: Tensor, expert_ids: Tensor, num_experts: int) -> Tensor:
-    """parts [T * k, H] -> [T, H], those of each token added in the order of its ids"""
+    """parts [T * k, H] -> [T, H]: the parts of each token, added in the order of its ids"""
     (T, k), H = expert_ids.shape, parts.shape[1]
     out = parts.new_empty(T, H)
     _add_kernel[(T, triton.cdiv(H, 1024))](parts, expert_ids.contiguous(), out, H, num_experts, k, BLOCK=1024)

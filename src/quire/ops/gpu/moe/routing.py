@@ -1,16 +1,16 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""Which experts a token goes to, one program a token. The twin is `quire.ops.reference.routing.choose_experts`."""
+"""Top-k routing: which experts a token goes to, one program a token. Specification: ops/reference/routing.py"""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.attention.pages import power_of_two
+from quire.ops.gpu.attention.pages import next_power_of_two
 from quire.ops.opset import Routing
-from quire.ops.reference.routing import LEAST_SUM
+from quire.ops.reference.routing import MIN_WEIGHT_SUM  # a number of the specification
 
-LEAST = tl.constexpr(LEAST_SUM)
+MIN_SUM = tl.constexpr(MIN_WEIGHT_SUM)
 
 
 def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -37,8 +37,8 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
             BEST_TWO=routing.group_score == "best two",
             NEAR=routing.near,
             SIZE=size,
-            GROUPS_PAD=power_of_two(routing.num_groups),
-            SIZE_PAD=power_of_two(size),
+            GROUPS_PAD=next_power_of_two(routing.num_groups),
+            SIZE_PAD=next_power_of_two(size),
             num_warps=1 if num_experts <= 256 else 4,
         )
     return ids, weights
@@ -50,13 +50,13 @@ def _route_kernel(
     correction,
     ids,
     weights,
-    stride,
+    logit_stride,
     scale,
     SIGMOID: tl.constexpr,
     RENORMALIZE: tl.constexpr,
     TOP_K: tl.constexpr,
     GROUPS: tl.constexpr,
-    TOP_GROUPS: tl.constexpr,  # 0: there is one group, and it is open
+    TOP_GROUPS: tl.constexpr,  # 0: there is one group
     BEST_TWO: tl.constexpr,
     NEAR: tl.constexpr,
     SIZE: tl.constexpr,  # experts of a group
@@ -68,7 +68,7 @@ def _route_kernel(
     member = tl.arange(0, SIZE_PAD)
     there = (group < GROUPS)[:, None] & (member < SIZE)[None, :]
     expert = group[:, None] * SIZE + member[None, :]  # [GROUPS_PAD, SIZE_PAD]
-    x = tl.load(logits + token * stride + expert, mask=there, other=float("-inf")).to(tl.float32)
+    x = tl.load(logits + token * logit_stride + expert, mask=there, other=float("-inf")).to(tl.float32)
     if NEAR > 0:
         scores = x
     elif SIGMOID:
@@ -76,39 +76,41 @@ def _route_kernel(
     else:
         scores = tl.exp(x - tl.max(x))
         scores = scores / tl.sum(scores)
-    merits = scores
+    selection = scores
     if correction is not None and NEAR == 0:
-        merits += tl.load(correction + expert, mask=there, other=0.0)
-    merits = tl.where(there & (merits == merits), merits, float("-inf"))
+        selection += tl.load(correction + expert, mask=there, other=0.0)
+    selection = tl.where(there & (selection == selection), selection, float("-inf"))
 
     if TOP_GROUPS > 0:
-        group_merits = tl.max(merits, axis=1)
+        group_scores = tl.max(selection, axis=1)
         if BEST_TWO:
-            first = tl.min(tl.where(merits == group_merits[:, None], member[None, :], SIZE_PAD), axis=1)
-            others = tl.where(member[None, :] == first[:, None], float("-inf"), merits)
-            group_merits += tl.max(others, axis=1)
+            first = tl.min(tl.where(selection == group_scores[:, None], member[None, :], SIZE_PAD), axis=1)
+            others = tl.where(member[None, :] == first[:, None], float("-inf"), selection)
+            group_scores += tl.max(others, axis=1)
         opened = tl.zeros((GROUPS_PAD,), tl.int32)
         for _ in range(TOP_GROUPS):
             closed = (opened == 0) & (group < GROUPS)
-            most = tl.max(tl.where(closed, group_merits, float("-inf")))
-            opened = tl.where(group == tl.min(tl.where(closed & (group_merits == most), group, GROUPS)), 1, opened)
-        merits = tl.where((opened > 0)[:, None], merits, float("-inf"))
+            best_score = tl.max(tl.where(closed, group_scores, float("-inf")))
+            opened = tl.where(
+                group == tl.min(tl.where(closed & (group_scores == best_score), group, GROUPS)), 1, opened
+            )
+        selection = tl.where((opened > 0)[:, None], selection, float("-inf"))
 
-    chosen = tl.zeros((GROUPS_PAD, SIZE_PAD), tl.int32)  # 1 + the place among the chosen
+    chosen = tl.zeros((GROUPS_PAD, SIZE_PAD), tl.int32)  # 1 + rank of a chosen expert
     total = 0.0
-    for place in range(TOP_K):
+    for rank in range(TOP_K):
         left = there & (chosen == 0)
-        most = tl.max(tl.where(left, merits, float("-inf")))
-        best = tl.min(tl.where(left & (merits == most), expert, GROUPS * SIZE))
-        chosen = tl.where(expert == best, place + 1, chosen)
+        best_score = tl.max(tl.where(left, selection, float("-inf")))
+        best = tl.min(tl.where(left & (selection == best_score), expert, GROUPS * SIZE))
+        chosen = tl.where(expert == best, rank + 1, chosen)
         if NEAR > 0:
-            near = left & (most - x <= NEAR * tl.maximum(tl.abs(x), most))
-            share = 1 / tl.sum(tl.where(near | (expert == best), tl.exp(x - most), 0.0))
-            tl.store(weights + token * TOP_K + place, share * scale)
+            near = left & (best_score - x <= NEAR * tl.maximum(tl.abs(x), best_score))
+            share = 1 / tl.sum(tl.where(near | (expert == best), tl.exp(x - best_score), 0.0))
+            tl.store(weights + token * TOP_K + rank, share * scale)
         total += tl.sum(tl.where(expert == best, scores, 0.0))
-        tl.store(ids + token * TOP_K + place, best)
+        tl.store(ids + token * TOP_K + rank, best)
     if NEAR == 0:
-        factor = scale
+        weight_scale = scale
         if RENORMALIZE:
-            factor = scale / (total + LEAST)
-        tl.store(weights + token * TOP_K + chosen - 1, scores * factor, mask=there & (chosen > 0))
+            weight_scale = scale / (total + MIN_SUM)
+        tl.store(weights + token * TOP_K + chosen - 1, scores * weight_scale, mask=there & (chosen > 0))

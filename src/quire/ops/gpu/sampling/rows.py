@@ -1,6 +1,6 @@
-"""The sampler's rows on a device: parameters are kept here until `upload` sends them, all admissions of a step at once.
+"""The sampler's rows on the device: `upload` sends the parameters of all rows admitted since the last step at once.
 
-Copies go from pinned memory and nothing waits for them: work on one stream keeps its order."""
+Copies come from pinned memory and nothing waits for them: work on one stream keeps its order."""
 
 import struct
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from quire.ops.gpu.sampling import job
 from quire.ops.opset import GREEDY_BELOW, RowParams
-from quire.ops.reference.sampler import ONE
+from quire.ops.reference.sampler import MAX_WEIGHT  # a number of the specification
 
 
-class Path(IntFlag):
-    """What a step's rows need done. Of several rows: all that one of them needs."""
+class Features(IntFlag):
+    """What a row needs of the sampler. A step's features are the union of its rows'."""
 
     GREEDY = 0  # the greatest logit
     SAMPLED = 1  # temperature and min_p
@@ -24,31 +24,31 @@ class Path(IntFlag):
     BIASED = 4  # logit_bias, allowed, banned
     MARKED = 8  # penalties, and stop tokens before min_tokens
     WATERMARKED = 16
-    SLOW = 32  # rows that `launch` leaves out: typical_p, banned sequences, beams
+    ON_HOST = 32  # rows that the specification samples for: typical_p, banned sequences, beams
 
 
-def path_of(params: RowParams, vocab: int) -> Path:
-    if _is_slow(params):
-        return Path.SLOW
-    path, flags = Path.GREEDY, _flags(params)
+def features_of(params: RowParams, vocab: int) -> Features:
+    if _is_on_host(params):
+        return Features.ON_HOST
+    features, flags = Features.GREEDY, _flags(params)
     if not is_greedy(params):
-        path |= Path.SAMPLED
+        features |= Features.SAMPLED
         if 0 < params.top_k < vocab or params.top_p < 1.0:
-            path |= Path.FILTERED
+            features |= Features.FILTERED
     if flags & job.BIASED.value:
-        path |= Path.BIASED
+        features |= Features.BIASED
     if flags & job.WATERMARKED.value:
-        path |= Path.WATERMARKED
+        features |= Features.WATERMARKED
     if flags & (job.PENALIZED.value | job.STOPPED_LATER.value):
-        path |= Path.MARKED
-    return path
+        features |= Features.MARKED
+    return features
 
 
 def is_greedy(params: RowParams) -> bool:
     return params.temperature < GREEDY_BELOW or params.top_k == 1
 
 
-def _is_slow(params: RowParams) -> bool:
+def _is_on_host(params: RowParams) -> bool:
     sequences = any(len(sequence) > 1 for sequence in params.banned)
     return params.num_candidates > 0 or sequences or (params.typical_p < 1.0 and not is_greedy(params))
 
@@ -72,9 +72,9 @@ class DeviceRows:
     def __init__(self, num_rows: int, vocab: int, device: torch.device) -> None:
         self.num_rows, self.vocab, self.device = num_rows, vocab, device
         self.params = torch.zeros((num_rows, job.FIELDS.value), dtype=torch.int64, device=device)
-        self.last = torch.zeros(num_rows, dtype=torch.int32, device=device)  # known of each row; 0: none
-        self.bias: Tensor | None = None  # [num_rows, vocab]; of both see sample_job.py
-        self.marks: Tensor | None = None
+        self.last = torch.zeros(num_rows, dtype=torch.int32, device=device)  # token of each row; 0: none
+        self.bias: Tensor | None = None  # [num_rows, vocab]; see job.py
+        self.marks: Tensor | None = None  # [num_rows, vocab]; see job.py
         self._pending: dict[int, tuple[RowParams, list[int], int]] = {}
 
     @property
@@ -87,31 +87,31 @@ class DeviceRows:
     def retire(self, row: int) -> None:
         self._pending.pop(row, None)
 
-    def reserve(self, path: Path) -> None:
+    def reserve(self, features: Features) -> None:
         shape = (self.num_rows, self.vocab)
-        if path & Path.BIASED and self.bias is None:
+        if features & Features.BIASED and self.bias is None:
             self.bias = torch.empty(shape, dtype=torch.float32, device=self.device)
-        if path & Path.MARKED and self.marks is None:
+        if features & Features.MARKED and self.marks is None:
             self.marks = torch.empty(shape, dtype=torch.int32, device=self.device)
 
     def upload(self) -> None:
-        """Send what has been admitted since. Before a step's `launch`, or the replay of a graph of it."""
+        """Send the rows admitted since the last upload. Before a step's `launch`, or the replay of its graph."""
         if not self._pending:
             return
         fields = [
             _fields(params, len(tokens), num_prompt, self.vocab)
             for params, tokens, num_prompt in self._pending.values()
         ]
-        at = self.send(list(self._pending), torch.int64)
-        self.params.index_copy_(0, at, self.send(fields, torch.int64))
-        known = [tokens[-1] if tokens else 0 for _, tokens, _ in self._pending.values()]
-        self.last.index_copy_(0, at, self.send(known, torch.int32))
+        rows = self.send(list(self._pending), torch.int64)
+        self.params.index_copy_(0, rows, self.send(fields, torch.int64))
+        last = [tokens[-1] if tokens else 0 for _, tokens, _ in self._pending.values()]
+        self.last.index_copy_(0, rows, self.send(last, torch.int32))
         for row, (params, tokens, num_prompt) in self._pending.items():
-            path = path_of(params, self.vocab)
-            self.reserve(path)
-            if path & Path.BIASED:
+            features = features_of(params, self.vocab)
+            self.reserve(features)
+            if features & Features.BIASED:
                 self._set_bias(row, params)
-            if path & Path.MARKED:
+            if features & Features.MARKED:
                 self._set_marks(row, params, tokens, num_prompt)
         self._pending.clear()
 
@@ -158,7 +158,7 @@ def _fields(params: RowParams, num_tokens: int, num_prompt: int, vocab: int) -> 
     fields[job.FLAGS.value] = _flags(params)
     fields[job.TOP_K.value] = params.top_k if params.top_k < vocab else 0
     fields[job.TOP_P.value] = _bits(params.top_p)
-    fields[job.MIN_WEIGHT.value] = ceil(params.min_p * ONE)
+    fields[job.MIN_WEIGHT.value] = ceil(params.min_p * MAX_WEIGHT)
     fields[job.INVERSE_TEMPERATURE.value] = _bits(1.0 if is_greedy(params) else 1.0 / params.temperature)
     fields[job.REPETITION.value] = _bits(params.repetition_penalty)
     fields[job.FREQUENCY.value] = _bits(params.frequency_penalty)
@@ -171,7 +171,7 @@ def _fields(params: RowParams, num_tokens: int, num_prompt: int, vocab: int) -> 
 
 
 def _signed(bits: int) -> int:
-    """64 bits, as an int64 holds them."""
+    """64 bits as an int64."""
     return (bits + (1 << 63)) % (1 << 64) - (1 << 63)
 
 

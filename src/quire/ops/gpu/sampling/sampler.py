@@ -1,7 +1,8 @@
-"""The sampler whose rows live on the device: the tokens of ops/reference/sampler.py, drawn by kernels.
+"""The sampler on the device: kernels that sample the tokens of ops/reference/sampler.py.
 
-`launch` is a few kernels, no synchronization and no allocation: it may be captured in a graph. What a row drew last is
-in `last`, where the next step may read it before the host has seen it."""
+`launch` is a few kernels without synchronization or allocation, so it may be captured in a graph. `last` holds the
+token sampled last for each row: the next step may read it before the host has seen it. Rows with features that no
+kernel has are sampled by the specification itself, on the host."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
@@ -9,26 +10,26 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from quire.ops.gpu.sampling.cut import find_cuts
-from quire.ops.gpu.sampling.filter import bracket_cuts
+from quire.ops.gpu.sampling.cutoff import find_cutoffs
+from quire.ops.gpu.sampling.filter import bracket_cutoffs
 from quire.ops.gpu.sampling.job import MAX_TILES, Edits, Filters, Job, Split
 from quire.ops.gpu.sampling.logprobs import begin_logprobs, to_host
-from quire.ops.gpu.sampling.peaks import find_peaks
 from quire.ops.gpu.sampling.pick import pick, sum_weights
-from quire.ops.gpu.sampling.rows import DeviceRows, Path, path_of
+from quire.ops.gpu.sampling.rows import DeviceRows, Features, features_of
+from quire.ops.gpu.sampling.tile_maxima import find_tile_maxima
 from quire.ops.opset import Masks, RowParams, Sample
-from quire.ops.reference.sampler import Logprobs, TorchSampler, masked
+from quire.ops.reference.sampler import Logprobs, TorchSampler, apply_masks
 
-OPEN_CAPACITY = 2048  # tokens that top_k and top_p decide on one by one; more are decided by a slower kernel
+OPEN_CAPACITY = 2048  # open tokens that top_k and top_p sort out in registers; a slower kernel takes more
 MAX_VOCAB = 1 << 19  # 2**19 weights of 2**44 fill 63 bits
-EDITING = Path.BIASED | Path.MARKED | Path.WATERMARKED
-FEW_LINES = 8
+EDIT_FEATURES = Features.BIASED | Features.MARKED | Features.WATERMARKED
+MAX_SMALL_BATCH = 8
 SMALLEST_TILE = MAX_VOCAB // MAX_TILES.value
 
 
 def split_for(lines: int) -> Split:
-    """A few lines are cut finely, so that the whole device works on them."""
-    return Split(tile=SMALLEST_TILE, warps=4) if lines <= FEW_LINES else Split(tile=4096, warps=8)
+    """A few lines have small tiles, so that the whole device works on them."""
+    return Split(tile=SMALLEST_TILE, warps=4) if lines <= MAX_SMALL_BATCH else Split(tile=4096, warps=8)
 
 
 class DeviceSampler:
@@ -51,9 +52,9 @@ class DeviceSampler:
         assert self._tiles <= MAX_TILES.value
         self._rows = DeviceRows(num_rows, vocab_size, self.device)
         self._params: dict[int, RowParams] = {}
-        self._paths: dict[int, int] = {}  # of Path: as plain integers they are joined in no time
-        self._spec = TorchSampler(num_rows, vocab_size)  # holds the rows that `launch` leaves out
-        self._peaks, self._sums = torch.empty((2, num_rows, self._tiles), dtype=torch.int64, device=self.device)
+        self._features: dict[int, int] = {}  # Features as plain integers: their union is fast
+        self._reference = TorchSampler(num_rows, vocab_size)  # holds the rows that are sampled on the host
+        self._tile_maxima, self._sums = torch.empty((2, num_rows, self._tiles), dtype=torch.int64, device=self.device)
         self.last = self._rows.last
         self._filters: Filters | None = None
         self._edits: Edits | None = None
@@ -61,72 +62,78 @@ class DeviceSampler:
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
-        """Nothing is sent yet: see `upload`."""
+        """Nothing is sent before `upload`."""
         if not 0 <= row < self.num_rows or row in self._params:
             raise ValueError(f"row {row} is held or does not exist")
         self._check_ids(tokens, [token for token, _ in params.logit_bias], params.allowed or (), *params.banned)
-        path = path_of(params, self.vocab_size)
-        if path & Path.SLOW:
-            self._spec.admit(row, params, tokens, num_prompt)
+        features = features_of(params, self.vocab_size)
+        if features & Features.ON_HOST:
+            self._reference.admit(row, params, tokens, num_prompt)
         else:
             self._rows.admit(row, params, tokens, num_prompt)
-        self._params[row], self._paths[row] = params, path.value
+        self._params[row], self._features[row] = params, features.value
 
     def retire(self, row: int) -> None:
-        """Nothing is sent: the device forgets a row when it is taken again."""
-        if self._paths.pop(row) & Path.SLOW:
-            self._spec.retire(row)
+        """Nothing is sent: a row is overwritten when it is admitted again."""
+        if self._features.pop(row) & Features.ON_HOST:
+            self._reference.retire(row)
         else:
             self._rows.retire(row)
         del self._params[row]
 
     def upload(self) -> None:
-        """Send the rows admitted since, without waiting. Before `launch`, or before replaying a graph of it."""
+        """Send the rows admitted since the last upload, without waiting. Before `launch`, or the replay of its
+        graph."""
         self._rows.upload()
 
-    def needs(self, rows: Iterable[int]) -> Path:
-        """What `launch` has to do for these rows. With Path.SLOW among it, only `draw` serves all of them."""
-        path = 0
+    def needs(self, rows: Iterable[int]) -> Features:
+        """The features of these rows. With Features.ON_HOST among them, only `draw` serves all rows."""
+        features = 0
         for row in rows:
-            path |= self._paths[row]
-        return Path(path)
+            features |= self._features[row]
+        return Features(features)
 
-    def reserve(self, path: Path) -> None:
-        """Allocate what the path needs and does not have yet. It never moves, so graphs of a path stay good."""
-        self._rows.reserve(path)
-        if path & Path.FILTERED and self._filters is None:
+    def reserve(self, features: Features) -> None:
+        """Allocate what the features need and do not have yet. It never moves, so captured graphs stay valid."""
+        self._rows.reserve(features)
+        if features & Features.FILTERED and self._filters is None:
             self._filters = Filters.allocate(self.num_rows, self._tiles, self._open_capacity, self.device)
-        if path & EDITING and self._edits is None:
+        if features & EDIT_FEATURES and self._edits is None:
             self._edits = Edits.allocate(self.num_rows, self.vocab_size, self._tiles, self.device)
 
-    def try_out(self, dtype: torch.dtype) -> None:
-        """Compiles what most requests take, for a few lines and for more, so that the first of them does not wait."""
-        for lines in sorted({1, min(2 * FEW_LINES, self.num_rows)}):
+    def warm_up(self, dtype: torch.dtype) -> None:
+        """Compile the kernels of common requests, for a few lines and for more, so that the first request does not
+        wait."""
+        for lines in sorted({1, min(2 * MAX_SMALL_BATCH, self.num_rows)}):
             logits = torch.zeros(lines, self.vocab_size, dtype=dtype, device=self.device)
-            nobody = torch.full((lines,), -1, dtype=torch.int32, device=self.device)
-            for path in (Path.GREEDY, Path.SAMPLED, Path.SAMPLED | Path.FILTERED):
-                self.launch(logits, nobody, lines, path)
+            padding = torch.full((lines,), -1, dtype=torch.int32, device=self.device)
+            for features in (
+                Features.GREEDY,
+                Features.SAMPLED,
+                Features.SAMPLED | Features.FILTERED,
+            ):
+                self.launch(logits, padding, lines, features)
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
-    def launch(self, logits: Tensor, rows: Tensor, num_rows: int, path: Path) -> Tensor:
-        """Draw for the first num_rows lines of logits [R, vocab], fp32 or bf16; line i belongs to rows[i] (int32, on
-        the device), and is passed over if that is negative. -> tokens [num_rows] int32 on the device, BROKEN where
-        nothing could be drawn, 0 for lines passed over.
+    def launch(self, logits: Tensor, rows: Tensor, num_rows: int, features: Features) -> Tensor:
+        """Sample for the first num_rows lines of logits [R, vocab], fp32 or bf16; line i belongs to rows[i] (int32, on
+        the device), and is skipped if that is negative. -> tokens [num_rows] int32 on the device: BROKEN where no token
+        could be sampled, 0 for skipped lines.
 
-        `path` may ask for more than the rows need. Before capturing a graph, reserve the path."""
+        `features` may be more than the rows need. Before capturing a graph, reserve the features."""
         assert not self._rows.has_pending, "upload() comes before launch()"
         assert logits.stride(1) == 1 and num_rows <= self.num_rows
-        self.reserve(path)
+        self.reserve(features)
         tokens = torch.empty(num_rows, dtype=torch.int32, device=self.device)
-        job = self._job(logits, rows, num_rows, path)
-        find_peaks(job)
-        if path & Path.FILTERED:
-            bracket_cuts(job)
-            find_cuts(job)
-        elif path & Path.SAMPLED:
+        job = self._job(logits, rows, num_rows, features)
+        find_tile_maxima(job)
+        if features & Features.FILTERED:
+            bracket_cutoffs(job)
+            find_cutoffs(job)
+        elif features & Features.SAMPLED:
             sum_weights(job)
-        pick(job, tokens, self.last, sampled=bool(path & Path.SAMPLED))
+        pick(job, tokens, self.last, sampled=bool(features & Features.SAMPLED))
         return tokens
 
     def draw(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> list[Sample]:
@@ -135,115 +142,121 @@ class DeviceSampler:
     def begin(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[Sample]]:
         self._check_lines(logits, rows, len(rows))
         self.upload()
-        permitted = logits if masks is None else masked(logits, masks)
-        quick = [-1 if self._paths[row] & Path.SLOW else row for row in rows]
-        tokens = self.launch(permitted, self._rows.send(quick, torch.int32), len(rows), self.needs(rows))
-        slow = self._draw_slowly(logits, {line: row for line, row in enumerate(rows) if quick[line] < 0}, masks)
+        permitted = logits if masks is None else apply_masks(logits, masks)
+        on_device = [-1 if self._features[row] & Features.ON_HOST else row for row in rows]
+        tokens = self.launch(permitted, self._rows.send(on_device, torch.int32), len(rows), self.needs(rows))
+        on_host = self._sample_on_host(
+            logits, {line: row for line, row in enumerate(rows) if on_device[line] < 0}, masks
+        )
         wanted = {
             line: self._params[row].num_logprobs
-            for line, row in enumerate(quick)
+            for line, row in enumerate(on_device)
             if row >= 0 and self._params[row].num_logprobs >= 0
         }
         logprobs = begin_logprobs(logits, list(wanted), tokens, max(wanted.values(), default=0))
         arrive = to_host(tokens)
 
         def finish() -> list[Sample]:
-            draws = [slow.get(line) or Sample(token, []) for line, token in enumerate(arrive()[0].tolist())]
-            for line, found in zip(wanted, logprobs(), strict=True):
+            draws = [on_host.get(line) or Sample(token, []) for line, token in enumerate(arrive()[0].tolist())]
+            for line, of_line in zip(wanted, logprobs(), strict=True):
                 if draws[line].token >= 0:
-                    draws[line].logprobs = found[: 1 + wanted[line]]
+                    draws[line].logprobs = of_line[: 1 + wanted[line]]
             return draws
 
         return finish
 
-    def _draw_slowly(self, logits: Tensor, rows: dict[int, int], masks: Masks | None) -> dict[int, Sample]:
-        """Of the lines that `launch` has left out, by line."""
+    def _sample_on_host(self, logits: Tensor, rows: dict[int, int], masks: Masks | None) -> dict[int, Sample]:
+        """Samples of the lines that `launch` skips, by line."""
         if not rows:
             return {}
         bits = {} if masks is None else dict(zip(masks.lines, masks.bits, strict=True))
         draws = {}
         for line, row in rows.items():
             mask = Masks([0], bits[line][None]) if line in bits else None
-            (draws[line],) = self._spec.draw(logits[line : line + 1].float(), [row], mask)
+            (draws[line],) = self._reference.draw(logits[line : line + 1].float(), [row], mask)
         tokens = [max(draw.token, 0) for draw in draws.values()]
-        at = self._rows.send(list(rows.values()), torch.int64)
-        self.last.index_copy_(0, at, self._rows.send(tokens, torch.int32))
+        on_device = self._rows.send(list(rows.values()), torch.int64)
+        self.last.index_copy_(0, on_device, self._rows.send(tokens, torch.int32))
         return draws
 
     def verify(
         self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
     ) -> Callable[[], list[list[Sample]]]:
-        """Place by place, and nothing waits: which rows go on is decided on the device."""
+        """Draft by draft, without waiting: the device decides which rows go on."""
         spans = list(pairwise(accumulate((1 + len(of_row) for of_row in drafts), initial=0)))  # of lines
         self._check_lines(logits, rows, spans[-1][1])
         self.upload()
-        permitted = logits if masks is None else masked(logits, masks)
-        slow = {at for at, row in enumerate(rows) if self._paths[row] & Path.SLOW}
+        permitted = logits if masks is None else apply_masks(logits, masks)
+        on_host = {index for index, row in enumerate(rows) if self._features[row] & Features.ON_HOST}
         tokens = torch.zeros(len(logits), dtype=torch.int32, device=self.device)
-        going = self._rows.send([-1 if at in slow else row for at, row in enumerate(rows)], torch.int32)
-        for place in range(1 + max(map(len, drafts))):
-            left = [at for at, of_row in enumerate(drafts) if len(of_row) >= place]  # that have a line for this place
-            lines = self._rows.send([spans[at][0] + place for at in left], torch.int64)
+        alive = self._rows.send([-1 if index in on_host else row for index, row in enumerate(rows)], torch.int32)
+        for depth in range(1 + max(map(len, drafts))):
+            left = [index for index, of_row in enumerate(drafts) if len(of_row) >= depth]  # rows with a line here
+            lines = self._rows.send([spans[index][0] + depth for index in left], torch.int64)
             of_left = self._rows.send(left, torch.int64)
-            path = self.needs(rows[at] for at in left)
-            drawn = self.launch(permitted[lines], going[of_left], len(left), path)
+            features = self.needs(rows[index] for index in left)
+            drawn = self.launch(permitted[lines], alive[of_left], len(left), features)
             tokens.index_copy_(0, lines, drawn)
-            guesses = [drafts[at][place] if len(drafts[at]) > place else -1 for at in left]
-            as_guessed = drawn == self._rows.send(guesses, torch.int32)
-            going.index_copy_(0, of_left, torch.where(as_guessed, going[of_left], -1))
-        slowly = {at: self._verify_slowly(logits, rows[at], drafts[at], spans[at], masks) for at in slow}
+            next_drafts = [drafts[index][depth] if len(drafts[index]) > depth else -1 for index in left]
+            accepted = drawn == self._rows.send(next_drafts, torch.int32)
+            alive.index_copy_(0, of_left, torch.where(accepted, alive[of_left], -1))
+        host_samples = {
+            index: self._verify_on_host(logits, rows[index], drafts[index], spans[index], masks) for index in on_host
+        }
         wanted = {
             line: self._params[row].num_logprobs
-            for at, row in enumerate(rows)
-            if at not in slow and self._params[row].num_logprobs >= 0
-            for line in range(*spans[at])
+            for index, row in enumerate(rows)
+            if index not in on_host and self._params[row].num_logprobs >= 0
+            for line in range(*spans[index])
         }
         logprobs = begin_logprobs(logits, list(wanted), tokens, max(wanted.values(), default=0))
         arrive = to_host(tokens)
 
         def finish() -> list[list[Sample]]:
             draws = [Sample(token, []) for token in arrive()[0].tolist()]
-            for line, found in zip(wanted, logprobs(), strict=True):
+            for line, of_line in zip(wanted, logprobs(), strict=True):
                 if draws[line].token >= 0:
-                    draws[line].logprobs = found[: 1 + wanted[line]]
+                    draws[line].logprobs = of_line[: 1 + wanted[line]]
             return [
-                slowly[at] if at in slow else as_far_as_guessed(draws[slice(*spans[at])], drafts[at])
-                for at in range(len(rows))
+                host_samples[index]
+                if index in on_host
+                else accepted_samples(draws[slice(*spans[index])], drafts[index])
+                for index in range(len(rows))
             ]
 
         return finish
 
-    def _verify_slowly(
+    def _verify_on_host(
         self, logits: Tensor, row: int, drafts: Sequence[int], span: tuple[int, int], masks: Masks | None
     ) -> list[Sample]:
-        """Of a row that `launch` leaves out."""
+        """Samples of a row that `launch` skips."""
         draws: list[Sample] = []
-        for line, guess in zip(range(*span), [*drafts, None], strict=True):
-            draws += self._draw_slowly(logits, {line: row}, masks).values()
-            if draws[-1].token != guess:
+        for line, draft in zip(range(*span), [*drafts, None], strict=True):
+            draws += self._sample_on_host(logits, {line: row}, masks).values()
+            if draws[-1].token != draft:
                 break
         return draws
 
     def logprobs(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[Logprobs]:
         return begin_logprobs(logits, range(len(targets)), self._rows.send(targets, torch.int64), num_top)()
 
-    def _job(self, logits: Tensor, rows: Tensor, lines: int, path: Path) -> Job:
+    def _job(self, logits: Tensor, rows: Tensor, lines: int, features: Features) -> Job:
         return Job(
             logits,
             rows,
             lines,
             self._split or split_for(lines),
             self._rows.params,
-            self._rows.bias if path & Path.BIASED else None,
-            self._rows.marks if path & Path.MARKED else None,
-            self.last if path & Path.WATERMARKED else None,
-            self._peaks,
+            self._rows.bias if features & Features.BIASED else None,
+            self._rows.marks if features & Features.MARKED else None,
+            self.last if features & Features.WATERMARKED else None,
+            self._tile_maxima,
             self._sums,
-            self._edits if path & EDITING else None,
-            self._filters if path & Path.FILTERED else None,
+            self._edits if features & EDIT_FEATURES else None,
+            self._filters if features & Features.FILTERED else None,
         )
 
-    # -- mistakes --------------------------------------------------------------------------------------------------
+    # -- checks --------------------------------------------------------------------------------------------------
 
     def _check_ids(self, *lists: Sequence[int]) -> None:
         for ids in lists:
@@ -256,11 +269,11 @@ class DeviceSampler:
             if row not in self._params:
                 raise ValueError(f"row {row} is not admitted")
         if len(set(rows)) < len(rows):
-            raise ValueError("a row is drawn for twice")
+            raise ValueError("a row has two lines")
         if logits.shape != (num_lines, self.vocab_size):
             raise ValueError(f"logits are {list(logits.shape)}, and [{num_lines}, {self.vocab_size}] is expected")
 
 
-def as_far_as_guessed(draws: list[Sample], drafts: Sequence[int]) -> list[Sample]:
-    """Up to the first that is not the draft; what was found behind it means nothing."""
-    return draws[: 1 + next((at for at, guess in enumerate(drafts) if draws[at].token != guess), len(drafts))]
+def accepted_samples(draws: list[Sample], drafts: Sequence[int]) -> list[Sample]:
+    """Up to the first sample that is not the draft: what was sampled after it is void."""
+    return draws[: 1 + next((index for index, draft in enumerate(drafts) if draws[index].token != draft), len(drafts))]
