@@ -107,7 +107,7 @@ class EngineProcess:
 
         status = self.process.returncode
         how = f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
-        return EngineFailed(f"the engine process {how}", "its last words are on standard error")
+        return EngineFailed(f"the engine process {how}", "its last output is on standard error")
 
     def _read(self) -> None:
         if not self._channel.ended:
