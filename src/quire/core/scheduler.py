@@ -109,7 +109,7 @@ class Scheduler:
             all_moved &= num_tokens > 0
             budget -= num_tokens
             num_reserved += self.kv_blocks.num_reserved_blocks(seq)
-        if all_moved and self.preemption.count == num_preemptions:
+        if self.groups.waiting.items and all_moved and self.preemption.count == num_preemptions:
             first_in_flight = self._in_flight[0].plan.step if self._in_flight else plan.step
             self.prefill.admit(plan, budget, num_reserved, first_in_flight)
         plan.retired = self.rows.take_retired()
