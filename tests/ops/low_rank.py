@@ -15,7 +15,7 @@ def low_rank(rank, num_inputs, num_outputs, scale, store=stored_floats):
     return LoraDelta(store("a", random(rank, num_inputs)), store("b", random(num_outputs, rank)), scale)
 
 
-def halves(name, array):
+def fp16_values(name, array):
     return StoredTensor(name, array.shape, F16, array.astype(np.float16).view(np.uint8))
 
 

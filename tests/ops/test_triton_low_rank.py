@@ -43,10 +43,10 @@ def test_the_sum_is_that_in_fp64(name, dtype):
     rows = torch.tensor(adapters, device=DEVICE)
     plain = plain_add_lora(*on_device, slots, rows).float().cpu().numpy()
     routing = sort_by_slot(rows, slots.num_slots, batch_invariant=False)
-    found = add_lora(*on_device, slots, routing).float().cpu().numpy()
+    actual = add_lora(*on_device, slots, routing).float().cpu().numpy()
     bound = (1e-6 if dtype == torch.float32 else 3e-3) * np.abs(expected).max()
     assert np.abs(plain - expected).max() < bound
-    assert np.abs(found - expected).max() < bound
+    assert np.abs(actual - expected).max() < bound
 
 
 def test_a_row_is_the_same_in_any_company():
