@@ -31,7 +31,8 @@ def runs_of(lengths: list[tuple[int, int]], tables: torch.Tensor | None = None) 
 
 @dataclass
 class Case:
-    """A step: lengths [(context, queries)] of its sequences, on shuffled pages with rubbish in what no kernel may read."""
+    """A step: lengths [(context, queries)] of its sequences, on shuffled pages with rubbish in what no kernel may
+    read."""
 
     lengths: list[tuple[int, int]]
     heads: int = 4

@@ -24,7 +24,8 @@ def uniform_word(seed, position, sample):
 
 @triton.jit
 def watermark_word(key, before, ids):
-    """The 32 random bits of tokens `ids` after the token `before`, which make them green or not. See ops/watermark.py"""
+    """The 32 random bits of tokens `ids` after the token `before`, which make them green or not. See
+    ops/watermark.py"""
     k0, k1 = key.to(tl.uint64) & MASK32, key.to(tl.uint64) >> 32
     c1 = (ids // 4).to(tl.uint64)
     c2 = c1 - c1
