@@ -1,5 +1,4 @@
-"""The op set: the contract between models and backends. A model file calls nothing else, and a backend implements all
-of it.
+"""The op set: the contract between models and backends. Models call nothing else; a backend implements all of it.
 
 Three backends implement it. `ops/reference` computes eagerly in plain torch and is the specification. `ops/native`
 records a forward pass once and replays the recording in C++ on a CPU. `ops/gpu` launches Triton kernels and captures
@@ -154,11 +153,14 @@ GREEDY_BELOW = 1e-5  # a temperature below it takes the most likely token
 class Sampler(Protocol):
     """Samples tokens for rows, and remembers each row's tokens for its penalties.
 
-    A row's logits go through these steps, in this order. Each filter sees what the one before it leaves. 1. The step's
-    mask. 2. The watermark; then logit_bias, allowed, banned, min_tokens. 3. Repetition, then frequency and presence
-    penalties. All edits are in fp32. 4. Temperature; top_k; top_p; min_p; typical_p. 5. Sampling: one uniform number
-    from Philox4x32-10, with key = seed and counter = (position, sample), picks among the
-       remaining tokens in the order of their ids, by cumulative probability. Weights are integers, so sums are exact.
+    A row's logits go through these steps, in this order. Each filter sees what the one before it leaves.
+
+    1. The step's mask.
+    2. The watermark; then logit_bias, allowed, banned, min_tokens.
+    3. Repetition, then frequency and presence penalties. All edits are in fp32.
+    4. Temperature; top_k; top_p; min_p; typical_p.
+    5. One uniform number from Philox4x32-10, with key = seed and counter = (position, sample), picks among the remaining
+       tokens in the order of their ids, by cumulative probability. Weights are integers, so sums are exact.
 
     Ties between logits go to the lower id. NaN counts as -inf. If every token is masked, the best raw logit among those
     that mask and `allowed` permit is taken. Logprobs are those of the raw logits. Candidates have the log_softmax after
@@ -187,8 +189,7 @@ class Sampler(Protocol):
         first that differs is the last. -> a list for each row"""
 
     def logprobs(self, logits: Any, targets: Sequence[int], num_top: int) -> list[list[tuple[int, float, int]]]:
-        """For prompt logprobs: (id, logprob, rank) of the target of each line, then of its `num_top` most likely
-        tokens."""
+        """For prompt logprobs: (id, logprob, rank) of each line's target, then of its `num_top` most likely tokens."""
 
 
 class Activation(IntEnum):
@@ -207,8 +208,7 @@ class Activation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Top-k routing of an MoE layer: which experts a token goes to, and with which weights. Ties go to the lower
-    expert.
+    """Top-k routing of an MoE layer: the experts of a token, and their weights. Ties go to the lower expert.
 
     Scores are the softmax or the sigmoid of the router's logits. The `top_k` experts with the greatest score are
     chosen, or with the greatest score + correction. With groups, only experts of the `top_groups` best of `num_groups`
@@ -408,8 +408,7 @@ class OpSet(Protocol):
         `window`: to tokens less than `window` positions away. Heads and scores as in `paged_attention`."""
 
     def write_latent(self, latent: Value, k_rope: Value, batch: Any, layer: int) -> None:
-        """MLA: store latent [T, spec.latent], and the rotated rope part after it, in the layer's pages at
-        batch.slots."""
+        """MLA: store latent [T, spec.latent] and the rotated rope part in the layer's pages at batch.slots."""
 
     def mla_attention(self, q_latent: Value, q_rope: Value, batch: Any, layer: int, scale: float) -> Value:
         """q_latent [T, heads * latent], q_rope [T, heads * (head_dim - latent)] -> [T, heads * latent]. Causal. The
