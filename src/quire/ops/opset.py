@@ -159,8 +159,8 @@ class Sampler(Protocol):
     2. The watermark; then logit_bias, allowed, banned, min_tokens.
     3. Repetition, then frequency and presence penalties. All edits are in fp32.
     4. Temperature; top_k; top_p; min_p; typical_p.
-    5. One uniform number from Philox4x32-10, with key = seed and counter = (position, sample), picks among the remaining
-       tokens in the order of their ids, by cumulative probability. Weights are integers, so sums are exact.
+    5. One uniform number from Philox4x32-10, with key = seed and counter = (position, sample), picks among the rest in
+       the order of their ids, by cumulative probability. Weights are integers, so sums are exact.
 
     Ties between logits go to the lower id. NaN counts as -inf. If every token is masked, the best raw logit among those
     that mask and `allowed` permit is taken. Logprobs are those of the raw logits. Candidates have the log_softmax after
