@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.attention [--only decode,prefill,write,mla] [--sweep]
 
 First a check of each kernel as compiled, on odd shapes, against plain torch in fp32. Then one line a case: time, what
-that is in TB/s or TFLOP/s, and the share of what a copy or a matrix product reaches in the same run. Lengths and heads
+that is in TB/s or TFLOP/s, and the share of what a copy or a GEMM reaches in the same run. Lengths and heads
 are those of Llama-3.1-8B (32 heads, 8 KV heads of 128) and, for the latent cache, of DeepSeek-V3 (128 heads)."""
 
 import argparse
@@ -55,7 +55,7 @@ class Results:
         if num_bytes:
             line += f" {num_bytes / seconds / 1e12:7.2f} TB/s {num_bytes / seconds / self.ceilings.copy:5.0%} of a copy"
         if flop:
-            line += f" {flop / seconds / 1e12:7.0f} TFLOP/s {flop / seconds / self.ceilings.matrix:5.0%} of a product"
+            line += f" {flop / seconds / 1e12:7.0f} TFLOP/s {flop / seconds / self.ceilings.matrix:5.0%} of a GEMM"
         print(f"{line}  {note}", flush=True)
         self.rows.append({"case": name, "us": seconds * 1e6, "bytes": num_bytes, "flop": flop, "note": note})
 
@@ -164,7 +164,7 @@ class Step:
 
     @property
     def flop(self) -> float:
-        """Of products that some query sees."""
+        """Of the scores that some query sees."""
         seen = sum(queries * (2 * context - queries + 1) / 2 for context, queries in self.lengths)
         return 4.0 * seen * self.heads * self.head_dim
 
@@ -243,17 +243,19 @@ def sweep_decode() -> None:
         ("256 x 1k", [(1024, 1)] * 256, BF16),
         ("32 x 16k, fp8", [(16384, 1)] * 32, FP8),
     ]:
-        step, found = Step(lengths, kept), []
+        step, timings = Step(lengths, kept), []
         for block_n, warps, stages in DECODE_SHAPES:
             for per in (1, 2, 3, 4):
                 launch = DecodeLaunch(block_n, warps, stages, per)
                 with guarded(f"decode {name} {launch}"):
-                    found.append((seconds_of(decode_launches(step, launch=launch)), launch, MIN_SPLIT_LENGTH))
-        best = min(found, key=lambda x: x[0])[1]
+                    timings.append((seconds_of(decode_launches(step, launch=launch)), launch, MIN_SPLIT_LENGTH))
+        best = min(timings, key=lambda x: x[0])[1]
         for min_length in (128, 256, 1024):
             with guarded(f"decode {name} min_length {min_length}"):
-                found.append((seconds_of(decode_launches(step, min_length=min_length, launch=best)), best, min_length))
-        print_best(f"decode {name}", found)
+                timings.append(
+                    (seconds_of(decode_launches(step, min_length=min_length, launch=best)), best, min_length)
+                )
+        print_best(f"decode {name}", timings)
 
 
 # -- prompts ----------------------------------------------------------------------------------------------------------
@@ -295,12 +297,12 @@ PREFILL_SHAPES = (  # rows, positions a round, warps, stages, registers
 
 
 def sweep_prefill() -> None:
-    step, found = Step([(8192, 8192)]), []
+    step, timings = Step([(8192, 8192)]), []
     for shape in PREFILL_SHAPES:
         launch = PrefillLaunch(*shape)
         with guarded(f"prefill 8k {launch}"):
-            found.append((seconds_of(prefill_launches(step, launch=launch) * 2), launch, 0))
-    print_best("prefill 8k", found)
+            timings.append((seconds_of(prefill_launches(step, launch=launch) * 2), launch, 0))
+    print_best("prefill 8k", timings)
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -363,17 +365,17 @@ MLA_SHAPES = {  # heads: rows, positions a round, warps, stages
 
 def sweep_mla() -> None:
     for heads in (128, 16):
-        (q, cache, runs), found = latent_step(32, 16384, heads, BF16), []
+        (q, cache, runs), timings = latent_step(32, 16384, heads, BF16), []
         for rows, block_n, warps, stages in MLA_SHAPES[heads]:
             for per in (1, 2):
                 launch = MLALaunch(rows, block_n, warps, stages, per)
                 with guarded(f"latent {heads} heads {launch}"):
-                    found.append((seconds_of([mla_run(q, cache, runs, launch=launch)]), launch, MIN_SPLIT_LENGTH))
-        best = min(found, key=lambda x: x[0])[1]
+                    timings.append((seconds_of([mla_run(q, cache, runs, launch=launch)]), launch, MIN_SPLIT_LENGTH))
+        best = min(timings, key=lambda x: x[0])[1]
         for min_length in (128, 256, 1024):
             with guarded(f"latent min_length {min_length}"):
-                found.append((seconds_of([mla_run(q, cache, runs, min_length, best)]), best, min_length))
-        print_best(f"latent 32 x 16k, {heads} heads", found)
+                timings.append((seconds_of([mla_run(q, cache, runs, min_length, best)]), best, min_length))
+        print_best(f"latent 32 x 16k, {heads} heads", timings)
 
 
 # -- right ------------------------------------------------------------------------------------------------------------
@@ -452,8 +454,8 @@ class guarded:
         return isinstance(error, Exception)
 
 
-def print_best(name: str, found: list[tuple[float, object, int]]) -> None:
-    for seconds, launch, min_length in sorted(found, key=lambda x: x[0])[:4]:
+def print_best(name: str, timings: list[tuple[float, object, int]]) -> None:
+    for seconds, launch, min_length in sorted(timings, key=lambda x: x[0])[:4]:
         print(f"best for {name}: {seconds * 1e6:.1f} us {launch} min_length={min_length}", flush=True)
 
 
@@ -466,7 +468,7 @@ def main() -> None:
     torch.manual_seed(0)
     begin = time.monotonic()
     results = Results(measure_ceilings())
-    print(f"copy {results.ceilings.copy / 1e12:.2f} TB/s, matrix product {results.ceilings.matrix / 1e12:.0f} TFLOP/s")
+    print(f"copy {results.ceilings.copy / 1e12:.2f} TB/s, GEMM {results.ceilings.matrix / 1e12:.0f} TFLOP/s")
     print(f"launches: {decode_launch(HEAD_DIM, 16, BF16, 32)} {prefill_launch(HEAD_DIM, HEADS, KV_HEADS, BF16)}")
     print(f"launches: {mla_launch(128, BF16)}")
     if "check" in only:

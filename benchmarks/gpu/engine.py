@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.engine [--shape qwen3-30b-a3b] [--quantization fp8|int8|int4] [--requests 1000]
     python -m benchmarks.gpu.engine --requests 1000 --max-num-seqs 400 --max-model-len 2048    nothing is preempted
 
-The shape is Llama-3.1-8B's, or that of a mixture of experts. Times are of steps, from the end of one to the end of
+The shape is Llama-3.1-8B's, or that of an MoE model. Times are of steps, from the end of one to the end of
 the next, medians after a warm-up. A gap is the time in which the GPU has nothing to do between a step's tokens and the
 next forward pass."""
 
@@ -186,7 +186,7 @@ class Bench:
 
     def steps(self) -> list[tuple[int, float, float]]:
         """Until all is done: tokens, seconds of the step, seconds of those in the scheduler."""
-        found = []
+        timings = []
         self._marks.clear()
         last = time.perf_counter()
         while self.engine.has_work:
@@ -194,9 +194,9 @@ class Bench:
             if (record := self.engine.record) is None or record.num_tokens == 0:
                 continue
             now = time.perf_counter()
-            found.append((record.num_tokens, now - last, record.schedule_seconds + record.update_seconds))
+            timings.append((record.num_tokens, now - last, record.schedule_seconds + record.update_seconds))
             last = now
-        return found
+        return timings
 
     def decode(self, batch: int, context: int, num_new: int = 40) -> None:
         for _ in range(batch):

@@ -1,4 +1,4 @@
-"""What `batch_invariant` costs: the products and the attention of a layer, with it and without.
+"""What `batch_invariant` costs: the GEMMs and the attention of a layer, with it and without.
 
     python -m benchmarks.gpu.invariance [--sweep]
 
@@ -42,7 +42,7 @@ TRIED = [
 ]
 
 
-def products() -> None:
+def gemms() -> None:
     tickets = new_tickets("cuda")
     for name, (N, K) in SHAPES.items():
         weights = [torch.randn(N, K, device="cuda", dtype=BF16) for _ in range(copies(2 * N * K))]
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     args = parser.parse_args()
     attention(args.sweep)
-    products()
+    gemms()
 
 
 if __name__ == "__main__":

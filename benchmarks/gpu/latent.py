@@ -1,4 +1,4 @@
-"""What surrounds a latent cache on a GPU: prompts, products of heads, writing; DeepSeek's shapes.
+"""MLA on a GPU: prefill, GEMMs of heads, writes to the latent cache; DeepSeek's shapes.
 
     python -m benchmarks.gpu.latent [--sweep]
 
@@ -56,15 +56,15 @@ class Step:
         return mla_decode(self.q, self.page, plan.runs, plan.pieces, SCALE, launch=launch or plan.launch)
 
     def plain(self) -> Tensor:
-        found = []
+        timings = []
         for seq, (context, count) in enumerate(self.lengths):
             kept = self.page[self.runs.block_tables[seq].long()].flatten(0, 1)[:context].float()
             first = int(self.runs.seq_starts[seq])
             scores = torch.einsum("nhd,md->hnm", self.q[first : first + count].float(), kept) * SCALE
             hidden = torch.ones(count, context, device="cuda").triu(context - count + 1).bool()
             weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
-            found.append(torch.einsum("hnm,md->nhd", weights, kept[:, :LATENT]))
-        return torch.cat(found)
+            timings.append(torch.einsum("hnm,md->nhd", weights, kept[:, :LATENT]))
+        return torch.cat(timings)
 
     @property
     def operations(self) -> int:
@@ -92,7 +92,7 @@ def check_all() -> None:
         for batch_invariant in (False, True):
             out = torch.empty(tokens, heads, outputs, device="cuda", dtype=BF16)
             linear_heads(x, w, out, batch_invariant=batch_invariant)
-            check(f"products of {heads} heads", out, torch.einsum("thi,hoi->tho", x.float(), w.float()), 1e-2)
+            check(f"GEMMs of {heads} heads", out, torch.einsum("thi,hoi->tho", x.float(), w.float()), 1e-2)
 
 
 def time_prompts(ceilings: Ceilings) -> None:
@@ -122,16 +122,16 @@ def time_products(ceilings: Ceilings) -> None:
 def time_writes(ceilings: Ceilings) -> None:
     for heads in (16, 128):
         for tokens in (1, 64, 2048):
-            latent, turning, q_turning = (
+            latent, k_rope, q_rope = (
                 random(tokens, LATENT),
                 random(tokens, TURNING),
                 random(tokens, heads * TURNING),
             )
             page, q = random(64, BLOCK, LATENT + TURNING), random(tokens, heads, LATENT + TURNING)
             angles, slots = torch.randn(tokens, TURNING, device="cuda"), torch.arange(tokens, device="cuda").int()
-            given = (latent, turning, q_turning, angles, slots, page, q)
+            given = (latent, k_rope, q_rope, angles, slots, page, q)
             seconds = seconds_a_call([partial(latent_write, *given)] * 8)
-            nbytes = 2 * (latent.nbytes + turning.nbytes + q_turning.nbytes)
+            nbytes = 2 * (latent.nbytes + k_rope.nbytes + q_rope.nbytes)
             print(ceilings.line(f"writing {tokens} rows, {heads} heads", seconds, nbytes, 0))
 
 

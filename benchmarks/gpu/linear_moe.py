@@ -11,7 +11,7 @@ from benchmarks.gpu.measuring import Ceilings, check, rows, seconds_a_call
 from quire.ops.gpu.moe import moe
 from quire.ops.gpu.moe.moe import moe_mlp
 
-MIXTURES = {"Mixtral-8x7B": (8, 2, 4096, 14336), "Qwen3-30B-A3B": (128, 8, 2048, 768)}  # E, k, H, I
+MOE_SHAPES = {"Mixtral-8x7B": (8, 2, 4096, 14336), "Qwen3-30B-A3B": (128, 8, 2048, 768)}  # E, k, H, I
 
 
 def random_routes(T: int, k: int, E: int) -> tuple[Tensor, Tensor]:
@@ -42,7 +42,7 @@ def check_moe() -> None:
 
 
 def run_moe(ceilings: Ceilings) -> None:
-    for name, (E, k, H, intermediate) in MIXTURES.items():
+    for name, (E, k, H, intermediate) in MOE_SHAPES.items():
         layers = 2 if E == 8 else 6
         gate_ups = [torch.randn(E, 2 * intermediate, H, device="cuda", dtype=torch.bfloat16) for _ in range(layers)]
         downs = [torch.randn(E, H, intermediate, device="cuda", dtype=torch.bfloat16) for _ in range(layers)]
@@ -56,18 +56,18 @@ def run_moe(ceilings: Ceilings) -> None:
 
 
 def sweep_moe() -> None:
-    for (name, (E, k, H, intermediate)), T in product(MIXTURES.items(), (1, 16, 2048)):
+    for (name, (E, k, H, intermediate)), T in product(MOE_SHAPES.items(), (1, 16, 2048)):
         gate_up = torch.randn(E, 2 * intermediate, H, device="cuda", dtype=torch.bfloat16)
         down = torch.randn(E, H, intermediate, device="cuda", dtype=torch.bfloat16)
         x, (ids, weights) = rows(T, H), random_routes(T, k, E)
-        block, found = moe.tile_block(T * k, E), []
+        block, timings = moe.tile_block(T * k, E), []
         kept = moe.CONFIGS[block]
         for config in product((64, 128), (64, 128), (4, 8), (3, 4, 5)):
             moe.CONFIGS[block] = config
             try:
-                found.append((seconds_a_call([partial(moe_mlp, x, ids, weights, gate_up, down)] * 3, 3), config))
+                timings.append((seconds_a_call([partial(moe_mlp, x, ids, weights, gate_up, down)] * 3, 3), config))
             except Exception as error:
                 print(f"    failed: {config}: {str(error).splitlines()[0][:100]}")
         moe.CONFIGS[block] = kept
-        for seconds, config in sorted(found)[:2]:
+        for seconds, config in sorted(timings)[:2]:
             print(f"best {name} T={T} block={block}: {seconds * 1e6:.1f} us {config}", flush=True)

@@ -1,4 +1,4 @@
-"""Products with quantized weights: codes in groups with 16-bit activations, and 8-bit codes on both sides."""
+"""GEMMs with quantized weights: groups with 16-bit activations, and 8 bits on both sides."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ from quire.ops.gpu.linear.split_k import new_tickets
 
 FP8 = torch.float8_e4m3fn
 
-# -- codes in groups --------------------------------------------------------------------------------------------------
+# -- in groups ---------------------------------------------------------------------------------------------------------
 
 
 def random_grouped(bits: int, N: int, K: int, group: int, offset: bool, table: bool, width: int = 0) -> GroupedWeight:

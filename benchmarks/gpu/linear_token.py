@@ -34,29 +34,29 @@ def token_calls(kind: str, M: int, overlap: bool, tickets: Tensor) -> tuple[Call
         {name: random_weight(kind, *SHAPES[name]) for name in ("qkv", "o", "gate_up", "down")} for _ in range(LAYERS)
     ]
     head, norm_weight = rows(*SHAPES["head"]) / 64, torch.ones(4096, device="cuda")
-    codes: tuple[torch.dtype, int] | None = None  # what products want of x, and in which groups
+    input_type: tuple[torch.dtype, int] | None = None  # dtype and group of the quantized input
     if kind == "fp8":
-        codes = (FP8, 0)
+        input_type = (FP8, 0)
     elif kind != "bf16" and wants_int16_input(M, layers[0]["qkv"]):
-        codes = (torch.int16, 128)
+        input_type = (torch.int16, 128)
 
     def times(x: Any, w: Any) -> Tensor:
         if kind == "bf16":
             return linear(x, w, tickets=tickets, overlap=overlap)
-        if codes and not isinstance(x, QuantizedRows):
-            x = quantize_rows(x, *codes, overlap)
+        if input_type and not isinstance(x, QuantizedRows):
+            x = quantize_rows(x, *input_type, overlap)
         if kind == "fp8":
             return scaled_linear(x, w, tickets=tickets, overlap=overlap)
         return grouped_linear(x, w, tickets=tickets, overlap=overlap)
 
     def norm(x: Tensor, residual: Tensor) -> tuple[Any, Tensor]:
-        if codes:
-            return add_rms_norm_quantized(x, residual, norm_weight, 1e-5, *codes, overlap)
+        if input_type:
+            return add_rms_norm_quantized(x, residual, norm_weight, 1e-5, *input_type, overlap)
         return add_rms_norm(x, residual, norm_weight, 1e-5, overlap)
 
     def active(x: Tensor) -> Any:
-        if codes:
-            return activate_and_mul_quantized(x, Activation.SILU, *codes, overlap)
+        if input_type:
+            return activate_and_mul_quantized(x, Activation.SILU, *input_type, overlap)
         return silu_and_mul(x, overlap)
 
     x, residual = rows(M, 4096), rows(M, 4096)
@@ -81,18 +81,18 @@ def check_token() -> None:
         results = []
         for overlap in (False, True):
             normed, _ = add_rms_norm(x, residual, norm_weight, 1e-5, overlap)
-            codes, _ = add_rms_norm_quantized(x, residual, norm_weight, 1e-5, FP8, overlap=overlap)
+            quantized, _ = add_rms_norm_quantized(x, residual, norm_weight, 1e-5, FP8, overlap=overlap)
             results.append(
                 [
                     linear(normed, w, tickets=tickets, overlap=overlap),
                     linear(normed, w, batch_invariant=True, tickets=tickets, overlap=overlap),
                     grouped_linear(normed, grouped, tickets=tickets, overlap=overlap),
-                    scaled_linear(codes, scaled, tickets=tickets, overlap=overlap),
+                    scaled_linear(quantized, scaled, tickets=tickets, overlap=overlap),
                 ]
             )
         for number, (apart, overlapped) in enumerate(zip(*results, strict=True)):
             if not torch.equal(apart, overlapped):
-                print(f"WRONG overlap M={M} {N}x{K}: product {number} differs")
+                print(f"WRONG overlap M={M} {N}x{K}: GEMM {number} differs")
 
 
 def run_token(ceilings: Ceilings) -> None:

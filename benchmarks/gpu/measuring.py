@@ -45,7 +45,7 @@ def copy_bandwidth() -> float:
 
 
 def product_rate() -> float:
-    """bf16 operations a second of a large product."""
+    """bf16 operations a second of a large GEMM."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     return 2 * 8192**3 / seconds_a_call([lambda: a @ b] * 5)
 
@@ -53,7 +53,7 @@ def product_rate() -> float:
 class Ceilings:
     def __init__(self) -> None:
         self.bandwidth, self.rate = copy_bandwidth(), product_rate()
-        print(f"ceilings: copy {self.bandwidth / 1e12:.2f} TB/s, bf16 product {self.rate / 1e12:.0f} TFLOP/s")
+        print(f"ceilings: copy {self.bandwidth / 1e12:.2f} TB/s, bf16 GEMM {self.rate / 1e12:.0f} TFLOP/s")
 
     def line(self, name: str, seconds: float, nbytes: int, operations: int) -> str:
         """The share is of the nearer ceiling."""
@@ -66,14 +66,14 @@ class Ceilings:
 
 def print_fastest(name: str, nbytes: int, calls: dict[str, Calls], keep: int = 3) -> None:
     """The best of the configurations; one that does not compile or run is said and passed over."""
-    found = []
+    timings = []
     compile_all(captured[0] for captured in calls.values())
     for config, captured in calls.items():
         try:
-            found.append((seconds_a_call(captured, rounds=3), config))
+            timings.append((seconds_a_call(captured, rounds=3), config))
         except Exception as error:
             print(f"    failed: {config}: {str(error).splitlines()[0][:100]}")
-    for seconds, config in sorted(found)[:keep]:
+    for seconds, config in sorted(timings)[:keep]:
         print(f"best {name}: {nbytes / seconds / 1e12:.2f} TB/s {seconds * 1e6:.1f} us {config}", flush=True)
 
 

@@ -138,8 +138,8 @@ def check(choose: random.Random) -> tuple[int, int]:
             logits = (model_like(lines, vocab) * (spread / 2.5)).to(dtype)
             logits[choose.randrange(lines), choose.randrange(vocab)] = float("nan")
             logits[choose.randrange(lines), choose.randrange(vocab)] = float("inf")
-            found, expected = ours.draw(logits, rows), spec.draw(logits.float().cpu(), rows)
-            for row, one, other in zip(rows, found, expected, strict=True):
+            timings, expected = ours.draw(logits, rows), spec.draw(logits.float().cpu(), rows)
+            for row, one, other in zip(rows, timings, expected, strict=True):
                 compared += 1
                 same = [(t, r) for t, _, r in one.logprobs] == [(t, r) for t, _, r in other.logprobs]
                 if one.token != other.token or not same:
@@ -158,14 +158,14 @@ SWEPT = ["temperature", "top_k=50 top_p=0.95", "top_p=0.95, flat logits", "greed
 def sweep(dtype: torch.dtype) -> None:
     for case in SWEPT:
         for lines in LINES:
-            found: list[tuple[float, Split]] = []
+            timings: list[tuple[float, Split]] = []
             for split in (Split(tile, warps) for tile, warps in SPLITS):
                 try:
-                    found.append((time_case(case, lines, dtype, split), split))
+                    timings.append((time_case(case, lines, dtype, split), split))
                 except Exception as error:  # one that does not compile must not end the sweep
                     print(f"{case}, {lines} lines, {split}: {type(error).__name__}: {str(error)[:80]}")
-            found.sort(key=lambda entry: entry[0])
-            times = ", ".join(f"{split.tile}/{split.warps} {us:.1f}" for us, split in found)
+            timings.sort(key=lambda entry: entry[0])
+            times = ", ".join(f"{split.tile}/{split.warps} {us:.1f}" for us, split in timings)
             print(f"sweep {case:26}{lines:5} lines: {times} us", flush=True)
 
 

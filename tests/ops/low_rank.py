@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from quire.ops.tensors import BF16, F16, LowRank, StoredTensor, stored_floats
+from quire.ops.tensors import BF16, F16, LoraDelta, StoredTensor, stored_floats
 
 RNG = np.random.default_rng(5)
 
@@ -12,10 +12,10 @@ def random(*shape):
 
 
 def low_rank(rank, num_inputs, num_outputs, scale, store=stored_floats):
-    return LowRank(store("a", random(rank, num_inputs)), store("b", random(num_outputs, rank)), scale)
+    return LoraDelta(store("a", random(rank, num_inputs)), store("b", random(num_outputs, rank)), scale)
 
 
-def halves(name, array):
+def fp16_values(name, array):
     return StoredTensor(name, array.shape, F16, array.astype(np.float16).view(np.uint8))
 
 

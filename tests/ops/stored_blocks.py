@@ -26,7 +26,7 @@ WIDE_SCALES = {"Q4_F": 2, "Q8_F": 1, "Q8_M": 2, "NF4": 1, "FP4": 1, "FP8": 1}  #
 
 
 def stored_rows(type: StorageType, rows: int, columns: int, seed: int = 0) -> NDArray[np.uint8]:
-    """uint8 [rows, row_bytes] with every code that the type has, and scales of both signs."""
+    """uint8 [rows, row_bytes] with every value that the type has, and scales of both signs."""
     rng = np.random.default_rng(seed)
     if type.name in WIDE_SCALES:
         blocks = rng.integers(0, 120, (rows, columns // type.block, type.block_bytes), dtype=np.uint8)

@@ -84,9 +84,9 @@ def test_nothing_to_copy_is_nothing() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_wave_may_be_copied_in_any_order(seed: int) -> None:
     chain = pairs(15, 6, 6, seed)
-    found = list(waves(chain, same_pages=True))
-    assert [pair for wave in found for pair in wave] == chain
-    for wave in found:
+    actual = list(waves(chain, same_pages=True))
+    assert [pair for wave in actual for pair in wave] == chain
+    for wave in actual:
         for number, (_, target) in enumerate(wave):
             others = wave[:number] + wave[number + 1 :]
             assert all(target not in pair for pair in others)

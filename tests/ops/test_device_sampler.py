@@ -55,17 +55,17 @@ class Pair:
 
     def check_draw(self, logits: torch.Tensor, rows: list[int], masks: Masks | None = None) -> list[int]:
         """Draws with both, which must agree. -> tokens"""
-        found = self.device.draw(logits.to(DEVICE), rows, masks)
+        actual = self.device.draw(logits.to(DEVICE), rows, masks)
         expected = self.spec.draw(logits.float(), rows, masks)
-        for ours, theirs in zip(found, expected, strict=True):
+        for ours, theirs in zip(actual, expected, strict=True):
             assert ours.token == theirs.token
             assert_same_logprobs(ours.logprobs, theirs.logprobs)
-        return [draw.token for draw in found]
+        return [draw.token for draw in actual]
 
 
-def assert_same_logprobs(found, expected) -> None:
-    assert [(token, rank) for token, _, rank in found] == [(token, rank) for token, _, rank in expected]
-    assert [p for _, p, _ in found] == pytest.approx([p for _, p, _ in expected], rel=1e-12, abs=1e-12)
+def assert_same_logprobs(actual, expected) -> None:
+    assert [(token, rank) for token, _, rank in actual] == [(token, rank) for token, _, rank in expected]
+    assert [p for _, p, _ in actual] == pytest.approx([p for _, p, _ in expected], rel=1e-12, abs=1e-12)
 
 
 def draw_one(logits, params: RowParams, tokens=(), num_prompt=None) -> int:
@@ -273,8 +273,8 @@ def test_prompt_logprobs():
     logits[1, 4:9] = 7.0
     logits[2] = -math.inf
     targets = [line % VOCAB for line in range(20)]
-    found = DeviceSampler(1, VOCAB, DEVICE).logprobs(logits.to(DEVICE), targets, 4)
-    for ours, theirs in zip(found, TorchSampler(1, VOCAB).logprobs(logits, targets, 4), strict=True):
+    actual = DeviceSampler(1, VOCAB, DEVICE).logprobs(logits.to(DEVICE), targets, 4)
+    for ours, theirs in zip(actual, TorchSampler(1, VOCAB).logprobs(logits, targets, 4), strict=True):
         assert_same_logprobs(ours, theirs)
 
 
@@ -371,10 +371,10 @@ def test_drafts_are_verified_as_the_specification_does(wishes):
         right = {row: [truth.draw(permitted[at : at + 1], [row])[0].token for at in lines]
                  for row, lines in {1: range(1, 4), 2: range(4, 8)}.items()}  # fmt: skip
         drafts = [[], right[1][:2], [right[2][0], (right[2][1] + 1) % VOCAB, 0]]
-        found = pair.device.verify(logits.to(DEVICE), [0, 1, 2], drafts, masks)()
+        actual = pair.device.verify(logits.to(DEVICE), [0, 1, 2], drafts, masks)()
         expected = pair.spec.verify(logits, [0, 1, 2], drafts, masks)()
-        assert [len(of_row) for of_row in found] == [1, 3, 2]
-        for ours, theirs in zip(chain(*found), chain(*expected), strict=True):
+        assert [len(of_row) for of_row in actual] == [1, 3, 2]
+        for ours, theirs in zip(chain(*actual), chain(*expected), strict=True):
             assert ours.token == theirs.token
             assert_same_logprobs(ours.logprobs, theirs.logprobs)
     pair.check_draw(bell(3, seed=9), [0, 1, 2])

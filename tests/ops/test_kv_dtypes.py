@@ -1,4 +1,4 @@
-"""What each type of cache keeps: the same codes on both backends, how near attention stays, what a NaN does."""
+"""KV cache types: both backends store the same values, attention stays near, and a NaN is seen."""
 
 import numpy as np
 import pytest
@@ -19,18 +19,18 @@ def restore_isa():
 
 
 def native_int8(cache):
-    """The layout of native/src/ops.h, undone: codes [layers, K and V, blocks, slots, heads, head_dim], and units."""
+    """The layout of native/src/ops.h, undone: values [layers, K and V, blocks, slots, heads, head_dim], and scales."""
     spec, columns = cache.spec, -(-cache.spec.head_dim // 16) * 16
     heads = cache.pages[: cache.num_blocks * spec.block_bytes].reshape(
         cache.num_blocks, spec.num_layers, 2, spec.num_kv_heads, -1
     )
-    codes = heads[..., : columns * spec.block_size].view(np.int8)
-    units = heads[..., columns * spec.block_size :].copy().view(np.float32).transpose(1, 2, 0, 4, 3)
-    keys = codes[:, :, 0].reshape(*codes.shape[:2], spec.num_kv_heads, columns // 4, spec.block_size, 4)
-    values = codes[:, :, 1].reshape(*codes.shape[:2], spec.num_kv_heads, spec.block_size // 4, columns, 4)
+    q = heads[..., : columns * spec.block_size].view(np.int8)
+    scales = heads[..., columns * spec.block_size :].copy().view(np.float32).transpose(1, 2, 0, 4, 3)
+    keys = q[:, :, 0].reshape(*q.shape[:2], spec.num_kv_heads, columns // 4, spec.block_size, 4)
+    values = q[:, :, 1].reshape(*q.shape[:2], spec.num_kv_heads, spec.block_size // 4, columns, 4)
     keys = keys.transpose(1, 0, 4, 2, 3, 5).reshape(spec.num_layers, cache.num_blocks, spec.block_size, -1, columns)
     values = values.transpose(1, 0, 3, 5, 2, 4).reshape(spec.num_layers, cache.num_blocks, spec.block_size, -1, columns)
-    return np.stack([keys, values], axis=1), units
+    return np.stack([keys, values], axis=1), scales
 
 
 def run(ops, case, cache):
@@ -62,12 +62,12 @@ def test_both_backends_store_the_same_codes(name, head_dim, restore_isa):
     cache.pages.fill(0)
     run(native, case, cache)
     run(plain, case, twin)
-    codes, units = native_int8(cache)
+    q, scales = native_int8(cache)
     for i in range(2):
-        np.testing.assert_array_equal(codes[:, i, ..., :head_dim], twin.pages[i].numpy())
-        np.testing.assert_array_equal(units[:, i], twin.pages[2 + i].numpy())
-    assert not codes[..., head_dim:].any()
-    assert abs(codes).max() == 127
+        np.testing.assert_array_equal(q[:, i, ..., :head_dim], twin.pages[i].numpy())
+        np.testing.assert_array_equal(scales[:, i], twin.pages[2 + i].numpy())
+    assert not q[..., head_dim:].any()
+    assert abs(q).max() == 127
 
 
 @pytest.mark.parametrize("name", available_isas())

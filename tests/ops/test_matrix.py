@@ -1,4 +1,4 @@
-"""Packed matrices: values against the gguf library, products against double precision."""
+"""Packed matrices: values against the gguf library, GEMMs against double precision."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from quire.ops.dequantize import dequantize
 from quire.ops.tensors import GGUF_TYPES, STORAGE_TYPES, StorageType, StoredTensor
 
 QUANTIZED = [name for name in STORAGE_TYPES if name not in FLOATS]
-HALF_SUMS = {"dotprod", "i8mm"}  # tables that add up short runs of F16 products in halves
+HALF_SUMS = {"dotprod", "i8mm"}  # kernels that add up short runs of F16 weights in fp16
 LAYOUTS = {  # layout, group, bits a weight
     "F32": ("float32", 0, 32),
     "F16": ("float16", 0, 16),
@@ -68,11 +68,11 @@ def assert_near(values: NDArray[np.float32], truth: NDArray[np.float32], name: s
 
 
 def quantized_activations(x: NDArray[np.float32]) -> NDArray[np.float64]:
-    """What integer layouts see of x: 8-bit codes in groups of 32, ties to even, in the kernel's own fp32 steps."""
+    """What integer layouts see of x: 8-bit values in groups of 32, ties to even, in the kernel's own fp32 steps."""
     groups = x.reshape(len(x), -1, 32)
     largest = np.abs(groups).max(-1, keepdims=True)
-    codes = np.rint(groups * (np.float32(127) / largest)).astype(np.float64)
-    seen: NDArray[np.float64] = codes * (largest / np.float32(127))
+    q = np.rint(groups * (np.float32(127) / largest)).astype(np.float64)
+    seen: NDArray[np.float64] = q * (largest / np.float32(127))
     return seen.reshape(x.shape)
 
 
@@ -97,11 +97,11 @@ def test_dequantize_has_the_bits_of_the_gguf_library(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["F16", "Q4_0", "Q8_0", "Q4_K", "IQ4_XS"])
 def test_every_half_dequantizes_as_numpy_says(name: str) -> None:
-    halves = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
-    halves = halves[~np.isnan(halves.view(np.float16))]
+    fp16_values = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
+    fp16_values = fp16_values[~np.isnan(fp16_values.view(np.float16))]
     type = STORAGE_TYPES[name]
-    data = np.full((len(halves), type.block_bytes), 0x17, dtype=np.uint8)
-    data[:, :2] = halves.view(np.uint8).reshape(-1, 2)
+    data = np.full((len(fp16_values), type.block_bytes), 0x17, dtype=np.uint8)
+    data[:, :2] = fp16_values.view(np.uint8).reshape(-1, 2)
     expected = oracle(type, data)
     np.testing.assert_array_equal(_native.dequantize(name, data, type.block), expected)
     np.testing.assert_array_equal(_native.Matrix(name, [data], type.block).dequantized(), expected)
@@ -142,14 +142,14 @@ def test_row_order_permutes_outputs(name: str) -> None:
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_codes_scales_and_offsets_make_the_values(name: str) -> None:
     data = stored_rows(STORAGE_TYPES[name], 20, 512)
-    codes, scales, offsets, table = _native.decode(name, data, 512)
-    values = codes.astype(np.float32) if table is None else np.array(table, np.float32)[codes]
+    q, scales, offsets, table = _native.decode(name, data, 512)
+    values = q.astype(np.float32) if table is None else np.array(table, np.float32)[q]
     group = 512 // scales.shape[1]
-    found = np.repeat(scales, group, axis=1) * values
+    actual = np.repeat(scales, group, axis=1) * values
     if offsets is not None:
         unit = np.repeat(scales, group, axis=1) if name == "Q4_Z" else np.float32(1)
-        found += np.repeat(offsets, group, axis=1) * unit
-    np.testing.assert_array_equal(found, _native.dequantize(name, data, 512))
+        actual += np.repeat(offsets, group, axis=1) * unit
+    np.testing.assert_array_equal(actual, _native.dequantize(name, data, 512))
 
 
 @pytest.mark.parametrize("name", ["F16", "Q4_1", "Q6_K"])
@@ -175,7 +175,7 @@ def test_multiply_is_near_double_precision(isa: str, name: str, rows: int, outpu
     if name == "F16" and isa in HALF_SUMS:  # 32 roundings to 11 bits, at random: a sixth of what 8-bit activations cost
         assert np.linalg.norm(result - truth) < 0.0015 * np.linalg.norm(truth)
         return
-    # Errors are relative to what was added up, which may cancel; codes and offsets are added up apart.
+    # Errors are relative to what was added up, which may cancel; values and offsets are added up apart.
     magnitude = np.abs(seen) @ np.abs(weights).T + np.abs(seen).sum(1, keepdims=True) * np.abs(weights).max()
     assert np.all(np.abs(result - seen @ weights.T) <= 1e-6 * magnitude)
     if name in QUANTIZED:  # and 8-bit activations cost what they must: half a step in 127 of the largest, at random

@@ -57,7 +57,7 @@ ROUTINGS = {
     "groups": Routing(3, num_groups=4, top_groups=2),
     "two of groups": Routing(3, scoring="sigmoid", num_groups=2, top_groups=1, group_score="best two"),
     "all": Routing(EXPERTS),
-    "near": Routing(2, near=0.7),
+    "near": Routing(2, sparsemixer_threshold=0.7),
 }
 
 

@@ -1,4 +1,4 @@
-"""Floats that are quantized while they are loaded, in C++: each code is the nearest one."""
+"""Floats that are quantized while they are loaded, in C++: each value is the nearest one."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_int8_is_within_half_a_step() -> None:
     w = weights().reshape(-1, 32)
     scale = (np.abs(w).max(1, keepdims=True) / np.float32(127)).astype(np.float16).astype(np.float32)
     error = np.abs(quantized(weights(), "Q8_0") - w)
-    # A scale that was rounded down leaves the largest weights short, by 127 times half of what halves count by at most.
+    # A scale that was rounded down leaves the largest weights short, by at most 127 times half of an fp16 step.
     assert np.all(error <= np.maximum(0.5 * scale, np.abs(w) * 2**-10) * (1 + 1e-5) + 127 * 2**-25)
 
 
@@ -49,18 +49,18 @@ def test_nf4_is_the_nearest_place() -> None:
 def test_what_is_not_ordinary(target: str) -> None:
     w = np.zeros((4, 32), np.float32)
     w[1, 3], w[2, 3], w[3] = np.inf, np.nan, 0.25
-    found = quantized(w, target)
-    np.testing.assert_array_equal(found[0], 0)
-    assert np.isnan(found[1]).any() and np.isnan(found[2]).any()
-    np.testing.assert_allclose(found[3], 0.25, rtol=2**-10)
+    actual = quantized(w, target)
+    np.testing.assert_array_equal(actual[0], 0)
+    assert np.isnan(actual[1]).any() and np.isnan(actual[2]).any()
+    np.testing.assert_allclose(actual[3], 0.25, rtol=2**-10)
 
 
 def test_every_half_is_its_own_scale() -> None:
-    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
-    w = np.zeros((len(halves), 32), np.float32)
-    w[:, 0] = halves * 127
+    fp16_values = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    w = np.zeros((len(fp16_values), 32), np.float32)
+    w[:, 0] = fp16_values * 127
     data = _native.quantize("F32", w.view(np.uint8), 32, "Q8_0")
-    np.testing.assert_array_equal(data[:, :2].copy().view(np.float16)[:, 0].astype(np.float32), halves)
+    np.testing.assert_array_equal(data[:, :2].copy().view(np.float16)[:, 0].astype(np.float32), fp16_values)
 
 
 def test_packing_quantizes_what_may_be_quantized() -> None:
@@ -79,8 +79,8 @@ def test_packing_quantizes_what_may_be_quantized() -> None:
 def test_what_cannot_be_done_is_said() -> None:
     with pytest.raises(Unsupported, match="quantization `fp8` is not there on a CPU"):
         NativeOps(quantization="fp8")
-    codes = StoredTensor("q", (2, 32), STORAGE_TYPES["Q8_0"], np.zeros((2, 34), np.uint8))
+    q = StoredTensor("q", (2, 32), STORAGE_TYPES["Q8_0"], np.zeros((2, 34), np.uint8))
     with pytest.raises(Unsupported, match="q is quantized already, as Q8_0"):
-        NativeOps(quantization="int8").pack([codes])
+        NativeOps(quantization="int8").pack([q])
     with pytest.raises(ValueError, match="nothing is quantized to 'Q6_K'"):
         _native.quantize("F32", np.zeros((1, 128), np.uint8), 32, "Q6_K")

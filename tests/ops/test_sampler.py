@@ -233,8 +233,8 @@ def test_penalties_are_the_naive_formulas():
         count = tokens[num_prompt:].count(token)
         expected[token] = x - 0.25 * count - 0.5 * (count > 0)
     norm = math.log(sum(math.exp(x) for x in expected.values()))
-    found = draw_one(logits, params, tokens, num_prompt)
-    assert {t: p + norm for t, p, _ in found.logprobs} == pytest.approx(expected, abs=1e-5)
+    actual = draw_one(logits, params, tokens, num_prompt)
+    assert {t: p + norm for t, p, _ in actual.logprobs} == pytest.approx(expected, abs=1e-5)
 
 
 # -- masks -----------------------------------------------------------------------------------------------------------
@@ -332,14 +332,14 @@ def test_masked_lines_draw_what_their_masks_permit_and_others_do_not_care(vocab,
     for sampler in (native, spec, plain):
         for row in range(5):
             sampler.admit(row, replace(asked, seed=row), [1, 2, 3], 2)
-    found = native.draw(logits, range(5), masks)
-    for ours, theirs in zip(found, spec.draw(torch.from_numpy(logits), range(5), masks), strict=True):
+    actual = native.draw(logits, range(5), masks)
+    for ours, theirs in zip(actual, spec.draw(torch.from_numpy(logits), range(5), masks), strict=True):
         assert_same(ours, theirs)
-    assert found[1].token in order[1, : vocab // 2] and found[3].token == order[3, 0]
+    assert actual[1].token in order[1, : vocab // 2] and actual[3].token == order[3, 0]
     unmasked = plain.draw(logits, range(5))
-    assert [found[row] for row in (0, 2)] == [unmasked[row] for row in (0, 2)]
-    assert found[3].logprobs[1:] == unmasked[3].logprobs[1:]  # of the raw logits
-    assert found[3].logprobs[0][2] == vocab  # the rank of the least likely token
+    assert [actual[row] for row in (0, 2)] == [unmasked[row] for row in (0, 2)]
+    assert actual[3].logprobs[1:] == unmasked[3].logprobs[1:]  # of the raw logits
+    assert actual[3].logprobs[0][2] == vocab  # the rank of the least likely token
 
 
 @pytest.mark.parametrize("kind", [NativeSampler, TorchSampler])
@@ -514,5 +514,5 @@ def test_verified_tokens_are_those_drawn_one_by_one(wishes, kind):
             draws, drafts, lines = [*draws, drawn], [*drafts, guesses], [*lines, logits]
         logits = np.concatenate(lines)
         masks = Masks(range(len(logits)), np.full((len(logits), 1), 0xFFFFF0, np.uint32))
-        found = verified.verify(as_given(logits), [0, 1], drafts, masks)()
-        assert found == draws
+        actual = verified.verify(as_given(logits), [0, 1], drafts, masks)()
+        assert actual == draws

@@ -31,7 +31,8 @@ def runs_of(lengths: list[tuple[int, int]], tables: torch.Tensor | None = None) 
 
 @dataclass
 class Case:
-    """A step: lengths [(context, queries)] of its sequences, on shuffled pages with rubbish in what nobody may read."""
+    """A step: lengths [(context, queries)] of its sequences, on shuffled pages with rubbish in what no kernel may
+    read."""
 
     lengths: list[tuple[int, int]]
     heads: int = 4
@@ -77,18 +78,18 @@ class Case:
 
     def _stored(self, k: torch.Tensor, v: torch.Tensor) -> Pages:
         if self.kept == torch.int8:
-            codes = [x.to(DEVICE) for x in quantize_kv(k, v)]
+            q = [x.to(DEVICE) for x in quantize_kv(k, v)]
             own = [[quantize_kv(a, b) for a, b in zip(self.k, self.v, strict=True)]]
             self.k = [c[0].float() * c[2][..., None] for c in own[0]]
             self.v = [c[1].float() * c[3][..., None] for c in own[0]]
-            return Pages(*codes)
+            return Pages(*q)
         k, v = (k / self.k_fp8_scale).to(self.kept), (v / self.v_fp8_scale).to(self.kept)
         self.k = [(x / self.k_fp8_scale).to(self.kept).float() * self.k_fp8_scale for x in self.k]
         self.v = [(x / self.v_fp8_scale).to(self.kept).float() * self.v_fp8_scale for x in self.v]
         return Pages(k.to(DEVICE), v.to(DEVICE), k_fp8_scale=self.k_fp8_scale, v_fp8_scale=self.v_fp8_scale)
 
     def plain(self, trees: list[list[int]] | None = None) -> torch.Tensor:
-        """Of unrounded products. trees: each draft's parent in its run, -1 for the first."""
+        """In fp32. trees: each draft's parent in its run, -1 for the first."""
         out = []
         for seq, (context, queries) in enumerate(self.lengths):
             at = sum(n for _, n in self.lengths[:seq])
@@ -323,29 +324,29 @@ def test_padding_gives_zeros():
 def test_pieces_cover_every_context_once(lengths, split_contexts, window):
     runs = runs_of(lengths)
     plan = plan_decode(runs, 4, window=window, min_length=128, split_contexts=split_contexts)
-    found: dict[int, list[list[int]]] = {}
+    actual: dict[int, list[list[int]]] = {}
     loads = []
     for first, end in plan.ranges.tolist():
         own = [plan.pieces[piece, :5].tolist() for piece in range(first, end)]
         loads.append(sum(end - begin for _, begin, end, *_ in own))
         for seq, *rest in own:
-            found.setdefault(seq, []).append(rest)
+            actual.setdefault(seq, []).append(rest)
     for seq, (context, queries) in enumerate(lengths):
         if queries > 1:
-            assert seq not in found
+            assert seq not in actual
             continue
-        parts = found.pop(seq)
+        parts = actual.pop(seq)
         assert [part for _, _, part, _ in parts] == list(range(len(parts)))
         assert {count for *_, count in parts} == {len(parts)} and (split_contexts or len(parts) == 1)
         assert parts[0][0] == (max(context - window, 0) // 64 * 64 if window else 0) and parts[-1][1] == context
         assert all(one[1] == other[0] for one, other in pairwise(parts))
-    assert not found
+    assert not actual
     if split_contexts:
         assert max(loads) <= max(128, -(-sum(-(-max(context, 1) // 64) * 64 for context, _ in lengths) // 256) * 64)
 
 
-def turned(qkv: torch.Tensor, angles: torch.Tensor, heads: int, kv_heads: int, head_dim: int) -> list[torch.Tensor]:
-    """The twin: q and k turned, and v, each [T, heads, head_dim] in fp32."""
+def rotated(qkv: torch.Tensor, angles: torch.Tensor, heads: int, kv_heads: int, head_dim: int) -> list[torch.Tensor]:
+    """The specification: q and k rotated, and v, each [T, heads, head_dim] in fp32."""
     q, k, v = qkv.float().split([n * head_dim for n in (heads, kv_heads, kv_heads)], dim=-1)
     turn = TorchOps(DEVICE).rope
     return [x.unflatten(-1, (-1, head_dim)) for x in (turn(q, angles, head_dim), turn(k, angles, head_dim), v)]
@@ -369,7 +370,7 @@ def test_keys_and_values_are_stored_as_the_twin_stores_them(dtype, heads, kv_hea
         qkv[3, -3], qkv[4, heads * head_dim + 5] = torch.inf, torch.nan  # in a value, in a key
     angles = some_angles(tokens, rotary_dim)
     caches = [TorchCache(KVSpec(2, kv_heads, head_dim, 16, dtype), 3, 0, DEVICE) for _ in range(2)]
-    q, k, v = turned(qkv, angles, heads, kv_heads, head_dim)
+    q, k, v = rotated(qkv, angles, heads, kv_heads, head_dim)
     caches[0].write(1, torch.tensor(slots, device=DEVICE), k, v)
     pages = Pages(*(page[1] for page in caches[1].pages))
     parts = qkv.split([n * head_dim for n in (heads, kv_heads, kv_heads)], dim=1)

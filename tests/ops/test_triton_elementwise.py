@@ -24,7 +24,7 @@ from quire.ops.reference.opset import ACTIVATIONS, TorchOps
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 EPS = 1e-5
-# The interpreter loses the carry where rounding to fp8 reaches the next power of two: a few codes are half their value.
+# The interpreter loses the carry where rounding to fp8 reaches the next power of two: a few values are halved.
 WRONG_FP8_CODES = 0.0 if torch.cuda.is_available() else 0.1
 
 
@@ -38,7 +38,7 @@ def plain_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def plain_quantize(y: Tensor, dtype: torch.dtype, group: int) -> tuple[Tensor, Tensor]:
-    """-> codes as fp32, before rounding to the type's grid, and scales."""
+    """-> quantized values as fp32, before rounding to the type's grid, and scales."""
     most = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}[dtype]
     groups = y.float().unflatten(-1, (-1, group or y.shape[-1]))
     greatest = groups.abs().amax(-1, keepdim=True)
@@ -54,7 +54,7 @@ def assert_close(out: Tensor, truth: Tensor) -> None:
 
 
 def assert_quantized(out: QuantizedRows, y: Tensor, group: int) -> None:
-    """The codes are those of fp32 rows y, up to ties: half a step for int8, half of 2**-3 of a number for fp8."""
+    """The values are those of fp32 rows y, up to ties: half a step for int8, half of 2**-3 of a number for fp8."""
     q, scales = plain_quantize(y, out.q.dtype, group)
     torch.testing.assert_close(out.scales, scales, rtol=1e-5, atol=0)
     if out.q.dtype == torch.int8:
@@ -108,7 +108,7 @@ def test_quantized_output(dtype: torch.dtype, group: int) -> None:
 
 
 def unpaired(out: QuantizedRows, n: int) -> Tensor:
-    """int16 codes, times their scales, in the order of columns."""
+    """int16 values, times their scales, in the order of columns."""
     kinds = out.q.unflatten(1, (-1, 2, 2, 32, 2))  # chunk, lower or upper nibble, half of the word, word, byte
     planes = kinds.permute(0, 1, 3, 5, 2, 4)  # a plane is a half, a byte of it, and a nibble
     group = out.q.shape[1] // out.scales.shape[1]

@@ -26,23 +26,23 @@ def int32(values):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(("heads", "latent", "turning"), [(5, 32, 8), (16, 64, 16), (3, 24, 6)])
-def test_latents_are_stored_and_queries_turned(dtype, heads, latent, turning):
-    spec = KVSpec(2, 1, latent + turning, 8, dtype, latent)
+@pytest.mark.parametrize(("heads", "latent", "rope_dim"), [(5, 32, 8), (16, 64, 16), (3, 24, 6)])
+def test_latents_are_stored_and_queries_rotated(dtype, heads, latent, rope_dim):
+    spec = KVSpec(2, 1, latent + rope_dim, 8, dtype, latent)
     caches = [TorchCache(spec, 3, 0, DEVICE) for _ in range(2)]
-    slots, angles = [17, 3, -1, 8], random(4, turning, seed=1)
-    rows = random(4, latent + turning + heads * turning) * 100
-    x, k, q = rows.split([latent, turning, heads * turning], dim=1)
-    out = torch.full((4, heads, latent + turning), 7.0, device=DEVICE)
+    slots, angles = [17, 3, -1, 8], random(4, rope_dim, seed=1)
+    rows = random(4, latent + rope_dim + heads * rope_dim) * 100
+    x, k, q = rows.split([latent, rope_dim, heads * rope_dim], dim=1)
+    out = torch.full((4, heads, latent + rope_dim), 7.0, device=DEVICE)
     latent_write(x, k, q, angles, int32(slots), caches[0].k[1, :, :, 0], out)
     kept = [0, 1, 3]
-    vector = torch.cat([x, ops.rope(k, angles, turning)], dim=1)[kept]
+    vector = torch.cat([x, ops.rope(k, angles, rope_dim)], dim=1)[kept]
     caches[1].write(1, torch.tensor(slots)[kept].to(DEVICE), vector[:, None])
     stored, twin = (cache.k.float() for cache in caches)
     apart = 2**-7 if dtype == "bfloat16" and DEVICE == "cpu" else 0.0  # the interpreter cuts off where others round
     torch.testing.assert_close(stored, twin, rtol=apart, atol=apart / 10)
-    turned = ops.rope(q, angles, turning).unflatten(1, (heads, turning))
-    torch.testing.assert_close(out[kept, :, latent:], turned[kept], rtol=0, atol=0)
+    rotated = ops.rope(q, angles, rope_dim).unflatten(1, (heads, rope_dim))
+    torch.testing.assert_close(out[kept, :, latent:], rotated[kept], rtol=0, atol=0)
     assert (out[..., :latent] == 7).all() and (out[2] == 7).all()
 
 
@@ -80,13 +80,13 @@ def test_linear_heads(batch_invariant, tokens, heads, inputs, outputs):
 def test_prompts_are_cut_into_runs_of_a_few_tokens(batch_invariant, heads, padding):
     """Three sequences: a chunk of a prompt, a token, a whole prompt. Each token finds what it finds alone; behind them
     there may be tokens and sequences that fill a step up."""
-    latent, turning, size = 16, 4, 8
+    latent, rope_dim, size = 16, 4, 8
     counts, contexts = [7, 1, 5], [36, 14, 5]
     starts = np.cumsum([0, *counts]).astype(np.int32)
-    page = random(20, size, latent + turning)
+    page = random(20, size, latent + rope_dim)
     tables = torch.randperm(20, generator=torch.Generator().manual_seed(2))[:15].view(3, 5).int().to(DEVICE)
     positions = np.concatenate([np.arange(c - n, c) for n, c in zip(counts, contexts, strict=True)])
-    q = random(starts[-1], heads, latent + turning, seed=3)
+    q = random(starts[-1], heads, latent + rope_dim, seed=3)
 
     def find(q, starts, contexts, tables, positions):
         runs = Runs(int32(starts), int32(contexts), tables)
@@ -103,7 +103,7 @@ def test_prompts_are_cut_into_runs_of_a_few_tokens(batch_invariant, heads, paddi
         return mla_decode(q, page, plan.runs, plan.pieces, 0.3, latent=latent, launch=plan.launch)
 
     extra = 2 if padding else 0
-    found = find(
+    actual = find(
         torch.cat([q, q.new_full((padding, *q.shape[1:]), float("nan"))]),
         [*starts.tolist(), *[int(starts[-1])] * extra],
         [*contexts, *[0] * extra],
@@ -114,9 +114,9 @@ def test_prompts_are_cut_into_runs_of_a_few_tokens(batch_invariant, heads, paddi
         seq = int(np.searchsorted(starts, token, side="right")) - 1
         kept = page[tables[seq].long()].flatten(0, 1)[: position + 1]
         truth = (q[token] @ kept.T * 0.3).softmax(dim=-1) @ kept[:, :latent]
-        torch.testing.assert_close(found[token], truth, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual[token], truth, rtol=1e-4, atol=1e-5)
     for token in (0, 6, 7, 10):
         seq, position = int(np.searchsorted(starts, token, side="right")) - 1, int(positions[token])
         alone = find(q[token : token + 1], [0, 1], [position + 1], tables[seq : seq + 1], [position])
         near = 0.0 if batch_invariant else 1e-5
-        torch.testing.assert_close(alone[0], found[token], rtol=near, atol=near)
+        torch.testing.assert_close(alone[0], actual[token], rtol=near, atol=near)

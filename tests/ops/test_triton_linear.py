@@ -1,4 +1,4 @@
-"""Products in Triton against fp32 matrix products: interpreted where there is no GPU, else compiled."""
+"""GEMMs in Triton against fp32 matmuls: interpreted where there is no GPU, else compiled."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,7 +34,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
 
 
 def assert_close(y: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None, tolerance: float = 0.0) -> None:
-    """y against the fp32 product, as a share of each output's sum of magnitudes: `tolerance` and y's own rounding."""
+    """y against the fp32 matmul, as a share of each output's sum of magnitudes: `tolerance` and y's own rounding."""
     truth = x.double() @ w.double().T + (0 if bias is None else bias.double())
     size = x.double().abs() @ w.double().abs().T
     unit = torch.finfo(y.dtype).eps
@@ -59,7 +59,7 @@ def test_stream(M: int, splits: int, serial: bool) -> None:
     config = StreamConfig(16, 64, 64, splits, serial, 4, 3)
     assert_close(linear_stream(x, w, None, config, tickets), x, w)
     assert_close(linear_stream(x, w, bias, config, tickets), x, w, bias)
-    assert not tickets.any()  # ready for the next product
+    assert not tickets.any()  # ready for the next GEMM
 
 
 @pytest.mark.parametrize("M", [0, 1, 5, 70])
@@ -86,7 +86,7 @@ def test_fp32_is_computed_as_such() -> None:
 
 
 def test_batch_invariant_rows_do_not_see_how_many_they_are() -> None:
-    # On a GPU, whatever the tile. The interpreter's products are numpy's, whose sums differ with the tile's shape.
+    # On a GPU, whatever the tile. The interpreter's matmuls are numpy's, whose sums differ with the tile's shape.
     K, most, counts = (4096, 140, (1, 20, 33)) if torch.cuda.is_available() else (1024, 16, (1, 7))
     x, w = randn(most, K).to(HALF), randn(64, K, seed=1).to(HALF)
     assert num_splits(64, K) > 1
@@ -105,7 +105,7 @@ def test_the_way_is_a_function_of_the_shape() -> None:
     assert {choose_kernel(M, 4096, 4096, batch_invariant=True) for M in (1, 64, 4096)} == {LinearKernel.STREAM}
 
 
-# -- groups of codes --------------------------------------------------------------------------------------------------
+# -- in groups --------------------------------------------------------------------------------------------------------
 
 NF4 = [-1.0, -0.696, -0.525, -0.395, -0.284, -0.185, -0.091, 0.0, 0.08, 0.161, 0.246, 0.338, 0.441, 0.563, 0.723, 1.0]
 N, K = 70, 384
@@ -302,7 +302,7 @@ def execute(asm: str, words: tuple[int, ...], num_planes: int, dtype: torch.dtyp
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_the_instructions_unpack_every_code(dtype: torch.dtype) -> None:
     table = torch.tensor(NF4).to(dtype)
-    for first in range(0, 256, 2):  # every code comes by in every plane; two words hold different ones
+    for first in range(0, 256, 2):  # every value comes by in every plane; two words hold different ones
         words = [[(first + 37 * i + 91 * w) % 256 for i in range(4)] for w in (0, 1)]
         numbers = tuple(sum(byte << 8 * i for i, byte in enumerate(word)) for word in words)
         codes8 = torch.tensor(words).T
@@ -314,8 +314,8 @@ def test_the_instructions_unpack_every_code(dtype: torch.dtype) -> None:
             assert torch.equal(planes.long(), codes4 - zero)
         for high_bits, zero in ((1, 0), (2, 32)):
             high = (codes4 * 5 + first // 2 + torch.arange(8)[:, None]) % (1 << high_bits)
-            halves = [sum(int(code) << high_bits * i for i, code in enumerate(word)) for word in high.T]
-            words3 = (*numbers, halves[0] | halves[1] << 16)
+            fp16_values = [sum(int(code) << high_bits * i for i, code in enumerate(word)) for word in high.T]
+            words3 = (*numbers, fp16_values[0] | fp16_values[1] << 16)
             planes = torch.stack(execute(quant_unpack._integers(dtype, zero, high_bits), words3, 8, dtype))
             assert torch.equal(planes.long(), codes4 + 16 * high - zero)
         planes = torch.stack(execute(quant_unpack._codebook(dtype, tuple(NF4)), numbers, 8, dtype))
@@ -446,16 +446,16 @@ def test_mixtures_of_fp8(by_blocks: bool, T: int) -> None:
     x, ids, weights = randn(T, H).to(HALF), integers(0, E, T, 2).int(), randn(T, 2, seed=4).softmax(-1)
     out = moe_mlp(x, ids, weights, stack_scaled(gates, E), stack_scaled(downs, E))
 
-    def product(rows: QuantizedRows, each: list[int], weights: list[ScaledWeight]) -> Tensor:
+    def gemm(rows: QuantizedRows, each: list[int], weights: list[ScaledWeight]) -> Tensor:
         """Of every row with a weight of its own."""
         pairs = (plain(QuantizedRows(*(t[i : i + 1] for t in rows)), weights[e]) for i, e in enumerate(each))
         return torch.cat([row @ w.T for row, w in pairs])
 
     experts = ids.flatten().tolist()
     rows = QuantizedRows(*(t.repeat_interleave(2, dim=0) for t in quantize_rows(x, fp8, group)))
-    gate, up = (product(rows, experts, gates[first::2]) for first in (0, 1))
+    gate, up = (gemm(rows, experts, gates[first::2]) for first in (0, 1))
     hidden = (torch.nn.functional.silu(gate) * up).to(HALF)
-    routes = product(quantize_rows(hidden, fp8, group), experts, downs) * weights.flatten()[:, None]
+    routes = gemm(quantize_rows(hidden, fp8, group), experts, downs) * weights.flatten()[:, None]
     truth = routes.unflatten(0, (T, 2)).sum(1)
     assert (out.float() - truth).norm() <= 0.02 * truth.norm()
 

@@ -6,7 +6,7 @@ import torch
 
 from ops.low_rank import added, low_rank, random
 from quire.ops.gpu.linear.lora import GpuLoraSlots, add_lora, sort_by_slot
-from quire.ops.reference.lora import adapted
+from quire.ops.reference.lora import add_lora as plain_add_lora
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CASES = {  # inputs, sizes of parts, largest rank, rows
@@ -41,12 +41,12 @@ def test_the_sum_is_that_in_fp64(name, dtype):
     expected = y + added(x, adapters, parts, sizes)
     on_device = [torch.tensor(array, device=DEVICE).to(dtype) for array in (y, x)]
     rows = torch.tensor(adapters, device=DEVICE)
-    plain = adapted(*on_device, slots, rows).float().cpu().numpy()
+    plain = plain_add_lora(*on_device, slots, rows).float().cpu().numpy()
     routing = sort_by_slot(rows, slots.num_slots, batch_invariant=False)
-    found = add_lora(*on_device, slots, routing).float().cpu().numpy()
+    actual = add_lora(*on_device, slots, routing).float().cpu().numpy()
     bound = (1e-6 if dtype == torch.float32 else 3e-3) * np.abs(expected).max()
     assert np.abs(plain - expected).max() < bound
-    assert np.abs(found - expected).max() < bound
+    assert np.abs(actual - expected).max() < bound
 
 
 def test_a_row_is_the_same_in_any_company():

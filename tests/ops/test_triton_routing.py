@@ -17,7 +17,7 @@ CASES = {
     "groups": (20, Routing(3, num_groups=5, top_groups=2)),
     "best two": (24, Routing(6, scoring="sigmoid", num_groups=3, top_groups=2, group_score="best two")),
     "all": (5, Routing(5)),
-    "near": (16, Routing(2, near=0.7)),
+    "near": (16, Routing(2, sparsemixer_threshold=0.7)),
 }
 
 

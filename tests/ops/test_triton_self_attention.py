@@ -42,11 +42,11 @@ def test_it_is_plain(
     lengths = torch.tensor(starts).diff().int().to(DEVICE)
     runs = Runs(torch.tensor(starts).int().to(DEVICE), lengths, torch.zeros(5, 1).int().to(DEVICE))
     biases = torch.randn(heads, 2 * reach + 1, generator=make).to(DEVICE) if reach else None
-    found = self_attention(q, k, v, runs, 0.2, causal, window, biases).double()
+    actual = self_attention(q, k, v, runs, 0.2, causal, window, biases).double()
     truth = plain(
         q.double(), k.double(), v.double(), starts, 0.2, causal, window, None if biases is None else biases.double()
     )
-    assert (found - truth).square().mean().sqrt() / truth.square().mean().sqrt() < BOUNDS[dtype]
+    assert (actual - truth).square().mean().sqrt() / truth.square().mean().sqrt() < BOUNDS[dtype]
 
 
 @pytest.mark.parametrize("labels", [0, 1])

@@ -58,10 +58,10 @@ def test_a_step_is_writing_and_then_attending(case, normed):
 
     apart, together = copied(case.pages), copied(case.pages)
     expected = decode(kv_write(*heads, apart, **norms), apart, case.runs, plan, case.scoring)
-    found = decode_step(*heads, together, case.runs, plan, case.scoring, **norms)
-    error = (found - expected).float().square().mean().sqrt() / expected.float().square().mean().sqrt()
+    actual = decode_step(*heads, together, case.runs, plan, case.scoring, **norms)
+    error = (actual - expected).float().square().mean().sqrt() / expected.float().square().mean().sqrt()
     assert error < BOUNDS[case.dtype]
-    assert not found[LENGTHS.index((0, 1))].any()
+    assert not actual[LENGTHS.index((0, 1))].any()
     for ours, theirs in ((together.k, apart.k), (together.v, apart.v)):  # rounded once or twice on the way
         least = 1.0 if ours.dtype == torch.int8 else 1e-3
         torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.13, atol=least, equal_nan=True)
@@ -79,8 +79,8 @@ def test_a_row_does_not_depend_on_the_batch():
         alone = Runs(torch.tensor([0, 1], device=DEVICE).int(), *own)
         plan = plan_decode(alone, WORKERS, split_contexts=False)
         row = [x[seq : seq + 1] for x in rows]
-        found = decode_step(*row, None, slots[seq : seq + 1], copied(case.pages), alone, plan, case.scoring)
-        assert torch.equal(found, whole[seq : seq + 1])
+        actual = decode_step(*row, None, slots[seq : seq + 1], copied(case.pages), alone, plan, case.scoring)
+        assert torch.equal(actual, whole[seq : seq + 1])
 
 
 @pytest.mark.parametrize("context", [40, 150])  # whole, and in parts

@@ -54,8 +54,8 @@ def test_the_sampler_favours_green_tokens_as_much_as_it_was_told() -> None:
 def test_texts_that_nobody_marked_have_no_evidence() -> None:
     """z is a standard normal over texts: its square is 1 on average, and four deviations do not come up."""
     choose = random.Random(3)
-    found = [detect(MARK, [choose.randrange(VOCAB) for _ in range(200)]).z for _ in range(200)]
-    assert max(found) < 4 and np.mean(np.square(found)) == pytest.approx(1.0, abs=0.4)
+    actual = [detect(MARK, [choose.randrange(VOCAB) for _ in range(200)]).z for _ in range(200)]
+    assert max(actual) < 4 and np.mean(np.square(actual)) == pytest.approx(1.0, abs=0.4)
 
 
 def test_a_pair_counts_once() -> None:

@@ -61,7 +61,11 @@ def config(hf: CheckpointConfig) -> MixtureConfig:
 
 def _phi_numbers(hf: CheckpointConfig) -> dict[str, Any]:
     top_k, near = hf.expect("num_experts_per_tok", 2), 2 * hf.float("router_jitter_noise", 0.01)
-    return {"routing": Routing(top_k, near=near), "layer_norms": True, "head_bias": hf.bool("lm_head_bias", False)}
+    return {
+        "routing": Routing(top_k, sparsemixer_threshold=near),
+        "layer_norms": True,
+        "head_bias": hf.bool("lm_head_bias", False),
+    }
 
 
 def _ernie_numbers(hf: CheckpointConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The compiled module, and which of its instruction sets is used."""
+"""The compiled module `quire._native`, and which of its instruction sets is used."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def isa() -> str:
 
 
 def available_isas() -> list[str]:
-    """Those this CPU can run, best first. The best one is used unless another is chosen."""
+    """The instruction sets this CPU can run, best first. The best one is used unless another is chosen."""
     return list(native.available_isas())
 
 

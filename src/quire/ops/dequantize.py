@@ -1,9 +1,9 @@
 """Stored weights as fp32: the plain specification of every storage type.
 
-Each function takes blocks uint8 [n, block_bytes] and gives their weights fp32 [n, block]. The fast versions, in C++ and
-torch, are tested against these. A block of 32 has one fp16 scale d (and an offset m); a block of 256 has 8 or 16 groups
-whose scales are themselves quantized, in units of the block's d (and of dmin for the groups' offsets). The codes of
-IQ4, NF4 and floats of 4 bits are places in a table; those of IQ1 to IQ3 are in dequantize_grids.py."""
+Each function takes blocks uint8 [n, block_bytes] and returns their weights fp32 [n, block]. The fast versions, in C++
+and torch, are tested against these. A block of 32 has one fp16 scale d (and an offset m). A block of 256 has 8 or 16
+groups whose scales are themselves quantized: they are multiplied with the super-scale d of the block, the offsets with
+dmin. The values of IQ4, NF4 and 4-bit floats are indices into a codebook; IQ1 to IQ3 are in dequantize_grids.py."""
 
 from collections.abc import Callable
 
@@ -17,9 +17,9 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
-# Floats of 4 bits: a sign, two bits of exponent, one of mantissa. The smallest is 0.5, so these are doubled.
+# 4-bit floats: a sign, two bits of exponent, one of mantissa. The smallest is 0.5, so these are doubled.
 E2M1_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
-# bitsandbytes' tables. NF4: quantiles of a normal distribution, zero among them.
+# bitsandbytes' codebooks. NF4: quantiles of a normal distribution, zero among them.
 NF4_VALUES = np.array(
     [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
      -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -33,7 +33,7 @@ def dequantize(tensor: StoredTensor) -> Floats:
     """-> fp32 [rows, columns], rows in the tensor's order."""
     data = tensor.data if tensor.row_order is None else tensor.data[tensor.row_order]
     blocks = np.ascontiguousarray(data).reshape(-1, tensor.type.block_bytes)
-    with np.errstate(invalid="ignore", over="ignore"):  # what is not a number in the file stays so, without a warning
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN and Inf in the file stay, without a warning
         weights = _BY_TYPE[tensor.type.name](blocks)
     weights = weights.reshape(tensor.num_rows, tensor.num_columns)
     if tensor.column_order is None:
@@ -44,12 +44,12 @@ def dequantize(tensor: StoredTensor) -> Floats:
 
 
 def as_floats(tensor: StoredTensor) -> StoredTensor:
-    """For who has to exchange a matrix's axes: groups of codes lie along rows. Codes become fp16, which moves a weight
-    by less than a 2000th of itself; floats stay what they are."""
+    """For matrices that are transposed: quantized groups lie along rows. Quantized weights become fp16, which moves a
+    weight by less than a 2000th of itself; floats stay as they are."""
     if tensor.type in (F32, F16, BF16):
         return tensor
-    halves = dequantize(tensor).astype(np.float16)
-    return StoredTensor(tensor.name, tensor.shape, F16, halves.view(np.uint8))
+    weights = dequantize(tensor).astype(np.float16)
+    return StoredTensor(tensor.name, tensor.shape, F16, weights.view(np.uint8))
 
 
 def _f32(blocks: Bytes) -> Floats:
@@ -65,57 +65,57 @@ def _bf16(blocks: Bytes) -> Floats:
 
 
 def _q4_0(blocks: Bytes) -> Floats:
-    d, codes = _split(blocks, 2)
-    return _scale(d) * (_nibbles(codes) - np.float32(8))
+    d, q = _split(blocks, 2)
+    return _scale(d) * (_nibbles(q) - np.float32(8))
 
 
 def _q4_1(blocks: Bytes) -> Floats:
-    d, m, codes = _split(blocks, 2, 2)
-    return _scale(d) * _nibbles(codes) + _scale(m)
+    d, m, q = _split(blocks, 2, 2)
+    return _scale(d) * _nibbles(q) + _scale(m)
 
 
 def _q5_0(blocks: Bytes) -> Floats:
     d, fifth, nibbles = _split(blocks, 2, 4)
-    codes: Floats = _nibbles(nibbles) + _bits(fifth) * np.float32(16)
-    return _scale(d) * (codes - np.float32(16))
+    q: Floats = _nibbles(nibbles) + _bits(fifth) * np.float32(16)
+    return _scale(d) * (q - np.float32(16))
 
 
 def _q5_1(blocks: Bytes) -> Floats:
-    d, m, fifth, codes = _split(blocks, 2, 2, 4)
-    return _scale(d) * (_nibbles(codes) + _bits(fifth) * np.float32(16)) + _scale(m)
+    d, m, fifth, q = _split(blocks, 2, 2, 4)
+    return _scale(d) * (_nibbles(q) + _bits(fifth) * np.float32(16)) + _scale(m)
 
 
 def _q8_0(blocks: Bytes) -> Floats:
-    d, codes = _split(blocks, 2)
-    return _scale(d) * codes.view(np.int8).astype(np.float32)
+    d, q = _split(blocks, 2)
+    return _scale(d) * q.view(np.int8).astype(np.float32)
 
 
 def _q2_k(blocks: Bytes) -> Floats:
-    scales, codes, d, dmin = _split(blocks, 16, 64, 2)
+    scales, q, d, dmin = _split(blocks, 16, 64, 2)
     scale = _scale(d) * (scales & 15).astype(np.float32)  # 16 groups of 16
     offset = _scale(dmin) * (scales >> 4).astype(np.float32)
-    return _grouped(scale, _crumbs(codes)) - np.repeat(offset, 16, axis=1)
+    return _grouped(scale, _crumbs(q)) - np.repeat(offset, 16, axis=1)
 
 
 def _q3_k(blocks: Bytes) -> Floats:
-    third, codes, scales, d = _split(blocks, 32, 64, 12)
+    third, q, scales, d = _split(blocks, 32, 64, 12)
     # Bit j of third[i] belongs to weight 32 * j + i; where it is clear, 4 is subtracted.
     high = ((third[:, None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & 1).reshape(-1, 256)
-    values = _crumbs(codes) + high.astype(np.float32) * np.float32(4) - np.float32(4)
+    values = _crumbs(q) + high.astype(np.float32) * np.float32(4) - np.float32(4)
     return _grouped(_scale(d) * _six_bit_scales(scales), values)
 
 
 def _q4_k(blocks: Bytes) -> Floats:
-    d, dmin, packed, codes = _split(blocks, 2, 2, 12)
+    d, dmin, packed, q = _split(blocks, 2, 2, 12)
     scales, offsets = _six_bit_pairs(packed)
-    return _grouped(_scale(d) * scales, _nibbles(codes, run=32)) - np.repeat(_scale(dmin) * offsets, 32, axis=1)
+    return _grouped(_scale(d) * scales, _nibbles(q, run=32)) - np.repeat(_scale(dmin) * offsets, 32, axis=1)
 
 
 def _q5_k(blocks: Bytes) -> Floats:
-    d, dmin, packed, fifth, codes = _split(blocks, 2, 2, 12, 32)
+    d, dmin, packed, fifth, q = _split(blocks, 2, 2, 12, 32)
     scales, offsets = _six_bit_pairs(packed)
     high = ((fifth[:, None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & 1).reshape(-1, 256)  # as in Q3_K
-    values = _nibbles(codes, run=32) + high.astype(np.float32) * np.float32(16)
+    values = _nibbles(q, run=32) + high.astype(np.float32) * np.float32(16)
     return _grouped(_scale(d) * scales, values) - np.repeat(_scale(dmin) * offsets, 32, axis=1)
 
 
@@ -126,35 +126,35 @@ def _q6_k(blocks: Bytes) -> Floats:
 
 
 def _iq4_nl(blocks: Bytes) -> Floats:
-    d, codes = _split(blocks, 2)
-    return _scale(d) * _looked_up(IQ4_VALUES, codes)
+    d, q = _split(blocks, 2)
+    return _scale(d) * _lookup(IQ4_VALUES, q)
 
 
 def _iq4_xs(blocks: Bytes) -> Floats:
-    d, high, low, codes = _split(blocks, 2, 2, 4)
+    d, high, low, q = _split(blocks, 2, 2, 4)
     # Six bits a scale: four in the nibbles of `low`, two in the 16 bits of `high`.
     shifts = np.arange(0, 16, 2, dtype=np.uint16)
     top = (high.view(np.uint16) >> shifts & 3).astype(np.float32)
     scales: Floats = _nibbles(low, run=1) + top * np.float32(16) - np.float32(32)
-    return _grouped(_scale(d) * scales, _looked_up(IQ4_VALUES, codes))
+    return _grouped(_scale(d) * scales, _lookup(IQ4_VALUES, q))
 
 
 def _mxfp4(blocks: Bytes) -> Floats:
-    exponent, codes = _split(blocks, 1)
+    exponent, q = _split(blocks, 1)
     # 2^(exponent - 127) for the values themselves, half of that for doubled ones.
-    return np.ldexp(np.float32(1), exponent.astype(np.int32) - 128) * _looked_up(E2M1_VALUES, codes)
+    return np.ldexp(np.float32(1), exponent.astype(np.int32) - 128) * _lookup(E2M1_VALUES, q)
 
 
 def _nvfp4(blocks: Bytes) -> Floats:
-    scales, codes = _split(blocks, 4)
+    scales, q = _split(blocks, 4)
     halved = np.where(scales == 0x7F, np.float32(0), _e4m3((scales & 0x7F).astype(np.uint8)) * np.float32(0.5))
-    halved[scales == 0xFF] = 240  # only with a sign that counts for nothing are all ones a number
-    values = E2M1_VALUES[_nibbles(codes, run=8).astype(np.intp)]
+    halved[scales == 0xFF] = 240  # all ones is a number only with a sign, which is ignored
+    values = E2M1_VALUES[_nibbles(q, run=8).astype(np.intp)]
     return _grouped(halved, values)
 
 
 def _tq1_0(blocks: Bytes) -> Floats:
-    # A byte is a fraction in base 3: times a power of 3, its next digit stands above the point.
+    # A byte is a fraction in base 3: times a power of 3, its next digit is the integer part.
     long, short, last, d = _split(blocks, 32, 16, 4)
     powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
     parts = [long[:, None] * powers, short[:, None] * powers, last[:, None] * powers[:4]]
@@ -164,53 +164,53 @@ def _tq1_0(blocks: Bytes) -> Floats:
 
 
 def _tq2_0(blocks: Bytes) -> Floats:
-    codes, d = _split(blocks, 64)
-    return _scale(d) * (_crumbs(codes) - np.float32(1))
+    q, d = _split(blocks, 64)
+    return _scale(d) * (_crumbs(q) - np.float32(1))
 
 
 def _q4_z(blocks: Bytes) -> Floats:
-    d, zero, codes = _split(blocks, 2, 2)
-    return _scale(d) * (_nibbles(codes) - _scale(zero))
+    d, zero, q = _split(blocks, 2, 2)
+    return _scale(d) * (_nibbles(q) - _scale(zero))
 
 
 def _q4_f(blocks: Bytes) -> Floats:
-    d, m, codes = _split(blocks, 4, 4)
-    return d.view(np.float32) * _nibbles(codes) + m.view(np.float32)
+    d, m, q = _split(blocks, 4, 4)
+    return d.view(np.float32) * _nibbles(q) + m.view(np.float32)
 
 
 def _q8_f(blocks: Bytes) -> Floats:
-    d, codes = _split(blocks, 4)
-    return d.view(np.float32) * codes.view(np.int8).astype(np.float32)
+    d, q = _split(blocks, 4)
+    return d.view(np.float32) * q.view(np.int8).astype(np.float32)
 
 
 def _q8_m(blocks: Bytes) -> Floats:
-    d, m, codes = _split(blocks, 4, 4)
-    return d.view(np.float32) * codes.view(np.int8).astype(np.float32) + m.view(np.float32)
+    d, m, q = _split(blocks, 4, 4)
+    return d.view(np.float32) * q.view(np.int8).astype(np.float32) + m.view(np.float32)
 
 
 def _nf4(blocks: Bytes) -> Floats:
-    d, codes = _split(blocks, 4)
-    return d.view(np.float32) * _looked_up(NF4_VALUES, codes)
+    d, q = _split(blocks, 4)
+    return d.view(np.float32) * _lookup(NF4_VALUES, q)
 
 
 def _fp4(blocks: Bytes) -> Floats:
-    d, codes = _split(blocks, 4)
-    return d.view(np.float32) * _looked_up(FP4_VALUES, codes)
+    d, q = _split(blocks, 4)
+    return d.view(np.float32) * _lookup(FP4_VALUES, q)
 
 
 def _fp8(blocks: Bytes) -> Floats:
-    d, codes = _split(blocks, 4)
-    return d.view(np.float32) * _e4m3(codes)
+    d, q = _split(blocks, 4)
+    return d.view(np.float32) * _e4m3(q)
 
 
-def _e4m3(codes: Bytes) -> Floats:
+def _e4m3(q: Bytes) -> Floats:
     """A sign, four bits of exponent, three of mantissa. All ones are NaN; there is no Inf."""
-    return _E4M3_VALUES[codes]
+    return _E4M3_VALUES[q]
 
 
-def _e5m2(codes: Bytes) -> Floats:
+def _e5m2(q: Bytes) -> Floats:
     """The upper half of an fp16."""
-    return (codes.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
+    return (q.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
 
 
 def _every_e4m3() -> Floats:
@@ -234,22 +234,22 @@ def _scale(field: Bytes) -> Floats:
     return field.view(np.float16).astype(np.float32)
 
 
-def _nibbles(codes: Bytes, run: int = 16) -> Floats:
+def _nibbles(q: Bytes, run: int = 16) -> Floats:
     """Of every `run` bytes, the low halves and then the high halves: [n, b] -> [n, 2 b]"""
-    runs = codes.reshape(len(codes), -1, 1, run)
-    return np.concatenate((runs & 15, runs >> 4), axis=2).reshape(len(codes), -1).astype(np.float32)
+    runs = q.reshape(len(q), -1, 1, run)
+    return np.concatenate((runs & 15, runs >> 4), axis=2).reshape(len(q), -1).astype(np.float32)
 
 
-def _looked_up(values: Floats, codes: Bytes) -> Floats:
-    """What nibbles stand for: [16], [n, b] -> [n, 2 b]"""
-    return values[_nibbles(codes).astype(np.intp)]
+def _lookup(values: Floats, q: Bytes) -> Floats:
+    """The codebook entries of nibbles: [16], [n, b] -> [n, 2 b]"""
+    return values[_nibbles(q).astype(np.intp)]
 
 
-def _crumbs(codes: Bytes) -> Floats:
+def _crumbs(q: Bytes) -> Floats:
     """Of every 32 bytes, the lowest two bits, then the next two, and so on: [n, 64] -> [n, 256]"""
-    runs = codes.reshape(len(codes), -1, 1, 32)
+    runs = q.reshape(len(q), -1, 1, 32)
     shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
-    return ((runs >> shifts) & 3).reshape(len(codes), -1).astype(np.float32)
+    return ((runs >> shifts) & 3).reshape(len(q), -1).astype(np.float32)
 
 
 def _bits(field: Bytes) -> Floats:

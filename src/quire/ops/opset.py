@@ -1,12 +1,15 @@
-"""The op set: all that a model file may ask for, and all that a backend must give.
+"""The op set: the contract between models and backends. Models call nothing else; a backend implements all of it.
 
-Two backends implement it. `ops/torch` computes eagerly in plain torch and is the specification; `ops/native` records
-what a forward pass asks for, once, and replays the recording in C++. A model cannot tell them apart.
+Three backends implement it. `ops/reference` computes eagerly in plain torch and is the specification. `ops/native`
+records a forward pass once and replays the recording in C++ on a CPU. `ops/gpu` launches Triton kernels and captures
+them in CUDA graphs. A model cannot tell them apart.
 
-Activations are fp32 matrices of one row a token (`Value`): [tokens, columns]. Weights are `PackedWeight`, never
-looked into here. No op mixes rows except attention, and none of them sums in an order that depends on rows of
-other sequences: a token's result is bitwise the same whatever else is in the batch.
-"""
+Activations are matrices of one row a token (`Value`): [tokens, columns], in fp32 (bf16 or fp16 on a GPU). Weights are
+`PackedWeight`: only their backend looks inside. T is the number of tokens of a step.
+
+Only attention mixes rows, and only those of one sequence. No op sums in an order that depends on the rows of other
+sequences: a token's result is bitwise the same whatever else is in the batch. (On a GPU, where `batch_invariant` is
+set.)"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,9 +21,9 @@ from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint
 from quire.core.watermark import Watermark
-from quire.ops.tensors import LowRank, PackedExperts, PackedHeads, PackedWeight, StoredTensor
+from quire.ops.tensors import LoraDelta, PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
-Value = Any  # a torch tensor [tokens, columns], or a recorded one
+Value = Any  # [tokens, columns]: a torch tensor, or a recorded or deferred one
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 
@@ -32,13 +35,13 @@ class StepBatch:
     ids: Int32  # [T]
     positions: Int32  # [T]
     slots: Int32  # [T] where the token's K and V are written: block * block_size + offset
-    seq_starts: Int32  # [S + 1] the sequence's tokens are seq_starts[s] .. seq_starts[s + 1]
-    context_lens: Int32  # [S] tokens to attend to, those of this step included
+    seq_starts: Int32  # [S + 1] the tokens of sequence s are seq_starts[s] .. seq_starts[s + 1]
+    context_lens: Int32  # [S] tokens to attend to, including the tokens of this step
     block_tables: Int32  # [S, W] block ids; entries past ceil(context_len / block_size) are not read
-    logit_rows: Int32  # [R] tokens whose logits are wanted
-    adapters: Int32 | None = None  # [T] the slot of the token's adapter, or -1; None: no token has one
-    source_lens: Int32 | None = None  # [S] tokens of the source, where a sequence has one
-    source_tables: Int32 | None = None  # [S, W] the blocks its keys and values are in
+    logit_rows: Int32  # [R] tokens that need logits
+    adapters: Int32 | None = None  # [T] the slot of the token's LoRA adapter, or -1; None: no token has one
+    source_lens: Int32 | None = None  # [S] tokens of the encoder's output, in encoder-decoder models
+    source_tables: Int32 | None = None  # [S, W] the blocks of its keys and values
 
     @property
     def num_tokens(self) -> int:
@@ -51,28 +54,29 @@ GPU_KV_DTYPES = (*KV_DTYPES, "fp8")
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """The shape of the paged cache. A block holds `block_size` tokens of every layer.
+    """The shape of the paged KV cache. A block holds `block_size` tokens of every layer.
 
-    A token has a key and a value of `head_dim` numbers for each KV head. With `latent` it has one vector instead, which
-    all query heads share: `latent` numbers that serve as key and as value, and the rest, which serve as key alone.
+    A token has a key and a value of `head_dim` numbers for each KV head. A latent cache (MLA) has one vector a token
+    instead, shared by all query heads: its first `latent` numbers serve as key and as value, the rest (the rope part)
+    as key alone.
 
-    In int8 the key of one token and head is `head_dim` codes of -127 .. 127 times a unit in fp32, max|k| / 127; so is
-    the value. Where one of the two is not finite, both units are NaN. fp8 is e4m3 without a unit: 448 stands for all
-    that is greater."""
+    int8 stores a key, or a value, of one token and head as `head_dim` integers in -127 .. 127 and a scale in fp32,
+    max|k| / 127. If a key or its value is not finite, both scales are NaN. fp8 is e4m3 without scales, saturated at
+    448."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     block_size: int
-    dtype: str  # of GPU_KV_DTYPES; a latent cache is not kept in int8
-    latent: int = 0
+    dtype: str  # one of GPU_KV_DTYPES; a latent cache is never int8
+    latent: int = 0  # 0: not a latent cache
 
     def __post_init__(self) -> None:
         assert not self.latent or (self.num_kv_heads == 1 and self.latent < self.head_dim and self.dtype != "int8")
 
     @property
     def value_dim(self) -> int:
-        """Columns of a value."""
+        """Numbers in a value of one head."""
         return self.latent or self.head_dim
 
     @property
@@ -82,31 +86,31 @@ class KVSpec:
 
     @property
     def _head_bytes(self) -> int:
-        """Of the key, or the value, of one token and head."""
+        """Bytes of a key, or of a value, of one token and head."""
         if self.dtype == "int8":
-            return -(-self.head_dim // 16) * 16 + 4  # the codes, which kernels take in sixteens, and their unit
+            return -(-self.head_dim // 16) * 16 + 4  # kernels read 16 values at a time; then the scale
         return self.head_dim * {"float16": 2, "bfloat16": 2, "float32": 4, "fp8": 1}[self.dtype]
 
 
 class KVCache(Protocol):
-    """The pages: `num_blocks` of them, and `num_host_blocks` more to swap to."""
+    """`num_blocks` KV blocks, and `num_host_blocks` more to swap to."""
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks, (source, target) each."""
+        """Copy blocks, in order: pairs of (source, target)."""
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """(block, host block) each."""
+        """Copy blocks to the host: pairs of (block, host block)."""
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """(host block, block) each."""
+        """Copy blocks from the host: pairs of (host block, block)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowParams:
-    """What the sampler must know of a row: `SamplingParams` without text, lengths or counts of samples."""
+    """What the sampler must know of a row: `SamplingParams` without strings, lengths and `n`."""
 
     seed: int
-    sample: int
+    sample: int  # index among the samples of one request
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -117,17 +121,17 @@ class RowParams:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed: tuple[int, ...] | None = None
-    banned: tuple[tuple[int, ...], ...] = ()  # sequences of ids whose last id is never drawn after the others
-    stop_ids: tuple[int, ...] = ()  # not drawn while the output is shorter than min_tokens
+    banned: tuple[tuple[int, ...], ...] = ()  # token sequences: the last token is never sampled after the others
+    stop_ids: tuple[int, ...] = ()  # not sampled while the output is shorter than min_tokens
     min_tokens: int = 0
-    num_logprobs: int = -1  # -1: none; 0: of the drawn token; k: and of the k most likely
-    num_candidates: int = 0  # beam search: nothing is drawn, that many best continuations are returned
+    num_logprobs: int = -1  # -1: none; 0: of the sampled token; k: and of the k most likely tokens
+    num_candidates: int = 0  # beam search: no token is sampled, the best candidates are returned
     watermark: Watermark | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Which tokens may be drawn, for some of a step's lines of logits."""
+    """Which tokens may be sampled, for some of a step's lines of logits: structured output."""
 
     lines: Sequence[int]  # [M]
     bits: NDArray[np.uint32]  # [M, ceil(vocab / 32)]: token t is bit t % 32 of word t / 32
@@ -135,82 +139,86 @@ class Masks:
 
 @dataclass(slots=True)
 class Sample:
-    """One row's next token: its id, or CANDIDATES or BROKEN; and [(id, logprob, rank)] as asked for."""
+    """One row's next token: its id, or CANDIDATES or BROKEN; and the logprobs that its params ask for."""
 
     token: int
-    logprobs: list[tuple[int, float, int]]  # the drawn token first, then the most likely ones; or the candidates
+    logprobs: list[tuple[int, float, int]]  # (id, logprob, rank): the sampled token, then the top ones; or candidates
 
 
-CANDIDATES = -1  # nothing was drawn: the best continuations were asked for
-BROKEN = (
-    -2
-)  # nothing could be drawn: no logit of a permitted token is a number above -inf. That request ends as an error
-GREEDY_BELOW = 1e-5  # a temperature under it takes the most likely token
+CANDIDATES = -1  # no token was sampled: candidates for beam search were asked for
+BROKEN = -2  # no token could be sampled: every permitted logit is -inf or NaN. The request ends with an error
+GREEDY_BELOW = 1e-5  # a temperature below it takes the most likely token
 
 
 class Sampler(Protocol):
-    """Draws tokens for rows, and remembers each row's tokens for penalties.
+    """Samples tokens for rows, and remembers each row's tokens for its penalties.
 
-    The order of work on a row's logits: the step's mask; the watermark; logit_bias, allowed, banned, min_tokens;
-    repetition, then frequency and presence penalties, all in fp32; (logprobs are taken of the *raw* logits)
-    temperature; top_k; top_p; min_p; typical_p, each on what the one before has left. Then one uniform number from
-    Philox4x32-10 with key = seed and counter = (position, sample) picks among the survivors in the order of their ids,
-    by cumulative probability: weights are integers, so sums are exact. Ties between logits go to the lower id
-    everywhere. If everything is masked, the best raw logit among those that mask and `allowed` leave is taken. A NaN
-    counts as -inf. Candidates have the log_softmax after temperature, without the filters; masked tokens are not among
-    them, and count in its sum all the same.
+    A row's logits go through these steps, in this order. Each filter sees what the one before it leaves.
+
+    1. The step's mask.
+    2. The watermark; then logit_bias, allowed, banned, min_tokens.
+    3. Repetition, then frequency and presence penalties. All edits are in fp32.
+    4. Temperature; top_k; top_p; min_p; typical_p.
+    5. One uniform number from Philox4x32-10, with key = seed and counter = (position, sample), picks among the rest in
+       the order of their ids, by cumulative probability. Weights are integers, so sums are exact.
+
+    Ties between logits go to the lower id. NaN counts as -inf. If every token is masked, the best raw logit among those
+    that mask and `allowed` permit is taken. Logprobs are those of the raw logits. Candidates have the log_softmax after
+    temperature, without the filters; masked tokens are no candidates, but count in its sum.
     docs/sampling.md defines each step."""
 
     def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
-        """Take a free row. `tokens` is all that is known: after a preemption, the prompt and the output so far. An id
-        outside the vocabulary is a ValueError (stop_ids apart: what is not there is not drawn)."""
+        """Take a free row. `tokens` are the prompt and, after a preemption, the output so far. An id outside the
+        vocabulary is a ValueError (except in stop_ids, where it has no effect)."""
 
-    def retire(self, row: int) -> None: ...
+    def retire(self, row: int) -> None:
+        """Free a row."""
 
     def draw(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> list[Sample]:
-        """logits [R, vocab] fp32; line i belongs to rows[i], which differ. `masks` hold for this step alone. The drawn
-        token, if there is one, is appended to what is known of the row."""
+        """logits [R, vocab] fp32; line i belongs to rows[i], which differ. `masks` hold for this step alone. A sampled
+        token is appended to the row's tokens."""
 
     def begin(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> "Callable[[], list[Sample]]":
-        """`draw`, for those who have something else to do meanwhile: call what it returns to wait for the tokens. The
-        next step may be run before."""
+        """`draw` without waiting: the result waits for the tokens. The next step may run before that."""
 
     def verify(
         self, logits: Any, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
     ) -> "Callable[[], list[list[Sample]]]":
-        """`begin`, where tokens that may follow are guessed: rows[i] has a line for its next token and one behind each
-        of drafts[i], side by side. Its tokens are drawn one after the other, each as `draw` would, as long as they are
-        the drafts: the first that is not is its last, and what lies behind is passed over. -> a list for each row"""
+        """`begin` for speculative decoding: rows[i] has a line for its next token and one after each of drafts[i], side
+        by side. Its tokens are sampled one after the other, each as `draw` would, as long as they equal the drafts; the
+        first that differs is the last. -> a list for each row"""
 
     def logprobs(self, logits: Any, targets: Sequence[int], num_top: int) -> list[list[tuple[int, float, int]]]:
-        """For prompt logprobs: of line i the target's (id, logprob, rank) and then the `num_top` most likely ones."""
+        """For prompt logprobs: (id, logprob, rank) of each line's target, then of its `num_top` most likely tokens."""
 
 
 class Activation(IntEnum):
+    """The numbers are those of the kernels."""
+
     SILU = 0  # x * sigmoid(x)
-    GELU = 1  # x * P(a standard normal is below x)
-    GELU_TANH = 2  # its approximation: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+    GELU = 1  # x * normal_cdf(x)
+    GELU_TANH = 2  # the tanh approximation: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
     RELU = 3
     RELU_SQUARED = 4
     QUICK_GELU = 5  # x * sigmoid(1.702 x)
     TANH = 6
-    CLAMPED_SWIGLU = 7  # min(x, 7) * sigmoid(1.702 min(x, 7)); what it is multiplied with is kept in -7 .. 7, plus 1
+    CLAMPED_SWIGLU = 7  # gpt-oss: min(x, 7) * sigmoid(1.702 min(x, 7)), times clamp(up, -7, 7) + 1
     ELU = 8  # x above zero, exp(x) - 1 below
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Which experts a token goes to, and with which weights. Ties go to the lower expert.
+    """Top-k routing of an MoE layer: the experts of a token, and their weights. Ties go to the lower expert.
 
-    Scores are the softmax or the sigmoid of the router's logits. The `top_k` best experts are chosen by score, or by
-    score + correction. With groups, only experts of the `top_groups` best of `num_groups` neighbouring groups can be
-    chosen; a group is as good as the best, or the best two together, of what its experts are chosen by. An expert's
-    weight is its score (never corrected), divided by the sum over the chosen where `renormalize`, times `scale`.
-    (A softmax over the chosen logits only is a softmax over all, renormalized.)
+    Scores are the softmax or the sigmoid of the router's logits. The `top_k` experts with the greatest score are
+    chosen, or with the greatest score + correction. With groups, only experts of the `top_groups` best of `num_groups`
+    groups of neighbours can be chosen; a group is ranked by its best expert, or by the sum of its best two. An expert's
+    weight is its score (never corrected), divided by the sum over the chosen experts where `renormalize`, times
+    `scale`. (A softmax over the chosen logits alone is a renormalized softmax over all.)
 
-    With `near`, the `top_k` greatest logits are chosen, never corrected. The weight of one is its share of a softmax
-    over those not chosen before it whose logit x is near it, the best of them: best - x <= near * max(|x|, best);
-    times `scale`."""
+    With `sparsemixer_threshold` (PhiMoE), the `top_k` greatest logits are chosen, one after the other, never corrected.
+    The weight of each is its share of a softmax over the logits x that are not chosen yet and near the best of them:
+    best - x <= threshold * max(|x|, best); times `scale`."""
 
     top_k: int
     scoring: Literal["softmax", "sigmoid"] = "softmax"
@@ -219,10 +227,10 @@ class Routing:
     num_groups: int = 1
     top_groups: int = 1
     group_score: Literal["best", "best two"] = "best"
-    near: float = 0.0
+    sparsemixer_threshold: float = 0.0  # 0: off
 
     def check(self, num_experts: int) -> None:
-        """That many experts can be chosen."""
+        """Raise unless `top_k` of `num_experts` experts can be chosen."""
         size = num_experts // self.num_groups
         if num_experts % self.num_groups or not 1 <= self.top_k <= self.top_groups * size <= num_experts:
             raise BadCheckpoint(
@@ -233,27 +241,28 @@ class Routing:
 
 
 class Keep(Enum):
-    """What of a matrix is to be kept where matrices are quantized while they are loaded."""
+    """The precision that a matrix keeps when weights are quantized while they are loaded."""
 
-    NOTHING = 0  # what the user asked for
-    EIGHT_BITS = 1  # heads: a token's logits come out of them as they are
-    ALL = 2  # routers: who computes at all hangs on them
+    NOTHING = 0  # it is quantized as the user asked
+    EIGHT_BITS = 1  # LM heads: their error goes straight into the logits
+    ALL = 2  # routers: their error changes which experts compute
 
 
-def quantization_of(asked: str | None, keep: Keep) -> str | None:
-    if keep is Keep.NOTHING or asked is None:
-        return asked
+def quantization_of(requested: str | None, keep: Keep) -> str | None:
+    """The quantization of a matrix that keeps `keep`. None: it stays in floats."""
+    if keep is Keep.NOTHING or requested is None:
+        return requested
     return "int8" if keep is Keep.EIGHT_BITS else None
 
 
 class LoraSlots(Protocol):
-    """What adapters add to one linear layer: a low rank matrix each, in a fixed number of slots, empty at first."""
+    """LoRA adapters of one linear layer, in a fixed number of slots, empty at first."""
 
-    def pack(self, parts: Sequence[LowRank | None]) -> Any:
-        """What one adapter adds to each of the layer's parts, as `put` takes it. In any thread."""
+    def pack(self, parts: Sequence[LoraDelta | None]) -> Any:
+        """One adapter's matrices for each part of the layer (None: it has none), as `put` takes them. Thread-safe."""
 
     def put(self, slot: int, packed: Any) -> None:
-        """Into the slot, for the steps that are run from now on; None empties it."""
+        """Fill the slot, for the steps that run from now on; None empties it."""
 
 
 class Program(Protocol):
@@ -264,6 +273,8 @@ class Program(Protocol):
 
 
 class OpSet(Protocol):
+    """What a backend implements. `Any` stands for values that only the backend looks into."""
+
     # -- when a model is loaded ------------------------------------------------------------------------------------
 
     def pack(
@@ -272,28 +283,28 @@ class OpSet(Protocol):
         bias: Sequence[StoredTensor] | None = None,
         keep: Keep = Keep.NOTHING,
     ) -> PackedWeight:
-        """Stack the parts' rows into one matrix. The parts may be stored in different types. `keep` is for backends
-        that quantize matrices on the way."""
+        """Stack the rows of the parts into one matrix. Parts may be stored in different types. `keep` limits what
+        backends that quantize while loading may do."""
 
     def pack_experts(
         self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
     ) -> PackedExperts:
-        """One matrix an expert, each stacked of parts as in `pack`; all have one shape."""
+        """One matrix an expert, each stacked as in `pack`; all have one shape."""
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
-        """One matrix a head, of floats; all have one shape."""
+        """One matrix a head, in floats; all have one shape."""
 
     def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> LoraSlots:
-        """For a linear layer of parts with `sizes` outputs, and adapters of up to that rank."""
+        """Slots for adapters of at most `max_rank`, of a linear layer whose parts have `sizes` outputs."""
 
     def vector(self, tensor: StoredTensor) -> Any:
-        """A norm weight or the like, in fp32."""
+        """A vector of weights (of a norm, say), in fp32."""
 
     def table(self, tensor: StoredTensor) -> Any:
-        """An embedding table to gather rows from, left where it is stored."""
+        """An embedding table to gather rows from. It may stay in the file."""
 
     def biases(self, table: Float32) -> Any:
-        """[heads, 2n + 1]: what a score gains by the distance of the key; see `paged_attention`."""
+        """Relative position biases [heads, 2n + 1]; see `paged_attention`."""
 
     def frequencies(self, inv_freq: Float32, scale: float) -> Any:
         """Rotary frequencies [rotary_dim / 2]; cos and sin are multiplied by `scale`."""
@@ -312,40 +323,41 @@ class OpSet(Protocol):
         sampler: Sampler | None = None,
         sources: bool = False,
     ) -> Program:
-        """`forward(ops, batch)` returns the logits, for batches of at most `max_tokens` of at most `max_rows` sequences
-        of at most `max_model_len`. `batch` has the fields of `StepBatch`, to be handed to ops and never looked into.
+        """`forward(ops, batch)` returns the logits of a step of at most `max_tokens` tokens, of at most `max_rows`
+        sequences of at most `max_model_len`. `batch` has the fields of `StepBatch`, to be handed to ops and never
+        looked into.
 
-        An id below zero stands for the token that `sampler` drew last for row ~id. `sources`: whether sequences have
-        sources, or are some."""
+        An id below zero stands for the token that `sampler` sampled last for row ~id. `sources`: the model is an
+        encoder or a decoder with cross-attention."""
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 
     def embedding(self, ids: Value, table: Any) -> Value:
-        """ids: batch.ids, or batch.positions where positions are learned -> [T, columns]"""
+        """ids: batch.ids, or batch.positions for learned positions -> [T, columns]"""
 
     def rms_norm(self, x: Value, weight: Any, eps: float) -> Value:
-        """x / sqrt(mean(x * x) + eps) * weight, for every len(weight) neighbouring columns by themselves: a row, or
-        the heads of q or k."""
+        """x / sqrt(mean(x * x) + eps) * weight, separately for every len(weight) neighbouring columns: a whole row, or
+        each head of q or k."""
 
     def layer_norm(self, x: Value, weight: Any, bias: Any, eps: float, groups: int = 1) -> Value:
-        """(x - mean) / sqrt(variance + eps) * weight + bias, for every columns / groups neighbouring columns by
-        themselves. weight and bias [columns of a group], or [columns], or None."""
+        """(x - mean) / sqrt(variance + eps) * weight + bias, separately for each of `groups` groups of neighbouring
+        columns. weight and bias [columns of a group], or [columns], or None."""
 
     def linear(self, x: Value, w: PackedWeight) -> Value:
         """x [T, inputs] -> x @ w.T + bias [T, outputs]"""
 
     def adapt(self, y: Value, x: Value, slots: Any, batch: Any) -> Value:
-        """y [T, outputs] + scale * x @ a.T @ b.T of the adapter in slot batch.adapters[t], for each row t that has one.
-        May work in place: y is what a linear layer made of x, and not used afterwards."""
+        """LoRA: y [T, outputs] + scale * x @ a.T @ b.T of the adapter in slot batch.adapters[t], for each row t that
+        has one. y is the output of a linear layer for x. May work in place: y is not used afterwards."""
 
     def linear_heads(self, x: Value, w: PackedHeads) -> Value:
-        """x [T, heads * inputs] -> [T, heads * outputs]: the columns of every head times its own matrix."""
+        """x [T, heads * inputs] -> [T, heads * outputs]: every head times its own matrix."""
 
     def split(self, x: Value, sizes: Sequence[int]) -> tuple[Value, ...]:
         """Views of neighbouring columns."""
 
     def rope_angles(self, positions: Value, frequencies: Any) -> Value:
-        """-> [T, rotary_dim]: cos of position * frequency, then sin; once a step."""
+        """-> [T, rotary_dim]: cos of position * frequency, then sin. Once a step."""
 
     def rope(self, x: Value, angles: Value, head_dim: int) -> Value:
         """Rotate the first rotary_dim columns of every head of x [T, heads * head_dim], pairing column i with column
@@ -367,16 +379,17 @@ class OpSet(Protocol):
         sinks: Any = None,
         biases: Any = None,
     ) -> Value:
-        """q [T, heads * head_dim] -> [T, heads * head_dim]. Causal; query heads share KV heads in neighbouring
-        groups. With `window`, a position sees only itself and the window - 1 before it. Scores are q . k * scale;
-        with `softcap`, softcap * tanh(scores / softcap); with `slopes`, a vector [heads], plus slope * (position of
-        the key - position of the query); with `biases` [heads, 2n + 1], plus what stands n + that distance in, which
-        is -n or n where it is less or more. With `sinks`, a vector [heads], the softmax has one score more, which
-        stands for a value of zeros."""
+        """q [T, heads * head_dim] -> [T, heads * head_dim]. Causal; groups of neighbouring query heads share a KV head.
+
+        Scores are q . k * scale. Options: `window`: a position sees only itself and the window - 1 before it.
+        `softcap`: softcap * tanh(scores / softcap). `slopes` [heads] (ALiBi): plus slope * d, where d is the position
+        of the key minus that of the query. `biases` [heads, 2n + 1] (T5): plus biases[head, n + clamp(d, -n, n)].
+        `sinks` [heads]: the softmax has one score more, whose value is zero."""
 
     def cross_attention(self, q: Value, batch: Any, layer: int, head_dim: int, scale: float) -> Value:
-        """q [T, heads * head_dim] -> [T, heads * head_dim]: every token attends to all of its sequence's source, whose
-        keys and values are in the layer's pages of batch.source_tables. Heads and scores as above."""
+        """q [T, heads * head_dim] -> [T, heads * head_dim]: every token attends to its sequence's whole encoder output,
+        whose keys and values are in the layer's pages at batch.source_tables. Heads and scores as in
+        `paged_attention`."""
 
     def attention(
         self,
@@ -390,20 +403,20 @@ class OpSet(Protocol):
         window: int = 0,
         biases: Any = None,
     ) -> Value:
-        """q [T, heads * head_dim], k and v [T, kv_heads * head_dim] -> [T, heads * head_dim]: the tokens of a sequence
-        attend to those of the same sequence in this step, and no cache is read or written. With `causal`, to those up
-        to themselves; with `window`, to those less than `window` positions away. Heads and scores as above."""
+        """q [T, heads * head_dim], k and v [T, kv_heads * head_dim] -> [T, heads * head_dim]: attention without a
+        cache. Tokens attend to the tokens of their sequence in this step; `causal`: to tokens up to themselves;
+        `window`: to tokens less than `window` positions away. Heads and scores as in `paged_attention`."""
 
-    def write_latent(self, latent: Value, turned: Value, batch: Any, layer: int) -> None:
-        """Store latent [T, spec.latent], and turned behind it, in the layer's pages at batch.slots."""
+    def write_latent(self, latent: Value, k_rope: Value, batch: Any, layer: int) -> None:
+        """MLA: store latent [T, spec.latent] and the rotated rope part in the layer's pages at batch.slots."""
 
-    def mla_attention(self, q_latent: Value, q_turned: Value, batch: Any, layer: int, scale: float) -> Value:
-        """q_latent [T, heads * latent], q_turned [T, heads * (head_dim - latent)] -> [T, heads * latent]. Causal. A
-        head's query is its part of the one and then its part of the other; it meets the whole vectors of a latent
-        cache, and what it takes from them is their first `latent` columns."""
+    def mla_attention(self, q_latent: Value, q_rope: Value, batch: Any, layer: int, scale: float) -> Value:
+        """q_latent [T, heads * latent], q_rope [T, heads * (head_dim - latent)] -> [T, heads * latent]. Causal. The
+        query of a head is its part of q_latent, then its part of q_rope. Keys are whole vectors of the latent cache;
+        values are their first `latent` columns."""
 
     def activate(self, x: Value, kind: Activation) -> Value:
-        """Of every number."""
+        """Element by element."""
 
     def activate_and_mul(self, x: Value, kind: Activation) -> Value:
         """x [T, 2n] -> activate(x[:, :n]) * x[:, n:]"""
@@ -418,24 +431,26 @@ class OpSet(Protocol):
         kind: Activation,
         correction: Any = None,
     ) -> Value:
-        """x [T, n], router_logits [T, experts] -> [T, n]: sum over the chosen experts of weight * down(
-        activate_and_mul(gate_up(x))), the best one first. `correction`: a vector [experts], see Routing."""
+        """x [T, n], router_logits [T, experts] -> [T, n]: the sum over the chosen experts of weight * down(
+        activate_and_mul(gate_up(x))), the best expert first. `correction` [experts]: see `Routing`."""
 
     def mul_sigmoid(self, x: Value, gate: Value) -> Value:
         """x [T, n] * sigmoid(gate [T, 1])"""
 
-    def scale(self, x: Value, factor: float) -> Value: ...
+    def scale(self, x: Value, factor: float) -> Value:
+        """x * factor"""
 
     def scale_by_position(self, x: Value, positions: Value, growth: float, length: int) -> Value:
         """x [T, n] * (1 + growth * log(1 + floor(position / length))). May work in place: x is not used afterwards."""
 
-    def clamp(self, x: Value, most: float) -> Value:
-        """Numbers below -most become -most, those above most become most."""
+    def clamp(self, x: Value, limit: float) -> Value:
+        """min(max(x, -limit), limit)"""
 
-    def add(self, x: Value, y: Value) -> Value: ...
+    def add(self, x: Value, y: Value) -> Value:
+        """x + y"""
 
     def logits(self, x: Value, head: PackedWeight, batch: Any, softcap: float = 0.0) -> Value:
         """Rows batch.logit_rows of x -> [R, vocab]; with `softcap`, softcap * tanh(logits / softcap)."""
 
     def rows(self, x: Value, batch: Any) -> Value:
-        """Rows batch.logit_rows of x, as they are: what a forward pass returns that ends in vectors, not in logits."""
+        """Rows batch.logit_rows of x: what a forward pass returns that ends in hidden states instead of logits."""

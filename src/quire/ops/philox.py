@@ -1,7 +1,7 @@
 """Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): random numbers as a function.
 
-What native/src/philox.h computes, in plain Python. There is no state to save, fork or lose: the number that draws a
-token depends on the seed, the sample and the position alone."""
+The plain Python version of native/src/philox.h. There is no state to save, fork or lose: the random number of a token
+depends on the seed, the sample and the position alone."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ UNIFORM_BITS = 53
 
 def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
     """128 random bits for a 128-bit counter and a 64-bit key, in 32-bit words, the lowest first. Words of the counter
-    are ints, or arrays of them in uint64: then so are those of the result."""
+    are ints, or uint64 arrays; the words of the result are of the same kind."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):

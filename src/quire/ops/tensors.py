@@ -1,4 +1,4 @@
-"""Matrices as a checkpoint stores them, and as kernels want them."""
+"""Tensors as a checkpoint stores them, and packed for kernels."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +11,7 @@ from quire.core.errors import Unsupported
 
 @dataclass(frozen=True, slots=True)
 class StorageType:
-    """How a run of weights is stored: `block` weights in `block_bytes` bytes."""
+    """How weights are stored: `block` weights in `block_bytes` bytes."""
 
     name: str
     block: int
@@ -45,12 +45,12 @@ TQ1_0 = StorageType("TQ1_0", 256, 54)
 TQ2_0 = StorageType("TQ2_0", 256, 66)
 NVFP4 = StorageType("NVFP4", 64, 36)
 
-# Blocks that no file has: what readers of other formats make of theirs (weights/blocks.py).
-Q4_Z = StorageType("Q4_Z", 32, 20)  # fp16 scale, fp16 zero point, nibbles: scale * (code - zero)
-Q4_F = StorageType("Q4_F", 32, 24)  # fp32 scale and offset, nibbles: scale * code + offset
-Q8_F = StorageType("Q8_F", 32, 36)  # fp32 scale, int8 codes
-Q8_M = StorageType("Q8_M", 32, 40)  # fp32 scale and offset, int8 codes
-NF4 = StorageType("NF4", 32, 20)  # fp32 scale, nibbles that are places in bitsandbytes' tables
+# Blocks that GGUF does not have. Readers of other formats convert to them (weights/blocks.py).
+Q4_Z = StorageType("Q4_Z", 32, 20)  # fp16 scale, fp16 zero point, nibbles: scale * (q - zero)
+Q4_F = StorageType("Q4_F", 32, 24)  # fp32 scale and offset, nibbles: scale * q + offset
+Q8_F = StorageType("Q8_F", 32, 36)  # fp32 scale, int8 values
+Q8_M = StorageType("Q8_M", 32, 40)  # fp32 scale and offset, int8 values
+NF4 = StorageType("NF4", 32, 20)  # fp32 scale, nibbles that index bitsandbytes' codebook
 FP4 = StorageType("FP4", 32, 20)
 F8_E4M3 = StorageType("F8_E4M3", 1, 1)
 F8_E5M2 = StorageType("F8_E5M2", 1, 1)
@@ -66,20 +66,19 @@ STORAGE_TYPES = GGUF_TYPES | {t.name: t for t in (Q4_Z, Q4_F, Q8_F, Q8_M, NF4, F
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
-    """One tensor of a checkpoint, still in the file's bytes and usually still in the file's pages.
+    """One tensor of a checkpoint, in the bytes of the file and usually still memory-mapped.
 
-    `data` is uint8 [rows, row_bytes], the rows being all axes but the last, flattened. `row_order`, where given,
-    lists the stored row that each row of the tensor is to be taken from: a permutation that a reader undoes.
-    `column_order` lists the column of the tensor that each stored one is: the permutation is of a matrix's inputs, and
-    a product undoes it by taking its inputs in that order. `threshold`: op sets that round inputs to 8 bits leave those
-    of this magnitude and more as they are; 0: they round all."""
+    `data` is uint8 [rows, row_bytes]; rows are all axes but the last, flattened. `row_order`: row i of the tensor is
+    the stored row row_order[i]. `column_order`: stored column i is column column_order[i] of the tensor (act-order); a
+    matmul takes its inputs in that order. `threshold`: backends that quantize activations to 8 bits leave inputs of
+    this magnitude and more in floats; 0: they quantize all."""
 
     name: str
     shape: tuple[int, ...]
     type: StorageType
     data: NDArray[np.uint8]
     row_order: NDArray[np.int32] | None = None
-    dummy: bool = False  # nobody's weights, for measuring: `data` is one row over and over
+    dummy: bool = False  # random weights, for benchmarks: `data` is one row over and over
     column_order: NDArray[np.int32] | None = None
     threshold: float = 0.0
 
@@ -92,7 +91,7 @@ class StoredTensor:
         return self.shape[-1]
 
     def part(self, first: int, count: int) -> "StoredTensor":
-        """`count` of the entries along the first axis: some rows, or the matrices of one expert."""
+        """`count` entries along the first axis: some rows, or the matrices of one expert."""
         shape = (count, *self.shape[1:])
         if len(shape) == 1:
             return replace(self, shape=shape, data=self._elements()[first : first + count].reshape(1, -1))
@@ -103,12 +102,12 @@ class StoredTensor:
         return replace(self, shape=shape, data=self.data[self.row_order[inside]], row_order=None)
 
     def squeezed(self) -> "StoredTensor":
-        """Without the first axis, which has one entry."""
+        """Drop the first axis, which has one entry."""
         assert self.shape[0] == 1
         return replace(self, shape=self.shape[1:])
 
     def ordered(self, order: NDArray[np.int32]) -> "StoredTensor":
-        """Entry i along the first axis is the one that was at order[i]; not all need be taken."""
+        """Entry i along the first axis is entry order[i]; `order` may leave some out."""
         shape = (len(order), *self.shape[1:])
         if len(shape) == 1:
             return replace(self, shape=shape, data=self._elements()[order].reshape(1, -1))
@@ -119,61 +118,61 @@ class StoredTensor:
         return replace(self, shape=shape, data=self.data[rows], row_order=None)
 
     def transposed(self) -> "StoredTensor":
-        """The last two axes change places. The bytes are copied."""
+        """Swap the last two axes. The bytes are copied."""
         *outer, rows, columns = self.shape
         size = self._element_size()
         if self.dummy:
             data = np.broadcast_to(np.resize(self.data[0], rows * size), (self.num_rows // rows * columns, rows * size))
             return replace(self, shape=(*outer, columns, rows), data=data, row_order=None)
         data = self.data if self.row_order is None else self.data[self.row_order]
-        turned = data.reshape(-1, rows, columns, size).swapaxes(1, 2)
+        swapped = data.reshape(-1, rows, columns, size).swapaxes(1, 2)
         shape = (*outer, columns, rows)
-        return replace(self, shape=shape, data=turned.reshape(-1, rows * size), row_order=None)
+        return replace(self, shape=shape, data=swapped.reshape(-1, rows * size), row_order=None)
 
     def _element_size(self) -> int:
         if self.type.block != 1:
             raise Unsupported(
-                f"tensor {self.name!r} is stored in {self.type.name}, and has to be taken apart by columns",
+                f"tensor {self.name!r} is stored in {self.type.name}, and has to be split by columns",
                 "keep it in floats",
             )
         return self.type.block_bytes
 
     def _elements(self) -> NDArray[np.uint8]:
-        """Of one axis: [elements, bytes of one]"""
+        """A tensor of one axis as [elements, element_bytes]"""
         return self.data.reshape(-1, self._element_size())
 
 
 def stored_floats(name: str, values: NDArray[np.float32]) -> StoredTensor:
-    """Numbers that we made, as if a checkpoint had them."""
+    """Computed values as a stored tensor."""
     values = np.ascontiguousarray(values, dtype=np.float32)
     return StoredTensor(name, values.shape, F32, values.reshape(-1, values.shape[-1]).view(np.uint8))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearLayer:
-    """A linear layer that a packed matrix was made of, as it is in the model as published."""
+    """A linear layer of the published model that is part of a packed matrix."""
 
     name: str  # without `.weight`
-    num_outputs: int  # of the packed matrix
-    num_stored: int  # its outputs
-    order: NDArray[np.int32] | None = None  # output i of the packed matrix is its output order[i]; None: i
+    num_outputs: int  # in the packed matrix
+    num_stored: int  # in the checkpoint
+    order: NDArray[np.int32] | None = None  # output i in the packed matrix is its stored output order[i]; None: i
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeight:
-    """A matrix [num_outputs, num_inputs] (with its bias) ready for one backend's kernels; nobody else looks inside."""
+    """A matrix [num_outputs, num_inputs] (with its bias), packed for one backend's kernels: only it looks inside."""
 
     num_outputs: int
     num_inputs: int
     nbytes: int
     packed: Any
     bias: Any = None
-    layers: tuple[LinearLayer, ...] = ()  # whose outputs stand one below the other in it; none: nobody has said
+    layers: tuple[LinearLayer, ...] = ()  # whose outputs are stacked in it; empty: unknown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LowRank:
-    """scale * b @ a, to be added to a matrix [outputs, inputs]."""
+class LoraDelta:
+    """What a LoRA adapter adds to a matrix [outputs, inputs]: scale * b @ a."""
 
     a: StoredTensor  # [rank, inputs], floats
     b: StoredTensor  # [outputs, rank], floats
@@ -186,7 +185,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedExperts:
-    """A matrix [num_outputs, num_inputs] for each expert, ready for one backend's kernels."""
+    """A matrix [num_outputs, num_inputs] for each expert, packed for one backend's kernels."""
 
     num_experts: int
     num_outputs: int
@@ -198,7 +197,7 @@ class PackedExperts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedHeads:
-    """A matrix [num_outputs, num_inputs] for each head, in floats, ready for one backend's kernels."""
+    """A matrix [num_outputs, num_inputs] for each head, in floats, packed for one backend's kernels."""
 
     num_heads: int
     num_outputs: int

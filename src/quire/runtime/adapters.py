@@ -12,7 +12,7 @@ from typing import Any
 from quire.core.errors import BadRequest, Unsupported
 from quire.models.loading import LoadedModel
 from quire.ops.opset import LoraSlots, OpSet, Value
-from quire.ops.tensors import LinearLayer, LowRank, PackedWeight
+from quire.ops.tensors import LinearLayer, LoraDelta, PackedWeight
 from quire.weights.gguf.adapter import read_gguf_adapter
 from quire.weights.peft import listed, read_adapter
 
@@ -76,7 +76,7 @@ class LoraAdapters:
                 f"let max_lora_rank be {max(added.rank for added in tensors.values())}",
                 param="max_lora_rank",
             )
-        parts: dict[PackedWeight, list[LowRank | None]] = {}
+        parts: dict[PackedWeight, list[LoraDelta | None]] = {}
         for name, added in tensors.items():
             for w, part in self._layers[_inside(name)]:
                 parts.setdefault(w, [None] * len(w.layers))[part] = _fitting(path, added, w, w.layers[part])
@@ -103,7 +103,7 @@ def _inside(name: str) -> str:
     return match["inside"]
 
 
-def _fitting(path: Path, added: LowRank, w: PackedWeight, layer: LinearLayer) -> LowRank:
+def _fitting(path: Path, added: LoraDelta, w: PackedWeight, layer: LinearLayer) -> LoraDelta:
     """With its outputs in the order of the packed matrix."""
     for tensor, axis, size in ((added.a, 1, w.num_inputs), (added.b, 0, layer.num_stored)):
         if tensor.shape[axis] != size:

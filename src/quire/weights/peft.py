@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import BadCheckpoint, Unsupported
-from quire.ops.tensors import LowRank, StoredTensor
+from quire.ops.tensors import LoraDelta, StoredTensor
 from quire.weights.config import CheckpointConfig
 from quire.weights.huggingface import read_json
 from quire.weights.raw import RawTensors, TensorFile
@@ -43,7 +43,7 @@ _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<side>[AB]
 _PATTERN = re.compile(r"\^?(?P<name>[\w.]+)\$?", re.ASCII)
 
 
-def read_adapter(directory: Path) -> dict[str, LowRank]:
+def read_adapter(directory: Path) -> dict[str, LoraDelta]:
     """Linear layer -> what is added to it. The layers have the names of the model they were trained on."""
     if not (directory / CONFIG).is_file():
         raise BadCheckpoint(f"{directory} has no {CONFIG}", "name the directory that PEFT has saved an adapter in")
@@ -98,7 +98,7 @@ def _pairs(raw: RawTensors) -> dict[str, tuple[str, str]]:
     return {layer: (sides["A"], sides["B"]) for layer, sides in found.items()}
 
 
-def _low_rank(config: CheckpointConfig, raw: RawTensors, layer: str, a_name: str, b_name: str) -> LowRank:
+def _low_rank(config: CheckpointConfig, raw: RawTensors, layer: str, a_name: str, b_name: str) -> LoraDelta:
     a, b = _matrix(raw, a_name), _matrix(raw, b_name)
     rank = a.shape[0]
     if b.shape[1] != rank:
@@ -107,7 +107,7 @@ def _low_rank(config: CheckpointConfig, raw: RawTensors, layer: str, a_name: str
     if wanted != rank:
         raise raw.bad(a_name, f"has rank {rank}, and {config.source.name} says {wanted:g}")
     alpha = _by_pattern(config, "alpha_pattern", layer, config.float("lora_alpha"))
-    return LowRank(a, b, alpha / (sqrt(rank) if config.bool("use_rslora", False) else rank))
+    return LoraDelta(a, b, alpha / (sqrt(rank) if config.bool("use_rslora", False) else rank))
 
 
 def _matrix(raw: RawTensors, name: str) -> StoredTensor:

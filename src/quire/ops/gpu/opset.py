@@ -464,8 +464,8 @@ class GpuOps:
         columns.tensor().mul_((1 + growth * torch.log1p(torch.floor(positions / length)))[:, None])
         return columns
 
-    def clamp(self, x: GpuValue, most: float) -> Tensor:
-        return materialize(x).clamp(-most, most)
+    def clamp(self, x: GpuValue, limit: float) -> Tensor:
+        return materialize(x).clamp(-limit, limit)
 
     def add(self, x: GpuValue, y: GpuValue) -> DeferredSum:
         return DeferredSum(x if isinstance(x, DeferredSum) else materialize(x), materialize(y))

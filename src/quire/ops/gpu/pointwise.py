@@ -40,7 +40,7 @@ def _activate_kernel(x_ptr, out_ptr, n, x_stride, KIND: tl.constexpr, BLOCK: tl.
 
 @triton.jit
 def _soft_cap_kernel(x_ptr, cap, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + at, mask=at < n, other=0.0).to(tl.float32)
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offset, mask=offset < n, other=0.0).to(tl.float32)
     y = cap * (2.0 * tl.sigmoid(2.0 * x / cap) - 1.0)  # tanh(u) = 2 sigmoid(2 u) - 1
-    tl.store(x_ptr + at, y.to(x_ptr.dtype.element_ty), mask=at < n)
+    tl.store(x_ptr + offset, y.to(x_ptr.dtype.element_ty), mask=offset < n)

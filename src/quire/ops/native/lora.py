@@ -7,7 +7,7 @@ import numpy as np
 
 from quire.ops.compiled import native
 from quire.ops.dequantize import as_floats, dequantize
-from quire.ops.tensors import BF16, F16, F32, LowRank, StoredTensor, stored_floats
+from quire.ops.tensors import BF16, F16, F32, LoraDelta, StoredTensor, stored_floats
 
 KEPT = (F32, F16, BF16)  # as they are stored
 
@@ -28,7 +28,7 @@ class NativeLoraSlots:
         )
         self._held: list[PackedLowRank | None] = [None] * num_slots  # what the table points to
 
-    def pack(self, parts: Sequence[LowRank | None]) -> PackedLowRank | None:
+    def pack(self, parts: Sequence[LoraDelta | None]) -> PackedLowRank | None:
         there = [(first, part) for first, part in zip(self._firsts, parts, strict=False) if part is not None]
         if not there:
             return None

@@ -277,7 +277,7 @@ class Recorder:
                 num_groups=routing.num_groups,
                 top_groups=routing.top_groups,
                 group_best=2 if routing.group_score == "best two" else 1,
-                near=routing.near,
+                near=routing.sparsemixer_threshold,
                 correction=correction,
                 kind=int(kind),
                 out=at(out),

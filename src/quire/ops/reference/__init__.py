@@ -1,4 +1,4 @@
-"""The op set in plain torch: what every kernel is measured against."""
+"""The op set in plain torch: the specification that every kernel is tested against."""
 
 from quire.ops.reference.opset import TorchOps
 

@@ -1,4 +1,4 @@
-"""Attention, one sequence after the other: over pages, and without them."""
+"""Attention, one sequence after the other: over pages, and without a cache."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -24,8 +24,7 @@ def paged_attention(
     biases: Tensor | None = None,
     causal: bool = True,
 ) -> Tensor:
-    """q [T, heads, head_dim] -> [T, heads, value_dim]. A sequence's pages are gathered; its queries are its last
-    positions."""
+    """q [T, heads, head_dim] -> [T, heads, value_dim]. The queries of a sequence are its last positions."""
     out = q.new_empty(*q.shape[:2], cache.spec.value_dim)
     for seq, context_len in enumerate(context_lens):
         tokens = slice(seq_starts[seq], seq_starts[seq + 1])

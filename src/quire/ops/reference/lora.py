@@ -1,4 +1,4 @@
-"""What adapters add to one linear layer, as arrays that are as large for every adapter, and the sum in plain torch."""
+"""LoRA adapters of one linear layer: arrays of one size for every slot, and the sum in plain torch."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.dequantize import dequantize
-from quire.ops.tensors import LowRank, StoredTensor
+from quire.ops.tensors import LoraDelta, StoredTensor
 
 
-class PackedLowRank(NamedTuple):
-    """In main memory, and of the adapter's own rank: there may be many more than slots."""
+class TorchLora(NamedTuple):
+    """One adapter in main memory, of its own rank. There may be many more adapters than slots."""
 
     a: Tensor  # [parts, rank, inputs]
     b: Tensor  # [outputs, rank]
@@ -20,7 +20,7 @@ class PackedLowRank(NamedTuple):
 
 
 class TorchLoraSlots:
-    """Ranks below the largest are filled up with zeros, which add nothing."""
+    """An adapter of a smaller rank than the largest is padded with zeros, which add nothing."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class TorchLoraSlots:
         self.b = torch.zeros(num_slots, sum(sizes), max_rank, device=device, dtype=dtype)
         self.scales = torch.zeros(num_slots, len(sizes), device=device)
 
-    def pack(self, parts: Sequence[LowRank | None]) -> PackedLowRank | None:
+    def pack(self, parts: Sequence[LoraDelta | None]) -> TorchLora | None:
         if not any(parts):
             return None
         rank = max(part.rank for part in parts if part is not None)
@@ -48,11 +48,11 @@ class TorchLoraSlots:
                 a[index, : part.rank] = _tensor(part.a)
                 rows[:, : part.rank] = _tensor(part.b)
                 scales[index] = part.scale
-        return PackedLowRank(a, b, scales)
+        return TorchLora(a, b, scales)
 
-    def put(self, slot: int, packed: PackedLowRank | None) -> None:
-        for of in (self.a, self.b, self.scales):
-            of[slot].zero_()
+    def put(self, slot: int, packed: TorchLora | None) -> None:
+        for tensor in (self.a, self.b, self.scales):
+            tensor[slot].zero_()
         if packed is not None:
             rank = packed.a.shape[1]
             self.a[slot, :, :rank], self.b[slot, :, :rank], self.scales[slot] = packed
@@ -62,8 +62,8 @@ def _tensor(stored: StoredTensor) -> Tensor:
     return torch.tensor(dequantize(stored)).reshape(stored.shape)
 
 
-def adapted(y: Tensor, x: Tensor, slots: TorchLoraSlots, adapters: Tensor) -> Tensor:
-    """y [T, outputs] and what the adapter in slot adapters[t] makes of x[t]; nothing, where that is below zero."""
+def add_lora(y: Tensor, x: Tensor, slots: TorchLoraSlots, adapters: Tensor) -> Tensor:
+    """y [T, outputs] + scale * x[t] @ a.T @ b.T of the adapter in slot adapters[t]; slots below zero add nothing."""
     out = y.clone()
     for slot in adapters.unique().tolist():
         if slot >= 0:

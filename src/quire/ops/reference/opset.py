@@ -1,4 +1,4 @@
-"""The op set, eagerly and in plain torch: each op is one formula, and the specification of its kernels."""
+"""The op set in plain torch, computed eagerly: each op is one formula, and the specification of its kernels."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Float32, Int32, Keep, KVCache, KVSpec, Routing, Sampler, StepBatch, Value
 from quire.ops.reference.attention import paged_attention, self_attention
 from quire.ops.reference.cache import TorchCache
-from quire.ops.reference.lora import TorchLoraSlots, adapted
+from quire.ops.reference.lora import TorchLoraSlots, add_lora
 from quire.ops.reference.rope import Frequencies, rope_angles, rotate_heads
 from quire.ops.reference.routing import choose_experts
 from quire.ops.reference.sampler import TorchSampler
@@ -23,7 +23,7 @@ from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTe
 
 @dataclass(frozen=True, slots=True)
 class TorchBatch:
-    """A `StepBatch` on the device, with the cache it reads and writes."""
+    """A `StepBatch` on the device, with the cache that it reads and writes."""
 
     ids: Tensor
     positions: Tensor
@@ -57,12 +57,12 @@ class TorchOps:
     def pack_experts(
         self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
     ) -> PackedExperts:
-        stacked = self._stacked(experts)
+        stacked = self._stack(experts)
         num_experts, num_outputs, num_inputs = stacked.shape
-        added = None if biases is None else self._stacked(biases)
-        return PackedExperts(num_experts, num_outputs, num_inputs, stacked.nbytes, stacked, added)
+        packed_biases = None if biases is None else self._stack(biases)
+        return PackedExperts(num_experts, num_outputs, num_inputs, stacked.nbytes, stacked, packed_biases)
 
-    def _stacked(self, experts: Sequence[Sequence[StoredTensor]]) -> Tensor:
+    def _stack(self, experts: Sequence[Sequence[StoredTensor]]) -> Tensor:
         return torch.stack([torch.cat([self._tensor(part) for part in parts]) for parts in experts])
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
@@ -130,7 +130,7 @@ class TorchOps:
         return F.linear(x, w.packed, w.bias)
 
     def adapt(self, y: Tensor, x: Tensor, slots: TorchLoraSlots, batch: TorchBatch) -> Tensor:
-        return y if batch.adapters is None else adapted(y, x, slots, batch.adapters)
+        return y if batch.adapters is None else add_lora(y, x, slots, batch.adapters)
 
     def linear_heads(self, x: Tensor, w: PackedHeads) -> Tensor:
         heads = x.unflatten(-1, (w.num_heads, -1))  # [T, heads, inputs]
@@ -188,12 +188,12 @@ class TorchOps:
         q, k, v = (x.unflatten(-1, (-1, head_dim)) for x in (q, k, v))
         return self_attention(q, k, v, batch.seq_starts, scale, causal, window, biases).flatten(1)
 
-    def write_latent(self, latent: Tensor, turned: Tensor, batch: TorchBatch, layer: int) -> None:
-        batch.cache.write(layer, batch.slots, torch.cat([latent, turned], dim=-1)[:, None])
+    def write_latent(self, latent: Tensor, k_rope: Tensor, batch: TorchBatch, layer: int) -> None:
+        batch.cache.write(layer, batch.slots, torch.cat([latent, k_rope], dim=-1)[:, None])
 
-    def mla_attention(self, q_latent: Tensor, q_turned: Tensor, batch: TorchBatch, layer: int, scale: float) -> Tensor:
+    def mla_attention(self, q_latent: Tensor, q_rope: Tensor, batch: TorchBatch, layer: int, scale: float) -> Tensor:
         spec = batch.cache.spec
-        parts = (q_latent, spec.latent), (q_turned, spec.head_dim - spec.latent)
+        parts = (q_latent, spec.latent), (q_rope, spec.head_dim - spec.latent)
         heads = torch.cat([x.unflatten(-1, (-1, size)) for x, size in parts], dim=-1)
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
         return paged_attention(heads, batch.cache, layer, *runs, scale, window=0).flatten(1)
@@ -218,13 +218,13 @@ class TorchOps:
         correction: Tensor | None = None,
     ) -> Tensor:
         ids, weights = choose_experts(router_logits, routing, correction)  # [T, top_k] each
-        found = x.new_empty(*ids.shape, down.num_outputs)
+        outputs = x.new_empty(*ids.shape, down.num_outputs)  # of every route
         for expert in ids.unique().tolist():
-            rows, places = (ids == expert).nonzero(as_tuple=True)
+            rows, ranks = (ids == expert).nonzero(as_tuple=True)
             biases = [None if experts.biases is None else experts.biases[expert] for experts in (gate_up, down)]
             hidden = self.activate_and_mul(F.linear(x[rows], gate_up.packed[expert], biases[0]), kind)
-            found[rows, places] = F.linear(hidden, down.packed[expert], biases[1])
-        return (found * weights[..., None]).sum(dim=1)
+            outputs[rows, ranks] = F.linear(hidden, down.packed[expert], biases[1])
+        return (outputs * weights[..., None]).sum(dim=1)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * gate.sigmoid()
@@ -235,8 +235,8 @@ class TorchOps:
     def scale_by_position(self, x: Tensor, positions: Tensor, growth: float, length: int) -> Tensor:
         return x * (1 + growth * torch.log1p(torch.floor(positions / length)))[:, None]
 
-    def clamp(self, x: Tensor, most: float) -> Tensor:
-        return x.clamp(-most, most)
+    def clamp(self, x: Tensor, limit: float) -> Tensor:
+        return x.clamp(-limit, limit)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
@@ -263,7 +263,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class TorchProgram:
-    """Runs the forward pass as it is written, every step."""
+    """Runs the forward pass eagerly, every step."""
 
     def __init__(
         self,
@@ -285,7 +285,7 @@ class TorchProgram:
         assert batch.num_tokens <= self._max_tokens, f"{batch.num_tokens} tokens, compiled for {self._max_tokens}"
         return self._forward(self._ops, self._on_device(batch))
 
-    def _drawn(self, ids: Int32) -> Int32:
+    def _resolve_ids(self, ids: Int32) -> Int32:
         if self._sampler is None or min(ids) >= 0:
             return ids
         return np.array([token if token >= 0 else self._sampler.last(~token) for token in ids], np.int32)
@@ -295,7 +295,7 @@ class TorchProgram:
             return torch.from_numpy(array.astype(np.int64)).to(self._ops.device)
 
         return TorchBatch(
-            ids=index(self._drawn(batch.ids)),
+            ids=index(self._resolve_ids(batch.ids)),
             positions=index(batch.positions),
             slots=index(batch.slots),
             seq_starts=batch.seq_starts.tolist(),

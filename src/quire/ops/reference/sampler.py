@@ -1,9 +1,10 @@
-"""The sampler in plain torch: the specification of native/src/sampler.cpp, which draws the same tokens.
+"""The sampler in plain torch: the specification of native/src/sampler.cpp and ops/gpu/sampling, which sample the same
+tokens.
 
-Written to be read: one row at a time, the whole vocabulary sorted. Logits may live on any device.
+Written to be read: one row at a time, the whole vocabulary sorted. Logits may be on any device.
 
-Probabilities are whole numbers here. A token weighs round(2**44 * exp((logit - greatest) / temperature)), and sums of
-integers are exact in any order. So a row's token does not depend on how a device splits its sums."""
+Probabilities are integer weights. A token weighs round(2**44 * exp((logit - max) / temperature)), and sums of integers
+are exact in any order. So a row's token does not depend on how a device splits its sums."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from quire.ops.opset import BROKEN, CANDIDATES, GREEDY_BELOW, Masks, RowParams, 
 from quire.ops.philox import UNIFORM_BITS, uniform_bits
 from quire.ops.watermark import green_tokens
 
-MAX_WEIGHT = 1 << 44  # what the most likely token weighs
-MIN_DISTANCE = -32.0  # exp(-32) * 2**44 = 0.22: whatever lies this far below the greatest logit weighs 0
+MAX_WEIGHT = 1 << 44  # of the most likely token
+MIN_DISTANCE = -32.0  # exp(-32) * 2**44 = 0.22: a token this far below the greatest logit weighs 0
 FLOAT_MAX = torch.finfo(torch.float32).max
 
 Logprobs = list[tuple[int, float, int]]
@@ -57,7 +58,7 @@ class TorchSampler:
         return [self._draw(self._rows[row], *lines) for row, *lines in zip(rows, logits, permitted, strict=True)]
 
     def last(self, row: int) -> int:
-        """The token drawn last for a row."""
+        """The token sampled last for a row."""
         return self._rows[row].tokens[-1]
 
     def begin(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[Sample]]:
@@ -70,13 +71,13 @@ class TorchSampler:
         permitted = logits if masks is None else apply_masks(logits, masks)
         draws: list[list[Sample]] = []
         first = 0
-        for row, guessed in zip(rows, drafts, strict=True):
+        for row, drafted in zip(rows, drafts, strict=True):
             draws.append([])
-            for line, guess in enumerate([*guessed, None], first):
+            for line, draft in enumerate([*drafted, None], first):
                 draws[-1].append(self._draw(self._rows[row], logits[line], permitted[line]))
-                if draws[-1][-1].token != guess:
+                if draws[-1][-1].token != draft:
                     break
-            first += 1 + len(guessed)
+            first += 1 + len(drafted)
         return lambda: draws
 
     def logprobs(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[Logprobs]:
@@ -89,13 +90,13 @@ class TorchSampler:
         raw, permitted = _nan_to_neg_inf(line), _nan_to_neg_inf(permitted)
         logits = edit(permitted, row)
         greedy = params.temperature < GREEDY_BELOW
-        if logits.max() == -inf:  # nothing is left: of the edits only mask and `allowed` hold, and the best is taken
+        if logits.max() == -inf:  # everything is masked: the best token that mask and `allowed` permit
             logits, greedy = restrict(permitted, params.allowed), True
         if logits.max() == -inf:
             return Sample(BROKEN, [])
         if params.num_candidates:
             temperature = 1.0 if greedy else params.temperature
-            whole = torch.where(logits == -inf, raw, logits)  # masked tokens are no candidates, and still summed over
+            whole = torch.where(logits == -inf, raw, logits)  # masked tokens are no candidates, but count in the sum
             return Sample(CANDIDATES, _most_likely(logits, _log_softmax(whole, temperature), params.num_candidates))
         if greedy:
             token = int(logits.argsort(descending=True, stable=True)[0])
@@ -106,16 +107,16 @@ class TorchSampler:
         return Sample(token, logprobs)
 
 
-# -- logits, as a row's parameters change them ------------------------------------------------------------------------
+# -- edits of the logits ----------------------------------------------------------------------------------------------
 
 
 def _nan_to_neg_inf(line: Tensor) -> Tensor:
-    """NaN compares with nothing; here it counts as -inf."""
+    """NaN does not compare: it counts as -inf."""
     return torch.where(line.isnan(), -inf, line)
 
 
 def apply_masks(logits: Tensor, masks: Masks) -> Tensor:
-    """logits [R, vocab], with -inf for the tokens that lines with a mask may not draw."""
+    """logits [R, vocab], with -inf for the tokens that a line's mask forbids."""
     words = torch.from_numpy(masks.bits.view("int32")).to(logits.device, non_blocking=True)
     bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device) & 1
     permitted = bits.flatten(1)[:, : logits.shape[1]].bool()
@@ -133,7 +134,7 @@ def restrict(logits: Tensor, allowed: Sequence[int] | None) -> Tensor:
 
 
 def edit(raw: Tensor, row: SamplerRow) -> Tensor:
-    """Watermark, bias, masks and penalties, in fp32. raw [vocab] -> [vocab]"""
+    """Watermark, bias, allowed, banned, min_tokens and penalties, in fp32. raw [vocab] -> [vocab]"""
     params = row.params
     logits = restrict(raw, params.allowed)
     if params.watermark is not None:
@@ -155,22 +156,23 @@ def edit(raw: Tensor, row: SamplerRow) -> Tensor:
     return torch.where(counts > 0, logits - logits.new_tensor(params.presence_penalty), logits)
 
 
-# -- softmax, in whole numbers ----------------------------------------------------------------------------------------
+# -- softmax in integers ----------------------------------------------------------------------------------------------
 
 
 def _unbounded_distances(logits: Tensor, temperature: float) -> Tensor:
-    """How far each logit lies below the greatest, in units of the temperature: fp64, at most 0."""
+    """(logit - max) / temperature of each logit: fp64, at most 0."""
     greatest = logits.max().clamp(max=FLOAT_MAX)
     return ((logits.double() - greatest.double()) * (1.0 / temperature)).clamp(max=0.0)
 
 
 def distances(logits: Tensor, temperature: float) -> Tensor:
+    """(logit - max) / temperature, at least MIN_DISTANCE."""
     return _unbounded_distances(logits, temperature).clamp(min=MIN_DISTANCE)
 
 
 def weights(distance: Tensor) -> Tensor:
-    """round(2**44 * exp(distance)), to a relative 1e-11: a polynomial made of single multiplications and additions,
-    which every device rounds alike. distance [n] fp64 in [-32, 0] -> [n] int64"""
+    """round(2**44 * exp(distance)), to a relative 1e-11: a polynomial of single multiplications and additions, which
+    every device rounds alike. distance [n] fp64 in [-32, 0] -> [n] int64"""
     power = (distance * 1.4426950408889634).round()
     r = distance - power * 0.6931471805599453  # |r| <= ln(2) / 2
     e = torch.full_like(r, 1.0 / factorial(9))
@@ -180,11 +182,11 @@ def weights(distance: Tensor) -> Tensor:
     return scaled.round().long()
 
 
-# -- filters and the draw ---------------------------------------------------------------------------------------------
+# -- filters and the sample -------------------------------------------------------------------------------------------
 
 
 def survivors(logits: Tensor, params: RowParams) -> tuple[Tensor, Tensor]:
-    """-> ids [n] that may be drawn and their weights [n]. Each filter sees what the one before has left."""
+    """-> ids [n] that may be sampled and their weights [n]. Each filter sees what the one before it leaves."""
     ids = logits.argsort(descending=True, stable=True)  # the most likely first; among equals the lowest id
     if params.top_k > 0:
         ids = ids[: params.top_k]
@@ -202,7 +204,7 @@ def survivors(logits: Tensor, params: RowParams) -> tuple[Tensor, Tensor]:
 
 
 def _smallest_share(share: float, ids: Tensor, weight: Tensor) -> Tensor:
-    """The smallest prefix of `ids` that holds `share` of their weight: the token that crosses the line is kept."""
+    """The smallest prefix of `ids` that has `share` of their weight: the token that reaches it is kept."""
     running = weight[ids].cumsum(0)
     total = int(running[-1])
     need = min(ceil(share * total), total)
@@ -210,10 +212,10 @@ def _smallest_share(share: float, ids: Tensor, weight: Tensor) -> Tensor:
 
 
 def _mean_distance(distance: Tensor, weight: Tensor) -> float:
-    """Weighted, with distances rounded to 2**-40: summed in integers, so that the order does not matter."""
-    units = (distance * 2.0**40).round().long()
+    """The weighted mean, with distances rounded to 2**-40: summed in integers, so that the order does not matter."""
+    fixed_point = (distance * 2.0**40).round().long()
     total = int(weight.sum())
-    weighted: int = sum(w * d for w, d in zip(weight.tolist(), units.tolist(), strict=True))
+    weighted: int = sum(w * d for w, d in zip(weight.tolist(), fixed_point.tolist(), strict=True))
     return float(weighted) / float(total) / 2.0**40
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from quire.core.errors import BadCheckpoint, Unsupported
-from quire.ops.tensors import LowRank, StoredTensor
+from quire.ops.tensors import LoraDelta, StoredTensor
 from quire.weights.config import CheckpointConfig
 from quire.weights.gguf.architecture import Architecture
 from quire.weights.gguf.container import GGUFFile
@@ -15,7 +15,7 @@ from quire.weights.gguf.tensors import half_split_order, read_directory, stored_
 from quire.weights.peft import listed
 
 
-def read_gguf_adapter(path: Path, heads: Mapping[str, int]) -> dict[str, LowRank]:
+def read_gguf_adapter(path: Path, heads: Mapping[str, int]) -> dict[str, LoraDelta]:
     """Linear layer -> what is added to it, by the names of the model as published. `heads`: how many the model has, by
     the keys of its configuration."""
     gguf = GGUFFile(path)
@@ -39,7 +39,7 @@ def read_gguf_adapter(path: Path, heads: Mapping[str, int]) -> dict[str, LowRank
         a = tensors[f"{name}.lora_a"]
         if len(a.shape) != 2 or len(b.shape) != 2 or b.shape[1] != a.shape[0]:
             raise BadCheckpoint(f"{path}: {name}.lora_a is {[*a.shape]} and lora_b {[*b.shape]}")
-        found[layer] = LowRank(a, b, alpha / a.shape[0] if alpha else 1.0)
+        found[layer] = LoraDelta(a, b, alpha / a.shape[0] if alpha else 1.0)
     return found
 
 

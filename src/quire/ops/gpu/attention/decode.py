@@ -166,9 +166,9 @@ def _decode(
         run_begin = context_len - num_queries
         exists = query < num_queries
         head = kv_head * GROUP + row % GROUP
-        q_at = (token + query).to(tl.int64) * q.token + head * q.head
+        q_offset = (token + query).to(tl.int64) * q.token + head * q.head
         queries = tl.load(
-            q.ptr + q_at[:, None] + columns[None, :], mask=exists[:, None] & (columns < D)[None, :], other=0.0
+            q.ptr + q_offset[:, None] + columns[None, :], mask=exists[:, None] & (columns < D)[None, :], other=0.0
         ).to(DOT_TYPE)
         query_pos = run_begin + query
         ancestors = None

@@ -166,8 +166,8 @@ def store_kv(
     k = x.k + token * x.k_token + head * D
     v = x.v + token * x.v_token + head * D
     block = (slot // BLOCK_SIZE).to(tl.int64)
-    at = block * pages.block + (slot % BLOCK_SIZE) * pages.slot + head * pages.head
-    scale_at = block * pages.scale_block + (slot % BLOCK_SIZE) * pages.scale_slot + head * pages.scale_head
+    offset = block * pages.block + (slot % BLOCK_SIZE) * pages.slot + head * pages.head
+    scale_offset = block * pages.scale_block + (slot % BLOCK_SIZE) * pages.scale_slot + head * pages.scale_head
     key = load_rotated_heads(k, columns[None, :], within[None, :], cos, sin, x.k_norm, x.eps, ROTARY, D)
     key = tl.reshape(key, [D_PAD])
     value = tl.load(v + columns, mask=within, other=0.0).to(tl.float32)
@@ -178,15 +178,15 @@ def store_kv(
         finite = tl.max(tl.where((tl.abs(key) < float("inf")) & (tl.abs(value) < float("inf")), 0, 1)) == 0
         key, k_scale = _quantize_int8(key, finite)
         value, v_scale = _quantize_int8(value, finite)
-        tl.store(pages.k_scales + scale_at, k_scale)
-        tl.store(pages.v_scales + scale_at, v_scale)
+        tl.store(pages.k_scales + scale_offset, k_scale)
+        tl.store(pages.v_scales + scale_offset, v_scale)
     if FP8:
         key = tl.clamp(key * pages.k_inverse_scale, -E4M3_MAX, E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
         value = tl.clamp(value * pages.v_inverse_scale, -E4M3_MAX, E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
     key = key.to(pages.k.dtype.element_ty)
     value = value.to(pages.v.dtype.element_ty)
-    tl.store(pages.k + at + columns, key, mask=within)
-    tl.store(pages.v + at + columns, value, mask=within)
+    tl.store(pages.k + offset + columns, key, mask=within)
+    tl.store(pages.v + offset + columns, value, mask=within)
     return key, value, k_scale, v_scale
 
 

@@ -45,7 +45,7 @@ def finish_piece(
     m,  # [ROWS]
     l,  # [ROWS]
     exists,  # [ROWS]
-    out_at,  # [ROWS] where the row's result goes
+    out_offset,  # [ROWS] where the row's result goes
     out,
     out_scales,  # if `out` is int16: it has one token then, and rows are groups
     partials,  # PartialSoftmax
@@ -65,13 +65,13 @@ def finish_piece(
     columns = tl.arange(0, D_PAD)
     present = exists[:, None] & (columns < D)[None, :]
     if num_splits == 1:
-        _store(acc * _normalizer(l, v_scale)[:, None], out_at, out, out_scales, exists, D, D_PAD)
+        _store(acc * _normalizer(l, v_scale)[:, None], out_offset, out, out_scales, exists, D, D_PAD)
     else:
         row = tl.arange(0, ROWS)
-        at = _partial_index(worker, split, lane, row, LANES, ROWS)
-        tl.store(partials.acc + at[:, None] * D + columns[None, :], acc, mask=present)
-        tl.store(partials.ml + at * 2, m, mask=exists)
-        tl.store(partials.ml + at * 2 + 1, l, mask=exists)
+        index = _partial_index(worker, split, lane, row, LANES, ROWS)
+        tl.store(partials.acc + index[:, None] * D + columns[None, :], acc, mask=present)
+        tl.store(partials.ml + index * 2, m, mask=exists)
+        tl.store(partials.ml + index * 2 + 1, l, mask=exists)
         tl.debug_barrier()  # the stores of the whole program come before its count
         if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_splits - 1:
             tl.store(counter, 0)  # for the next launch
@@ -79,33 +79,33 @@ def finish_piece(
             merged_m = tl.full([ROWS], FINITE_MIN, tl.float32)
             merged_l = tl.zeros([ROWS], tl.float32)
             for i in tl.range(0, num_splits, loop_unroll_factor=SPLITS_AT_ONCE):
-                at = _partial_index(worker - split + i, i, lane, row, LANES, ROWS)
-                split_acc = tl.load(partials.acc + at[:, None] * D + columns[None, :], mask=present, other=0.0)
-                split_m = tl.load(partials.ml + at * 2, mask=exists, other=FINITE_MIN)
-                split_l = tl.load(partials.ml + at * 2 + 1, mask=exists, other=0.0)
+                index = _partial_index(worker - split + i, i, lane, row, LANES, ROWS)
+                split_acc = tl.load(partials.acc + index[:, None] * D + columns[None, :], mask=present, other=0.0)
+                split_m = tl.load(partials.ml + index * 2, mask=exists, other=FINITE_MIN)
+                split_l = tl.load(partials.ml + index * 2 + 1, mask=exists, other=0.0)
                 m_new = tl.maximum(merged_m, split_m)
                 alpha = tl.exp2(merged_m - m_new)
                 split_alpha = tl.exp2(split_m - m_new)
                 merged_acc = merged_acc * alpha[:, None] + split_acc * split_alpha[:, None]
                 merged_l = merged_l * alpha + split_l * split_alpha
                 merged_m = m_new
-            _store(merged_acc * _normalizer(merged_l, v_scale)[:, None], out_at, out, out_scales, exists, D, D_PAD)
+            _store(merged_acc * _normalizer(merged_l, v_scale)[:, None], out_offset, out, out_scales, exists, D, D_PAD)
 
 
 @triton.jit
-def _store(y, out_at, out, out_scales, exists, D: tl.constexpr, D_PAD: tl.constexpr):
+def _store(y, out_offset, out, out_scales, exists, D: tl.constexpr, D_PAD: tl.constexpr):
     """Rows as they are, or quantized for the GEMV that follows (`quantize_rows`)."""
     dtype: tl.constexpr = out.dtype.element_ty
     columns = tl.arange(0, D_PAD)
     if dtype == tl.int16:
         tl.static_assert(D == D_PAD)
         q, scales = quantize_groups(y, INT16_MAX, dtype)
-        at = paired_index((out_at[:, None] + columns[None, :]).to(tl.int32))
-        tl.store(out + at, q.to(dtype), mask=exists[:, None])
-        tl.store(out_scales + out_at // D * 2, scales, mask=exists)
-        tl.store(out_scales + out_at // D * 2 + 1, tl.sum(q, 1) * scales, mask=exists)
+        index = paired_index((out_offset[:, None] + columns[None, :]).to(tl.int32))
+        tl.store(out + index, q.to(dtype), mask=exists[:, None])
+        tl.store(out_scales + out_offset // D * 2, scales, mask=exists)
+        tl.store(out_scales + out_offset // D * 2 + 1, tl.sum(q, 1) * scales, mask=exists)
     else:
-        tl.store(out + out_at[:, None] + columns[None, :], y, mask=exists[:, None] & (columns < D)[None, :])
+        tl.store(out + out_offset[:, None] + columns[None, :], y, mask=exists[:, None] & (columns < D)[None, :])
 
 
 @triton.jit
@@ -119,5 +119,5 @@ def zero_padding(out, first, num_tokens, HEADS: tl.constexpr, D: tl.constexpr, D
     HeadArgs"""
     columns = tl.arange(0, D_PAD)
     for piece in range(tl.program_id(0), (num_tokens - first) * HEADS, tl.num_programs(0)):
-        at = (first + piece // HEADS).to(tl.int64) * out.token + piece % HEADS * out.head
-        tl.store(out.ptr + at + columns, tl.zeros([D_PAD], tl.float32), mask=columns < D)
+        index = (first + piece // HEADS).to(tl.int64) * out.token + piece % HEADS * out.head
+        tl.store(out.ptr + index + columns, tl.zeros([D_PAD], tl.float32), mask=columns < D)

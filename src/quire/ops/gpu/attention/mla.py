@@ -131,10 +131,10 @@ def _mla_decode(
         query = row // HEADS
         exists = query < num_queries
         query_pos = context_len - num_queries + query
-        q_at = ((token + query).to(tl.int64) * q.token + row % HEADS * q.head)[:, None]
-        q_latent = tl.load(q.ptr + q_at + latent_columns[None, :], mask=exists[:, None], other=0.0).to(DOT_TYPE)
+        q_offset = ((token + query).to(tl.int64) * q.token + row % HEADS * q.head)[:, None]
+        q_latent = tl.load(q.ptr + q_offset + latent_columns[None, :], mask=exists[:, None], other=0.0).to(DOT_TYPE)
         q_rope = tl.load(
-            q.ptr + q_at + LATENT + rope_columns[None, :], mask=exists[:, None] & rope_exists, other=0.0
+            q.ptr + q_offset + LATENT + rope_columns[None, :], mask=exists[:, None] & rope_exists, other=0.0
         ).to(DOT_TYPE)
 
         acc = tl.zeros([ROWS, LATENT], tl.float32)
@@ -144,10 +144,12 @@ def _mla_decode(
         for start in range(begin, end, BLOCK_N):
             pos = start + lane
             inside = pos < end
-            at = (block.to(OFFSET_TYPE) * cache_block + (pos % BLOCK_SIZE) * cache_slot)[:, None]
-            latents = tl.load(cache + at + latent_columns[None, :], mask=inside[:, None], other=0.0).to(DOT_TYPE)
+            row_offset = (block.to(OFFSET_TYPE) * cache_block + (pos % BLOCK_SIZE) * cache_slot)[:, None]
+            latents = tl.load(cache + row_offset + latent_columns[None, :], mask=inside[:, None], other=0.0).to(
+                DOT_TYPE
+            )
             k_rope = tl.load(
-                cache + at + LATENT + rope_columns[None, :], mask=inside[:, None] & rope_exists, other=0.0
+                cache + row_offset + LATENT + rope_columns[None, :], mask=inside[:, None] & rope_exists, other=0.0
             ).to(DOT_TYPE)
             scores = tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee")
             scores = tl.dot(q_latent, tl.trans(latents), scores, input_precision="ieee")  # [ROWS, BLOCK_N]

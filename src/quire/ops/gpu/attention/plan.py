@@ -124,8 +124,8 @@ def find_sequence(starts, num_seqs, piece):
 @triton.jit
 def load_piece(pieces, piece):
     """-> its sequence, begin and end of its positions, its index among the sequence's splits, and their number"""
-    at = pieces + piece * FIELDS
-    return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4)
+    fields = pieces + piece * FIELDS
+    return tl.load(fields), tl.load(fields + 1), tl.load(fields + 2), tl.load(fields + 3), tl.load(fields + 4)
 
 
 @triton.jit
@@ -198,14 +198,14 @@ def _split_contexts(
         piece = count + tl.cumsum(num_splits) - num_splits
         for split in range(tl.max(num_splits)):
             exists = split < num_splits
-            at = pieces + (piece + split) * FIELDS
+            fields = pieces + (piece + split) * FIELDS
             from_here = tl.maximum((worker + split) * share - begin, 0) if SPLIT else first * 0
             to_here = tl.minimum((worker + split + 1) * share - begin, length) if SPLIT else length
-            tl.store(at, seq, mask=exists)
-            tl.store(at + 1, first + from_here, mask=exists)
-            tl.store(at + 2, tl.minimum(first + to_here, context_len), mask=exists)
-            tl.store(at + 3, split + first * 0, mask=exists)
-            tl.store(at + 4, num_splits, mask=exists)
+            tl.store(fields, seq, mask=exists)
+            tl.store(fields + 1, first + from_here, mask=exists)
+            tl.store(fields + 2, tl.minimum(first + to_here, context_len), mask=exists)
+            tl.store(fields + 3, split + first * 0, mask=exists)
+            tl.store(fields + 4, num_splits, mask=exists)
             tl.atomic_min(ranges + 2 * (worker + split), piece + split, mask=exists)
             tl.atomic_max(ranges + 2 * (worker + split) + 1, piece + split + 1, mask=exists)
         before += tl.sum(length)

@@ -142,8 +142,8 @@ def _prefill(
     head = kv_head * GROUP + row % GROUP
     exists = (row < TILE * GROUP) & (query < num_queries)
     present = exists[:, None] & (columns < D)[None, :]
-    q_at = (token + query).to(tl.int64) * q.token + head * q.head
-    queries = tl.load(q.ptr + q_at[:, None] + columns[None, :], mask=present, other=0.0).to(DOT_TYPE)
+    q_offset = (token + query).to(tl.int64) * q.token + head * q.head
+    queries = tl.load(q.ptr + q_offset[:, None] + columns[None, :], mask=present, other=0.0).to(DOT_TYPE)
     slope = None
     if score.slopes is not None:
         slope = tl.load(score.slopes + head, mask=exists, other=0.0) * EXP2_SCALE
@@ -195,5 +195,5 @@ def _prefill(
     if score.sinks is not None:
         acc, m, l = add_sink(acc, m, l, tl.load(score.sinks + head, mask=exists, other=0.0) * EXP2_SCALE)
     result = acc * (v_scale / tl.where(l == 0.0, 1.0, l))[:, None]
-    out_at = (token + query).to(tl.int64) * out.token + head * out.head
-    tl.store(out.ptr + out_at[:, None] + columns[None, :], result, mask=present)
+    out_offset = (token + query).to(tl.int64) * out.token + head * out.head
+    tl.store(out.ptr + out_offset[:, None] + columns[None, :], result, mask=present)

@@ -90,8 +90,8 @@ def _attend(
     query = first + tl.arange(0, TILE)
     columns = tl.arange(0, D_PAD)
     present = (query < length)[:, None] & (columns < D)[None, :]
-    q_at = (token + query)[:, None] * q.token + head * q.head
-    queries = tl.load(q.ptr + q_at + columns[None, :], mask=present, other=0.0).to(DOT_TYPE)
+    q_offset = (token + query)[:, None] * q.token + head * q.head
+    queries = tl.load(q.ptr + q_offset + columns[None, :], mask=present, other=0.0).to(DOT_TYPE)
     k_rows = k.ptr + token * k.token + head // GROUP * k.head
     v_rows = v.ptr + token * v.token + head // GROUP * v.head
 
@@ -131,5 +131,5 @@ def _attend(
         l = l * alpha + tl.sum(p, axis=1)
         m = m_new
     result = acc / tl.where(l == 0.0, 1.0, l)[:, None]
-    out_at = (token + query)[:, None] * out.token + head * out.head
-    tl.store(out.ptr + out_at + columns[None, :], result, mask=present)
+    out_offset = (token + query)[:, None] * out.token + head * out.head
+    tl.store(out.ptr + out_offset + columns[None, :], result, mask=present)

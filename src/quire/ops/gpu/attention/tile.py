@@ -66,9 +66,9 @@ def attend(
         pos = start + lane
         inside = pos < end
         present = inside[:, None] & exists if MASKED else exists
-        at = block.to(OFFSET_TYPE) * pages.block + (pos % BLOCK_SIZE) * pages.slot
-        offsets = at[:, None] + columns[None, :]
-        scale_at = block.to(OFFSET_TYPE) * pages.scale_block + (pos % BLOCK_SIZE) * pages.scale_slot
+        row_offset = block.to(OFFSET_TYPE) * pages.block + (pos % BLOCK_SIZE) * pages.slot
+        offsets = row_offset[:, None] + columns[None, :]
+        scale_offset = block.to(OFFSET_TYPE) * pages.scale_block + (pos % BLOCK_SIZE) * pages.scale_slot
 
         keys = tl.load(k + offsets, mask=present, other=0)
         if KV_8BIT:
@@ -78,7 +78,7 @@ def attend(
         else:
             scores = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision="ieee")
         if k_scales is not None:
-            scores *= tl.load(k_scales + scale_at, mask=inside, other=0.0)[None, :]
+            scores *= tl.load(k_scales + scale_offset, mask=inside, other=0.0)[None, :]
 
         # exp2 takes scores * late_scale: a scale that nothing comes after is multiplied last.
         late_scale = score.qk_scale
@@ -112,7 +112,7 @@ def attend(
         m = m_new
         l = l * alpha + tl.sum(p, 1)
         if v_scales is not None:
-            p *= tl.load(v_scales + scale_at, mask=inside, other=0.0)[None, :]
+            p *= tl.load(v_scales + scale_offset, mask=inside, other=0.0)[None, :]
         p = p.to(q.dtype)
         values = tl.load(v + offsets, mask=present, other=0)
         if KV_8BIT:

@@ -35,7 +35,7 @@ def linear_heads(x: Tensor, w: Tensor, out: Tensor, *, batch_invariant: bool = F
         BLOCK_M=BLOCK_M,
         BLOCK_N=BLOCK_N,
         BLOCK_K=BLOCK_K,
-        PRODUCTS=dot_type(x, x.dtype),
+        DOT_TYPE=dot_type(x, x.dtype),
         num_warps=4,
         num_stages=3,
     )
@@ -54,20 +54,20 @@ def _linear_heads(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    PRODUCTS: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
 ):
     token = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     head = tl.program_id(2).to(tl.int64)
     present, wanted = token < num_tokens, output < OUTPUTS
-    x_at = x.ptr + head * x.head + token.to(tl.int64)[:, None] * x.token
-    w_at = w + head * w_head + output[None, :] * w_output
+    x_rows = x.ptr + head * x.head + token.to(tl.int64)[:, None] * x.token
+    w_rows = w + head * w_head + output[None, :] * w_output
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for begin in range(0, INPUTS, BLOCK_K):
         k = begin + tl.arange(0, BLOCK_K)
         inside = k < INPUTS
-        rows = tl.load(x_at + k[None, :], mask=present[:, None] & inside[None, :], other=0.0).to(PRODUCTS)
-        columns = tl.load(w_at + k[:, None], mask=inside[:, None] & wanted[None, :], other=0.0).to(PRODUCTS)
+        rows = tl.load(x_rows + k[None, :], mask=present[:, None] & inside[None, :], other=0.0).to(DOT_TYPE)
+        columns = tl.load(w_rows + k[:, None], mask=inside[:, None] & wanted[None, :], other=0.0).to(DOT_TYPE)
         acc = tl.dot(rows, columns, acc, input_precision="ieee")
-    at = out.ptr + head * out.head + token.to(tl.int64)[:, None] * out.token + output[None, :]
-    tl.store(at, acc, mask=present[:, None] & wanted[None, :])
+    out_rows = out.ptr + head * out.head + token.to(tl.int64)[:, None] * out.token + output[None, :]
+    tl.store(out_rows, acc, mask=present[:, None] & wanted[None, :])

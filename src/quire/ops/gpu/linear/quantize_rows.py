@@ -130,9 +130,9 @@ def store_columns(
             num_groups = padded // GROUP
             offsets = row * padded + paired_index(columns)
             tl.store(out_ptr + offsets, tl.reshape(q, (BLOCK,)).to(dtype), mask=columns < padded)
-            at = scale_ptr + (row * num_groups + group) * 2
-            tl.store(at, scales, mask=group < num_groups)
-            tl.store(at + 1, tl.sum(q, axis=1) * scales, mask=group < num_groups)
+            pair_ptr = scale_ptr + (row * num_groups + group) * 2
+            tl.store(pair_ptr, scales, mask=group < num_groups)
+            tl.store(pair_ptr + 1, tl.sum(q, axis=1) * scales, mask=group < num_groups)
         else:
             tl.store(out_ptr + row * n + columns, tl.reshape(q, (BLOCK,)).to(dtype), mask=columns < n)
             num_groups = tl.cdiv(n, GROUP)

@@ -76,6 +76,6 @@ def _tile_offsets(index, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 def _store_outputs(to, acc, outputs, tokens, N, M):
     if to.bias is not None:
         acc += tl.load(to.bias + outputs, mask=outputs < N, other=0.0).to(tl.float32)[:, None]
-    at = tokens.to(tl.int64)[None, :] * N + outputs[:, None]
+    offsets = tokens.to(tl.int64)[None, :] * N + outputs[:, None]
     inside = (outputs < N)[:, None] & (tokens < M)[None, :]
-    tl.store(to.out + at, acc.to(to.out.dtype.element_ty), mask=inside)
+    tl.store(to.out + offsets, acc.to(to.out.dtype.element_ty), mask=inside)

@@ -1,1 +1,1 @@
-"""Mixtures of experts."""
+"""Mixture of experts (MoE)."""

@@ -35,7 +35,7 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
             GROUPS=routing.num_groups,
             TOP_GROUPS=routing.top_groups if routing.num_groups > 1 else 0,
             BEST_TWO=routing.group_score == "best two",
-            NEAR=routing.near,
+            NEAR=routing.sparsemixer_threshold,
             SIZE=size,
             GROUPS_PAD=next_power_of_two(routing.num_groups),
             SIZE_PAD=next_power_of_two(size),

@@ -9,7 +9,7 @@ MASK32 = tl.constexpr(0xFFFFFFFF)
 
 @triton.jit
 def uniform_word(seed, position, sample):
-    """int64 scalars -> 64 random bits as uint64. Products of 32-bit words are taken in 64 bits, whole."""
+    """int64 scalars -> 64 random bits as uint64. 32-bit words are multiplied in 64 bits."""
     k0, k1 = seed.to(tl.uint64) & MASK32, seed.to(tl.uint64) >> 32
     c0, c1 = position.to(tl.uint64) & MASK32, position.to(tl.uint64) >> 32
     c2 = sample.to(tl.uint64)
@@ -24,7 +24,8 @@ def uniform_word(seed, position, sample):
 
 @triton.jit
 def watermark_word(key, before, ids):
-    """The 32 random bits by which a watermark knows the tokens `ids` after the token `before`: ops/watermark.py."""
+    """The 32 random bits of tokens `ids` after the token `before`, which make them green or not. See
+    ops/watermark.py"""
     k0, k1 = key.to(tl.uint64) & MASK32, key.to(tl.uint64) >> 32
     c1 = (ids // 4).to(tl.uint64)
     c2 = c1 - c1

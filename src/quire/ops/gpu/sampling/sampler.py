@@ -269,7 +269,7 @@ class DeviceSampler:
             if row not in self._params:
                 raise ValueError(f"row {row} is not admitted")
         if len(set(rows)) < len(rows):
-            raise ValueError("a row has two lines")
+            raise ValueError("a row is sampled twice")
         if logits.shape != (num_lines, self.vocab_size):
             raise ValueError(f"logits are {list(logits.shape)}, and [{num_lines}, {self.vocab_size}] is expected")
 

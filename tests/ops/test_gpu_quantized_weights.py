@@ -1,4 +1,4 @@
-"""What a GPU keeps of GGUF's types: codes, scales and offsets that make the same numbers. Packing needs no GPU."""
+"""GGUF types packed for a GPU: values, scales and offsets make the same weights. Packing needs no GPU."""
 
 import numpy as np
 import pytest
@@ -40,8 +40,8 @@ def levels(weight: GroupedWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
         return weight.scales.float(), None if weight.offsets is None else weight.offsets.float()
     kinds = 2 if weight.has_offsets else 1
     if weight.super_scales is None:
-        halves = together(weight, torch.float16)
-        return halves[::kinds], halves[1::2] if weight.has_offsets else None
+        fp16_values = together(weight, torch.float16)
+        return fp16_values[::kinds], fp16_values[1::2] if weight.has_offsets else None
     small = six_bits(weight) if weight.scales.dtype == torch.int32 else together(weight, torch.int8)
     of_output = weight.super_scales.T.contiguous()  # [N, K / 256]
     super_scales = (of_output.view(torch.float16) if weight.has_offsets else of_output).float().T
