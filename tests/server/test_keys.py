@@ -16,7 +16,7 @@ from quire.core.errors import BadRequest
 from quire.server.access.keys import KeyRing
 from quire.server.access.quota import Quota, QuotaLimits
 from quire.server.app import create_app
-from quire.server.http.errors import OverQuota
+from quire.server.errors import OverQuota
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
 from server.fake_service import FakeService

@@ -23,10 +23,10 @@ from quire.engine.options import EngineOptions
 from quire.server.access.keys import KeyRing
 from quire.server.app import create_app
 from quire.server.http.listen import Listener, bind, listen, open_listener, reload
-from quire.server.http.serve import configuration
 from quire.server.observe.logs import JsonLines
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
+from quire.server.serve import configuration
 from server.fake_service import FakeService
 from server.running import running
 from server.test_leaving import eventually

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.text.answer import AnswerDelta
+from quire.text.answer_parser import AnswerDelta
 from quire.text.chat.chat_format import ChatFormat, chat_format
 from quire.text.reasoning import FORMATS
 from quire.text.reasoning.thoughts import Thoughts

@@ -22,8 +22,9 @@ from quire.server.access.quota import RATE_HEADERS
 from quire.server.app_state import AppState
 from quire.server.dialects import DIALECTS, load
 from quire.server.dialects.dialect import Dialect
+from quire.server.dialects.generate import generation_route
 from quire.server.dialects.openai.shapes import error_body
-from quire.server.http.errors import MethodNotAllowed, UnknownPath
+from quire.server.errors import MethodNotAllowed, UnknownPath
 from quire.server.http.middleware import Edge, Shape
 from quire.server.http.openapi import JSON, answers, openapi
 from quire.server.http.replies import error_response, json_response
@@ -32,7 +33,6 @@ from quire.server.observe.tracing import tracer
 from quire.server.options import ServerOptions
 from quire.server.routes.abort import Aborts
 from quire.server.routes.embeddings import Embeddings
-from quire.server.routes.generate import generation_route
 from quire.server.routes.live import Live
 from quire.server.routes.page import page_routes
 from quire.server.routes.rerank import Rerank

@@ -40,10 +40,10 @@ async def _main(
 ) -> None:
     metrics, doors = Metrics(), open_listener(server)
     # while a model is loaded
-    importing = asyncio.create_task(asyncio.to_thread(import_module, "quire.server.http.serve"))
+    importing = asyncio.create_task(asyncio.to_thread(import_module, "quire.server.serve"))
     async with _models(engine, server, metrics, spawned) as models:
         await importing
-        from quire.server.http.serve import serve
+        from quire.server.serve import serve
 
         await serve(models, server, metrics=metrics, doors=doors, on_ready=on_ready)
 

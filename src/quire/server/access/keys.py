@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 
 from quire.core.errors import BadRequest, QuireError
 from quire.server.access.quota import Quota, QuotaLimits
-from quire.server.http.errors import ModelNotAllowed, Unauthorized
+from quire.server.errors import ModelNotAllowed, Unauthorized
 
 log = logging.getLogger("quire.server")
 

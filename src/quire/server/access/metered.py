@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.client.service import ResolvedModel
 from quire.core.errors import DeadlinePassed
-from quire.server.http.request_context import RequestContext, current_request_context
+from quire.server.access.request_context import RequestContext, current_request_context
 from quire.text.event import TextEvent
 
 if TYPE_CHECKING:

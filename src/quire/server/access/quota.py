@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.server.http.errors import OverQuota
+from quire.server.errors import OverQuota
 
 Clock = Callable[[], float]  # seconds
 

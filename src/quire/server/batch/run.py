@@ -13,12 +13,12 @@ from quire.server.batch.requests import Line
 from quire.server.batch.results import Problem, Reply, Result
 from quire.server.dialects import load
 from quire.server.dialects.dialect import Call, Context
+from quire.server.dialects.generate import answered
 from quire.server.dialects.openai.chat import parse_chat
 from quire.server.dialects.openai.completions import parse_completion
 from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
 from quire.server.dialects.openai.responses.store import Stored
 from quire.server.routes.embeddings import embedded
-from quire.server.routes.generate import answered
 
 if TYPE_CHECKING:
     from quire.client.service import Models

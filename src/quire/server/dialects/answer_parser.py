@@ -9,7 +9,7 @@ import msgspec
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
 from quire.server.dialects.dialect import Context
-from quire.text.answer import AnswerDelta, AnswerReader
+from quire.text.answer_parser import AnswerDelta, AnswerReader
 from quire.text.tools.call import CallDelta
 from quire.text.tools.use import ToolUse
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from quire.core.errors import EngineFailed, QuireError, Unavailable
 from quire.core.request import FinishReason
-from quire.server.http.errors import Aborted
-from quire.server.http.request_context import current_request_context
+from quire.server.access.request_context import current_request_context
+from quire.server.errors import Aborted
 from quire.text.event import TextEvent, TokenLogprob
 
 

@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 
 from quire.core.errors import BadRequest, BodyTooLarge
-from quire.server.http.errors import NotJson
+from quire.server.errors import NotJson
 
 MOST_TEXTS = 2048  # of one request, as OpenAI
 

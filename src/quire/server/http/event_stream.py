@@ -11,9 +11,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.core.errors import QuireError, Unavailable
+from quire.server.access.request_context import note_error
 from quire.server.dialects.dialect import Dialect
-from quire.server.http.errors import ClientGone
-from quire.server.http.request_context import note_error
+from quire.server.errors import ClientGone
 
 T = TypeVar("T")
 log = logging.getLogger("quire.server")

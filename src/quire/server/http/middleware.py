@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.core.errors import BadRequest, QueueFull, QuireError, Unavailable
 from quire.server.access.keys import KeyRing
-from quire.server.http.errors import ClientGone
+from quire.server.access.request_context import RequestContext, begin_request_context
+from quire.server.errors import ClientGone
 from quire.server.http.replies import error_response
-from quire.server.http.request_context import RequestContext, begin_request_context
 from quire.server.observe.logs import log_visit
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import QuireError
-from quire.server.http.request_context import note_error
+from quire.server.access.request_context import note_error
 
 
 def json_response(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from quire.server.http.request_context import RequestContext
+from quire.server.access.request_context import RequestContext
 
 access = logging.getLogger("quire.access")
 

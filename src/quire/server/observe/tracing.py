@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 
 from quire import __version__
 from quire.core.errors import Unsupported
-from quire.server.http.request_context import RequestContext
+from quire.server.access.request_context import RequestContext
 from quire.server.options import ServerOptions
 
 Trace = Callable[[RequestContext, Headers, int], None]

@@ -17,11 +17,11 @@ from starlette.types import Receive, Scope, Send
 from quire.client.one_model import unknown_model
 from quire.core.errors import QueueFull, Unavailable
 from quire.core.records import RequestRecord
+from quire.server.access.request_context import current_request_context
 from quire.server.app_state import AppState
-from quire.server.http.errors import ClientGone, NotAllowed
+from quire.server.errors import ClientGone, NotAllowed
 from quire.server.http.event_stream import unless_gone
 from quire.server.http.openapi import EVENTS, answers, asks
-from quire.server.http.request_context import current_request_context
 from quire.server.observe.recent import Percentiles
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.server.http.errors import UnknownPath
+from quire.server.errors import UnknownPath
 from quire.server.http.openapi import answers
 
 FOLDER = Path(__file__).parent.parent / "page"

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
-from quire.server.dialects.openai.messages import Message, plain_messages, template_kwargs
+from quire.server.dialects.messages import Message, plain_messages, template_kwargs
 from quire.server.dialects.openai.tools import Tool, tool_use
 from quire.server.dialects.tgi.routes import TokenPlace, places
 from quire.server.http.body import decode, read_body

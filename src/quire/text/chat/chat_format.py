@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.text import reasoning, tools
-from quire.text.answer import AnswerReader
+from quire.text.answer_parser import AnswerReader
 from quire.text.reasoning import ReasoningFormat
 from quire.text.reasoning.thoughts import Thoughts
 from quire.text.tools.call import ToolFormat

@@ -14,7 +14,7 @@ from quire.server.dialects.anthropic.shapes import (
     ThinkingDelta,
     ToolCall,
 )
-from quire.text.answer import AnswerDelta
+from quire.text.answer_parser import AnswerDelta
 
 
 class BlockEvents:

@@ -19,7 +19,7 @@ from quire.server.dialects.openai.fields import new_id
 from quire.server.dialects.truncation import newest_that_fit, num_tokens
 from quire.server.http.body import decode
 from quire.server.http.openapi import JSON, answers, reads
-from quire.text.answer import AnswerDelta
+from quire.text.answer_parser import AnswerDelta
 from quire.text.chat.chat_format import NO_TOOLS
 from quire.text.chat.fill_in import filling_ends, filling_prompt
 from quire.text.event import TextEvent, TokenLogprob

@@ -13,8 +13,8 @@ from quire.core.errors import BadRequest
 from quire.server.dialects.dialect import Dialect
 from quire.server.dialects.ollama.fields import bare_name
 from quire.server.dialects.ollama.shapes import LINES, error_body, error_status, line
+from quire.server.errors import NotAllowed
 from quire.server.http.body import decode, read_body
-from quire.server.http.errors import NotAllowed
 from quire.server.http.event_stream import EventStream, unless_gone
 from quire.server.http.openapi import JSON, answers, reads
 from quire.server.http.replies import json_response

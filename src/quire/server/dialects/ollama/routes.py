@@ -13,8 +13,8 @@ from quire.client.checkpoint_facts import CheckpointFacts, checkpoint_facts
 from quire.server.dialects.ollama.embed import EmbedPages
 from quire.server.dialects.ollama.pull import ModelBody, PullPage, decoder
 from quire.server.dialects.ollama.shapes import error_body, error_status, timestamp
+from quire.server.errors import NotAllowed
 from quire.server.http.body import decode, read_body
-from quire.server.http.errors import NotAllowed
 from quire.server.http.openapi import JSON, answers, reads
 from quire.server.http.replies import in_shape, json_response
 from quire.server.options import ServerOptions

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from quire.server.errors import NotAllowed
 from quire.server.http.body import decode, read_body
-from quire.server.http.errors import NotAllowed
 from quire.server.http.openapi import answers, reads
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
 from quire.server.dialects.answer_parser import put_chat
 from quire.server.dialects.dialect import Context
+from quire.server.dialects.messages import Message, plain_messages, template_kwargs
 from quire.server.dialects.openai.chat_call import ChatCall, ChatChoice
 from quire.server.dialects.openai.fields import NOT_SUPPORTED, Fields, Int, check, new_id, refuse, sampling_params
-from quire.server.dialects.openai.messages import Message, plain_messages, template_kwargs
 from quire.server.dialects.openai.shapes import Answer
 from quire.server.dialects.openai.structured import language_asked
 from quire.server.dialects.openai.tools import NamedTool, Tool, tool_use

@@ -12,7 +12,7 @@ from quire.server.dialects.openai.fields import StreamOptions
 from quire.server.dialects.openai.shapes import Answer, prompt_logprobs_of, token_name
 from quire.server.dialects.openai.tools import ToolCallGain, folded, gain_of
 from quire.server.dialects.openai.usage import Tally, usage_of
-from quire.text.answer import AnswerDelta
+from quire.text.answer_parser import AnswerDelta
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.tools.use import ToolUse
 

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from quire import __version__
 from quire.server.dialects.chat_text import chat_text
-from quire.server.dialects.openai.messages import Message, plain_messages
+from quire.server.dialects.messages import Message, plain_messages
 from quire.server.dialects.tgi.fields import MAX_BEST_OF, MAX_STOP_SEQUENCES, MAX_TOP_N_TOKENS
 from quire.server.dialects.tgi.shapes import error_body, error_status
 from quire.server.http.body import decode, read_body

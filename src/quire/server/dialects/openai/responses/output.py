@@ -16,7 +16,7 @@ from quire.server.dialects.openai.responses.shapes import (
     ReasoningText,
 )
 from quire.server.dialects.openai.tools import new_call_id
-from quire.text.answer import AnswerDelta
+from quire.text.answer_parser import AnswerDelta
 from quire.text.tools.call import CallDelta
 
 

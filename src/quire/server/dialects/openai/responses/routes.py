@@ -12,6 +12,7 @@ from starlette.routing import Route
 from quire.core.errors import BadRequest, QuireError
 from quire.server.dialects.chat_text import chat_text
 from quire.server.dialects.dialect import Context, Dialect
+from quire.server.dialects.generate import answered, refusing, reply, streamed, understood
 from quire.server.dialects.openai.responses.body import NOT_SUPPORTED, ResponseBody
 from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
 from quire.server.dialects.openai.responses.items import InputItem
@@ -22,7 +23,6 @@ from quire.server.dialects.openai.shapes import error_body
 from quire.server.http.event_stream import EventStream
 from quire.server.http.openapi import EVENTS, JSON, answers, asks, reads
 from quire.server.http.replies import json_response
-from quire.server.routes.generate import answered, refusing, reply, streamed, understood
 
 if TYPE_CHECKING:
     from quire.client.service import Service
