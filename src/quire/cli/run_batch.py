@@ -11,8 +11,8 @@ from pathlib import Path
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.engine.options import EngineOptions
-from quire.server.batch.requests import BadBatch, Requests
-from quire.server.batch.results import Result, Results
+from quire.server.batch.requests import BadBatch, BatchRequests
+from quire.server.batch.results import BatchResult, BatchResults
 
 EXAMPLES = """\
   quire run-batch requests.jsonl answers.jsonl
@@ -46,8 +46,8 @@ def run(argv: Sequence[str]) -> int:
     options = read_flags(EngineOptions, arguments)
     if arguments.output.exists() and arguments.output.samefile(arguments.input):
         raise UsageError("INPUT and OUTPUT are the same file", "choose another OUTPUT")
-    requests = Requests(arguments.input)
-    with Results(arguments.output) as results:
+    requests = BatchRequests(arguments.input)
+    with BatchResults(arguments.output) as results:
         if strange := results.done - requests.ids:
             raise BadBatch(
                 f"{arguments.output} has a result for `{min(strange)}`, which is not in {arguments.input}",
@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
         return asyncio.run(_run(requests, results, options))
 
 
-async def _run(requests: Requests, results: Results, options: EngineOptions) -> int:
+async def _run(requests: BatchRequests, results: BatchResults, options: EngineOptions) -> int:
     from tqdm import tqdm
 
     from quire.client.engine_client import EngineClient
@@ -69,7 +69,7 @@ async def _run(requests: Requests, results: Results, options: EngineOptions) -> 
     started = time.monotonic()
     with tqdm(total=total, initial=before, unit="request", disable=None, file=sys.stderr) as bar:
 
-        def tell(result: Result) -> None:
+        def tell(result: BatchResult) -> None:
             results.add(result)
             good = result.response is not None and result.response.status_code == 200
             told["answered" if good else "failed"] += 1

@@ -25,18 +25,18 @@ from quire.server.dialects.dialect import Dialect
 from quire.server.dialects.generate import generation_route
 from quire.server.dialects.openai.shapes import error_body
 from quire.server.errors import MethodNotAllowed, UnknownPath
-from quire.server.http.middleware import Edge, Shape
+from quire.server.http.middleware import RequestMiddleware, Shape
 from quire.server.http.openapi import JSON, answers, openapi
 from quire.server.http.replies import error_response, json_response
 from quire.server.observe.metrics import Metrics
 from quire.server.observe.tracing import tracer
 from quire.server.options import ServerOptions
-from quire.server.routes.abort import Aborts
-from quire.server.routes.embeddings import Embeddings
-from quire.server.routes.live import Live
+from quire.server.routes.abort import AbortRoutes
+from quire.server.routes.embeddings import EmbeddingRoutes
+from quire.server.routes.live import LiveRoutes
 from quire.server.routes.page import page_routes
-from quire.server.routes.rerank import Rerank
-from quire.server.routes.tokens import Tokens
+from quire.server.routes.rerank import RerankRoutes
+from quire.server.routes.tokens import TokenizerRoutes
 
 if TYPE_CHECKING:
     from quire.client.service import Models, ServedModel
@@ -49,7 +49,7 @@ def create_app(
     metrics = metrics or Metrics()
     keys = keys or KeyRing(options.api_key, options.keys_file)
     metered = MeteredModels(models)
-    paths = Paths(AppState(metered, options, metrics), metered)
+    paths = RouteTable(AppState(metered, options, metrics), metered)
     return Starlette(
         routes=paths.routes,
         middleware=[
@@ -60,29 +60,31 @@ def create_app(
                 allow_headers=["*"],
                 expose_headers=["x-request-id", "retry-after", *RATE_HEADERS],
             ),
-            Middleware(Edge, options, keys, metrics, paths.routes, paths.shapes, error_body, tracer(options)),
+            Middleware(
+                RequestMiddleware, options, keys, metrics, paths.routes, paths.shapes, error_body, tracer(options)
+            ),
         ],
         exception_handlers={HTTPException: paths.refused},
     )
 
 
-class Paths:
+class RouteTable:
     """Which path leads where, and how an error looks there."""
 
-    def __init__(self, site: AppState, metered: MeteredModels) -> None:
-        self.routes = _own_routes(site, metered)
+    def __init__(self, state: AppState, metered: MeteredModels) -> None:
+        self.routes = _own_routes(state, metered)
         self.shapes: dict[str, Shape] = {}  # of the paths that belong to a dialect
         self._parsers: dict[str, Callable[..., Any]] = {}
         self._below: dict[str, Shape] = {}  # of paths that begin so
         for dialect in map(load, DIALECTS):
-            self._add(dialect, site)
+            self._add(dialect, state)
         self.routes.append(Route("/openapi.json", self.description))
 
-    def _add(self, dialect: Dialect, site: AppState) -> None:
+    def _add(self, dialect: Dialect, state: AppState) -> None:
         self._parsers |= dialect.routes
-        routes = dialect.pages(site)
+        routes = dialect.pages(state)
         for path, parse in dialect.routes.items():
-            handle = generation_route(site.models, dialect, parse, site.options)
+            handle = generation_route(state.models, dialect, parse, state.options)
             routes.append(Route(path, handle, methods=["POST"]))
         self.routes += routes
         self.shapes |= dict.fromkeys((route.path for route in routes), dialect.error)
@@ -102,9 +104,9 @@ class Paths:
         return response
 
 
-def _own_routes(site: AppState, metered: MeteredModels) -> list[Route]:
+def _own_routes(state: AppState, metered: MeteredModels) -> list[Route]:
     """Those that belong to no dialect."""
-    tokens, pages = Tokens(site.models, site.options.max_body_bytes), Pages(site)
+    tokens, pages = TokenizerRoutes(state.models, state.options.max_body_bytes), InfoRoutes(state)
     return [
         Route("/v1/models", pages.models),
         Route("/v1/models/{name:path}", pages.model),
@@ -116,10 +118,10 @@ def _own_routes(site: AppState, metered: MeteredModels) -> list[Route]:
         Route("/ready", pages.ready),
         Route("/metrics", pages.metrics_text),
         Route("/version", pages.version),
-        Route("/abort_requests", Aborts(metered, site.options.max_body_bytes).abort, methods=["POST"]),
-        *Embeddings(site).routes(),
-        *Rerank(site).routes(),
-        Route("/live", Live(site).view),
+        Route("/abort_requests", AbortRoutes(metered, state.options.max_body_bytes).abort, methods=["POST"]),
+        *EmbeddingRoutes(state).routes(),
+        *RerankRoutes(state).routes(),
+        Route("/live", LiveRoutes(state).view),
         *page_routes(),
     ]
 
@@ -133,7 +135,7 @@ def _as_ours(http: Request, error: HTTPException) -> QuireError:
     raise AssertionError(f"unexpected HTTP status {error.status_code}") from error
 
 
-class Model(Struct, kw_only=True):
+class ModelCard(Struct, kw_only=True):
     """For clients of OpenAI and vLLM, and for those of Anthropic, who look for `type` and the two behind it."""
 
     id: str
@@ -150,27 +152,27 @@ class Model(Struct, kw_only=True):
 
 
 class ModelList(Struct):
-    data: list[Model]
+    data: list[ModelCard]
     first_id: str | None
     last_id: str | None
     has_more: bool = False
     object: str = "list"
 
 
-class Status(Struct):
+class ServerStatus(Struct):
     status: str
 
 
-class Version(Struct):
+class ServerVersion(Struct):
     version: str
 
 
-class Pages:
+class InfoRoutes:
     """What can be asked about the server."""
 
-    def __init__(self, site: AppState) -> None:
-        self._models = site.models
-        self._metrics = site.metrics
+    def __init__(self, state: AppState) -> None:
+        self._models = state.models
+        self._metrics = state.metrics
         self._created = datetime.now(UTC)
 
     @answers({JSON: ModelList})
@@ -179,15 +181,15 @@ class Pages:
         names: list[str | None] = [model.id for model in models] or [None]
         return json_response(ModelList(models, names[0], names[-1]))
 
-    @answers({JSON: Model})
+    @answers({JSON: ModelCard})
     async def model(self, http: Request) -> Response:
         name, offers = http.path_params["name"], {offer.name: offer for offer in self._models.offers()}
         if name not in offers:
             raise unknown_model(name, list(offers))
         return json_response(self._model(offers[name]))
 
-    def _model(self, offer: "ServedModel") -> Model:
-        return Model(
+    def _model(self, offer: "ServedModel") -> ModelCard:
+        return ModelCard(
             id=offer.name,
             created=int(self._created.timestamp()),
             display_name=offer.name,
@@ -198,15 +200,15 @@ class Pages:
             task=offer.info.task if offer.info else None,
         )
 
-    @answers({JSON: Status}, also=(503,))
+    @answers({JSON: ServerStatus}, also=(503,))
     async def health(self, http: Request) -> Response:
         state = self._models.state
-        return json_response(Status(state), 503 if state == "stopped" else 200)
+        return json_response(ServerStatus(state), 503 if state == "stopped" else 200)
 
-    @answers({JSON: Status}, also=(503,))
+    @answers({JSON: ServerStatus}, also=(503,))
     async def ready(self, http: Request) -> Response:
         state = self._models.state
-        return json_response(Status(state), 200 if state == "ready" else 503)
+        return json_response(ServerStatus(state), 200 if state == "ready" else 503)
 
     @answers({"text/plain": str})
     async def metrics_text(self, http: Request) -> Response:
@@ -214,6 +216,6 @@ class Pages:
 
         return Response(prometheus_text(self._metrics), media_type=MEDIA_TYPE)
 
-    @answers({JSON: Version})
+    @answers({JSON: ServerVersion})
     async def version(self, http: Request) -> Response:
-        return json_response(Version(__version__))
+        return json_response(ServerVersion(__version__))

@@ -57,7 +57,7 @@ async def _models(
 
         each = {engine.served_model_name or model_name(engine.model): engine}
         if server.models:
-            each = options_of_each(engine, named_models(server.models))
+            each = engine_options_per_model(engine, named_models(server.models))
         async with ManyModels(each, server.max_loaded_models, metrics.of) as models:
             yield models
     else:
@@ -67,7 +67,7 @@ async def _models(
             yield OneModel(client, client.adapters)
 
 
-def options_of_each(engine: EngineOptions, models: Mapping[str, str]) -> dict[str, EngineOptions]:
+def engine_options_per_model(engine: EngineOptions, models: Mapping[str, str]) -> dict[str, EngineOptions]:
     """Of several models, each with its own adapters: those called MODEL:NAME."""
     adapters: dict[str, list[str]] = {name: [] for name in models}
     names = set(models)

@@ -13,7 +13,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from quire.server.app import create_app
-from quire.server.http.connection import Bounds, Connection
+from quire.server.http.connection import Connection, ConnectionLimits
 from quire.server.http.listen import Listener, listen, open_listener, reload
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quire.server")
 
-LAST_WORDS = 1.0  # seconds for telling the clients of cancelled requests
+CANCEL_TIMEOUT_SECONDS = 1.0  # seconds for telling the clients of cancelled requests
 
 
 async def serve(
@@ -51,7 +51,7 @@ async def serve(
 
 
 def configuration(app: Starlette, options: ServerOptions, metrics: Metrics) -> uvicorn.Config:
-    bounds = Bounds(options.max_connections, options.receive_timeout, options.send_timeout)
+    bounds = ConnectionLimits(options.max_connections, options.receive_timeout, options.send_timeout)
     connection: Any = partial(Connection, bounds, partial(metrics.http, "none"))
     return uvicorn.Config(
         app,
@@ -123,4 +123,4 @@ class _Server(uvicorn.Server):
 async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
-    await asyncio.wait(tasks, timeout=LAST_WORDS)
+    await asyncio.wait(tasks, timeout=CANCEL_TIMEOUT_SECONDS)

@@ -72,19 +72,19 @@ class RequestContext:
             self.key.quota.charge(prompt_tokens + output_tokens)
 
 
-_visit: ContextVar[RequestContext | None] = ContextVar("visit", default=None)
+_context: ContextVar[RequestContext | None] = ContextVar("context", default=None)
 
 
-def begin_request_context(visit: RequestContext) -> None:
-    _visit.set(visit)
+def begin_request_context(context: RequestContext) -> None:
+    _context.set(context)
 
 
 def current_request_context() -> RequestContext | None:
     """None outside of a request."""
-    return _visit.get()
+    return _context.get()
 
 
 def note_error(error: QuireError) -> None:
-    """The current visit is answered with it."""
-    if visit := _visit.get():
-        visit.error = error.code
+    """The current context is answered with it."""
+    if context := _context.get():
+        context.error = error.code

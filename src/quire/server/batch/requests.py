@@ -16,17 +16,17 @@ class BadBatch(QuireError):
     status, code = 400, "bad_batch"
 
 
-class Line(Struct, kw_only=True):
+class BatchLine(Struct, kw_only=True):
     custom_id: str
     url: str
     body: msgspec.Raw
     method: str = "POST"
 
 
-_decoder = msgspec.json.Decoder(Line)
+_decoder = msgspec.json.Decoder(BatchLine)
 
 
-class Requests:
+class BatchRequests:
     """Read from the disk as it is asked for: a batch may be larger than the memory."""
 
     def __init__(self, path: Path) -> None:
@@ -41,10 +41,10 @@ class Requests:
                 )
             self.ids.add(line.custom_id)
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[BatchLine]:
         return (line for _, line in self._lines())
 
-    def _lines(self) -> Iterator[tuple[int, Line]]:
+    def _lines(self) -> Iterator[tuple[int, BatchLine]]:
         try:
             with self._path.open("rb") as file:
                 for number, text in enumerate(file, 1):
@@ -53,11 +53,11 @@ class Requests:
         except OSError as error:
             raise BadBatch(f"{self._path} cannot be read: {error.strerror}") from error
 
-    def _line(self, number: int, text: bytes) -> Line:
+    def _line(self, number: int, text: bytes) -> BatchLine:
         try:
             return _decoder.decode(text)
         except msgspec.ValidationError as error:
-            wrong = explain(str(error), Line).message
+            wrong = explain(str(error), BatchLine).message
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             wrong = f"this is not JSON: {error}"
         except RecursionError:

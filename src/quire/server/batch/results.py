@@ -15,7 +15,7 @@ SYNC_LINES = 64  # results that may be lost when the machine, not the program, g
 SYNC_SECONDS = 5.0
 
 
-class Reply(Struct):
+class BatchReply(Struct):
     """What HTTP would have answered."""
 
     status_code: int
@@ -23,18 +23,18 @@ class Reply(Struct):
     body: msgspec.Raw
 
 
-class Problem(Struct):
+class BatchError(Struct):
     code: str
     message: str
 
 
-class Result(Struct, kw_only=True):
+class BatchResult(Struct, kw_only=True):
     """Of `response` and `error`, one is null."""
 
     id: str
     custom_id: str
-    response: Reply | None = None
-    error: Problem | None = None
+    response: BatchReply | None = None
+    error: BatchError | None = None
 
 
 class _Done(Struct):
@@ -45,14 +45,14 @@ _decoder = msgspec.json.Decoder(_Done)
 _encode = msgspec.json.Encoder().encode
 
 
-class Results:
+class BatchResults:
     """A context manager. `done` are the ids whose results were there when it was opened."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.done: set[str] = set()
 
-    def __enter__(self) -> "Results":
+    def __enter__(self) -> "BatchResults":
         try:
             self._file: BinaryIO = self._path.open("a+b")
         except OSError as error:
@@ -70,7 +70,7 @@ class Results:
         self._sync()
         self._file.close()
 
-    def add(self, result: Result) -> None:
+    def add(self, result: BatchResult) -> None:
         try:
             self._file.write(_encode(result) + b"\n")
             self._file.flush()  # so that it is there if this program is killed; `_sync` is for machines that fail

@@ -9,15 +9,15 @@ from uuid import uuid4
 import msgspec
 
 from quire.core.errors import BadRequest, EngineFailed, QueueFull, QuireError
-from quire.server.batch.requests import Line
-from quire.server.batch.results import Problem, Reply, Result
+from quire.server.batch.requests import BatchLine
+from quire.server.batch.results import BatchError, BatchReply, BatchResult
 from quire.server.dialects import load
 from quire.server.dialects.dialect import Call, Context
 from quire.server.dialects.generate import answered
 from quire.server.dialects.openai.chat import parse_chat
 from quire.server.dialects.openai.completions import parse_completion
 from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
-from quire.server.dialects.openai.responses.store import Stored
+from quire.server.dialects.openai.responses.store import StoredResponse
 from quire.server.routes.embeddings import embedded
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def _parse_response(body: bytes, context: Context) -> ResponseCall:
     return parse_response(body, context, _none_before)
 
 
-def _none_before(tenant: str, name: str) -> Stored:
+def _none_before(tenant: str, name: str) -> StoredResponse:
     raise BadRequest(f"no response `{name}`: a batch keeps none", "send the whole input", param="previous_response_id")
 
 
@@ -45,7 +45,9 @@ READERS: dict[str, Callable[[bytes, Context], Call]] = {
 URLS = (*READERS, EMBEDDINGS)
 
 
-async def run_batch(models: "Models", lines: Iterator[Line], concurrency: int, tell: Callable[[Result], None]) -> None:
+async def run_batch(
+    models: "Models", lines: Iterator[BatchLine], concurrency: int, tell: Callable[[BatchResult], None]
+) -> None:
     """Every line's result is told as soon as it is there, `concurrency` lines under way at once. Being cancelled
     cancels those; their results are not told."""
     batch = Batch(models)
@@ -67,30 +69,30 @@ class Batch:
         self._models = models
         self._dialect = load("openai")
 
-    async def result(self, line: Line) -> Result:
-        result = Result(id=f"batch_req_{uuid4().hex}", custom_id=line.custom_id)
+    async def result(self, line: BatchLine) -> BatchResult:
+        result = BatchResult(id=f"batch_req_{uuid4().hex}", custom_id=line.custom_id)
         if line.method != "POST":
-            result.error = Problem("invalid_method", f"the method is {line.method}, and POST is possible")
+            result.error = BatchError("invalid_method", f"the method is {line.method}, and POST is possible")
         elif line.url not in URLS:
             known = ", ".join(URLS)
-            result.error = Problem("invalid_url", f"the url is {line.url}, and {known} are possible")
+            result.error = BatchError("invalid_url", f"the url is {line.url}, and {known} are possible")
         else:
             result.response = await self._reply(line)
         return result
 
-    async def _reply(self, line: Line) -> Reply:
+    async def _reply(self, line: BatchLine) -> BatchReply:
         request_id = uuid4().hex
         try:
-            return Reply(200, request_id, msgspec.Raw(_encode(await self._answer(line))))
+            return BatchReply(200, request_id, msgspec.Raw(_encode(await self._answer(line))))
         except QuireError as error:
             failed = error
         except Exception:
             log.exception("request `%s` failed", line.custom_id)
             failed = EngineFailed("the server failed on this request")
         body = msgspec.Raw(_encode(self._dialect.error(failed)))
-        return Reply(self._dialect.status(failed), request_id, body)
+        return BatchReply(self._dialect.status(failed), request_id, body)
 
-    async def _answer(self, line: Line) -> object:
+    async def _answer(self, line: BatchLine) -> object:
         body = bytes(line.body)
         if line.url == EMBEDDINGS:
             return await embedded(self._models, body)

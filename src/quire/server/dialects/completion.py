@@ -11,7 +11,7 @@ from quire.text.event import TextEvent, TokenLogprob
 
 
 @dataclass(slots=True)
-class Sample:
+class CompletionSample:
     """Everything one sample gained."""
 
     text: str = ""
@@ -26,7 +26,7 @@ class Completion:
     """Everything one prompt gained, by sample."""
 
     prompt_ids: list[int]
-    samples: list[Sample]
+    samples: list[CompletionSample]
     num_cached_tokens: int = 0
     num_unseen_tokens: int = 0  # of samples that best_of passed over
     first_token: float | None = None  # time.monotonic()
@@ -57,7 +57,7 @@ def failure(event: TextEvent) -> QuireError | None:
     if event.finish_reason == "error":
         return EngineFailed(event.reason or "the engine could not go on with this request")
     if event.finish_reason == "cancelled":
-        if (visit := current_request_context()) is not None and visit.aborted:
+        if (context := current_request_context()) is not None and context.aborted:
             return Aborted("the request was cancelled by its id")
         return Unavailable(event.reason or "the request was cancelled")
     return None

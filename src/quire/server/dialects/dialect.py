@@ -87,4 +87,4 @@ class Dialect:
     last: bytes = b""  # sent after a stream that went well
     idle: bytes = b""  # sent when a stream was silent for long, and passed over by clients
     below: str = ""  # paths that begin so are its own, those that do not exist among them
-    pages: Callable[["AppState"], list[Route]] = lambda site: []  # what is answered without generating
+    pages: Callable[["AppState"], list[Route]] = lambda state: []  # what is answered without generating

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest, QuireError
-from quire.server.dialects.completion import Completion, Sample, failure
+from quire.server.dialects.completion import Completion, CompletionSample, failure
 from quire.server.dialects.dialect import Call, Context, Dialect
 from quire.server.http.body import read_body
 from quire.server.http.event_stream import EventStream, unless_gone
@@ -103,7 +103,7 @@ async def answered(service: "Service", call: Call) -> object:
     """The whole answer. Being cancelled cancels the requests."""
     streams = await _submit(service, call)
     completions = [
-        Completion(stream.prompt_ids, [Sample() for _ in range(request.params.n)])
+        Completion(stream.prompt_ids, [CompletionSample() for _ in range(request.params.n)])
         for stream, request in zip(streams, call.requests, strict=True)
     ]
     try:

@@ -10,7 +10,7 @@ from quire.core.errors import BadRequest
 from quire.server.dialects.openai.fields import refuse
 
 
-class Part(Struct, kw_only=True):
+class ContentPart(Struct, kw_only=True):
     """One part of a content. Only text is understood, so what else a part of another type has does not matter."""
 
     type: str
@@ -18,25 +18,25 @@ class Part(Struct, kw_only=True):
     refusal: str | None = None
 
 
-class CalledFunction(Struct, kw_only=True):
+class InputFunctionCall(Struct, kw_only=True):
     name: str
     arguments: str | dict[str, Any] | None = None  # JSON as text, and by some clients as it is
 
 
-class MadeCall(Struct, kw_only=True):
+class InputToolCall(Struct, kw_only=True):
     id: str | None = None
     type: str | None = None
-    function: CalledFunction
+    function: InputFunctionCall
 
 
-class Message(Struct, kw_only=True, forbid_unknown_fields=True):
+class InputMessage(Struct, kw_only=True, forbid_unknown_fields=True):
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # the same, by its newer name
-    tool_calls: list[MadeCall] | None = None
+    tool_calls: list[InputToolCall] | None = None
     tool_call_id: str | None = None
     annotations: Any = None  # what an answer had; nothing is done with them
     audio: Any = None
@@ -46,7 +46,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
 _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {"audio": (), "function_call": ()}
 
 
-def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
+def plain_messages(messages: list[InputMessage]) -> list[dict[str, Any]]:
     """Plain dicts for the template. What was not given is left out, but there is always a content."""
     if not messages:
         raise BadRequest("messages is empty", "give at least one message", param="messages")
@@ -76,7 +76,7 @@ def template_kwargs(given: dict[str, Any] | None) -> dict[str, Any]:
     return given or {}
 
 
-def _plain_call(call: MadeCall, where: str) -> dict[str, Any]:
+def _plain_call(call: InputToolCall, where: str) -> dict[str, Any]:
     """With arguments as an object, as templates want them."""
     arguments = call.function.arguments
     if not isinstance(arguments, dict):
@@ -93,11 +93,11 @@ def read_arguments(text: str | None, where: str) -> dict[str, Any]:
     return arguments
 
 
-def _text(content: str | list[Part] | None, where: str) -> str | None:
+def _text(content: str | list[ContentPart] | None, where: str) -> str | None:
     return joined(content, {"text"}, where) if isinstance(content, list) else content
 
 
-def joined(parts: Sequence[Part], kinds: Set[str], where: str) -> str:
+def joined(parts: Sequence[ContentPart], kinds: Set[str], where: str) -> str:
     """The texts of parts, which may be of these types, or refusals."""
     texts = []
     for at, part in enumerate(parts):

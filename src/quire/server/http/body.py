@@ -11,7 +11,7 @@ from starlette.requests import Request
 from quire.core.errors import BadRequest, BodyTooLarge
 from quire.server.errors import NotJson
 
-MOST_TEXTS = 2048  # of one request, as OpenAI
+MAX_TEXTS = 2048  # of one request, as OpenAI
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -95,9 +95,9 @@ def texts_or_ids(given: str | list[str | int | list[int]], param: str) -> list[s
 
 
 def check_number(texts: Sized, param: str) -> None:
-    if len(texts) > MOST_TEXTS:
+    if len(texts) > MAX_TEXTS:
         raise BadRequest(
-            f"{param} has {len(texts)} texts, and {MOST_TEXTS} are allowed", "send several requests", param=param
+            f"{param} has {len(texts)} texts, and {MAX_TEXTS} are allowed", "send several requests", param=param
         )
 
 

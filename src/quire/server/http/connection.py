@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-MOST_HEAD_BYTES = 1 << 16  # of the request line and the headers
+MAX_HEAD_BYTES = 1 << 16  # of the request line and the headers
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-STILL_THERE = 0.2  # seconds: how often a client that has ended its side is asked whether it is there
+PROBE_INTERVAL_SECONDS = 0.2  # seconds: how often a client that has ended its side is asked whether it is there
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ConnectionLimits:
     max_connections: int
     receive_timeout: float  # seconds until a request has come whole
     send_timeout: float  # seconds that an answer may lie unread
@@ -26,7 +26,7 @@ class Bounds:
 class Connection(HttpToolsProtocol):
     """`refused` is told the status and the code of what was answered here, before any route was asked."""
 
-    def __init__(self, bounds: Bounds, refused: Callable[[int, str], None], **uvicorn: Any) -> None:
+    def __init__(self, bounds: ConnectionLimits, refused: Callable[[int, str], None], **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._bounds, self._refused = bounds, refused
         self._in_head = True
@@ -34,7 +34,7 @@ class Connection(HttpToolsProtocol):
         self._num_header_bytes = 0
         self._arriving = _Timer(self.loop, bounds.receive_timeout, self._not_arrived)
         self._unread = _Timer(self.loop, bounds.send_timeout, lambda: self.transport.abort())
-        self._one_sided = _Timer(self.loop, STILL_THERE, self._ask_whether_there)
+        self._one_sided = _Timer(self.loop, PROBE_INTERVAL_SECONDS, self._ask_whether_there)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -56,8 +56,8 @@ class Connection(HttpToolsProtocol):
             return
         super().data_received(data)
         self._num_head_bytes += len(data)
-        if self._in_head and self._num_head_bytes > MOST_HEAD_BYTES:
-            self._refuse(431, "headers_too_large", f"the headers are larger than {MOST_HEAD_BYTES} bytes")
+        if self._in_head and self._num_head_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, "headers_too_large", f"the headers are larger than {MAX_HEAD_BYTES} bytes")
 
     def on_message_begin(self) -> None:
         self._in_head, self._num_head_bytes, self._num_header_bytes = True, 0, 0
@@ -67,7 +67,7 @@ class Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Also called for what follows a body in chunks, which counts as well."""
         self._num_header_bytes += len(name) + len(value)
-        if self._num_header_bytes > MOST_HEAD_BYTES:
+        if self._num_header_bytes > MAX_HEAD_BYTES:
             raise ValueError("too many headers")  # uvicorn answers 400
         super().on_header(name, value)
 

@@ -19,7 +19,7 @@ from quire.server.access.keys import KeyRing
 from quire.server.access.request_context import RequestContext, begin_request_context
 from quire.server.errors import ClientGone
 from quire.server.http.replies import error_response
-from quire.server.observe.logs import log_visit
+from quire.server.observe.logs import log_request
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
 
@@ -29,13 +29,13 @@ Shape = Callable[[QuireError], object]
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"})  # for probes and scrapers, which have no key
 OPEN_PAGE = re.compile(r"/(page/.*)?")  # the page, which asks for the key; what is posted to / is another matter
-MOST_BODIES = 16  # of the longest: what all requests under way may have sent together
+MAX_BODIES = 16  # of the longest: what all requests under way may have sent together
 CLIENT_CLOSED = 499  # never sent: how a request whose client left is counted
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-class Edge:
+class RequestMiddleware:
     """Each key is a tenant of its own: prefixes are shared within a key only."""
 
     def __init__(
@@ -62,14 +62,14 @@ class Edge:
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        visit = _visit(scope, headers)
-        begin_request_context(visit)
-        way = _Way(scope, receive, send, visit, self._shapes.get(path, self._shape), self._hold)
+        context = _context(scope, headers)
+        begin_request_context(context)
+        way = _Exchange(scope, receive, send, context, self._shapes.get(path, self._shape), self._hold)
         try:
             if not _is_open(scope, path):
-                visit.key = self._keys.find(headers)
-                scope["tenant"] = visit.tenant
-                visit.deadline = _deadline(visit, headers, self._options.request_timeout)
+                context.key = self._keys.find(headers)
+                scope["tenant"] = context.tenant
+                context.deadline = _deadline(context, headers, self._options.request_timeout)
                 if scope["method"] == "POST":
                     way.enter()
             await self._app(scope, way.receive, way.send)
@@ -79,21 +79,21 @@ class Edge:
             if way.status == CLIENT_CLOSED:
                 await way.refuse(Unavailable("the server is shutting down", "ask again"))
         except (ClientGone, ClientDisconnect):
-            log.debug("client of request %s left", visit.id)
+            log.debug("client of request %s left", context.id)
         except Exception:
-            log.exception("request %s failed", visit.id)
+            log.exception("request %s failed", context.id)
             if way.status == CLIENT_CLOSED:
-                hint = f"its id in the server's log is {visit.id}"
+                hint = f"its id in the server's log is {context.id}"
                 await way.refuse(QuireError("the server failed on this request", hint))
         finally:
-            self._body_bytes -= visit.body_bytes
+            self._body_bytes -= context.body_bytes
             way.leave()
-            self._end(visit, headers, self._route(scope, path), way.status)
+            self._end(context, headers, self._route(scope, path), way.status)
         return None
 
     def _hold(self, num_bytes: int) -> None:
         self._body_bytes += num_bytes
-        most = MOST_BODIES * self._options.max_body_bytes
+        most = MAX_BODIES * self._options.max_body_bytes
         if self._body_bytes > most:
             raise QueueFull(
                 f"the requests under way have more than {most} bytes in their bodies", "try again later", retry_after=1
@@ -102,17 +102,17 @@ class Edge:
     def _route(self, scope: Scope, path: str) -> str:
         return path if path in self._fixed else self._open.get(scope.get("endpoint", ""), "other")
 
-    def _end(self, visit: RequestContext, headers: Headers, route: str, status: int) -> None:
-        self._metrics.http(route, status, visit.error)
-        if visit.tenant and visit.model:
-            self._metrics.tenant(visit.tenant, visit.prompt_tokens, visit.output_tokens)
+    def _end(self, context: RequestContext, headers: Headers, route: str, status: int) -> None:
+        self._metrics.http(route, status, context.error)
+        if context.tenant and context.model:
+            self._metrics.tenant(context.tenant, context.prompt_tokens, context.output_tokens)
         if self._options.access_log:
-            log_visit(visit, status)
-        if self._trace is not None and visit.model:
-            self._trace(visit, headers, status)
+            log_request(context, status)
+        if self._trace is not None and context.model:
+            self._trace(context, headers, status)
 
 
-class _Way:
+class _Exchange:
     """What one request sends and is sent, as it passes."""
 
     def __init__(
@@ -120,29 +120,29 @@ class _Way:
         scope: Scope,
         receive: Receive,
         send: Send,
-        visit: RequestContext,
+        context: RequestContext,
         shape: Shape,
         hold: Callable[[int], None],
     ) -> None:
         self._scope, self._receive, self._send = scope, receive, send
-        self._visit, self._shape, self._hold = visit, shape, hold
+        self._context, self._shape, self._hold = context, shape, hold
         self._entered = False
         self.status = CLIENT_CLOSED  # until an answer begins
 
     def enter(self) -> None:
         """OverQuota if it is one too many for its key."""
-        self._visit.enter()
+        self._context.enter()
         self._entered = True
 
     def leave(self) -> None:
         if self._entered:
             self._entered = False
-            self._visit.release()
+            self._context.release()
 
     async def receive(self) -> Message:
         message = await self._receive()
         if size := len(message.get("body", b"")):
-            self._visit.body_bytes += size
+            self._context.body_bytes += size
             self._hold(size)
         return message
 
@@ -150,9 +150,9 @@ class _Way:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             told = MutableHeaders(scope=message)
-            told["x-request-id"] = self._visit.id
-            if self._visit.key is not None:
-                told.update(self._visit.key.quota.headers())
+            told["x-request-id"] = self._context.id
+            if self._context.key is not None:
+                told.update(self._context.key.quota.headers())
         elif message["type"] == "http.response.body" and not message.get(
             "more_body"
         ):  # whoever sees the end may ask again
@@ -163,7 +163,7 @@ class _Way:
         await error_response(error, self._shape)(self._scope, self._receive, self.send)
 
 
-def _visit(scope: Scope, headers: Headers) -> RequestContext:
+def _context(scope: Scope, headers: Headers) -> RequestContext:
     asked = headers.get("x-request-id", "")
     raw: Any = scope.get("raw_path") or b""
     return RequestContext(
@@ -174,7 +174,7 @@ def _visit(scope: Scope, headers: Headers) -> RequestContext:
     )
 
 
-def _deadline(visit: RequestContext, headers: Headers, most: float | None) -> float | None:
+def _deadline(context: RequestContext, headers: Headers, most: float | None) -> float | None:
     """The server's, or the one the client asks for, if that is sooner."""
     asked = headers.get("x-request-timeout")
     try:
@@ -184,7 +184,7 @@ def _deadline(visit: RequestContext, headers: Headers, most: float | None) -> fl
     if not seconds > 0:
         raise BadRequest(f"the header x-request-timeout is {asked!r}", "it is a number of seconds, above 0")
     seconds = min(seconds, most or math.inf)
-    return None if math.isinf(seconds) else visit.began + seconds
+    return None if math.isinf(seconds) else context.began + seconds
 
 
 def _is_open(scope: Scope, path: str) -> bool:

@@ -16,13 +16,13 @@ Shape = Callable[..., object]  # of errors; its return type says how they look
 JSON = "application/json"
 EVENTS = "text/event-stream"
 
-_TOLD = "__quire_told__"
+_OPERATION = "__quire_operation__"
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")  # as Starlette writes it
 _REFERENCE = "#/components/schemas/{name}"
 
 
 @dataclass(slots=True)
-class Told:
+class Operation:
     """What is known of one operation."""
 
     body: Any = None
@@ -37,24 +37,24 @@ class Told:
 def reads(body: type[msgspec.Struct], only: Mapping[str, tuple[Any, ...]] | None = None) -> Callable[[Reader], Reader]:
     """Says of a function which body it reads: of a route's endpoint, or of a dialect's parser. `only`: fields that are
     known and not supported, each with the values that are taken all the same."""
-    return _telling(body=body, only=only or {})
+    return _described(body=body, only=only or {})
 
 
 def answers(by_media_type: Mapping[str, Any], also: tuple[int, ...] = ()) -> Callable[[Reader], Reader]:
-    return _telling(answers=by_media_type, also=also)
+    return _described(answers=by_media_type, also=also)
 
 
 def asks(**query: Any) -> Callable[[Reader], Reader]:
     """Parameters that may stand in the query."""
-    return _telling(query=query)
+    return _described(query=query)
 
 
-def _telling(**what: Any) -> Callable[[Reader], Reader]:
+def _described(**what: Any) -> Callable[[Reader], Reader]:
     def mark(reader: Reader) -> Reader:
-        told = getattr(reader, _TOLD, None) or Told()
+        told = getattr(reader, _OPERATION, None) or Operation()
         for name, value in what.items():
             setattr(told, name, value)
-        setattr(reader, _TOLD, told)
+        setattr(reader, _OPERATION, told)
         return reader
 
     return mark
@@ -65,12 +65,12 @@ def openapi(
 ) -> dict[str, Any]:
     """`parsers`: path -> what reads the body posted there, for the routes whose endpoint leaves that to another.
     `shapes`: path -> how an error looks there; `shape`: elsewhere."""
-    operations: list[tuple[Route, str, Told, Any]] = []
+    operations: list[tuple[Route, str, Operation, Any]] = []
     for route in routes:
         error = get_type_hints(shapes.get(route.path, shape))["return"]
         for method in sorted((route.methods or set()) - {"HEAD"}):
             speaker = parsers.get(route.path, route.endpoint) if method == "POST" else route.endpoint
-            operations.append((route, method, getattr(speaker, _TOLD, None) or Told(), error))
+            operations.append((route, method, getattr(speaker, _OPERATION, None) or Operation(), error))
     schemas = _Schemas(operations)
     paths: dict[str, dict[str, Any]] = {}
     for route, method, told, error in operations:
@@ -88,7 +88,7 @@ def openapi(
 class _Schemas:
     """The schemas of all types that the operations name."""
 
-    def __init__(self, operations: Iterable[tuple[Route, str, Told, Any]]) -> None:
+    def __init__(self, operations: Iterable[tuple[Route, str, Operation, Any]]) -> None:
         self._kinds: list[Any] = []
         for _, _, told, error in operations:
             for kind in (told.body, *told.answers.values(), *told.query.values(), error):
@@ -104,7 +104,7 @@ class _Schemas:
         return self._schemas[self._kinds.index(kind)]
 
 
-def _operation(route: Route, method: str, told: Told, error: Any, schemas: _Schemas) -> dict[str, Any]:
+def _operation(route: Route, method: str, told: Operation, error: Any, schemas: _Schemas) -> dict[str, Any]:
     answer = {"description": "the answer", "content": _content(told.answers, schemas)}
     problem = {"description": "an error, in the dialect's own shape", "content": _content({JSON: error}, schemas)}
     operation: dict[str, Any] = {

@@ -28,7 +28,7 @@ def error_response(
     return json_response(shape(error), status(error) if status else error.status, headers)
 
 
-def in_shape(
+def with_error_shape(
     endpoint: Callable[[Request], Awaitable[Response]],
     shape: Callable[[QuireError], object],
     status: Callable[[QuireError], int] | None = None,

@@ -10,10 +10,17 @@ from quire.server.observe.recent import Recent
 _SECONDS = [m * 10.0**e for e in range(-3, 2) for m in (1, 2.5, 5)] + [100.0, 250.0, 600.0]  # 1 ms .. 10 min
 _SHORT = [0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, *_SECONDS[:13]]  # 10 us .. 10 s: parts of a step
 _TOKENS = [float(2**power) for power in range(21)]  # 1 .. 1 Mi
-_FEW = [1.0, 2.0, 5.0, 10.0, 20.0]
+_SAMPLES = [1.0, 2.0, 5.0, 10.0, 20.0]
 
 
-COUNTED = ("preemptions", "prefix_queries", "prefix_hits", "drafts", "draft_tokens", "accepted_tokens")  # by schedulers
+SCHEDULER_COUNTERS = (
+    "preemptions",
+    "prefix_queries",
+    "prefix_hits",
+    "drafts",
+    "draft_tokens",
+    "accepted_tokens",
+)
 
 
 class ModelMetrics:
@@ -42,7 +49,7 @@ class ModelMetrics:
         self.request_prompt = Histogram(_TOKENS)
         self.request_output = Histogram(_TOKENS)
         self.request_max_tokens = Histogram(_TOKENS)
-        self.request_samples = Histogram(_FEW)
+        self.request_samples = Histogram(_SAMPLES)
         self.step_tokens = Histogram(_TOKENS)
         self.step_seconds = {phase: Histogram(_SHORT) for phase in ("schedule", "run", "update")}
 
@@ -87,7 +94,7 @@ class ModelMetrics:
             self.decode.observe(record.last_token - record.first_token)
 
     def restarted(self) -> None:
-        for name in COUNTED:
+        for name in SCHEDULER_COUNTERS:
             self.past[name] += getattr(self.now, name)
         self._past_accepted_at = self.accepted_at
         self.now = SchedulerStats()

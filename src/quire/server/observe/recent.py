@@ -9,7 +9,7 @@ import msgspec
 from quire.core.records import RequestRecord
 
 NUM_REQUESTS = 512
-NUM_GAPS = 2048
+NUM_TOKEN_LATENCIES = 2048
 
 
 class Percentiles(msgspec.Struct):
@@ -27,7 +27,7 @@ class Recent:
     def __init__(self) -> None:
         self.num_finished = 0
         self._requests: deque[RequestRecord] = deque(maxlen=NUM_REQUESTS)
-        self._gaps: deque[float] = deque(maxlen=NUM_GAPS)  # seconds between two tokens of a sample
+        self._gaps: deque[float] = deque(maxlen=NUM_TOKEN_LATENCIES)  # seconds between two tokens of a sample
 
     def token(self, seconds: float) -> None:
         self._gaps.append(seconds)

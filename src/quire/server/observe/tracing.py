@@ -53,50 +53,50 @@ def traced_by(processor: Any) -> Trace:
     provider.add_span_processor(processor)
     source, parent = provider.get_tracer("quire", __version__), TraceContextTextMapPropagator()
 
-    def trace(visit: RequestContext, headers: Headers, status: int) -> None:
+    def trace(context: RequestContext, headers: Headers, status: int) -> None:
         now, wall = time.monotonic(), time.time_ns()
 
         def nanoseconds(moment: float) -> int:
             return wall - int((now - moment) * 1e9)
 
-        operation = _OPERATIONS.get(visit.path, "generate_content")
+        operation = _OPERATIONS.get(context.path, "generate_content")
         span = source.start_span(
-            f"{operation} {visit.model}",
+            f"{operation} {context.model}",
             context=parent.extract(headers),
             kind=SpanKind.SERVER,
-            start_time=nanoseconds(visit.began),
-            attributes=_attributes(visit, operation, status),
+            start_time=nanoseconds(context.began),
+            attributes=_attributes(context, operation, status),
         )
-        if visit.first_token is not None:
-            span.add_event("first_token", timestamp=nanoseconds(visit.first_token))
+        if context.first_token is not None:
+            span.add_event("first_token", timestamp=nanoseconds(context.first_token))
         if status >= 500:
-            span.set_status(Status(StatusCode.ERROR, visit.error))
+            span.set_status(Status(StatusCode.ERROR, context.error))
         span.end(wall)
 
     return trace
 
 
-def _attributes(visit: RequestContext, operation: str, status: int) -> dict[str, Any]:
+def _attributes(context: RequestContext, operation: str, status: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "gen_ai.provider.name": "quire",
         "gen_ai.system": "quire",  # its older name
         "gen_ai.operation.name": operation,
-        "gen_ai.request.model": visit.model,
-        "gen_ai.response.model": visit.model,
-        "gen_ai.response.id": visit.id,
-        "gen_ai.usage.input_tokens": visit.prompt_tokens,
-        "gen_ai.usage.output_tokens": visit.output_tokens,
-        "gen_ai.response.finish_reasons": visit.finish_reasons,
-        "gen_ai.usage.cached_tokens": visit.cached_tokens,
-        "http.request.method": visit.method,
-        "url.path": visit.path,
+        "gen_ai.request.model": context.model,
+        "gen_ai.response.model": context.model,
+        "gen_ai.response.id": context.id,
+        "gen_ai.usage.input_tokens": context.prompt_tokens,
+        "gen_ai.usage.output_tokens": context.output_tokens,
+        "gen_ai.response.finish_reasons": context.finish_reasons,
+        "gen_ai.usage.cached_tokens": context.cached_tokens,
+        "http.request.method": context.method,
+        "url.path": context.path,
         "http.response.status_code": status,
-        "client.address": visit.client,
+        "client.address": context.client,
     }
-    if visit.tenant:
-        found["enduser.id"] = visit.tenant
-    if visit.first_token is not None:
-        found["gen_ai.latency.time_to_first_token"] = visit.first_token - visit.began
-    if visit.error:
-        found["error.type"] = visit.error
+    if context.tenant:
+        found["enduser.id"] = context.tenant
+    if context.first_token is not None:
+        found["gen_ai.latency.time_to_first_token"] = context.first_token - context.began
+    if context.error:
+        found["error.type"] = context.error
     return found

@@ -17,19 +17,19 @@ class AbortBody(Struct, kw_only=True, forbid_unknown_fields=True):
     request_ids: Annotated[list[str], Meta(min_length=1, max_length=1024)]
 
 
-class Ended(Struct):
+class AbortedRequests(Struct):
     aborted: list[str]  # those that were under way
 
 
 _decoder = msgspec.json.Decoder(AbortBody)
 
 
-class Aborts:
+class AbortRoutes:
     def __init__(self, models: MeteredModels, max_body_bytes: int) -> None:
         self._models, self._limit = models, max_body_bytes
 
     @reads(AbortBody)
-    @answers({JSON: Ended})
+    @answers({JSON: AbortedRequests})
     async def abort(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit), _decoder)
-        return json_response(Ended([name for name in body.request_ids if await self._models.abort(name)]))
+        return json_response(AbortedRequests([name for name in body.request_ids if await self._models.abort(name)]))

@@ -56,9 +56,9 @@ class EmbeddingList(Struct, kw_only=True):
 _decoder = msgspec.json.Decoder(EmbeddingsBody)
 
 
-class Embeddings:
-    def __init__(self, site: AppState) -> None:
-        self._site = site
+class EmbeddingRoutes:
+    def __init__(self, state: AppState) -> None:
+        self._state = state
 
     def routes(self) -> list[Route]:
         return [Route("/v1/embeddings", self.embeddings, methods=["POST"])]
@@ -66,8 +66,8 @@ class Embeddings:
     @reads(EmbeddingsBody)
     @answers({JSON: EmbeddingList})
     async def embeddings(self, http: Request) -> Response:
-        body = await read_body(http, self._site.options.max_body_bytes)
-        return json_response(await unless_gone(http.receive, embedded(self._site.models, body)))
+        body = await read_body(http, self._state.options.max_body_bytes)
+        return json_response(await unless_gone(http.receive, embedded(self._state.models, body)))
 
 
 async def embedded(models: "Models", body: bytes) -> EmbeddingList:

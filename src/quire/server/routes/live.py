@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from quire.client.service import Service
     from quire.core.snapshot import Snapshot
 
-HEARTBEAT = 1.0  # seconds; an engine that is idle has no news, the server's clock has
+HEARTBEAT_SECONDS = 1.0  # seconds; an engine that is idle has no news, the server's clock has
 MAX_VIEWERS = 16
-LABEL = 8  # letters of a request's id that are shown
-FINISHED_AT_FIRST = 32  # requests that had ended before somebody looked
+LABEL_LENGTH = 8  # letters of a request's id that are shown
+NUM_FINISHED_SHOWN = 32  # requests that had ended before somebody looked
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Event(msgspec.Struct, kw_only=True):
+class LiveEvent(msgspec.Struct, kw_only=True):
     model: str
     state: str
     now: float  # time.monotonic(), as all times in here
@@ -48,41 +48,41 @@ class Event(msgspec.Struct, kw_only=True):
     engine: dict[str, Any] | None  # None: nothing has changed there
 
 
-class Live:
+class LiveRoutes:
     """The route, and how many look."""
 
-    def __init__(self, site: AppState) -> None:
-        self._site = site
+    def __init__(self, state: AppState) -> None:
+        self._state = state
         self.num_viewers = 0
         self._packed: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # of each model the last maps: raw, and packed
 
     @asks(model=str)
-    @answers({EVENTS: Event})
+    @answers({EVENTS: LiveEvent})
     async def view(self, http: Request) -> Response:
-        visit = current_request_context()
-        if visit is not None and visit.key is not None and not visit.key.live:
-            raise NotAllowed(f"key `{visit.key.name}` may not look at the engine", "its entry needs `live: true`")
+        context = current_request_context()
+        if context is not None and context.key is not None and not context.key.live:
+            raise NotAllowed(f"key `{context.key.name}` may not look at the engine", "its entry needs `live: true`")
         if self.num_viewers >= MAX_VIEWERS:
             raise QueueFull(f"{self.num_viewers} look already, and {MAX_VIEWERS} may", "try again later", retry_after=5)
         return _Events(self, await self._service(http.query_params.get("model")))
 
     async def _service(self, name: str | None) -> "Service":
         """One that is there: looking at a model does not load it."""
-        offers = {offer.name: offer for offer in self._site.models.offers()}
+        offers = {offer.name: offer for offer in self._state.models.offers()}
         if name is not None and name not in offers:
             raise unknown_model(name, list(offers))
         if name is not None and offers[name].info is None:
             raise Unavailable(f"`{name}` is not loaded", "ask it something first")
-        return (await self._site.models.find(name)).service
+        return (await self._state.models.find(name)).service
 
     async def events(self, service: "Service") -> AsyncGenerator[bytes, None]:
-        recent = self._site.metrics.of(service.info.name).recent
-        num_seen = recent.num_finished - FINISHED_AT_FIRST
+        recent = self._state.metrics.of(service.info.name).recent
+        num_seen = recent.num_finished - NUM_FINISHED_SHOWN
         self.num_viewers += 1
         try:
             async with service.watch() as viewer:
-                while self._site.models.state not in ("draining", "stopped"):  # nobody waits for those who look
-                    snapshot = await viewer.next(HEARTBEAT)
+                while self._state.models.state not in ("draining", "stopped"):  # nobody waits for those who look
+                    snapshot = await viewer.next(HEARTBEAT_SECONDS)
                     if viewer.ended:
                         return
                     finished, num_seen = recent.since(num_seen), recent.num_finished
@@ -90,10 +90,10 @@ class Live:
         finally:
             self.num_viewers -= 1
 
-    def _event(self, service: "Service", snapshot: "Snapshot | None", finished: list[RequestRecord]) -> Event:
+    def _event(self, service: "Service", snapshot: "Snapshot | None", finished: list[RequestRecord]) -> LiveEvent:
         info = service.info
-        metrics = self._site.metrics.of(info.name)
-        return Event(
+        metrics = self._state.metrics.of(info.name)
+        return LiveEvent(
             model=info.name,
             state=service.state,
             now=time.monotonic(),
@@ -116,7 +116,7 @@ class Live:
 
 
 class _Events(Response):
-    def __init__(self, live: Live, service: "Service") -> None:
+    def __init__(self, live: LiveRoutes, service: "Service") -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-store"})
         del self.headers["content-length"]
         self._live, self._service = live, service
@@ -154,4 +154,4 @@ def _finished(record: RequestRecord) -> dict[str, Any]:
 
 
 def _label(request_id: str) -> str:
-    return request_id[-LABEL:]
+    return request_id[-LABEL_LENGTH:]

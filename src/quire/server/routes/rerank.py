@@ -82,9 +82,9 @@ _rerank = msgspec.json.Decoder(RerankBody)
 _score = msgspec.json.Decoder(ScoreBody)
 
 
-class Rerank:
-    def __init__(self, site: AppState) -> None:
-        self._site = site
+class RerankRoutes:
+    def __init__(self, state: AppState) -> None:
+        self._state = state
 
     def routes(self) -> list[Route]:
         ranking = [Route(path, self.rerank, methods=["POST"]) for path in ("/v1/rerank", "/rerank", "/v2/rerank")]
@@ -93,7 +93,7 @@ class Rerank:
     @reads(RerankBody)
     @answers({JSON: Ranking})
     async def rerank(self, http: Request) -> Response:
-        body = decode(await read_body(http, self._site.options.max_body_bytes), _rerank)
+        body = decode(await read_body(http, self._state.options.max_body_bytes), _rerank)
         if body.top_n is not None and body.top_n < 0:
             raise BadRequest(f"top_n is {body.top_n}", "it is how many documents come back", param="top_n")
         texts = [document if isinstance(document, str) else document.text for document in body.documents]
@@ -110,7 +110,7 @@ class Rerank:
     @reads(ScoreBody)
     @answers({JSON: ScoreList})
     async def score(self, http: Request) -> Response:
-        body = decode(await read_body(http, self._site.options.max_body_bytes), _score)
+        body = decode(await read_body(http, self._state.options.max_body_bytes), _score)
         pairs, field = _pairs(body)
         name, scores, num_tokens = await self._scores(http, body.model, pairs, body.truncate_prompt_tokens, field)
         return json_response(
@@ -130,7 +130,7 @@ class Rerank:
             raise BadRequest(f"{field} is empty", "send at least one text", param=field)
         check_number(pairs, field)
         asked = ScoreRequest(id=new_id("score"), pairs=pairs, truncate=truncates(truncate))
-        service = (await self._site.models.find(model)).service
+        service = (await self._state.models.find(model)).service
         found = await unless_gone(http.receive, service.score(asked))
         return service.info.name, found.scores, found.num_tokens
 

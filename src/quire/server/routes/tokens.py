@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
-from quire.server.dialects.messages import Message, plain_messages, template_kwargs
-from quire.server.dialects.openai.tools import Tool, tool_use
-from quire.server.dialects.tgi.routes import TokenPlace, places
+from quire.server.dialects.messages import InputMessage, plain_messages, template_kwargs
+from quire.server.dialects.openai.tools import ToolDefinition, tool_use
+from quire.server.dialects.tgi.routes import TokenSpan, token_spans
 from quire.server.http.body import decode, read_body
 from quire.server.http.openapi import JSON, answers, asks, reads
 from quire.server.http.replies import json_response
@@ -27,13 +27,13 @@ class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | None = None
     inputs: str | None = None  # the same, as Text Generation Inference calls it, and answers in its own way
-    messages: list[Message] | None = None
+    messages: list[InputMessage] | None = None
     add_special_tokens: bool | None = None  # for a prompt, if not false; a rendered chat has them
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = None
+    tools: list[ToolDefinition] | None = None
 
 
 class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +56,7 @@ _tokenize = msgspec.json.Decoder(TokenizeBody)
 _detokenize = msgspec.json.Decoder(DetokenizeBody)
 
 
-class Tokens:
+class TokenizerRoutes:
     """The three routes."""
 
     def __init__(self, models: "Models", max_body_bytes: int) -> None:
@@ -64,7 +64,7 @@ class Tokens:
         self._limit = max_body_bytes
 
     @reads(TokenizeBody)
-    @answers({JSON: Tokenized | list[TokenPlace]})
+    @answers({JSON: Tokenized | list[TokenSpan]})
     async def tokenize(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit), _tokenize)
         service = (await self._models.find(body.model)).service
@@ -111,15 +111,15 @@ def _decoded(tokenizer: "Tokenizer", ids: list[int], vocab_size: int) -> str:
     return tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def _placed(tokenizer: "Tokenizer", text: str) -> list[TokenPlace]:
+def _placed(tokenizer: "Tokenizer", text: str) -> list[TokenSpan]:
     """Tokens that the tokenizer adds stand nowhere in the text."""
     ids, plain = tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
     starts = range(len(ids) - len(plain) + 1)
     at = next((at for at in starts if ids[at : at + len(plain)] == plain), None)
     if at is None:  # nobody knows which were added
-        return places(tokenizer, plain, text)
-    added = [TokenPlace(token, "", 0, 0) for token in ids[:at] + ids[at + len(plain) :]]
-    return added[:at] + places(tokenizer, plain, text) + added[at:]
+        return token_spans(tokenizer, plain, text)
+    added = [TokenSpan(token, "", 0, 0) for token in ids[:at] + ids[at + len(plain) :]]
+    return added[:at] + token_spans(tokenizer, plain, text) + added[at:]
 
 
 def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:

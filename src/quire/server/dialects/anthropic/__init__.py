@@ -1,7 +1,7 @@
 """Anthropic's Messages API."""
 
 from quire.server.dialects.anthropic.call import parse_messages
-from quire.server.dialects.anthropic.routes import pages
+from quire.server.dialects.anthropic.routes import anthropic_routes
 from quire.server.dialects.anthropic.shapes import error_body, error_status, sse
 from quire.server.dialects.dialect import Dialect
 
@@ -11,6 +11,6 @@ DIALECT = Dialect(
     error=error_body,
     status=error_status,
     frame=sse,
-    pages=pages,
+    pages=anthropic_routes,
     below="/v1/messages",
 )

@@ -8,11 +8,11 @@ from quire.server.dialects.anthropic.shapes import (
     BlockStart,
     BlockStop,
     InputDelta,
-    Text,
+    TextContent,
     TextDelta,
-    Thinking,
+    ThinkingContent,
     ThinkingDelta,
-    ToolCall,
+    ToolUseContent,
 )
 from quire.text.answer_parser import AnswerDelta
 
@@ -28,10 +28,10 @@ class BlockEvents:
     def gained(self, gain: AnswerDelta) -> list[object]:
         events: list[object] = []
         if gain.reasoning:
-            events += self._enter("thinking", Thinking())
+            events += self._enter("thinking", ThinkingContent())
             events.append(BlockDelta(self._index, ThinkingDelta(gain.reasoning)))
         if gain.content and (self._open == "text" or gain.content.strip()):  # white space alone is no answer
-            events += self._enter("text", Text())
+            events += self._enter("text", TextContent())
             events.append(BlockDelta(self._index, TextDelta(gain.content)))
         for call in gain.calls:
             if call.name:
@@ -47,7 +47,7 @@ class BlockEvents:
         self._open = None
         return [BlockStop(self._index)]
 
-    def _enter(self, kind: str, block: Text | Thinking | ToolCall) -> list[object]:
+    def _enter(self, kind: str, block: TextContent | ThinkingContent | ToolUseContent) -> list[object]:
         if self._open == kind:
             return []
         closed = self.end()
@@ -56,23 +56,23 @@ class BlockEvents:
         return [*closed, BlockStart(self._index, block)]
 
 
-def whole_blocks(gain: AnswerDelta) -> list[Text | Thinking | ToolCall]:
-    blocks: list[Text | Thinking | ToolCall] = []
+def whole_blocks(gain: AnswerDelta) -> list[TextContent | ThinkingContent | ToolUseContent]:
+    blocks: list[TextContent | ThinkingContent | ToolUseContent] = []
     if gain.reasoning:
-        blocks.append(Thinking(gain.reasoning))
+        blocks.append(ThinkingContent(gain.reasoning))
     if gain.content.strip():
-        blocks.append(Text(gain.content))
+        blocks.append(TextContent(gain.content))
     return blocks + [_call(call) for call in whole_calls(gain.calls)]
 
 
-def _call(call: WholeCall) -> Text | ToolCall:
+def _call(call: WholeCall) -> TextContent | ToolUseContent:
     """A call that was cut short is text: a tool could not be called so."""
     if call.arguments is None:
-        return Text(f"{call.name}({call.written}")
+        return TextContent(f"{call.name}({call.written}")
     block = new_call(call.name)
     block.input = call.arguments
     return block
 
 
-def new_call(name: str) -> ToolCall:
-    return ToolCall(id=f"toolu_{uuid4().hex[:24]}", name=name, input={})
+def new_call(name: str) -> ToolUseContent:
+    return ToolUseContent(id=f"toolu_{uuid4().hex[:24]}", name=name, input={})

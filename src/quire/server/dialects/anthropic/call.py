@@ -10,23 +10,23 @@ from quire.server.dialects.anthropic.blocks import BlockEvents, whole_blocks
 from quire.server.dialects.anthropic.fields import (
     NOT_SUPPORTED,
     MessagesBody,
-    read,
+    decode_body,
     sampling_params,
     template_options,
     tool_use,
 )
 from quire.server.dialects.anthropic.messages import plain_messages
 from quire.server.dialects.anthropic.shapes import (
+    AnthropicMessage,
+    AnthropicUsage,
     BlockStart,
-    Ended,
-    Event,
-    Message,
     MessageDelta,
+    MessageEnd,
+    MessageEvent,
     MessageStart,
     MessageStop,
     Ping,
-    ToolCall,
-    Usage,
+    ToolUseContent,
 )
 from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
@@ -39,9 +39,9 @@ _decoder = msgspec.json.Decoder(MessagesBody)
 
 
 @reads(MessagesBody, only=dict.fromkeys([*NOT_SUPPORTED, "thread"], ()))
-@answers({JSON: Message, EVENTS: Event})
+@answers({JSON: AnthropicMessage, EVENTS: MessageEvent})
 def parse_messages(body: bytes, context: Context) -> "MessagesCall":
-    given = read(body, _decoder)
+    given = decode_body(body, _decoder)
     use = tool_use(given)
     request = GenerateRequest(id=new_id("msg").replace("-", "_"), params=sampling_params(given), tenant=context.tenant)
     messages = plain_messages(given.system, given.messages)
@@ -76,7 +76,7 @@ class MessagesCall:
             events.insert(1, Ping())
         sent += events
         if event.finish_reason:
-            ended = Ended(*_stop(event.finish_reason, event.stop_reason, self._blocks.called))
+            ended = MessageEnd(*_stop(event.finish_reason, event.stop_reason, self._blocks.called))
             usage = self._usage(self._num_output)
             sent += [*self._blocks.end(), MessageDelta(ended, usage), MessageStop()]
         return sent
@@ -91,15 +91,19 @@ class MessagesCall:
         gain = self._reading.take(sample.text, ended=True)
         message = self._message(whole_blocks(gain), len(sample.token_ids))
         message.stop_reason, message.stop_sequence = _stop(
-            sample.finish_reason, sample.stop_reason, any(isinstance(block, ToolCall) for block in message.content)
+            sample.finish_reason,
+            sample.stop_reason,
+            any(isinstance(block, ToolUseContent) for block in message.content),
         )
         return message
 
-    def _message(self, content: list[Any], num_output: int) -> Message:
-        return Message(id=self._request.id, model=self._context.model, content=content, usage=self._usage(num_output))
+    def _message(self, content: list[Any], num_output: int) -> AnthropicMessage:
+        return AnthropicMessage(
+            id=self._request.id, model=self._context.model, content=content, usage=self._usage(num_output)
+        )
 
-    def _usage(self, num_output: int) -> Usage:
-        return Usage.of(self._num_prompt, self._num_cached, num_output)
+    def _usage(self, num_output: int) -> AnthropicUsage:
+        return AnthropicUsage.of(self._num_prompt, self._num_cached, num_output)
 
 
 def _stop(reason: str | None, by: str | int | None, called: bool) -> tuple[str, str | None]:

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.structured import Structured
-from quire.server.dialects.anthropic.messages import Message, TextBlock
+from quire.server.dialects.anthropic.messages import AnthropicInputMessage, TextBlock
 from quire.server.dialects.dialect import Context
 from quire.server.http.body import Body, decode, parts
 from quire.text.tools.use import Choice, ToolUse
@@ -27,7 +27,7 @@ class Strict(Struct, kw_only=True, forbid_unknown_fields=True):
     """Null is the same as absent."""
 
 
-class Tool(Strict, kw_only=True):
+class AnthropicTool(Strict, kw_only=True):
     name: str
     input_schema: dict[str, Any] | None = None
     description: str | None = None
@@ -40,7 +40,7 @@ class Tool(Strict, kw_only=True):
     defer_loading: bool | None = None
 
 
-class ToolChoice(Strict, kw_only=True):
+class AnthropicToolChoice(Strict, kw_only=True):
     type: str
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
@@ -52,13 +52,13 @@ class ThinkingConfig(Strict, kw_only=True):
     display: str | None = None
 
 
-class Format(Strict, kw_only=True):
+class OutputFormat(Strict, kw_only=True):
     type: str
     schema: dict[str, Any]
 
 
 class OutputConfig(Strict, kw_only=True):
-    format: Format | None = None
+    format: OutputFormat | None = None
     effort: str | None = None
 
 
@@ -66,10 +66,10 @@ class PromptBody(Strict, kw_only=True):
     """What decides the prompt."""
 
     model: str
-    messages: list[Message]
+    messages: list[AnthropicInputMessage]
     system: str | list[TextBlock] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: ToolChoice | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     cache_control: Any = None  # prefixes are cached without being asked
@@ -110,7 +110,7 @@ _VALUE = re.compile(r"invalid value '(\w+)'")
 _INDEX = re.compile(r"\[(\d+)\]")
 
 
-def read(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+def decode_body(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
     return decode(body, decoder, _explain)
 
 

@@ -7,32 +7,32 @@ from msgspec import Struct
 from quire.core.errors import BadRequest
 
 
-class Block(Struct, kw_only=True, forbid_unknown_fields=True):
+class InputBlock(Struct, kw_only=True, forbid_unknown_fields=True):
     cache_control: Any = None  # prefixes are cached without being asked
 
 
-class TextBlock(Block, tag="text"):
+class TextBlock(InputBlock, tag="text"):
     text: str
     citations: Any = None
 
 
-class ThinkingBlock(Block, tag="thinking"):
+class ThinkingBlock(InputBlock, tag="thinking"):
     thinking: str
     signature: str = ""
 
 
-class RedactedThinkingBlock(Block, tag="redacted_thinking"):
+class RedactedThinkingBlock(InputBlock, tag="redacted_thinking"):
     data: str
 
 
-class ToolUseBlock(Block, tag="tool_use"):
+class ToolUseBlock(InputBlock, tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any]
     caller: Any = None
 
 
-class ToolResultBlock(Block, tag="tool_result"):
+class ToolResultBlock(InputBlock, tag="tool_result"):
     tool_use_id: str
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
@@ -42,7 +42,7 @@ class ToolResultBlock(Block, tag="tool_result"):
 AnyBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
-class Message(Struct, kw_only=True, forbid_unknown_fields=True):
+class AnthropicInputMessage(Struct, kw_only=True, forbid_unknown_fields=True):
     role: Literal["user", "assistant"]
     content: str | list[AnyBlock]
 
@@ -53,7 +53,7 @@ def joined(content: str | list[TextBlock] | None) -> str:
     return "\n".join(block.text for block in content)
 
 
-def plain_messages(system: str | list[TextBlock] | None, messages: list[Message]) -> list[dict[str, Any]]:
+def plain_messages(system: str | list[TextBlock] | None, messages: list[AnthropicInputMessage]) -> list[dict[str, Any]]:
     """Results of tools are messages of their own; neighbours of the same role are one message."""
     if not messages:
         raise BadRequest("messages: at least one message is required", param="messages")
@@ -71,7 +71,7 @@ def plain_messages(system: str | list[TextBlock] | None, messages: list[Message]
     return plain
 
 
-def _parts(message: Message, where: str) -> list[dict[str, Any]]:
+def _parts(message: AnthropicInputMessage, where: str) -> list[dict[str, Any]]:
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     texts = [block for block in message.content if isinstance(block, TextBlock)]

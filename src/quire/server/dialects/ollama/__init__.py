@@ -3,7 +3,7 @@
 from quire.server.dialects.dialect import Dialect
 from quire.server.dialects.ollama.call import parse_chat, parse_generate
 from quire.server.dialects.ollama.fields import model_name
-from quire.server.dialects.ollama.routes import pages
+from quire.server.dialects.ollama.routes import ollama_routes
 from quire.server.dialects.ollama.shapes import LINES, error_body, error_status, line
 
 DIALECT = Dialect(
@@ -15,6 +15,6 @@ DIALECT = Dialect(
     frame=line,
     media_type=LINES,
     json_only=False,
-    pages=pages,
+    pages=ollama_routes,
     below="/api/",
 )

@@ -12,9 +12,9 @@ from quire.core.errors import BadRequest
 from quire.server.dialects.answer_parser import Reading, WholeCall, put_chat, whole_calls
 from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
-from quire.server.dialects.ollama.fields import Fields, num_logprobs, refuse, refuse_unloading, structured
+from quire.server.dialects.ollama.fields import OllamaFields, num_logprobs, refuse, refuse_unloading, structured
 from quire.server.dialects.ollama.options import known_options, sampling_params, window
-from quire.server.dialects.ollama.shapes import LINES, Answer, Clock, Message, logprobs_of, timestamp
+from quire.server.dialects.ollama.shapes import LINES, CallClock, OllamaMessage, OllamaResponse, logprobs_of, timestamp
 from quire.server.dialects.openai.fields import new_id
 from quire.server.dialects.truncation import newest_that_fit, num_tokens
 from quire.server.http.body import decode
@@ -27,7 +27,7 @@ from quire.text.tools.call import CallDelta
 from quire.text.tools.use import ToolUse
 
 
-class GenerateBody(Fields, kw_only=True):
+class OllamaGenerateBody(OllamaFields, kw_only=True):
     prompt: str = ""
     system: str | None = None
     raw: bool | None = None  # the prompt as it is, without the chat template
@@ -40,37 +40,37 @@ class GenerateBody(Fields, kw_only=True):
     steps: int | None = None
 
 
-class GivenFunction(Struct):
+class OllamaInputFunction(Struct):
     name: str = ""
     arguments: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class GivenCall(Struct, kw_only=True):
-    function: GivenFunction
+class OllamaInputCall(Struct, kw_only=True):
+    function: OllamaInputFunction
     id: str = ""
 
 
-class GivenMessage(Struct, kw_only=True):
+class OllamaInputMessage(Struct, kw_only=True):
     role: str
     content: str | None = None
     thinking: str | None = None
     images: list[Any] | None = None
-    tool_calls: list[GivenCall] | None = None
+    tool_calls: list[OllamaInputCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
-class ChatBody(Fields, kw_only=True):
-    messages: list[GivenMessage] = msgspec.field(default_factory=list)
+class OllamaChatBody(OllamaFields, kw_only=True):
+    messages: list[OllamaInputMessage] = msgspec.field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
 
 
-_generate = msgspec.json.Decoder(GenerateBody)
-_chat = msgspec.json.Decoder(ChatBody)
+_generate = msgspec.json.Decoder(OllamaGenerateBody)
+_chat = msgspec.json.Decoder(OllamaChatBody)
 
 
-@reads(GenerateBody)
-@answers({JSON: Answer, LINES: Answer})
+@reads(OllamaGenerateBody)
+@answers({JSON: OllamaResponse, LINES: OllamaResponse})
 def parse_generate(body: bytes, context: Context) -> "OllamaCall":
     given = decode(body, _generate)
     for name in ("template", "context", "images", "width", "height", "steps"):
@@ -94,8 +94,8 @@ def parse_generate(body: bytes, context: Context) -> "OllamaCall":
     return OllamaCall(given, [request], chat=False, reads=lambda ids: Reading.of(request, context, NO_TOOLS, ids))
 
 
-@reads(ChatBody)
-@answers({JSON: Answer, LINES: Answer})
+@reads(OllamaChatBody)
+@answers({JSON: OllamaResponse, LINES: OllamaResponse})
 def parse_chat(body: bytes, context: Context) -> "OllamaCall":
     given = decode(body, _chat)
     refuse_unloading(given)
@@ -110,7 +110,7 @@ def parse_chat(body: bytes, context: Context) -> "OllamaCall":
     return OllamaCall(given, [request], chat=True, reads=lambda ids: Reading.of(request, context, use, ids))
 
 
-def _request(given: Fields, context: Context) -> GenerateRequest:
+def _request(given: OllamaFields, context: Context) -> GenerateRequest:
     known = known_options(given.options)
     room = window(known, context.info.max_model_len)
     return GenerateRequest(
@@ -122,7 +122,7 @@ def _request(given: Fields, context: Context) -> GenerateRequest:
     )
 
 
-def _thinking(given: Fields, context: Context) -> dict[str, Any]:
+def _thinking(given: OllamaFields, context: Context) -> dict[str, Any]:
     """Options of the chat template. Not asked, a model thinks as it likes."""
     if given.think is None:
         return {}
@@ -141,7 +141,7 @@ def _tool(tool: dict[str, Any], at: int) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _plain(message: GivenMessage) -> dict[str, Any]:
+def _plain(message: OllamaInputMessage) -> dict[str, Any]:
     """As chat templates read it."""
     refuse("messages.images", message.images)
     plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
@@ -164,7 +164,7 @@ class OllamaCall:
 
     def __init__(
         self,
-        body: Fields,
+        body: OllamaFields,
         requests: list[GenerateRequest],
         chat: bool,
         reads: Callable[[list[int]], Reading] = lambda prompt_ids: Reading(None),
@@ -175,7 +175,7 @@ class OllamaCall:
         self._model = body.model
         self._top = body.top_logprobs or 0
         self._reads = reads
-        self._clock = Clock()
+        self._clock = CallClock()
         self._calls: list[CallDelta] = []  # told when they are whole
         self._num_prompt = 0
         self._num_output = 0
@@ -208,12 +208,12 @@ class OllamaCall:
             self._num_output, self._done_reason = len(sample.token_ids), sample.finish_reason or ""
         return self._done(self._answer(gain, logprobs))
 
-    def _answer(self, gain: AnswerDelta, logprobs: list[list[TokenLogprob]] | None) -> Answer:
-        answer = Answer(model=self._model, created_at=timestamp())
+    def _answer(self, gain: AnswerDelta, logprobs: list[list[TokenLogprob]] | None) -> OllamaResponse:
+        answer = OllamaResponse(model=self._model, created_at=timestamp())
         calls = whole_calls(gain.calls)
         broken = "".join(f"{call.name}({call.written}" for call in calls if call.arguments is None)  # cut short
         if self._chat:
-            answer.message = message = Message(content=gain.content + broken)
+            answer.message = message = OllamaMessage(content=gain.content + broken)
             message.thinking = gain.reasoning or UNSET
             message.tool_calls = [tool_call(call) for call in calls if call.arguments is not None] or UNSET
         else:
@@ -221,7 +221,7 @@ class OllamaCall:
         answer.logprobs = logprobs_of(logprobs, self._top) if logprobs else UNSET
         return answer
 
-    def _done(self, answer: Answer) -> Answer:
+    def _done(self, answer: OllamaResponse) -> OllamaResponse:
         answer.done, answer.done_reason = True, self._done_reason
         if self.requests:
             self._clock.write(answer, self._num_prompt, self._num_output)

@@ -54,10 +54,10 @@ _embed = msgspec.json.Decoder(EmbedBody)
 _old = msgspec.json.Decoder(OldEmbedBody)
 
 
-class EmbedPages:
-    def __init__(self, site: "AppState") -> None:
-        self._models = site.models
-        self._limit = site.options.max_body_bytes
+class EmbedRoutes:
+    def __init__(self, state: "AppState") -> None:
+        self._models = state.models
+        self._limit = state.options.max_body_bytes
 
     @reads(EmbedBody)
     @answers({JSON: Embedded})

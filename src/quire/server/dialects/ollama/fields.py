@@ -13,7 +13,7 @@ from quire.server.dialects.dialect import model_field
 _NO_TIME = re.compile(r"0+(ns|us|ms|s|m|h)?")
 
 
-class Fields(Struct, kw_only=True):
+class OllamaFields(Struct, kw_only=True):
     """Null is the same as absent."""
 
     model: str
@@ -37,7 +37,7 @@ def bare_name(name: str) -> str:
     return name.removesuffix(":latest")
 
 
-def num_logprobs(body: Fields) -> int | None:
+def num_logprobs(body: OllamaFields) -> int | None:
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs:
@@ -61,7 +61,7 @@ def refuse(name: str, value: object) -> None:
         raise BadRequest(f"`{name}` is not supported", "leave it out", param=name)
 
 
-def refuse_unloading(body: Fields) -> None:
+def refuse_unloading(body: OllamaFields) -> None:
     if body.keep_alive == 0 or (isinstance(body.keep_alive, str) and _NO_TIME.fullmatch(body.keep_alive)):
         raise BadRequest(
             "`keep_alive` is 0, and a model cannot be unloaded by request",

@@ -41,19 +41,19 @@ class ModelBody(Struct):
 decoder = msgspec.json.Decoder(ModelBody)
 
 
-class Progress(Struct):
+class OllamaPullProgress(Struct):
     status: str
     digest: str | UnsetType = UNSET
     total: int | UnsetType = UNSET  # bytes
     completed: int | UnsetType = UNSET
 
 
-class PullPage:
-    def __init__(self, site: "AppState") -> None:
-        self._models, self._options = site.models, site.options
+class PullRoute:
+    def __init__(self, state: "AppState") -> None:
+        self._models, self._options = state.models, state.options
 
     @reads(ModelBody)
-    @answers({JSON: Progress, LINES: Progress})
+    @answers({JSON: OllamaPullProgress, LINES: OllamaPullProgress})
     async def pull(self, http: Request) -> Response:
         body = decode(await read_body(http, self._options.max_body_bytes, json_only=False), decoder)
         known = {offer.name for offer in self._models.offers()}
@@ -63,21 +63,21 @@ class PullPage:
         told = _told(self._models.pull(body.wanted))
         if body.stream is False:
             await unless_gone(http.receive, _ended(told))
-            return json_response(Progress("success"))
+            return json_response(OllamaPullProgress("success"))
         return EventStream(SHAPE, told, 0.0)
 
 
 async def _told(pull: AsyncGenerator["PullProgress", None]) -> AsyncGenerator[bytes, None]:
     """In Ollama's words: its clients draw a bar for each digest."""
-    yield line(Progress("pulling manifest"))
+    yield line(OllamaPullProgress("pulling manifest"))
     async with aclosing(pull):
         async for coming in pull:
             if coming.total:
                 digest = f"sha256:{coming.sha256}" if coming.sha256 else UNSET
                 what = f"pulling {coming.sha256[:12] or 'files'}"
-                yield line(Progress(what, digest, coming.total, coming.done))
+                yield line(OllamaPullProgress(what, digest, coming.total, coming.done))
     for status in ("verifying sha256 digest", "writing manifest", "success"):
-        yield line(Progress(status))
+        yield line(OllamaPullProgress(status))
 
 
 async def _ended(told: AsyncGenerator[bytes, None]) -> None:

@@ -10,13 +10,13 @@ from starlette.routing import Route
 
 from quire import __version__
 from quire.client.checkpoint_facts import CheckpointFacts, checkpoint_facts
-from quire.server.dialects.ollama.embed import EmbedPages
-from quire.server.dialects.ollama.pull import ModelBody, PullPage, decoder
+from quire.server.dialects.ollama.embed import EmbedRoutes
+from quire.server.dialects.ollama.pull import ModelBody, PullRoute, decoder
 from quire.server.dialects.ollama.shapes import error_body, error_status, timestamp
 from quire.server.errors import NotAllowed
 from quire.server.http.body import decode, read_body
 from quire.server.http.openapi import JSON, answers, reads
-from quire.server.http.replies import in_shape, json_response
+from quire.server.http.replies import json_response, with_error_shape
 from quire.server.options import ServerOptions
 from quire.text.chat.chat_format import chat_format
 from quire.text.chat.fill_in import filling_prompt
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 NEVER = "2318-01-01T00:00:00Z"  # when a model that stays is unloaded
 
 
-def pages(site: "AppState") -> list[Route]:
-    routes, embedding = Pages(site), EmbedPages(site)
+def ollama_routes(state: "AppState") -> list[Route]:
+    routes, embedding = OllamaModelRoutes(state), EmbedRoutes(state)
 
     def route(path: str, endpoint: Any, method: str = "GET") -> Route:
-        return Route(path, in_shape(endpoint, error_body, error_status), methods=[method])
+        return Route(path, with_error_shape(endpoint, error_body, error_status), methods=[method])
 
     return [
         route("/api/version", routes.version),
         route("/api/tags", routes.tags),
         route("/api/ps", routes.running),
         route("/api/show", routes.show, "POST"),
-        route("/api/pull", PullPage(site).pull, "POST"),
+        route("/api/pull", PullRoute(state).pull, "POST"),
         route("/api/embed", embedding.embed, "POST"),
         route("/api/embeddings", embedding.embeddings, "POST"),
         route("/api/delete", fixed, "DELETE"),
@@ -56,10 +56,10 @@ async def fixed(http: Request) -> Response:
     )
 
 
-class Pages:
-    def __init__(self, site: "AppState") -> None:
-        self._models = site.models
-        self._options, self._limit = site.options, site.options.max_body_bytes
+class OllamaModelRoutes:
+    def __init__(self, state: "AppState") -> None:
+        self._models = state.models
+        self._options, self._limit = state.options, state.options.max_body_bytes
         self._since = timestamp(time.time())
 
     @answers({JSON: dict[str, str]})

@@ -13,32 +13,32 @@ from quire.text.event import TokenLogprob
 _encode = msgspec.json.Encoder().encode
 
 
-class TopLogprob(Struct):
+class OllamaTopLogprob(Struct):
     token: str
     logprob: float
     bytes: list[int]
 
 
-class Logprob(TopLogprob):
-    top_logprobs: list[TopLogprob]
+class OllamaLogprob(OllamaTopLogprob):
+    top_logprobs: list[OllamaTopLogprob]
 
 
-class Message(Struct, kw_only=True):
+class OllamaMessage(Struct, kw_only=True):
     role: str = "assistant"
     content: str = ""
     thinking: str | UnsetType = UNSET
     tool_calls: list[Any] | UnsetType = UNSET
 
 
-class Answer(Struct, kw_only=True):
+class OllamaResponse(Struct, kw_only=True):
     """Of /api/generate and /api/chat, streamed or not."""
 
     model: str
     created_at: str
     response: str | UnsetType = UNSET  # generate
     thinking: str | UnsetType = UNSET  # generate
-    message: Message | UnsetType = UNSET  # chat
-    logprobs: list[Logprob] | UnsetType = UNSET
+    message: OllamaMessage | UnsetType = UNSET  # chat
+    logprobs: list[OllamaLogprob] | UnsetType = UNSET
     done: bool = False
     done_reason: str | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
@@ -49,7 +49,7 @@ class Answer(Struct, kw_only=True):
     eval_duration: int | UnsetType = UNSET
 
 
-class Clock:
+class CallClock:
     """When the parts of a call were over."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Clock:
         if self._first is None:
             self._first = time.monotonic_ns() if seconds is None else int(seconds * 1e9)
 
-    def write(self, answer: Answer, num_prompt: int, num_output: int) -> None:
+    def write(self, answer: OllamaResponse, num_prompt: int, num_output: int) -> None:
         now = time.monotonic_ns()
         begun = self._begun or now
         first = self._first or now
@@ -80,20 +80,20 @@ def timestamp(seconds: float | None = None) -> str:
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def logprobs_of(positions: list[list[TokenLogprob]], num_top: int) -> list[Logprob]:
+def logprobs_of(positions: list[list[TokenLogprob]], num_top: int) -> list[OllamaLogprob]:
     told = []
     for position in positions:
         by_rank = sorted({token.token_id: token for token in position}.values(), key=lambda token: token.rank)
-        top = [TopLogprob(token.text, token.finite_logprob, token.bytes) for token in by_rank[:num_top]]
-        told.append(Logprob(position[0].text, position[0].finite_logprob, position[0].bytes, top))
+        top = [OllamaTopLogprob(token.text, token.finite_logprob, token.bytes) for token in by_rank[:num_top]]
+        told.append(OllamaLogprob(position[0].text, position[0].finite_logprob, position[0].bytes, top))
     return told
 
 
-class ErrorBody(TypedDict):
+class OllamaErrorBody(TypedDict):
     error: str
 
 
-def error_body(error: QuireError) -> ErrorBody:
+def error_body(error: QuireError) -> OllamaErrorBody:
     if isinstance(error, UnknownModel):  # in the words that clients look for
         return {"error": f"{error.message.replace('no model', 'model')} not found ({error.hint})"}
     return {"error": f"{error.message} ({error.hint})" if error.hint else error.message}

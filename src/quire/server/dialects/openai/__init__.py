@@ -5,7 +5,7 @@ from quire.server.dialects.openai.adapters import AdapterRoutes
 from quire.server.dialects.openai.chat import parse_chat
 from quire.server.dialects.openai.completions import parse_completion
 from quire.server.dialects.openai.invocations import parse_invocation
-from quire.server.dialects.openai.responses.routes import Responses
+from quire.server.dialects.openai.responses.routes import ResponseRoutes
 from quire.server.dialects.openai.shapes import error_body, sse
 
 DIALECT = Dialect(
@@ -18,6 +18,6 @@ DIALECT = Dialect(
     error=error_body,
     frame=sse,
     last=b"data: [DONE]\n\n",
-    pages=lambda site: [*Responses(site).routes(), *AdapterRoutes(site).routes()],
+    pages=lambda state: [*ResponseRoutes(state).routes(), *AdapterRoutes(state).routes()],
     idle=b": keep-alive\n\n",
 )

@@ -41,8 +41,8 @@ _unload = msgspec.json.Decoder(UnloadBody)
 
 
 class AdapterRoutes:
-    def __init__(self, site: "AppState") -> None:
-        self._models, self._options = site.models, site.options
+    def __init__(self, state: "AppState") -> None:
+        self._models, self._options = state.models, state.options
 
     def routes(self) -> list[Route]:
         return [

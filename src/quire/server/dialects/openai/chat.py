@@ -8,18 +8,26 @@ from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
 from quire.server.dialects.answer_parser import put_chat
 from quire.server.dialects.dialect import Context
-from quire.server.dialects.messages import Message, plain_messages, template_kwargs
+from quire.server.dialects.messages import InputMessage, plain_messages, template_kwargs
 from quire.server.dialects.openai.chat_call import ChatCall, ChatChoice
-from quire.server.dialects.openai.fields import NOT_SUPPORTED, Fields, Int, check, new_id, refuse, sampling_params
-from quire.server.dialects.openai.shapes import Answer
-from quire.server.dialects.openai.structured import language_asked
-from quire.server.dialects.openai.tools import NamedTool, Tool, tool_use
+from quire.server.dialects.openai.fields import (
+    NOT_SUPPORTED,
+    CompletionFields,
+    Int,
+    check,
+    new_id,
+    refuse,
+    sampling_params,
+)
+from quire.server.dialects.openai.shapes import CompletionObject
+from quire.server.dialects.openai.structured import structured_output
+from quire.server.dialects.openai.tools import NamedTool, ToolDefinition, tool_use
 from quire.server.http.body import decode
 from quire.server.http.openapi import EVENTS, JSON, answers, reads
 
 
-class ChatBody(Fields, kw_only=True, forbid_unknown_fields=True):
-    messages: list[Message]
+class ChatBody(CompletionFields, kw_only=True, forbid_unknown_fields=True):
+    messages: list[InputMessage]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
@@ -28,7 +36,7 @@ class ChatBody(Fields, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, str]] | None = None  # for templates that show them
 
-    tools: list[Tool] | None = None
+    tools: list[ToolDefinition] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
@@ -73,7 +81,7 @@ _decoder = msgspec.json.Decoder(ChatBody)
 
 
 @reads(ChatBody, only=NOT_SUPPORTED_IN_CHATS)
-@answers({JSON: Answer[ChatChoice], EVENTS: Answer[ChatChoice]})
+@answers({JSON: CompletionObject[ChatChoice], EVENTS: CompletionObject[ChatChoice]})
 def parse_chat(body: bytes, context: Context) -> ChatCall:
     chat = decode(body, _decoder)
     refuse(chat, _NOT_SUPPORTED)
@@ -84,7 +92,7 @@ def parse_chat(body: bytes, context: Context) -> ChatCall:
     request = GenerateRequest(
         id=new_id("chatcmpl"),
         params=sampling_params(
-            chat, max_tokens=_max_tokens(chat), logprobs=_logprobs(chat), structured=language_asked(chat)
+            chat, max_tokens=_max_tokens(chat), logprobs=_logprobs(chat), structured=structured_output(chat)
         ),
         truncate_prompt_tokens=chat.truncate_prompt_tokens,
         tenant=context.tenant,

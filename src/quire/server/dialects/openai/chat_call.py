@@ -6,12 +6,12 @@ from msgspec import UNSET, Struct, UnsetType
 
 from quire.client.generate_request import GenerateRequest
 from quire.server.dialects.answer_parser import Reading
-from quire.server.dialects.completion import Completion, Sample
+from quire.server.dialects.completion import Completion, CompletionSample
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.fields import StreamOptions
-from quire.server.dialects.openai.shapes import Answer, prompt_logprobs_of, token_name
-from quire.server.dialects.openai.tools import ToolCallGain, folded, gain_of
-from quire.server.dialects.openai.usage import Tally, usage_of
+from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, token_name
+from quire.server.dialects.openai.tools import ToolCallDelta, merge_tool_calls, tool_call_delta
+from quire.server.dialects.openai.usage import UsageCounter, usage_of
 from quire.text.answer_parser import AnswerDelta
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.tools.use import ToolUse
@@ -41,7 +41,7 @@ class ChatMessage(Struct, kw_only=True):
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET  # the same, by its newer name
-    tool_calls: list[ToolCallGain] | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class Delta(Struct):
@@ -49,7 +49,7 @@ class Delta(Struct):
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[ToolCallGain] | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):
@@ -85,7 +85,7 @@ class ChatCall:
         self._top = top_logprobs
         self._ids_too, self._by_id = token_ids, by_id
         self._reasoning_too = reasoning
-        self._tally = Tally(stream_options)
+        self._tally = UsageCounter(stream_options)
         self._prompt_ids: list[int] = []
         self._samples: dict[int, _Told] = {}
 
@@ -133,13 +133,13 @@ class ChatCall:
             answer.prompt_token_ids = self._prompt_ids
         return answer
 
-    def _choice(self, index: int, sample: Sample) -> ChatChoice:
+    def _choice(self, index: int, sample: CompletionSample) -> ChatChoice:
         read = self._reading().take(sample.text, ended=True)
         message = ChatMessage(content=read.content)
         if read.reasoning and self._reasoning_too:
             message.reasoning_content = message.reasoning = read.reasoning
         if read.calls:
-            message.tool_calls = folded(read.calls, self._short_ids)
+            message.tool_calls = merge_tool_calls(read.calls, self._short_ids)
             message.content = read.content or None
         return ChatChoice(
             index=index,
@@ -163,10 +163,10 @@ class ChatCall:
             delta.reasoning_content = delta.reasoning = gain.reasoning
         if gain.calls:
             told.called = True
-            delta.tool_calls = [gain_of(call, self._short_ids) for call in gain.calls]
+            delta.tool_calls = [tool_call_delta(call, self._short_ids) for call in gain.calls]
         return delta
 
-    def _chunk(self, choices: list[ChatChoice]) -> Answer[ChatChoice]:
+    def _chunk(self, choices: list[ChatChoice]) -> CompletionObject[ChatChoice]:
         chunk = self._answer("chat.completion.chunk", choices)
         if self._tally.always:
             chunk.usage = self._tally.usage()
@@ -174,8 +174,10 @@ class ChatCall:
             chunk.usage = None
         return chunk
 
-    def _answer(self, kind: str, choices: list[ChatChoice]) -> Answer[ChatChoice]:
-        return Answer(id=self._id, object=kind, created=self._created, model=self._context.model, choices=choices)
+    def _answer(self, kind: str, choices: list[ChatChoice]) -> CompletionObject[ChatChoice]:
+        return CompletionObject(
+            id=self._id, object=kind, created=self._created, model=self._context.model, choices=choices
+        )
 
     def _logprobs(self, positions: list[list[TokenLogprob]] | None) -> ChatLogprobs | None:
         if positions is None:

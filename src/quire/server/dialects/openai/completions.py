@@ -11,10 +11,10 @@ from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
 from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
-from quire.server.dialects.openai.fields import NOT_SUPPORTED, Fields, Int, check, new_id, sampling_params
-from quire.server.dialects.openai.shapes import Answer, prompt_logprobs_of, token_name
-from quire.server.dialects.openai.structured import language_asked
-from quire.server.dialects.openai.usage import Tally, usage_of
+from quire.server.dialects.openai.fields import NOT_SUPPORTED, CompletionFields, Int, check, new_id, sampling_params
+from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, token_name
+from quire.server.dialects.openai.structured import structured_output
+from quire.server.dialects.openai.usage import UsageCounter, usage_of
 from quire.server.http.body import decode, texts_or_ids
 from quire.server.http.openapi import EVENTS, JSON, answers, reads
 from quire.text.chat.fill_in import filling_ends, filling_prompt
@@ -25,7 +25,7 @@ DEFAULT_MAX_TOKENS = 16
 _Shown = tuple[int, str, list[TokenLogprob] | None]  # a token, its text, its logprobs
 
 
-class CompletionBody(Fields, kw_only=True, forbid_unknown_fields=True):
+class CompletionBody(CompletionFields, kw_only=True, forbid_unknown_fields=True):
     prompt: str | list[str | int | list[int]]
     best_of: Int | None = None
     echo: bool | None = None
@@ -58,7 +58,7 @@ class CompletionChoice(Struct, kw_only=True):
 
 
 @reads(CompletionBody, only=NOT_SUPPORTED)
-@answers({JSON: Answer[CompletionChoice], EVENTS: Answer[CompletionChoice]})
+@answers({JSON: CompletionObject[CompletionChoice], EVENTS: CompletionObject[CompletionChoice]})
 def parse_completion(body: bytes, context: Context) -> "CompletionCall":
     completion = decode(body, _decoder)
     check(completion)
@@ -67,7 +67,7 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
     if completion.suffix:
         prompts = [_between(prompt, completion, context) for prompt in prompts]
         completion.stop_token_ids = [*(completion.stop_token_ids or ()), *filling_ends(context.tokenizer)]
-    language = language_asked(completion)
+    language = structured_output(completion)
     max_tokens = DEFAULT_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
     of_prompt = [completion.logprobs if completion.echo else None, completion.prompt_logprobs]
     requests = [
@@ -119,7 +119,7 @@ class CompletionCall:
         self._with_prompt_logprobs = body.prompt_logprobs is not None
         self._ids_too = bool(body.return_token_ids)
         self._by_id = bool(body.return_tokens_as_token_ids)
-        self._tally = Tally(body.stream_options)
+        self._tally = UsageCounter(body.stream_options)
         self._prompts: list[list[int]] = []
         self._prompt_logprobs: dict[int, list[list[TokenLogprob]]] = {}  # by prompt, until its echo is sent
         self._offsets: dict[int, int] = {}  # by choice: characters sent
@@ -198,8 +198,10 @@ class CompletionCall:
         answer.usage = usage_of(completions)
         return answer
 
-    def _answer(self, choices: list[CompletionChoice]) -> Answer[CompletionChoice]:
-        return Answer(id=self._id, object="text_completion", created=self._created, model=self._model, choices=choices)
+    def _answer(self, choices: list[CompletionChoice]) -> CompletionObject[CompletionChoice]:
+        return CompletionObject(
+            id=self._id, object="text_completion", created=self._created, model=self._model, choices=choices
+        )
 
     def _prompt_text(self, prompt: int) -> str:
         request = self.requests[prompt]

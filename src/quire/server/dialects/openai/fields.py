@@ -18,7 +18,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
+class CompletionFields(Struct, kw_only=True, forbid_unknown_fields=True):
     """Null is the same as absent, for every field."""
 
     model: str | None = None
@@ -131,7 +131,7 @@ def refuse(body: Struct, table: dict[str, tuple[Any, ...]]) -> None:
             raise BadRequest(f"`{name}` is not supported", "leave it out", param=name)
 
 
-def check(body: Fields) -> None:
+def check(body: CompletionFields) -> None:
     """What both routes refuse before anything else is looked at."""
     refuse(body, NOT_SUPPORTED)
     if body.stream_options is not None:
@@ -149,7 +149,7 @@ def check(body: Fields) -> None:
         raise BadRequest("prompt_logprobs cannot be streamed", "leave out stream", param="prompt_logprobs")
 
 
-def sampling_params(body: Fields, **given: Any) -> SamplingParams:
+def sampling_params(body: CompletionFields, **given: Any) -> SamplingParams:
     """`given` holds what the two routes name or default differently."""
     for name in _SAME_NAME:
         if (value := getattr(body, name)) is not None:

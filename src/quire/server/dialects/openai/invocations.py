@@ -8,7 +8,7 @@ from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.chat import NOT_SUPPORTED_IN_CHATS, ChatBody, parse_chat
 from quire.server.dialects.openai.chat_call import ChatCall, ChatChoice
 from quire.server.dialects.openai.completions import CompletionCall, parse_completion
-from quire.server.dialects.openai.shapes import Answer
+from quire.server.dialects.openai.shapes import CompletionObject
 from quire.server.http.body import decode
 from quire.server.http.openapi import EVENTS, JSON, answers, reads
 
@@ -24,7 +24,7 @@ _decoder = msgspec.json.Decoder(_Either)
 
 
 @reads(ChatBody, only=NOT_SUPPORTED_IN_CHATS)
-@answers({JSON: Answer[ChatChoice], EVENTS: Answer[ChatChoice]})
+@answers({JSON: CompletionObject[ChatChoice], EVENTS: CompletionObject[ChatChoice]})
 def parse_invocation(body: bytes, context: Context) -> ChatCall | CompletionCall:
     either = decode(body, _decoder)
     if bytes(either.messages) != b"null":

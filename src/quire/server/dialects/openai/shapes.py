@@ -16,21 +16,21 @@ class CachedTokens(Struct):
     cached_tokens: int
 
 
-class Usage(Struct):
+class CompletionUsage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
 
     @classmethod
-    def of(cls, prompt: int, completion: int, cached: int) -> "Usage":
+    def of(cls, prompt: int, completion: int, cached: int) -> "CompletionUsage":
         return cls(prompt, completion, prompt + completion, CachedTokens(cached))
 
 
 Choice = TypeVar("Choice")
 
 
-class Answer(Struct, Generic[Choice], kw_only=True):
+class CompletionObject(Struct, Generic[Choice], kw_only=True):
     """Every object that is sent, streamed or not."""
 
     id: str
@@ -38,23 +38,23 @@ class Answer(Struct, Generic[Choice], kw_only=True):
     created: int  # seconds since 1970
     model: str
     choices: list[Choice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: CompletionUsage | UnsetType | None = UNSET
     prompt_logprobs: Any = UNSET  # chat
     prompt_token_ids: list[int] | UnsetType = UNSET  # chat
 
 
-class Problem(TypedDict):
+class OpenAIErrorDetail(TypedDict):
     message: str
     type: str
     param: str | None
     code: str
 
 
-class ErrorBody(TypedDict):
-    error: Problem
+class OpenAIErrorBody(TypedDict):
+    error: OpenAIErrorDetail
 
 
-def error_body(error: QuireError) -> ErrorBody:
+def error_body(error: QuireError) -> OpenAIErrorBody:
     kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     message = f"{error.message} ({error.hint})" if error.hint else error.message
     if isinstance(error, PromptTooLong):

@@ -39,7 +39,7 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
     disable_fallback: bool | None = None  # there is one way only
 
 
-class Asks(Protocol):
+class StructuredOutputFields(Protocol):
     """A body with the fields that are read here."""
 
     response_format: ResponseFormat | None
@@ -53,7 +53,7 @@ class Asks(Protocol):
 _REFUSED = ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 
 
-def language_asked(body: Asks) -> Structured | None:
+def structured_output(body: StructuredOutputFields) -> Structured | None:
     """The one that the body asks for; None: any text."""
     asked: dict[str, Structured] = {}
     if body.response_format is not None and (found := _of_response_format(body.response_format)):
@@ -81,7 +81,7 @@ def _of(name: str, value: Any) -> Structured:
     if kind == "json_object":
         return Structured("json")
     if kind == "json":
-        return of_schema(value, name)
+        return schema_output(value, name)
     if kind == "choice":
         return Structured.one_of(value, name)
     if not value:
@@ -89,7 +89,7 @@ def _of(name: str, value: Any) -> Structured:
     return Structured("regex" if kind == "regex" else "grammar", value)
 
 
-def of_schema(schema: str | Schema, where: str) -> Structured:
+def schema_output(schema: str | Schema, where: str) -> Structured:
     if isinstance(schema, str):  # as text, which vLLM takes too
         try:
             schema = json.loads(schema)
@@ -111,7 +111,7 @@ def _of_response_format(given: ResponseFormat) -> Structured | None:
             raise BadRequest("response_format has no json_schema", param="response_format.json_schema")
         if given.json_schema.schema is None:
             return Structured("json")
-        return of_schema(given.json_schema.schema, "response_format.json_schema.schema")
+        return schema_output(given.json_schema.schema, "response_format.json_schema.schema")
     if given.type == "json_object":
         return Structured("json")
     if given.type == "text":
@@ -132,4 +132,4 @@ def _of_value(kind: str, value: str | Schema) -> Structured:
         value = value.get("schema", True)
     elif kind not in ("json", "json_object"):
         raise BadRequest(f"response_format has type `{kind}` and a value", "give json_schema instead", param=where)
-    return of_schema(value, where)
+    return schema_output(value, where)

@@ -11,16 +11,16 @@ from quire.text.tools.call import CallDelta
 from quire.text.tools.use import ToolUse
 
 
-class Function(Struct, kw_only=True, omit_defaults=True):
+class FunctionDefinition(Struct, kw_only=True, omit_defaults=True):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None  # forced calls follow the schema either way; others are the model's own words
 
 
-class Tool(Struct, kw_only=True):
+class ToolDefinition(Struct, kw_only=True):
     type: str
-    function: Function | None = None
+    function: FunctionDefinition | None = None
 
 
 class FunctionName(Struct):
@@ -40,22 +40,22 @@ class AllowedTools(Struct, kw_only=True):
     tools: list[NamedTool]
 
 
-def tool_use(tools: list[Tool] | None, choice: str | NamedTool | None, parallel: bool | None) -> ToolUse:
+def tool_use(tools: list[ToolDefinition] | None, choice: str | NamedTool | None, parallel: bool | None) -> ToolUse:
     plain = [_plain(tool, f"tools[{at}]") for at, tool in enumerate(tools or ())]
     several = parallel is not False
     if isinstance(choice, NamedTool):
         if choice.type == "allowed_tools" and (allowed := choice.allowed_tools) is not None:
             names = [tool.function.name if tool.function else "" for tool in allowed.tools]
-            return some_tools(plain, names, allowed.mode, several)
+            return allowed_tool_use(plain, names, allowed.mode, several)
         if choice.type != "function" or choice.function is None:
             raise BadRequest(
                 f"tool_choice of type `{choice.type}` is not supported", "name a function", param="tool_choice"
             )
         return ToolUse(plain, "named", choice.function.name, several)
-    return ToolUse(plain, as_choice(choice), parallel=several)
+    return ToolUse(plain, parse_tool_choice(choice), parallel=several)
 
 
-def some_tools(
+def allowed_tool_use(
     plain: list[dict[str, Any]], names: list[str], mode: Literal["auto", "required"], several: bool
 ) -> ToolUse:
     """The model is told of those named, and of no others."""
@@ -66,7 +66,7 @@ def some_tools(
     return ToolUse([tool for name, tool in known.items() if name in names], mode, parallel=several)
 
 
-def as_choice(choice: str | None) -> Literal["none", "auto", "required"]:
+def parse_tool_choice(choice: str | None) -> Literal["none", "auto", "required"]:
     if choice in ("none", "auto", "required"):
         return choice  # type: ignore[return-value]
     if choice is None:
@@ -74,7 +74,7 @@ def as_choice(choice: str | None) -> Literal["none", "auto", "required"]:
     raise BadRequest(f"tool_choice is `{choice}`", "give none, auto, required, or name a function", param="tool_choice")
 
 
-def _plain(tool: Tool, where: str) -> dict[str, Any]:
+def _plain(tool: ToolDefinition, where: str) -> dict[str, Any]:
     if tool.type != "function":
         raise BadRequest(f"a tool of type `{tool.type}` is not supported", "give functions", param=f"{where}.type")
     if tool.function is None:
@@ -84,33 +84,33 @@ def _plain(tool: Tool, where: str) -> dict[str, Any]:
     return {"type": "function", "function": msgspec.to_builtins(tool.function)}
 
 
-class FunctionGain(Struct):
+class FunctionDelta(Struct):
     name: str | UnsetType = UNSET
     arguments: str = ""
 
 
-class ToolCallGain(Struct, kw_only=True):
+class ToolCallDelta(Struct, kw_only=True):
     """A call in a full answer, or what one gained in a chunk: then with its index, and id and name the first time."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
-    function: FunctionGain
+    function: FunctionDelta
 
 
-def gain_of(delta: CallDelta, short_ids: bool) -> ToolCallGain:
-    gained = ToolCallGain(index=delta.index, function=FunctionGain(arguments=delta.arguments))
+def tool_call_delta(delta: CallDelta, short_ids: bool) -> ToolCallDelta:
+    gained = ToolCallDelta(index=delta.index, function=FunctionDelta(arguments=delta.arguments))
     if delta.name:
         gained.id, gained.type, gained.function.name = new_call_id(short_ids), "function", delta.name
     return gained
 
 
-def folded(deltas: list[CallDelta], short_ids: bool) -> list[ToolCallGain]:
+def merge_tool_calls(deltas: list[CallDelta], short_ids: bool) -> list[ToolCallDelta]:
     """The calls of a full answer."""
-    calls: list[ToolCallGain] = []
+    calls: list[ToolCallDelta] = []
     for delta in deltas:
         if delta.name:
-            calls.append(gain_of(delta, short_ids))
+            calls.append(tool_call_delta(delta, short_ids))
             calls[-1].index = UNSET
         else:
             calls[delta.index].function.arguments += delta.arguments

@@ -3,7 +3,7 @@
 from quire.server.dialects.dialect import Dialect
 from quire.server.dialects.tgi.call import parse_either, parse_generate, parse_generate_stream
 from quire.server.dialects.tgi.fields import adapter_id
-from quire.server.dialects.tgi.routes import pages
+from quire.server.dialects.tgi.routes import tgi_routes
 from quire.server.dialects.tgi.shapes import error_body, error_status, sse
 
 DIALECT = Dialect(
@@ -13,5 +13,5 @@ DIALECT = Dialect(
     status=error_status,
     model=adapter_id,
     frame=sse,
-    pages=pages,
+    pages=tgi_routes,
 )

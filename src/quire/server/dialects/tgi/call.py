@@ -3,15 +3,15 @@
 from math import inf
 
 from quire.client.generate_request import GenerateRequest
-from quire.server.dialects.completion import Completion, Sample
+from quire.server.dialects.completion import Completion, CompletionSample
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.fields import new_id
-from quire.server.dialects.tgi.fields import GenerateBody, decoder, sampling_params
+from quire.server.dialects.tgi.fields import TgiGenerateBody, decoder, sampling_params
 from quire.server.dialects.tgi.shapes import (
-    Answer,
     Details,
     PrefillToken,
     StreamedToken,
+    TgiResponse,
     Token,
     finish_reason,
 )
@@ -21,26 +21,26 @@ from quire.text.event import TextEvent, TokenLogprob
 from quire.text.tokenizers.detokenizer import Detokenizer
 
 
-@reads(GenerateBody)
-@answers({JSON: Answer})
+@reads(TgiGenerateBody)
+@answers({JSON: TgiResponse})
 def parse_generate(body: bytes, context: Context) -> "GenerateCall":
     return _call(decode(body, decoder), context, stream=False)
 
 
-@reads(GenerateBody)
+@reads(TgiGenerateBody)
 @answers({EVENTS: StreamedToken})
 def parse_generate_stream(body: bytes, context: Context) -> "GenerateCall":
     return _call(decode(body, decoder), context, stream=True)
 
 
-@reads(GenerateBody)
-@answers({JSON: list[Answer], EVENTS: StreamedToken})
+@reads(TgiGenerateBody)
+@answers({JSON: list[TgiResponse], EVENTS: StreamedToken})
 def parse_either(body: bytes, context: Context) -> "GenerateCall":
     given = decode(body, decoder)
     return _call(given, context, stream=bool(given.stream), listed=True)
 
 
-def _call(body: GenerateBody, context: Context, stream: bool, listed: bool = False) -> "GenerateCall":
+def _call(body: TgiGenerateBody, context: Context, stream: bool, listed: bool = False) -> "GenerateCall":
     request = GenerateRequest(
         id=new_id("tgi"),
         params=sampling_params(body, stream, context.options.watermark),
@@ -53,7 +53,7 @@ def _call(body: GenerateBody, context: Context, stream: bool, listed: bool = Fal
 
 class GenerateCall:
     def __init__(
-        self, body: GenerateBody, request: GenerateRequest, context: Context, stream: bool, listed: bool
+        self, body: TgiGenerateBody, request: GenerateRequest, context: Context, stream: bool, listed: bool
     ) -> None:
         self.requests = [request]
         self.stream = stream
@@ -63,7 +63,7 @@ class GenerateCall:
         self._seed = request.params.seed
         self._top = self._wishes.top_n_tokens or 0
         self._prompt_ids: list[int] = []
-        self._sent = Sample()  # of a stream
+        self._sent = CompletionSample()  # of a stream
         self._num_sent = 0
 
     def begin(self, prompts: list[list[int]]) -> None:
@@ -103,7 +103,7 @@ class GenerateCall:
     def full(self, completions: list[Completion]) -> object:
         [completion] = completions
         best, *others = sorted(completion.samples, key=_mean_logprob, reverse=True)
-        answer = Answer(generated_text=self._full_text(best.text))
+        answer = TgiResponse(generated_text=self._full_text(best.text))
         if self._wishes.details or self._wishes.decoder_input_details:
             answer.details = self._details(best, completion)
             if others:
@@ -114,7 +114,7 @@ class GenerateCall:
                     answer.details.best_of_sequences.append(details)
         return [answer] if self._listed else answer
 
-    def _details(self, sample: Sample, completion: Completion) -> Details:
+    def _details(self, sample: CompletionSample, completion: Completion) -> Details:
         pieces = self._detokenizer()
         details = Details(
             finish_reason=finish_reason(sample.finish_reason, sample.stop_reason),
@@ -155,6 +155,6 @@ class GenerateCall:
         return Detokenizer(self._tokenizer, False, self._prompt_ids[-8:])
 
 
-def _mean_logprob(sample: Sample) -> float:
+def _mean_logprob(sample: CompletionSample) -> float:
     found = [position[0].logprob for position in sample.logprobs or ()]
     return sum(found) / len(found) if found else -inf

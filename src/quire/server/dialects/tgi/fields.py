@@ -20,12 +20,12 @@ MAX_TOP_N_TOKENS = 20
 MAX_BEST_OF = MAX_SAMPLES
 
 
-class Grammar(Struct):
+class TgiGrammar(Struct):
     type: Literal["json", "json_schema", "regex"]
     value: Any
 
 
-class Parameters(Struct):
+class TgiParameters(Struct):
     """Null is the same as absent."""
 
     best_of: Int | None = None
@@ -45,7 +45,7 @@ class Parameters(Struct):
     decoder_input_details: bool | None = None
     seed: int | None = None
     top_n_tokens: Int | None = None
-    grammar: Grammar | None = None
+    grammar: TgiGrammar | None = None
     adapter_id: str | None = None
 
     @property
@@ -55,14 +55,14 @@ class Parameters(Struct):
         return bool(self.do_sample) or any(value is not None for value in given)
 
 
-class GenerateBody(Struct):
+class TgiGenerateBody(Struct):
     inputs: str
-    parameters: Parameters | None = None
+    parameters: TgiParameters | None = None
     stream: bool | None = None  # read by POST / alone
 
     @property
-    def wishes(self) -> Parameters:
-        return Parameters(do_sample=True) if self.parameters is None else self.parameters
+    def wishes(self) -> TgiParameters:
+        return TgiParameters(do_sample=True) if self.parameters is None else self.parameters
 
 
 class _AdapterNamed(Struct):
@@ -72,7 +72,7 @@ class _AdapterNamed(Struct):
     parameters: Inner | None = None
 
 
-decoder = msgspec.json.Decoder(GenerateBody)
+decoder = msgspec.json.Decoder(TgiGenerateBody)
 _adapter = msgspec.json.Decoder(_AdapterNamed)
 
 
@@ -82,7 +82,7 @@ def adapter_id(body: bytes) -> str | None:
     return named.adapter_id if named else None
 
 
-def sampling_params(body: GenerateBody, stream: bool, mark: Watermark) -> SamplingParams:
+def sampling_params(body: TgiGenerateBody, stream: bool, mark: Watermark) -> SamplingParams:
     given = body.wishes
     _check(body, given, stream)
     best_of = given.best_of or 1
@@ -109,7 +109,7 @@ def sampling_params(body: GenerateBody, stream: bool, mark: Watermark) -> Sampli
     )
 
 
-def _check(body: GenerateBody, given: Parameters, stream: bool) -> None:
+def _check(body: TgiGenerateBody, given: TgiParameters, stream: bool) -> None:
     """What Text Generation Inference refuses and `SamplingParams` would take."""
     if not body.inputs:
         raise BadRequest("`inputs` cannot be empty", param="inputs")
@@ -137,7 +137,7 @@ def _require(met: bool, name: str, rule: str, value: object) -> None:
         raise BadRequest(f"`{name}` {rule}. Given: {value}", param=f"parameters.{name}")
 
 
-def _structured(grammar: Grammar | None) -> Structured | None:
+def _structured(grammar: TgiGrammar | None) -> Structured | None:
     if grammar is None:
         return None
     value = grammar.value

@@ -38,7 +38,7 @@ class Details(Struct, kw_only=True):
     input_length: int | UnsetType = UNSET  # in a stream
 
 
-class Answer(Struct, kw_only=True, omit_defaults=True):
+class TgiResponse(Struct, kw_only=True, omit_defaults=True):
     generated_text: str
     details: Details | None = None
 
@@ -76,12 +76,12 @@ def error_status(error: QuireError) -> int:
     return error_kind(error)[0]
 
 
-class ErrorBody(TypedDict):
+class TgiErrorBody(TypedDict):
     error: str
     error_type: str
 
 
-def error_body(error: QuireError) -> ErrorBody:
+def error_body(error: QuireError) -> TgiErrorBody:
     told = f"{error.message} ({error.hint})" if error.hint else error.message
     kind = error_kind(error)[1]
     prefix = {"validation": "Input validation error: ", "generation": "Request failed during generation: "}

@@ -10,8 +10,8 @@ from quire.core.params import SamplingParams
 from quire.core.structured import Structured
 from quire.server.dialects.openai.fields import Int, refuse
 from quire.server.dialects.openai.responses.items import InputItem
-from quire.server.dialects.openai.structured import Schema, of_schema
-from quire.server.dialects.openai.tools import as_choice, some_tools
+from quire.server.dialects.openai.structured import Schema, schema_output
+from quire.server.dialects.openai.tools import allowed_tool_use, parse_tool_choice
 from quire.text.tools.use import ToolUse
 
 
@@ -172,15 +172,15 @@ def tools_of(body: ResponseBody) -> ToolUse:
     if isinstance(choice, NamedFunction):
         if choice.type == "allowed_tools" and choice.tools is not None:
             names = [tool.name or "" for tool in choice.tools]
-            return some_tools(plain, names, choice.mode or "auto", several)
+            return allowed_tool_use(plain, names, choice.mode or "auto", several)
         if choice.type != "function" or not choice.name:
             what = f"tool_choice of type `{choice.type}` is not supported"
             raise BadRequest(what, "name a function", param="tool_choice")
         return ToolUse(plain, "named", choice.name, several)
-    return ToolUse(plain, as_choice(choice), parallel=several)
+    return ToolUse(plain, parse_tool_choice(choice), parallel=several)
 
 
-def language_of(body: ResponseBody) -> Structured | None:
+def structured_output_of(body: ResponseBody) -> Structured | None:
     form = body.text.format if body.text is not None else None
     if form is None or form.type == "text":
         return None
@@ -189,7 +189,7 @@ def language_of(body: ResponseBody) -> Structured | None:
     if form.type == "json_schema":
         if form.schema is None:
             raise BadRequest("text.format has no schema", param="text.format.schema")
-        return of_schema(form.schema, "text.format.schema")
+        return schema_output(form.schema, "text.format.schema")
     raise BadRequest(
         f"text.format has type `{form.type}`", "give text, json_object or json_schema", param="text.format.type"
     )

@@ -17,26 +17,26 @@ from quire.server.dialects.openai.chat_call import ChatLogprob, chat_logprob
 from quire.server.dialects.openai.fields import new_id
 from quire.server.dialects.openai.responses import body as asked
 from quire.server.dialects.openai.responses.items import InputItem, input_items, item_messages
-from quire.server.dialects.openai.responses.output import Output
+from quire.server.dialects.openai.responses.output import ResponseOutput
 from quire.server.dialects.openai.responses.shapes import (
-    Event,
     ReasoningTokens,
+    ResponseEvent,
     ResponseObject,
     ResponseUsage,
-    frame,
+    response_sse,
 )
-from quire.server.dialects.openai.responses.store import Stored
+from quire.server.dialects.openai.responses.store import StoredResponse
 from quire.server.dialects.openai.shapes import CachedTokens
-from quire.server.dialects.openai.usage import Tally
+from quire.server.dialects.openai.usage import UsageCounter
 from quire.server.dialects.truncation import newest_that_fit, num_tokens
 from quire.server.http.body import decode
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.tools.use import ToolUse
 
-Recall = Callable[[str, str], Stored]  # tenant and id of a stored response
+FindResponse = Callable[[str, str], StoredResponse]  # tenant and id of a stored response
 
 
-def parse_response(body: bytes, context: Context, recall: Recall) -> "ResponseCall":
+def parse_response(body: bytes, context: Context, recall: FindResponse) -> "ResponseCall":
     given = decode(body, asked.decoder)
     asked.check(given)
     use = asked.tools_of(given)
@@ -54,13 +54,15 @@ def parse_response(body: bytes, context: Context, recall: Recall) -> "ResponseCa
     effort = given.reasoning.effort if given.reasoning is not None else None
     request = GenerateRequest(
         id=new_id("resp", "_"),
-        params=asked.params_of(given, structured=asked.language_of(given)),
+        params=asked.params_of(given, structured=asked.structured_output_of(given)),
         tenant=context.tenant,
         salt=given.cache_salt or "",
         priority=given.priority or 0,
     )
     put_chat(request, context, _with_instructions(messages, given), use, **effort_options(effort, "reasoning.effort"))
-    return ResponseCall(given, request, context, use, Stored(_response(given, request, context), items, messages, size))
+    return ResponseCall(
+        given, request, context, use, StoredResponse(_response(given, request, context), items, messages, size)
+    )
 
 
 def _fitting(
@@ -118,18 +120,23 @@ class ResponseCall:
     """`keep` is called with it when it has ended well."""
 
     def __init__(
-        self, given: asked.ResponseBody, request: GenerateRequest, context: Context, use: ToolUse, stored: Stored
+        self,
+        given: asked.ResponseBody,
+        request: GenerateRequest,
+        context: Context,
+        use: ToolUse,
+        stored: StoredResponse,
     ) -> None:
         self.requests = [request]
         self.stream = bool(given.stream)
         self.background = bool(given.background)
         self.stored = stored
-        self.keep: Callable[[Stored], None] | None = None
+        self.keep: Callable[[StoredResponse], None] | None = None
         self.accepted = asyncio.Event()
         self.problem: QuireError | None = None  # why it failed, in the background
         self._context, self._use = context, use
-        self._output = Output(context.chat_format().short_ids)
-        self._tally = Tally(None)
+        self._output = ResponseOutput(context.chat_format().short_ids)
+        self._tally = UsageCounter(None)
         self._reading = Reading(None)
         self._top = given.top_logprobs or 0
         self._num_events = 0
@@ -189,16 +196,16 @@ class ResponseCall:
         self.response.output = self._output.items
         self._last("incomplete")  # clients know no event of being cancelled
 
-    def _now(self, what: str) -> Event:
-        return Event(type=f"response.{what}", response=msgspec.structs.replace(self.response, output=[]))
+    def _now(self, what: str) -> ResponseEvent:
+        return ResponseEvent(type=f"response.{what}", response=msgspec.structs.replace(self.response, output=[]))
 
     def _last(self, what: str) -> list[object]:
-        told = self._numbered([Event(type=f"response.{what}", response=self.response)])
+        told = self._numbered([ResponseEvent(type=f"response.{what}", response=self.response)])
         if self.stored.journal is not None:
             self.stored.journal.end()
         return told
 
-    def _take(self, event: TextEvent) -> list[Event]:
+    def _take(self, event: TextEvent) -> list[ResponseEvent]:
         self._tally.add(0, event)
         ended = event.finish_reason is not None
         events = self._output.push(self._reading.take(event.text, ended), self._logprobs(event.logprobs))
@@ -230,12 +237,12 @@ class ResponseCall:
             self.keep(self.stored)
         return response.status
 
-    def _numbered(self, events: list[Event]) -> list[object]:
+    def _numbered(self, events: list[ResponseEvent]) -> list[object]:
         for event in events:
             event.sequence_number = self._num_events
             self._num_events += 1
             if self.stored.journal is not None:
-                self.stored.journal.add(frame(event))
+                self.stored.journal.add(response_sse(event))
         return list(events)
 
     def _logprobs(self, positions: list[list[TokenLogprob]] | None) -> list[ChatLogprob] | None:

@@ -6,13 +6,13 @@ import msgspec
 from msgspec import Struct
 
 from quire.core.errors import BadRequest
-from quire.server.dialects.messages import Part, joined, read_arguments
+from quire.server.dialects.messages import ContentPart, joined, read_arguments
 from quire.server.dialects.openai.fields import new_id
 
 _TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 
 
-class InputPart(Part, kw_only=True, omit_defaults=True):
+class ResponseInputPart(ContentPart, kw_only=True, omit_defaults=True):
     """Listed as it came."""
 
 
@@ -23,18 +23,18 @@ class InputItem(Struct, kw_only=True, omit_defaults=True):
     id: str | None = None
     status: str | None = None
     role: str | None = None  # of a message
-    content: str | list[InputPart] | None = None  # of a message, or thoughts
+    content: str | list[ResponseInputPart] | None = None  # of a message, or thoughts
     call_id: str | None = None  # of a call and of its output
     name: str | None = None
     arguments: str | None = None
-    output: str | list[InputPart] | None = None
-    summary: list[InputPart] | None = None  # of thoughts
+    output: str | list[ResponseInputPart] | None = None
+    summary: list[ResponseInputPart] | None = None  # of thoughts
 
 
 def input_items(given: str | list[InputItem]) -> list[InputItem]:
     """Each with a type and an id."""
     if isinstance(given, str):
-        given = [InputItem(role="user", content=[InputPart(type="input_text", text=given)])]
+        given = [InputItem(role="user", content=[ResponseInputPart(type="input_text", text=given)])]
     items = []
     for item in given:
         kind = item.type or "message"
@@ -86,7 +86,7 @@ def item_messages(items: list[InputItem]) -> list[dict[str, Any]]:
     return messages
 
 
-def _text(content: str | list[InputPart] | None, where: str) -> str:
+def _text(content: str | list[ResponseInputPart] | None, where: str) -> str:
     if content is None:
         raise BadRequest(f"`{where}` is missing", param=where)
     return content if isinstance(content, str) else joined(content, _TEXTS, where)

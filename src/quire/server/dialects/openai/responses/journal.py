@@ -20,10 +20,10 @@ class EventsGone(QuireError):
         return cls(f"the events before {first} are no longer kept", hint, param="starting_after")
 
 
-class Journal:
+class EventJournal:
     """What one stream has told so far, frame by frame. Those who follow it are told the rest as it comes."""
 
-    def __init__(self, grown: Callable[["Journal"], None] = lambda journal: None) -> None:
+    def __init__(self, grown: Callable[["EventJournal"], None] = lambda journal: None) -> None:
         self.first = 0  # number of the oldest frame that is kept
         self.num_bytes = 0
         self._frames: list[bytes] = []
@@ -65,22 +65,22 @@ class Journal:
         self._news = asyncio.Event()
 
 
-class Journals:
+class TenantJournals:
     """Of one tenant. When they grow too large together, the one begun first forgets what it has."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._open: OrderedDict[Journal, int] = OrderedDict()  # journal -> its bytes, as they were counted
+        self._open: OrderedDict[EventJournal, int] = OrderedDict()  # journal -> its bytes, as they were counted
         self._num_bytes = 0
 
-    def new(self) -> Journal:
-        return Journal(self._grown)
+    def new(self) -> EventJournal:
+        return EventJournal(self._grown)
 
-    def forget(self, journal: Journal) -> None:
+    def forget(self, journal: EventJournal) -> None:
         self._num_bytes -= self._open.pop(journal, 0)
         journal.forget()
 
-    def _grown(self, journal: Journal) -> None:
+    def _grown(self, journal: EventJournal) -> None:
         self._num_bytes += journal.num_bytes - self._open.get(journal, 0)
         self._open[journal] = journal.num_bytes
         while self._num_bytes > self._max_bytes:

@@ -8,19 +8,19 @@ from quire.server.dialects.openai.chat_call import ChatLogprob
 from quire.server.dialects.openai.fields import new_id
 from quire.server.dialects.openai.responses.shapes import (
     CallItem,
-    Event,
     MessageItem,
     OutputItem,
     OutputText,
     ReasoningItem,
     ReasoningText,
+    ResponseEvent,
 )
 from quire.server.dialects.openai.tools import new_call_id
 from quire.text.answer_parser import AnswerDelta
 from quire.text.tools.call import CallDelta
 
 
-class Output:
+class ResponseOutput:
     """At most one item is open: the last. Something of another kind closes it."""
 
     def __init__(self, short_ids: bool = False) -> None:
@@ -32,8 +32,8 @@ class Output:
     def reasoning(self) -> str:
         return "".join(item.content[0].text for item in self.items if isinstance(item, ReasoningItem))
 
-    def push(self, gain: AnswerDelta, logprobs: list[ChatLogprob] | None = None) -> list[Event]:
-        events: list[Event] = []
+    def push(self, gain: AnswerDelta, logprobs: list[ChatLogprob] | None = None) -> list[ResponseEvent]:
+        events: list[ResponseEvent] = []
         if gain.reasoning:
             self._think(gain.reasoning, events)
         if gain.content or (logprobs and not gain.reasoning and not gain.calls):
@@ -42,19 +42,19 @@ class Output:
             self._write_call(delta, events)
         return events
 
-    def empty(self) -> list[Event]:
+    def empty(self) -> list[ResponseEvent]:
         """The model said nothing."""
-        events: list[Event] = []
+        events: list[ResponseEvent] = []
         self._say("", [], events)
         return events
 
-    def end(self, status: str = "completed") -> list[Event]:
+    def end(self, status: str = "completed") -> list[ResponseEvent]:
         """`status` of the item that was open."""
-        events: list[Event] = []
+        events: list[ResponseEvent] = []
         self._close(events, status)
         return events
 
-    def _think(self, text: str, events: list[Event]) -> None:
+    def _think(self, text: str, events: list[ResponseEvent]) -> None:
         item = self._current()
         if not isinstance(item, ReasoningItem):
             item = ReasoningItem(id=new_id("rs", "_"), content=[ReasoningText()])
@@ -62,7 +62,7 @@ class Output:
         item.content[0].text += text
         events.append(self._event("reasoning_text.delta", item.id, content_index=0, delta=text))
 
-    def _say(self, text: str, logprobs: list[ChatLogprob], events: list[Event]) -> None:
+    def _say(self, text: str, logprobs: list[ChatLogprob], events: list[ResponseEvent]) -> None:
         item = self._current()
         if not isinstance(item, MessageItem):
             item = MessageItem(id=new_id("msg", "_"), content=[OutputText()])
@@ -71,7 +71,7 @@ class Output:
         item.content[0].logprobs += logprobs
         events.append(self._event("output_text.delta", item.id, content_index=0, delta=text, logprobs=logprobs))
 
-    def _write_call(self, delta: CallDelta, events: list[Event]) -> None:
+    def _write_call(self, delta: CallDelta, events: list[ResponseEvent]) -> None:
         item = self._current()
         if delta.name or not isinstance(item, CallItem):
             item = CallItem(id=new_id("fc", "_"), call_id=new_call_id(self._short_ids), name=delta.name)
@@ -83,17 +83,17 @@ class Output:
     def _current(self) -> OutputItem | None:
         return self.items[-1] if self._open else None
 
-    def _begin(self, item: OutputItem, events: list[Event]) -> None:
+    def _begin(self, item: OutputItem, events: list[ResponseEvent]) -> None:
         self._close(events)
         self.items.append(item)
         self._open = True
         at = len(self.items) - 1
-        events.append(Event(type="response.output_item.added", output_index=at, item=_empty(item)))
+        events.append(ResponseEvent(type="response.output_item.added", output_index=at, item=_empty(item)))
         if not isinstance(item, CallItem):
             part = type(item.content[0])()
             events.append(self._event("content_part.added", item.id, content_index=0, part=part))
 
-    def _close(self, events: list[Event], status: str = "completed") -> None:
+    def _close(self, events: list[ResponseEvent], status: str = "completed") -> None:
         if not self._open:
             return
         item, self._open = self.items[-1], False
@@ -109,10 +109,10 @@ class Output:
             if isinstance(part, OutputText):
                 done.logprobs = part.logprobs
             events += [done, self._event("content_part.done", item.id, content_index=0, part=part)]
-        events.append(Event(type="response.output_item.done", output_index=len(self.items) - 1, item=item))
+        events.append(ResponseEvent(type="response.output_item.done", output_index=len(self.items) - 1, item=item))
 
-    def _event(self, kind: str, item_id: str, **given: Any) -> Event:
-        return Event(type=f"response.{kind}", item_id=item_id, output_index=len(self.items) - 1, **given)
+    def _event(self, kind: str, item_id: str, **given: Any) -> ResponseEvent:
+        return ResponseEvent(type=f"response.{kind}", item_id=item_id, output_index=len(self.items) - 1, **given)
 
 
 def _empty(item: OutputItem) -> OutputItem:

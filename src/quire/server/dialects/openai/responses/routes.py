@@ -17,8 +17,8 @@ from quire.server.dialects.openai.responses.body import NOT_SUPPORTED, ResponseB
 from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
 from quire.server.dialects.openai.responses.items import InputItem
 from quire.server.dialects.openai.responses.journal import EventsGone
-from quire.server.dialects.openai.responses.shapes import Event, ResponseObject, frame
-from quire.server.dialects.openai.responses.store import ResponseStore, Stored
+from quire.server.dialects.openai.responses.shapes import ResponseEvent, ResponseObject, response_sse
+from quire.server.dialects.openai.responses.store import ResponseStore, StoredResponse
 from quire.server.dialects.openai.shapes import error_body
 from quire.server.http.event_stream import EventStream
 from quire.server.http.openapi import EVENTS, JSON, answers, asks, reads
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quire.server")
 
-SHAPE = Dialect(name="responses", routes={}, error=error_body, frame=frame, idle=b": keep-alive\n\n")
+SHAPE = Dialect(name="responses", routes={}, error=error_body, frame=response_sse, idle=b": keep-alive\n\n")
 MAX_LISTED = 100
 
 
@@ -53,9 +53,9 @@ class ItemList(Struct, kw_only=True):
     has_more: bool
 
 
-class Responses:
-    def __init__(self, site: "AppState") -> None:
-        self._site = site
+class ResponseRoutes:
+    def __init__(self, state: "AppState") -> None:
+        self._state = state
         self._store = ResponseStore()
         self._under_way: set[asyncio.Task[None]] = set()  # in the background: a task that nobody holds may vanish
 
@@ -71,9 +71,9 @@ class Responses:
         ]
 
     @reads(ResponseBody, only=NOT_SUPPORTED)
-    @answers({JSON: ResponseObject, EVENTS: Event})
+    @answers({JSON: ResponseObject, EVENTS: ResponseEvent})
     async def create(self, http: Request) -> Response:
-        service, call = await understood(http, self._site.models, SHAPE, self._parse, self._site.options)
+        service, call = await understood(http, self._state.models, SHAPE, self._parse, self._state.options)
         if call.background:
             if call.stream:
                 call.stored.journal = self._store.journal(_tenant(http))
@@ -81,20 +81,20 @@ class Responses:
             return self._followed(call.stored) if call.stream else json_response(call.response)
         if call.response.store:
             call.keep = lambda stored: self._store.put(_tenant(http), stored)
-        return await reply(http, SHAPE, service, call, self._site.options.sse_keep_alive)
+        return await reply(http, SHAPE, service, call, self._state.options.sse_keep_alive)
 
     @reads(ResponseBody, only=NOT_SUPPORTED)
     @answers({JSON: InputTokens})
     async def input_tokens(self, http: Request) -> Response:
         """Of a response that could be asked for."""
-        service, call = await understood(http, self._site.models, SHAPE, self._parse, self._site.options)
+        service, call = await understood(http, self._state.models, SHAPE, self._parse, self._state.options)
         [request] = call.requests
         text = chat_text(service.tokenizer, request.messages or [], **request.template_options)
         ids = await asyncio.to_thread(service.tokenizer.encode, text, add_special_tokens=False)
         return json_response(InputTokens(len(ids)))
 
     @asks(stream=bool, starting_after=Annotated[int, Meta(ge=0)])
-    @answers({JSON: ResponseObject, EVENTS: Event})
+    @answers({JSON: ResponseObject, EVENTS: ResponseEvent})
     async def retrieve(self, http: Request) -> Response:
         stored, after = self._found(http), http.query_params.get("starting_after")
         stream = http.query_params.get("stream", "false").lower()
@@ -108,14 +108,14 @@ class Responses:
             raise BadRequest(f"starting_after is {after}", "give the number of an event", param="starting_after")
         return self._followed(stored, 0 if after is None else int(after) + 1)
 
-    def _followed(self, stored: Stored, first: int = 0) -> Response:
+    def _followed(self, stored: StoredResponse, first: int = 0) -> Response:
         """Its events from number `first` on. Who leaves can come back: it goes on without them."""
         if stored.journal is None:
             hint = "only those that were created with background and stream can"
             raise BadRequest("this response cannot be streamed", hint, param="stream")
         if first < stored.journal.first:
             raise EventsGone.before(stored.journal.first)
-        return EventStream(SHAPE, stored.journal.follow(first), self._site.options.sse_keep_alive)
+        return EventStream(SHAPE, stored.journal.follow(first), self._state.options.sse_keep_alive)
 
     @answers({JSON: Deleted})
     async def delete(self, http: Request) -> Response:
@@ -158,14 +158,14 @@ class Responses:
     def _parse(self, body: bytes, context: Context) -> ResponseCall:
         return parse_response(body, context, self._recall)
 
-    def _recall(self, tenant: str, name: str) -> Stored:
+    def _recall(self, tenant: str, name: str) -> StoredResponse:
         """A response that another may follow."""
         stored = self._store.get(tenant, name, "previous_response_id")
         if stored.response.status not in ("completed", "incomplete"):
             raise BadRequest(f"response `{name}` is {stored.response.status}", param="previous_response_id")
         return stored
 
-    def _found(self, http: Request) -> Stored:
+    def _found(self, http: Request) -> StoredResponse:
         return self._store.get(_tenant(http), http.path_params["name"])
 
     async def _begin(self, service: "Service", call: ResponseCall, tenant: str) -> None:

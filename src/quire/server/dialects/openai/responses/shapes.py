@@ -88,7 +88,7 @@ class ResponseObject(Struct, kw_only=True):
     user: str | None
 
 
-class Event(Struct, kw_only=True):
+class ResponseEvent(Struct, kw_only=True):
     """Everything that is streamed; `type` says which of the fields there are."""
 
     type: str
@@ -112,9 +112,9 @@ class Event(Struct, kw_only=True):
 _encode = msgspec.json.Encoder().encode
 
 
-def frame(value: object) -> bytes:
+def response_sse(value: object) -> bytes:
     if isinstance(value, dict):  # an error in the middle of a stream
         told = value["error"]
-        value = Event(type="error", code=told["code"], message=told["message"], param=told["param"])
-    assert isinstance(value, Event)
+        value = ResponseEvent(type="error", code=told["code"], message=told["message"], param=told["param"])
+    assert isinstance(value, ResponseEvent)
     return b"event: " + value.type.encode() + b"\ndata: " + _encode(value) + b"\n\n"
