@@ -71,11 +71,15 @@ ROUTES: dict[str, tuple[type[msgspec.Struct], dict[str, Any], set[str]]] = {
         ANTHROPIC,
         of_typed(message_count_tokens_params.MessageCountTokensParams),
     ),
-    "/api/generate": (ollama.GenerateBody, {"model": "fake", "prompt": "Hello"}, set(GenerateRequest.model_fields)),
-    "/api/chat": (ollama.ChatBody, {"model": "fake", "messages": HELLO}, set(ChatRequest.model_fields)),
+    "/api/generate": (
+        ollama.OllamaGenerateBody,
+        {"model": "fake", "prompt": "Hello"},
+        set(GenerateRequest.model_fields),
+    ),
+    "/api/chat": (ollama.OllamaChatBody, {"model": "fake", "messages": HELLO}, set(ChatRequest.model_fields)),
     "/api/embed": (EmbedBody, {"model": "fake", "input": "Hello"}, set(EmbedRequest.model_fields)),
     "/api/embeddings": (OldEmbedBody, {"model": "fake", "prompt": "Hello"}, set(EmbeddingsRequest.model_fields)),
-    "/generate": (tgi.GenerateBody, {"inputs": "Hello"}, of_dataclass(TextGenerationInput)),
+    "/generate": (tgi.TgiGenerateBody, {"inputs": "Hello"}, of_dataclass(TextGenerationInput)),
 }
 
 
@@ -99,7 +103,7 @@ def test_the_fields_of_clients(server: Running, path: str) -> None:
 
 def test_the_parameters_of_text_generation() -> None:
     asked = of_dataclass(TextGenerationInputGenerateParameters)
-    assert asked <= set(tgi.Parameters.__struct_fields__)
+    assert asked <= set(tgi.TgiParameters.__struct_fields__)
 
 
 @pytest.mark.parametrize(

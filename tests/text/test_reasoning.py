@@ -60,7 +60,7 @@ def test_thoughts_may_speak_of_calls() -> None:
     assert reader is not None
     text = 'I could <tool_call>. </think> Now: <tool_call>{"name": "f", "arguments": {}}</tool_call>'
     whole = AnswerDelta()
-    for gain in [*map(reader.push, text), reader.end()]:
+    for gain in [*map(reader.push, text), reader.push("", ended=True)]:
         whole.reasoning += gain.reasoning
         whole.content += gain.content
         whole.calls += gain.calls

@@ -43,5 +43,5 @@ class NotJson(BadRequest):
     status, code = 415, "unsupported_media_type"
 
 
-class ClientGone(Exception):
-    """The client closed the connection. Nobody is left to be told."""
+class ClientDisconnected(Exception):
+    """The client closed the connection, so there is no response to send."""

@@ -1,4 +1,4 @@
-"""What a model's text says, as it arrives: thoughts, text for the user, and calls of tools."""
+"""Parses a model's text as it arrives into reasoning, content for the user, and tool calls."""
 
 from dataclasses import dataclass, field
 
@@ -16,36 +16,36 @@ class AnswerDelta:
         return bool(self.reasoning or self.content or self.calls)
 
 
-class AnswerReader:
-    """Reads one sample."""
+class AnswerParser:
+    """Parses one sample. Without `thoughts` and `tools` all text is content."""
 
-    def __init__(self, thoughts: Thoughts | None, tools: ToolParser | None, parallel: bool = True) -> None:
+    def __init__(
+        self, thoughts: Thoughts | None = None, tools: ToolParser | None = None, parallel: bool = True
+    ) -> None:
         self._thoughts, self._tools = thoughts, tools
-        self._parallel = parallel  # else calls after the first are left out
+        self._parallel = parallel  # False: only the first call counts
 
-    def push(self, text: str) -> AnswerDelta:
-        gain = AnswerDelta(content=text)
-        if self._thoughts is not None:
-            gain.reasoning, gain.content = self._thoughts.push(text)
-        self._look_for_calls(gain)
-        return gain
+    def push(self, text: str, ended: bool = False) -> AnswerDelta:
+        """What `text` adds; with `ended`, also what was held back until the end was known."""
+        delta = AnswerDelta()
+        if text:
+            self._split(delta, *(self._thoughts.push(text) if self._thoughts is not None else ("", text)))
+        if ended:
+            if self._thoughts is not None:
+                self._split(delta, *self._thoughts.flush())
+            if self._tools is not None:
+                rest = self._tools.flush()
+                self._add(delta, rest.content, rest.calls)
+        return delta
 
-    def end(self) -> AnswerDelta:
-        """The text has ended: what was held back."""
-        gain = AnswerDelta()
-        if self._thoughts is not None:
-            gain.reasoning, gain.content = self._thoughts.flush()
-        self._look_for_calls(gain)
-        if self._tools is not None:
-            last = self._tools.flush()
-            gain.content += last.content
-            gain.calls += self._wanted(last.calls)
-        return gain
+    def _split(self, delta: AnswerDelta, reasoning: str, text: str) -> None:
+        delta.reasoning += reasoning
+        if self._tools is None:
+            delta.content += text
+        elif text:
+            parsed = self._tools.push(text)
+            self._add(delta, parsed.content, parsed.calls)
 
-    def _look_for_calls(self, gain: AnswerDelta) -> None:
-        if self._tools is not None and gain.content:
-            found = self._tools.push(gain.content)
-            gain.content, gain.calls = found.content, self._wanted(found.calls)
-
-    def _wanted(self, calls: list[CallDelta]) -> list[CallDelta]:
-        return calls if self._parallel else [call for call in calls if call.index == 0]
+    def _add(self, delta: AnswerDelta, content: str, calls: list[CallDelta]) -> None:
+        delta.content += content
+        delta.calls += calls if self._parallel else [call for call in calls if call.index == 0]

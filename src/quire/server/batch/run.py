@@ -11,13 +11,14 @@ import msgspec
 from quire.core.errors import BadRequest, EngineFailed, QueueFull, QuireError
 from quire.server.batch.requests import BatchLine
 from quire.server.batch.results import BatchError, BatchReply, BatchResult
-from quire.server.dialects import load
-from quire.server.dialects.dialect import Call, Context
-from quire.server.dialects.generate import answered
+from quire.server.dialects.dialect import Call, Context, model_field
+from quire.server.dialects.generate import complete, parse_call
 from quire.server.dialects.openai.chat import parse_chat
 from quire.server.dialects.openai.completions import parse_completion
 from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
 from quire.server.dialects.openai.responses.store import StoredResponse
+from quire.server.dialects.openai.shapes import WIRE
+from quire.server.options import ServerOptions
 from quire.server.routes.embeddings import embedded
 
 if TYPE_CHECKING:
@@ -37,12 +38,12 @@ def _none_before(tenant: str, name: str) -> StoredResponse:
 
 
 EMBEDDINGS = "/v1/embeddings"
-READERS: dict[str, Callable[[bytes, Context], Call]] = {
+PARSERS: dict[str, Callable[[bytes, Context], Call]] = {
     "/v1/chat/completions": parse_chat,
     "/v1/completions": parse_completion,
     "/v1/responses": _parse_response,
 }
-URLS = (*READERS, EMBEDDINGS)
+URLS = (*PARSERS, EMBEDDINGS)
 
 
 async def run_batch(
@@ -67,7 +68,7 @@ async def run_batch(
 class Batch:
     def __init__(self, models: "Models") -> None:
         self._models = models
-        self._dialect = load("openai")
+        self._options = ServerOptions()
 
     async def result(self, line: BatchLine) -> BatchResult:
         result = BatchResult(id=f"batch_req_{uuid4().hex}", custom_id=line.custom_id)
@@ -89,25 +90,20 @@ class Batch:
         except Exception:
             log.exception("request `%s` failed", line.custom_id)
             failed = EngineFailed("the server failed on this request")
-        body = msgspec.Raw(_encode(self._dialect.error(failed)))
-        return BatchReply(self._dialect.status(failed), request_id, body)
+        body = msgspec.Raw(_encode(WIRE.error(failed)))
+        return BatchReply(WIRE.status(failed), request_id, body)
 
     async def _answer(self, line: BatchLine) -> object:
         body = bytes(line.body)
         if line.url == EMBEDDINGS:
             return await embedded(self._models, body)
-        found = await self._models.find(self._dialect.model(body))
-        service = found.service
-        context = Context(service.info, service.tokenizer, model=found.adapter or service.info.name)
         while True:
-            call = READERS[line.url](body, context)
+            service, call = await parse_call(self._models, self._options, model_field(body), body, PARSERS[line.url])
             if call.stream:
                 raise BadRequest("a batch has nobody to stream to", "leave out stream", param="stream")
             if isinstance(call, ResponseCall) and call.background:
                 raise BadRequest("a batch is the background", "leave out background", param="background")
-            for request in call.requests:
-                request.adapter = found.adapter
             try:
-                return await answered(service, call)
+                return await complete(service, call)
             except QueueFull as full:  # requests with many samples or prompts
                 await asyncio.sleep(full.retry_after)

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from quire.core.errors import BadRequest
-from quire.server.dialects.openai.fields import refuse
+from quire.server.dialects.fields import refuse_unsupported
 
 
 class ContentPart(Struct, kw_only=True):
@@ -53,7 +53,7 @@ def plain_messages(messages: list[InputMessage]) -> list[dict[str, Any]]:
     plain = []
     for at, message in enumerate(messages):
         where = f"messages[{at}]"
-        refuse(message, _NOT_SUPPORTED)
+        refuse_unsupported(message, _NOT_SUPPORTED)
         if message.content is None and not message.tool_calls and message.refusal is None:
             raise BadRequest(f"{where} has no content", param=f"{where}.content")
         given = {name: getattr(message, name) for name in ("role", "name", "refusal", "tool_call_id")}

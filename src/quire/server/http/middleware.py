@@ -17,15 +17,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.core.errors import BadRequest, QueueFull, QuireError, Unavailable
 from quire.server.access.keys import KeyRing
 from quire.server.access.request_context import RequestContext, begin_request_context
-from quire.server.errors import ClientGone
+from quire.server.errors import ClientDisconnected
 from quire.server.http.replies import error_response
+from quire.server.http.wire_format import ErrorShape
 from quire.server.observe.logs import log_request
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
 
 log = logging.getLogger("quire.server")
-
-Shape = Callable[[QuireError], object]
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"})  # for probes and scrapers, which have no key
 OPEN_PAGE = re.compile(r"/(page/.*)?")  # the page, which asks for the key; what is posted to / is another matter
@@ -45,8 +44,8 @@ class RequestMiddleware:
         keys: KeyRing,
         metrics: Metrics,
         routes: Iterable[Route],
-        shapes: Mapping[str, Shape],  # path -> how an error looks there
-        shape: Shape,  # and elsewhere
+        shapes: Mapping[str, ErrorShape],  # path -> how an error looks there
+        shape: ErrorShape,  # and elsewhere
         trace: Callable[[RequestContext, Headers, int], None] | None = None,
     ) -> None:
         self._app = app
@@ -68,7 +67,6 @@ class RequestMiddleware:
         try:
             if not _is_open(scope, path):
                 context.key = self._keys.find(headers)
-                scope["tenant"] = context.tenant
                 context.deadline = _deadline(context, headers, self._options.request_timeout)
                 if scope["method"] == "POST":
                     way.enter()
@@ -78,7 +76,7 @@ class RequestMiddleware:
         except asyncio.CancelledError:  # the time to drain is over; the task ends here
             if way.status == CLIENT_CLOSED:
                 await way.refuse(Unavailable("the server is shutting down", "ask again"))
-        except (ClientGone, ClientDisconnect):
+        except (ClientDisconnected, ClientDisconnect):
             log.debug("client of request %s left", context.id)
         except Exception:
             log.exception("request %s failed", context.id)
@@ -121,7 +119,7 @@ class _Exchange:
         receive: Receive,
         send: Send,
         context: RequestContext,
-        shape: Shape,
+        shape: ErrorShape,
         hold: Callable[[int], None],
     ) -> None:
         self._scope, self._receive, self._send = scope, receive, send

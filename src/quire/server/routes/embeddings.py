@@ -13,10 +13,10 @@ from starlette.routing import Route
 from quire.client.embed_request import EmbedRequest, Text
 from quire.core.errors import BadRequest
 from quire.server.app_state import AppState
-from quire.server.dialects.openai.fields import Int, new_id
+from quire.server.dialects.fields import Int, new_id
 from quire.server.http.body import decode, read_body, texts_or_ids
-from quire.server.http.event_stream import unless_gone
-from quire.server.http.openapi import JSON, answers, reads
+from quire.server.http.event_stream import unless_disconnected
+from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ class EmbeddingRoutes:
     def routes(self) -> list[Route]:
         return [Route("/v1/embeddings", self.embeddings, methods=["POST"])]
 
-    @reads(EmbeddingsBody)
-    @answers({JSON: EmbeddingList})
+    @request_body(EmbeddingsBody)
+    @responses({JSON: EmbeddingList})
     async def embeddings(self, http: Request) -> Response:
         body = await read_body(http, self._state.options.max_body_bytes)
-        return json_response(await unless_gone(http.receive, embedded(self._state.models, body)))
+        return json_response(await unless_disconnected(http.receive, embedded(self._state.models, body)))
 
 
 async def embedded(models: "Models", body: bytes) -> EmbeddingList:

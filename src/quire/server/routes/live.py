@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from quire.client.one_model import unknown_model
@@ -19,9 +20,9 @@ from quire.core.errors import QueueFull, Unavailable
 from quire.core.records import RequestRecord
 from quire.server.access.request_context import current_request_context
 from quire.server.app_state import AppState
-from quire.server.errors import ClientGone, NotAllowed
-from quire.server.http.event_stream import unless_gone
-from quire.server.http.openapi import EVENTS, answers, asks
+from quire.server.errors import ClientDisconnected, NotAllowed
+from quire.server.http.event_stream import unless_disconnected
+from quire.server.http.openapi import EVENTS, query_parameters, responses
 from quire.server.observe.recent import Percentiles
 
 if TYPE_CHECKING:
@@ -56,8 +57,11 @@ class LiveRoutes:
         self.num_viewers = 0
         self._packed: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # of each model the last maps: raw, and packed
 
-    @asks(model=str)
-    @answers({EVENTS: LiveEvent})
+    def routes(self) -> list[Route]:
+        return [Route("/live", self.view)]
+
+    @query_parameters(model=str)
+    @responses({EVENTS: LiveEvent})
     async def view(self, http: Request) -> Response:
         context = current_request_context()
         if context is not None and context.key is not None and not context.key.live:
@@ -123,8 +127,8 @@ class _Events(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(receive, self._send(send))
-        except ClientGone:
+            await unless_disconnected(receive, self._send(send))
+        except ClientDisconnected:
             return  # as every view ends
         except asyncio.CancelledError:  # the server stops
             await send({"type": "http.response.body", "body": b"", "more_body": False})

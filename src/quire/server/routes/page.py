@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.server.errors import UnknownPath
-from quire.server.http.openapi import answers
+from quire.server.http.openapi import responses
 
 FOLDER = Path(__file__).parent.parent / "page"
 FIRST = "index.html"
@@ -52,7 +52,7 @@ def files() -> dict[str, File]:
     return found
 
 
-@answers(dict.fromkeys(MEDIA_TYPES.values(), str))
+@responses(dict.fromkeys(MEDIA_TYPES.values(), str))
 async def page(http: Request) -> Response:
     name = http.path_params.get("name", FIRST)
     file = files().get(name)

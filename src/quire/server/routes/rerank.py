@@ -11,10 +11,10 @@ from starlette.routing import Route
 from quire.client.embed_request import ScoreRequest
 from quire.core.errors import BadRequest
 from quire.server.app_state import AppState
-from quire.server.dialects.openai.fields import Int, new_id
+from quire.server.dialects.fields import Int, new_id
 from quire.server.http.body import check_number, decode, read_body
-from quire.server.http.event_stream import unless_gone
-from quire.server.http.openapi import JSON, answers, reads
+from quire.server.http.event_stream import unless_disconnected
+from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response
 from quire.server.routes.embeddings import EmbeddingUsage, truncates
 
@@ -90,8 +90,8 @@ class RerankRoutes:
         ranking = [Route(path, self.rerank, methods=["POST"]) for path in ("/v1/rerank", "/rerank", "/v2/rerank")]
         return [*ranking, *(Route(path, self.score, methods=["POST"]) for path in ("/v1/score", "/score"))]
 
-    @reads(RerankBody)
-    @answers({JSON: Ranking})
+    @request_body(RerankBody)
+    @responses({JSON: Ranking})
     async def rerank(self, http: Request) -> Response:
         body = decode(await read_body(http, self._state.options.max_body_bytes), _rerank)
         if body.top_n is not None and body.top_n < 0:
@@ -107,8 +107,8 @@ class RerankRoutes:
                 result.document = Document(texts[result.index])
         return json_response(Ranking(new_id("rerank"), name, EmbeddingUsage(num_tokens, num_tokens), results))
 
-    @reads(ScoreBody)
-    @answers({JSON: ScoreList})
+    @request_body(ScoreBody)
+    @responses({JSON: ScoreList})
     async def score(self, http: Request) -> Response:
         body = decode(await read_body(http, self._state.options.max_body_bytes), _score)
         pairs, field = _pairs(body)
@@ -131,7 +131,7 @@ class RerankRoutes:
         check_number(pairs, field)
         asked = ScoreRequest(id=new_id("score"), pairs=pairs, truncate=truncates(truncate))
         service = (await self._state.models.find(model)).service
-        found = await unless_gone(http.receive, service.score(asked))
+        found = await unless_disconnected(http.receive, service.score(asked))
         return service.info.name, found.scores, found.num_tokens
 
 

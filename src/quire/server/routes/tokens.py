@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize and GET /tokenizer_info, as vLLM has them."""
+"""POST /tokenize and /detokenize and GET /tokenizer_info, as in vLLM."""
 
 import asyncio
 from typing import TYPE_CHECKING, Any
@@ -7,19 +7,20 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from quire.core.errors import BadRequest
+from quire.server.app_state import AppState
+from quire.server.dialects.chat_text import chat_text
 from quire.server.dialects.messages import InputMessage, plain_messages, template_kwargs
-from quire.server.dialects.openai.tools import ToolDefinition, tool_use
-from quire.server.dialects.tgi.routes import TokenSpan, token_spans
+from quire.server.dialects.token_spans import TokenSpan, token_spans
+from quire.server.dialects.tools import ToolDefinition, tool_use
 from quire.server.http.body import decode, read_body
-from quire.server.http.openapi import JSON, answers, asks, reads
+from quire.server.http.openapi import JSON, query_parameters, request_body, responses
 from quire.server.http.replies import json_response
 from quire.text.chat.chat_format import chat_format
-from quire.text.chat.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
-    from quire.client.service import Models
     from quire.text.tokenizers.tokenizer import Tokenizer
 
 
@@ -57,14 +58,19 @@ _detokenize = msgspec.json.Decoder(DetokenizeBody)
 
 
 class TokenizerRoutes:
-    """The three routes."""
+    def __init__(self, state: AppState) -> None:
+        self._models = state.models
+        self._limit = state.options.max_body_bytes
 
-    def __init__(self, models: "Models", max_body_bytes: int) -> None:
-        self._models = models
-        self._limit = max_body_bytes
+    def routes(self) -> list[Route]:
+        return [
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/tokenizer_info", self.info),
+        ]
 
-    @reads(TokenizeBody)
-    @answers({JSON: Tokenized | list[TokenSpan]})
+    @request_body(TokenizeBody)
+    @responses({JSON: Tokenized | list[TokenSpan]})
     async def tokenize(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit), _tokenize)
         service = (await self._models.find(body.model)).service
@@ -75,16 +81,16 @@ class TokenizerRoutes:
             return json_response(await asyncio.to_thread(_placed, tokenizer, body.inputs))
         return json_response(await asyncio.to_thread(_tokenized, tokenizer, body, service.info.max_model_len))
 
-    @reads(DetokenizeBody)
-    @answers({JSON: Detokenized})
+    @request_body(DetokenizeBody)
+    @responses({JSON: Detokenized})
     async def detokenize(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit), _detokenize)
         service = (await self._models.find(body.model)).service
         text = await asyncio.to_thread(_decoded, service.tokenizer, body.tokens, service.info.vocab_size)
         return json_response(Detokenized(text))
 
-    @asks(model=str)
-    @answers({JSON: dict[str, Any]})
+    @query_parameters(model=str)
+    @responses({JSON: dict[str, Any]})
     async def info(self, http: Request) -> Response:
         """What a client needs that leaves tokenizing to the server, such as lm-eval."""
         service = (await self._models.find(http.query_params.get("model"))).service
@@ -129,12 +135,10 @@ def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:
         return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     if body.add_special_tokens:
         raise BadRequest("a rendered chat has its special tokens", "leave it out", param="add_special_tokens")
-    if tokenizer.chat_template is None:
-        raise BadRequest("this model has no chat template", "give `prompt`", param="messages")
     continues = bool(body.continue_final_message)
-    template = ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
-    form, use = chat_format(tokenizer.chat_template), tool_use(body.tools, None, None)
-    text = template.render(
+    form, use = chat_format(tokenizer.chat_template or ""), tool_use(body.tools, None, None)
+    text = chat_text(
+        tokenizer,
         form.messages(plain_messages(body.messages or []), use),
         tools=form.template_tools(use),
         add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.text import reasoning, tools
-from quire.text.answer_parser import AnswerReader
+from quire.text.answer_parser import AnswerParser
 from quire.text.reasoning import ReasoningFormat
 from quire.text.reasoning.thoughts import Thoughts
 from quire.text.tools.call import ToolFormat
@@ -49,14 +49,14 @@ class ChatFormat:
         """Whether special tokens have to be in the text, for calls to be found in it."""
         return use.active and not use.forced and self.tools is not None and self.tools.keep_special
 
-    def reader(self, use: ToolUse = NO_TOOLS, prompt_tail: str = "", thinks: bool = True) -> AnswerReader | None:
+    def reader(self, use: ToolUse = NO_TOOLS, prompt_tail: str = "", thinks: bool = True) -> AnswerParser | None:
         """Reads one sample; None where there is nothing to tell apart. `prompt_tail` is how the prompt ends; `thinks`
         is false where the answer's language leaves no room for thoughts."""
         thoughts = None
         if self.reasoning is not None and thinks:
             thoughts = Thoughts(self.reasoning, prompt_tail.rstrip().endswith(self.reasoning.begin))
         parser = use.parser(self.tools) if self.tools is not None or use.forced else None  # type: ignore[arg-type]
-        return AnswerReader(thoughts, parser, use.parallel) if thoughts or parser else None
+        return AnswerParser(thoughts, parser, use.parallel) if thoughts or parser else None
 
 
 @lru_cache(64)

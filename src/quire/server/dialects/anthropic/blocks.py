@@ -1,8 +1,7 @@
-"""An answer as blocks: a list of them when it is whole, events when it is streamed."""
+"""Content blocks of an answer: a list of them, or the events of a stream."""
 
 from uuid import uuid4
 
-from quire.server.dialects.answer_parser import WholeCall, whole_calls
 from quire.server.dialects.anthropic.shapes import (
     BlockDelta,
     BlockStart,
@@ -14,26 +13,27 @@ from quire.server.dialects.anthropic.shapes import (
     ThinkingDelta,
     ToolUseContent,
 )
+from quire.server.dialects.tool_calls import CompletedCall, completed_calls
 from quire.text.answer_parser import AnswerDelta
 
 
 class BlockEvents:
-    """Thoughts, text and each call are blocks; one is open at a time."""
+    """Reasoning, text and each tool call are blocks; one is open at a time."""
 
     def __init__(self) -> None:
         self.called = False
         self._index = -1
         self._open: str | None = None  # "thinking", "text", or "call"
 
-    def gained(self, gain: AnswerDelta) -> list[object]:
+    def push(self, delta: AnswerDelta) -> list[object]:
         events: list[object] = []
-        if gain.reasoning:
+        if delta.reasoning:
             events += self._enter("thinking", ThinkingContent())
-            events.append(BlockDelta(self._index, ThinkingDelta(gain.reasoning)))
-        if gain.content and (self._open == "text" or gain.content.strip()):  # white space alone is no answer
+            events.append(BlockDelta(self._index, ThinkingDelta(delta.reasoning)))
+        if delta.content and (self._open == "text" or delta.content.strip()):  # white space alone opens no block
             events += self._enter("text", TextContent())
-            events.append(BlockDelta(self._index, TextDelta(gain.content)))
-        for call in gain.calls:
+            events.append(BlockDelta(self._index, TextDelta(delta.content)))
+        for call in delta.calls:
             if call.name:
                 self.called = True
                 events += [*self.end(), *self._enter("call", new_call(call.name))]
@@ -56,17 +56,17 @@ class BlockEvents:
         return [*closed, BlockStart(self._index, block)]
 
 
-def whole_blocks(gain: AnswerDelta) -> list[TextContent | ThinkingContent | ToolUseContent]:
+def content_blocks(delta: AnswerDelta) -> list[TextContent | ThinkingContent | ToolUseContent]:
     blocks: list[TextContent | ThinkingContent | ToolUseContent] = []
-    if gain.reasoning:
-        blocks.append(ThinkingContent(gain.reasoning))
-    if gain.content.strip():
-        blocks.append(TextContent(gain.content))
-    return blocks + [_call(call) for call in whole_calls(gain.calls)]
+    if delta.reasoning:
+        blocks.append(ThinkingContent(delta.reasoning))
+    if delta.content.strip():
+        blocks.append(TextContent(delta.content))
+    return blocks + [_call(call) for call in completed_calls(delta.calls)]
 
 
-def _call(call: WholeCall) -> TextContent | ToolUseContent:
-    """A call that was cut short is text: a tool could not be called so."""
+def _call(call: CompletedCall) -> TextContent | ToolUseContent:
+    """A call that was cut short becomes text: its arguments are not JSON."""
     if call.arguments is None:
         return TextContent(f"{call.name}({call.written}")
     block = new_call(call.name)

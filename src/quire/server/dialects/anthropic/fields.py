@@ -1,20 +1,19 @@
 """The body of /v1/messages. A field that nobody knows is refused in Anthropic's own words."""
 
 import re
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.structured import Structured
 from quire.server.dialects.anthropic.messages import AnthropicInputMessage, TextBlock
 from quire.server.dialects.dialect import Context
+from quire.server.dialects.fields import Int
 from quire.server.http.body import Body, decode, parts
 from quire.text.tools.use import Choice, ToolUse
-
-Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # what the engine's arrays hold
 
 
 class NoThreads(BadRequest):

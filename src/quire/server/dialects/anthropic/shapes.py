@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from quire.core.errors import PromptTooLong, QueueFull, QuireError, Unavailable
+from quire.server.http.wire_format import WireFormat
 
 _encode = msgspec.json.Encoder().encode
 
@@ -142,3 +143,6 @@ def error_body(error: QuireError) -> AnthropicErrorBody:
 def sse(value: Any) -> bytes:
     kind: str = value["type"] if isinstance(value, dict) else value.__struct_config__.tag
     return b"event: " + kind.encode() + b"\ndata: " + _encode(value) + b"\n\n"
+
+
+WIRE = WireFormat(error=error_body, frame=sse, status=error_status)

@@ -1,6 +1,7 @@
 """POST /api/generate and /api/chat. They differ in where the text of an answer stands."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -9,17 +10,18 @@ from msgspec import UNSET, Struct
 
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
-from quire.server.dialects.answer_parser import Reading, WholeCall, put_chat, whole_calls
+from quire.server.dialects.chat_request import set_chat
 from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
+from quire.server.dialects.fields import new_id
 from quire.server.dialects.ollama.fields import OllamaFields, num_logprobs, refuse, refuse_unloading, structured
 from quire.server.dialects.ollama.options import known_options, sampling_params, window
 from quire.server.dialects.ollama.shapes import LINES, CallClock, OllamaMessage, OllamaResponse, logprobs_of, timestamp
-from quire.server.dialects.openai.fields import new_id
+from quire.server.dialects.tool_calls import CompletedCall, completed_calls
 from quire.server.dialects.truncation import newest_that_fit, num_tokens
 from quire.server.http.body import decode
-from quire.server.http.openapi import JSON, answers, reads
-from quire.text.answer_parser import AnswerDelta
+from quire.server.http.openapi import JSON, request_body, responses
+from quire.text.answer_parser import AnswerDelta, AnswerParser
 from quire.text.chat.chat_format import NO_TOOLS
 from quire.text.chat.fill_in import filling_ends, filling_prompt
 from quire.text.event import TextEvent, TokenLogprob
@@ -69,8 +71,8 @@ _generate = msgspec.json.Decoder(OllamaGenerateBody)
 _chat = msgspec.json.Decoder(OllamaChatBody)
 
 
-@reads(OllamaGenerateBody)
-@answers({JSON: OllamaResponse, LINES: OllamaResponse})
+@request_body(OllamaGenerateBody)
+@responses({JSON: OllamaResponse, LINES: OllamaResponse})
 def parse_generate(body: bytes, context: Context) -> "OllamaCall":
     given = decode(body, _generate)
     for name in ("template", "context", "images", "width", "height", "steps"):
@@ -90,12 +92,12 @@ def parse_generate(body: bytes, context: Context) -> "OllamaCall":
         return OllamaCall(given, [request], chat=False)
     system = [{"role": "system", "content": given.system}] if given.system else []
     messages = [*system, {"role": "user", "content": given.prompt}]
-    put_chat(request, context, messages, NO_TOOLS, **_thinking(given, context))
-    return OllamaCall(given, [request], chat=False, reads=lambda ids: Reading.of(request, context, NO_TOOLS, ids))
+    set_chat(request, context, messages, NO_TOOLS, **_thinking(given, context))
+    return OllamaCall(given, [request], chat=False, make_parser=partial(context.answer_parser, request, NO_TOOLS))
 
 
-@reads(OllamaChatBody)
-@answers({JSON: OllamaResponse, LINES: OllamaResponse})
+@request_body(OllamaChatBody)
+@responses({JSON: OllamaResponse, LINES: OllamaResponse})
 def parse_chat(body: bytes, context: Context) -> "OllamaCall":
     given = decode(body, _chat)
     refuse_unloading(given)
@@ -106,8 +108,8 @@ def parse_chat(body: bytes, context: Context) -> "OllamaCall":
     messages = [_plain(message) for message in given.messages]
     if (room := request.truncate_prompt_tokens) is not None and len(body) > room:  # a token is a byte or more
         messages = newest_that_fit(messages, lambda some: num_tokens(some, context, use), room)
-    put_chat(request, context, messages, use, **_thinking(given, context))
-    return OllamaCall(given, [request], chat=True, reads=lambda ids: Reading.of(request, context, use, ids))
+    set_chat(request, context, messages, use, **_thinking(given, context))
+    return OllamaCall(given, [request], chat=True, make_parser=partial(context.answer_parser, request, use))
 
 
 def _request(given: OllamaFields, context: Context) -> GenerateRequest:
@@ -167,14 +169,14 @@ class OllamaCall:
         body: OllamaFields,
         requests: list[GenerateRequest],
         chat: bool,
-        reads: Callable[[list[int]], Reading] = lambda prompt_ids: Reading(None),
+        make_parser: Callable[[list[int]], AnswerParser] = lambda prompt_ids: AnswerParser(),
     ) -> None:
         self.requests = requests
         self.stream = body.stream is not False
         self._chat = chat
         self._model = body.model
         self._top = body.top_logprobs or 0
-        self._reads = reads
+        self._make_parser = make_parser
         self._clock = CallClock()
         self._calls: list[CallDelta] = []  # told when they are whole
         self._num_prompt = 0
@@ -184,40 +186,40 @@ class OllamaCall:
     def begin(self, prompts: list[list[int]]) -> None:
         self._clock.begin()
         self._num_prompt = sum(map(len, prompts))
-        self._reading = self._reads(prompts[0] if prompts else [])
+        self._parser = self._make_parser(prompts[0] if prompts else [])
 
     def chunks(self, prompt: int, event: TextEvent) -> list[object]:
         self._clock.token()
         self._num_output += len(event.token_ids)
         if event.finish_reason:
             self._done_reason = event.finish_reason
-        gain = self._reading.take(event.text, ended=event.finish_reason is not None)
-        self._calls += gain.calls
-        gain.calls = self._calls if event.finish_reason else []
-        return [self._answer(gain, event.logprobs)] if gain or event.logprobs else []
+        delta = self._parser.push(event.text, ended=event.finish_reason is not None)
+        self._calls += delta.calls
+        delta.calls = self._calls if event.finish_reason else []
+        return [self._answer(delta, event.logprobs)] if delta or event.logprobs else []
 
     def end(self) -> list[object]:
         return [self._done(self._answer(AnswerDelta(), None))]
 
     def full(self, completions: list[Completion]) -> object:
-        gain, logprobs = AnswerDelta(), None
+        delta, logprobs = AnswerDelta(), None
         for completion in completions:
             [sample] = completion.samples
             self._clock.token(completion.first_token)
-            gain, logprobs = self._reading.take(sample.text, ended=True), sample.logprobs
+            delta, logprobs = self._parser.push(sample.text, ended=True), sample.logprobs
             self._num_output, self._done_reason = len(sample.token_ids), sample.finish_reason or ""
-        return self._done(self._answer(gain, logprobs))
+        return self._done(self._answer(delta, logprobs))
 
-    def _answer(self, gain: AnswerDelta, logprobs: list[list[TokenLogprob]] | None) -> OllamaResponse:
+    def _answer(self, delta: AnswerDelta, logprobs: list[list[TokenLogprob]] | None) -> OllamaResponse:
         answer = OllamaResponse(model=self._model, created_at=timestamp())
-        calls = whole_calls(gain.calls)
+        calls = completed_calls(delta.calls)
         broken = "".join(f"{call.name}({call.written}" for call in calls if call.arguments is None)  # cut short
         if self._chat:
-            answer.message = message = OllamaMessage(content=gain.content + broken)
-            message.thinking = gain.reasoning or UNSET
+            answer.message = message = OllamaMessage(content=delta.content + broken)
+            message.thinking = delta.reasoning or UNSET
             message.tool_calls = [tool_call(call) for call in calls if call.arguments is not None] or UNSET
         else:
-            answer.response, answer.thinking = gain.content, gain.reasoning or UNSET
+            answer.response, answer.thinking = delta.content, delta.reasoning or UNSET
         answer.logprobs = logprobs_of(logprobs, self._top) if logprobs else UNSET
         return answer
 
@@ -228,5 +230,5 @@ class OllamaCall:
         return answer
 
 
-def tool_call(call: WholeCall) -> dict[str, Any]:
+def tool_call(call: CompletedCall) -> dict[str, Any]:
     return {"id": f"call_{uuid4().hex[:8]}", "function": {"name": call.name, "arguments": call.arguments}}

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.client.embed_request import EmbedRequest
+from quire.server.dialects.fields import Int, new_id
 from quire.server.dialects.ollama.fields import bare_name
-from quire.server.dialects.openai.fields import Int, new_id
 from quire.server.http.body import check_number, decode, read_body
-from quire.server.http.event_stream import unless_gone
-from quire.server.http.openapi import JSON, answers, reads
+from quire.server.http.event_stream import unless_disconnected
+from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class EmbedRoutes:
         self._models = state.models
         self._limit = state.options.max_body_bytes
 
-    @reads(EmbedBody)
-    @answers({JSON: Embedded})
+    @request_body(EmbedBody)
+    @responses({JSON: Embedded})
     async def embed(self, http: Request) -> Response:
         began = time.monotonic_ns()
         body = decode(await read_body(http, self._limit, json_only=False), _embed)
@@ -72,8 +72,8 @@ class EmbedRoutes:
         vectors = list(map(array.tolist, found.vectors))
         return json_response(Embedded(body.model, vectors, time.monotonic_ns() - began, 0, found.num_tokens))
 
-    @reads(OldEmbedBody)
-    @answers({JSON: OldEmbedded})
+    @request_body(OldEmbedBody)
+    @responses({JSON: OldEmbedded})
     async def embeddings(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit, json_only=False), _old)
         if not body.prompt:
@@ -86,4 +86,4 @@ class EmbedRoutes:
     ) -> "Embeddings":
         service = (await self._models.find(bare_name(model))).service
         asked = EmbedRequest(id=new_id("embd"), texts=[*texts], dimensions=dimensions, truncate=truncate)
-        return await unless_gone(http.receive, service.embed(asked))
+        return await unless_disconnected(http.receive, service.embed(asked))

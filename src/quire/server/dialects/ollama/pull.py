@@ -10,20 +10,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
-from quire.server.dialects.dialect import Dialect
 from quire.server.dialects.ollama.fields import bare_name
-from quire.server.dialects.ollama.shapes import LINES, error_body, error_status, line
+from quire.server.dialects.ollama.shapes import LINES, WIRE, line
 from quire.server.errors import NotAllowed
 from quire.server.http.body import decode, read_body
-from quire.server.http.event_stream import EventStream, unless_gone
-from quire.server.http.openapi import JSON, answers, reads
+from quire.server.http.event_stream import EventStream, unless_disconnected
+from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response
 
 if TYPE_CHECKING:
     from quire.client.service import PullProgress
     from quire.server.app_state import AppState
-
-SHAPE = Dialect(name="pull", routes={}, error=error_body, status=error_status, frame=line, media_type=LINES)
 
 
 class ModelBody(Struct):
@@ -52,8 +49,8 @@ class PullRoute:
     def __init__(self, state: "AppState") -> None:
         self._models, self._options = state.models, state.options
 
-    @reads(ModelBody)
-    @answers({JSON: OllamaPullProgress, LINES: OllamaPullProgress})
+    @request_body(ModelBody)
+    @responses({JSON: OllamaPullProgress, LINES: OllamaPullProgress})
     async def pull(self, http: Request) -> Response:
         body = decode(await read_body(http, self._options.max_body_bytes, json_only=False), decoder)
         known = {offer.name for offer in self._models.offers()}
@@ -62,9 +59,9 @@ class PullRoute:
             raise NotAllowed(f"`{body.wanted}` is not here, and this server fetches no models", hint)
         told = _told(self._models.pull(body.wanted))
         if body.stream is False:
-            await unless_gone(http.receive, _ended(told))
+            await unless_disconnected(http.receive, _ended(told))
             return json_response(OllamaPullProgress("success"))
-        return EventStream(SHAPE, told, 0.0)
+        return EventStream(WIRE, told, 0.0)
 
 
 async def _told(pull: AsyncGenerator["PullProgress", None]) -> AsyncGenerator[bytes, None]:

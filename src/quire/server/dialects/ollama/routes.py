@@ -12,11 +12,11 @@ from quire import __version__
 from quire.client.checkpoint_facts import CheckpointFacts, checkpoint_facts
 from quire.server.dialects.ollama.embed import EmbedRoutes
 from quire.server.dialects.ollama.pull import ModelBody, PullRoute, decoder
-from quire.server.dialects.ollama.shapes import error_body, error_status, timestamp
+from quire.server.dialects.ollama.shapes import WIRE, timestamp
 from quire.server.errors import NotAllowed
 from quire.server.http.body import decode, read_body
-from quire.server.http.openapi import JSON, answers, reads
-from quire.server.http.replies import json_response, with_error_shape
+from quire.server.http.openapi import JSON, request_body, responses
+from quire.server.http.replies import json_response, with_wire_errors
 from quire.server.options import ServerOptions
 from quire.text.chat.chat_format import chat_format
 from quire.text.chat.fill_in import filling_prompt
@@ -32,7 +32,7 @@ def ollama_routes(state: "AppState") -> list[Route]:
     routes, embedding = OllamaModelRoutes(state), EmbedRoutes(state)
 
     def route(path: str, endpoint: Any, method: str = "GET") -> Route:
-        return Route(path, with_error_shape(endpoint, error_body, error_status), methods=[method])
+        return Route(path, with_wire_errors(endpoint, WIRE), methods=[method])
 
     return [
         route("/api/version", routes.version),
@@ -47,8 +47,8 @@ def ollama_routes(state: "AppState") -> list[Route]:
     ]
 
 
-@reads(ModelBody)
-@answers({JSON: dict[str, str]})
+@request_body(ModelBody)
+@responses({JSON: dict[str, str]})
 async def fixed(http: Request) -> Response:
     raise NotAllowed(
         "the models of this server cannot be changed by request",
@@ -62,21 +62,21 @@ class OllamaModelRoutes:
         self._options, self._limit = state.options, state.options.max_body_bytes
         self._since = timestamp(time.time())
 
-    @answers({JSON: dict[str, str]})
+    @responses({JSON: dict[str, str]})
     async def version(self, http: Request) -> Response:
         return json_response({"version": __version__})
 
-    @answers({JSON: dict[str, list[dict[str, Any]]]})
+    @responses({JSON: dict[str, list[dict[str, Any]]]})
     async def tags(self, http: Request) -> Response:
         return json_response({"models": [await self._listed(offer) for offer in self._models.offers()]})
 
-    @answers({JSON: dict[str, list[dict[str, Any]]]})
+    @responses({JSON: dict[str, list[dict[str, Any]]]})
     async def running(self, http: Request) -> Response:
         loaded = [offer for offer in self._models.offers() if offer.info is not None]
         return json_response({"models": [await self._running(offer) for offer in loaded]})
 
-    @reads(ModelBody)
-    @answers({JSON: dict[str, Any]})
+    @request_body(ModelBody)
+    @responses({JSON: dict[str, Any]})
     async def show(self, http: Request) -> Response:
         wanted = decode(await read_body(http, self._limit, json_only=False), decoder).wanted
         service = (await self._models.find(wanted)).service

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from quire.core.errors import QueueFull, QuireError, UnknownModel
+from quire.server.http.wire_format import WireFormat
 from quire.text.event import TokenLogprob
 
 _encode = msgspec.json.Encoder().encode
@@ -108,3 +109,6 @@ LINES = "application/x-ndjson"
 
 def line(value: object) -> bytes:
     return _encode(value) + b"\n"
+
+
+WIRE = WireFormat(error=error_body, frame=line, status=error_status, media_type=LINES)

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from quire.server.errors import NotAllowed
 from quire.server.http.body import decode, read_body
-from quire.server.http.openapi import answers, reads
+from quire.server.http.openapi import request_body, responses
 
 if TYPE_CHECKING:
     from quire.server.app_state import AppState
@@ -50,8 +50,8 @@ class AdapterRoutes:
             Route("/v1/unload_lora_adapter", self.unload, methods=["POST"]),
         ]
 
-    @reads(LoadBody)
-    @answers({"text/plain": str})
+    @request_body(LoadBody)
+    @responses({"text/plain": str})
     async def load(self, http: Request) -> Response:
         self._check()
         body = decode(await read_body(http, self._options.max_body_bytes), _load)
@@ -59,8 +59,8 @@ class AdapterRoutes:
         log.info("adapter `%s` loaded from %s", body.lora_name, body.lora_path)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
-    @reads(UnloadBody)
-    @answers({"text/plain": str})
+    @request_body(UnloadBody)
+    @responses({"text/plain": str})
     async def unload(self, http: Request) -> Response:
         self._check()
         body = decode(await read_body(http, self._options.max_body_bytes), _unload)

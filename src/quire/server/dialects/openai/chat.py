@@ -6,24 +6,17 @@ import msgspec
 
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
-from quire.server.dialects.answer_parser import put_chat
+from quire.server.dialects.chat_request import set_chat
 from quire.server.dialects.dialect import Context
+from quire.server.dialects.fields import Int, new_id, refuse_unsupported
 from quire.server.dialects.messages import InputMessage, plain_messages, template_kwargs
 from quire.server.dialects.openai.chat_call import ChatCall, ChatChoice
-from quire.server.dialects.openai.fields import (
-    NOT_SUPPORTED,
-    CompletionFields,
-    Int,
-    check,
-    new_id,
-    refuse,
-    sampling_params,
-)
+from quire.server.dialects.openai.fields import NOT_SUPPORTED, CompletionFields, check, sampling_params
 from quire.server.dialects.openai.shapes import CompletionObject
 from quire.server.dialects.openai.structured import structured_output
-from quire.server.dialects.openai.tools import NamedTool, ToolDefinition, tool_use
+from quire.server.dialects.tools import NamedTool, ToolDefinition, tool_use
 from quire.server.http.body import decode
-from quire.server.http.openapi import EVENTS, JSON, answers, reads
+from quire.server.http.openapi import EVENTS, JSON, request_body, responses
 
 
 class ChatBody(CompletionFields, kw_only=True, forbid_unknown_fields=True):
@@ -80,11 +73,11 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
-@reads(ChatBody, only=NOT_SUPPORTED_IN_CHATS)
-@answers({JSON: CompletionObject[ChatChoice], EVENTS: CompletionObject[ChatChoice]})
+@request_body(ChatBody, only=NOT_SUPPORTED_IN_CHATS)
+@responses({JSON: CompletionObject[ChatChoice], EVENTS: CompletionObject[ChatChoice]})
 def parse_chat(body: bytes, context: Context) -> ChatCall:
     chat = decode(body, _decoder)
-    refuse(chat, _NOT_SUPPORTED)
+    refuse_unsupported(chat, _NOT_SUPPORTED)
     check(chat)
     if chat.add_special_tokens:
         raise BadRequest("a rendered chat has its special tokens", "leave it out", param="add_special_tokens")
@@ -99,7 +92,7 @@ def parse_chat(body: bytes, context: Context) -> ChatCall:
         salt=chat.cache_salt or "",
         priority=chat.priority or 0,
     )
-    put_chat(request, context, plain_messages(chat.messages), use, **_template_options(chat))
+    set_chat(request, context, plain_messages(chat.messages), use, **_template_options(chat))
     return ChatCall(
         request,
         context,

@@ -5,14 +5,13 @@ import time
 from msgspec import UNSET, Struct, UnsetType
 
 from quire.client.generate_request import GenerateRequest
-from quire.server.dialects.answer_parser import Reading
 from quire.server.dialects.completion import Completion, CompletionSample
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.fields import StreamOptions
 from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, token_name
-from quire.server.dialects.openai.tools import ToolCallDelta, merge_tool_calls, tool_call_delta
+from quire.server.dialects.openai.tool_calls import ToolCallDelta, merge_tool_calls, tool_call_delta
 from quire.server.dialects.openai.usage import UsageCounter, usage_of
-from quire.text.answer_parser import AnswerDelta
+from quire.text.answer_parser import AnswerDelta, AnswerParser
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.tools.use import ToolUse
 
@@ -87,7 +86,7 @@ class ChatCall:
         self._reasoning_too = reasoning
         self._tally = UsageCounter(stream_options)
         self._prompt_ids: list[int] = []
-        self._samples: dict[int, _Told] = {}
+        self._samples: dict[int, _SampleState] = {}
 
     def begin(self, prompts: list[list[int]]) -> None:
         self._prompt_ids = prompts[0]
@@ -96,18 +95,18 @@ class ChatCall:
     def chunks(self, prompt: int, event: TextEvent) -> list[object]:
         self._tally.add(prompt, event)
         sent: list[object] = []
-        told = self._samples.get(event.index)
-        if told is None:
+        sample = self._samples.get(event.index)
+        if sample is None:
             first = self._chunk([ChatChoice(index=event.index, delta=Delta(role="assistant", content=""))])
             if self._ids_too and not self._samples:
                 first.prompt_token_ids = self._prompt_ids
-            told = self._samples[event.index] = _Told(self._reading())
+            sample = self._samples[event.index] = _SampleState(self._parser())
             sent.append(first)
-        delta = self._delta(told, told.reading.take(event.text, event.finish_reason is not None))
+        delta = self._delta(sample, sample.parser.push(event.text, event.finish_reason is not None))
         if delta or event.finish_reason or event.logprobs or (self._ids_too and event.token_ids):
             choice = ChatChoice(index=event.index, delta=delta or Delta(), logprobs=self._logprobs(event.logprobs))
             if event.finish_reason:
-                choice.finish_reason = _finish(event.finish_reason, told.called)
+                choice.finish_reason = _finish(event.finish_reason, sample.called)
                 choice.stop_reason = event.stop_reason
             if self._ids_too:
                 choice.token_ids = event.token_ids
@@ -134,13 +133,13 @@ class ChatCall:
         return answer
 
     def _choice(self, index: int, sample: CompletionSample) -> ChatChoice:
-        read = self._reading().take(sample.text, ended=True)
-        message = ChatMessage(content=read.content)
-        if read.reasoning and self._reasoning_too:
-            message.reasoning_content = message.reasoning = read.reasoning
-        if read.calls:
-            message.tool_calls = merge_tool_calls(read.calls, self._short_ids)
-            message.content = read.content or None
+        answer = self._parser().push(sample.text, ended=True)
+        message = ChatMessage(content=answer.content)
+        if answer.reasoning and self._reasoning_too:
+            message.reasoning_content = message.reasoning = answer.reasoning
+        if answer.calls:
+            message.tool_calls = merge_tool_calls(answer.calls, self._short_ids)
+            message.content = answer.content or None
         return ChatChoice(
             index=index,
             message=message,
@@ -150,20 +149,20 @@ class ChatCall:
             token_ids=sample.token_ids if self._ids_too else UNSET,
         )
 
-    def _reading(self) -> Reading:
-        return Reading.of(self.requests[0], self._context, self._use, self._prompt_ids)
+    def _parser(self) -> AnswerParser:
+        return self._context.answer_parser(self.requests[0], self._use, self._prompt_ids)
 
-    def _delta(self, told: "_Told", gain: AnswerDelta) -> Delta | None:
-        if not gain:
+    def _delta(self, sample: "_SampleState", answer: AnswerDelta) -> Delta | None:
+        if not answer:
             return None
         delta = Delta()
-        if gain.content:
-            delta.content = gain.content
-        if gain.reasoning and self._reasoning_too:
-            delta.reasoning_content = delta.reasoning = gain.reasoning
-        if gain.calls:
-            told.called = True
-            delta.tool_calls = [tool_call_delta(call, self._short_ids) for call in gain.calls]
+        if answer.content:
+            delta.content = answer.content
+        if answer.reasoning and self._reasoning_too:
+            delta.reasoning_content = delta.reasoning = answer.reasoning
+        if answer.calls:
+            sample.called = True
+            delta.tool_calls = [tool_call_delta(call, self._short_ids) for call in answer.calls]
         return delta
 
     def _chunk(self, choices: list[ChatChoice]) -> CompletionObject[ChatChoice]:
@@ -195,14 +194,14 @@ def chat_logprob(position: list[TokenLogprob], num_top: int, by_id: bool = False
     return ChatLogprob(name(chosen), chosen.finite_logprob, chosen.bytes, top)
 
 
-class _Told:
-    """What was told of one sample."""
+class _SampleState:
+    """What is known of one sample while it is streamed."""
 
-    __slots__ = ("called", "reading")
+    __slots__ = ("called", "parser")
 
-    def __init__(self, reading: Reading) -> None:
-        self.reading = reading
-        self.called = False
+    def __init__(self, parser: AnswerParser) -> None:
+        self.parser = parser
+        self.called = False  # a tool
 
 
 def _finish(reason: str | None, called: bool) -> str | None:

@@ -11,12 +11,13 @@ from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
 from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
-from quire.server.dialects.openai.fields import NOT_SUPPORTED, CompletionFields, Int, check, new_id, sampling_params
+from quire.server.dialects.fields import Int, new_id
+from quire.server.dialects.openai.fields import NOT_SUPPORTED, CompletionFields, check, sampling_params
 from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, token_name
 from quire.server.dialects.openai.structured import structured_output
 from quire.server.dialects.openai.usage import UsageCounter, usage_of
 from quire.server.http.body import decode, texts_or_ids
-from quire.server.http.openapi import EVENTS, JSON, answers, reads
+from quire.server.http.openapi import EVENTS, JSON, request_body, responses
 from quire.text.chat.fill_in import filling_ends, filling_prompt
 from quire.text.event import TextEvent, TokenLogprob
 
@@ -57,8 +58,8 @@ class CompletionChoice(Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-@reads(CompletionBody, only=NOT_SUPPORTED)
-@answers({JSON: CompletionObject[CompletionChoice], EVENTS: CompletionObject[CompletionChoice]})
+@request_body(CompletionBody, only=NOT_SUPPORTED)
+@responses({JSON: CompletionObject[CompletionChoice], EVENTS: CompletionObject[CompletionChoice]})
 def parse_completion(body: bytes, context: Context) -> "CompletionCall":
     completion = decode(body, _decoder)
     check(completion)

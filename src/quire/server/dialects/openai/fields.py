@@ -1,15 +1,13 @@
 """The fields that chat and completions share, and how they become `SamplingParams`."""
 
-from typing import Annotated, Any
-from uuid import uuid4
+from typing import Any
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
+from quire.server.dialects.fields import Int, refuse_unsupported
 from quire.server.dialects.openai.structured import ResponseFormat, Schema, StructuredOutputs
-
-Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # what the engine's arrays hold
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -124,16 +122,9 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def refuse(body: Struct, table: dict[str, tuple[Any, ...]]) -> None:
-    for name, harmless in table.items():
-        value = getattr(body, name)
-        if value is not None and value not in harmless:
-            raise BadRequest(f"`{name}` is not supported", "leave it out", param=name)
-
-
 def check(body: CompletionFields) -> None:
     """What both routes refuse before anything else is looked at."""
-    refuse(body, NOT_SUPPORTED)
+    refuse_unsupported(body, NOT_SUPPORTED)
     if body.stream_options is not None:
         if not body.stream:
             raise BadRequest("stream_options is given and stream is not true", param="stream_options")
@@ -161,7 +152,3 @@ def sampling_params(body: CompletionFields, **given: Any) -> SamplingParams:
         field = "use_beam_search" if params.beam_width else "best_of"
         raise BadRequest(f"{field} cannot be streamed: the best are known at the end", "leave out stream", param=field)
     return params
-
-
-def new_id(prefix: str, between: str = "-") -> str:
-    return f"{prefix}{between}{uuid4().hex}"

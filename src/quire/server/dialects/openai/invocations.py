@@ -10,7 +10,7 @@ from quire.server.dialects.openai.chat_call import ChatCall, ChatChoice
 from quire.server.dialects.openai.completions import CompletionCall, parse_completion
 from quire.server.dialects.openai.shapes import CompletionObject
 from quire.server.http.body import decode
-from quire.server.http.openapi import EVENTS, JSON, answers, reads
+from quire.server.http.openapi import EVENTS, JSON, request_body, responses
 
 
 class _Either(Struct):
@@ -23,8 +23,8 @@ class _Either(Struct):
 _decoder = msgspec.json.Decoder(_Either)
 
 
-@reads(ChatBody, only=NOT_SUPPORTED_IN_CHATS)
-@answers({JSON: CompletionObject[ChatChoice], EVENTS: CompletionObject[ChatChoice]})
+@request_body(ChatBody, only=NOT_SUPPORTED_IN_CHATS)
+@responses({JSON: CompletionObject[ChatChoice], EVENTS: CompletionObject[ChatChoice]})
 def parse_invocation(body: bytes, context: Context) -> ChatCall | CompletionCall:
     either = decode(body, _decoder)
     if bytes(either.messages) != b"null":

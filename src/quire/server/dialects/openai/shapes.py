@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from quire.core.errors import PromptTooLong, QuireError
+from quire.server.http.wire_format import WireFormat
 from quire.text.event import TokenLogprob
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -64,6 +65,10 @@ def error_body(error: QuireError) -> OpenAIErrorBody:
 
 def sse(value: object) -> bytes:
     return b"data: " + _encode(value) + b"\n\n"
+
+
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment of server-sent events
+WIRE = WireFormat(error=error_body, frame=sse, last=b"data: [DONE]\n\n", keep_alive=KEEP_ALIVE)
 
 
 def token_name(token_id: int, text: str, by_id: bool) -> str:

@@ -5,7 +5,7 @@ from math import inf
 from quire.client.generate_request import GenerateRequest
 from quire.server.dialects.completion import Completion, CompletionSample
 from quire.server.dialects.dialect import Context
-from quire.server.dialects.openai.fields import new_id
+from quire.server.dialects.fields import new_id
 from quire.server.dialects.tgi.fields import TgiGenerateBody, decoder, sampling_params
 from quire.server.dialects.tgi.shapes import (
     Details,
@@ -16,25 +16,25 @@ from quire.server.dialects.tgi.shapes import (
     finish_reason,
 )
 from quire.server.http.body import decode
-from quire.server.http.openapi import EVENTS, JSON, answers, reads
+from quire.server.http.openapi import EVENTS, JSON, request_body, responses
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.tokenizers.detokenizer import Detokenizer
 
 
-@reads(TgiGenerateBody)
-@answers({JSON: TgiResponse})
+@request_body(TgiGenerateBody)
+@responses({JSON: TgiResponse})
 def parse_generate(body: bytes, context: Context) -> "GenerateCall":
     return _call(decode(body, decoder), context, stream=False)
 
 
-@reads(TgiGenerateBody)
-@answers({EVENTS: StreamedToken})
+@request_body(TgiGenerateBody)
+@responses({EVENTS: StreamedToken})
 def parse_generate_stream(body: bytes, context: Context) -> "GenerateCall":
     return _call(decode(body, decoder), context, stream=True)
 
 
-@reads(TgiGenerateBody)
-@answers({JSON: list[TgiResponse], EVENTS: StreamedToken})
+@request_body(TgiGenerateBody)
+@responses({JSON: list[TgiResponse], EVENTS: StreamedToken})
 def parse_either(body: bytes, context: Context) -> "GenerateCall":
     given = decode(body, decoder)
     return _call(given, context, stream=bool(given.stream), listed=True)

@@ -2,18 +2,17 @@
 Text Generation Inference does; ranges are its own."""
 
 import random
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from quire.core.errors import BadRequest
 from quire.core.params import MAX_SAMPLES, SamplingParams
 from quire.core.structured import Structured
 from quire.core.watermark import Watermark
+from quire.server.dialects.fields import Int
 from quire.server.http.body import decode
-
-Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # what the engine's arrays hold
 
 MAX_STOP_SEQUENCES = 64
 MAX_TOP_N_TOKENS = 20

@@ -7,6 +7,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from quire.core.errors import BadRequest, EngineFailed, QueueFull, QuireError, UnknownModel
 from quire.core.request import FinishReason
+from quire.server.http.wire_format import WireFormat
 
 _encode = msgspec.json.Encoder().encode
 
@@ -90,3 +91,6 @@ def error_body(error: QuireError) -> TgiErrorBody:
 
 def sse(value: object) -> bytes:
     return b"data:" + _encode(value) + b"\n\n"
+
+
+WIRE = WireFormat(error=error_body, frame=sse, status=error_status)

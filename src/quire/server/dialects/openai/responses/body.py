@@ -8,10 +8,10 @@ from msgspec import Struct
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.structured import Structured
-from quire.server.dialects.openai.fields import Int, refuse
+from quire.server.dialects.fields import Int, refuse_unsupported
 from quire.server.dialects.openai.responses.items import InputItem
 from quire.server.dialects.openai.structured import Schema, schema_output
-from quire.server.dialects.openai.tools import allowed_tool_use, parse_tool_choice
+from quire.server.dialects.tools import allowed_tool_use, parse_tool_choice
 from quire.text.tools.use import ToolUse
 
 
@@ -138,7 +138,7 @@ decoder = msgspec.json.Decoder(ResponseBody)
 
 
 def check(body: ResponseBody) -> None:
-    refuse(body, NOT_SUPPORTED)
+    refuse_unsupported(body, NOT_SUPPORTED)
     if body.background and body.store is False:
         raise BadRequest("a response in the background has to be stored", "leave out store", param="store")
     for at, what in enumerate(body.include or ()):

@@ -9,12 +9,12 @@ import msgspec
 
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest, QuireError
-from quire.server.dialects.answer_parser import Reading, put_chat
+from quire.server.dialects.chat_request import set_chat
 from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
+from quire.server.dialects.fields import new_id
 from quire.server.dialects.openai.chat import effort_options
 from quire.server.dialects.openai.chat_call import ChatLogprob, chat_logprob
-from quire.server.dialects.openai.fields import new_id
 from quire.server.dialects.openai.responses import body as asked
 from quire.server.dialects.openai.responses.items import InputItem, input_items, item_messages
 from quire.server.dialects.openai.responses.output import ResponseOutput
@@ -30,13 +30,14 @@ from quire.server.dialects.openai.shapes import CachedTokens
 from quire.server.dialects.openai.usage import UsageCounter
 from quire.server.dialects.truncation import newest_that_fit, num_tokens
 from quire.server.http.body import decode
+from quire.text.answer_parser import AnswerParser
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.tools.use import ToolUse
 
-FindResponse = Callable[[str, str], StoredResponse]  # tenant and id of a stored response
+FindResponse = Callable[[str, str], StoredResponse]  # tenant, response id -> the response
 
 
-def parse_response(body: bytes, context: Context, recall: FindResponse) -> "ResponseCall":
+def parse_response(body: bytes, context: Context, find_response: FindResponse) -> "ResponseCall":
     given = decode(body, asked.decoder)
     asked.check(given)
     use = asked.tools_of(given)
@@ -44,9 +45,9 @@ def parse_response(body: bytes, context: Context, recall: FindResponse) -> "Resp
     messages = item_messages(items)
     size = len(body)
     if given.previous_response_id is not None:
-        before = recall(context.tenant, given.previous_response_id)
-        messages = [*before.messages, *output_messages(before.response), *messages]
-        size += before.size
+        previous = find_response(context.tenant, given.previous_response_id)
+        messages = [*previous.messages, *output_messages(previous.response), *messages]
+        size += previous.size
     if not messages:
         raise BadRequest("input is empty", "give at least one item", param="input")
     if given.truncation == "auto":
@@ -59,7 +60,7 @@ def parse_response(body: bytes, context: Context, recall: FindResponse) -> "Resp
         salt=given.cache_salt or "",
         priority=given.priority or 0,
     )
-    put_chat(request, context, _with_instructions(messages, given), use, **effort_options(effort, "reasoning.effort"))
+    set_chat(request, context, _with_instructions(messages, given), use, **effort_options(effort, "reasoning.effort"))
     return ResponseCall(
         given, request, context, use, StoredResponse(_response(given, request, context), items, messages, size)
     )
@@ -137,7 +138,7 @@ class ResponseCall:
         self._context, self._use = context, use
         self._output = ResponseOutput(context.chat_format().short_ids)
         self._tally = UsageCounter(None)
-        self._reading = Reading(None)
+        self._parser = AnswerParser()
         self._top = given.top_logprobs or 0
         self._num_events = 0
         self._begun = False  # whether it was told that it is under way
@@ -149,7 +150,7 @@ class ResponseCall:
 
     def begin(self, prompts: list[list[int]]) -> None:
         self._tally.begin(prompts)
-        self._reading = Reading.of(self.requests[0], self._context, self._use, prompts[0])
+        self._parser = self._context.answer_parser(self.requests[0], self._use, prompts[0])
         if self.stored.journal is not None:  # its id is told at once: who knows it can come back
             self._numbered([self._now("created"), self._now("queued")])
         self.response.status = "in_progress"
@@ -208,7 +209,7 @@ class ResponseCall:
     def _take(self, event: TextEvent) -> list[ResponseEvent]:
         self._tally.add(0, event)
         ended = event.finish_reason is not None
-        events = self._output.push(self._reading.take(event.text, ended), self._logprobs(event.logprobs))
+        events = self._output.push(self._parser.push(event.text, ended), self._logprobs(event.logprobs))
         if ended:
             self._finish_reason = event.finish_reason
             if not self._output.items:

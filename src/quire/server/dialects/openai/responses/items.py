@@ -6,8 +6,8 @@ import msgspec
 from msgspec import Struct
 
 from quire.core.errors import BadRequest
+from quire.server.dialects.fields import new_id
 from quire.server.dialects.messages import ContentPart, joined, read_arguments
-from quire.server.dialects.openai.fields import new_id
 
 _TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from msgspec import structs
 
+from quire.server.dialects.fields import new_id
 from quire.server.dialects.openai.chat_call import ChatLogprob
-from quire.server.dialects.openai.fields import new_id
 from quire.server.dialects.openai.responses.shapes import (
     CallItem,
     MessageItem,
@@ -15,7 +15,7 @@ from quire.server.dialects.openai.responses.shapes import (
     ReasoningText,
     ResponseEvent,
 )
-from quire.server.dialects.openai.tools import new_call_id
+from quire.server.dialects.openai.tool_calls import new_call_id
 from quire.text.answer_parser import AnswerDelta
 from quire.text.tools.call import CallDelta
 

@@ -6,7 +6,8 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from quire.server.dialects.openai.chat_call import ChatLogprob
-from quire.server.dialects.openai.shapes import CachedTokens
+from quire.server.dialects.openai.shapes import KEEP_ALIVE, CachedTokens, error_body
+from quire.server.http.wire_format import WireFormat
 
 
 class OutputText(Struct, kw_only=True, tag_field="type", tag="output_text"):
@@ -118,3 +119,6 @@ def response_sse(value: object) -> bytes:
         value = ResponseEvent(type="error", code=told["code"], message=told["message"], param=told["param"])
     assert isinstance(value, ResponseEvent)
     return b"event: " + value.type.encode() + b"\ndata: " + _encode(value) + b"\n\n"
+
+
+WIRE = WireFormat(error=error_body, frame=response_sse, keep_alive=KEEP_ALIVE)

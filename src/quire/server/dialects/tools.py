@@ -1,13 +1,11 @@
-"""Tools as chat clients send them, and tool calls as they get them."""
+"""Tools as clients of OpenAI define them, and the choice among them."""
 
 from typing import Any, Literal
-from uuid import uuid4
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from quire.core.errors import BadRequest
-from quire.text.tools.call import CallDelta
 from quire.text.tools.use import ToolUse
 
 
@@ -15,7 +13,7 @@ class FunctionDefinition(Struct, kw_only=True, omit_defaults=True):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # forced calls follow the schema either way; others are the model's own words
+    strict: bool | None = None  # only forced calls follow the schema, with or without it
 
 
 class ToolDefinition(Struct, kw_only=True):
@@ -34,7 +32,7 @@ class NamedTool(Struct, kw_only=True):
 
 
 class AllowedTools(Struct, kw_only=True):
-    """Of the tools, those that may be called this time."""
+    """The tools that may be called in this turn."""
 
     mode: Literal["auto", "required"] = "auto"
     tools: list[NamedTool]
@@ -58,7 +56,7 @@ def tool_use(tools: list[ToolDefinition] | None, choice: str | NamedTool | None,
 def allowed_tool_use(
     plain: list[dict[str, Any]], names: list[str], mode: Literal["auto", "required"], several: bool
 ) -> ToolUse:
-    """The model is told of those named, and of no others."""
+    """Only the named tools are shown to the model."""
     known = {tool["function"]["name"]: tool for tool in plain}
     for name in names:
         if name not in known:
@@ -82,41 +80,3 @@ def _plain(tool: ToolDefinition, where: str) -> dict[str, Any]:
     if not tool.function.name:
         raise BadRequest(f"{where} has no name", param=f"{where}.function.name")
     return {"type": "function", "function": msgspec.to_builtins(tool.function)}
-
-
-class FunctionDelta(Struct):
-    name: str | UnsetType = UNSET
-    arguments: str = ""
-
-
-class ToolCallDelta(Struct, kw_only=True):
-    """A call in a full answer, or what one gained in a chunk: then with its index, and id and name the first time."""
-
-    index: int | UnsetType = UNSET
-    id: str | UnsetType = UNSET
-    type: str | UnsetType = UNSET
-    function: FunctionDelta
-
-
-def tool_call_delta(delta: CallDelta, short_ids: bool) -> ToolCallDelta:
-    gained = ToolCallDelta(index=delta.index, function=FunctionDelta(arguments=delta.arguments))
-    if delta.name:
-        gained.id, gained.type, gained.function.name = new_call_id(short_ids), "function", delta.name
-    return gained
-
-
-def merge_tool_calls(deltas: list[CallDelta], short_ids: bool) -> list[ToolCallDelta]:
-    """The calls of a full answer."""
-    calls: list[ToolCallDelta] = []
-    for delta in deltas:
-        if delta.name:
-            calls.append(tool_call_delta(delta, short_ids))
-            calls[-1].index = UNSET
-        else:
-            calls[delta.index].function.arguments += delta.arguments
-    return calls
-
-
-def new_call_id(short: bool) -> str:
-    """`short`: as Mistral's templates insist on."""
-    return uuid4().hex[:9] if short else f"call_{uuid4().hex[:24]}"
