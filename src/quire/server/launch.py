@@ -52,7 +52,7 @@ async def _main(
 async def _models(
     engine: EngineOptions, server: ServerOptions, metrics: Metrics, spawned: Spawned | None
 ) -> AsyncIterator[Models]:
-    if server.loads_when_asked:
+    if server.loads_on_demand:
         from quire.client.many_models import ManyModels
 
         options = {engine.served_model_name or model_name(engine.model): engine}
