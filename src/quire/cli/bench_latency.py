@@ -8,7 +8,7 @@ from typing import Any
 from quire.cli.bench_engine import BenchRun, EngineBench
 from quire.cli.bench_load import add_engine_flags, check_minimums, progress, read_engine_options, start
 from quire.cli.bench_prompts import random_prompts
-from quire.cli.bench_report import check_target, percentile, phase, spreads, surroundings, tell
+from quire.cli.bench_report import check_target, percentile, phase, report, spreads, surroundings
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.interrupts import first_interrupt_noted
 from quire.cli.main import INTERRUPTED
@@ -58,8 +58,8 @@ def run(argv: Sequence[str]) -> int:
     with first_interrupt_noted() as noted, progress(total, "batch") as one_more:
         for number in range(total):
             vocab_size, seed = engine.capacity.vocab_size, (options.seed or 0) + number
-            wanted = random_prompts(flags.batch_size, flags.input_len, flags.output_len, vocab_size, seed)
-            batch = bench.run(wanted, stopped=noted.is_set)
+            requests = random_prompts(flags.batch_size, flags.input_len, flags.output_len, vocab_size, seed)
+            batch = bench.run(requests, stopped=noted.is_set)
             if batch.interrupted:
                 break
             one_more()
@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
         print("interrupted before the first measured batch was done")
         return INTERRUPTED
     figures = surroundings(options, engine, start_seconds) | measured(runs, flags, interrupted)
-    tell(headline(figures), figures, flags.output_json)
+    report(headline(figures), figures, flags.output_json)
     return INTERRUPTED if interrupted else 0
 
 

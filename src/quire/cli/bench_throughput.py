@@ -7,8 +7,8 @@ from typing import Any
 
 from quire.cli.bench_engine import BenchRun, EngineBench
 from quire.cli.bench_load import add_engine_flags, check_minimums, progress, read_engine_options, start
-from quire.cli.bench_prompts import Wanted, random_prompts, read_prompts
-from quire.cli.bench_report import check_target, phase, spreads, surroundings, tell
+from quire.cli.bench_prompts import BenchRequest, random_prompts, read_prompts
+from quire.cli.bench_report import check_target, phase, report, spreads, surroundings
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.interrupts import first_interrupt_noted
 from quire.cli.main import INTERRUPTED
@@ -57,28 +57,30 @@ def run(argv: Sequence[str]) -> int:
     flags, options = read_flags(ThroughputFlags, arguments), read_engine_options(arguments)
     check_target(flags.output_json)
     engine, start_seconds = start(options)
-    wanted = prompts(flags, options, engine)
+    requests = prompts(flags, options, engine)
     bench = EngineBench(engine, flags.temperature, options.seed or 0)
     with first_interrupt_noted() as noted:
-        bench.run([Wanted(one.prompt_ids, min(one.output_len, 2)) for one in wanted[: flags.num_warmups]])
-        with progress(len(wanted), "request") as one_more:
-            result = bench.run(wanted, one_more, noted.is_set)
+        bench.run(
+            [BenchRequest(request.prompt_ids, min(request.output_len, 2)) for request in requests[: flags.num_warmups]]
+        )
+        with progress(len(requests), "request") as one_more:
+            result = bench.run(requests, one_more, noted.is_set)
     figures = surroundings(options, engine, start_seconds) | measured(result)
-    tell(headline(figures), figures, flags.output_json)
+    report(headline(figures), figures, flags.output_json)
     return INTERRUPTED if result.interrupted else 0
 
 
-def prompts(flags: ThroughputFlags, options: EngineOptions, engine: Engine) -> list[Wanted]:
+def prompts(flags: ThroughputFlags, options: EngineOptions, engine: Engine) -> list[BenchRequest]:
     if flags.dataset_path is None:
         vocab_size, seed = engine.capacity.vocab_size, options.seed or 0
         return random_prompts(flags.num_prompts, flags.input_len, flags.output_len, vocab_size, seed)
     from quire.hub import resolve_model
     from quire.text.tokenizers.tokenizer import Tokenizer
 
-    place = (
+    path = (
         Path(options.tokenizer) if options.tokenizer else resolve_model(options.model, revision=options.revision).path
     )
-    encode = Tokenizer.load(place).encode
+    encode = Tokenizer.load(path).encode
     return read_prompts(Path(flags.dataset_path), encode, flags.num_prompts, flags.output_len)
 
 
@@ -102,11 +104,11 @@ def measured(run: BenchRun) -> dict[str, Any]:
     }
 
 
-def headline(found: dict[str, Any]) -> list[str]:
-    so_far = f"interrupted: {found['num_finished']} of " if found["interrupted"] else ""
+def headline(figures: dict[str, Any]) -> list[str]:
+    so_far = f"interrupted: {figures['num_finished']} of " if figures["interrupted"] else ""
     return [
-        f"throughput  {found['requests_per_second']:.2f} requests/s, {found['output_tokens_per_second']:,.1f} output "
-        f"tok/s, {found['tokens_per_second']:,.1f} tok/s with prompts",
-        f"load        {so_far}{found['num_requests']:,} requests, {found['total_input_tokens']:,} tokens in, "
-        f"{found['total_output_tokens']:,} out, {found['elapsed_time']:.2f} s",
+        f"throughput  {figures['requests_per_second']:.2f} requests/s, "
+        f"{figures['output_tokens_per_second']:,.1f} output tok/s, {figures['tokens_per_second']:,.1f} tok/s with prompts",
+        f"load        {so_far}{figures['num_requests']:,} requests, {figures['total_input_tokens']:,} tokens in, "
+        f"{figures['total_output_tokens']:,} out, {figures['elapsed_time']:.2f} s",
     ]

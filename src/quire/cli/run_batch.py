@@ -66,7 +66,7 @@ async def _run(requests: BatchRequests, results: BatchResults, options: EngineOp
     started = time.monotonic()
     with tqdm(total=total, initial=before, unit="request", disable=None, file=sys.stderr) as bar:
 
-        def tell(result: BatchResult) -> None:
+        def on_result(result: BatchResult) -> None:
             results.add(result)
             good = result.response is not None and result.response.status_code == 200
             counts["answered" if good else "failed"] += 1
@@ -76,7 +76,7 @@ async def _run(requests: BatchRequests, results: BatchResults, options: EngineOp
             if before < total:  # otherwise no model is loaded
                 async with EngineClient(options) as client:
                     await run_batch(
-                        OneModel(client, client.adapters), todo, options.max_num_seqs * REQUESTS_PER_SEQUENCE, tell
+                        OneModel(client, client.adapters), todo, options.max_num_seqs * REQUESTS_PER_SEQUENCE, on_result
                     )
 
         working = asyncio.ensure_future(work())

@@ -1,4 +1,4 @@
-"""`quire serve`: a model behind HTTP."""
+"""`quire serve`: serve a model over HTTP."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Mistakes that only HTTP knows. The others are in `quire.core.errors`."""
+"""Errors of the HTTP server. All others are in `quire.core.errors`."""
 
 import math
 
@@ -18,7 +18,7 @@ class NotAllowed(QuireError):
 
 
 class OverQuota(QuireError):
-    """`wait`: seconds until it is worth to ask again."""
+    """`wait`: seconds until a retry can succeed."""
 
     status, code = 429, "rate_limit_exceeded"
 

@@ -51,8 +51,8 @@ async def serve(
 
 
 def configuration(app: Starlette, options: ServerOptions, metrics: Metrics) -> uvicorn.Config:
-    bounds = ConnectionLimits(options.max_connections, options.receive_timeout, options.send_timeout)
-    connection: Any = partial(Connection, bounds, partial(metrics.http, "none"))
+    limits = ConnectionLimits(options.max_connections, options.receive_timeout, options.send_timeout)
+    connection: Any = partial(Connection, limits, partial(metrics.http, "none"))
     return uvicorn.Config(
         app,
         uds=options.uds,

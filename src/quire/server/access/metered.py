@@ -1,4 +1,4 @@
-"""The models as one visitor sees them: those its key may use, within its time, at its priority and its expense."""
+"""The models as one request may use them: checked against its key, within its deadline, charged to its quota."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class MeteredModels:
-    """Implements `Models`. All routes use it, so none has to know of keys."""
+    """Implements `Models`. Routes use it and need not know about keys."""
 
     def __init__(self, models: "Models") -> None:
         self._models = models
-        self._streams: set[MeteredStream] = set()  # under way
+        self._streams: set[MeteredStream] = set()  # in flight
 
     @property
     def state(self) -> "State":
@@ -39,27 +39,27 @@ class MeteredModels:
         if context is None:
             return await self._models.find(name)
         if context.key is not None and name is not None:
-            context.key.check(name)  # before anything is loaded for it
-        found = await self._in_time(context, self._models.find(name))
-        context.model = found.adapter or found.service.info.name
+            context.key.check(name)  # before a model is loaded for it
+        resolved = await self._in_time(context, self._models.find(name))
+        context.model = resolved.adapter or resolved.service.info.name
         if context.key is not None:
             context.key.check(context.model)
-        return ResolvedModel(MeteredService(found.service, context, self._streams), found.adapter)
+        return ResolvedModel(MeteredService(resolved.service, context, self._streams), resolved.adapter)
 
     async def abort(self, name: str) -> bool:
-        """Cancel what is under way for the request of that id: the HTTP request's, or that of its answer. A visitor can
-        do that to requests of its own key only. Whether there was any."""
+        """Cancel the streams in flight of the request with this id: the HTTP request's, or that of its response. Only
+        requests of the caller's own key are cancelled. -> whether there were any"""
         context = current_request_context()
         tenant = context.tenant if context else ""
-        found = [stream for stream in self._streams if stream.context.tenant == tenant and stream.is_called(name)]
-        for stream in found:
+        streams = [stream for stream in self._streams if stream.context.tenant == tenant and stream.is_called(name)]
+        for stream in streams:
             stream.context.aborted = True
             await stream.abort()
-        return bool(found)
+        return bool(streams)
 
     @staticmethod
     async def _in_time(context: RequestContext, finding: Coroutine[Any, Any, ResolvedModel]) -> ResolvedModel:
-        """It may have to be loaded."""
+        """The model may have to be loaded first."""
         if context.deadline is None:
             return await finding
         if not context.time_left:
@@ -105,22 +105,23 @@ class MeteredService:
 
     async def submit(self, request: "GenerateRequest") -> "TextStream":
         request.tenant = self._context.tenant
-        request.timeout = self._time(request.timeout)
+        request.timeout = self._timeout(request.timeout)
         if self._context.key is not None and self._context.key.priority is not None:
-            request.priority = self._context.key.priority + max(0, request.priority)  # who asks may only step back
+            lowered = max(0, request.priority)  # a client may only lower its priority
+            request.priority = self._context.key.priority + lowered
         return MeteredStream(await self._service.submit(request), request.id, self._context, self._streams)
 
     async def embed(self, request: "EmbedRequest") -> "Embeddings":
-        request.timeout = self._time(request.timeout)
-        found = await self._service.embed(request)
-        self._context.spend(found.num_tokens, 0)
-        return found
+        request.timeout = self._timeout(request.timeout)
+        embeddings = await self._service.embed(request)
+        self._context.spend(embeddings.num_tokens, 0)
+        return embeddings
 
     async def score(self, request: "ScoreRequest") -> "Scores":
-        request.timeout = self._time(request.timeout)
-        found = await self._service.score(request)
-        self._context.spend(found.num_tokens, 0)
-        return found
+        request.timeout = self._timeout(request.timeout)
+        scores = await self._service.score(request)
+        self._context.spend(scores.num_tokens, 0)
+        return scores
 
     def watch(self) -> "AbstractAsyncContextManager[LiveClient]":
         return self._service.watch()
@@ -128,13 +129,13 @@ class MeteredService:
     async def drain(self) -> None:
         await self._service.drain()
 
-    def _time(self, asked: float | None) -> float | None:
-        left = self._context.time_left
-        return min((time for time in (asked, left) if time is not None), default=None)
+    def _timeout(self, asked: float | None) -> float | None:
+        """The sooner of the client's and the request's."""
+        return min((time for time in (asked, self._context.time_left) if time is not None), default=None)
 
 
 class MeteredStream:
-    """Implements `TextStream`. Events pass it by: what they cost is told when the stream is closed."""
+    """Implements `TextStream`. Events come straight from the stream below; closing it charges the request."""
 
     def __init__(self, stream: "TextStream", name: str, context: RequestContext, streams: set["MeteredStream"]) -> None:
         self.context = context
@@ -156,11 +157,11 @@ class MeteredStream:
         return self._stream.__aiter__()
 
     def is_called(self, name: str) -> bool:
-        """One of several prompts has a number behind the id of the answer."""
+        """The id of a request with several prompts is the response's, with a number behind it."""
         return name in (self.context.id, self._name, self._name.rpartition("-")[0])
 
     async def abort(self) -> None:
-        """Whoever reads it is told that it ended, and closes it."""
+        """End the stream. Its consumer sees the end and closes it."""
         await self._stream.aclose()
 
     async def aclose(self) -> None:

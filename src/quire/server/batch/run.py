@@ -1,4 +1,4 @@
-"""Runs a batch: requests through the dialects' own readers, results as they finish."""
+"""Runs a batch: requests through the parsers of the OpenAI dialect, results as they finish."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from quire.server.dialects.openai.responses.call import ResponseCall, parse_resp
 from quire.server.dialects.openai.responses.store import StoredResponse
 from quire.server.dialects.openai.shapes import WIRE
 from quire.server.options import ServerOptions
-from quire.server.routes.embeddings import embedded
+from quire.server.routes.embeddings import embed
 
 if TYPE_CHECKING:
     from quire.client.service import Models
@@ -30,11 +30,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 def _parse_response(body: bytes, context: Context) -> ResponseCall:
-    return parse_response(body, context, _none_before)
+    return parse_response(body, context, _no_previous)
 
 
-def _none_before(tenant: str, name: str) -> StoredResponse:
-    raise BadRequest(f"no response `{name}`: a batch keeps none", "send the whole input", param="previous_response_id")
+def _no_previous(tenant: str, name: str) -> StoredResponse:
+    raise BadRequest(f"no response `{name}`: a batch stores none", "send the whole input", param="previous_response_id")
 
 
 EMBEDDINGS = "/v1/embeddings"
@@ -47,21 +47,21 @@ URLS = (*PARSERS, EMBEDDINGS)
 
 
 async def run_batch(
-    models: "Models", lines: Iterator[BatchLine], concurrency: int, tell: Callable[[BatchResult], None]
+    models: "Models", lines: Iterator[BatchLine], concurrency: int, on_result: Callable[[BatchResult], None]
 ) -> None:
-    """Every line's result is told as soon as it is there, `concurrency` lines under way at once. Being cancelled
-    cancels those; their results are not told."""
+    """Call `on_result` with every line's result as it finishes, `concurrency` requests in flight. Cancelling it cancels
+    them; they have no results."""
     batch = Batch(models)
 
     async def work() -> None:
         for line in lines:  # all workers take from the same iterator
-            tell(await batch.result(line))
+            on_result(await batch.result(line))
 
     try:
         async with asyncio.TaskGroup() as workers:
             for _ in range(concurrency):
                 workers.create_task(work())
-    except ExceptionGroup as group:  # a result that could not be told: the same for all
+    except ExceptionGroup as group:  # `on_result` failed: for one as for all
         raise group.exceptions[0] from None
 
 
@@ -96,14 +96,14 @@ class Batch:
     async def _answer(self, line: BatchLine) -> object:
         body = bytes(line.body)
         if line.url == EMBEDDINGS:
-            return await embedded(self._models, body)
+            return await embed(self._models, body)
         while True:
             service, call = await parse_call(self._models, self._options, model_field(body), body, PARSERS[line.url])
             if call.stream:
-                raise BadRequest("a batch has nobody to stream to", "leave out stream", param="stream")
+                raise BadRequest("a batch cannot stream", "leave out stream", param="stream")
             if isinstance(call, ResponseCall) and call.background:
-                raise BadRequest("a batch is the background", "leave out background", param="background")
+                raise BadRequest("a batch always runs in the background", "leave out background", param="background")
             try:
                 return await complete(service, call)
-            except QueueFull as full:  # requests with many samples or prompts
+            except QueueFull as full:  # by requests with many samples or prompts
                 await asyncio.sleep(full.retry_after)

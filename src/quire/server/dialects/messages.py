@@ -1,4 +1,4 @@
-"""Messages as clients send them, and as chat templates read them."""
+"""Chat messages as clients of OpenAI send them, and as chat templates take them."""
 
 from collections.abc import Sequence, Set
 from typing import Any
@@ -11,7 +11,7 @@ from quire.server.dialects.fields import refuse_unsupported
 
 
 class ContentPart(Struct, kw_only=True):
-    """One part of a content. Only text is understood, so what else a part of another type has does not matter."""
+    """One part of a content. Only text is supported, so the fields of other types are not listed."""
 
     type: str
     text: str | None = None
@@ -20,7 +20,7 @@ class ContentPart(Struct, kw_only=True):
 
 class InputFunctionCall(Struct, kw_only=True):
     name: str
-    arguments: str | dict[str, Any] | None = None  # JSON as text, and by some clients as it is
+    arguments: str | dict[str, Any] | None = None  # JSON in a string; some clients send the object
 
 
 class InputToolCall(Struct, kw_only=True):
@@ -35,10 +35,10 @@ class InputMessage(Struct, kw_only=True, forbid_unknown_fields=True):
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # the same, by its newer name
+    reasoning: str | None = None  # the newer name of reasoning_content
     tool_calls: list[InputToolCall] | None = None
     tool_call_id: str | None = None
-    annotations: Any = None  # what an answer had; nothing is done with them
+    annotations: Any = None  # of an earlier answer; without effect
     audio: Any = None
     function_call: Any = None
 
@@ -47,7 +47,7 @@ _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {"audio": (), "function_call": ()}
 
 
 def plain_messages(messages: list[InputMessage]) -> list[dict[str, Any]]:
-    """Plain dicts for the template. What was not given is left out, but there is always a content."""
+    """Dicts for the chat template. Absent fields are left out, except `content`."""
     if not messages:
         raise BadRequest("messages is empty", "give at least one message", param="messages")
     plain = []
@@ -68,7 +68,7 @@ def plain_messages(messages: list[InputMessage]) -> list[dict[str, Any]]:
 
 
 def template_kwargs(given: dict[str, Any] | None) -> dict[str, Any]:
-    """What clients may give the template beside what the server gives it."""
+    """Options of the chat template that clients may set."""
     if taken := {"tools", "add_generation_prompt", "continue_final_message"} & (given or {}).keys():
         raise BadRequest(
             f"chat_template_kwargs has `{min(taken)}`", "give it as a field of its own", param="chat_template_kwargs"
@@ -77,7 +77,7 @@ def template_kwargs(given: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _plain_call(call: InputToolCall, where: str) -> dict[str, Any]:
-    """With arguments as an object, as templates want them."""
+    """With arguments as an object, as templates expect."""
     arguments = call.function.arguments
     if not isinstance(arguments, dict):
         arguments = read_arguments(arguments, f"{where}.function.arguments")
@@ -98,7 +98,7 @@ def _text(content: str | list[ContentPart] | None, where: str) -> str | None:
 
 
 def joined(parts: Sequence[ContentPart], kinds: Set[str], where: str) -> str:
-    """The texts of parts, which may be of these types, or refusals."""
+    """The texts of parts that have one of these types, or are refusals."""
     texts = []
     for at, part in enumerate(parts):
         if part.type not in kinds and part.type != "refusal":

@@ -1,6 +1,6 @@
-"""Metrics as Prometheus reads them. Imported when it first asks: `prometheus_client` takes a while to import.
+"""Metrics in the text format of Prometheus. Imported by the first scrape, because `prometheus_client` imports slowly.
 
-Every number of a model has two names: ours, and the one that dashboards made for vLLM ask for."""
+Every metric of a model has two names: Quire's, and the one of vLLM's dashboards."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -77,7 +77,7 @@ COUNTERS = [
         "Prompt tokens of requests that ended which came from the cache.",
         lambda model: model.cached_tokens,
     ),
-    ScalarMetric("generation_tokens", ("generation_tokens",), "Tokens drawn.", lambda model: model.generation_tokens),
+    ScalarMetric("generation_tokens", ("generation_tokens",), "Tokens sampled.", lambda model: model.generation_tokens),
     ScalarMetric(
         "prefix_cache_queries",
         ("prefix_cache_queries",),
@@ -93,25 +93,25 @@ COUNTERS = [
     ScalarMetric(
         "preemptions",
         ("num_preemptions",),
-        "Sequences put back to make room.",
+        "Sequences preempted to make room.",
         lambda model: model.total("preemptions"),
     ),
     ScalarMetric(
         "spec_decode_num_drafts",
         ("spec_decode_num_drafts",),
-        "Times that guesses at a sequence's next tokens were computed.",
+        "Times that draft tokens of a sequence were verified.",
         lambda model: model.total("drafts"),
     ),
     ScalarMetric(
         "spec_decode_num_draft_tokens",
         ("spec_decode_num_draft_tokens",),
-        "Tokens guessed and computed.",
+        "Draft tokens verified.",
         lambda model: model.total("draft_tokens"),
     ),
     ScalarMetric(
         "spec_decode_num_accepted_tokens",
         ("spec_decode_num_accepted_tokens",),
-        "Tokens guessed that were then drawn.",
+        "Draft tokens accepted.",
         lambda model: model.total("accepted_tokens"),
     ),
     ScalarMetric("model_loads", (), "Times it was loaded.", lambda model: model.loads),
@@ -176,20 +176,20 @@ HISTOGRAMS = [
     HistogramMetric(
         "request_generation_tokens",
         ("request_generation_tokens",),
-        "Tokens drawn for a request.",
+        "Tokens sampled for a request.",
         lambda model: model.request_output,
     ),
     HistogramMetric(
         "request_params_max_tokens",
         ("request_params_max_tokens",),
-        "What requests ask for at most.",
+        "max_tokens of a request.",
         lambda model: model.request_max_tokens,
     ),
     HistogramMetric("request_params_n", ("request_params_n",), "Samples of a request.", lambda m: m.request_samples),
     HistogramMetric("step_tokens", ("iteration_tokens_total",), "Tokens computed in a step.", lambda m: m.step_tokens),
 ]
 
-_VLLM_REASONS = {"cancelled": "abort"}  # the others are called the same
+_VLLM_REASONS = {"cancelled": "abort"}  # other reasons have the same name
 
 
 def prometheus_text(metrics: Metrics) -> bytes:
@@ -210,48 +210,48 @@ class _Families(Collector):
 
 
 def families(metrics: Metrics) -> Iterator[Metric]:
-    """Each of ours, followed by its aliases."""
+    """Each metric, followed by its aliases."""
     models = metrics.models
     for gauge in GAUGES:
         for name, labels in _names(gauge):
-            shown = GaugeMetricFamily(name, gauge.help, labels=["model_name", *labels])
-            for model, found in models.items():
-                shown.add_metric([model, *labels.values()], gauge.of(found))
-            yield shown
+            gauges = GaugeMetricFamily(name, gauge.help, labels=["model_name", *labels])
+            for model_name, model in models.items():
+                gauges.add_metric([model_name, *labels.values()], gauge.of(model))
+            yield gauges
     for counter in COUNTERS:
         for name, labels in _names(counter):
-            counted = CounterMetricFamily(name, counter.help, labels=["model_name", *labels])
-            for model, found in models.items():
-                counted.add_metric([model, *labels.values()], counter.of(found))
-            yield counted
-    for distribution in HISTOGRAMS:
-        for name, labels in _names(distribution):
-            spread = HistogramMetricFamily(name, distribution.help, labels=["model_name", *labels])
-            for model, found in models.items():
-                histogram = distribution.of(found)
-                spread.add_metric([model, *labels.values()], histogram.buckets(), histogram.sum)
-            yield spread
+            counters = CounterMetricFamily(name, counter.help, labels=["model_name", *labels])
+            for model_name, model in models.items():
+                counters.add_metric([model_name, *labels.values()], counter.of(model))
+            yield counters
+    for metric in HISTOGRAMS:
+        for name, labels in _names(metric):
+            histograms = HistogramMetricFamily(name, metric.help, labels=["model_name", *labels])
+            for model_name, model in models.items():
+                histogram = metric.of(model)
+                histograms.add_metric([model_name, *labels.values()], histogram.buckets(), histogram.sum)
+            yield histograms
     yield from _accepted(models)
     yield from _finished(models)
     yield from _steps(models)
     yield from _server(metrics)
 
 
-def _names(number: ScalarMetric | HistogramMetric) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each with the labels it has beside the model's name."""
-    yield f"quire_{number.name}", {}
-    for alias in number.aliases:
+def _names(metric: ScalarMetric | HistogramMetric) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each name with its labels beside `model_name`."""
+    yield f"quire_{metric.name}", {}
+    for alias in metric.aliases:
         yield f"vllm:{alias}", {"engine": "0"}
 
 
 def _accepted(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
-    name, help_text = "spec_decode_num_accepted_tokens_per_pos", "The same by their place: first guesses are 0."
+    name, help_text = "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by position; the first is 0."
     ours = CounterMetricFamily(f"quire_{name}", help_text, labels=["model_name", "position"])
     theirs = CounterMetricFamily(f"vllm:{name}", help_text, labels=["model_name", "engine", "position"])
-    for model, found in models.items():
-        for position, count in enumerate(found.accepted_at):
-            ours.add_metric([model, str(position)], count)
-            theirs.add_metric([model, "0", str(position)], count)
+    for model_name, model in models.items():
+        for position, count in enumerate(model.accepted_at):
+            ours.add_metric([model_name, str(position)], count)
+            theirs.add_metric([model_name, "0", str(position)], count)
     yield ours
     yield theirs
 

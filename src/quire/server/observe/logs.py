@@ -1,4 +1,4 @@
-"""What the server writes to its log: text for people, or a JSON object a line for machines."""
+"""The server's log: text, or a JSON object on each line."""
 
 import logging
 import sys
@@ -21,7 +21,7 @@ def set_up_logging(level: str, form: str) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """A record's own fields stand beside the time, the level and the message."""
+    """The fields of a record stand beside time, level and logger."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -39,7 +39,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_request(context: RequestContext, status: int) -> None:
-    """Times are in seconds; what is not known of a request is left out."""
+    """Times are in seconds; unknown fields are left out."""
     seconds = time.monotonic() - context.began
     fields: dict[str, Any] = {
         "request_id": context.id,

@@ -1,4 +1,4 @@
-"""The records added up as they come. Their text is made when it is asked for (exposition.py)."""
+"""Counters and histograms of the records of the engine. exposition.py makes their text."""
 
 from collections import Counter
 from itertools import zip_longest
@@ -27,8 +27,8 @@ class ModelMetrics:
     """An `Observer` of one model. A call costs a microsecond or two."""
 
     def __init__(self) -> None:
-        self.now = SchedulerStats()  # of the engine that runs now
-        self.past: Counter[str] = Counter()  # counters of engines that died
+        self.now = SchedulerStats()  # of the running engine
+        self.past: Counter[str] = Counter()  # counters of engines that ended
         self._past_accepted_at: list[int] = []
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -105,23 +105,23 @@ class ModelMetrics:
         self.loads += 1
 
     def unloaded(self) -> None:
-        """The engine ended because it was told to."""
+        """The engine was stopped on purpose."""
         self.restarted()
         self.restarts -= 1
         self.is_loaded = False
 
     def total(self, name: str) -> int:
-        """A counter of the scheduler, over all engines there were."""
+        """A counter of the scheduler, over all engines so far."""
         return self.past[name] + int(getattr(self.now, name))
 
     @property
     def accepted_at(self) -> list[int]:
-        """Guesses that were right, by their place, over all engines there were."""
+        """Accepted draft tokens by position, over all engines so far."""
         return [sum(pair) for pair in zip_longest(self._past_accepted_at, self.now.accepted_at, fillvalue=0)]
 
 
 class Metrics:
-    """Of the server: its models, and its HTTP requests."""
+    """Metrics of the models and of the HTTP requests."""
 
     def __init__(self) -> None:
         self.models: dict[str, ModelMetrics] = {}  # by name

@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span for each request that reached a model. An extra, imported only where spans are sent."""
+"""OpenTelemetry: a span for each request that reached a model. An optional dependency, imported only if used."""
 
 import os
 import time
@@ -29,7 +29,7 @@ _OPERATIONS = {
 
 
 def tracer(options: ServerOptions) -> Trace | None:
-    """None unless it was said where spans go: by the option, or as OpenTelemetry's own variables say it."""
+    """None unless the option or OpenTelemetry's own environment variables name an endpoint."""
     variables = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
     if not options.otlp_traces_endpoint and not any(os.environ.get(name) for name in variables):
         return None
@@ -42,7 +42,7 @@ def tracer(options: ServerOptions) -> Trace | None:
 
 
 def traced_by(processor: Any) -> Trace:
-    """Spans with the attributes that OpenTelemetry names for generative models. A `traceparent` is their parent."""
+    """Spans with OpenTelemetry's attributes of generative models, below the `traceparent` of the request."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -77,7 +77,7 @@ def traced_by(processor: Any) -> Trace:
 
 
 def _attributes(context: RequestContext, operation: str, status: int) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "gen_ai.provider.name": "quire",
         "gen_ai.system": "quire",  # its older name
         "gen_ai.operation.name": operation,
@@ -94,9 +94,9 @@ def _attributes(context: RequestContext, operation: str, status: int) -> dict[st
         "client.address": context.client,
     }
     if context.tenant:
-        found["enduser.id"] = context.tenant
+        attributes["enduser.id"] = context.tenant
     if context.first_token is not None:
-        found["gen_ai.latency.time_to_first_token"] = context.first_token - context.began
+        attributes["gen_ai.latency.time_to_first_token"] = context.first_token - context.began
     if context.error:
-        found["error.type"] = context.error
-    return found
+        attributes["error.type"] = context.error
+    return attributes

@@ -1,6 +1,6 @@
-"""GET /live: the engine while it works, as server-sent events. docs/page.md says what is in them, and who may look.
+"""GET /live: the state of the engine as server-sent events, as described in docs/page.md.
 
-Request ids are the server's own, shortened to their last letters, and no text is ever in here."""
+Events hold no text. Request ids are the server's own, shortened to their last letters."""
 
 import asyncio
 import time
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from quire.client.service import Service
     from quire.core.snapshot import Snapshot
 
-HEARTBEAT_SECONDS = 1.0  # seconds; an engine that is idle has no news, the server's clock has
+HEARTBEAT_SECONDS = 1.0  # between events while the engine is idle
 MAX_VIEWERS = 16
 LABEL_LENGTH = 8  # letters of a request's id that are shown
-NUM_FINISHED_SHOWN = 32  # requests that had ended before somebody looked
+NUM_FINISHED_SHOWN = 32  # finished requests in the first event
 
 _encode = msgspec.json.Encoder().encode
 
@@ -46,16 +46,16 @@ class LiveEvent(msgspec.Struct, kw_only=True):
     restarts: int
     latency: dict[str, Percentiles]  # seconds
     finished: list[dict[str, Any]]  # requests that ended since the last event
-    engine: dict[str, Any] | None  # None: nothing has changed there
+    engine: dict[str, Any] | None  # None: unchanged
 
 
 class LiveRoutes:
-    """The route, and how many look."""
+    """Counts its viewers."""
 
     def __init__(self, state: AppState) -> None:
         self._state = state
         self.num_viewers = 0
-        self._packed: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # of each model the last maps: raw, and packed
+        self._packed: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # (model, map) -> raw, compressed
 
     def routes(self) -> list[Route]:
         return [Route("/live", self.view)]
@@ -65,17 +65,19 @@ class LiveRoutes:
     async def view(self, http: Request) -> Response:
         context = current_request_context()
         if context is not None and context.key is not None and not context.key.live:
-            raise NotAllowed(f"key `{context.key.name}` may not look at the engine", "its entry needs `live: true`")
+            raise NotAllowed(f"key `{context.key.name}` may not use /live", "its entry needs `live: true`")
         if self.num_viewers >= MAX_VIEWERS:
-            raise QueueFull(f"{self.num_viewers} look already, and {MAX_VIEWERS} may", "try again later", retry_after=5)
+            raise QueueFull(
+                f"/live has {self.num_viewers} viewers, and {MAX_VIEWERS} are allowed", "try again later", retry_after=5
+            )
         return _Events(self, await self._service(http.query_params.get("model")))
 
     async def _service(self, name: str | None) -> "Service":
-        """One that is there: looking at a model does not load it."""
-        offers = {offer.name: offer for offer in self._state.models.offers()}
-        if name is not None and name not in offers:
-            raise unknown_model(name, list(offers))
-        if name is not None and offers[name].info is None:
+        """Viewing a model does not load it."""
+        served = {model.name: model for model in self._state.models.offers()}
+        if name is not None and name not in served:
+            raise unknown_model(name, list(served))
+        if name is not None and served[name].info is None:
             raise Unavailable(f"`{name}` is not loaded", "ask it something first")
         return (await self._state.models.find(name)).service
 
@@ -85,7 +87,7 @@ class LiveRoutes:
         self.num_viewers += 1
         try:
             async with service.watch() as viewer:
-                while self._state.models.state not in ("draining", "stopped"):  # nobody waits for those who look
+                while self._state.models.state not in ("draining", "stopped"):  # a shutdown does not wait for viewers
                     snapshot = await viewer.next(HEARTBEAT_SECONDS)
                     if viewer.ended:
                         return
@@ -113,7 +115,7 @@ class LiveRoutes:
         shown = _labelled(snapshot)
         for name in ("owners", "refs"):
             raw, packed = self._packed.get((model, name), (b"", b""))
-            if raw is not shown[name]:  # once for all who look
+            if raw is not shown[name]:  # compressed once for all viewers
                 raw, packed = self._packed[model, name] = shown[name], zlib.compress(shown[name], 1)
             shown[name] = packed  # base64 in JSON
         return shown
@@ -129,7 +131,7 @@ class _Events(Response):
         try:
             await unless_disconnected(receive, self._send(send))
         except ClientDisconnected:
-            return  # as every view ends
+            return  # viewers end so
         except asyncio.CancelledError:  # the server stops
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             raise

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | None = None
-    inputs: str | None = None  # the same, as Text Generation Inference calls it, and answers in its own way
+    inputs: str | None = None  # Text Generation Inference's prompt; answered with a list of spans
     messages: list[InputMessage] | None = None
-    add_special_tokens: bool | None = None  # for a prompt, if not false; a rendered chat has them
+    add_special_tokens: bool | None = None  # for a prompt, true unless given; a rendered chat has its own
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -78,7 +78,7 @@ class TokenizerRoutes:
         if body.inputs is not None:
             if body.prompt is not None or body.messages is not None:
                 raise BadRequest("inputs and another text are given", "give one of them", param="inputs")
-            return json_response(await asyncio.to_thread(_placed, tokenizer, body.inputs))
+            return json_response(await asyncio.to_thread(_spans, tokenizer, body.inputs))
         return json_response(await asyncio.to_thread(_tokenized, tokenizer, body, service.info.max_model_len))
 
     @request_body(DetokenizeBody)
@@ -92,7 +92,7 @@ class TokenizerRoutes:
     @query_parameters(model=str)
     @responses({JSON: dict[str, Any]})
     async def info(self, http: Request) -> Response:
-        """What a client needs that leaves tokenizing to the server, such as lm-eval."""
+        """What clients such as lm-eval need, which leave tokenizing to the server."""
         service = (await self._models.find(http.query_params.get("model"))).service
         tokenizer = service.tokenizer
         return json_response(
@@ -112,20 +112,20 @@ def _tokenized(tokenizer: "Tokenizer", body: TokenizeBody, max_model_len: int) -
 
 
 def _decoded(tokenizer: "Tokenizer", ids: list[int], vocab_size: int) -> str:
-    if (wrong := next((token for token in ids if not 0 <= token < vocab_size), None)) is not None:
-        raise BadRequest(f"token id {wrong} is not in the vocabulary, which has {vocab_size}", param="tokens")
+    if (unknown := next((token for token in ids if not 0 <= token < vocab_size), None)) is not None:
+        raise BadRequest(f"token id {unknown} is not in the vocabulary, which has {vocab_size}", param="tokens")
     return tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def _placed(tokenizer: "Tokenizer", text: str) -> list[TokenSpan]:
-    """Tokens that the tokenizer adds stand nowhere in the text."""
+def _spans(tokenizer: "Tokenizer", text: str) -> list[TokenSpan]:
+    """Tokens that the tokenizer adds have an empty span."""
     ids, plain = tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
     starts = range(len(ids) - len(plain) + 1)
-    at = next((at for at in starts if ids[at : at + len(plain)] == plain), None)
-    if at is None:  # nobody knows which were added
+    first = next((start for start in starts if ids[start : start + len(plain)] == plain), None)
+    if first is None:  # which tokens were added is unknown
         return token_spans(tokenizer, plain, text)
-    added = [TokenSpan(token, "", 0, 0) for token in ids[:at] + ids[at + len(plain) :]]
-    return added[:at] + token_spans(tokenizer, plain, text) + added[at:]
+    added = [TokenSpan(token, "", 0, 0) for token in ids[:first] + ids[first + len(plain) :]]
+    return added[:first] + token_spans(tokenizer, plain, text) + added[first:]
 
 
 def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:

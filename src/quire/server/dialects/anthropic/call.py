@@ -107,7 +107,7 @@ class MessagesCall:
 
 
 def _stop(reason: str | None, by: str | int | None, called: bool) -> tuple[str, str | None]:
-    """Why it ended, and the stop sequence that ended it."""
+    """The stop reason, and the stop sequence if there is one."""
     if reason == "length":
         return "max_tokens", None
     if isinstance(by, str):

@@ -1,4 +1,4 @@
-"""The body of /v1/messages. A field that nobody knows is refused in Anthropic's own words."""
+"""The body of /v1/messages. An unknown field is refused with Anthropic's message."""
 
 import re
 from typing import Any
@@ -17,7 +17,7 @@ from quire.text.tools.use import Choice, ToolUse
 
 
 class NoThreads(BadRequest):
-    """Anthropic's client knows it by its code, and goes on with the whole conversation in every request."""
+    """Anthropic's client recognizes the code, and then sends the whole conversation with every request."""
 
     code = "thread_unsupported_request"
 
@@ -34,7 +34,7 @@ class AnthropicTool(Strict, kw_only=True):
     strict: bool | None = None
     cache_control: Any = None
     input_examples: Any = None
-    eager_input_streaming: bool | None = None  # arguments are streamed as they are written
+    eager_input_streaming: bool | None = None  # arguments are always streamed
     allowed_callers: Any = None
     defer_loading: bool | None = None
 
@@ -62,7 +62,7 @@ class OutputConfig(Strict, kw_only=True):
 
 
 class PromptBody(Strict, kw_only=True):
-    """What decides the prompt."""
+    """The fields that determine the prompt."""
 
     model: str
     messages: list[AnthropicInputMessage]
@@ -71,7 +71,7 @@ class PromptBody(Strict, kw_only=True):
     tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    cache_control: Any = None  # prefixes are cached without being asked
+    cache_control: Any = None  # without effect: prefixes are always cached
     speed: str | None = None
 
 
@@ -82,7 +82,7 @@ class MessagesBody(PromptBody, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int | None = None
-    metadata: dict[str, Any] | None = None  # these three are taken and change nothing
+    metadata: dict[str, Any] | None = None  # these three are accepted, without effect
     service_tier: str | None = None
     inference_geo: str | None = None
     container: Any = None
@@ -167,7 +167,7 @@ def _structured(config: OutputConfig | None) -> Structured | None:
 
 
 def template_options(body: PromptBody, context: Context) -> dict[str, Any]:
-    """The last message is continued if it is the assistant's. Thoughts come only if they are asked for."""
+    """An assistant message at the end is continued. Reasoning is off unless it is asked for."""
     options: dict[str, Any] = {}
     last = body.messages[-1] if body.messages else None
     if last is not None and last.role == "assistant" and last.content:
@@ -178,15 +178,15 @@ def template_options(body: PromptBody, context: Context) -> dict[str, Any]:
     if body.speed not in (None, "standard"):
         raise BadRequest(f"speed: `{body.speed}` is not supported", "leave it out", param="speed")
     if context.chat_format().reasoning is not None:
-        options["enable_thinking"] = _thinks(body.thinking)
+        options["enable_thinking"] = _thinking_enabled(body.thinking)
     elif body.thinking is not None and body.thinking.type == "enabled":
-        raise BadRequest("thinking: this model does not think", "leave it out", param="thinking")
+        raise BadRequest("thinking: this model has no reasoning", "leave it out", param="thinking")
     if body.output_config is not None and body.output_config.effort is not None:
         options["reasoning_effort"] = body.output_config.effort
     return options
 
 
-def _thinks(config: ThinkingConfig | None) -> bool:
+def _thinking_enabled(config: ThinkingConfig | None) -> bool:
     if config is None:
         return False
     if config.type not in ("enabled", "disabled", "adaptive"):

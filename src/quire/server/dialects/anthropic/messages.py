@@ -1,4 +1,4 @@
-"""Messages made of blocks, as clients send them, and as chat templates read them."""
+"""Messages of content blocks as clients send them, and as chat templates take them."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ from quire.core.errors import BadRequest
 
 
 class InputBlock(Struct, kw_only=True, forbid_unknown_fields=True):
-    cache_control: Any = None  # prefixes are cached without being asked
+    cache_control: Any = None  # without effect: prefixes are always cached
 
 
 class TextBlock(InputBlock, tag="text"):
@@ -54,7 +54,7 @@ def joined(content: str | list[TextBlock] | None) -> str:
 
 
 def plain_messages(system: str | list[TextBlock] | None, messages: list[AnthropicInputMessage]) -> list[dict[str, Any]]:
-    """Results of tools are messages of their own; neighbours of the same role are one message."""
+    """Tool results become messages of their own; neighbours with the same role become one message."""
     if not messages:
         raise BadRequest("messages: at least one message is required", param="messages")
     plain: list[dict[str, Any]] = [{"role": "system", "content": joined(system)}] if system else []
@@ -82,8 +82,8 @@ def _parts(message: AnthropicInputMessage, where: str) -> list[dict[str, Any]]:
         return [*results, *said]
     _only(message.content, TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, "assistant", where)
     part: dict[str, Any] = {"role": "assistant", "content": joined(texts)}
-    if thoughts := [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]:
-        part["reasoning_content"] = "\n".join(thoughts)
+    if reasoning := [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]:
+        part["reasoning_content"] = "\n".join(reasoning)
     if calls := [_call(block) for block in message.content if isinstance(block, ToolUseBlock)]:
         part["tool_calls"] = calls
     return [part]

@@ -1,4 +1,4 @@
-"""The objects of Anthropic's Messages API on their way out."""
+"""The objects of Anthropic's responses."""
 
 from typing import Any, NotRequired, TypedDict
 
@@ -12,10 +12,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class AnthropicUsage(Struct, kw_only=True):
-    input_tokens: int  # of the prompt, those that were computed
+    input_tokens: int  # prompt tokens that were not cached
     output_tokens: int
     cache_creation_input_tokens: int = 0
-    cache_read_input_tokens: int = 0  # of the prompt, those that were cached
+    cache_read_input_tokens: int = 0  # prompt tokens that were cached
 
     @classmethod
     def of(cls, num_prompt: int, num_cached: int, num_output: int) -> "AnthropicUsage":
@@ -133,9 +133,9 @@ def error_body(error: QuireError) -> AnthropicErrorBody:
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     message = f"{error.message} ({error.hint})" if error.hint else error.message
     if isinstance(error, PromptTooLong):
-        message = f"prompt is too long: {message}"  # what clients look for
+        message = f"prompt is too long: {message}"  # clients look for this
     problem: AnthropicErrorDetail = {"type": kind, "message": message}
-    if error.code.endswith("_unsupported_request"):  # what a client can do without, if it is told so
+    if error.code.endswith("_unsupported_request"):  # tells the client what to leave out
         problem["details"] = {"error_code": error.code, "unsupported": [error.param or ""]}
     return {"type": "error", "error": problem}
 

@@ -1,4 +1,4 @@
-"""POST /api/generate and /api/chat. They differ in where the text of an answer stands."""
+"""POST /api/generate and /api/chat. Their responses differ in the field that holds the text."""
 
 from collections.abc import Callable
 from functools import partial
@@ -32,12 +32,12 @@ from quire.text.tools.use import ToolUse
 class OllamaGenerateBody(OllamaFields, kw_only=True):
     prompt: str = ""
     system: str | None = None
-    raw: bool | None = None  # the prompt as it is, without the chat template
+    raw: bool | None = None  # without the chat template
     suffix: str | None = None
     template: str | None = None
     context: list[int] | None = None
     images: list[Any] | None = None
-    width: int | None = None  # these three are of a picture
+    width: int | None = None  # these three are for images
     height: int | None = None
     steps: int | None = None
 
@@ -125,7 +125,7 @@ def _request(given: OllamaFields, context: Context) -> GenerateRequest:
 
 
 def _thinking(given: OllamaFields, context: Context) -> dict[str, Any]:
-    """Options of the chat template. Not asked, a model thinks as it likes."""
+    """Options of the chat template. Without `think`, the template decides."""
     if given.think is None:
         return {}
     if context.chat_format().reasoning is None:
@@ -144,7 +144,7 @@ def _tool(tool: dict[str, Any], at: int) -> dict[str, Any]:
 
 
 def _plain(message: OllamaInputMessage) -> dict[str, Any]:
-    """As chat templates read it."""
+    """As chat templates take it."""
     refuse("messages.images", message.images)
     plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
     if message.thinking:
@@ -162,7 +162,7 @@ def _plain(message: OllamaInputMessage) -> dict[str, Any]:
 
 
 class OllamaCall:
-    """Without a request it only makes sure that the model is loaded."""
+    """Without a request it only loads the model."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class OllamaCall:
         self._top = body.top_logprobs or 0
         self._make_parser = make_parser
         self._clock = CallClock()
-        self._calls: list[CallDelta] = []  # told when they are whole
+        self._calls: list[CallDelta] = []  # sent when they are complete
         self._num_prompt = 0
         self._num_output = 0
         self._done_reason = "load"

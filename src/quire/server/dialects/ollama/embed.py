@@ -1,4 +1,4 @@
-"""POST /api/embed, and /api/embeddings, which it was before."""
+"""POST /api/embed, and its older form /api/embeddings."""
 
 import time
 from array import array
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class EmbedBody(Struct, kw_only=True):
     model: str
     input: str | list[str]
-    truncate: bool | None = None  # a text that is too long loses its end, unless this is false
+    truncate: bool | None = None  # true unless given: cut texts that are too long
     dimensions: Int | None = None
-    options: dict[str, Any] | None = None  # these two are taken and change nothing
+    options: dict[str, Any] | None = None  # these two are accepted, without effect
     keep_alive: Any = None
 
 
@@ -68,9 +68,9 @@ class EmbedRoutes:
         check_number(texts, "input")
         if not texts:
             return json_response(Embedded(body.model, [], time.monotonic_ns() - began, 0, 0))
-        found = await self._found(http, body.model, texts, body.truncate is not False, body.dimensions)
-        vectors = list(map(array.tolist, found.vectors))
-        return json_response(Embedded(body.model, vectors, time.monotonic_ns() - began, 0, found.num_tokens))
+        embeddings = await self._embed(http, body.model, texts, body.truncate is not False, body.dimensions)
+        vectors = list(map(array.tolist, embeddings.vectors))
+        return json_response(Embedded(body.model, vectors, time.monotonic_ns() - began, 0, embeddings.num_tokens))
 
     @request_body(OldEmbedBody)
     @responses({JSON: OldEmbedded})
@@ -78,12 +78,12 @@ class EmbedRoutes:
         body = decode(await read_body(http, self._limit, json_only=False), _old)
         if not body.prompt:
             return json_response(OldEmbedded([]))
-        found = await self._found(http, body.model, [body.prompt], True)
-        return json_response(OldEmbedded(found.vectors[0].tolist()))
+        embeddings = await self._embed(http, body.model, [body.prompt], True)
+        return json_response(OldEmbedded(embeddings.vectors[0].tolist()))
 
-    async def _found(
+    async def _embed(
         self, http: Request, model: str, texts: list[str], truncate: bool, dimensions: int | None = None
     ) -> "Embeddings":
         service = (await self._models.find(bare_name(model))).service
-        asked = EmbedRequest(id=new_id("embd"), texts=[*texts], dimensions=dimensions, truncate=truncate)
-        return await unless_disconnected(http.receive, service.embed(asked))
+        request = EmbedRequest(id=new_id("embd"), texts=[*texts], dimensions=dimensions, truncate=truncate)
+        return await unless_disconnected(http.receive, service.embed(request))

@@ -1,4 +1,4 @@
-"""What Ollama tells of its models."""
+"""The routes of Ollama about its models."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quire.client.service import ServedModel, Service
     from quire.server.app_state import AppState
 
-NEVER = "2318-01-01T00:00:00Z"  # when a model that stays is unloaded
+NEVER = "2318-01-01T00:00:00Z"  # when a model that is kept loaded expires
 
 
 def ollama_routes(state: "AppState") -> list[Route]:
@@ -42,17 +42,17 @@ def ollama_routes(state: "AppState") -> list[Route]:
         route("/api/pull", PullRoute(state).pull, "POST"),
         route("/api/embed", embedding.embed, "POST"),
         route("/api/embeddings", embedding.embeddings, "POST"),
-        route("/api/delete", fixed, "DELETE"),
-        *(route(f"/api/{path}", fixed, "POST") for path in ("copy", "create", "push", "blobs/{digest}")),
+        route("/api/delete", not_allowed, "DELETE"),
+        *(route(f"/api/{path}", not_allowed, "POST") for path in ("copy", "create", "push", "blobs/{digest}")),
     ]
 
 
 @request_body(ModelBody)
 @responses({JSON: dict[str, str]})
-async def fixed(http: Request) -> Response:
+async def not_allowed(http: Request) -> Response:
     raise NotAllowed(
         "the models of this server cannot be changed by request",
-        "whoever runs it names them when it starts; where --allow-pull is set, /api/pull adds to them",
+        "its operator names them when it starts; where --allow-pull is set, /api/pull adds to them",
     )
 
 
@@ -68,12 +68,12 @@ class OllamaModelRoutes:
 
     @responses({JSON: dict[str, list[dict[str, Any]]]})
     async def tags(self, http: Request) -> Response:
-        return json_response({"models": [await self._listed(offer) for offer in self._models.offers()]})
+        return json_response({"models": [await self._listed(model) for model in self._models.offers()]})
 
     @responses({JSON: dict[str, list[dict[str, Any]]]})
     async def running(self, http: Request) -> Response:
-        loaded = [offer for offer in self._models.offers() if offer.info is not None]
-        return json_response({"models": [await self._running(offer) for offer in loaded]})
+        loaded = [model for model in self._models.offers() if model.info is not None]
+        return json_response({"models": [await self._running(model) for model in loaded]})
 
     @request_body(ModelBody)
     @responses({JSON: dict[str, Any]})
@@ -100,28 +100,28 @@ class OllamaModelRoutes:
             }
         )
 
-    async def _listed(self, offer: "ServedModel") -> dict[str, Any]:
-        facts = await asyncio.to_thread(checkpoint_facts, offer.info.path) if offer.info else CheckpointFacts()
+    async def _listed(self, model: "ServedModel") -> dict[str, Any]:
+        facts = await asyncio.to_thread(checkpoint_facts, model.info.path) if model.info else CheckpointFacts()
         return {
-            "name": offer.name,
-            "model": offer.name,
+            "name": model.name,
+            "model": model.name,
             "modified_at": self._since,
-            "size": offer.info.weight_bytes if offer.info else 0,
+            "size": model.info.weight_bytes if model.info else 0,
             "digest": "",
-            "details": _details(facts, offer.adapter_of),
+            "details": _details(facts, model.adapter_of),
         }
 
-    async def _running(self, offer: "ServedModel") -> dict[str, Any]:
-        assert offer.info is not None
-        listed = await self._listed(offer)
+    async def _running(self, model: "ServedModel") -> dict[str, Any]:
+        assert model.info is not None
+        listed = await self._listed(model)
         del listed["modified_at"]
-        size = offer.info.weight_bytes + offer.info.cache_bytes
+        size = model.info.weight_bytes + model.info.cache_bytes
         return {
             **listed,
             "size": size,
             "expires_at": NEVER,
             "size_vram": size,
-            "context_length": offer.info.max_model_len,
+            "context_length": model.info.max_model_len,
         }
 
 
@@ -145,7 +145,7 @@ def _rounded(number: int) -> str:
 
 
 def _capabilities(service: "Service", options: ServerOptions) -> list[str]:
-    """What clients show buttons for."""
+    """What clients offer to their users."""
     if service.info.task != "generate":
         return ["embedding"]
     form = chat_format(service.tokenizer.chat_template or "", options.tool_call_parser, options.reasoning_parser)

@@ -1,4 +1,4 @@
-"""The objects that Ollama sends: one a line. Durations are in nanoseconds."""
+"""The objects of Ollama's responses, one on each line. Durations are in nanoseconds."""
 
 import time
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ class OllamaMessage(Struct, kw_only=True):
 
 
 class OllamaResponse(Struct, kw_only=True):
-    """Of /api/generate and /api/chat, streamed or not."""
+    """Of /api/generate and /api/chat, whole or one delta."""
 
     model: str
     created_at: str
@@ -51,7 +51,7 @@ class OllamaResponse(Struct, kw_only=True):
 
 
 class CallClock:
-    """When the parts of a call were over."""
+    """The durations of a call: loading, prefill, decode."""
 
     def __init__(self) -> None:
         self._arrived = time.monotonic_ns()
@@ -62,7 +62,7 @@ class CallClock:
         self._begun = time.monotonic_ns()
 
     def token(self, seconds: float | None = None) -> None:
-        """The first came now, or at `seconds` of time.monotonic()."""
+        """The first token came now, or at `seconds` of time.monotonic()."""
         if self._first is None:
             self._first = time.monotonic_ns() if seconds is None else int(seconds * 1e9)
 
@@ -82,12 +82,12 @@ def timestamp(seconds: float | None = None) -> str:
 
 
 def logprobs_of(positions: list[list[TokenLogprob]], num_top: int) -> list[OllamaLogprob]:
-    told = []
+    logprobs = []
     for position in positions:
         by_rank = sorted({token.token_id: token for token in position}.values(), key=lambda token: token.rank)
         top = [OllamaTopLogprob(token.text, token.finite_logprob, token.bytes) for token in by_rank[:num_top]]
-        told.append(OllamaLogprob(position[0].text, position[0].finite_logprob, position[0].bytes, top))
-    return told
+        logprobs.append(OllamaLogprob(position[0].text, position[0].finite_logprob, position[0].bytes, top))
+    return logprobs
 
 
 class OllamaErrorBody(TypedDict):
@@ -95,7 +95,7 @@ class OllamaErrorBody(TypedDict):
 
 
 def error_body(error: QuireError) -> OllamaErrorBody:
-    if isinstance(error, UnknownModel):  # in the words that clients look for
+    if isinstance(error, UnknownModel):  # clients look for these words
         return {"error": f"{error.message.replace('no model', 'model')} not found ({error.hint})"}
     return {"error": f"{error.message} ({error.hint})" if error.hint else error.message}
 

@@ -1,7 +1,6 @@
-"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them.
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as in vLLM.
 
-Whoever may call them makes the server read a directory of its machine, or fetch one: they are there only where the
-operator has said so."""
+They make the server read a directory of its machine, or download one, so the operator has to allow them."""
 
 import logging
 from typing import TYPE_CHECKING, Annotated
@@ -27,13 +26,13 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 class LoadBody(Struct, kw_only=True, forbid_unknown_fields=True):
     lora_name: Name
     lora_path: Name
-    load_inplace: bool = False  # instead of one of that name, which requests under way go on with
-    base_model_name: str | None = None  # where there are several
+    load_inplace: bool = False  # replace an adapter of that name; requests in flight keep the old one
+    base_model_name: str | None = None  # needed where several models are served
 
 
 class UnloadBody(Struct, kw_only=True, forbid_unknown_fields=True):
     lora_name: Name
-    lora_int_id: int | None = None  # vLLM's own number of it
+    lora_int_id: int | None = None  # of vLLM; without effect
 
 
 _load = msgspec.json.Decoder(LoadBody)

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: what is asked."""
+"""POST /v1/chat/completions: the request."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ class ChatBody(CompletionFields, kw_only=True, forbid_unknown_fields=True):
     prediction: Any = None
     verbosity: Any = None
     web_search_options: Any = None
-    chat_template: Any = None  # a program; the server runs its own only
+    chat_template: Any = None  # refused: a template is a program
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
     thinking_token_budget: Any = None
@@ -122,7 +122,7 @@ def _template_options(chat: ChatBody) -> dict[str, Any]:
 
 
 def effort_options(effort: str | None, where: str) -> dict[str, Any]:
-    """What a template may look at. Those that can leave the thoughts out ask for `enable_thinking`."""
+    """Options of the chat template. Templates that can turn reasoning off look at `enable_thinking`."""
     if effort is None:
         return {}
     if effort not in EFFORTS:
@@ -131,7 +131,7 @@ def effort_options(effort: str | None, where: str) -> dict[str, Any]:
 
 
 def _max_tokens(chat: ChatBody) -> int | None:
-    """Neither given: until the context is full."""
+    """None: until the context is full."""
     old, new = chat.max_tokens, chat.max_completion_tokens
     if old is not None and new is not None and old != new:
         raise BadRequest(

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: what is answered."""
+"""POST /v1/chat/completions: the response."""
 
 import time
 
@@ -39,7 +39,7 @@ class ChatMessage(Struct, kw_only=True):
     content: str | None
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET  # the same, by its newer name
+    reasoning: str | UnsetType = UNSET  # the newer name of reasoning_content
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
@@ -53,7 +53,7 @@ class Delta(Struct):
 
 class ChatChoice(Struct, kw_only=True):
     index: int
-    message: ChatMessage | UnsetType = UNSET  # in the full answer
+    message: ChatMessage | UnsetType = UNSET  # in a response that is not streamed
     delta: Delta | UnsetType = UNSET  # in a chunk
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None

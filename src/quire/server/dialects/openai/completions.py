@@ -39,7 +39,7 @@ _decoder = msgspec.json.Decoder(CompletionBody)
 
 
 class CompletionLogprobs(Struct):
-    """Four lists, one entry a token. Offsets are in characters of the text."""
+    """Four lists with one entry for each token. Offsets are in characters of the text."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -66,9 +66,9 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
     name = new_id("cmpl")
     prompts = texts_or_ids(completion.prompt, "prompt")
     if completion.suffix:
-        prompts = [_between(prompt, completion, context) for prompt in prompts]
+        prompts = [_fill_in_prompt(prompt, completion, context) for prompt in prompts]
         completion.stop_token_ids = [*(completion.stop_token_ids or ()), *filling_ends(context.tokenizer)]
-    language = structured_output(completion)
+    structured = structured_output(completion)
     max_tokens = DEFAULT_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
     of_prompt = [completion.logprobs if completion.echo else None, completion.prompt_logprobs]
     requests = [
@@ -78,7 +78,7 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
                 completion,
                 best_of=completion.best_of,
                 max_tokens=1 if max_tokens == 0 and completion.echo else max_tokens,
-                structured=language,
+                structured=structured,
                 logprobs=completion.logprobs,
                 prompt_logprobs=max((count for count in of_prompt if count is not None), default=None),
             ),
@@ -96,8 +96,8 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
     return CompletionCall(name, completion, requests, context)
 
 
-def _between(prompt: str | list[int], completion: CompletionBody, context: Context) -> list[int]:
-    """A prompt whose continuation is followed by the suffix."""
+def _fill_in_prompt(prompt: str | list[int], completion: CompletionBody, context: Context) -> list[int]:
+    """The prompt of a model that fills in the text before a suffix."""
     if completion.echo or not isinstance(prompt, str):
         raise BadRequest("a suffix needs a prompt that is text, and no echo", param="suffix")
     ids = filling_prompt(context.tokenizer, prompt, completion.suffix or "")
@@ -115,7 +115,7 @@ class CompletionCall:
         self._model = context.model
         self._tokenizer = context.tokenizer
         self._echo = bool(body.echo)
-        self._only_echo = self._echo and body.max_tokens == 0  # the one token drawn is not shown
+        self._only_echo = self._echo and body.max_tokens == 0  # the one sampled token is not shown
         self._with_logprobs = body.logprobs is not None
         self._with_prompt_logprobs = body.prompt_logprobs is not None
         self._ids_too = bool(body.return_token_ids)
@@ -211,7 +211,7 @@ class CompletionCall:
         return self._tokenizer.decode(self._prompts[prompt], skip_special_tokens=request.params.skip_special_tokens)
 
     def _prompt_tokens(self, prompt: int, logprobs: list[list[TokenLogprob]] | None) -> list[_Shown]:
-        """The prompt's tokens with their logprobs. Nothing precedes the first, so it has none."""
+        """The prompt's tokens with their logprobs. The first token has none."""
         first = self._prompts[prompt][0]
         text = self._tokenizer.token_bytes(first).decode("utf-8", errors="replace")
         return [(first, text, None), *map(_shown, logprobs or ())]
@@ -222,7 +222,7 @@ def _shown(position: list[TokenLogprob]) -> _Shown:
 
 
 def _logprobs(shown: list[_Shown], offset: int, by_id: bool) -> tuple[CompletionLogprobs, int]:
-    """The four lists for these tokens, the first of which begins at `offset`; and where the next begins."""
+    """-> the four lists, for tokens whose text begins at `offset`, and the offset of what follows"""
     lists = CompletionLogprobs([], [], [], [])
     for token_id, text, position in shown:
         lists.text_offset.append(offset)

@@ -1,4 +1,4 @@
-"""The fields that chat and completions share, and how they become `SamplingParams`."""
+"""The fields that chat and completions share, and their `SamplingParams`."""
 
 from typing import Any
 
@@ -57,11 +57,11 @@ class CompletionFields(Struct, kw_only=True, forbid_unknown_fields=True):
         None  # in logprobs: `token_id:` and the id, where the token's text would be
     )
 
-    user: str | None = None  # these six are taken and change nothing
+    user: str | None = None  # these six are accepted, without effect
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None  # prefixes are cached without being asked
+    prompt_cache_options: dict[str, Any] | None = None  # prefixes are always cached
     prompt_cache_retention: str | None = None
     store: bool | None = None
     service_tier: str | None = None
@@ -72,9 +72,9 @@ class CompletionFields(Struct, kw_only=True, forbid_unknown_fields=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    guided_decoding_backend: str | None = None  # there is one only; as at vLLM, the name is taken
+    guided_decoding_backend: str | None = None  # without effect: there is one backend
 
-    request_id: str | None = None  # these are vLLM's: taken where they ask for what is done anyway
+    request_id: str | None = None  # these are vLLM's: accepted where they ask for the default
     spaces_between_special_tokens: bool | None = None
     guided_whitespace_pattern: Any = None
     logits_processors: Any = None
@@ -109,7 +109,7 @@ _SAME_NAME = (
     "early_stopping",
 )
 
-# Fields nobody wrote code for, with the values that ask for nothing. They are refused, never ignored.
+# Fields that are not supported, with the values that ask for nothing.
 NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
@@ -123,7 +123,7 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 def check(body: CompletionFields) -> None:
-    """What both routes refuse before anything else is looked at."""
+    """What both routes refuse before anything else is checked."""
     refuse_unsupported(body, NOT_SUPPORTED)
     if body.stream_options is not None:
         if not body.stream:
@@ -141,7 +141,7 @@ def check(body: CompletionFields) -> None:
 
 
 def sampling_params(body: CompletionFields, **given: Any) -> SamplingParams:
-    """`given` holds what the two routes name or default differently."""
+    """`given`: parameters whose names or defaults differ between the two routes."""
     for name in _SAME_NAME:
         if (value := getattr(body, name)) is not None:
             given.setdefault(name, value)
@@ -150,5 +150,7 @@ def sampling_params(body: CompletionFields, **given: Any) -> SamplingParams:
     params = SamplingParams(**given)
     if body.stream and (params.beam_width or params.num_samples > params.n):
         field = "use_beam_search" if params.beam_width else "best_of"
-        raise BadRequest(f"{field} cannot be streamed: the best are known at the end", "leave out stream", param=field)
+        raise BadRequest(
+            f"{field} cannot be streamed: the best samples are known at the end", "leave out stream", param=field
+        )
     return params

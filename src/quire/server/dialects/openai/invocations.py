@@ -1,4 +1,4 @@
-"""POST /invocations: the one path that SageMaker calls, for a chat or a completion."""
+"""POST /invocations, the one path that SageMaker calls: a chat or a completion."""
 
 import msgspec
 from msgspec import Struct
@@ -14,7 +14,7 @@ from quire.server.http.openapi import EVENTS, JSON, request_body, responses
 
 
 class _Either(Struct):
-    """The fields by which the two are told apart."""
+    """The fields that distinguish the two."""
 
     messages: msgspec.Raw = msgspec.Raw(b"null")
     prompt: msgspec.Raw = msgspec.Raw(b"null")

@@ -1,4 +1,4 @@
-"""The objects that chat and completions share on their way out."""
+"""The objects that the responses of chat and completions share."""
 
 from typing import Any, Generic, TypedDict, TypeVar
 
@@ -32,7 +32,7 @@ Choice = TypeVar("Choice")
 
 
 class CompletionObject(Struct, Generic[Choice], kw_only=True):
-    """Every object that is sent, streamed or not."""
+    """A response, or a chunk of a stream."""
 
     id: str
     object: str
@@ -59,7 +59,7 @@ def error_body(error: QuireError) -> OpenAIErrorBody:
     kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     message = f"{error.message} ({error.hint})" if error.hint else error.message
     if isinstance(error, PromptTooLong):
-        message = f"This model's maximum context length is too small: {message}"  # what clients look for
+        message = f"This model's maximum context length is too small: {message}"  # clients look for this
     return {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
 
 
@@ -72,12 +72,12 @@ WIRE = WireFormat(error=error_body, frame=sse, last=b"data: [DONE]\n\n", keep_al
 
 
 def token_name(token_id: int, text: str, by_id: bool) -> str:
-    """What a token is called in logprobs. Texts of different tokens can be the same, ids cannot."""
+    """The name of a token in logprobs. Different tokens may have the same text."""
     return f"token_id:{token_id}" if by_id else text
 
 
 def prompt_logprobs_of(positions: list[list[TokenLogprob]] | None) -> list[dict[str, Any] | None]:
-    """As vLLM shows them: by id. Nothing precedes the first token, so it has none."""
+    """As in vLLM: by token id. The first token has none."""
     shown: list[dict[str, Any] | None] = [None]
     for position in positions or ():
         shown.append(

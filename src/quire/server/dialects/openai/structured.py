@@ -1,4 +1,4 @@
-"""The fields that say what language an answer has to be in: OpenAI's `response_format`, and what vLLM has beside it."""
+"""The fields of structured output: OpenAI's `response_format`, and vLLM's."""
 
 import json
 from typing import Any, Protocol
@@ -15,13 +15,13 @@ class JsonSchema(Struct, kw_only=True, forbid_unknown_fields=True):
     name: str | None = None
     description: str | None = None
     schema: Schema | None = None
-    strict: bool | None = None  # either way the answer follows the schema
+    strict: bool | None = None  # the output follows the schema in any case
 
 
 class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
     type: str
     json_schema: JsonSchema | None = None
-    value: str | Schema | None = None  # Text Generation Inference's: a schema, or an expression
+    value: str | Schema | None = None  # Text Generation Inference's: a schema or a regex
 
 
 class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -36,11 +36,11 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
-    disable_fallback: bool | None = None  # there is one way only
+    disable_fallback: bool | None = None  # without effect: there is one backend
 
 
 class StructuredOutputFields(Protocol):
-    """A body with the fields that are read here."""
+    """A body with the fields of structured output."""
 
     response_format: ResponseFormat | None
     structured_outputs: StructuredOutputs | None
@@ -54,10 +54,10 @@ _REFUSED = ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "d
 
 
 def structured_output(body: StructuredOutputFields) -> Structured | None:
-    """The one that the body asks for; None: any text."""
+    """None: any text."""
     asked: dict[str, Structured] = {}
-    if body.response_format is not None and (found := _of_response_format(body.response_format)):
-        asked["response_format"] = found
+    if body.response_format is not None and (output := _of_response_format(body.response_format)):
+        asked["response_format"] = output
     if (outputs := body.structured_outputs) is not None:
         for name in _REFUSED:
             if getattr(outputs, name):
@@ -90,7 +90,7 @@ def _of(name: str, value: Any) -> Structured:
 
 
 def schema_output(schema: str | Schema, where: str) -> Structured:
-    if isinstance(schema, str):  # as text, which vLLM takes too
+    if isinstance(schema, str):  # as text, as in vLLM
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
@@ -124,7 +124,7 @@ def _of_response_format(given: ResponseFormat) -> Structured | None:
 
 
 def _of_value(kind: str, value: str | Schema) -> Structured:
-    """As Hugging Face's client writes it, and a `grammar` of Text Generation Inference."""
+    """As Hugging Face's client sends it: the `grammar` of Text Generation Inference."""
     where = "response_format.value"
     if kind == "regex" and isinstance(value, str):
         return _of("response_format.regex", value)

@@ -1,4 +1,4 @@
-"""The tokens of one call, counted as its events pass."""
+"""Counts the tokens of one call."""
 
 from quire.server.dialects.completion import Completion
 from quire.server.dialects.openai.fields import StreamOptions

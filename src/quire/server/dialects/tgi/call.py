@@ -45,7 +45,7 @@ def _call(body: TgiGenerateBody, context: Context, stream: bool, listed: bool = 
         id=new_id("tgi"),
         params=sampling_params(body, stream, context.options.watermark),
         prompt=body.inputs,
-        truncate_prompt_tokens=body.wishes.truncate,
+        truncate_prompt_tokens=body.effective_parameters.truncate,
         tenant=context.tenant,
     )
     return GenerateCall(body, request, context, stream, listed)
@@ -57,38 +57,38 @@ class GenerateCall:
     ) -> None:
         self.requests = [request]
         self.stream = stream
-        self._body, self._wishes = body, body.wishes
-        self._listed = listed  # the whole answer is the one element of a list
+        self._body, self._parameters = body, body.effective_parameters
+        self._listed = listed  # the response is the one element of a list
         self._tokenizer = context.tokenizer
         self._seed = request.params.seed
-        self._top = self._wishes.top_n_tokens or 0
+        self._top = self._parameters.top_n_tokens or 0
         self._prompt_ids: list[int] = []
         self._sent = CompletionSample()  # of a stream
         self._num_sent = 0
 
     def begin(self, prompts: list[list[int]]) -> None:
         [self._prompt_ids] = prompts
-        self._pieces = self._detokenizer()
+        self._detokenizer = self._new_detokenizer()
 
     def chunks(self, prompt: int, event: TextEvent) -> list[object]:
-        """One for each token; the last has the whole text too, and the details if they are wanted."""
+        """One for each token. The last has the whole text, and the details if they are asked for."""
         sent: list[object] = []
         self._sent.text += event.text
         for position in event.logprobs or ():
             self._num_sent += 1
-            text = self._pieces.push([position[0].token_id])
+            text = self._detokenizer.push([position[0].token_id])
             chunk = StreamedToken(index=self._num_sent, token=self._token(position[0], text))
             if self._top:
                 chunk.top_tokens = self._top_tokens(position)
             sent.append(chunk)
         if event.finish_reason:
-            if not sent:  # it ended without another token
+            if not sent:  # the end has no token of its own
                 sent.append(StreamedToken(index=self._num_sent + 1, token=Token(0, "", 0.0, True)))
             last = sent[-1]
             assert isinstance(last, StreamedToken)
-            last.token.text += self._pieces.flush()
+            last.token.text += self._detokenizer.flush()
             last.generated_text = self._full_text(self._sent.text)
-            if self._wishes.details:
+            if self._parameters.details:
                 last.details = Details(
                     finish_reason=finish_reason(event.finish_reason, event.stop_reason),
                     generated_tokens=self._num_sent,
@@ -104,7 +104,7 @@ class GenerateCall:
         [completion] = completions
         best, *others = sorted(completion.samples, key=_mean_logprob, reverse=True)
         answer = TgiResponse(generated_text=self._full_text(best.text))
-        if self._wishes.details or self._wishes.decoder_input_details:
+        if self._parameters.details or self._parameters.decoder_input_details:
             answer.details = self._details(best, completion)
             if others:
                 answer.details.best_of_sequences = []
@@ -115,14 +115,14 @@ class GenerateCall:
         return [answer] if self._listed else answer
 
     def _details(self, sample: CompletionSample, completion: Completion) -> Details:
-        pieces = self._detokenizer()
+        detokenizer = self._new_detokenizer()
         details = Details(
             finish_reason=finish_reason(sample.finish_reason, sample.stop_reason),
             generated_tokens=len(sample.token_ids),
             seed=self._seed,
             prefill=self._prefill(completion),
             tokens=[
-                self._token(position[0], pieces.push([position[0].token_id])) for position in sample.logprobs or ()
+                self._token(position[0], detokenizer.push([position[0].token_id])) for position in sample.logprobs or ()
             ],
         )
         if self._top:
@@ -130,7 +130,7 @@ class GenerateCall:
         return details
 
     def _prefill(self, completion: Completion) -> list[PrefillToken]:
-        if not self._wishes.decoder_input_details:
+        if not self._parameters.decoder_input_details:
             return []
         first = completion.prompt_ids[0]
         text = self._tokenizer.token_bytes(first).decode(errors="replace")
@@ -141,7 +141,7 @@ class GenerateCall:
         ]
 
     def _token(self, token: TokenLogprob, text: str) -> Token:
-        """`text` is what it adds: joined, the tokens' texts are the answer, however a character is divided."""
+        """`text` is what the token adds. Joined, these are the answer, even where a character spans several tokens."""
         return Token(token.token_id, text, token.finite_logprob, token.token_id in self._tokenizer.special_ids)
 
     def _top_tokens(self, position: list[TokenLogprob]) -> list[Token]:
@@ -149,12 +149,12 @@ class GenerateCall:
         return [self._token(token, token.text) for token in by_rank[: self._top]]
 
     def _full_text(self, text: str) -> str:
-        return self._body.inputs + text if self._wishes.return_full_text else text
+        return self._body.inputs + text if self._parameters.return_full_text else text
 
-    def _detokenizer(self) -> Detokenizer:
+    def _new_detokenizer(self) -> Detokenizer:
         return Detokenizer(self._tokenizer, False, self._prompt_ids[-8:])
 
 
 def _mean_logprob(sample: CompletionSample) -> float:
-    found = [position[0].logprob for position in sample.logprobs or ()]
-    return sum(found) / len(found) if found else -inf
+    logprobs = [position[0].logprob for position in sample.logprobs or ()]
+    return sum(logprobs) / len(logprobs) if logprobs else -inf

@@ -1,4 +1,4 @@
-"""POST /v1/responses: what is asked."""
+"""POST /v1/responses: the request."""
 
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from quire.text.tools.use import ToolUse
 
 
 class ResponseTool(Struct, kw_only=True, omit_defaults=True):
-    """A function. Tools that OpenAI itself would run are refused by their type."""
+    """A function. Tools that OpenAI itself would run are refused."""
 
     type: str
     name: str | None = None
@@ -26,7 +26,7 @@ class ResponseTool(Struct, kw_only=True, omit_defaults=True):
 
 
 class NamedFunction(Struct, kw_only=True, omit_defaults=True):
-    """A function that is to be called, or with the type `allowed_tools` those of which any may be."""
+    """A function that must be called, or with the type `allowed_tools`, the functions that may be."""
 
     type: str
     name: str | None = None
@@ -76,13 +76,13 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     truncation: str | None = None
     metadata: dict[str, str] | None = None
 
-    user: str | None = None  # these five are taken and change nothing
+    user: str | None = None  # these five are accepted, without effect
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
 
-    top_k: Int | None = None  # vLLM's, here as there
+    top_k: Int | None = None  # these are vLLM's
     min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
@@ -152,7 +152,7 @@ def check(body: ResponseBody) -> None:
         for name in ("summary", "generate_summary"):
             if getattr(body.reasoning, name) is not None:
                 where = f"reasoning.{name}"
-                raise BadRequest(f"`{where}` is not supported", "the thoughts come as they are", param=where)
+                raise BadRequest(f"`{where}` is not supported", "reasoning is returned as it is", param=where)
 
 
 def tools_of(body: ResponseBody) -> ToolUse:

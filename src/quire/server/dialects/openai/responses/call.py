@@ -1,4 +1,4 @@
-"""One request for a response: what to generate, and how to tell the client what came of it."""
+"""One request for a response: what to generate, and its events."""
 
 import asyncio
 import time
@@ -113,12 +113,12 @@ def _response(given: asked.ResponseBody, request: GenerateRequest, context: Cont
 
 
 def output_messages(response: ResponseObject) -> list[dict[str, Any]]:
-    """What a response said, as the next request's messages."""
+    """The output of a response as messages of the next request."""
     return item_messages([msgspec.convert(msgspec.to_builtins(item), InputItem) for item in response.output])
 
 
 class ResponseCall:
-    """`keep` is called with it when it has ended well."""
+    """`keep` is called with the response when it has succeeded."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class ResponseCall:
         self._parser = AnswerParser()
         self._top = given.top_logprobs or 0
         self._num_events = 0
-        self._begun = False  # whether it was told that it is under way
+        self._begun = False  # `response.in_progress` was sent
         self._finish_reason: str | None = None
 
     @property
@@ -151,7 +151,7 @@ class ResponseCall:
     def begin(self, prompts: list[list[int]]) -> None:
         self._tally.begin(prompts)
         self._parser = self._context.answer_parser(self.requests[0], self._use, prompts[0])
-        if self.stored.journal is not None:  # its id is told at once: who knows it can come back
+        if self.stored.journal is not None:  # a client that knows the id can come back
             self._numbered([self._now("created"), self._now("queued")])
         self.response.status = "in_progress"
         self.accepted.set()
@@ -183,7 +183,7 @@ class ResponseCall:
         return self.response
 
     def fail(self, problem: QuireError) -> None:
-        """It ended without an answer, in the background."""
+        """It failed, in the background."""
         self.problem = problem
         self.response.status = "failed"
         self.response.error = {"code": "server_error", "message": problem.message}
@@ -191,20 +191,20 @@ class ResponseCall:
             self._last("failed")
 
     def cancel(self) -> None:
-        """Somebody has cancelled it, in the background. What it has said stays said."""
+        """It was cancelled, in the background. The output so far stays."""
         self.response.status = "cancelled"
         self._numbered(self._output.end("incomplete"))
         self.response.output = self._output.items
-        self._last("incomplete")  # clients know no event of being cancelled
+        self._last("incomplete")  # OpenAI has no event for cancelling
 
     def _now(self, what: str) -> ResponseEvent:
         return ResponseEvent(type=f"response.{what}", response=msgspec.structs.replace(self.response, output=[]))
 
     def _last(self, what: str) -> list[object]:
-        told = self._numbered([ResponseEvent(type=f"response.{what}", response=self.response)])
+        events = self._numbered([ResponseEvent(type=f"response.{what}", response=self.response)])
         if self.stored.journal is not None:
             self.stored.journal.end()
-        return told
+        return events
 
     def _take(self, event: TextEvent) -> list[ResponseEvent]:
         self._tally.add(0, event)
@@ -218,10 +218,10 @@ class ResponseCall:
         return events
 
     def _finish(self) -> str:
-        """The status it has now."""
+        """-> its status"""
         response, usage = self.response, self._tally.usage()
-        thoughts = self._output.reasoning
-        num_thought = len(self._context.tokenizer.encode(thoughts, add_special_tokens=False)) if thoughts else 0
+        reasoning = self._output.reasoning
+        num_reasoning = len(self._context.tokenizer.encode(reasoning, add_special_tokens=False)) if reasoning else 0
         response.output = self._output.items
         response.status = "incomplete" if self._finish_reason == "length" else "completed"
         if response.status == "incomplete":
@@ -230,7 +230,7 @@ class ResponseCall:
             usage.prompt_tokens,
             CachedTokens(usage.prompt_tokens_details.cached_tokens),
             usage.completion_tokens,
-            ReasoningTokens(num_thought),
+            ReasoningTokens(num_reasoning),
             usage.total_tokens,
         )
         self.stored.size += len(msgspec.json.encode(response))

@@ -1,4 +1,4 @@
-"""The items of a response's input: as clients send them, as templates read them, and as they are listed."""
+"""The input items of a response, as clients send them and as chat templates take them."""
 
 from typing import Any
 
@@ -13,22 +13,22 @@ _TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reason
 
 
 class ResponseInputPart(ContentPart, kw_only=True, omit_defaults=True):
-    """Listed as it came."""
+    """Absent fields are left out when it is listed."""
 
 
 class InputItem(Struct, kw_only=True, omit_defaults=True):
-    """Any of them; `type` says which. A message may leave it out."""
+    """Any item; `type` says which. A message may leave it out."""
 
     type: str = ""
     id: str | None = None
     status: str | None = None
     role: str | None = None  # of a message
-    content: str | list[ResponseInputPart] | None = None  # of a message, or thoughts
-    call_id: str | None = None  # of a call and of its output
+    content: str | list[ResponseInputPart] | None = None  # of a message or of reasoning
+    call_id: str | None = None  # of a function call and of its output
     name: str | None = None
     arguments: str | None = None
     output: str | list[ResponseInputPart] | None = None
-    summary: list[ResponseInputPart] | None = None  # of thoughts
+    summary: list[ResponseInputPart] | None = None  # of reasoning
 
 
 def input_items(given: str | list[InputItem]) -> list[InputItem]:
@@ -44,7 +44,7 @@ def input_items(given: str | list[InputItem]) -> list[InputItem]:
 
 
 def item_messages(items: list[InputItem]) -> list[dict[str, Any]]:
-    """Messages for the template. What an assistant thought, said and called one after another is one message."""
+    """Messages for the chat template. Neighbouring reasoning, text and calls of the assistant are one message."""
     messages: list[dict[str, Any]] = []
     for at, item in enumerate(items):
         where = f"input[{at}]"

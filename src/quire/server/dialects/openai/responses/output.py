@@ -1,4 +1,4 @@
-"""The items of a response's output, as they grow, and the events that tell of it."""
+"""The output items of a response as they grow, and the events of it."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from quire.text.tools.call import CallDelta
 
 
 class ResponseOutput:
-    """At most one item is open: the last. Something of another kind closes it."""
+    """Only the last item can be open. Output of another kind closes it."""
 
     def __init__(self, short_ids: bool = False) -> None:
         self.items: list[OutputItem] = []
@@ -32,24 +32,24 @@ class ResponseOutput:
     def reasoning(self) -> str:
         return "".join(item.content[0].text for item in self.items if isinstance(item, ReasoningItem))
 
-    def push(self, gain: AnswerDelta, logprobs: list[ChatLogprob] | None = None) -> list[ResponseEvent]:
+    def push(self, answer: AnswerDelta, logprobs: list[ChatLogprob] | None = None) -> list[ResponseEvent]:
         events: list[ResponseEvent] = []
-        if gain.reasoning:
-            self._think(gain.reasoning, events)
-        if gain.content or (logprobs and not gain.reasoning and not gain.calls):
-            self._say(gain.content, logprobs or [], events)
-        for delta in gain.calls:
+        if answer.reasoning:
+            self._think(answer.reasoning, events)
+        if answer.content or (logprobs and not answer.reasoning and not answer.calls):
+            self._say(answer.content, logprobs or [], events)
+        for delta in answer.calls:
             self._write_call(delta, events)
         return events
 
     def empty(self) -> list[ResponseEvent]:
-        """The model said nothing."""
+        """An empty message, for a model that generated no text."""
         events: list[ResponseEvent] = []
         self._say("", [], events)
         return events
 
     def end(self, status: str = "completed") -> list[ResponseEvent]:
-        """`status` of the item that was open."""
+        """`status`: of the open item."""
         events: list[ResponseEvent] = []
         self._close(events, status)
         return events
@@ -116,5 +116,5 @@ class ResponseOutput:
 
 
 def _empty(item: OutputItem) -> OutputItem:
-    """As it was when it began."""
+    """The item as it was when it began."""
     return structs.replace(item) if isinstance(item, CallItem) else structs.replace(item, content=[])

@@ -113,7 +113,7 @@ class ResponseRoutes:
     def _follow(self, stored: StoredResponse, first: int = 0) -> Response:
         """Stream its events from number `first` on. A client may disconnect and come back: generation goes on."""
         if stored.journal is None:
-            hint = "only those that were created with background and stream can"
+            hint = "only responses that were created with background and stream can"
             raise BadRequest("this response cannot be streamed", hint, param="stream")
         if first < stored.journal.first:
             raise EventsGone.before(stored.journal.first)

@@ -1,4 +1,4 @@
-"""POST /v1/responses: the objects of the answer."""
+"""POST /v1/responses: the objects of the response."""
 
 from typing import Any
 
@@ -90,7 +90,7 @@ class ResponseObject(Struct, kw_only=True):
 
 
 class ResponseEvent(Struct, kw_only=True):
-    """Everything that is streamed; `type` says which of the fields there are."""
+    """One event of a stream; `type` says which fields it has."""
 
     type: str
     sequence_number: int = 0
@@ -115,8 +115,8 @@ _encode = msgspec.json.Encoder().encode
 
 def response_sse(value: object) -> bytes:
     if isinstance(value, dict):  # an error in the middle of a stream
-        told = value["error"]
-        value = ResponseEvent(type="error", code=told["code"], message=told["message"], param=told["param"])
+        error = value["error"]
+        value = ResponseEvent(type="error", code=error["code"], message=error["message"], param=error["param"])
     assert isinstance(value, ResponseEvent)
     return b"event: " + value.type.encode() + b"\ndata: " + _encode(value) + b"\n\n"
 

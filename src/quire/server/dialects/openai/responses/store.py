@@ -1,4 +1,4 @@
-"""Responses that were stored, in memory: so many, so large and for so long, for each tenant."""
+"""Stored responses, in memory, with limits on their number, size and age for each tenant."""
 
 import asyncio
 import time
@@ -23,11 +23,11 @@ class UnknownResponse(QuireError):
 @dataclass(slots=True)
 class StoredResponse:
     response: ResponseObject
-    input: list[InputItem]  # what was new in its request
-    messages: list[dict[str, Any]]  # the whole conversation up to its output, less the instructions
-    size: int  # bytes of the request that it came from, and of all before it
-    task: asyncio.Task[None] | None = None  # of one in the background, while it is under way
-    journal: EventJournal | None = None  # of one in the background that is streamed
+    input: list[InputItem]  # of its own request
+    messages: list[dict[str, Any]]  # the conversation before its output, without instructions
+    size: int  # bytes of its request and of all previous ones
+    task: asyncio.Task[None] | None = None  # while it runs in the background
+    journal: EventJournal | None = None  # if it is streamed in the background
     expires: float = field(default_factory=lambda: time.monotonic() + TIME_TO_LIVE_SECONDS)
 
 
@@ -41,7 +41,7 @@ class ResponseStore:
         return self._journals.setdefault(tenant, TenantJournals()).new()
 
     def put(self, tenant: str, stored: StoredResponse) -> None:
-        """The oldest make room."""
+        """Store it. The oldest are dropped to make room."""
         kept = self._tenants.setdefault(tenant, OrderedDict())
         kept.pop(stored.response.id, None)
         kept[stored.response.id] = stored
