@@ -60,9 +60,8 @@ def run(argv: Sequence[str]) -> int:
     requests = prompts(flags, options, engine)
     bench = EngineBench(engine, flags.temperature, options.seed or 0)
     with first_interrupt_noted() as noted:
-        bench.run(
-            [BenchRequest(request.prompt_ids, min(request.output_len, 2)) for request in requests[: flags.num_warmups]]
-        )
+        warmups = requests[: flags.num_warmups]
+        bench.run([BenchRequest(request.prompt_ids, min(request.output_len, 2)) for request in warmups])
         with progress(len(requests), "request") as one_more:
             result = bench.run(requests, one_more, noted.is_set)
     figures = surroundings(options, engine, start_seconds) | measured(result)
@@ -108,7 +107,8 @@ def headline(figures: dict[str, Any]) -> list[str]:
     so_far = f"interrupted: {figures['num_finished']} of " if figures["interrupted"] else ""
     return [
         f"throughput  {figures['requests_per_second']:.2f} requests/s, "
-        f"{figures['output_tokens_per_second']:,.1f} output tok/s, {figures['tokens_per_second']:,.1f} tok/s with prompts",
+        f"{figures['output_tokens_per_second']:,.1f} output tok/s, "
+        f"{figures['tokens_per_second']:,.1f} tok/s with prompts",
         f"load        {so_far}{figures['num_requests']:,} requests, {figures['total_input_tokens']:,} tokens in, "
         f"{figures['total_output_tokens']:,} out, {figures['elapsed_time']:.2f} s",
     ]
