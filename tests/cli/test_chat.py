@@ -118,7 +118,7 @@ def test_speed_is_told_after_each_answer() -> None:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
-    """The step under way is finished first: an engine is never left in the middle of one."""
+    """The step in flight is finished first: an engine is never left in the middle of one."""
     engine = Echo()
     engine.interrupt_after = 2
     talk = Talk("what is a quire", "/clear", engine=engine)
@@ -149,7 +149,7 @@ def test_ctrl_c_while_typing_forgets_the_line() -> None:
     assert Talk("half \\", KeyboardInterrupt, "hello").out == "you said: hello\n"
 
 
-def test_ctrl_c_ends_a_chat_that_nobody_types() -> None:
+def test_ctrl_c_ends_a_chat_from_a_pipe() -> None:
     with pytest.raises(KeyboardInterrupt):
         Talk(KeyboardInterrupt, "hello", interactive=False)
 

@@ -43,7 +43,7 @@ def test_flags(served: list[tuple[EngineOptions, ServerOptions]]) -> None:
     assert server == ServerOptions(port=0, max_body_bytes=1 << 20, api_key=["a", "b"])
 
 
-def test_guesses_are_asked_for_as_in_vllm_or_in_short(
+def test_speculative_decoding_is_configured_as_in_vllm_or_in_short(
     served: list[tuple[EngineOptions, ServerOptions]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

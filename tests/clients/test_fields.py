@@ -121,7 +121,7 @@ def test_the_parameters_of_text_generation() -> None:
         ("/generate", False),
     ],
 )
-def test_fields_that_nobody_knows_fare_as_they_do_at_the_original(server: Running, path: str, refused: bool) -> None:
+def test_unknown_fields_fare_as_they_do_at_the_original(server: Running, path: str, refused: bool) -> None:
     answer: httpx.Response = server.http.post(path, json={**ROUTES[path][1], "nobody_knows": 1})
     assert answer.status_code == (400 if refused else 200)
     assert not refused or "nobody_knows" in answer.text

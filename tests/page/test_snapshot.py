@@ -118,7 +118,7 @@ def test_a_block_held_by_many_has_as_many_references_as_a_byte_holds() -> None:
     assert max(seen._scheduler.memory.pool.refs) == 300 and max(snapshot.refs) == 255
 
 
-def test_an_engine_nobody_looks_at_has_nothing_to_show(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_without_viewers_makes_no_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "SHARE", float("inf"))
     seen = engine()
     seen.submit(request("a", 40, 3))

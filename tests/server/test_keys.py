@@ -116,7 +116,7 @@ def test_one_request_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_whoever_sees_the_end_may_ask_again(tmp_path: Path, stream: bool) -> None:
+def test_a_client_that_sees_the_end_may_send_its_next_request(tmp_path: Path, stream: bool) -> None:
     """The next request comes while the end of the last is being sent."""
     file = tmp_path / "keys.json"
     file.write_text(json.dumps({"keys": [{"name": "a", "key": "k", "max_concurrency": 1, "tokens_per_day": 20}]}))

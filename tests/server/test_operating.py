@@ -211,7 +211,7 @@ def test_spans_reach_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     assert came == [("/v1/traces", "chat fake"), ("/v1/traces", "text_completion fake")]
 
 
-def test_spans_are_off_unless_somebody_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_are_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     from quire.server.observe.tracing import tracer
 
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
