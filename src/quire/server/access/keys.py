@@ -72,7 +72,8 @@ class KeyRing:
 
     def __init__(self, given: Iterable[str] = (), file: str | None = None) -> None:
         self._given = [
-            Key(f"key-{at}", _digest(key.encode()), Quota(f"key-{at}", QuotaLimits())) for at, key in enumerate(given)
+            Key(f"key-{index}", _digest(key.encode()), Quota(f"key-{index}", QuotaLimits()))
+            for index, key in enumerate(given)
         ]
         self._file = Path(file) if file else None
         self._keys = self._given + self._read()

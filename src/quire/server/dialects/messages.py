@@ -51,8 +51,8 @@ def plain_messages(messages: list[InputMessage]) -> list[dict[str, Any]]:
     if not messages:
         raise BadRequest("messages is empty", "give at least one message", param="messages")
     plain = []
-    for at, message in enumerate(messages):
-        where = f"messages[{at}]"
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
         refuse_unsupported(message, _NOT_SUPPORTED)
         if message.content is None and not message.tool_calls and message.refusal is None:
             raise BadRequest(f"{where} has no content", param=f"{where}.content")
@@ -100,14 +100,14 @@ def _text(content: str | list[ContentPart] | None, where: str) -> str | None:
 def joined(parts: Sequence[ContentPart], kinds: Set[str], where: str) -> str:
     """The texts of parts that have one of these types, or are refusals."""
     texts = []
-    for at, part in enumerate(parts):
+    for index, part in enumerate(parts):
         if part.type not in kinds and part.type != "refusal":
             raise BadRequest(
-                f"a content part of type `{part.type}` is not supported", "send text", param=f"{where}[{at}].type"
+                f"a content part of type `{part.type}` is not supported", "send text", param=f"{where}[{index}].type"
             )
         name = "refusal" if part.type == "refusal" else "text"
         text: str | None = getattr(part, name)
         if text is None:
-            raise BadRequest(f"{where}[{at}] has no {name}", param=f"{where}[{at}].{name}")
+            raise BadRequest(f"{where}[{index}] has no {name}", param=f"{where}[{index}].{name}")
         texts.append(text)
     return "\n".join(texts)

@@ -39,7 +39,7 @@ class AllowedTools(Struct, kw_only=True):
 
 
 def tool_use(tools: list[ToolDefinition] | None, choice: str | NamedTool | None, parallel: bool | None) -> ToolUse:
-    plain = [_plain(tool, f"tools[{at}]") for at, tool in enumerate(tools or ())]
+    plain = [_plain(tool, f"tools[{index}]") for index, tool in enumerate(tools or ())]
     several = parallel is not False
     if isinstance(choice, NamedTool):
         if choice.type == "allowed_tools" and (allowed := choice.allowed_tools) is not None:

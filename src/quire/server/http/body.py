@@ -15,9 +15,9 @@ MAX_TEXTS = 2048  # in one request, as at OpenAI
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>[^`]*)`(?: - at `\$\.?(?P<at>[^`]*)`)?$")
-_MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`(?: - at `\$\.?(?P<at>[^`]*)`)?$")
-_WRONG = re.compile(r"^(?P<what>.*?) - at (?:`key` in )?`\$\.?(?P<at>[^`]*)`$")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>[^`]*)`(?: - at `\$\.?(?P<path>[^`]*)`)?$")
+_MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`(?: - at `\$\.?(?P<path>[^`]*)`)?$")
+_WRONG = re.compile(r"^(?P<what>.*?) - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 
 
 async def read_body(request: Request, limit: int, json_only: bool = True) -> bytes:
@@ -73,11 +73,11 @@ def explain(message: str, body: type[msgspec.Struct]) -> BadRequest:
 def parts(message: str) -> tuple[Literal["unknown", "missing", "wrong"], str, str]:
     """Splits a message of msgspec: the kind of mistake, the path of the field ("" for the body), and the rest."""
     if match := _UNKNOWN.match(message):
-        return "unknown", _path(match["at"], match["field"]), ""
+        return "unknown", _path(match["path"], match["field"]), ""
     if match := _MISSING.match(message):
-        return "missing", _path(match["at"], match["field"]), ""
+        return "missing", _path(match["path"], match["field"]), ""
     match = _WRONG.match(message)
-    path, what = (match["at"], match["what"]) if match else ("", message)
+    path, what = (match["path"], match["what"]) if match else ("", message)
     return "wrong", path, what[:1].lower() + what[1:]
 
 
@@ -101,5 +101,5 @@ def check_number(texts: Sized, param: str) -> None:
         )
 
 
-def _path(at: str | None, field: str) -> str:
-    return f"{at}.{field}" if at else field
+def _path(parent: str | None, field: str) -> str:
+    return f"{parent}.{field}" if parent else field

@@ -124,10 +124,10 @@ def _explain(message: str, body: type[Struct]) -> BadRequest:
 
 def tool_use(body: PromptBody) -> ToolUse:
     tools = []
-    for at, tool in enumerate(body.tools or ()):
+    for index, tool in enumerate(body.tools or ()):
         if tool.type not in (None, "custom"):
             raise BadRequest(
-                f"tools.{at}.type: `{tool.type}` is not supported", "give tools of your own", param="tools"
+                f"tools.{index}.type: `{tool.type}` is not supported", "give tools of your own", param="tools"
             )
         schema = tool.input_schema or {"type": "object", "properties": {}}
         function = {"name": tool.name, "description": tool.description or "", "parameters": schema}

@@ -58,11 +58,11 @@ def plain_messages(system: str | list[TextBlock] | None, messages: list[Anthropi
     if not messages:
         raise BadRequest("messages: at least one message is required", param="messages")
     plain: list[dict[str, Any]] = [{"role": "system", "content": joined(system)}] if system else []
-    for at, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if not message.content and (message.role == "user" or message is not messages[-1]):
             said = "all messages must have non-empty content except for the optional final assistant message"
-            raise BadRequest(f"messages.{at}: {said}", param=f"messages.{at}")
-        for part in _parts(message, f"messages.{at}.content"):
+            raise BadRequest(f"messages.{index}: {said}", param=f"messages.{index}")
+        for part in _parts(message, f"messages.{index}.content"):
             last = plain[-1] if plain else {}
             if part.keys() == last.keys() == {"role", "content"} and part["role"] == last["role"]:
                 last["content"] += "\n" + part["content"]
@@ -98,7 +98,9 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
 
 
 def _only(content: list[AnyBlock], kinds: Any, role: str, where: str) -> None:
-    for at, block in enumerate(content):
+    for index, block in enumerate(content):
         if not isinstance(block, kinds):
             kind = block.__struct_config__.tag
-            raise BadRequest(f"{where}.{at}: {role} messages cannot have `{kind}` blocks", param=f"{where}.{at}.type")
+            raise BadRequest(
+                f"{where}.{index}: {role} messages cannot have `{kind}` blocks", param=f"{where}.{index}.type"
+            )

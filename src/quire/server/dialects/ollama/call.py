@@ -104,7 +104,7 @@ def parse_chat(body: bytes, context: Context) -> "OllamaCall":
     if not given.messages:
         return OllamaCall(given, [], chat=True)
     request = _request(given, context)
-    use = ToolUse([_tool(tool, at) for at, tool in enumerate(given.tools or ())])
+    use = ToolUse([_tool(tool, index) for index, tool in enumerate(given.tools or ())])
     messages = [_plain(message) for message in given.messages]
     if (room := request.truncate_prompt_tokens) is not None and len(body) > room:  # a token is a byte or more
         messages = newest_that_fit(messages, lambda some: num_tokens(some, context, use), room)
@@ -136,10 +136,10 @@ def _thinking(given: OllamaFields, context: Context) -> dict[str, Any]:
     return {"enable_thinking": bool(given.think), **level}
 
 
-def _tool(tool: dict[str, Any], at: int) -> dict[str, Any]:
+def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
     function = tool.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise BadRequest(f"tools[{at}] has no function with a name", param=f"tools[{at}].function")
+        raise BadRequest(f"tools[{index}] has no function with a name", param=f"tools[{index}].function")
     return {"type": "function", "function": function}
 
 

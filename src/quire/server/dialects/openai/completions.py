@@ -73,7 +73,7 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
     of_prompt = [completion.logprobs if completion.echo else None, completion.prompt_logprobs]
     requests = [
         GenerateRequest(
-            id=f"{name}-{at}",
+            id=f"{name}-{index}",
             params=sampling_params(
                 completion,
                 best_of=completion.best_of,
@@ -91,7 +91,7 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
             salt=completion.cache_salt or "",
             priority=completion.priority or 0,
         )
-        for at, prompt in enumerate(prompts)
+        for index, prompt in enumerate(prompts)
     ]
     return CompletionCall(name, completion, requests, context)
 
@@ -179,9 +179,9 @@ class CompletionCall:
         choices = []
         for prompt, completion in enumerate(completions):
             params = self.requests[prompt].params
-            for at, sample in enumerate(completion.samples):
+            for index, sample in enumerate(completion.samples):
                 choice = CompletionChoice(
-                    index=prompt * params.n + at,
+                    index=prompt * params.n + index,
                     text=(self._prompt_text(prompt) if self._echo else "") + sample.text,
                     finish_reason=sample.finish_reason,
                     stop_reason=sample.stop_reason,

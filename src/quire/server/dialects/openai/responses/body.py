@@ -141,9 +141,9 @@ def check(body: ResponseBody) -> None:
     refuse_unsupported(body, NOT_SUPPORTED)
     if body.background and body.store is False:
         raise BadRequest("a response in the background has to be stored", "leave out store", param="store")
-    for at, what in enumerate(body.include or ()):
+    for index, what in enumerate(body.include or ()):
         if what != LOGPROBS:
-            raise BadRequest(f"`{what}` is not supported", f"only {LOGPROBS} is", param=f"include[{at}]")
+            raise BadRequest(f"`{what}` is not supported", f"only {LOGPROBS} is", param=f"include[{index}]")
     if body.top_logprobs and LOGPROBS not in (body.include or ()):
         raise BadRequest("top_logprobs is given and the logprobs are not included", param="top_logprobs")
     if body.text is not None and body.text.verbosity not in (None, "medium"):
@@ -157,13 +157,13 @@ def check(body: ResponseBody) -> None:
 
 def tools_of(body: ResponseBody) -> ToolUse:
     plain = []
-    for at, tool in enumerate(body.tools or ()):
+    for index, tool in enumerate(body.tools or ()):
         if tool.type != "function":
             raise BadRequest(
-                f"a tool of type `{tool.type}` is not supported", "give functions", param=f"tools[{at}].type"
+                f"a tool of type `{tool.type}` is not supported", "give functions", param=f"tools[{index}].type"
             )
         if not tool.name:
-            raise BadRequest(f"tools[{at}] has no name", param=f"tools[{at}].name")
+            raise BadRequest(f"tools[{index}] has no name", param=f"tools[{index}].name")
         function = msgspec.to_builtins(tool)
         del function["type"]
         plain.append({"type": "function", "function": function})

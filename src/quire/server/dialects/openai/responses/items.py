@@ -46,8 +46,8 @@ def input_items(given: str | list[InputItem]) -> list[InputItem]:
 def item_messages(items: list[InputItem]) -> list[dict[str, Any]]:
     """Messages for the chat template. Neighbouring reasoning, text and calls of the assistant are one message."""
     messages: list[dict[str, Any]] = []
-    for at, item in enumerate(items):
-        where = f"input[{at}]"
+    for index, item in enumerate(items):
+        where = f"input[{index}]"
         if item.type == "message":
             if item.role is None:
                 raise BadRequest(f"{where} has no role", param=f"{where}.role")

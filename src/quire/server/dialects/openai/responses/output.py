@@ -87,8 +87,8 @@ class ResponseOutput:
         self._close(events)
         self.items.append(item)
         self._open = True
-        at = len(self.items) - 1
-        events.append(ResponseEvent(type="response.output_item.added", output_index=at, item=_empty(item)))
+        index = len(self.items) - 1
+        events.append(ResponseEvent(type="response.output_item.added", output_index=index, item=_empty(item)))
         if not isinstance(item, CallItem):
             part = type(item.content[0])()
             events.append(self._event("content_part.added", item.id, content_index=0, part=part))

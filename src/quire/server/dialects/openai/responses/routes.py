@@ -145,10 +145,10 @@ class ResponseRoutes:
         if query.get("order", "desc") != "asc":
             items = items[::-1]
         if after := query.get("after"):
-            at = next((at for at, item in enumerate(items) if item.id == after), None)
-            if at is None:
+            index = next((index for index, item in enumerate(items) if item.id == after), None)
+            if index is None:
                 raise BadRequest(f"no item `{after}`", param="after")
-            items = items[at + 1 :]
+            items = items[index + 1 :]
         limit = query.get("limit", "20")
         if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit) <= MAX_LISTED:
             raise BadRequest(f"limit is {limit}", f"give 1 to {MAX_LISTED}", param="limit")
