@@ -33,12 +33,12 @@ from quire.ops.opset import Sample, StepBatch
 from quire.runtime.batch import BatchedStep
 from quire.server.app import create_app
 from quire.server.dialects.openai.chat import ChatBody
-from quire.server.dialects.openai.shapes import Answer
+from quire.server.dialects.openai.shapes import CompletionObject
 from quire.server.http.listen import bind, listen
-from quire.server.http.serve import configuration
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
-from quire.text.answer import AnswerDelta
+from quire.server.serve import configuration
+from quire.text.answer_parser import AnswerDelta
 from quire.text.event import TextEvent
 
 ROOT = f"{Path(quire.__file__).parent}/"
@@ -55,7 +55,7 @@ FORMS: dict[str, tuple[type, ...]] = {
     "sampled tokens, by request": (SequenceEvent, StepDone),
     "text": (TextEvent,),
     "answer, parsed": (AnswerDelta,),
-    "chunk": (Answer,),
+    "chunk": (CompletionObject,),
 }
 
 

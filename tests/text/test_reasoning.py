@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.text.answer import AnswerDelta
+from quire.text.answer_parser import AnswerDelta
 from quire.text.chat.chat_format import ChatFormat, chat_format
 from quire.text.reasoning import FORMATS
 from quire.text.reasoning.parser import ReasoningParser
@@ -60,7 +60,7 @@ def test_markers_of_calls_within_reasoning_are_text() -> None:
     assert reader is not None
     text = 'I could <tool_call>. </think> Now: <tool_call>{"name": "f", "arguments": {}}</tool_call>'
     whole = AnswerDelta()
-    for gain in [*map(reader.push, text), reader.end()]:
+    for gain in [*map(reader.push, text), reader.push("", ended=True)]:
         whole.reasoning += gain.reasoning
         whole.content += gain.content
         whole.calls += gain.calls

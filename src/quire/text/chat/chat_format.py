@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.text import reasoning, tools
-from quire.text.answer import AnswerReader
+from quire.text.answer_parser import AnswerParser
 from quire.text.reasoning import ReasoningFormat
 from quire.text.reasoning.parser import ReasoningParser
 from quire.text.tools.params import ToolParams
@@ -49,7 +49,7 @@ class ChatFormat:
         """Whether the text needs its special tokens, for the tool parser."""
         return use.active and not use.forced and self.tools is not None and self.tools.keep_special
 
-    def reader(self, use: ToolParams = NO_TOOLS, prompt_tail: str = "", thinks: bool = True) -> AnswerReader | None:
+    def reader(self, use: ToolParams = NO_TOOLS, prompt_tail: str = "", thinks: bool = True) -> AnswerParser | None:
         """A reader of one completion; None if the text is only content. `prompt_tail` is the end of the prompt;
         `thinks` is false if structured output leaves no room for reasoning."""
         reasoning_parser = None
@@ -58,7 +58,7 @@ class ChatFormat:
         tool_parser = use.parser(self.tools)
         if reasoning_parser is None and tool_parser is None:
             return None
-        return AnswerReader(reasoning_parser, tool_parser, use.parallel)
+        return AnswerParser(reasoning_parser, tool_parser, use.parallel)
 
 
 @lru_cache(64)

@@ -1,4 +1,4 @@
-"""Messages as clients send them, and as chat templates read them."""
+"""Chat messages as clients of OpenAI send them, and as chat templates take them."""
 
 from collections.abc import Sequence, Set
 from typing import Any
@@ -7,38 +7,38 @@ import msgspec
 from msgspec import Struct
 
 from quire.core.errors import BadRequest
-from quire.server.dialects.openai.fields import refuse
+from quire.server.dialects.fields import refuse_unsupported
 
 
-class Part(Struct, kw_only=True):
-    """One part of a content. Only text is understood, so what else a part of another type has does not matter."""
+class ContentPart(Struct, kw_only=True):
+    """One part of a content. Only text is supported, so the fields of other types are not listed."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
 
 
-class CalledFunction(Struct, kw_only=True):
+class InputFunctionCall(Struct, kw_only=True):
     name: str
-    arguments: str | dict[str, Any] | None = None  # JSON as text, and by some clients as it is
+    arguments: str | dict[str, Any] | None = None  # JSON in a string; some clients send the object
 
 
-class MadeCall(Struct, kw_only=True):
+class InputToolCall(Struct, kw_only=True):
     id: str | None = None
     type: str | None = None
-    function: CalledFunction
+    function: InputFunctionCall
 
 
-class Message(Struct, kw_only=True, forbid_unknown_fields=True):
+class InputMessage(Struct, kw_only=True, forbid_unknown_fields=True):
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # the same, by its newer name
-    tool_calls: list[MadeCall] | None = None
+    reasoning: str | None = None  # the newer name of reasoning_content
+    tool_calls: list[InputToolCall] | None = None
     tool_call_id: str | None = None
-    annotations: Any = None  # what an answer had; nothing is done with them
+    annotations: Any = None  # of an earlier answer; without effect
     audio: Any = None
     function_call: Any = None
 
@@ -46,14 +46,14 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
 _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {"audio": (), "function_call": ()}
 
 
-def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
-    """Plain dicts for the template. What was not given is left out, but there is always a content."""
+def plain_messages(messages: list[InputMessage]) -> list[dict[str, Any]]:
+    """Dicts for the chat template. Absent fields are left out, except `content`."""
     if not messages:
         raise BadRequest("messages is empty", "give at least one message", param="messages")
     plain = []
-    for at, message in enumerate(messages):
-        where = f"messages[{at}]"
-        refuse(message, _NOT_SUPPORTED)
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        refuse_unsupported(message, _NOT_SUPPORTED)
         if message.content is None and not message.tool_calls and message.refusal is None:
             raise BadRequest(f"{where} has no content", param=f"{where}.content")
         given = {name: getattr(message, name) for name in ("role", "name", "refusal", "tool_call_id")}
@@ -68,7 +68,7 @@ def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
 
 
 def template_kwargs(given: dict[str, Any] | None) -> dict[str, Any]:
-    """What clients may give the template beside what the server gives it."""
+    """Options of the chat template that clients may set."""
     if taken := {"tools", "add_generation_prompt", "continue_final_message"} & (given or {}).keys():
         raise BadRequest(
             f"chat_template_kwargs has `{min(taken)}`", "give it as a field of its own", param="chat_template_kwargs"
@@ -76,8 +76,8 @@ def template_kwargs(given: dict[str, Any] | None) -> dict[str, Any]:
     return given or {}
 
 
-def _plain_call(call: MadeCall, where: str) -> dict[str, Any]:
-    """With arguments as an object, as templates want them."""
+def _plain_call(call: InputToolCall, where: str) -> dict[str, Any]:
+    """With arguments as an object, as templates expect."""
     arguments = call.function.arguments
     if not isinstance(arguments, dict):
         arguments = read_arguments(arguments, f"{where}.function.arguments")
@@ -93,21 +93,21 @@ def read_arguments(text: str | None, where: str) -> dict[str, Any]:
     return arguments
 
 
-def _text(content: str | list[Part] | None, where: str) -> str | None:
+def _text(content: str | list[ContentPart] | None, where: str) -> str | None:
     return joined(content, {"text"}, where) if isinstance(content, list) else content
 
 
-def joined(parts: Sequence[Part], kinds: Set[str], where: str) -> str:
-    """The texts of parts, which may be of these types, or refusals."""
+def joined(parts: Sequence[ContentPart], kinds: Set[str], where: str) -> str:
+    """The texts of parts that have one of these types, or are refusals."""
     texts = []
-    for at, part in enumerate(parts):
+    for index, part in enumerate(parts):
         if part.type not in kinds and part.type != "refusal":
             raise BadRequest(
-                f"a content part of type `{part.type}` is not supported", "send text", param=f"{where}[{at}].type"
+                f"a content part of type `{part.type}` is not supported", "send text", param=f"{where}[{index}].type"
             )
         name = "refusal" if part.type == "refusal" else "text"
         text: str | None = getattr(part, name)
         if text is None:
-            raise BadRequest(f"{where}[{at}] has no {name}", param=f"{where}[{at}].{name}")
+            raise BadRequest(f"{where}[{index}] has no {name}", param=f"{where}[{index}].{name}")
         texts.append(text)
     return "\n".join(texts)

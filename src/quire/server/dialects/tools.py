@@ -1,26 +1,24 @@
-"""Tools as chat clients send them, and tool calls as they get them."""
+"""Tools as clients of OpenAI define them, and the choice among them."""
 
 from typing import Any, Literal
-from uuid import uuid4
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from quire.core.errors import BadRequest
 from quire.text.tools.params import ToolParams
-from quire.text.tools.parser import CallDelta
 
 
-class Function(Struct, kw_only=True, omit_defaults=True):
+class FunctionDefinition(Struct, kw_only=True, omit_defaults=True):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # forced calls follow the schema either way; others are the model's own words
+    strict: bool | None = None  # only forced calls follow the schema, with or without it
 
 
-class Tool(Struct, kw_only=True):
+class ToolDefinition(Struct, kw_only=True):
     type: str
-    function: Function | None = None
+    function: FunctionDefinition | None = None
 
 
 class FunctionName(Struct):
@@ -34,31 +32,31 @@ class NamedTool(Struct, kw_only=True):
 
 
 class AllowedTools(Struct, kw_only=True):
-    """Of the tools, those that may be called this time."""
+    """The tools that may be called in this turn."""
 
     mode: Literal["auto", "required"] = "auto"
     tools: list[NamedTool]
 
 
-def tool_use(tools: list[Tool] | None, choice: str | NamedTool | None, parallel: bool | None) -> ToolParams:
-    plain = [_plain(tool, f"tools[{at}]") for at, tool in enumerate(tools or ())]
+def tool_use(tools: list[ToolDefinition] | None, choice: str | NamedTool | None, parallel: bool | None) -> ToolParams:
+    plain = [_plain(tool, f"tools[{index}]") for index, tool in enumerate(tools or ())]
     several = parallel is not False
     if isinstance(choice, NamedTool):
         if choice.type == "allowed_tools" and (allowed := choice.allowed_tools) is not None:
             names = [tool.function.name if tool.function else "" for tool in allowed.tools]
-            return some_tools(plain, names, allowed.mode, several)
+            return allowed_tool_use(plain, names, allowed.mode, several)
         if choice.type != "function" or choice.function is None:
             raise BadRequest(
                 f"tool_choice of type `{choice.type}` is not supported", "name a function", param="tool_choice"
             )
         return ToolParams(plain, "named", choice.function.name, several)
-    return ToolParams(plain, as_choice(choice), parallel=several)
+    return ToolParams(plain, parse_tool_choice(choice), parallel=several)
 
 
-def some_tools(
+def allowed_tool_use(
     plain: list[dict[str, Any]], names: list[str], mode: Literal["auto", "required"], several: bool
 ) -> ToolParams:
-    """The model is told of those named, and of no others."""
+    """Only the named tools are shown to the model."""
     known = {tool["function"]["name"]: tool for tool in plain}
     for name in names:
         if name not in known:
@@ -66,7 +64,7 @@ def some_tools(
     return ToolParams([tool for name, tool in known.items() if name in names], mode, parallel=several)
 
 
-def as_choice(choice: str | None) -> Literal["none", "auto", "required"]:
+def parse_tool_choice(choice: str | None) -> Literal["none", "auto", "required"]:
     if choice in ("none", "auto", "required"):
         return choice  # type: ignore[return-value]
     if choice is None:
@@ -74,7 +72,7 @@ def as_choice(choice: str | None) -> Literal["none", "auto", "required"]:
     raise BadRequest(f"tool_choice is `{choice}`", "give none, auto, required, or name a function", param="tool_choice")
 
 
-def _plain(tool: Tool, where: str) -> dict[str, Any]:
+def _plain(tool: ToolDefinition, where: str) -> dict[str, Any]:
     if tool.type != "function":
         raise BadRequest(f"a tool of type `{tool.type}` is not supported", "give functions", param=f"{where}.type")
     if tool.function is None:
@@ -82,41 +80,3 @@ def _plain(tool: Tool, where: str) -> dict[str, Any]:
     if not tool.function.name:
         raise BadRequest(f"{where} has no name", param=f"{where}.function.name")
     return {"type": "function", "function": msgspec.to_builtins(tool.function)}
-
-
-class FunctionGain(Struct):
-    name: str | UnsetType = UNSET
-    arguments: str = ""
-
-
-class ToolCallGain(Struct, kw_only=True):
-    """A call in a full answer, or what one gained in a chunk: then with its index, and id and name the first time."""
-
-    index: int | UnsetType = UNSET
-    id: str | UnsetType = UNSET
-    type: str | UnsetType = UNSET
-    function: FunctionGain
-
-
-def gain_of(delta: CallDelta, short_ids: bool) -> ToolCallGain:
-    gained = ToolCallGain(index=delta.index, function=FunctionGain(arguments=delta.arguments))
-    if delta.name:
-        gained.id, gained.type, gained.function.name = new_call_id(short_ids), "function", delta.name
-    return gained
-
-
-def folded(deltas: list[CallDelta], short_ids: bool) -> list[ToolCallGain]:
-    """The calls of a full answer."""
-    calls: list[ToolCallGain] = []
-    for delta in deltas:
-        if delta.name:
-            calls.append(gain_of(delta, short_ids))
-            calls[-1].index = UNSET
-        else:
-            calls[delta.index].function.arguments += delta.arguments
-    return calls
-
-
-def new_call_id(short: bool) -> str:
-    """`short`: as Mistral's templates insist on."""
-    return uuid4().hex[:9] if short else f"call_{uuid4().hex[:24]}"

@@ -1,7 +1,6 @@
 """One HTTP request, from its arrival to its end: who sent it, what it asked of the engine, what that cost.
 
-The log, the quotas and the traces read it. Code that runs on behalf of the request finds it with
-`current_request_context()`."""
+Quotas, logs and traces use it. Code that runs on behalf of the request gets it from `current_request_context()`."""
 
 import time
 from contextvars import ContextVar
@@ -27,10 +26,10 @@ class RequestContext:
     cached_tokens: int = 0
     output_tokens: int = 0
     first_token: float | None = None  # time.monotonic()
-    finish_reasons: list[str] = field(default_factory=list)  # of each prompt
-    aborted: bool = False  # somebody has cancelled it by its id
+    finish_reasons: list[str] = field(default_factory=list)  # one for each prompt
+    aborted: bool = False  # cancelled by its id
     error: str = ""  # the code of the error it was answered with
-    holds: int = 0  # what keeps it under way: the HTTP request, and streams, which may outlive it
+    holds: int = 0  # what keeps it in flight: the HTTP request and its streams, which may outlive it
 
     @property
     def tenant(self) -> str:
@@ -41,13 +40,13 @@ class RequestContext:
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
     def enter(self) -> None:
-        """OverQuota if it is one too many for its key."""
+        """Raises OverQuota if its key has too many requests."""
         if self.key is not None:
             self.key.quota.enter()
         self.holds += 1
 
     def hold(self) -> None:
-        """Also when its HTTP request is over: what goes on in the background is under way again."""
+        """A stream begins. If the HTTP request is over, as in the background, the key has one more request again."""
         if not self.holds and self.key is not None:
             self.key.quota.running += 1
         self.holds += 1
@@ -58,7 +57,7 @@ class RequestContext:
             self.key.quota.leave()
 
     def add(self, record: RequestRecord) -> None:
-        """Something that was asked of the engine has ended."""
+        """A request to the engine has ended."""
         self.cached_tokens += record.num_cached_tokens
         self.finish_reasons.append(record.finish_reason)
         if record.first_token is not None:
@@ -72,19 +71,25 @@ class RequestContext:
             self.key.quota.charge(prompt_tokens + output_tokens)
 
 
-_visit: ContextVar[RequestContext | None] = ContextVar("visit", default=None)
+_current: ContextVar[RequestContext | None] = ContextVar("request_context", default=None)
 
 
-def begin_request_context(visit: RequestContext) -> None:
-    _visit.set(visit)
+def begin_request_context(context: RequestContext) -> None:
+    _current.set(context)
 
 
 def current_request_context() -> RequestContext | None:
     """None outside of a request."""
-    return _visit.get()
+    return _current.get()
+
+
+def current_tenant() -> str:
+    """The name of the key that the current request came with; empty where no keys are needed."""
+    context = _current.get()
+    return context.tenant if context is not None else ""
 
 
 def note_error(error: QuireError) -> None:
-    """The current visit is answered with it."""
-    if visit := _visit.get():
-        visit.error = error.code
+    """The current request is answered with it."""
+    if context := _current.get():
+        context.error = error.code

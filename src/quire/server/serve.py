@@ -1,4 +1,4 @@
-"""Runs the application on a socket until a signal comes, then lets the requests under way finish."""
+"""Runs the application on a socket until a signal comes, then lets the requests in flight finish."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from quire.server.app import create_app
-from quire.server.http.connection import Bounds, Connection
+from quire.server.http.connection import Connection, ConnectionLimits
 from quire.server.http.listen import Listener, listen, open_listener, reload
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quire.server")
 
-LAST_WORDS = 1.0  # seconds for telling the clients of cancelled requests
+CANCEL_TIMEOUT_SECONDS = 1.0  # for sending errors to the clients of cancelled requests
 
 
 async def serve(
@@ -32,27 +32,27 @@ async def serve(
     options: ServerOptions,
     *,
     metrics: Metrics | None = None,
-    doors: Listener | None = None,
+    listener: Listener | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Returns when it has ended: after SIGTERM or SIGINT, once what was under way is done or `drain_timeout` is over.
+    """Returns after SIGTERM or SIGINT, once the requests in flight have ended or `drain_timeout` is over.
 
-    `on_ready` is told the address as soon as connections are taken. Run it with `uvloop.run` where there is one."""
-    doors, metrics = doors or open_listener(options), metrics or Metrics()
-    config = configuration(create_app(models, options, metrics, doors.keys), options, metrics)
+    `on_ready` gets the address once connections are accepted. Run it with `uvloop.run` where there is one."""
+    listener, metrics = listener or open_listener(options), metrics or Metrics()
+    config = configuration(create_app(models, options, metrics, listener.keys), options, metrics)
     config.load()
     if (options.keys_file or config.ssl) and hasattr(signal, "SIGHUP"):
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload, doors, options, config.ssl)
-    if doors.listener is not None:
-        listen(doors.listener)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its good news are told by `on_ready`
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload, listener, options, config.ssl)
+    if listener.bound is not None:
+        listen(listener.bound)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # `on_ready` tells that it listens
     server = _Server(config, models, options.drain_timeout, on_ready)
-    await server.serve([doors.listener] if doors.listener else None)
+    await server.serve([listener.bound] if listener.bound else None)
 
 
 def configuration(app: Starlette, options: ServerOptions, metrics: Metrics) -> uvicorn.Config:
-    bounds = Bounds(options.max_connections, options.receive_timeout, options.send_timeout)
-    connection: Any = partial(Connection, bounds, partial(metrics.http, "none"))
+    limits = ConnectionLimits(options.max_connections, options.receive_timeout, options.send_timeout)
+    connection: Any = partial(Connection, limits, partial(metrics.http, "none"))
     return uvicorn.Config(
         app,
         uds=options.uds,
@@ -60,7 +60,7 @@ def configuration(app: Starlette, options: ServerOptions, metrics: Metrics) -> u
         ws="none",
         lifespan="off",
         log_config=None,
-        access_log=False,  # ours says more
+        access_log=False,  # RequestMiddleware writes one that says more
         server_header=False,
         proxy_headers=bool(options.forwarded_allow_ips),
         forwarded_allow_ips=options.forwarded_allow_ips,
@@ -92,7 +92,7 @@ class _Server(uvicorn.Server):
             self._on_ready(self._address(sockets))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """No new connections; the engine and the connections finish side by side, within the same time."""
+        """Accept no more connections. The engine and the connections drain side by side, within the same time."""
         draining = asyncio.create_task(self._models.drain())
         closing = asyncio.create_task(super().shutdown(sockets))
         forced = asyncio.create_task(self._forced.wait())
@@ -100,13 +100,13 @@ class _Server(uvicorn.Server):
         await _cancel({draining, closing, forced, *self.server_state.tasks})
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains, the second does not wait. Neither is raised again: draining is a good end."""
+        """The first signal drains, the second cancels. Neither is raised again: draining is a normal exit."""
         if self.should_exit:
             self.force_exit = True
             self._loop.call_soon_threadsafe(self._forced.set)
         elif num_left := len(self.server_state.tasks):
             log.info(
-                "requests under way: %d; they have %g s to end (a second signal does not wait)",
+                "%d requests in flight have %g s to end (a second signal cancels them)",
                 num_left,
                 self._drain_timeout,
             )
@@ -123,4 +123,4 @@ class _Server(uvicorn.Server):
 async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
-    await asyncio.wait(tasks, timeout=LAST_WORDS)
+    await asyncio.wait(tasks, timeout=CANCEL_TIMEOUT_SECONDS)

@@ -1,4 +1,4 @@
-"""Mistakes that only HTTP knows. The others are in `quire.core.errors`."""
+"""Errors of the HTTP server. All others are in `quire.core.errors`."""
 
 import math
 
@@ -18,7 +18,7 @@ class NotAllowed(QuireError):
 
 
 class OverQuota(QuireError):
-    """`wait`: seconds until it is worth to ask again."""
+    """`wait`: seconds until a retry can succeed."""
 
     status, code = 429, "rate_limit_exceeded"
 
@@ -43,5 +43,5 @@ class NotJson(BadRequest):
     status, code = 415, "unsupported_media_type"
 
 
-class ClientGone(Exception):
-    """The client closed the connection. Nobody is left to be told."""
+class ClientDisconnected(Exception):
+    """The client closed the connection, so there is no response to send."""
