@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores, cosine
 from quire.client.encoder_prompt import EncoderPrompter
-from quire.client.threads import run_in_thread_if
+from quire.client.prompt import run_in_thread_if_long
 from quire.core.encode_request import EncodeInput, EncodeRequest, Task
 from quire.core.errors import BadRequest
 
@@ -27,7 +27,7 @@ class EncodeService:
                 f"dimensions is {request.dimensions}", f"vectors have {self._dimensions}", param="dimensions"
             )
         size = sum(map(len, request.texts))
-        inputs = await run_in_thread_if(
+        inputs = await run_in_thread_if_long(
             size, self._prompter.tokens, request.texts, request.prompt_name, request.truncate
         )
         vectors = await self._run(request.id, inputs, request.timeout, request.dimensions)
@@ -36,10 +36,10 @@ class EncodeService:
     async def score(self, request: ScoreRequest) -> Scores:
         size = sum(len(a) + len(b) for a, b in request.pairs)
         if self._task == "score":
-            inputs = await run_in_thread_if(size, self._prompter.pairs, request.pairs, request.truncate)
+            inputs = await run_in_thread_if_long(size, self._prompter.pairs, request.pairs, request.truncate)
             scores = [output[0] for output in await self._run(request.id, inputs, request.timeout)]
         else:
-            inputs, sides = await run_in_thread_if(size, self._prompter.sides, request.pairs, request.truncate)
+            inputs, sides = await run_in_thread_if_long(size, self._prompter.sides, request.pairs, request.truncate)
             vectors = await self._run(request.id, inputs, request.timeout)
             scores = [cosine(vectors[a], vectors[b]) for a, b in sides]
         return Scores(scores, sum(len(text.ids) for text in inputs))

@@ -1,9 +1,11 @@
 """Text becomes ids: a GenerateRequest becomes a Request that the scheduler can take."""
 
+import asyncio
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest, PromptTooLong
@@ -13,7 +15,15 @@ from quire.core.seq2seq import Seq2Seq
 from quire.text.chat.chat_template import ChatTemplate
 from quire.text.tokenizers.tokenizer import Tokenizer
 
+LONG_TEXT = 20_000  # characters; a longer text is tokenized in a thread, so that other streams go on meanwhile
 MAX_TOKEN_LENGTH = 256  # characters; 128 spaces are one token for some tokenizers
+
+T = TypeVar("T")
+
+
+async def run_in_thread_if_long(num_characters: int, tokenize: Callable[..., T], *arguments: Any) -> T:
+    """tokenize(*arguments), in a thread if the text is long."""
+    return await asyncio.to_thread(tokenize, *arguments) if num_characters > LONG_TEXT else tokenize(*arguments)
 
 
 class Prompter:

@@ -112,12 +112,16 @@ class Engine:
             self._live.changed()
         if self.compile_queue is not None and self.compile_queue.cancel(request_id, index):
             return []
-        return self._release_grammars(self._scheduler.cancel(request_id, index))
+        events = self._scheduler.cancel(request_id, index)
+        self._release_grammars(events)
+        return events
 
     def step(self) -> list[SequenceEvent]:
         self.record, begin = None, time.perf_counter()
         events = self._admit_compiled() if self._has_compiled else []
-        events += self._release_grammars(self._scheduler.expire(time.monotonic()))
+        if expired := self._scheduler.expire(time.monotonic()):
+            self._release_grammars(expired)
+            events += expired
         if self._scheduler.has_work:
             plan = self._scheduler.schedule()
             scheduled = time.perf_counter()
@@ -135,7 +139,9 @@ class Engine:
         step = self._in_flight.popleft()
         output = self.executor.collect()
         ran = time.perf_counter()
-        events = self._release_grammars(self._scheduler.update(output))
+        events = self._scheduler.update(output)
+        if self._grammars:
+            self._release_grammars(events)
         self.record = StepRecord(
             step=step.plan.step,
             num_tokens=step.plan.num_tokens,
@@ -177,16 +183,14 @@ class Engine:
                 self._refuse(request, error)
                 continue
             for index in pending.cancelled:
-                events += self._release_grammars(self._scheduler.cancel(request.id, index))
+                events += self.cancel(request.id, index)
         return events
 
-    def _release_grammars(self, events: list[SequenceEvent]) -> list[SequenceEvent]:
+    def _release_grammars(self, events: list[SequenceEvent]) -> None:
         """Drop the grammars of requests that have ended."""
-        if self._grammars:
-            for event in events:
-                if event.final:
-                    self._grammars.pop(event.request_id, None)
-        return events
+        for event in events:
+            if event.final:
+                self._grammars.pop(event.request_id, None)
 
     # -- LoRA adapters, between steps
 
