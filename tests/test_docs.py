@@ -239,6 +239,19 @@ def _looks_like_code(name: str) -> bool:
     return "_" in name.strip("_") or name.startswith("_") or bool(re.search(r"[a-z][A-Z]", name))
 
 
+def test_the_glossary_names_the_file_of_a_class() -> None:
+    problems = []
+    for line in lines_of(GLOSSARY):
+        cells = line.text.strip(" |").split(" | ") if line.kind == "table" else [""]
+        spans = re.findall(r"`([^`]+)`", cells[0] + cells[-1])
+        files = [path for path in spans if path.endswith(".py")]
+        for name in members().keys() & set(spans) if files else ():
+            texts = [sources().get(f"src/quire/{path}", "") for path in files]
+            if not any(re.search(rf"^class {name}\b", text, re.MULTILINE) for text in texts):
+                problems.append(f"{line}: `{name}` is not in {', '.join(files)}")
+    fail_if(problems)
+
+
 def test_links_lead_somewhere() -> None:
     problems = []
     for path in [*REFERENCE, *HISTORY]:
