@@ -242,8 +242,8 @@ def _looks_like_code(name: str) -> bool:
 def test_the_glossary_names_the_file_of_a_class() -> None:
     problems = []
     for line in lines_of(GLOSSARY):
-        first, *_, last = line.text.strip(" |").split(" | ") if line.kind == "table" else ("", "")
-        spans = re.findall(r"`([^`]+)`", first + last)
+        cells = line.text.strip(" |").split(" | ") if line.kind == "table" else [""]
+        spans = re.findall(r"`([^`]+)`", cells[0] + cells[-1])
         files = [path for path in spans if path.endswith(".py")]
         for name in members().keys() & set(spans) if files else ():
             texts = [sources().get(f"src/quire/{path}", "") for path in files]
