@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "half.h"
+#include "fp16.h"
 #include "kernels.h"
 #include "matrix_format.h"
 
@@ -24,7 +24,7 @@
 #elif QUIRE_NEON
 #include "matrix_neon.h"
 #include "matrix_vector.h"
-#include "matrix_neon_few.h"
+#include "matrix_neon_int4.h"
 #elif QUIRE_UNIT == 2
 #include "matrix_avx2.h"
 #include "matrix_vector.h"
@@ -36,15 +36,15 @@
 #include "matrix_vector.h"
 #endif
 #include "matrix_tiles.h"
-#include "matrix_columns.h"
+#include "matrix_outliers.h"
 #if QUIRE_UNIT == 1
 #include "matrix_neon_panel.h"
 #elif QUIRE_UNIT == 5
 #include "matrix_neon_i8mm.h"
 #endif
 #if QUIRE_NEON
-#include "matrix_neon_floats.h"
-#include "matrix_neon_half.h"
+#include "matrix_neon_float_panel.h"
+#include "matrix_neon_fp16.h"
 #include "quantize_neon.h"
 #elif QUIRE_UNIT >= 2
 #include "matrix_x86_panel.h"

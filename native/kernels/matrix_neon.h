@@ -119,7 +119,7 @@ struct Unit {
     template <class Format, int Rows>
     QUIRE_INLINE static void dot(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows], int part,
                                  Int (&dots)[Rows]) {
-        static_assert(Format::bits != 4 || Format::group == 16, "matrix_neon_few.h has 4 bits in groups of 32");
+        static_assert(Format::bits != 4 || Format::group == 16, "matrix_neon_int4.h has 4 bits in groups of 32");
         constexpr int kHalves = Format::group / 16;
         int8x16_t w[kHalves][4];
         QUIRE_UNROLL

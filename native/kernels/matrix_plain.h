@@ -1,7 +1,7 @@
 // Products of a tile in ordinary loops: the specification of matrix_vector.h.
 #pragma once
 
-#include "half.h"
+#include "fp16.h"
 #include "matrix_format.h"
 
 namespace quire::QUIRE_ISA {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "batch.h"
-#include "lookup.h"
+#include "ngram_lookup.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

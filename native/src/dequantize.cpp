@@ -4,8 +4,8 @@
 #include <cstring>
 #include <initializer_list>
 
+#include "fp16.h"
 #include "grids.h"
-#include "half.h"
 
 namespace quire {
 

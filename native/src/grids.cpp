@@ -3,7 +3,7 @@
 #include <cstring>
 #include <vector>
 
-#include "half.h"
+#include "fp16.h"
 
 namespace quire {
 

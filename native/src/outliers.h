@@ -9,7 +9,7 @@
 
 #include "buffer.h"
 #include "kernels.h"
-#include "team.h"
+#include "thread_pool.h"
 
 namespace quire {
 

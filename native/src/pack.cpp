@@ -8,7 +8,7 @@
 #include <new>
 #include <vector>
 
-#include "half.h"
+#include "fp16.h"
 
 #ifdef __linux__
 #include <sys/mman.h>

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "half.h"
+#include "fp16.h"
 
 namespace quire {
 

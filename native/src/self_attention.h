@@ -10,8 +10,8 @@
 
 #include "buffer.h"
 #include "kernels.h"
-#include "mixture.h"
-#include "team.h"
+#include "moe.h"
+#include "thread_pool.h"
 
 namespace quire {
 

@@ -11,14 +11,14 @@
 #include <vector>
 
 #include "buffer.h"
-#include "cascade.h"
 #include "dequantize.h"
 #include "kernels.h"
-#include "low_rank.h"
-#include "mixture.h"
+#include "lora.h"
+#include "moe.h"
 #include "outliers.h"
 #include "self_attention.h"
-#include "team.h"
+#include "shared_prefix.h"
+#include "thread_pool.h"
 
 namespace quire {
 
@@ -206,7 +206,7 @@ class Tape {
 
     void check(const Step& step) const;
     void find_shared(const Step& step);
-    void walk(const Step& step, const Team& team);  // what one thread does: walk.cpp
+    void walk(const Step& step, const Team& team);  // what one thread does: tape_executor.cpp
     int64_t add_counters(size_t count);             // returns the first one's index
 
     float* row(const View& v, int64_t r) const { return arena_.get() + v.offset + r * v.stride; }

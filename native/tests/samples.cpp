@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "half.h"
+#include "fp16.h"
 
 namespace quire::tests {
 

@@ -2,7 +2,7 @@
 // them.
 #pragma once
 
-#include "half.h"
+#include "fp16.h"
 #include "matrix_format.h"
 
 namespace quire::QUIRE_ISA {

@@ -1,4 +1,4 @@
-#include "attention_walk.h"
+#include "paged_attention.h"
 
 #include <algorithm>
 

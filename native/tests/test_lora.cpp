@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "low_rank.h"
+#include "lora.h"
 #include "pack.h"
 #include "samples.h"
 

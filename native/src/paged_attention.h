@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "ahead.h"
+#include "prefetch.h"
 #include "tape.h"
 
 namespace quire {

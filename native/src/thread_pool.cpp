@@ -1,4 +1,4 @@
-#include "team.h"
+#include "thread_pool.h"
 
 #include <omp.h>
 

@@ -1,4 +1,4 @@
-#include "mixture.h"
+#include "moe.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "low_rank.h"
+#include "lora.h"
 
 #include <algorithm>
 #include <stdexcept>

@@ -1,4 +1,4 @@
-#include "cascade.h"
+#include "shared_prefix.h"
 
 #include <algorithm>
 

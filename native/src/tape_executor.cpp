@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "attention_walk.h"
+#include "paged_attention.h"
 
 namespace quire {
 

@@ -13,7 +13,7 @@
 #include "kernels.h"
 #include "outliers.h"
 #include "routing.h"
-#include "team.h"
+#include "thread_pool.h"
 
 namespace quire {
 

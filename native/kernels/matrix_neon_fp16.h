@@ -2,7 +2,7 @@
 // convert but one sum for each group of inputs, which joins an fp32 sum. The order: native/src/matrix.h, multiply.
 #pragma once
 
-#include "half.h"
+#include "fp16.h"
 #include "matrix_neon.h"
 #include "matrix_tiles.h"
 #include "matrix_vector.h"
