@@ -387,11 +387,15 @@ struct FloatPages {
     }
 
     static void attend_span(const AttentionTile& t, State& s, int first, int stop, const Span& span, bool shared) {
-        using Attend = void (*)(const AttentionTile&, State&, int, const Span&, bool);
-        static constexpr Attend kAttend[] = {attend_queries<1, T>, attend_queries<2, T>, attend_queries<3, T>,
-                                             attend_queries<4, T>, attend_queries<5, T>, attend_queries<6, T>,
-                                             attend_queries<7, T>, attend_queries<8, T>};
-        kAttend[stop - first - 1](t, s, first, span, shared);
+        if constexpr (kMaxQueries == 1) {
+            for (; first < stop; ++first) attend_queries<1, T>(t, s, first, span, shared);
+        } else {
+            using Attend = void (*)(const AttentionTile&, State&, int, const Span&, bool);
+            static constexpr Attend kAttend[] = {attend_queries<1, T>, attend_queries<2, T>, attend_queries<3, T>,
+                                                 attend_queries<4, T>, attend_queries<5, T>, attend_queries<6, T>,
+                                                 attend_queries<7, T>, attend_queries<8, T>};
+            kAttend[stop - first - 1](t, s, first, span, shared);
+        }
     }
 };
 

@@ -71,11 +71,15 @@ struct LatentPages {
     }
 
     static void attend_span(const AttentionTile& t, State& s, int first, int stop, const Span& span, bool) {
-        using Attend = void (*)(const AttentionTile&, State&, int, const Span&);
-        static constexpr Attend kAttend[] = {attend_queries<1>, attend_queries<2>, attend_queries<3>,
-                                             attend_queries<4>, attend_queries<5>, attend_queries<6>,
-                                             attend_queries<7>, attend_queries<8>};
-        kAttend[stop - first - 1](t, s, first, span);
+        if constexpr (kMaxQueries == 1) {
+            for (; first < stop; ++first) attend_queries<1>(t, s, first, span);
+        } else {
+            using Attend = void (*)(const AttentionTile&, State&, int, const Span&);
+            static constexpr Attend kAttend[] = {attend_queries<1>, attend_queries<2>, attend_queries<3>,
+                                                 attend_queries<4>, attend_queries<5>, attend_queries<6>,
+                                                 attend_queries<7>, attend_queries<8>};
+            kAttend[stop - first - 1](t, s, first, span);
+        }
     }
 };
 

@@ -11,7 +11,12 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
-int64_t round_up(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+// Queries that are attended to at once, and share loads of keys and values. Loops over arrays gain nothing from that.
+#ifdef QUIRE_NO_SIMD
+constexpr int kMaxQueries = 1;
+#else
+constexpr int kMaxQueries = kQueriesAtOnce;
+#endif
 
 // The state of each query between spans, and buffers of one span. The entries of `q` for one head column are
 // contiguous, so an iteration of the inner loop reads them with one load.
@@ -47,17 +52,6 @@ struct State {
     int64_t prefetch_start(int first_query, int64_t head_dim) const {
         return first_query / kQueriesAtOnce * head_dim * prefetch_columns;
     }
-};
-
-// The partial softmax of the queries of a tile: of one split, or of all splits merged so far.
-struct PartialSoftmax {
-    float* data;
-    int64_t value_dim;
-
-    int64_t stride() const { return partial_floats(value_dim); }
-    float* acc(int i) const { return data + i * stride(); }
-    float& m(int i) const { return acc(i)[round_up(value_dim)]; }      // -inf: the query sees no slot
-    float& l(int i) const { return acc(i)[round_up(value_dim) + 1]; }  // the sum of weights
 };
 
 // The blocks of a span that some queries see.

@@ -29,6 +29,7 @@ constexpr int64_t kLanes = 16;
 constexpr int64_t kLanes = 8;
 #endif
 static_assert(kLanes <= kMaxLanes);
+inline int64_t round_up(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }  // to whole vectors
 
 struct Fp16 {
     uint16_t bits;
@@ -233,6 +234,7 @@ inline Floats scale_by_power(Floats x, Floats shifted) {
 
 #else
 
+#define QUIRE_NO_SIMD
 struct Floats {
     float v[kLanes];
 };
