@@ -2,7 +2,7 @@
 #pragma once
 
 #include "inline.h"
-#include "matrix.h"
+#include "matrix_kernels.h"
 
 namespace quire::QUIRE_ISA {
 namespace {
@@ -76,78 +76,6 @@ template <Layout Element>
 struct FloatFormat {
     static constexpr Layout element = Element;
     static constexpr int element_bytes = Element == Layout::Float32 ? 4 : 2;
-};
-
-template <class Visitor>
-void visit_codebook(const PackedMatrix& w, const Visitor& visitor) {
-    constexpr ScaleType kWide = ScaleType::WideTwoLevel;
-    switch (w.codebook) {
-        case Codebook::None: return;
-        case Codebook::IQ4:
-            if (w.scale_type == ScaleType::TwoLevel)
-                return visitor.template visit<CodebookFormat<4, 32, ScaleType::TwoLevel, Codebook::IQ4>>();
-            return visitor.template visit<CodebookFormat<4, 32, ScaleType::Float16, Codebook::IQ4>>();
-        case Codebook::E2M1:
-            if (w.group == 16)
-                return visitor.template visit<CodebookFormat<4, 16, ScaleType::Float16, Codebook::E2M1>>();
-            return visitor.template visit<CodebookFormat<4, 32, ScaleType::BFloat16, Codebook::E2M1>>();
-        case Codebook::IQ1:
-            if (w.group == 16) return visitor.template visit<CodebookFormat<3, 16, kWide, Codebook::IQ1>>();
-            return visitor.template visit<CodebookFormat<3, 32, kWide, Codebook::IQ1>>();
-        case Codebook::IQ2:
-            if (w.group == 16) return visitor.template visit<CodebookFormat<3, 16, kWide, Codebook::IQ2>>();
-            return visitor.template visit<CodebookFormat<3, 32, kWide, Codebook::IQ2>>();
-        case Codebook::IQ3_XXS: return visitor.template visit<CodebookFormat<4, 32, kWide, Codebook::IQ3_XXS>>();
-        case Codebook::IQ3_S: return visitor.template visit<CodebookFormat<4, 32, kWide, Codebook::IQ3_S>>();
-        case Codebook::NF4: return visitor.template visit<CodebookFormat<4, 32, ScaleType::Float32, Codebook::NF4>>();
-        case Codebook::FP4: return visitor.template visit<CodebookFormat<4, 32, ScaleType::Float32, Codebook::FP4>>();
-    }
-}
-
-// Calls visitor.visit<Format>() for the format of this matrix.
-template <class Visitor>
-void visit_format(const PackedMatrix& w, const Visitor& visitor) {
-    const bool wide = w.scale_type == ScaleType::Float32;
-    switch (w.layout) {
-        case Layout::Float32: return visitor.template visit<FloatFormat<Layout::Float32>>();
-        case Layout::Float16: return visitor.template visit<FloatFormat<Layout::Float16>>();
-        case Layout::BFloat16: return visitor.template visit<FloatFormat<Layout::BFloat16>>();
-        case Layout::Int2:
-            if (!w.has_offset) return visitor.template visit<IntFormat<2, 32, ScaleType::Float16, false, 1>>();
-            return visitor.template visit<IntFormat<2, 16, ScaleType::TwoLevel, true>>();
-        case Layout::Int3: return visitor.template visit<IntFormat<3, 16, ScaleType::TwoLevel, false, 4>>();
-        case Layout::Int4:
-            if (!w.has_offset) return visitor.template visit<IntFormat<4, 32, ScaleType::Float16, false, 8>>();
-            if (wide) return visitor.template visit<IntFormat<4, 32, ScaleType::Float32, true>>();
-            if (w.scale_type == ScaleType::ZeroPoint)
-                return visitor.template visit<IntFormat<4, 32, ScaleType::ZeroPoint, true>>();
-            if (w.scale_type == ScaleType::TwoLevel)
-                return visitor.template visit<IntFormat<4, 32, ScaleType::TwoLevel, true>>();
-            return visitor.template visit<IntFormat<4, 32, ScaleType::Float16, true>>();
-        case Layout::Int5:
-            if (!w.has_offset) return visitor.template visit<IntFormat<5, 32, ScaleType::Float16, false, 16>>();
-            if (w.scale_type == ScaleType::TwoLevel)
-                return visitor.template visit<IntFormat<5, 32, ScaleType::TwoLevel, true>>();
-            return visitor.template visit<IntFormat<5, 32, ScaleType::Float16, true>>();
-        case Layout::Int6: return visitor.template visit<IntFormat<6, 16, ScaleType::TwoLevel, false, 32>>();
-        case Layout::Int8:
-            if (wide && w.has_offset) return visitor.template visit<IntFormat<8, 32, ScaleType::Float32, true>>();
-            if (wide) return visitor.template visit<IntFormat<8, 32, ScaleType::Float32, false>>();
-            if (w.has_offset) return visitor.template visit<IntFormat<8, 32, ScaleType::Float16, true>>();
-            return visitor.template visit<IntFormat<8, 32, ScaleType::Float16, false>>();
-        case Layout::Codebook3:
-        case Layout::Codebook4: return visit_codebook(w, visitor);
-    }
-}
-
-// The rows of one call of a tile matmul.
-struct Block {
-    const float* x;  // [rows, num_inputs], rows `stride` floats apart
-    int64_t stride;
-    const QuantizedGroup* groups;  // group 0 of all rows; the next group is group_stride further on
-    int64_t group_stride;
-    const Fp16Group* fp16;           // in the same order
-    const void* arranged = nullptr;  // the same rows, as arranged by the tiles (matrix_tiles.h)
 };
 
 // The factor of the offsets of a group: the sum of its activations.

@@ -126,6 +126,8 @@ QUIRE_INLINE void group_to_fp16(const float* x, Fp16Group& out) {
     }
 }
 
+}  // namespace
+
 void to_fp16(const float* x, int64_t num_inputs, Fp16Group* groups, int64_t stride) {
     for (; num_inputs >= kGroupInputs; num_inputs -= kGroupInputs, x += kGroupInputs, groups += stride)
         group_to_fp16(x, *groups);
@@ -135,5 +137,4 @@ void to_fp16(const float* x, int64_t num_inputs, Fp16Group* groups, int64_t stri
     group_to_fp16(padded, *groups);
 }
 
-}  // namespace
 }  // namespace quire::QUIRE_ISA

@@ -105,16 +105,61 @@ struct PairStrip {
     }
 };
 
-// Tiles of an integer layout, unpacked into strips.
-template <class Format>
-struct Unpacked {
-    using Strips = PairStrip<Format::group, Format::has_offset>;
+// Tiles that are unpacked into strips. All formats of a group size share these kernels.
+template <int Group, bool Offset>
+struct StripTiles {
+    using Strips = PairStrip<Group, Offset>;
     static constexpr int max_rows = 6;
 
-    static int64_t strip_bytes(int64_t num_inputs) { return num_inputs / Format::group * Strips::group_bytes; }
+    static int64_t strip_bytes(int64_t num_inputs) { return num_inputs / Group * Strips::group_bytes; }
     static int64_t tile_bytes(const PackedMatrix& w) {
         return kTileOutputs / Strips::width * strip_bytes(w.num_inputs);
     }
+
+    static int64_t arranged_bytes(int64_t num_inputs) {
+        return num_inputs / kGroupInputs * (max_rows / 2) * int64_t(sizeof(RowPair));
+    }
+
+    // [group][pair of rows]. An odd last row is paired with zeros.
+    template <int Rows>
+    static void arrange(const Block& block, int64_t num_inputs, void* arranged) {
+        static constexpr QuantizedGroup kNoRow = {};
+        const QuantizedGroup* x = block.groups;
+        RowPair* to = static_cast<RowPair*>(arranged);
+        for (int64_t g = 0; g < num_inputs / kGroupInputs; ++g, x += block.group_stride)
+            for (int r = 0; r < Rows; r += 2) arrange_pair(x[r], r + 1 < Rows ? x[r + 1] : kNoRow, *to++);
+    }
+
+    QUIRE_INLINE static void arrange_pair(const QuantizedGroup& a, const QuantizedGroup& b, RowPair& to) {
+        for (int half = 0; half < 2; ++half) {
+            const int64x2_t first = vreinterpretq_s64_s8(vld1q_s8(a.quants + 16 * half)),
+                            second = vreinterpretq_s64_s8(vld1q_s8(b.quants + 16 * half));
+            vst1q_s8(to.quants[2 * half][0], vreinterpretq_s8_s64(vzip1q_s64(first, second)));
+            vst1q_s8(to.quants[2 * half + 1][0], vreinterpretq_s8_s64(vzip2q_s64(first, second)));
+        }
+        const auto store_both = [](float* at, float first, float second) {
+            vst1q_f32(at, vcombine_f32(vdup_n_f32(first), vdup_n_f32(second)));
+        };
+        store_both(to.scales, a.scale, b.scale);
+        for (int part = 0; part < Strips::parts; ++part)
+            store_both(to.sums[part], *sum_of<Strips>(a, part), *sum_of<Strips>(b, part));
+    }
+
+    template <int Rows>
+    __attribute__((noinline)) static void multiply(const uint8_t* tile, const Block& a, int64_t num_inputs, float* out,
+                                                   int64_t out_stride) {
+        for (int s = 0; s < kTileOutputs / Strips::width; ++s)
+            Strips::template multiply<Rows>(tile + s * strip_bytes(num_inputs), static_cast<const RowPair*>(a.arranged),
+                                            num_inputs / kGroupInputs, out + s * Strips::width, out_stride);
+    }
+};
+
+// Tiles of an integer layout.
+template <class Format>
+struct Unpacked : StripTiles<Format::group, Format::has_offset> {
+    using Tiles = StripTiles<Format::group, Format::has_offset>;
+    using Strips = typename Tiles::Strips;
+    using Tiles::strip_bytes, Tiles::tile_bytes;
 
     static const uint8_t* load_tiles(const PackedMatrix& w, int64_t first_tile, int64_t last_tile, uint8_t* panel) {
         uint8_t* to = panel;
@@ -149,43 +194,6 @@ struct Unpacked {
         const float64x2_t both = vreinterpretq_f64_f32(factors);
         vst1q_f64((double*)to, vzip1q_f64(both, both));
         vst1q_f64((double*)to + 2, vzip2q_f64(both, both));
-    }
-
-    static int64_t arranged_bytes(int64_t num_inputs) {
-        return num_inputs / kGroupInputs * (max_rows / 2) * int64_t(sizeof(RowPair));
-    }
-
-    // [group][pair of rows]. An odd last row is paired with zeros.
-    template <int Rows>
-    static void arrange(const Block& block, int64_t num_inputs, void* arranged) {
-        static constexpr QuantizedGroup kNoRow = {};
-        const QuantizedGroup* x = block.groups;
-        RowPair* to = static_cast<RowPair*>(arranged);
-        for (int64_t g = 0; g < num_inputs / kGroupInputs; ++g, x += block.group_stride)
-            for (int r = 0; r < Rows; r += 2) arrange_pair(x[r], r + 1 < Rows ? x[r + 1] : kNoRow, *to++);
-    }
-
-    QUIRE_INLINE static void arrange_pair(const QuantizedGroup& a, const QuantizedGroup& b, RowPair& to) {
-        for (int half = 0; half < 2; ++half) {
-            const int64x2_t first = vreinterpretq_s64_s8(vld1q_s8(a.quants + 16 * half)),
-                            second = vreinterpretq_s64_s8(vld1q_s8(b.quants + 16 * half));
-            vst1q_s8(to.quants[2 * half][0], vreinterpretq_s8_s64(vzip1q_s64(first, second)));
-            vst1q_s8(to.quants[2 * half + 1][0], vreinterpretq_s8_s64(vzip2q_s64(first, second)));
-        }
-        const auto store_both = [](float* at, float first, float second) {
-            vst1q_f32(at, vcombine_f32(vdup_n_f32(first), vdup_n_f32(second)));
-        };
-        store_both(to.scales, a.scale, b.scale);
-        for (int part = 0; part < Strips::parts; ++part)
-            store_both(to.sums[part], *sum_of<Format>(a, part), *sum_of<Format>(b, part));
-    }
-
-    template <int Rows>
-    __attribute__((noinline)) static void multiply(const uint8_t* tile, const Block& a, int64_t num_inputs, float* out,
-                                                   int64_t out_stride) {
-        for (int s = 0; s < kTileOutputs / Strips::width; ++s)
-            Strips::template multiply<Rows>(tile + s * strip_bytes(num_inputs), static_cast<const RowPair*>(a.arranged),
-                                            num_inputs / kGroupInputs, out + s * Strips::width, out_stride);
     }
 };
 

@@ -101,16 +101,32 @@ struct Strip {
     }
 };
 
-// Tiles of an integer layout, unpacked into strips.
-template <class Format>
-struct Unpacked {
-    using Strips = Strip<Format::group, Format::has_offset>;
+// Tiles that are unpacked into strips. All formats of a group size share these kernels.
+template <int Group, bool Offset>
+struct StripTiles {
+    using Strips = Strip<Group, Offset>;
     static constexpr int max_rows = kRowBlock;
 
-    static int64_t strip_bytes(int64_t num_inputs) { return num_inputs / Format::group * Strips::group_bytes; }
+    static int64_t strip_bytes(int64_t num_inputs) { return num_inputs / Group * Strips::group_bytes; }
     static int64_t tile_bytes(const PackedMatrix& w) {
         return kTileOutputs / Strips::width * strip_bytes(w.num_inputs);
     }
+
+    template <int Rows>
+    __attribute__((noinline)) static void multiply(const uint8_t* tile, const Block& a, int64_t num_inputs, float* out,
+                                                   int64_t out_stride) {
+        for (int s = 0; s < kTileOutputs / Strips::width; ++s)
+            Strips::template multiply<Rows>(tile + s * strip_bytes(num_inputs), a, num_inputs / kGroupInputs,
+                                            out + s * Strips::width, out_stride, [](int) {});
+    }
+};
+
+// Tiles of an integer layout.
+template <class Format>
+struct Unpacked : StripTiles<Format::group, Format::has_offset> {
+    using Tiles = StripTiles<Format::group, Format::has_offset>;
+    using Strips = typename Tiles::Strips;
+    using Tiles::strip_bytes, Tiles::tile_bytes;
 
     static const uint8_t* load_tiles(const PackedMatrix& w, int64_t first_tile, int64_t last_tile, uint8_t* panel) {
         uint8_t* to = panel;
@@ -145,14 +161,6 @@ struct Unpacked {
     QUIRE_INLINE static void unpack(GroupCursor<Format> from, int output, uint8_t* to) {
         QUIRE_UNROLL
         for (int piece = 0; piece < kPieces; ++piece) unpack(from, output, to, piece);
-    }
-
-    template <int Rows>
-    __attribute__((noinline)) static void multiply(const uint8_t* tile, const Block& a, int64_t num_inputs, float* out,
-                                                   int64_t out_stride) {
-        for (int s = 0; s < kTileOutputs / Strips::width; ++s)
-            Strips::template multiply<Rows>(tile + s * strip_bytes(num_inputs), a, num_inputs / kGroupInputs,
-                                            out + s * Strips::width, out_stride, [](int) {});
     }
 
     // The same with a packed tile, which is unpacked into `tile` meanwhile. While a group is multiplied, the next one

@@ -1,21 +1,16 @@
-// Policies of tiles. A policy, for matrices of one format, has
-//   max_rows                            rows that are multiplied at once
-//   tile_bytes(w)                       bytes of a loaded tile
-//   load_tiles(w, first, last, panel)   the tiles [first, last), one after the other: in place, or unpacked into
-//   `panel` multiply<Rows>(tile, activations, num_inputs, out, out_stride)
-// and may set kTilesAtOnce, kUnpacksWhileMultiplying and kArrangesRows. With kUnpacksWhileMultiplying, it also has
-//   unpack_and_multiply<max_rows>(packed tile, tile, activations, ...)   which writes the tile that it multiplies
-// and with kArrangesRows
-//   arranged_bytes(num_inputs)          memory for the rows of a block, in the order of the kernel, once for all tiles
-//   arrange<Rows>(activations, num_inputs, arranged)   whose result multiply gets as Block::arranged
+// Policies of tiles, which become TileKernels. A policy, for matrices of one format, has
+//   max_rows, tile_bytes, load_tiles, multiply<Rows>    as in TileKernels
+// and may set kTilesAtOnce, kUnpacksWhileMultiplying and kArrangesRows. With the latter two, it also has
+//   unpack_and_multiply<Rows>
+//   arranged_bytes, arrange<Rows>
 #pragma once
 
 #include "matrix_format.h"
+#include "matrix_kernels.h"
 
 namespace quire::QUIRE_ISA {
 namespace {
 
-// Tiles that are multiplied at once. A panel is padded to a multiple of it.
 template <class Tiles>
 constexpr int64_t kTilesAtOnce = 1;
 
@@ -40,6 +35,28 @@ struct InPlace {
         TileMatmul<Format, Rows>::run(tile, a, num_inputs, out, out_stride);
     }
 };
+
+template <class Tiles, int... I>
+constexpr TileKernels tile_kernels(std::integer_sequence<int, I...>) {
+    static_assert(Tiles::max_rows <= kMaxBlockRows && kTilesAtOnce<Tiles> <= kMaxBundle);
+    TileKernels kernels{Tiles::max_rows,
+                        kTilesAtOnce<Tiles>,
+                        Tiles::tile_bytes,
+                        Tiles::load_tiles,
+                        {Tiles::template multiply<I + 1>...},
+                        nullptr,
+                        {},
+                        nullptr};
+    if constexpr (kUnpacksWhileMultiplying<Tiles>)
+        kernels.unpack_and_multiply = Tiles::template unpack_and_multiply<Tiles::max_rows>;
+    if constexpr (kArrangesRows<Tiles>) {
+        ((kernels.arrange[I] = Tiles::template arrange<I + 1>), ...);
+        kernels.arranged_bytes = Tiles::arranged_bytes;
+    }
+    return kernels;
+}
+template <class Tiles>
+constexpr TileKernels kTileKernels = tile_kernels<Tiles>(std::make_integer_sequence<int, Tiles::max_rows>{});
 
 }  // namespace
 }  // namespace quire::QUIRE_ISA

@@ -36,8 +36,13 @@ QUIRE_INLINE void fill_panel(const PackedMatrix& w, int64_t first, int64_t last,
                int((t - first) % kStripTiles) * kTileOutputs);
 }
 
+// In a panel, weights are bytes and scales are fp32: formats that differ only in how these are packed share kernels.
 template <class Format>
-struct Unpacked {
+using PanelFormat = IntFormat<Format::has_codebook ? 8 : Format::bits, Format::group, ScaleType::Float16,
+                              Format::has_offset, Format::zero>;
+
+template <class Format>
+struct PanelTiles {
     static constexpr int max_rows = Simd::panel_rows, kVectors = Simd::panel_vectors;
 
     static constexpr int plane_bytes = Format::group * kStripOutputs,
@@ -47,40 +52,6 @@ struct Unpacked {
 
     static int64_t strip_bytes(const PackedMatrix& w) { return w.num_inputs / Format::group * group_bytes; }
     static int64_t tile_bytes(const PackedMatrix& w) { return strip_bytes(w) / kStripTiles; }
-
-    static const uint8_t* load_tiles(const PackedMatrix& w, int64_t first_tile, int64_t last_tile, uint8_t* panel) {
-        fill_panel(w, first_tile, last_tile, strip_bytes(w), panel,
-                   [&](const uint8_t* tile, uint8_t* strip, int output) {
-                       for (const uint8_t* end = tile + w.tile_bytes(); tile != end; tile += Format::block_bytes)
-                           for (int run = 0; run < Format::block_runs; ++run, strip += Format::parts * group_bytes)
-                               for (int o = 0; o < kTileOutputs; o += Simd::lanes)
-                                   unpack(tile, run, o, strip, output + o);
-                   });
-        return panel;
-    }
-
-    // Unpacks a run of a vector of outputs, from `output` on in a tile, `to_output` in a strip.
-    QUIRE_INLINE static void unpack(const uint8_t* block, int run, int output, uint8_t* to, int to_output) {
-        constexpr int kPlanes = Simd::template kPlanes<Format>, kQuads = Format::group / 4;
-        QUIRE_UNROLL
-        for (int part = 0; part < Format::parts; ++part, to += group_bytes) {
-            QUIRE_UNROLL
-            for (int i = 0; i < kQuads; ++i) {
-                const int q = Simd::template quad_at<Format>(part, i);
-                const auto weights = Simd::template weights<Format>(Format::quants(block, run) + 4 * output, q);
-                for (int plane = 0; plane < kPlanes; ++plane)
-                    Simd::store_bytes(to + plane * plane_bytes + 4 * ((q - part * kQuads) * kStripOutputs + to_output),
-                                      Simd::template plane<Format>(weights, plane));
-            }
-            const int group = run * Format::parts + part;
-            const auto scales = load_scales<Format>(block, group, output);
-            float* floats = (float*)(to + scales_at) + to_output;  // scales, magics, offsets
-            Simd::store(floats, scales);
-            Simd::store(floats + kStripOutputs, Simd::magics(scales));
-            if constexpr (Format::has_offset)
-                Simd::store(floats + 2 * kStripOutputs, load_offsets<Format>(block, group, output));
-        }
-    }
 
     template <int Rows>
     __attribute__((noinline)) static void multiply(const uint8_t* group, const Block& block, int64_t num_inputs,
@@ -129,6 +100,46 @@ struct Unpacked {
             const Simd::Float x_scale = Simd::splat(x[r].scale);
             for (int v = 0; v < kVectors; ++v)
                 acc[r][v] = Simd::fma(Simd::fma(Simd::as_floats(dots[r][v]), scales[v], magics[v]), x_scale, acc[r][v]);
+        }
+    }
+};
+
+template <class Format>
+struct Unpacked : PanelTiles<PanelFormat<Format>> {
+    using Tiles = PanelTiles<PanelFormat<Format>>;
+    using Tiles::strip_bytes, Tiles::group_bytes, Tiles::plane_bytes, Tiles::scales_at;
+
+    static const uint8_t* load_tiles(const PackedMatrix& w, int64_t first_tile, int64_t last_tile, uint8_t* panel) {
+        fill_panel(w, first_tile, last_tile, strip_bytes(w), panel,
+                   [&](const uint8_t* tile, uint8_t* strip, int output) {
+                       for (const uint8_t* end = tile + w.tile_bytes(); tile != end; tile += Format::block_bytes)
+                           for (int run = 0; run < Format::block_runs; ++run, strip += Format::parts * group_bytes)
+                               for (int o = 0; o < kTileOutputs; o += Simd::lanes)
+                                   unpack(tile, run, o, strip, output + o);
+                   });
+        return panel;
+    }
+
+    // Unpacks a run of a vector of outputs, from `output` on in a tile, `to_output` in a strip.
+    QUIRE_INLINE static void unpack(const uint8_t* block, int run, int output, uint8_t* to, int to_output) {
+        constexpr int kPlanes = Simd::template kPlanes<Format>, kQuads = Format::group / 4;
+        QUIRE_UNROLL
+        for (int part = 0; part < Format::parts; ++part, to += group_bytes) {
+            QUIRE_UNROLL
+            for (int i = 0; i < kQuads; ++i) {
+                const int q = Simd::template quad_at<Format>(part, i);
+                const auto weights = Simd::template weights<Format>(Format::quants(block, run) + 4 * output, q);
+                for (int plane = 0; plane < kPlanes; ++plane)
+                    Simd::store_bytes(to + plane * plane_bytes + 4 * ((q - part * kQuads) * kStripOutputs + to_output),
+                                      Simd::template plane<Format>(weights, plane));
+            }
+            const int group = run * Format::parts + part;
+            const auto scales = load_scales<Format>(block, group, output);
+            float* floats = (float*)(to + scales_at) + to_output;  // scales, magics, offsets
+            Simd::store(floats, scales);
+            Simd::store(floats + kStripOutputs, Simd::magics(scales));
+            if constexpr (Format::has_offset)
+                Simd::store(floats + 2 * kStripOutputs, load_offsets<Format>(block, group, output));
         }
     }
 };
