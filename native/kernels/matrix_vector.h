@@ -6,9 +6,9 @@
 //   prefetches_quants, prefetches_floats(rows), prefetch_bytes   whether weights are prefetched, and how far ahead
 //   zero(), load_fp16(p), load_bf16(p), load_floats(p), load_int8(p), store(p, v)
 //   fma_scalar(a, p, c)   a * *p + c
-//   dot<Format, Rows>(quants, rows, part, dots)   exact dot products of the weights of a part of a run with
-//   activations,
-//                                                 in a form that only `scaled` knows
+//   dot<Format, Rows>(quants, rows, part, dots)
+//       exact dot products of a part of a run of weights with activations,
+//       in a form that only `scaled` knows
 //   scaled(dots, s)   float(dot) * s
 #pragma once
 

@@ -12,8 +12,8 @@ namespace quire {
 // The layout of a packed matrix. Outputs come in tiles of kTileOutputs, the last one padded with zeros. A tile is
 // contiguous, and a kernel reads it once, forwards.
 //
-//   Int2 .. Int8,  A tile is a sequence of blocks of inputs, ascending: of kBlockInputs (a super-block) if scales have
-//   two Codebook3, 4   levels, else of kGroupInputs. A block is
+//   Int2 .. Int8,  A tile is a sequence of blocks of inputs, ascending: super-blocks of kBlockInputs if scales have
+//   Codebook3, 4   two levels, else blocks of kGroupInputs. A block is
 //                    super-scales [16]         fp16, or fp32 if wide; another 16 if `has_offset`: two levels only
 //                    scales       [groups][16] of `scale_type`, one for each `group` inputs
 //                    offsets      [groups][16] the same, if `has_offset`
