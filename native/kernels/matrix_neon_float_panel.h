@@ -7,7 +7,7 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
-// Tiles of floats, as fp32: converting halves takes longer than multiplying with them.
+// Tiles of floats, as fp32: converting fp16 takes longer than multiplying with it.
 template <Layout Element>
 struct Unpacked<FloatFormat<Element>> {
     using Floats = InPlace<FloatFormat<Layout::Float32>>;
@@ -15,10 +15,10 @@ struct Unpacked<FloatFormat<Element>> {
 
     static int64_t tile_bytes(const PackedMatrix& w) { return w.num_inputs * kTileOutputs * 4; }
 
-    static const uint8_t* take(const PackedMatrix& w, int64_t first_tile, int64_t last_tile, uint8_t* panel) {
+    static const uint8_t* load_tiles(const PackedMatrix& w, int64_t first_tile, int64_t last_tile, uint8_t* panel) {
         const uint8_t* from = w.data + first_tile * w.tile_bytes();
-        for (int64_t i = 0; i < (last_tile - first_tile) * w.num_inputs * kTileOutputs; i += Unit::lanes)
-            Unit::store((float*)panel + i, load_weights<Element>(from + i * FloatFormat<Element>::element_bytes));
+        for (int64_t i = 0; i < (last_tile - first_tile) * w.num_inputs * kTileOutputs; i += Simd::lanes)
+            Simd::store((float*)panel + i, load_weights<Element>(from + i * FloatFormat<Element>::element_bytes));
         return panel;
     }
 

@@ -1,8 +1,8 @@
-// Weights in halves, multiplied and added up in halves: twice the products of fp32 in an instruction, and nothing to
-// convert but one sum for each group of inputs, which joins an fp32 sum. The order: native/src/matrix.h, multiply.
+// fp16 weights, multiplied and summed in fp16: twice the multiply-adds of fp32 per instruction, and no conversion but
+// of one sum for each group of inputs, which is added in fp32. The order of summation: native/src/matrix.h, multiply.
 #pragma once
 
-#include "half.h"
+#include "fp16.h"
 #include "matrix_neon.h"
 #include "matrix_tiles.h"
 #include "matrix_vector.h"
@@ -10,33 +10,33 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
-// Compilers copy a lane to a vector before they multiply with it, copy zeros, and gather all loads of a loop before its
-// products; each takes turns of the vector pipes, or registers. So the inner loop's instructions stay as written here.
+// Compilers would copy a lane to a vector before they multiply with it, copy zeros, and hoist all loads of a loop. Each
+// takes vector pipes, or registers. So the instructions of the inner loop are inline assembly.
 template <int Lane>
-QUIRE_INLINE void add_product(float16x8_t& sum, float16x8_t w, float16x8_t x) {  // sum += w * x[Lane]
+QUIRE_INLINE void fmla(float16x8_t& sum, float16x8_t w, float16x8_t x) {  // sum += w * x[Lane]
     __asm__ volatile("fmla %0.8h, %1.8h, %2.h[%3]" : "+w"(sum) : "w"(w), "x"(x), "i"(Lane));
 }
-QUIRE_INLINE float16x8_t zero_halves() {
+QUIRE_INLINE float16x8_t zero_fp16() {
     float16x8_t zero;
     __asm__ volatile("movi %0.2d, #0" : "=w"(zero));
     return zero;
 }
 
-struct HalfTiles : InPlace<FloatFormat<Layout::Float16>> {
+struct Fp16Tiles : InPlace<FloatFormat<Layout::Float16>> {
     static constexpr int max_rows = kRowBlock;
     static constexpr int octet = 8;                       // inputs whose activations fill a vector
     static constexpr int input_bytes = 2 * kTileOutputs;  // of weights
     static constexpr int group_bytes = kGroupInputs * input_bytes;
 
-    // out[r, o] for Rows rows and the 16 outputs of a tile. More than 8 rows take two turns at each group: 16 sums, 8
-    // vectors of activations and the weights are what the registers hold. The fp32 sums are in memory.
+    // out[r, o] for Rows rows and the 16 outputs of a tile. More than 8 rows take two passes over each group: 16 sums,
+    // 8 vectors of activations and the weights fill the registers. The fp32 sums are in memory.
     template <int Rows>
     __attribute__((noinline)) static void multiply(const uint8_t* group, const Block& block, int64_t num_inputs,
                                                    float* out, int64_t out_stride) {
         constexpr int kFirst = Rows <= 8 ? Rows : (Rows + 1) / 2, kSecond = Rows - kFirst;
         float acc[Rows][kTileOutputs] = {};
         uint8_t padded[group_bytes];
-        const HalfGroup* x = block.halves;
+        const Fp16Group* x = block.fp16;
         for (int64_t left = num_inputs; left > 0; left -= kGroupInputs, group += group_bytes) {
             if (left < kGroupInputs) group = pad(group, left, padded);
             add_group<kFirst>(group, x, acc);
@@ -46,7 +46,7 @@ struct HalfTiles : InPlace<FloatFormat<Layout::Float16>> {
         for (int r = 0; r < Rows; ++r) __builtin_memcpy(out + r * out_stride, acc[r], sizeof acc[r]);
     }
 
-    // The last inputs of a tile, and zeros: what lies behind them is not the tile's.
+    // Copies the last inputs of a tile, and pads them with zeros: memory behind them belongs to the next tile.
     __attribute__((noinline)) static const uint8_t* pad(const uint8_t* group, int64_t num_inputs, uint8_t* padded) {
         __builtin_memset(padded, 0, group_bytes);
         __builtin_memcpy(padded, group, size_t(num_inputs * input_bytes));
@@ -55,10 +55,10 @@ struct HalfTiles : InPlace<FloatFormat<Layout::Float16>> {
 
     // acc[r] += group . x[r]
     template <int Rows>
-    QUIRE_INLINE static void add_group(const uint8_t* group, const HalfGroup* x, float (*acc)[kTileOutputs]) {
+    QUIRE_INLINE static void add_group(const uint8_t* group, const Fp16Group* x, float (*acc)[kTileOutputs]) {
         float16x8_t sums[Rows][2];
         QUIRE_UNROLL
-        for (int r = 0; r < Rows; ++r) sums[r][0] = zero_halves(), sums[r][1] = zero_halves();
+        for (int r = 0; r < Rows; ++r) sums[r][0] = zero_fp16(), sums[r][1] = zero_fp16();
         for (int i = 0; i < kGroupInputs / octet; ++i) add_octet(group + i * octet * input_bytes, x, i, sums);
         QUIRE_UNROLL
         for (int r = 0; r < Rows; ++r) {
@@ -67,14 +67,14 @@ struct HalfTiles : InPlace<FloatFormat<Layout::Float16>> {
                 float* to = acc[r] + 8 * half;
                 const float32x4_t low = vcvt_f32_f16(vget_low_f16(sums[r][half])),
                                   high = vcvt_high_f32_f16(sums[r][half]);
-                vst1q_f32(to, Unit::fma_scalar(low, &x[r].scale, vld1q_f32(to)));
-                vst1q_f32(to + 4, Unit::fma_scalar(high, &x[r].scale, vld1q_f32(to + 4)));
+                vst1q_f32(to, Simd::fma_scalar(low, &x[r].scale, vld1q_f32(to)));
+                vst1q_f32(to + 4, Simd::fma_scalar(high, &x[r].scale, vld1q_f32(to + 4)));
             }
         }
     }
 
     template <int Rows>
-    QUIRE_INLINE static void add_octet(const uint8_t* weights, const HalfGroup* rows, int index,
+    QUIRE_INLINE static void add_octet(const uint8_t* weights, const Fp16Group* rows, int index,
                                        float16x8_t (&sums)[Rows][2]) {
         float16x8_t x[Rows];
         QUIRE_UNROLL
@@ -97,24 +97,25 @@ struct HalfTiles : InPlace<FloatFormat<Layout::Float16>> {
                           high = load_here<float16x8_t>(weights + Input * input_bytes + 16);
         QUIRE_UNROLL
         for (int r = 0; r < Rows; ++r) {
-            add_product<Input>(sums[r][0], low, x[r]);
-            add_product<Input>(sums[r][1], high, x[r]);
+            fmla<Input>(sums[r][0], low, x[r]);
+            fmla<Input>(sums[r][1], high, x[r]);
         }
     }
 };
 
-// A group with an Inf or NaN in it gets a NaN for a scale, so that every result that depends on it is NaN.
-QUIRE_INLINE void group_to_halves(const float* x, HalfGroup& out) {
+// Converts a group to fp16. A group with an Inf or NaN gets a NaN scale, so that every result that depends on it is
+// NaN.
+QUIRE_INLINE void group_to_fp16(const float* x, Fp16Group& out) {
     uint32x4_t bits = vdupq_n_u32(0);  // of |x|: as integers, Inf and NaN are above all numbers
     for (int i = 0; i < kGroupInputs; i += 4)
         bits = vmaxq_u32(bits, vreinterpretq_u32_f32(vabsq_f32(vld1q_f32(x + i))));
     const uint32_t max_bits = vmaxvq_u32(bits);
     if (max_bits >= 0x7f800000) {
-        out = HalfGroup{};
+        out = Fp16Group{};
         out.scale = float_of_bits(0x7fc00000);
         return;
     }
-    // The scale is 2^(exponent - 128). Below 2^-125 all magnitudes share one, and may be smaller than 2 then.
+    // The scale is 2^(exponent - 128). Below 2^-125, all magnitudes share one scale, and may end up below 2.
     const uint32_t exponent = max_bits >> 23 < 2 ? 2 : max_bits >> 23;
     out.scale = float_of_bits((exponent - 1) << 23);
     const float32x4_t inverse = vdupq_n_f32(float_of_bits((255 - exponent) << 23));
@@ -125,14 +126,15 @@ QUIRE_INLINE void group_to_halves(const float* x, HalfGroup& out) {
     }
 }
 
-void to_halves(const float* x, int64_t num_inputs, HalfGroup* groups, int64_t stride) {
+}  // namespace
+
+void to_fp16(const float* x, int64_t num_inputs, Fp16Group* groups, int64_t stride) {
     for (; num_inputs >= kGroupInputs; num_inputs -= kGroupInputs, x += kGroupInputs, groups += stride)
-        group_to_halves(x, *groups);
+        group_to_fp16(x, *groups);
     if (num_inputs == 0) return;
     float padded[kGroupInputs] = {};
     __builtin_memcpy(padded, x, size_t(num_inputs) * sizeof(float));
-    group_to_halves(padded, *groups);
+    group_to_fp16(padded, *groups);
 }
 
-}  // namespace
 }  // namespace quire::QUIRE_ISA

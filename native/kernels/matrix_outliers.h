@@ -1,8 +1,8 @@
-// A few columns of a matrix of 8-bit codes, times a few inputs. Loops over a tile's outputs, as compilers vectorize
-// them.
+// A few columns of an int8 matrix times a few inputs, for outliers. Compilers vectorize the loops over the outputs of a
+// tile.
 #pragma once
 
-#include "half.h"
+#include "fp16.h"
 #include "matrix_format.h"
 
 namespace quire::QUIRE_ISA {
@@ -13,9 +13,9 @@ QUIRE_INLINE void load_scales(const uint8_t* block, float (&scales)[kTileOutputs
     if constexpr (Format::scale_type == ScaleType::Float32) {
         __builtin_memcpy(scales, Format::scales(block, 0, 0), sizeof scales);
     } else {
-        uint16_t halves[kTileOutputs];
-        __builtin_memcpy(halves, Format::scales(block, 0, 0), sizeof halves);
-        for (int o = 0; o < kTileOutputs; ++o) scales[o] = half_to_float(halves[o]);
+        uint16_t fp16[kTileOutputs];
+        __builtin_memcpy(fp16, Format::scales(block, 0, 0), sizeof fp16);
+        for (int o = 0; o < kTileOutputs; ++o) scales[o] = fp16_to_float(fp16[o]);
     }
 }
 
@@ -24,9 +24,9 @@ template <class Format>
 QUIRE_INLINE void add_column(const uint8_t* tile, int32_t column, float x, float (&sums)[kTileOutputs]) {
     const uint8_t* block = tile + column / kGroupInputs * Format::block_bytes;
     float scales[kTileOutputs];
-    uint32_t quads[kTileOutputs];  // four inputs' codes of an output
+    uint32_t quads[kTileOutputs];  // four inputs of an output
     load_scales<Format>(block, scales);
-    __builtin_memcpy(quads, Format::codes(block, 0) + column % kGroupInputs / 4 * Format::plane_row, sizeof quads);
+    __builtin_memcpy(quads, Format::quants(block, 0) + column % kGroupInputs / 4 * Format::plane_row, sizeof quads);
     const int above = 24 - column % 4 * 8;  // bits
     for (int o = 0; o < kTileOutputs; ++o)
         sums[o] = __builtin_fmaf(float(int32_t(quads[o] << above) >> 24) * scales[o], x, sums[o]);

@@ -1,4 +1,5 @@
-// 16-bit floats. Static, for native/kernels includes this too and no copy compiled for one CPU may serve another.
+// Conversions of fp16 and bf16. Static: native/kernels includes this file once for each ISA, and the linker must not
+// merge the copies.
 #pragma once
 
 #include <cstdint>
@@ -18,19 +19,19 @@ static inline uint32_t bits_of_float(float value) {
     return bits;
 }
 
-static inline float bfloat_to_float(uint16_t bits) { return float_of_bits(uint32_t(bits) << 16); }
+static inline float bf16_to_float(uint16_t bits) { return float_of_bits(uint32_t(bits) << 16); }
 
-static inline float half_to_float(uint16_t bits) {
+static inline float fp16_to_float(uint16_t bits) {
     const uint32_t sign = uint32_t(bits & 0x8000) << 16;
     const uint32_t magnitude = bits & 0x7fff;
     if (magnitude < 0x0400)
         return float_of_bits(bits_of_float(float(magnitude) * 0x1p-24f) | sign);     // subnormal or zero
-    const uint32_t exponent_bias = magnitude >= 0x7c00 ? 0x70000000u : 0x38000000u;  // Inf and NaN, or numbers
+    const uint32_t exponent_bias = magnitude >= 0x7c00 ? 0x70000000u : 0x38000000u;  // Inf and NaN, or finite
     return float_of_bits(sign | ((magnitude << 13) + exponent_bias));
 }
 
-// Of a float that is a half's value: every scale of a file that stores halves.
-static inline uint16_t exact_half(float value) {
+// The value must be exactly representable in fp16, as every scale is that a file stores in fp16.
+static inline uint16_t exact_fp16(float value) {
     const uint32_t bits = bits_of_float(value);
     const uint16_t sign = uint16_t((bits >> 16) & 0x8000);
     const uint32_t magnitude = bits & 0x7fffffff;

@@ -1,4 +1,4 @@
-"""What adapters add to a linear layer, in C++: against fp64, and what must never change it."""
+"""LoRA of a linear layer, in C++: against fp64, and independent of the batch and the number of threads."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def each_isa(request):
 
 
 def adapters_of(store=stored_floats):
-    """One with three parts of different ranks, one with one part of rank 1, one that adds nothing here, a large one."""
+    """Adapters with three parts of different ranks, one part of rank 1, no parts in this layer, and a large rank."""
     sizes = list(SIZES)
     return [
         [low_rank(rank, INPUTS, size, 0.5 * rank, store) for rank, size in zip((5, 16, 2), sizes, strict=True)],
@@ -58,7 +58,7 @@ def program(parts, x, threads=2):
 
 @pytest.mark.parametrize(("store", "bound"), [(stored_floats, 2e-6), (halves, 2e-6), (bfloats, 2e-6)])
 @pytest.mark.parametrize("num_rows", [1, 3, 50])
-def test_it_is_the_sum_in_fp64(store, bound, num_rows):
+def test_lora_equals_fp64(store, bound, num_rows):
     x, parts = random(num_rows, INPUTS), adapters_of(store)
     _, run = program(parts, x)
     for adapters in (RNG.integers(-1, 4, num_rows), [0] * num_rows, [3] * num_rows):
@@ -66,7 +66,7 @@ def test_it_is_the_sum_in_fp64(store, bound, num_rows):
         assert max_error(run(range(num_rows), adapters), expected) < bound * np.abs(expected).max()
 
 
-def test_a_row_is_the_same_in_any_company_and_for_any_number_of_threads():
+def test_batch_and_threads_change_no_bit_of_a_row():
     x, parts = random(50, INPUTS), adapters_of()
     adapters = RNG.integers(-1, 4, 50)
     together = program(parts, x, threads=3)[1](range(50), adapters)
@@ -76,18 +76,18 @@ def test_a_row_is_the_same_in_any_company_and_for_any_number_of_threads():
         assert np.array_equal(run(rows, adapters[list(rows)]), together[list(rows)])
 
 
-def test_rows_without_an_adapter_are_as_if_there_were_none():
+def test_rows_without_an_adapter_are_unchanged():
     x, parts = random(9, INPUTS), adapters_of()
     _, run = program(parts, x)
     plain = run(range(9), None)
     assert np.array_equal(run(range(9), [-1] * 9), plain)
-    assert np.array_equal(run(range(9), [2] * 9), plain)  # one that adds nothing to this layer
+    assert np.array_equal(run(range(9), [2] * 9), plain)  # an adapter without parts in this layer
     mixed = run(range(9), [0, -1, 0, -1, 1, -1, 3, -1, 2])
     assert np.array_equal(mixed[[1, 3, 5, 7, 8]], plain[[1, 3, 5, 7, 8]])
     assert np.all(np.abs(mixed - plain)[[0, 2, 4, 6]].max(axis=1) > 0.1)
 
 
-def test_only_the_rows_whose_logits_are_wanted_are_computed():
+def test_only_rows_with_requested_logits_are_computed():
     x, parts = random(9, INPUTS), adapters_of()
     _, run = program(parts, x)
     adapters = [0, 1, 3, -1, 3, 0, 1, -1, 0]
@@ -95,7 +95,7 @@ def test_only_the_rows_whose_logits_are_wanted_are_computed():
     assert np.array_equal(run(range(9), adapters, logit_rows=[7, 2, 0, 8]), every[[7, 2, 0, 8]])
 
 
-def test_a_slot_is_taken_over_and_emptied_between_steps():
+def test_a_slot_is_replaced_and_emptied_between_steps():
     x, parts = random(4, INPUTS), adapters_of()
     slots, run = program(parts, x)
     third = run(range(4), [3] * 4)
@@ -105,7 +105,7 @@ def test_a_slot_is_taken_over_and_emptied_between_steps():
     assert np.array_equal(run(range(4), [0, 0, 0, -1]), run(range(4), None))
 
 
-def test_a_slot_that_is_not_there_is_refused():
+def test_a_slot_out_of_range_is_refused():
     _, run = program(adapters_of(), random(2, INPUTS))
     for wrong in (4, -2):
         with pytest.raises(ValueError, match=r"adapters\[0\] is "):

@@ -1,4 +1,4 @@
-// What adapters add, by every table of this CPU and several teams of threads: against double precision, and bit for bit
+// LoRA by every table of this CPU and with several numbers of threads: against double precision, and bit for bit
 // against the same rows alone.
 
 #include <atomic>
@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "low_rank.h"
+#include "lora.h"
 #include "pack.h"
 #include "samples.h"
 
@@ -22,7 +22,7 @@ constexpr int64_t kFirst[] = {0, 33}, kSizes[] = {33, 17};  // parts
 constexpr int64_t kRanks[kSlots][2] = {{5, 16}, {64, 0}, {0, 1}};
 constexpr int64_t kMaxHidden = 128;
 
-std::vector<float> numbers(int64_t n, Random& random) {
+std::vector<float> random_floats(int64_t n, Random& random) {
     std::vector<float> all(n);
     for (float& x : all) x = random.uniform();
     return all;
@@ -33,7 +33,7 @@ std::unique_ptr<Matrix> packed(const std::vector<float>& values, int64_t rows, i
     return std::make_unique<Matrix>(Storage::F32, rows_in(data, rows, columns * int64_t(sizeof(float))), columns);
 }
 
-// The matrices of each adapter, and the slots they are put into.
+// The matrices of each adapter, and their slots.
 struct Adapters {
     AdapterSlots slots{kInputs, kOutputs, kSlots, kMaxHidden, 2};
     std::vector<float> a[kSlots][2], b[kSlots][2];
@@ -41,13 +41,13 @@ struct Adapters {
 
     explicit Adapters(Random& random) {
         for (int64_t s = 0; s < kSlots; ++s) {
-            LowRank adapter{};
+            LoraAdapter adapter{};
             std::vector<float> all;
             for (int p = 0; p < 2; ++p) {
                 const int64_t rank = kRanks[s][p];
                 if (!rank) continue;
-                a[s][p] = numbers(rank * kInputs, random);
-                b[s][p] = numbers(kSizes[p] * rank, random);
+                a[s][p] = random_floats(rank * kInputs, random);
+                b[s][p] = random_floats(kSizes[p] * rank, random);
                 held.push_back(packed(b[s][p], kSizes[p], rank));
                 adapter.parts.push_back({held.back()->packed(), kFirst[p], int64_t(all.size()) / kInputs, scale(s, p)});
                 all.insert(all.end(), a[s][p].begin(), a[s][p].end());
@@ -72,44 +72,44 @@ struct Adapters {
     }
 };
 
-std::vector<float> added(const AdapterSlots& slots, std::vector<float> x, const std::vector<int32_t>& adapters,
-                         int threads) {
+std::vector<float> lora_delta(const AdapterSlots& slots, std::vector<float> x, const std::vector<int32_t>& adapters,
+                              int threads) {
     const int64_t rows = int64_t(adapters.size());
     std::vector<float> y(rows * kOutputs, 0.0f);
     Buffer<uint8_t> panels;
     panels.reserve(threads * kPanelBytes);
-    LowRankRunner runner;
+    LoraRunner runner;
     runner.reserve(slots, rows, threads);
     runner.begin(adapters.data(), rows, nullptr, 0);
-    run_team(threads, [&](const Team& team) {
-        runner.run(slots, {x.data(), kInputs, nullptr}, {y.data(), kOutputs, nullptr}, false, team,
-                   panels.get() + team.thread * kPanelBytes);
+    run_in_pool(threads, [&](const ThreadPool& pool) {
+        runner.run(slots, {x.data(), kInputs, nullptr}, {y.data(), kOutputs, nullptr}, false, pool,
+                   panels.get() + pool.thread * kPanelBytes);
     });
     return y;
 }
 
 }  // namespace
 
-void test_low_rank(int& passed, int& failed) {
+void test_lora(int& passed, int& failed) {
     Random random(3);
     const Adapters adapters(random);
-    const std::vector<float> x = numbers(kRows * kInputs, random);
+    const std::vector<float> x = random_floats(kRows * kInputs, random);
     std::vector<int32_t> slots;
     for (int64_t r = 0; r < kRows; ++r) slots.push_back(int32_t(random.bits() % (kSlots + 1)) - 1);
     for (const char* const* isa = available_isas(); *isa; ++isa) {
         use_isa(*isa);
-        const std::vector<float> all = added(adapters.slots, x, slots, 1);
-        bool near = true, same = added(adapters.slots, x, slots, 3) == all;
+        const std::vector<float> all = lora_delta(adapters.slots, x, slots, 1);
+        bool near = true, same = lora_delta(adapters.slots, x, slots, 3) == all;
         for (int64_t r = 0; r < kRows; ++r) {
             const float* row = x.data() + r * kInputs;
-            const std::vector<float> alone = added(adapters.slots, {row, row + kInputs}, {slots[r]}, 2);
+            const std::vector<float> alone = lora_delta(adapters.slots, {row, row + kInputs}, {slots[r]}, 2);
             same = same && std::memcmp(alone.data(), all.data() + r * kOutputs, sizeof(float) * kOutputs) == 0;
             for (int64_t o = 0; o < kOutputs; ++o)
                 near = near && std::fabs(all[r * kOutputs + o] - adapters.expected(slots[r], row, o)) < 1e-4;
         }
         near ? ++passed : ++failed;
         same ? ++passed : ++failed;
-        if (!near || !same) std::printf("low_rank by %s: near %d, same %d\n", *isa, near, same);
+        if (!near || !same) std::printf("failed: lora, table %s: near %d, same %d\n", *isa, near, same);
     }
     use_isa(available_isas()[0]);
 }

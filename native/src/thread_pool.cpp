@@ -1,4 +1,4 @@
-#include "team.h"
+#include "thread_pool.h"
 
 #include <omp.h>
 
@@ -8,7 +8,7 @@ namespace quire {
 
 namespace {
 
-constexpr int kBusyTurns = 2000;
+constexpr int kSpins = 2000;
 
 void relax() {
 #if defined(__aarch64__)
@@ -28,20 +28,20 @@ bool Barrier::arrive(int num_threads, uint32_t now) {
     return true;
 }
 
-void Barrier::rest(uint32_t now) {
+void Barrier::spin_then_yield(uint32_t now) {
     for (int turn = 0; generation_.load(std::memory_order_acquire) == now; ++turn) {
-        if (turn < kBusyTurns)
+        if (turn < kSpins)
             relax();
         else
             std::this_thread::yield();
     }
 }
 
-void run_team(int num_threads, const std::function<void(const Team&)>& work) {
-    Barrier meeting;
-    if (num_threads == 1) return work(Team{0, 1, &meeting});
+void run_in_pool(int num_threads, const std::function<void(const ThreadPool&)>& work) {
+    Barrier shared_barrier;
+    if (num_threads == 1) return work(ThreadPool{0, 1, &shared_barrier});
 #pragma omp parallel num_threads(num_threads)
-    work(Team{omp_get_thread_num(), omp_get_num_threads(), &meeting});
+    work(ThreadPool{omp_get_thread_num(), omp_get_num_threads(), &shared_barrier});
 }
 
 }  // namespace quire
