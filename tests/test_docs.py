@@ -23,7 +23,8 @@ MAX_COLUMNS = 120
 SOURCES = ["src/quire", "native", "tests", "benchmarks", "tools"]
 CODE = {".py", ".cpp", ".h", ".c", ".js", ".sh"}
 BASES = ["", "src/quire/", "src/", "docs/", "native/", "src/quire/ops/gpu/", "src/quire/server/", "src/quire/weights/"]
-NOT_CODE = re.compile(r'"""(?:.|\n)*?"""|(?m:^\s*#.*$|  #.*$)')
+NOT_CPP = re.compile(r"(?m)(?:^|\s)//.*$")
+NOT_PYTHON = re.compile(r'"""(?:.|\n)*?"""|(?m:^\s*#.*$|  #.*$)')
 WORD = re.compile(r"[A-Za-z_]\w*")
 CLASS = re.compile(r"^class (\w+)(.*):((?:\n(?:[ )].*)?)*)", re.MULTILINE)
 
@@ -84,11 +85,11 @@ def fail_if(problems: list[str]) -> None:
 
 @cache
 def sources() -> dict[str, str]:
-    """Path -> text, without the comments and docstrings of Python."""
+    """Path -> text, without comments and docstrings."""
     files = {path: path.read_text() for folder in SOURCES for path in (ROOT / folder).rglob("*") if path.suffix in CODE}
     del files[Path(__file__)]
     return {
-        path.relative_to(ROOT).as_posix(): NOT_CODE.sub("", text) if path.suffix == ".py" else text
+        path.relative_to(ROOT).as_posix(): (NOT_PYTHON if path.suffix == ".py" else NOT_CPP).sub("", text)
         for path, text in files.items()
     }
 
@@ -228,7 +229,7 @@ def test_classes_and_functions_that_are_named_exist() -> None:
             if len(parts) > 1 and parts[-2] in members():
                 missing = [] if parts[-1] in members()[parts[-2]] else [span]
             else:
-                called = span.endswith("()")
+                called = span.endswith("()") or "::" in span
                 missing = [part for part in parts if (called or _looks_like_code(part)) and part not in known]
                 missing += [part for part in parts if re.fullmatch(r"[A-Z][a-z]+", part) and part not in types]
             problems += [f"{line}: `{name}` is nowhere in the code" for name in missing]
