@@ -1,8 +1,9 @@
-// The best this machine can do: bytes read from memory, and int8 products summed, in a second, by all threads together.
+// Peak rates of this machine, with all threads together: memory bandwidth, and int8 multiply-adds.
 //
 //     cc -O3 -march=native -pthread benchmarks/ceiling.c -o ceiling && ./ceiling 2
 //
-// Prints "<GB/s> <billion multiply-adds/s> <instruction>"; the second is 0 where no int8 product is known here.
+// Prints "<GB/s> <billion multiply-adds/s> <instruction>"; the second is 0 if no int8 dot product instruction is
+// available.
 
 #include <pthread.h>
 #include <stdint.h>
@@ -19,16 +20,16 @@
 #define IN_REGISTER(x) "+v"(x)
 #endif
 
-#define BYTES (256u << 20)  // for each thread: no cache holds it
-#define ROUNDS 30000000L    // of one instruction for each chain: about 0.1 s
-#define REPEATS 20          // the best counts: a moment without others is enough
+#define BYTES (256u << 20)  // for each thread: larger than any cache
+#define ROUNDS 30000000L    // of one instruction per chain: about 0.1 s
+#define REPEATS 20          // the best one counts
 #define MAX_THREADS 1024
 
-// Sums under way at once: enough to hide the latency, few enough for 16 registers.
+// Independent sums: enough to hide the latency, few enough for 16 registers.
 #define CHAINS 12
 #define EACH_CHAIN(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11)
 
-// One instruction's operands and sums, and how many multiply-adds it is.
+// The operands and sums of one instruction, and its number of multiply-adds.
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 typedef int8x16_t Bytes;
 typedef int32x4_t Sums;
@@ -44,7 +45,7 @@ typedef int32x4_t Sums;
 #elif defined(__AVX512VNNI__)
 typedef __m512i Bytes;
 typedef __m512i Sums;
-// Written out: compilers copy the sums before the instruction overwrites them, and these copies take half of the time.
+// Inline assembly: compilers would copy the sums before the instruction overwrites them, which takes half of the time.
 #define MULTIPLY_ADD(sums, a, b) __asm__("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b))
 #define WIDTH 64
 #define NAME "vpdpbusd zmm"
@@ -66,7 +67,7 @@ typedef __m256i Sums;
 typedef uint64_t Line __attribute__((vector_size(64)));
 
 static pthread_barrier_t start_line, finish_line;
-static volatile uint64_t sink;  // results go here, so that nothing is left out
+static volatile uint64_t sink;  // results go here, so that nothing is optimized away
 
 static double now(void) {
     struct timespec t;
@@ -88,7 +89,7 @@ static void multiply_all(void) {
     Bytes a = ones, b = ones;  // their addresses are not taken: they stay in registers
 #define ZERO(j) Sums sums##j = {0};
 #define STEP(j)                                                                                             \
-    __asm__ volatile("" : IN_REGISTER(sums##j), IN_REGISTER(a)); /* nothing is known before, or left out */ \
+    __asm__ volatile("" : IN_REGISTER(sums##j), IN_REGISTER(a)); /* opaque to the optimizer              */ \
     MULTIPLY_ADD(sums##j, a, b);
 #define KEEP(j) sink += (uint64_t)sums##j[0];
     EACH_CHAIN(ZERO)
@@ -105,7 +106,7 @@ static void* work(void* argument) {
     const size_t thread = (size_t)argument;
     Line* lines = aligned_alloc(4096, BYTES);
     if (!lines) abort();
-    memset(lines, 1, BYTES);  // pages of its own, near its core
+    memset(lines, 1, BYTES);  // private pages, near its core
     for (int repeat = 0; repeat < 2 * REPEATS; repeat++) {
         pthread_barrier_wait(&start_line);
         begins[thread] = now();
@@ -120,7 +121,7 @@ static void* work(void* argument) {
     return NULL;
 }
 
-// From the first thread's beginning to the last one's end.
+// From the first start to the last end of a thread.
 static double seconds_of_all(int num_threads) {
     double begin = begins[0], end = ends[0];
     for (int i = 1; i < num_threads; i++) {

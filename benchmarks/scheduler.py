@@ -1,8 +1,8 @@
-"""What deciding costs, and what paging wastes.
+"""The time of schedule() and update(), and the share of held KV slots that is unused.
 
     python -m benchmarks.scheduler [--seqs 256] [--steps 300]
 
-Prints a table and ends in one line of JSON. No model: an executor that draws a fixed token stands in for it."""
+Prints a table and ends in one line of JSON. No model runs: a fake executor samples a fixed token."""
 
 import argparse
 import gc
@@ -19,8 +19,8 @@ from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 
 
-class Instant:
-    """Draws token 1 for every row whose run reaches its last known token."""
+class FixedTokenExecutor:
+    """Samples token 1 for every row whose run reaches its last known token."""
 
     def __init__(self) -> None:
         self.known: dict[int, int] = {}
@@ -28,12 +28,12 @@ class Instant:
     def run(self, plan: StepPlan) -> StepOutput:
         for admission in plan.admitted:
             self.known[admission.row] = len(admission.tokens)
-        drawn = []
+        sampled = []
         for run in plan.runs:
             if run.start + run.count == self.known[run.row]:
                 self.known[run.row] += 1
-                drawn.append(SampledRow(run.row, [1]))
-        return StepOutput(plan.step, drawn)
+                sampled.append(SampledRow(run.row, [1]))
+        return StepOutput(plan.step, sampled)
 
 
 def decode(num_seqs: int, num_steps: int, num_prompt: int) -> dict[str, float]:
@@ -42,7 +42,7 @@ def decode(num_seqs: int, num_steps: int, num_prompt: int) -> dict[str, float]:
         max_num_seqs=num_seqs, max_num_batched_tokens=8192, max_model_len=num_prompt + num_steps + 512
     )
     scheduler = Scheduler(limits, num_seqs * (limits.max_model_len // 16 + 2))
-    executor = Instant()
+    executor = FixedTokenExecutor()
     random.seed(0)
     for i in range(num_seqs):
         prompt = [random.randrange(32_000) for _ in range(num_prompt + i % 16)]  # blocks fill at different steps
@@ -74,7 +74,7 @@ def decode(num_seqs: int, num_steps: int, num_prompt: int) -> dict[str, float]:
 def mixed(num_requests: int, num_blocks: int) -> dict[str, float]:
     """A queue of requests with prompts of 32-2000 and outputs of 16-400 tokens on a pool that is nearly full."""
     limits = SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=4096)
-    scheduler, executor, rng = Scheduler(limits, num_blocks), Instant(), random.Random(0)
+    scheduler, executor, rng = Scheduler(limits, num_blocks), FixedTokenExecutor(), random.Random(0)
     for i in range(num_requests):
         prompt = [rng.randrange(32_000) for _ in range(rng.randint(32, 2000))]
         scheduler.add(

@@ -1,4 +1,4 @@
-"""Stand-ins that are exact about what they stand in for."""
+"""Fake executors that check every plan they run."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission, Run, SampledRow, StepOutput, StepPlan
 from quire.core.request import IdLogprob
-from quire.core.speculation import Drafting
+from quire.core.speculation import Speculation
 from quire.executors.protocol import Capacity
 
 SEED = 0x9E3779B97F4A7C15
@@ -30,7 +30,7 @@ def chain(tokens: list[int], state: int = 0) -> list[int]:
 
 
 def adapter_state(adapter: str) -> int:
-    """What a text begins with whose keys and values an adapter has changed."""
+    """The hash that a text starts from under a LoRA adapter: its keys and values differ from the first token on."""
     return chain([ord(letter) for letter in adapter])[-1] if adapter else 0
 
 
@@ -53,16 +53,17 @@ class FakeRow:
     num_computed: int = 0
 
 
-def free_of_charge(drafting: Drafting | None) -> None:
-    """Steps take the same time, whatever is in them, and go on doing so: guesses pay nearly always."""
-    assert drafting is not None, "nothing is guessed"
+def make_drafts_free(speculation: Speculation | None) -> None:
+    """Let the cost model believe that every step takes the same time: nearly all draft tokens pay."""
+    assert speculation is not None, "the scheduler has no speculation"
+    step_cost = speculation.budget.step_cost
     for num_tokens in (1, 9) * 20:
-        drafting.costs.ran(num_tokens, 1.0)
-    drafting.costs.ran = lambda num_tokens, seconds: None  # type: ignore[method-assign]
+        step_cost.record_step(num_tokens, 1.0)
+    step_cost.record_step = lambda num_tokens, seconds: None  # type: ignore[method-assign]
 
 
 class FakeExecutor:
-    """Carries out plans on a cache that holds, for each slot, the hash of the text it was computed from.
+    """Runs plans on a KV cache that holds, for each slot, the hash of the text it was computed from.
 
     The next token is a function of (seed, sample, text), so scheduling cannot change it. Every slot a run reads must
     hold what its row's own tokens would have put there: a block shared, copied or swapped wrongly is an error."""
@@ -78,11 +79,11 @@ class FakeExecutor:
         ahead: int = 0,
         window: int = 0,
         num_drafts: int = 0,
-        right: float = 0.8,
+        accuracy: float = 0.8,
     ) -> None:
-        """With `num_drafts` it guesses up to that many tokens ahead, each right with that probability."""
+        """With `num_drafts` it proposes up to that many draft tokens, each correct with probability `accuracy`."""
         self.num_drafts = num_drafts
-        self._right = right
+        self._accuracy = accuracy
         self.block_size = block_size
         self.window = window
         self.vocab_size = vocab_size
@@ -95,7 +96,10 @@ class FakeExecutor:
         self.adapters: dict[int, str] = {}  # by slot
         self.num_computed = 0  # tokens, over all steps
 
-    def start(self) -> Capacity:
+    def load(self) -> None:
+        """The size of the cache is known."""
+
+    def allocate(self, size: None) -> Capacity:
         return Capacity(
             num_blocks=len(self.blocks),
             num_host_blocks=len(self.host),
@@ -111,7 +115,7 @@ class FakeExecutor:
         self.rows.clear()
 
     def submit(self, plan: StepPlan) -> None:
-        assert len(self.outputs) <= self.ahead, "more plans than are taken ahead"
+        assert len(self.outputs) <= self.ahead, "more plans are in flight than the executor takes"
         self.outputs.append(self.run(plan))
 
     def collect(self) -> StepOutput:
@@ -141,7 +145,7 @@ class FakeExecutor:
         for run in plan.runs:  # after all writes: sequences of one step may share what one of them computes
             self._read(run)
         self.num_computed += plan.num_tokens
-        return StepOutput(plan.step, [drawn for run in plan.runs if (drawn := self._draw(run)) is not None])
+        return StepOutput(plan.step, [sampled for run in plan.runs if (sampled := self._sample(run)) is not None])
 
     def _admit(self, new: Admission) -> None:
         assert new.row not in self.rows, f"row {new.row} is admitted and in use"
@@ -181,51 +185,51 @@ class FakeExecutor:
         row, size, end = self.rows[run.row], self.block_size, run.start + run.count
         for position in range(self._first_seen(run.start), end):
             block, offset = divmod(position, size)
-            found = self.blocks[row.table[block]][offset]
-            assert found == row.states[position], f"{run} reads wrong keys and values at position {position}"
+            state = self.blocks[row.table[block]][offset]
+            assert state == row.states[position], f"{run} reads wrong keys and values at position {position}"
         row.num_computed = end
 
-    def _draw(self, run: Run) -> SampledRow | None:
+    def _sample(self, run: Run) -> SampledRow | None:
         row, end = self.rows[run.row], run.start + run.count
-        drawn = SampledRow(run.row)
+        sampled = SampledRow(run.row)
         if row.params.prompt_logprobs is not None:
             last = min(end, row.num_prompt - 1)
-            drawn.prompt_logprobs = [self._logprob(row, i, row.tokens[i]) for i in range(run.start + 1, last + 1)]
+            sampled.prompt_logprobs = [self._logprob(row, i, row.tokens[i]) for i in range(run.start + 1, last + 1)]
         if end == len(row.tokens):
             if row.params.beam_width:
-                drawn.beams = self._best(row)[: 2 * row.params.beam_width]
+                sampled.beams = self._best(row)[: 2 * row.params.beam_width]
             else:
-                self._verify(row, run.drafts, drawn)
-        return drawn if drawn.tokens or drawn.beams or drawn.prompt_logprobs else None
+                self._verify(row, run.drafts, sampled)
+        return sampled if sampled.tokens or sampled.beams or sampled.prompt_logprobs else None
 
-    def _verify(self, row: FakeRow, drafts: list[int], drawn: SampledRow) -> None:
+    def _verify(self, row: FakeRow, drafts: list[int], sampled: SampledRow) -> None:
         if drafts:
             del row.tokens[-len(drafts) :], row.states[-len(drafts) :]
         for draft in [*drafts, -1]:
-            if self._append(row, drawn) != draft:
+            if self._append(row, sampled) != draft:
                 break
         row.num_computed = len(row.tokens) - 1
         if drafts:
             del row.table[-(-row.num_computed // self.block_size) :]
-        drawn.drafts = self._guess(row)
+        sampled.drafts = self._propose(row)
 
-    def _guess(self, row: FakeRow) -> list[int]:
-        """What comes next, with mistakes: which ones is a function of the text."""
+    def _propose(self, row: FakeRow) -> list[int]:
+        """Draft tokens: the next tokens with mistakes, all a function of the text."""
         tokens, state, chance = row.tokens[:], row.states[-1], mix(row.states[-1], 77)
         for _ in range(chance % (self.num_drafts + 1)):
             chance = mix(chance, len(tokens))
             token = self._next(row, state, len(tokens))
-            if chance % 1000 >= 1000 * self._right:
+            if chance % 1000 >= 1000 * self._accuracy:
                 token = chance // 1000 % self.vocab_size
             tokens.append(token)
             state = mix(state, token)
         return tokens[len(row.tokens) :]
 
-    def _append(self, row: FakeRow, drawn: SampledRow) -> int:
+    def _append(self, row: FakeRow, sampled: SampledRow) -> int:
         token = self._next(row, row.states[-1], len(row.tokens))
-        drawn.tokens.append(token)
+        sampled.tokens.append(token)
         if row.params.logprobs is not None:
-            drawn.logprobs = [*(drawn.logprobs or []), self._logprob(row, len(row.tokens), token)]
+            sampled.logprobs = [*(sampled.logprobs or []), self._logprob(row, len(row.tokens), token)]
         row.tokens.append(token)
         row.states.append(mix(row.states[-1], token))
         return token

@@ -22,8 +22,8 @@ Every number of a model also has the name that vLLM gives it (with the label `en
 work as they are. The label `model_name` is the name that clients use. Counters go on when an engine dies or is
 unloaded; gauges are 0 while it is not there. Histograms have `_bucket`, `_sum` and `_count`; times are in seconds.
 
-A client that left is status 499, which nobody is ever sent. The route `none` is that of connections that were refused
-before they had sent a whole request; `other` is a path that does not exist. The codes of errors are listed in
+A client that left is counted as status 499, which is never sent. The route `none` is that of connections that were
+refused before they had sent a whole request; `other` is a path that does not exist. Error codes are listed in
 [http.md](http.md#errors).
 
 This page is made by `python tools/metrics_page.py`.

@@ -24,6 +24,7 @@ from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
 from quire.executors.local import LocalExecutor
+from quire.executors.options import ExecutorOptions
 
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -132,8 +133,7 @@ class Bench:
         path = Path(self._folder.name)
         (path / "config.json").write_text(json.dumps(self._shape))
         begin = time.perf_counter()
-        executor = LocalExecutor(
-            path,
+        executor_options = ExecutorOptions(
             backend="cuda",
             load_format="dummy",
             max_model_len=max_model_len,
@@ -144,6 +144,7 @@ class Bench:
         engine_options = EngineOptions(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens, enable_prefix_caching=False
         )
+        executor = LocalExecutor(path, executor_options)
         self.engine = Engine(executor, engine_options)
         self.started = time.perf_counter() - begin
         self._ids = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-// Activations of a vector of numbers.
+// Activations of a vector.
 #pragma once
 
 #include "inline.h"
@@ -11,9 +11,9 @@ namespace {
 constexpr float kLog2e = 1.44269504f;
 
 QUIRE_INLINE Floats exp(Floats x) { return exp2(x * splat(kLog2e)); }
-// x becomes x * sigmoid(factor * x).
+// x = x * sigmoid(factor * x)
 template <int N>
-QUIRE_INLINE void gate_by_themselves(Floats (&x)[N], float factor) {
+QUIRE_INLINE void swish_each(Floats (&x)[N], float factor) {
     Floats raised[N];
     QUIRE_UNROLL
     for (int i = 0; i < N; ++i) raised[i] = x[i] * splat(-kLog2e * factor);
@@ -21,9 +21,9 @@ QUIRE_INLINE void gate_by_themselves(Floats (&x)[N], float factor) {
     QUIRE_UNROLL
     for (int i = 0; i < N; ++i) x[i] = x[i] / (splat(1.0f) + raised[i]);
 }
-QUIRE_INLINE Floats gated_by_itself(Floats x, float factor) {
+QUIRE_INLINE Floats swish(Floats x, float factor) {
     Floats one[1] = {x};
-    gate_by_themselves(one, factor);
+    swish_each(one, factor);
     return one[0];
 }
 // Absolute error below 2e-7.
@@ -40,21 +40,21 @@ QUIRE_INLINE Floats erfc(Floats x) {
     return p * t * exp(splat(0.0f) - x * x);
 }
 
-QUIRE_INLINE Floats at_most(Floats x, float most) { return splat(0.0f) - max(splat(0.0f) - x, splat(-most)); }
+QUIRE_INLINE Floats clamp_max(Floats x, float limit) { return splat(0.0f) - max(splat(0.0f) - x, splat(-limit)); }
 
-constexpr float kClampedAt = 7.0f;
+constexpr float kSwigluLimit = 7.0f;
 
 template <Activation Kind>
 QUIRE_INLINE Floats activated(Floats x) {
     const Floats zero = splat(0.0f);
-    if constexpr (Kind == Activation::ClampedSwiglu) return gated_by_itself(at_most(x, kClampedAt), 1.702f);
-    if constexpr (Kind == Activation::Silu) return gated_by_itself(x, 1.0f);
-    if constexpr (Kind == Activation::QuickGelu) return gated_by_itself(x, 1.702f);
+    if constexpr (Kind == Activation::ClampedSwiglu) return swish(clamp_max(x, kSwigluLimit), 1.702f);
+    if constexpr (Kind == Activation::Silu) return swish(x, 1.0f);
+    if constexpr (Kind == Activation::QuickGelu) return swish(x, 1.702f);
     if constexpr (Kind == Activation::Relu) return max(zero, x);
     if constexpr (Kind == Activation::Tanh) return tanh(x);
-    if constexpr (Kind == Activation::Elu) return max(zero, x) + (exp(at_most(x, 0.0f)) - splat(1.0f));
+    if constexpr (Kind == Activation::Elu) return max(zero, x) + (exp(clamp_max(x, 0.0f)) - splat(1.0f));
     if constexpr (Kind == Activation::ReluSquared) return max(zero, x) * max(zero, x);
-    if constexpr (Kind == Activation::Gelu) {  // x P(x), or x - x P(-x) for x > 0: the far tail is small, not 1 - 1
+    if constexpr (Kind == Activation::Gelu) {  // x P(x), or x - x P(-x) for x > 0: no cancellation in the far tail
         const Floats magnitude = max(zero - x, x);
         return max(zero, x) - magnitude * splat(0.5f) * erfc(magnitude * splat(0.70710678f));
     }
@@ -66,15 +66,15 @@ QUIRE_INLINE Floats activated(Floats x) {
 
 template <Activation Kind, int N>
 QUIRE_INLINE void activate_each(Floats (&x)[N]) {
-    if constexpr (Kind == Activation::Silu) return gate_by_themselves(x, 1.0f);
+    if constexpr (Kind == Activation::Silu) return swish_each(x, 1.0f);
     for (int i = 0; i < N; ++i) x[i] = activated<Kind>(x[i]);
 }
 
-// What an activated gate is multiplied with.
+// The factor of an activated gate.
 template <Activation Kind>
 QUIRE_INLINE Floats factor_of(Floats up) {
     if constexpr (Kind == Activation::ClampedSwiglu)
-        return max(at_most(up, kClampedAt), splat(-kClampedAt)) + splat(1.0f);
+        return max(clamp_max(up, kSwigluLimit), splat(-kSwigluLimit)) + splat(1.0f);
     return up;
 }
 

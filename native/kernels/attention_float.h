@@ -1,4 +1,4 @@
-// Attention to pages of floats: fp16, bf16 or fp32. Keys become fp32; values are weighed as `Weighing` says.
+// Attention over pages of floats: fp16, bf16 or fp32. QkMath and PvMath choose the precision of both matmuls.
 #pragma once
 
 #include "attention_state.h"
@@ -6,22 +6,21 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
-// The arithmetic of weights times values, for values of type T. Halves are multiplied and added as halves where the CPU
-// can: up to 64 slots of them, whose sum then joins the others in fp32. Weights are at most 1, so this loses no more
-// than a few units in the last place of a half.
+// The arithmetic of weights times values, for values of type T. If the CPU has fp16 arithmetic, fp16 values are summed
+// in fp16 over up to 64 slots, and these sums in fp32. Weights are at most 1, so this loses only a few ulps of fp16.
 constexpr int64_t kSlotsAtOnce = 64;
 
 template <class T>
-struct Weighing {
+struct PvMath {
     using Weight = float;
     using Sum = Floats;
     static Sum zero() { return splat(0.0f); }
     static Floats load_values(const T* p) { return load(p); }
     static Floats load_values(const T* p, int64_t n) { return load_part(p, n); }
     static Floats total(Sum sum) { return sum; }
-    static constexpr auto weigh = [](auto& scores) { exp2_each(scores); };
+    static constexpr auto exp_weights = [](auto& scores) { exp2_each(scores); };
 
-    // The weights of one query, at a vector of slots.
+    // The weights of one query for a vector of slots.
     using Weights = const float*;
     static Weights load_weights(const float* p) { return p; }
     template <int Slot>
@@ -29,36 +28,35 @@ struct Weighing {
         return multiply_add(splat(weights[Slot]), values, sum);
     }
 };
-#ifdef QUIRE_HALF_MATH
+#ifdef QUIRE_FP16_MATH
 template <>
-struct Weighing<Half> {
-    using Weight = Half;
-    using Sum = Halves;
-    static Sum zero() { return zero_halves(); }
-    static Halves load_values(const Half* p) { return load_halves(p); }
-    static Halves load_values(const Half* p, int64_t n) { return to_halves(load_part(p, n)); }
+struct PvMath<Fp16> {
+    using Weight = Fp16;
+    using Sum = Fp16x8;
+    static Sum zero() { return zero_fp16(); }
+    static Fp16x8 load_values(const Fp16* p) { return load_fp16(p); }
+    static Fp16x8 load_values(const Fp16* p, int64_t n) { return to_fp16(load_part(p, n)); }
     static Floats total(Sum sum) { return to_floats(sum); }
-    static constexpr auto weigh = [](auto& scores) { coarse_exp2_each(scores); };
+    static constexpr auto exp_weights = [](auto& scores) { coarse_exp2_each(scores); };
 
-    using Weights = Halves;
-    static Weights load_weights(const Half* p) { return load_halves(p); }
+    using Weights = Fp16x8;
+    static Weights load_weights(const Fp16* p) { return load_fp16(p); }
     template <int Slot>
-    static Sum add(Weights weights, Halves values, Sum sum) {
+    static Sum add(Weights weights, Fp16x8 values, Sum sum) {
         return multiply_add<Slot>(weights, values, sum);
     }
 };
 #endif
 
-// The arithmetic of queries times keys, for keys of type T. Halves are again multiplied and added as halves where the
-// CPU can: of 32 columns those that are even, and those that are odd, then the two sums, then those of 64 columns; in
-// fp32 that joins the others.
-// `q` is what load_queries made; a query of it is where `query_at` says.
+// The arithmetic of queries times keys, for keys of type T. If the CPU has fp16 arithmetic, fp16 keys are summed in
+// fp16: the even and the odd columns of 32, then the two sums, then those of 64 columns. These are summed in fp32. `q`
+// has the layout of load_queries; query_at returns the address of a query.
 template <class T>
-struct Scoring {
+struct QkMath {
     using Query = float;
     using Sum = Floats;
-    static constexpr int kChains = 1;   // sums that are added to in turn
-    static constexpr int kColumns = 2;  // of which the queries are loaded at once
+    static constexpr int kChains = 1;   // sums that alternate
+    static constexpr int kColumns = 2;  // columns whose queries are loaded at once
     static constexpr int64_t kChained = INT64_MAX, kColumnsAtOnce = INT64_MAX;
     static Sum zero() { return splat(0.0f); }
     static Floats load_keys(const T* p) { return load(p); }
@@ -81,32 +79,32 @@ struct Scoring {
     static Sum join(const Sum* chains) { return chains[0]; }
     static Floats total(Sum sum) { return sum; }
 };
-#ifdef QUIRE_HALF_MATH
+#ifdef QUIRE_FP16_MATH
 template <>
-struct Scoring<Half> {
-    using Query = Half;
-    using Sum = Halves;
+struct QkMath<Fp16> {
+    using Query = Fp16;
+    using Sum = Fp16x8;
     static constexpr int kColumns = kLanes, kChains = 2;
     static constexpr int64_t kChained = 32, kColumnsAtOnce = 64;
-    static Sum zero() { return zero_halves(); }
-    static Halves load_keys(const Half* p) { return load_halves(p); }
+    static Sum zero() { return zero_fp16(); }
+    static Fp16x8 load_keys(const Fp16* p) { return load_fp16(p); }
     template <int N>
     struct Queries {
-        Halves rows[N];
-        Queries(const Half* q, int64_t head_dim, int64_t column) {
+        Fp16x8 rows[N];
+        Queries(const Fp16* q, int64_t head_dim, int64_t column) {
             QUIRE_UNROLL
-            for (int i = 0; i < N; ++i) rows[i] = load_halves(query_at(q, i, head_dim) + column);
+            for (int i = 0; i < N; ++i) rows[i] = load_fp16(query_at(q, i, head_dim) + column);
         }
         template <int Q, int Column>
-        Sum add(Halves keys, Sum sum) const {
+        Sum add(Fp16x8 keys, Sum sum) const {
             return multiply_add<Column>(rows[Q], keys, sum);
         }
     };
-    // [32, head_dim and up to 15 more]
-    static Half* query_at(const void* q, int query, int64_t head_dim) {
-        return (Half*)q + query * (round_up(head_dim) + kLanes);
+    // [32, head_dim, rounded up and one vector more]
+    static Fp16* query_at(const void* q, int query, int64_t head_dim) {
+        return (Fp16*)q + query * (round_up(head_dim) + kLanes);
     }
-    static void store_queries(Half* q, int64_t head_dim, int64_t column, const Floats (&rows)[kQueriesAtOnce],
+    static void store_queries(Fp16* q, int64_t head_dim, int64_t column, const Floats (&rows)[kQueriesAtOnce],
                               int count) {
         for (int i = 0; i < count; ++i) store(query_at(q, i, head_dim) + column, rows[i]);
     }
@@ -115,31 +113,31 @@ struct Scoring<Half> {
 };
 #endif
 
-// Few queries alone do not keep the vector unit busy: they take two vectors of slots at a time. Columns of values
-// likewise, and AVX-512 has registers for twice as many of both.
+// Vectors of slots at a time. Up to 4 queries need two to keep the vector pipes busy. AVX-512 has registers for twice
+// as many.
 template <int N>
 constexpr int kVectors = (N <= 4 ? 2 : 1) * (kLanes == 16 ? 2 : 1);
 template <int N, class T>
-constexpr int kColumnVectors = kVectors<N> * (sizeof(typename Weighing<T>::Weight) == 2 ? 2 : 1);
+constexpr int kColumnVectors = kVectors<N> * (sizeof(typename PvMath<T>::Weight) == 2 ? 2 : 1);
 
 template <class T>
-constexpr bool kInHalves = sizeof(typename Scoring<T>::Query) == 2;
+constexpr bool kInFp16 = sizeof(typename QkMath<T>::Query) == 2;
 
-// Of blocks and heads: where halves are multiplied, addresses take no instructions of their own if these are constants.
+// A common block size and head_dim. As constants, they save the address arithmetic of the fp16 loops.
 constexpr int64_t kUsualSize = 16, kUsualDim = 64;
 
-// A branch in the loop over columns of halves makes many queries, a prefill's, a fifth slower, and few of them faster
-// by a thirtieth. Those who have nothing to fetch give the keys that they read.
+// Whether the loop over columns prefetches without a branch: for fp16, a branch makes a prefill a fifth slower (and few
+// queries 3 % faster). Callers that have nothing to prefetch pass the keys that they read.
 template <int N, class T>
-constexpr bool kAlwaysFetches = kLanes == 16 || (N > 4 && kInHalves<T>);
+constexpr bool kAlwaysPrefetches = kLanes == 16 || (N > 4 && kInFp16<T>);
 
-// Scores of N queries with C vectors of slots, each from its place in `keys` on, whose columns are `stride` apart.
-// With every other column some of each of `ahead` is fetched: `share` numbers of T for a column.
+// Scores of N queries with C vectors of slots, at `keys`, whose columns are `stride` apart. Every other column
+// prefetches some of each of `prefetched`: prefetch_stride elements per column.
 template <int N, int C, int A, class T>
-QUIRE_INLINE void score_slots(const State& s, const typename Scoring<T>::Query* q, const T* const (&keys)[C],
-                              int64_t stride, int64_t head_dim, int64_t column, const T* const (&ahead)[A],
-                              int64_t share) {
-    using W = Scoring<T>;
+QUIRE_INLINE void score_slots(const State& s, const typename QkMath<T>::Query* q, const T* const (&keys)[C],
+                              int64_t stride, int64_t head_dim, int64_t column, const T* const (&prefetched)[A],
+                              int64_t prefetch_stride) {
+    using W = QkMath<T>;
     float* const scores = s.scores + column;
     const int64_t score_stride = s.score_stride;
     for (int64_t begin = 0; begin < head_dim; begin += W::kColumnsAtOnce) {
@@ -155,7 +153,8 @@ QUIRE_INLINE void score_slots(const State& s, const typename Scoring<T>::Query* 
                     if (i >= count) return;
                     QUIRE_UNROLL
                     for (int a = i % 2; a < A; a += 2)
-                        if (kAlwaysFetches<N, T> || ahead[a]) __builtin_prefetch(ahead[a] + (d + i - i % 2) * share);
+                        if (kAlwaysPrefetches<N, T> || prefetched[a])
+                            __builtin_prefetch(prefetched[a] + (d + i - i % 2) * prefetch_stride);
                     decltype(W::load_keys(keys[0])) k[C];
                     for (int c = 0; c < C; ++c) k[c] = W::load_keys(keys[c] + (d + i) * stride);
                     each<N * C>([&](auto j) {
@@ -183,36 +182,37 @@ QUIRE_INLINE void score_slots(const State& s, const typename Scoring<T>::Query* 
     }
 }
 
-// Scores with one block of the span.
+// Scores with one block of a span.
 template <int N, class T>
-QUIRE_INLINE void score_block(const State& s, const typename Scoring<T>::Query* q, const T* keys, int64_t num_slots,
-                              int64_t stride, int64_t head_dim, int64_t column, const T* const (&ahead)[1]) {
+QUIRE_INLINE void score_block(const State& s, const typename QkMath<T>::Query* q, const T* keys, int64_t num_slots,
+                              int64_t stride, int64_t head_dim, int64_t column, const T* const (&prefetched)[1]) {
     constexpr int64_t kWide = kVectors<N> * kLanes;
     int64_t slot = 0;
     for (; slot + kWide <= num_slots; slot += kWide) {
-        const T* places[kVectors<N>];
-        for (int c = 0; c < kVectors<N>; ++c) places[c] = keys + slot + c * kLanes;
-        score_slots<N>(s, q, places, stride, head_dim, column + slot, ahead, stride);
+        const T* key_slots[kVectors<N>];
+        for (int c = 0; c < kVectors<N>; ++c) key_slots[c] = keys + slot + c * kLanes;
+        score_slots<N>(s, q, key_slots, stride, head_dim, column + slot, prefetched, stride);
     }
     for (; slot < num_slots; slot += kLanes) {
-        const T* const place[] = {keys + slot};
-        score_slots<N>(s, q, place, stride, head_dim, column + slot, ahead, stride);
+        const T* const key_slot[] = {keys + slot};
+        score_slots<N>(s, q, key_slot, stride, head_dim, column + slot, prefetched, stride);
     }
 }
 
-// Scores with the blocks of a span that are as long as a vector: several blocks at a time. Meanwhile values are
-// fetched, a span ahead, or those of this span where they are wanted sooner than memory could bring others.
+// Scores with the blocks of a span if a block is as long as a vector: several blocks at a time. Values are prefetched
+// meanwhile: of the next span or, with a single group of queries, of this one.
 template <int N, class T>
-void score_short_blocks(const State& s, const typename Scoring<T>::Query* q, int first, const Span& span,
+void score_short_blocks(const State& s, const typename QkMath<T>::Query* q, int first, const Span& span,
                         int64_t head_dim) {
     const auto score_some = [&](auto count, int64_t b) QUIRE_INLINED {
-        const T *keys[count], *ahead[count];
+        const T *keys[count], *prefetched[count];
         for (int c = 0; c < count; ++c) {
             const int64_t block = span.first_block + b + c;
             keys[c] = (const T*)s.keys_at(block);
-            ahead[c] = (const T*)s.values_at(s.num_groups > 1 ? s.later(block) : block) + s.share_of(first, head_dim);
+            prefetched[c] = (const T*)s.values_at(s.num_groups > 1 ? s.next_span_block(block) : block) +
+                            s.prefetch_start(first, head_dim);
         }
-        score_slots<N>(s, q, keys, kLanes, head_dim, b * kLanes, ahead, s.column_share);
+        score_slots<N>(s, q, keys, kLanes, head_dim, b * kLanes, prefetched, s.prefetch_columns);
     };
     constexpr int kAtOnce = kVectors<N>;
     int64_t b = 0;
@@ -220,19 +220,19 @@ void score_short_blocks(const State& s, const typename Scoring<T>::Query* q, int
     for (; b < span.num_blocks; ++b) score_some(std::integral_constant<int, 1>{}, b);
 }
 
-// Whether keys are worth converting once where many queries read them: not where registers hold enough scores.
+// Whether keys that many queries read are converted to fp32 once. Not worth it if registers hold enough scores.
 template <class T>
-constexpr bool kConverts = sizeof(typename Scoring<T>::Query) != sizeof(T) && kLanes < 16;
+constexpr bool kConverts = sizeof(typename QkMath<T>::Query) != sizeof(T) && kLanes < 16;
 
-// While keys are read, values are fetched: the pages of a head are a few kilobytes, too short for the CPU to foresee
-// the next one. Keys are read from the pages, or where other queries of the tile will read them too, as floats from
-// `s.keys`.
+// Scores with a span. While keys are read, values are prefetched: the pages of a head are a few kilobytes, too short
+// for the hardware prefetcher. Keys are read from the pages or, if other queries of the tile share them, as fp32 from
+// s.keys.
 template <int N, class T>
 void score(const AttentionTile& t, const State& s, int first, const Span& span, bool shared) {
     const int64_t head_dim = t.pages->head_dim;
-    const auto* q = Scoring<T>::query_at(s.q, first, head_dim);
+    const auto* q = QkMath<T>::query_at(s.q, first, head_dim);
     if (kLanes == 16 && span.size == kLanes) return score_short_blocks<N, T>(s, q, first, span, head_dim);
-    const int64_t skipped = span.first_block % s.span_blocks;  // blocks of the span that nobody here sees
+    const int64_t skipped = span.first_block % s.span_blocks;  // blocks of the span that these queries do not see
     for (int64_t b = 0; b < span.num_blocks; ++b) {
         const int64_t num_slots = round_up(span.num_slots(b)), column = b * span.padded;
         if constexpr (kConverts<T>) {
@@ -244,19 +244,20 @@ void score(const AttentionTile& t, const State& s, int first, const Span& span, 
         }
         const int64_t block = span.first_block + b;
         const T* keys = (const T*)s.keys_at(block);
-        const T* nothing = kAlwaysFetches<N, T> ? keys : nullptr;
-        const T* const ahead[] = {first >= kQueriesAtOnce ? nothing : (const T*)s.values_at(block)};  // once a tile
-        if constexpr (kInHalves<T>) {
+        const T* nothing = kAlwaysPrefetches<N, T> ? keys : nullptr;
+        const T* const prefetched[] = {
+            first >= kQueriesAtOnce ? nothing : (const T*)s.values_at(block)};  // only the first group of a tile
+        if constexpr (kInFp16<T>) {
             if (span.size == kUsualSize && head_dim == kUsualDim) {
-                score_block<N>(s, q, keys, num_slots, kUsualSize, kUsualDim, column, ahead);
+                score_block<N>(s, q, keys, num_slots, kUsualSize, kUsualDim, column, prefetched);
                 continue;
             }
         }
-        score_block<N>(s, q, keys, num_slots, span.size, head_dim, column, ahead);
+        score_block<N>(s, q, keys, num_slots, span.size, head_dim, column, prefetched);
     }
 }
 
-// Blocks [first, end) of the span, as floats into `s.keys`. Their values are fetched.
+// Converts the keys of blocks [first, end) of a span to fp32, into s.keys. Prefetches their values.
 template <class T>
 void convert_keys(const AttentionTile& t, const State& s, int64_t first, int64_t end) {
     const int64_t n = t.pages->head_dim * t.pages->block_size, skipped = first % s.span_blocks;
@@ -273,12 +274,11 @@ void convert_keys(const AttentionTile& t, const State& s, int64_t first, int64_t
     }
 }
 
-// C vectors of columns from d on: acc = acc * factor + p . values, for up to 64 slots of each block from `begin` on.
-// `Whole`: the columns lie within the value.
-// While values are read, the keys of the next span are fetched.
+// C vectors of columns from d on: acc = acc * alpha + p . values, for up to 64 slots of each block from `begin` on.
+// `Whole`: the columns lie within the value. While values are read, the keys of the next span are prefetched.
 template <int N, int C, bool Whole, class T>
 void accumulate_columns(const AttentionTile& t, const State& s, int first, const Span& span, int64_t begin, int64_t d) {
-    using W = Weighing<T>;
+    using W = PvMath<T>;
     const int64_t head_dim = t.pages->head_dim;
     float* acc = s.acc + first * s.acc_stride + d;
     typename W::Sum sums[N * C];
@@ -288,12 +288,12 @@ void accumulate_columns(const AttentionTile& t, const State& s, int first, const
         const T* values = (const T*)s.values_at(span.first_block + b);
         const auto* p = (const typename W::Weight*)s.p + b * span.padded + begin;
         const int64_t end = span.num_slots(b) < begin + kSlotsAtOnce ? span.num_slots(b) : begin + kSlotsAtOnce;
-        const T* ahead =
-            (const T*)s.keys_at(s.later(span.first_block + b)) + s.share_of(first, head_dim) + d * s.column_share;
+        const T* prefetched = (const T*)s.keys_at(s.next_span_block(span.first_block + b)) +
+                              s.prefetch_start(first, head_dim) + d * s.prefetch_columns;
         values += begin * head_dim + d;
         int64_t slot = begin;
         const auto add_slot = [&](auto lane, const auto& weights) {
-            __builtin_prefetch(ahead + slot * (C * s.slot_share));
+            __builtin_prefetch(prefetched + slot * (C * s.prefetch_slots));
             decltype(W::load_values(values)) v[C];
             for (int c = 0; c < C; ++c)
                 v[c] = Whole ? W::load_values(values + c * kLanes) : W::load_values(values, t.pages->value_dim() - d);
@@ -315,8 +315,8 @@ void accumulate_columns(const AttentionTile& t, const State& s, int first, const
     QUIRE_UNROLL
     for (int j = 0; j < N * C; ++j) {
         float* to = acc + j / C * s.acc_stride + j % C * kLanes;
-        const float factor = begin == 0 ? s.correction[first + j / C] : 1.0f;
-        store(to, multiply_add(load(to), splat(factor), W::total(sums[j])));
+        const float alpha = begin == 0 ? s.alpha[first + j / C] : 1.0f;
+        store(to, multiply_add(load(to), splat(alpha), W::total(sums[j])));
     }
 }
 
@@ -333,35 +333,35 @@ void accumulate(const AttentionTile& t, const State& s, int first, const Span& s
     }
 }
 
-// Row i of the scores, which is the query's, becomes row i of `s.p`.
+// Turns row i of the scores, which belongs to the query, into row i of s.p.
 template <class T>
-void weigh(State& s, int query, int i, const Span& span) {
-    auto* p = (typename Weighing<T>::Weight*)s.p + i * s.score_stride;
-    soften(s, query, i, span, Weighing<T>::weigh,
-           [&](int64_t column, Floats, Floats weight) { store(p + column, weight); });
+void exp_weights(State& s, int query, int i, const Span& span) {
+    auto* p = (typename PvMath<T>::Weight*)s.p + i * s.score_stride;
+    softmax_row(s, query, i, span, PvMath<T>::exp_weights,
+                [&](int64_t column, Floats, Floats x) { store(p + column, x); });
 }
 
-// What is left to do of a span once queries [first, first + N), which lie in one vector, have scores.
+// The rest of a span, once queries [first, first + N), which are in one group of 8, have scores.
 template <int N, class T>
-void take_values(const AttentionTile& t, State& s, int first, const Span& span) {
-    raise<N>(t, s, first, 0, span);
-    for (int i = 0; i < N; ++i) weigh<T>(s, first + i, i, span);
+void softmax_and_accumulate(const AttentionTile& t, State& s, int first, const Span& span) {
+    update_max<N>(t, s, first, 0, span);
+    for (int i = 0; i < N; ++i) exp_weights<T>(s, first + i, i, span);
     accumulate<N, T>(t, s, first, span);
 }
 
 template <int N, class T>
-void meet(const AttentionTile& t, State& s, int first, const Span& span, bool shared) {
+void attend_queries(const AttentionTile& t, State& s, int first, const Span& span, bool shared) {
     score<N, T>(t, s, first, span, shared);
-    take_values<N, T>(t, s, first, span);
+    softmax_and_accumulate<N, T>(t, s, first, span);
 }
 
-// `count` columns of 8 queries from `first` on into `s.q`, from column `to` on; up to kLanes - 1 columns behind them
-// are lost.
+// Loads `count` columns of 8 queries from `first` on into s.q, from column `to` on. Overwrites up to kLanes - 1 columns
+// behind them.
 template <class T>
 void load_query_columns(const AttentionTile& t, State& s, int first, const float* const* queries, int64_t count,
                         int64_t to) {
     const int here = t.num_queries - first < kQueriesAtOnce ? t.num_queries - first : kQueriesAtOnce;
-    auto* q = Scoring<T>::query_at(s.q, first, t.pages->head_dim);
+    auto* q = QkMath<T>::query_at(s.q, first, t.pages->head_dim);
     for (int64_t d = 0; d < count; d += kLanes) {
         const int64_t n = count - d < kLanes ? count - d : kLanes;
         Floats rows[kQueriesAtOnce] = {};
@@ -369,13 +369,13 @@ void load_query_columns(const AttentionTile& t, State& s, int first, const float
             const float* from = queries[first + i] + d;
             rows[i] = (n == kLanes ? load(from) : load_part(from, n)) * splat(t.scale * kLog2e);
         }
-        Scoring<T>::store_queries(q, t.pages->head_dim, to + d, rows, here);
+        QkMath<T>::store_queries(q, t.pages->head_dim, to + d, rows, here);
     }
 }
 
 template <class T>
 struct FloatPages {
-    static constexpr bool kMustShare = false;
+    static constexpr bool kAlwaysSharesKeys = false;
 
     static void load_queries(const AttentionTile& t, State& s) {
         for (int first = 0; first < t.num_queries; first += kQueriesAtOnce)
@@ -386,11 +386,16 @@ struct FloatPages {
         if constexpr (kConverts<T>) convert_keys<T>(t, s, first_block, end_block);
     }
 
-    static void visit(const AttentionTile& t, State& s, int first, int stop, const Span& span, bool shared) {
-        using Visit = void (*)(const AttentionTile&, State&, int, const Span&, bool);
-        static constexpr Visit kVisit[] = {meet<1, T>, meet<2, T>, meet<3, T>, meet<4, T>,
-                                           meet<5, T>, meet<6, T>, meet<7, T>, meet<8, T>};
-        kVisit[stop - first - 1](t, s, first, span, shared);
+    static void attend_span(const AttentionTile& t, State& s, int first, int stop, const Span& span, bool shared) {
+        if constexpr (kMaxQueries == 1) {
+            for (; first < stop; ++first) attend_queries<1, T>(t, s, first, span, shared);
+        } else {
+            using Attend = void (*)(const AttentionTile&, State&, int, const Span&, bool);
+            static constexpr Attend kAttend[] = {attend_queries<1, T>, attend_queries<2, T>, attend_queries<3, T>,
+                                                 attend_queries<4, T>, attend_queries<5, T>, attend_queries<6, T>,
+                                                 attend_queries<7, T>, attend_queries<8, T>};
+            kAttend[stop - first - 1](t, s, first, span, shared);
+        }
     }
 };
 

@@ -1,4 +1,4 @@
-// What attention keeps while it walks over pages, and the softmax of one span: the same for all types of pages.
+// The state of an online softmax over pages, and its update with one span: the same for all types of pages.
 #pragma once
 
 #include <math.h>
@@ -11,69 +11,66 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
-int64_t round_up(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+// Queries that are attended to at once, and share loads of keys and values. Loops over arrays gain nothing from that.
+#ifdef QUIRE_NO_SIMD
+constexpr int kMaxQueries = 1;
+#else
+constexpr int kMaxQueries = kQueriesAtOnce;
+#endif
 
-// What is kept of each query between spans, and what belongs to one span. The entries of `q` that belong to one
-// head column lie together, so that a turn of the inner loop reads them from one place.
+// The state of each query between spans, and buffers of one span. The entries of `q` for one head column are
+// contiguous, so an iteration of the inner loop reads them with one load.
 struct State {
-    const uint8_t* head;   // the keys of block 0; its values lie `to_values` behind
-    const int32_t* table;  // of the sequence
-    size_t block_bytes, to_values;
-    float* q;       // as Scoring<T> wants them; int8: codes
-    float* acc;     // [32, round_up(head_dim)], rows acc_stride apart
-    float* keys;    // [blocks of a span, head_dim, block_size]: those of the span, as floats; int8: units of its values
-    float* scores;  // [8, slots of a span, each block's rounded up]
-    void* p;        // the weights, as Weighing<T> wants them; int8: codes
+    const uint8_t* head;         // the keys of block 0; its values are value_offset bytes behind
+    const int32_t* block_table;  // of the sequence
+    size_t block_bytes, value_offset;
+    float* q;     // in the layout of QkMath<T>; int8: quantized values
+    float* acc;   // [32, round_up(head_dim)], rows acc_stride apart
+    float* keys;  // [blocks of a span, head_dim, block_size]: the span's keys as floats; int8: the scales of its values
+    float* scores;  // [8, slots of a span], with each block rounded up to whole vectors
+    void* p;        // the weights, in the layout of PvMath<T>; int8: quantized values
     int64_t acc_stride, score_stride;
-    int64_t span_blocks;               // attention_span
-    int64_t last_block;                // of all parts to be visited
-    int64_t num_groups;                // of 8 queries
-    int64_t column_share, slot_share;  // what each group fetches of [block_size] and of [kLanes] numbers
-    float most[kTileQueries];          // m
-    Floats weight[kTileQueries];       // l, in lanes
-    float correction[kTileQueries];    // 2^(m - m') of the span under way
-    float unit[kTileQueries];          // int8: what a code of the query is worth
+    int64_t span_blocks;  // attention_span
+    int64_t last_block;   // of all splits to be attended to
+    int64_t num_groups;   // of 8 queries
+    int64_t prefetch_columns,
+        prefetch_slots;           // share of a group in the prefetch of [block_size] and of [kLanes] numbers
+    float m[kTileQueries];        // running maximum
+    Floats l[kTileQueries];       // running sum, in lanes
+    float alpha[kTileQueries];    // rescale factor 2^(m - m') of the current span
+    float q_scale[kTileQueries];  // int8: the scale of the query
 
-    // Of the sequence's block at `place`.
-    const uint8_t* keys_at(int64_t place) const { return head + table[place] * block_bytes; }
-    const uint8_t* values_at(int64_t place) const { return keys_at(place) + to_values; }
+    // Of block `index` of the sequence.
+    const uint8_t* keys_at(int64_t index) const { return head + block_table[index] * block_bytes; }
+    const uint8_t* values_at(int64_t index) const { return keys_at(index) + value_offset; }
 
-    // A block's place in the next span: what is fetched while this one is read. Each group of queries fetches its share
-    // of the block, from `share_of` on, so that fetching is spread over all the time that a tile spends on a span.
-    int64_t later(int64_t place) const { return place + span_blocks < last_block ? place + span_blocks : last_block; }
-    int64_t share_of(int first_query, int64_t head_dim) const {
-        return first_query / kQueriesAtOnce * head_dim * column_share;
+    // The corresponding block of the next span, which is prefetched while this one is read. Each group of queries
+    // prefetches its share of the block, from prefetch_start on, so that prefetches spread over the whole span.
+    int64_t next_span_block(int64_t index) const {
+        return index + span_blocks < last_block ? index + span_blocks : last_block;
+    }
+    int64_t prefetch_start(int first_query, int64_t head_dim) const {
+        return first_query / kQueriesAtOnce * head_dim * prefetch_columns;
     }
 };
 
-// What the queries of a tile found in one part, or in all so far.
-struct Findings {
-    float* data;
-    int64_t value_dim;
-
-    int64_t stride() const { return query_findings(value_dim); }
-    float* acc(int i) const { return data + i * stride(); }
-    float& most(int i) const { return acc(i)[round_up(value_dim)]; }        // m; -inf: it sees nothing there
-    float& weight(int i) const { return acc(i)[round_up(value_dim) + 1]; }  // l
-};
-
-// The part of a span that some queries see.
+// The blocks of a span that some queries see.
 struct Span {
     int64_t first_block, num_blocks;
-    int64_t end;     // the position after the last one seen
-    int64_t size;    // slots in a block
-    int64_t padded;  // the same, rounded up: what a block takes in `scores` and `p`
+    int64_t end;     // the position behind the last visible one
+    int64_t size;    // slots of a block
+    int64_t padded;  // the same, rounded up: entries of a block in `scores` and `p`
 
     int64_t base(int64_t b) const { return (first_block + b) * size; }
     int64_t num_slots(int64_t b) const { return end - base(b) < size ? end - base(b) : size; }
 };
 
-// What the query may not see of a span becomes `value` in its row of scores or weights.
-void hide(const AttentionTile& t, int query, const Span& span, float* row, float value) {
+// Sets the slots of a span that a query may not see to `value`, in its row of scores or weights.
+void mask_scores(const AttentionTile& t, int query, const Span& span, float* row, float value) {
     if (t.first[query] <= span.base(0) && t.last[query] + 1 >= span.base(span.num_blocks) && span.padded == span.size)
         return;
     for (int64_t b = 0; b < span.num_blocks; ++b) {
-        const int64_t begin = t.first[query] - span.base(b), end = t.last[query] + 1 - span.base(b);  // slots it sees
+        const int64_t begin = t.first[query] - span.base(b), end = t.last[query] + 1 - span.base(b);  // visible slots
         float* block = row + b * span.padded;
         for (int64_t slot = 0; slot < begin && slot < span.padded; ++slot) block[slot] = value;
         for (int64_t slot = end < 0 ? 0 : end < span.size ? end : span.size; slot < span.padded; ++slot)
@@ -81,9 +78,9 @@ void hide(const AttentionTile& t, int query, const Span& span, float* row, float
     }
 }
 
-// A row of scores gains what a table says of the distance to each key.
+// Adds the relative position biases to a row of scores.
 void add_biases(const AttentionTile& t, int query, const Span& span, float* row) {
-    const Floats unit = splat(kLog2e);
+    const Floats log2e = splat(kLog2e);
     for (int64_t b = 0; b < span.num_blocks; ++b) {
         for (int64_t slot = 0; slot < span.padded; slot += kLanes) {
             const int64_t distance = span.base(b) + slot - t.position[query];
@@ -95,78 +92,78 @@ void add_biases(const AttentionTile& t, int query, const Span& span, float* row)
                 bias = kept;
             }
             float* scores = row + b * span.padded + slot;
-            store(scores, multiply_add(unit, load(bias), load(scores)));
+            store(scores, multiply_add(log2e, load(bias), load(scores)));
         }
     }
 }
 
-// A row of scores is capped, and gains what the distance to each key is worth.
-void bend(const AttentionTile& t, int query, const Span& span, float* row) {
+// Applies softcap, biases and slopes to a row of scores.
+void adjust_scores(const AttentionTile& t, int query, const Span& span, float* row) {
     if (t.softcap != 0) {
-        const Floats most = splat(t.softcap * kLog2e), inverse = splat(1.0f / (t.softcap * kLog2e));
+        const Floats cap = splat(t.softcap * kLog2e), inverse = splat(1.0f / (t.softcap * kLog2e));
         for (int64_t c = 0; c < span.num_blocks * span.padded; c += kLanes)
-            store(row + c, tanh(load(row + c) * inverse) * most);
+            store(row + c, tanh(load(row + c) * inverse) * cap);
     }
     if (t.reach) add_biases(t, query, span, row);
     if (!t.has_slopes) return;
-    static constexpr float kPlaces[kMostLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    static constexpr float kLaneIndex[kMaxLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const Floats slope = splat(t.slope[query] * kLog2e);
     for (int64_t b = 0; b < span.num_blocks; ++b) {
         const int64_t distance = span.base(b) - t.position[query];
         for (int64_t slot = 0; slot < span.padded; slot += kLanes) {
             float* scores = row + b * span.padded + slot;
-            store(scores, multiply_add(slope, load(kPlaces) + splat(float(distance + slot)), load(scores)));
+            store(scores, multiply_add(slope, load(kLaneIndex) + splat(float(distance + slot)), load(scores)));
         }
     }
 }
 
-// Rows [begin, N) of the scores belong to the queries from `first` + begin on: m', and the correction of what was found
-// so far.
+// Updates m to m', and computes alpha, for the queries from `first` + begin on, whose scores are rows [begin, N).
 template <int N>
-QUIRE_INLINE void raise(const AttentionTile& t, State& s, int first, int begin, const Span& span) {
-    Floats most[N];
-    for (int i = 0; i < N; ++i) most[i] = splat(s.most[first + i]);
+QUIRE_INLINE void update_max(const AttentionTile& t, State& s, int first, int begin, const Span& span) {
+    Floats m[N];
+    for (int i = 0; i < N; ++i) m[i] = splat(s.m[first + i]);
     for (int i = begin; i < N; ++i) {
         float* row = s.scores + i * s.score_stride;
-        if (t.softcap != 0 || t.has_slopes || t.reach) bend(t, first + i, span, row);
-        hide(t, first + i, span, row, -INFINITY);
+        if (t.softcap != 0 || t.has_slopes || t.reach) adjust_scores(t, first + i, span, row);
+        mask_scores(t, first + i, span, row, -INFINITY);
     }
     for (int64_t c = 0; c < span.num_blocks * span.padded; c += kLanes) {
         QUIRE_UNROLL
-        for (int i = 0; i < N; ++i) most[i] = max(most[i], load(s.scores + i * s.score_stride + c));
+        for (int i = 0; i < N; ++i) m[i] = max(m[i], load(s.scores + i * s.score_stride + c));
     }
-    float before[kLanes] = {}, now[kLanes] = {}, correction[kLanes];
+    float m_old[kLanes] = {}, m_new[kLanes] = {}, alpha[kLanes];
     for (int i = begin; i < N; ++i) {
-        before[i] = s.most[first + i];
-        now[i] = s.most[first + i] = largest(most[i]);
+        m_old[i] = s.m[first + i];
+        m_new[i] = s.m[first + i] = largest(m[i]);
     }
-    store(correction, exp2(load(before) - load(now)));
-    for (int i = begin; i < N; ++i) s.correction[first + i] = correction[i];
+    store(alpha, exp2(load(m_old) - load(m_new)));
+    for (int i = begin; i < N; ++i) s.alpha[first + i] = alpha[i];
 }
 
-// Row i of the scores, which is the query's, becomes weights p = weigh(score - m'), which keep(column, score, p) is
-// told of. `weigh` works on an array of vectors, in place.
-template <class Weigh, class Keep>
-QUIRE_INLINE void soften(State& s, int query, int i, const Span& span, const Weigh& weigh, const Keep& keep) {
+// Computes the weights p = exp_weights(score - m') of row i of the scores, which belongs to the query, calls
+// emit(column, score, p), and adds p to l. `exp_weights` works on an array of vectors, in place.
+template <class Weigh, class Emit>
+QUIRE_INLINE void softmax_row(State& s, int query, int i, const Span& span, const Weigh& exp_weights,
+                              const Emit& emit) {
     const float* scores = s.scores + i * s.score_stride;
-    const Floats most = splat(s.most[query]);
-    Floats weight = s.weight[query] * splat(s.correction[query]);
+    const Floats m = splat(s.m[query]);
+    Floats l = s.l[query] * splat(s.alpha[query]);
     const int64_t n = span.num_blocks * span.padded;
     int64_t c = 0;
     const auto take = [&](auto count) {
         Floats p[count];
         QUIRE_UNROLL
-        for (int j = 0; j < count; ++j) p[j] = load(scores + c + j * kLanes) - most;
-        weigh(p);
+        for (int j = 0; j < count; ++j) p[j] = load(scores + c + j * kLanes) - m;
+        exp_weights(p);
         QUIRE_UNROLL
         for (int j = 0; j < count; ++j, c += kLanes) {
-            weight = weight + p[j];
-            keep(c, load(scores + c), p[j]);
+            l = l + p[j];
+            emit(c, load(scores + c), p[j]);
         }
     };
     while (c + 4 * kLanes <= n) take(std::integral_constant<int, 4>{});
     while (c < n) take(std::integral_constant<int, 1>{});
-    s.weight[query] = weight;
+    s.l[query] = l;
 }
 
 }  // namespace

@@ -1,18 +1,18 @@
-// How the pieces of a kernel become one loop.
+// Inlining and unrolling.
 #pragma once
 
 #include <utility>
 
-// Arrays of vectors stay in registers only where all that touches them is one function, and where loops over them are
+// Arrays of vectors stay in registers only if every function that touches them is inlined, and loops over them are
 // unrolled early.
 #define QUIRE_INLINE inline __attribute__((always_inline))
-#define QUIRE_INLINED __attribute__((always_inline))  // of a lambda
+#define QUIRE_INLINED __attribute__((always_inline))  // for lambdas
 #define QUIRE_UNROLL _Pragma("GCC unroll 16")
 
 namespace quire::QUIRE_ISA {
 namespace {
 
-// f(0), f(1), .. f(N - 1), each with a constant.
+// f(0), f(1), .. f(N - 1), each with a compile-time constant.
 template <class F, int... I>
 QUIRE_INLINE void each(const F& f, std::integer_sequence<int, I...>) {
     (f(std::integral_constant<int, I>{}), ...);

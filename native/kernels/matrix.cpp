@@ -1,56 +1,16 @@
-// Rows of activations times packed matrices: how the work is cut, and which tile product does a cut.
+// Matmul of rows of activations with packed matrices: how the work is divided. And the quantization of activations.
 
 #include <algorithm>
 
-#include "half.h"
+#include "fp16.h"
 #include "kernels.h"
-#include "matrix_format.h"
-
-// QUIRE_ISA is a name; this makes a number of it that #if can compare.
-#define QUIRE_UNIT_isa_plain 0
-#define QUIRE_UNIT_isa_dotprod 1
-#define QUIRE_UNIT_isa_avx2 2
-#define QUIRE_UNIT_isa_avx512 3
-#define QUIRE_UNIT_isa_avxvnni 4
-#define QUIRE_UNIT_isa_i8mm 5
-#define QUIRE_JOIN_(a, b) a##b
-#define QUIRE_JOIN(a, b) QUIRE_JOIN_(a, b)
-#define QUIRE_UNIT QUIRE_JOIN(QUIRE_UNIT_, QUIRE_ISA)
-#define QUIRE_NEON (QUIRE_UNIT == 1 || QUIRE_UNIT == 5)
-
-// clang-format off: what a file says of its unit, the next one uses
-#if QUIRE_UNIT == 0
-#include "matrix_plain.h"
-#elif QUIRE_NEON
-#include "matrix_neon.h"
-#include "matrix_vector.h"
-#include "matrix_neon_few.h"
-#elif QUIRE_UNIT == 2
-#include "matrix_avx2.h"
-#include "matrix_vector.h"
-#elif QUIRE_UNIT == 3
-#include "matrix_avx512.h"
-#include "matrix_vector.h"
-#elif QUIRE_UNIT == 4
-#include "matrix_avxvnni.h"
-#include "matrix_vector.h"
-#endif
-#include "matrix_tiles.h"
-#include "matrix_columns.h"
-#if QUIRE_UNIT == 1
-#include "matrix_neon_panel.h"
-#elif QUIRE_UNIT == 5
-#include "matrix_neon_i8mm.h"
-#endif
+#include "matrix_isa.h"
+#include "matrix_outliers.h"
 #if QUIRE_NEON
-#include "matrix_neon_floats.h"
-#include "matrix_neon_half.h"
 #include "quantize_neon.h"
-#elif QUIRE_UNIT >= 2
-#include "matrix_x86_panel.h"
+#elif QUIRE_ISA_ID != 0
 #include "quantize_x86.h"
 #endif
-// clang-format on
 
 namespace quire::QUIRE_ISA {
 
@@ -58,60 +18,38 @@ extern const MatrixKernels matrix_kernels;
 
 namespace {
 
-// The tiles for many rows, and how many that is.
-#if QUIRE_UNIT == 0
-template <class Format>
-using Unpacked = InPlace<Format>;
-template <class Format>
-constexpr int64_t kPanelRows = 1;
-#elif QUIRE_UNIT == 1
-template <class Format>
-constexpr int64_t kPanelRows = InPlace<Format>::max_rows + 1;
-#elif QUIRE_UNIT == 5
-template <class Format>
-constexpr int64_t kPanelRows = 9;  // by the number of instructions that unpacking takes; not measured
-#else
-template <class Format>
-constexpr int64_t kPanelRows = Unit::min_panel_rows;
-#endif
-
-#if !QUIRE_NEON
-constexpr decltype(MatrixKernels::to_halves) to_halves = nullptr;
-#endif
-
-// Bytes of a panel of several tiles: they stay in the second level cache.
-constexpr int64_t kPanelGoal = 256 * 1024;
+// Target size of a panel of several tiles: it stays in the L2 cache.
+constexpr int64_t kPanelTargetBytes = 256 * 1024;
 
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
-inline int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
+inline int64_t ceil_div(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
-// How a product is cut: into bundles of tiles and blocks of rows, each pair of which is one step. Bundles times parts
-// of the rows are the items that threads share: part after part, bundle after bundle.
-template <class Tiles>
-struct Cut {
-    static constexpr int64_t bundle = kTilesAtOnce<Tiles>;
+// How a matmul is divided: into bundles of tiles and blocks of rows. Threads share the items, bundles times parts of
+// the rows: part after part, bundle after bundle.
+struct Partition {
     int64_t num_bundles, block_rows, num_blocks, row_parts = 1;
 
-    // The cut whose largest share is least work; parts have min_part rows or more. To take a tile costs about as much
-    // as to multiply it with 8 rows.
-    Cut(const PackedMatrix& w, int64_t rows, int64_t min_part, int num_threads)
-        : num_bundles(parts_of(w.num_tiles(), bundle)),
-          block_rows(w.is_integer() && rows > Tiles::max_rows ? quantized_rows() : int64_t(Tiles::max_rows)),
-          num_blocks(parts_of(rows, block_rows)) {
+    // Chooses the division whose largest share is the least work. Parts have min_part rows or more. Loading a tile
+    // costs about as much as multiplying it with 8 rows.
+    Partition(const PackedMatrix& w, const TileKernels& kernels, int64_t rows, int64_t min_part, int num_threads)
+        : num_bundles(ceil_div(w.num_tiles(), kernels.bundle)),
+          block_rows(w.is_integer() && rows > kernels.max_rows ? quantized_rows(kernels) : kernels.max_rows),
+          num_blocks(ceil_div(rows, block_rows)) {
         int64_t least = -1;
         for (int64_t parts = 1; parts == 1 || (parts <= num_blocks && min_part * parts <= rows); parts *= 2) {
-            const int64_t item = parts_of(num_blocks, parts) * block_rows + 8;
-            const int64_t work = parts_of(num_bundles * parts, num_threads) * item;
+            const int64_t item = ceil_div(num_blocks, parts) * block_rows + 8;
+            const int64_t work = ceil_div(num_bundles * parts, num_threads) * item;
             if (least < 0 || work < least) least = work, row_parts = parts;
         }
     }
 
     int64_t first_block(int64_t row_part) const { return num_blocks * row_part / row_parts; }
 
-    // At once, of many quantized rows: kRowBlock of them lie together, and a block is within one of theirs.
-    static constexpr int64_t quantized_rows() {
-        int64_t rows = Tiles::max_rows;
+    // Rows at once if there are many quantized rows: kRowBlock of them are interleaved, and a block must lie within
+    // these.
+    static int64_t quantized_rows(const TileKernels& kernels) {
+        int64_t rows = kernels.max_rows;
         while (kRowBlock % rows) --rows;
         return rows;
     }
@@ -127,182 +65,165 @@ inline Items share_of(Items items, int64_t thread, int64_t num_threads) {
     return {items.first + count * thread / num_threads, items.first + count * (thread + 1) / num_threads};
 }
 
-// Piece `index` of a share: half of what is left. Behind the last one, nothing.
+// Piece `index` of a share: half of the rest. Empty behind the last one.
 inline Items piece_of(Items share, int64_t index) {
     const int64_t count = share.last - share.first, i = min(index, 62);
     return {share.last - (count >> i), share.last - (count >> (i + 1))};
 }
 
-struct Product {
+// Bytes at the end of the panel memory for arranged rows.
+int64_t arranged_bytes(const TileKernels& kernels, int64_t num_inputs) {
+    return kernels.arranged_bytes ? (kernels.arranged_bytes(num_inputs) + 63) / 64 * 64 : 0;
+}
+
+struct Matmul {
     const PackedMatrix& w;
     const Activations& a;
     int64_t rows;
     float* out;
     int64_t out_stride;
     const Worker& worker;
+    const TileKernels& kernels;
+    const int64_t tile_bytes = kernels.tile_bytes(w);
 
-    // Of the panel's memory: where rows are arranged, they are so at its end.
-    template <class Tiles>
-    int64_t arranged_bytes() const {
-        if constexpr (kArrangesRows<Tiles>) return (Tiles::arranged_bytes(w.num_inputs) + 63) / 64 * 64;
-        return 0;
-    }
-
-    // A panel pays where there are many rows for it.
-    template <class Format>
-    void visit() const {
-        using Panel = Unpacked<Format>;
-        if (rows >= kPanelRows<Format> &&
-            kTilesAtOnce<Panel> * Panel::tile_bytes(w) + arranged_bytes<Panel>() <= kPanelBytes)
-            multiply<Panel>(kPanelRows<Format>);
-        else
-            multiply<InPlace<Format>>(1);
-    }
-
-    // Everybody has an even share. Of many rows it is taken piece by piece, and who is done takes what others have not
-    // come to: cores that also run something else would keep all waiting. Of few rows the time is that of reading
-    // weights, and counting costs more than it gives.
-    template <class Tiles>
+    // All threads have even shares. With many rows, a thread takes its share piece by piece and then steals pieces of
+    // others: otherwise cores that also run something else would keep all waiting. With few rows, the time goes into
+    // reading weights, and counters cost more than they save.
     void multiply(int64_t min_part) const {
         const int num_threads = worker.num_threads;
-        const Cut<Tiles> cut(w, rows, min_part, num_threads);
-        const Items all{0, cut.num_bundles * cut.row_parts};
-        if (cut.num_blocks == 1 || num_threads == 1) return multiply(cut, share_of(all, worker.thread, num_threads));
+        const Partition partition(w, kernels, rows, min_part, num_threads);
+        const Items all{0, partition.num_bundles * partition.row_parts};
+        if (partition.num_blocks == 1 || num_threads == 1)
+            return multiply(partition, share_of(all, worker.thread, num_threads));
         for (int i = 0; i < num_threads; ++i) {
             const int owner = (worker.thread + i) % num_threads;
             const Items share = share_of(all, owner, num_threads);
             std::atomic<int64_t>& taken = worker.taken[owner];
             while (!piece_of(share, taken.load(std::memory_order_relaxed)).empty())
-                multiply(cut, piece_of(share, taken.fetch_add(1, std::memory_order_relaxed)));
+                multiply(partition, piece_of(share, taken.fetch_add(1, std::memory_order_relaxed)));
         }
     }
 
-    template <class Tiles>
-    void multiply(const Cut<Tiles>& cut, Items items) const {
+    void multiply(const Partition& partition, Items items) const {
         while (!items.empty()) {
-            const int64_t row_part = items.first / cut.num_bundles, part_start = row_part * cut.num_bundles;
-            const int64_t last = min(items.last, part_start + cut.num_bundles);
-            multiply_part(cut, {items.first - part_start, last - part_start}, row_part);
+            const int64_t row_part = items.first / partition.num_bundles, part_start = row_part * partition.num_bundles;
+            const int64_t last = min(items.last, part_start + partition.num_bundles);
+            multiply_part(partition, {items.first - part_start, last - part_start}, row_part);
             items.first = last;
         }
     }
 
-    // Panel after panel of tiles, each small enough for the second level cache, meets all blocks of a part of the rows.
-    template <class Tiles>
-    void multiply_part(const Cut<Tiles>& cut, Items bundles, int64_t row_part) const {
-        constexpr int64_t kBundle = Cut<Tiles>::bundle;
+    // Multiplies panel after panel of tiles, each small enough for the L2 cache, with all blocks of a part of the rows.
+    void multiply_part(const Partition& partition, Items bundles, int64_t row_part) const {
         const GroupOrder order(rows, kRowBlock, w.num_inputs);
-        const int64_t bundle_bytes = kBundle * Tiles::tile_bytes(w),
-                      max_bundles = bundle_bytes < kPanelGoal ? kPanelGoal / bundle_bytes : 1,
-                      num_panels = parts_of(bundles.last - bundles.first, max_bundles);
+        const int64_t bundle_bytes = kernels.bundle * tile_bytes,
+                      max_bundles = bundle_bytes < kPanelTargetBytes ? kPanelTargetBytes / bundle_bytes : 1,
+                      num_panels = ceil_div(bundles.last - bundles.first, max_bundles);
         for (int64_t p = 0; p < num_panels; ++p) {
             const Items mine = share_of(bundles, p, num_panels);
-            const int64_t first = kBundle * mine.first, last = min(w.num_tiles(), kBundle * mine.last);
-            const int64_t first_block = cut.first_block(row_part);
-            const bool along = kTakesAlong<Tiles> && rows - first_block * cut.block_rows >= Tiles::max_rows;
-            const uint8_t* tiles = along ? worker.panel : Tiles::take(w, first, last, worker.panel);
-            for (int64_t b = first_block; b < cut.first_block(row_part + 1); ++b) {
-                const int64_t row = b * cut.block_rows;
+            const int64_t first = kernels.bundle * mine.first, last = min(w.num_tiles(), kernels.bundle * mine.last);
+            const int64_t first_block = partition.first_block(row_part);
+            const bool unpacks_now =
+                kernels.unpack_and_multiply && rows - first_block * partition.block_rows >= kernels.max_rows;
+            const uint8_t* tiles = unpacks_now ? worker.panel : kernels.load_tiles(w, first, last, worker.panel);
+            for (int64_t b = first_block; b < partition.first_block(row_part + 1); ++b) {
+                const int64_t row = b * partition.block_rows;
                 const Block block{a.x ? a.x + row * a.stride : nullptr, a.stride,
                                   a.groups ? a.groups + order.start(row) : nullptr, order.block_rows,
-                                  a.halves ? a.halves + order.start(row) : nullptr};
-                if constexpr (kTakesAlong<Tiles>) {
-                    if (along && b == first_block) {
-                        take_and_multiply<Tiles>(first, last, block, out + row * out_stride);
-                        continue;
-                    }
-                }
-                multiply_rows<Tiles>(tiles, first, last, block, min(cut.block_rows, rows - row),
-                                     out + row * out_stride);
+                                  a.fp16 ? a.fp16 + order.start(row) : nullptr};
+                if (unpacks_now && b == first_block)
+                    unpack_and_multiply(first, last, block, out + row * out_stride);
+                else
+                    multiply_rows(tiles, first, last, block, min(partition.block_rows, rows - row),
+                                  out + row * out_stride);
             }
         }
     }
 
-    template <class Tiles, int Rows = Tiles::max_rows>
-    void multiply_rows(const uint8_t* tile, int64_t first_tile, int64_t last_tile, Block mine, int64_t count,
+    void multiply_rows(const uint8_t* tile, int64_t first_tile, int64_t last_tile, Block block, int64_t count,
                        float* to) const {
-        if constexpr (Rows > 1)
-            if (count < Rows) return multiply_rows<Tiles, Rows - 1>(tile, first_tile, last_tile, mine, count, to);
-        if constexpr (kArrangesRows<Tiles>) {
-            uint8_t* arranged = worker.panel + kPanelBytes - arranged_bytes<Tiles>();
-            Tiles::template arrange<Rows>(mine, w.num_inputs, arranged);
-            mine.arranged = arranged;
+        if (kernels.arranged_bytes) {
+            uint8_t* arranged = worker.panel + kPanelBytes - arranged_bytes(kernels, w.num_inputs);
+            kernels.arrange[count - 1](block, w.num_inputs, arranged);
+            block.arranged = arranged;
         }
-        const int64_t bundle_bytes = Cut<Tiles>::bundle * Tiles::tile_bytes(w);
-        each_bundle<Tiles, Rows>(first_tile, last_tile, to, [&](int64_t, float* outputs, int64_t stride) {
-            Tiles::template multiply<Rows>(tile, mine, w.num_inputs, outputs, stride);
-            tile += bundle_bytes;
+        each_bundle(first_tile, last_tile, count, to, [&](int64_t, float* outputs, int64_t stride) {
+            kernels.multiply[count - 1](tile, block, w.num_inputs, outputs, stride);
+            tile += kernels.bundle * tile_bytes;
         });
     }
 
-    // The first block of rows, which makes the panel.
-    template <class Tiles>
-    void take_and_multiply(int64_t first_tile, int64_t last_tile, const Block& mine, float* to) const {
+    // The first block of rows, which unpacks the panel.
+    void unpack_and_multiply(int64_t first_tile, int64_t last_tile, const Block& block, float* to) const {
         uint8_t* tile = worker.panel;
-        each_bundle<Tiles, Tiles::max_rows>(first_tile, last_tile, to, [&](int64_t t, float* outputs, int64_t stride) {
-            Tiles::template take_and_multiply<Tiles::max_rows>(w.data + t * w.tile_bytes(), tile, mine, w.num_inputs,
-                                                               outputs, stride);
-            tile += Tiles::tile_bytes(w);
+        each_bundle(first_tile, last_tile, kernels.max_rows, to, [&](int64_t t, float* outputs, int64_t stride) {
+            kernels.unpack_and_multiply(w.data + t * w.tile_bytes(), tile, block, w.num_inputs, outputs, stride);
+            tile += tile_bytes;
         });
     }
 
-    // multiply(tile, out, out_stride) for every bundle; the last one may have outputs that nobody wants.
-    template <class Tiles, int Rows, class Multiply>
-    void each_bundle(int64_t first_tile, int64_t last_tile, float* to, const Multiply& multiply) const {
-        constexpr int64_t kBundle = Cut<Tiles>::bundle, kOutputs = kBundle * kTileOutputs;
-        for (int64_t t = first_tile; t < last_tile; t += kBundle) {
-            const int64_t first = t * kTileOutputs, num_outputs = min(kOutputs, w.num_outputs - first);
-            if (num_outputs == kOutputs) {
+    // multiply(tile, out, out_stride) for every bundle. The last one may have padded outputs.
+    template <class Multiply>
+    void each_bundle(int64_t first_tile, int64_t last_tile, int64_t count, float* to, const Multiply& multiply) const {
+        const int64_t bundle_outputs = kernels.bundle * kTileOutputs;
+        for (int64_t t = first_tile; t < last_tile; t += kernels.bundle) {
+            const int64_t first = t * kTileOutputs, num_outputs = min(bundle_outputs, w.num_outputs - first);
+            if (num_outputs == bundle_outputs) {
                 multiply(t, to + first, out_stride);
             } else {
-                float padded[Rows * kOutputs];
-                multiply(t, padded, kOutputs);
-                for (int r = 0; r < Rows; ++r)
-                    __builtin_memcpy(to + r * out_stride + first, padded + r * kOutputs,
+                float padded[kMaxBlockRows * kMaxBundle * kTileOutputs];
+                multiply(t, padded, bundle_outputs);
+                for (int64_t r = 0; r < count; ++r)
+                    __builtin_memcpy(to + r * out_stride + first, padded + r * bundle_outputs,
                                      size_t(num_outputs) * sizeof(float));
             }
         }
     }
 };
 
+FormatKernels kernels_of(const PackedMatrix& w) {
+    if (!w.is_integer()) return float_kernels(w);
+    return w.layout == Layout::Int4 || w.layout == Layout::Codebook4 ? int4_kernels(w) : integer_kernels(w);
+}
+
+// Unpacks panels if there are enough rows, and if the memory of a panel holds a bundle.
 void multiply(const PackedMatrix& w, const Activations& a, int64_t rows, float* out, int64_t out_stride,
               const Worker& worker) {
     if (rows == 0) return;
-    const Product product{w, a, rows, out, out_stride, worker};
-#if QUIRE_NEON
-    if (matrix_kernels.reads_halves(w)) return product.multiply<HalfTiles>(1);
-#endif
-    visit_format(w, product);
+    const auto [in_place, panel, panel_rows] = kernels_of(w);
+    const bool unpacks = rows >= panel_rows &&
+                         panel->bundle * panel->tile_bytes(w) + arranged_bytes(*panel, w.num_inputs) <= kPanelBytes;
+    Matmul{w, a, rows, out, out_stride, worker, unpacks ? *panel : *in_place}.multiply(unpacks ? panel_rows : 1);
 }
 
-#if QUIRE_UNIT == 0
+#if QUIRE_ISA_ID == 0
 struct Inputs {
     const float* x;
     explicit Inputs(const float* from) : x(from) {}
     // The bits of the largest magnitude: as integers, Inf and NaN are above all numbers.
     uint32_t largest() const {
-        uint32_t most = 0;
-        for (int i = 0; i < kGroupInputs; ++i) most = std::max(most, bits_of_float(x[i]) & 0x7fffffff);
-        return most;
+        uint32_t maximum = 0;
+        for (int i = 0; i < kGroupInputs; ++i) maximum = std::max(maximum, bits_of_float(x[i]) & 0x7fffffff);
+        return maximum;
     }
-    // Floats count by ones at `counter`: adding it rounds, and leaves the code in the low bits.
-    void store_codes(float to_code, QuantizedGroup& out) const {
-        const float counter = 0x1.8p23f;
+    // The spacing of floats at `magic` is 1: adding it rounds, and leaves the integer in the low bits.
+    void store_quants(float inverse_scale, QuantizedGroup& out) const {
+        const float magic = 0x1.8p23f;
         for (int half = 0; half < 2; ++half) {
             int32_t sum = 0;
             for (int i = 16 * half; i < 16 * half + 16; ++i) {
-                const int32_t code = int32_t(bits_of_float(x[i] * to_code + counter) - bits_of_float(counter));
-                out.codes[i] = int8_t(code);
-                sum += code;
+                const int32_t quant = int32_t(bits_of_float(x[i] * inverse_scale + magic) - bits_of_float(magic));
+                out.quants[i] = int8_t(quant);
+                sum += quant;
             }
-            out.half_code_sums[half] = sum;
+            out.half_quant_sums[half] = sum;
         }
     }
 };
 #endif
 
-// Codes are rounded to nearest, ties to even. A group below 2^-100 counts as zeros (127 / max would overflow); one with
-// an Inf or NaN in it gets a NaN for a scale, so that every result that depends on it is NaN.
+// Quantized values are rounded to nearest, ties to even. A group below 2^-100 becomes zeros (127 / max would overflow).
+// A group with an Inf or NaN gets a NaN scale, so that every result that depends on it is NaN.
 void quantize_group(const float* __restrict from, QuantizedGroup& __restrict out) {
     const Inputs inputs(from);
     const uint32_t max_bits = inputs.largest();
@@ -313,11 +234,11 @@ void quantize_group(const float* __restrict from, QuantizedGroup& __restrict out
             out.scale = out.sum = out.half_sums[0] = out.half_sums[1] = float_of_bits(0x7fc00000);
         return;
     }
-    inputs.store_codes(127.0f / max, out);
+    inputs.store_quants(127.0f / max, out);
     out.scale = max / 127.0f;
-    out.code_sum = out.half_code_sums[0] + out.half_code_sums[1];
-    out.sum = out.scale * float(out.code_sum);
-    for (int half = 0; half < 2; ++half) out.half_sums[half] = out.scale * float(out.half_code_sums[half]);
+    out.quant_sum = out.half_quant_sums[0] + out.half_quant_sums[1];
+    out.sum = out.scale * float(out.quant_sum);
+    for (int half = 0; half < 2; ++half) out.half_sums[half] = out.scale * float(out.half_quant_sums[half]);
     out.unused = 0;
 }
 
@@ -336,6 +257,10 @@ void quantize(const float* x, int64_t num_inputs, QuantizedGroup* groups, int64_
 
 }  // namespace
 
-const MatrixKernels matrix_kernels = {kRowBlock, quantize, to_halves, multiply, add_columns};
+#if QUIRE_NEON
+const MatrixKernels matrix_kernels = {kRowBlock, quantize, to_fp16, multiply, add_columns};
+#else
+const MatrixKernels matrix_kernels = {kRowBlock, quantize, nullptr, multiply, add_columns};
+#endif
 
 }  // namespace quire::QUIRE_ISA

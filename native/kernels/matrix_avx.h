@@ -15,10 +15,10 @@ struct Avx {
     static constexpr int max_rows = 5;
     static constexpr int int_vectors(int rows) { return rows == 1 ? 2 : 1; }
     static constexpr int float_vectors(int) { return 2; }
-    // Panels: 3 rows x 2 vectors are 6 sums and 6 dot products under way, for 16 registers.
+    // Panels: 3 rows x 2 vectors are 6 accumulators and 6 dot products, for 16 registers.
     static constexpr int panel_rows = 3, panel_float_rows = 6, panel_vectors = 2;
     static constexpr int row_block = 15;
-    static constexpr int min_panel_rows = 32;  // a thread's, for which unpacking pays
+    static constexpr int min_panel_rows = 32;  // from which on unpacking pays
 
     QUIRE_INLINE static Int load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
     QUIRE_INLINE static __m128i load_short(const uint8_t* p) {
@@ -26,11 +26,11 @@ struct Avx {
     }
     QUIRE_INLINE static void store_bytes(uint8_t* p, Int v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
     QUIRE_INLINE static Float load_floats(const uint8_t* p) { return _mm256_castsi256_ps(load(p)); }
-    QUIRE_INLINE static Float load_halves(const uint8_t* p) { return _mm256_cvtph_ps(load_short(p)); }
-    QUIRE_INLINE static Float load_bfloats(const uint8_t* p) {
+    QUIRE_INLINE static Float load_fp16(const uint8_t* p) { return _mm256_cvtph_ps(load_short(p)); }
+    QUIRE_INLINE static Float load_bf16(const uint8_t* p) {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_short(p)), 16));
     }
-    QUIRE_INLINE static Float load_counts(const uint8_t* p) {
+    QUIRE_INLINE static Float load_int8(const uint8_t* p) {
         return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
     }
     QUIRE_INLINE static void store(float* p, Float v) { _mm256_storeu_ps(p, v); }
@@ -38,13 +38,13 @@ struct Avx {
     QUIRE_INLINE static Float zero() { return _mm256_setzero_ps(); }
     QUIRE_INLINE static Float splat(float x) { return _mm256_set1_ps(x); }
     QUIRE_INLINE static Int splat(int32_t x) { return _mm256_set1_epi32(x); }
-    QUIRE_INLINE static Int quad(const int8_t* codes) {
+    QUIRE_INLINE static Int quad(const int8_t* quants) {
         int32_t bits;
-        __builtin_memcpy(&bits, codes, 4);
+        __builtin_memcpy(&bits, quants, 4);
         return splat(bits);
     }
-    QUIRE_INLINE static Int codebook(const int8_t* codes) {
-        return _mm256_broadcastsi128_si256(load_short(reinterpret_cast<const uint8_t*>(codes)));
+    QUIRE_INLINE static Int codebook(const int8_t* quants) {
+        return _mm256_broadcastsi128_si256(load_short(reinterpret_cast<const uint8_t*>(quants)));
     }
     QUIRE_INLINE static Int look_up(Int codebook, Int nibbles) { return _mm256_shuffle_epi8(codebook, nibbles); }
 

@@ -1,4 +1,4 @@
-// AVX2 without dot products: pairs are summed to 16 bits, then to 32.
+// AVX2 without VNNI: pairs are summed to 16 bits, then to 32.
 #pragma once
 
 #include "matrix_avx.h"
@@ -10,22 +10,22 @@ struct Avx2 : Avx {
     QUIRE_INLINE static Int add_words(Int sum, Int a, Int b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
 };
 
-struct Unit : X86<Avx2, 0> {
-    // Sums are taken as written: in the compiler's own order they would not fit the registers.
+struct Simd : X86<Avx2, 0> {
+    // Keeps sums in the written order: the order of the compiler would not fit the registers.
     QUIRE_INLINE static void keep(Int& sums) { __asm__("" : "+x"(sums)); }
 
     QUIRE_INLINE static Int widened(Int dots, Int sums) { return add_words(dots, sums, _mm256_set1_epi16(1)); }
 
-    // Pair sums of unsigned codes with those of activations are at most 2 * code * 127. Where the sums of a group fit
-    // 16 bits, as 8 of nibbles do, it needs one widening. Codes of 5 and 6 bits are widened by twos.
+    // Sums of pairs of unsigned weights times activations are at most 2 * q * 127. If the sums of a group fit 16 bits,
+    // as 8 of nibbles do, it needs one widening. Values of 5 and 6 bits are widened in twos.
     template <class Format>
     static constexpr bool kNarrow = kUnsigned<Format> && ((1 << Format::bits) - 1) * 254 * Format::group / 4 < 0x8000;
     template <class Format>
     static constexpr int kQuadsAtOnce = kUnsigned<Format> && !kNarrow<Format> ? 2 : 1;
 
-    // dots += w . x for quads q and, where there are two at once, `next`. `other` is what the next one's weights are,
-    // or the magnitudes of w: maddubs wants one side unsigned, |w|, and x with w's sign. 2 * 128 * 127 does not
-    // saturate, two of it would.
+    // dots += w . x for quads q and, if there are two at once, `next`. `other` is the weights of `next`, or |w|:
+    // maddubs wants one side unsigned, so it gets |w|, and x with the sign of w. 2 * 128 * 127 does not saturate, twice
+    // that would.
     template <class Format>
     QUIRE_INLINE static void add_quads(Int& dots, Int w, Int other, const int8_t* x, int q, int next) {
         const Int quads = quad(x + 4 * q);
@@ -40,14 +40,14 @@ struct Unit : X86<Avx2, 0> {
     }
     template <class Format>
     QUIRE_INLINE static Int start() {
-        return kNarrow<Format> ? _mm256_setzero_si256() : counter();
+        return kNarrow<Format> ? _mm256_setzero_si256() : magic();
     }
     template <class Format>
     QUIRE_INLINE static Int finished(Int dots, const QuantizedGroup& x, int part) {
-        return unshifted<Format>(kNarrow<Format> ? widened(counter(), dots) : dots, x, part);
+        return unshifted<Format>(kNarrow<Format> ? widened(magic(), dots) : dots, x, part);
     }
 
-    // Unsigned codes as they are; bytes with their signs, and without. Both lie in a panel.
+    // Planes of a panel: unsigned values as they are; signed bytes, and their magnitudes.
     template <class Format>
     static constexpr int kPlanes = kUnsigned<Format> ? 1 : 2;
     template <class Format>
@@ -56,37 +56,37 @@ struct Unit : X86<Avx2, 0> {
     }
 
     template <class Format, int Rows>
-    QUIRE_INLINE static void dot(const uint8_t* codes, const QuantizedGroup* const (&rows)[Rows], int part,
+    QUIRE_INLINE static void dot(const uint8_t* quants, const QuantizedGroup* const (&rows)[Rows], int part,
                                  Int (&dots)[Rows]) {
         for (int r = 0; r < Rows; ++r) dots[r] = start<Format>();
         QUIRE_UNROLL
         for (int i = 0; i < Format::group / 4; i += kQuadsAtOnce<Format>) {
             const int q = quad_at<Format>(part, i), next = quad_at<Format>(part, i + kQuadsAtOnce<Format> - 1);
-            const Int w = weights<Format>(codes, q);
-            const Int other = kUnsigned<Format> ? weights<Format>(codes, next) : _mm256_abs_epi8(w);
+            const Int w = weights<Format>(quants, q);
+            const Int other = kUnsigned<Format> ? weights<Format>(quants, next) : _mm256_abs_epi8(w);
             QUIRE_UNROLL
-            for (int r = 0; r < Rows; ++r) add_quads<Format>(dots[r], w, other, rows[r]->codes, q, next);
+            for (int r = 0; r < Rows; ++r) add_quads<Format>(dots[r], w, other, rows[r]->quants, q, next);
         }
         for (int r = 0; r < Rows; ++r) dots[r] = finished<Format>(dots[r], *rows[r], part);
     }
 
     template <class Format, int Rows, int Vecs>
-    QUIRE_INLINE static void dot_unpacked(const uint8_t* codes, const QuantizedGroup* x, int part,
+    QUIRE_INLINE static void dot_unpacked(const uint8_t* quants, const QuantizedGroup* x, int part,
                                           Int (&dots)[Rows][Vecs]) {
         constexpr int kVector = 4 * lanes, kNext = (kUnsigned<Format> ? kQuadsAtOnce<Format> - 1 : Format::group / 4);
         for (int r = 0; r < Rows; ++r)
             for (int v = 0; v < Vecs; ++v) dots[r][v] = start<Format>();
         QUIRE_UNROLL
         for (int q = 0; q < Format::group / 4; q += kQuadsAtOnce<Format>) {
-            Int w[Vecs], others[Vecs];  // the next quad, or the other plane
+            Int w[Vecs], others[Vecs];  // of the next quad, or of the other plane
             for (int v = 0; v < Vecs; ++v) {
-                w[v] = load(codes + kVector * (q * Vecs + v));
-                others[v] = load(codes + kVector * ((q + kNext) * Vecs + v));
+                w[v] = load(quants + kVector * (q * Vecs + v));
+                others[v] = load(quants + kVector * ((q + kNext) * Vecs + v));
             }
             QUIRE_UNROLL
             for (int r = 0; r < Rows; ++r)
                 for (int v = 0; v < Vecs; ++v)
-                    add_quads<Format>(dots[r][v], w[v], others[v], x[r].codes + part * Format::group, q,
+                    add_quads<Format>(dots[r][v], w[v], others[v], x[r].quants + part * Format::group, q,
                                       q + kQuadsAtOnce<Format> - 1);
         }
         for (int r = 0; r < Rows; ++r)

@@ -1,4 +1,4 @@
-// AVX-VNNI, the dot products of CPUs without AVX-512: 8 outputs a vector.
+// AVX-VNNI, dot products for CPUs without AVX-512: 8 outputs per vector.
 #pragma once
 
 #include "matrix_avx.h"
@@ -12,7 +12,7 @@ struct AvxVnni : Avx {
     QUIRE_INLINE static Int add_dot(Int sum, Int w, Int x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
 };
 
-using Unit = Vnni<AvxVnni>;
+using Simd = Vnni<AvxVnni>;
 
 }  // namespace
 }  // namespace quire::QUIRE_ISA

@@ -1,4 +1,4 @@
-// Norms, rotations, gates and the writing of pages. What each computes is said in ops.h.
+// Norms, rope, activations and writes to pages. They are specified in ops.h.
 
 #include "ops.h"
 
@@ -11,8 +11,8 @@
 namespace quire::QUIRE_ISA {
 
 void attend(const AttentionTile& tile);  // attention.cpp
-void attend_parts(const AttentionTile& tile, int64_t first, int64_t end, float* findings, int64_t part_stride);
-void fold_parts(const AttentionTile& tile, float* findings, int64_t num_parts, int64_t part_stride);
+void attend_splits(const AttentionTile& tile, int64_t first, int64_t end, float* partials, int64_t split_stride);
+void merge_splits(const AttentionTile& tile, float* partials, int64_t num_splits, int64_t split_stride);
 int64_t total_weight(const float* x, int64_t n, const Softmax& softmax);  // softmax.cpp
 
 namespace {
@@ -22,8 +22,8 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* 
     Floats squares = splat(0.0f);
     for (int64_t i = 0; i < whole; i += kLanes) squares = multiply_add(load(x + i), load(x + i), squares);
     if (rest) squares = multiply_add(load_part(x + whole, rest), load_part(x + whole, rest), squares);
-    const float factor = 1.0f / sqrtf(sum(squares) / float(n) + eps);
-    for (int64_t i = 0; i < n; ++i) out[i] = x[i] * factor * weight[i];
+    const float inverse_rms = 1.0f / sqrtf(sum(squares) / float(n) + eps);
+    for (int64_t i = 0; i < n; ++i) out[i] = x[i] * inverse_rms * weight[i];
 }
 
 void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t n, float* out) {
@@ -41,9 +41,9 @@ void layer_norm(const float* x, const float* weight, const float* bias, float ep
         for (int64_t i = 0; i < rest; ++i) centered[i] = x[whole + i] - mean;
         squares = multiply_add(load(centered), load(centered), squares);
     }
-    const float factor = 1.0f / sqrtf(sum(squares) / float(n) + eps);
+    const float inverse_std = 1.0f / sqrtf(sum(squares) / float(n) + eps);
     for (int64_t i = 0; i < n; ++i) {
-        const float normed = (x[i] - mean) * factor * (weight ? weight[i] : 1.0f);
+        const float normed = (x[i] - mean) * inverse_std * (weight ? weight[i] : 1.0f);
         out[i] = bias ? normed + bias[i] : normed;
     }
 }
@@ -101,14 +101,15 @@ void activate_and_mul_with(const float* x, int64_t n, float* out) {
      function<Activation::Tanh>, function<Activation::ClampedSwiglu>, function<Activation::Elu>}
 
 void activate(Activation kind, const float* x, int64_t n, float* out) {
-    static constexpr void (*kBy[kNumActivations])(const float*, int64_t, float*) = QUIRE_EACH_ACTIVATION(activate_with);
-    kBy[int(kind)](x, n, out);
+    static constexpr void (*kKernels[kNumActivations])(const float*, int64_t, float*) =
+        QUIRE_EACH_ACTIVATION(activate_with);
+    kKernels[int(kind)](x, n, out);
 }
 
 void activate_and_mul(Activation kind, const float* x, int64_t n, float* out) {
-    static constexpr void (*kBy[kNumActivations])(const float*, int64_t, float*) =
+    static constexpr void (*kKernels[kNumActivations])(const float*, int64_t, float*) =
         QUIRE_EACH_ACTIVATION(activate_and_mul_with);
-    kBy[int(kind)](x, n, out);
+    kKernels[int(kind)](x, n, out);
 }
 
 void soft_cap(float* x, float cap, int64_t n) {
@@ -122,8 +123,8 @@ void scale(const float* x, float factor, int64_t n, float* out) {
     for (int64_t i = 0; i < n; ++i) out[i] = x[i] * factor;
 }
 
-void clamp(const float* x, float most, int64_t n, float* out) {
-    for (int64_t i = 0; i < n; ++i) out[i] = x[i] > most ? most : x[i] < -most ? -most : x[i];  // a NaN stays
+void clamp(const float* x, float limit, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = x[i] > limit ? limit : x[i] < -limit ? -limit : x[i];  // NaN stays NaN
 }
 
 void add_scaled(const float* x, float factor, int64_t n, float* out) {
@@ -136,8 +137,7 @@ void add(const float* x, const float* y, int64_t n, float* out) {
 
 Floats load_up_to(const float* p, int64_t n) { return n == kLanes ? load(p) : load_part(p, n); }
 
-// k [count, head_dim] into keys [head_dim, block_size], from column `offset` on: as many tokens at once as a vector
-// holds.
+// Writes k [count, head_dim] into keys [head_dim, block_size], from column `offset` on: a vector of tokens at a time.
 template <class T>
 void write_keys(const float* k, int64_t stride, int64_t count, int64_t head_dim, int64_t block_size, int64_t offset,
                 T* keys) {
@@ -160,29 +160,30 @@ void write_keys(const float* k, int64_t stride, int64_t count, int64_t head_dim,
     }
 }
 
-// x [head_dim] as codes [columns]. Returns what a code is worth.
-float quantize_head(const float* x, int64_t head_dim, int64_t columns, int8_t* codes) {
-    float padded[kMostInt8];
+// Quantizes x [head_dim] to int8 [columns]. Returns the scale.
+float quantize_head(const float* x, int64_t head_dim, int64_t columns, int8_t* quants) {
+    float padded[kMaxInt8Depth];
     memcpy(padded, x, head_dim * sizeof(float));
     for (int64_t d = head_dim; d < columns; ++d) padded[d] = 0.0f;
-    const Units units(magnitude_of(padded, columns), kMostCode);
+    const Int8Scale scale(magnitude_of(padded, columns), kInt8Max);
     for (int64_t d = 0; d < columns; d += kLanes)
-        store_codes(codes + d, units.zero() ? splat(0.0f) : load(padded + d) * splat(units.factor));
-    return units.unit;
+        store_quants(quants + d, scale.zero() ? splat(0.0f) : load(padded + d) * splat(scale.inverse));
+    return scale.scale;
 }
 
-// Where the key or the value is no number, both units are NaN: a weight that is no number would otherwise be lost.
+// Writes one token and head. If the key or the value has an Inf or NaN, both scales are NaN: otherwise a NaN weight
+// could be lost.
 void write_head(const Pages& pages, const float* k, const float* v, int64_t offset, uint8_t* keys, uint8_t* values) {
     const int64_t columns = pages.stored_columns();
-    int8_t codes[kMostInt8];
-    const float key_unit = quantize_head(k, pages.head_dim, columns, codes);
-    for (int64_t d = 0; d < columns; d += 4) memcpy(keys + d * pages.block_size + 4 * offset, codes + d, 4);
-    const float value_unit = quantize_head(v, pages.head_dim, columns, codes);
+    int8_t quants[kMaxInt8Depth];
+    const float key_scale = quantize_head(k, pages.head_dim, columns, quants);
+    for (int64_t d = 0; d < columns; d += 4) memcpy(keys + d * pages.block_size + 4 * offset, quants + d, 4);
+    const float value_scale = quantize_head(v, pages.head_dim, columns, quants);
     int8_t* to = (int8_t*)values + offset / 4 * 4 * columns + offset % 4;
-    for (int64_t d = 0; d < columns; ++d) to[4 * d] = codes[d];
-    const float blemish = (key_unit - key_unit) + (value_unit - value_unit);  // 0 or NaN
-    pages.units(keys)[offset] = key_unit + blemish;
-    pages.units(values)[offset] = value_unit + blemish;
+    for (int64_t d = 0; d < columns; ++d) to[4 * d] = quants[d];
+    const float nan_or_zero = (key_scale - key_scale) + (value_scale - value_scale);  // 0 or NaN
+    pages.scales(keys)[offset] = key_scale + nan_or_zero;
+    pages.scales(values)[offset] = value_scale + nan_or_zero;
 }
 
 template <class T>
@@ -207,8 +208,8 @@ void write_kv(const Pages& pages, int64_t layer, int32_t slot, int64_t count, co
                 write_columns(v + i * v_stride, head_dim, decltype(type)(values) + (offset + i) * head_dim);
         };
         switch (pages.type) {
-            case PageType::Float16: as((Half*)nullptr); break;
-            case PageType::Bfloat16: as((Bfloat*)nullptr); break;
+            case PageType::Float16: as((Fp16*)nullptr); break;
+            case PageType::Bfloat16: as((Bf16*)nullptr); break;
             case PageType::Float32: as((float*)nullptr); break;
             case PageType::Int8:
                 for (int64_t i = 0; i < count; ++i)
@@ -217,18 +218,18 @@ void write_kv(const Pages& pages, int64_t layer, int32_t slot, int64_t count, co
     }
 }
 
-void write_latent(const Pages& pages, int64_t layer, int32_t slot, const float* latent, const float* turned) {
+void write_latent(const Pages& pages, int64_t layer, int32_t slot, const float* latent, const float* k_rope) {
     uint8_t* block = pages.keys(slot / pages.block_size, layer, 0);
     const auto as = [&](auto* type) {
         auto* row = decltype(type)(block) + slot % pages.block_size * pages.head_dim;
         write_columns(latent, pages.latent, row);
-        write_columns(turned, pages.head_dim - pages.latent, row + pages.latent);
+        write_columns(k_rope, pages.head_dim - pages.latent, row + pages.latent);
     };
     switch (pages.type) {
-        case PageType::Float16: as((Half*)nullptr); break;
-        case PageType::Bfloat16: as((Bfloat*)nullptr); break;
+        case PageType::Float16: as((Fp16*)nullptr); break;
+        case PageType::Bfloat16: as((Bf16*)nullptr); break;
         case PageType::Float32: as((float*)nullptr); break;
-        case PageType::Int8: break;  // there are no such pages
+        case PageType::Int8: break;  // latent pages are floats
     }
 }
 
@@ -236,8 +237,8 @@ void write_latent(const Pages& pages, int64_t layer, int32_t slot, const float* 
 
 extern const OpKernels op_kernels;
 const OpKernels op_kernels = {
-    rms_norm,   layer_norm, rope_angles, rope,         activate, activate_and_mul, add,        scale,        clamp,
-    add_scaled, soft_cap,   write_kv,    write_latent, attend,   attend_parts,     fold_parts, total_weight,
+    rms_norm,   layer_norm, rope_angles, rope,         activate, activate_and_mul, add,          scale,        clamp,
+    add_scaled, soft_cap,   write_kv,    write_latent, attend,   attend_splits,    merge_splits, total_weight,
 };
 
 }  // namespace quire::QUIRE_ISA

@@ -1,4 +1,4 @@
-// The table of the instruction set this file is compiled for.
+// The table of kernels of the ISA that this file is compiled for.
 
 #include "kernels.h"
 

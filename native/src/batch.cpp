@@ -6,7 +6,7 @@
 
 namespace quire {
 
-void assemble(const KnownRows& known, const RunOfTokens* runs, int64_t num_runs, StepArrays& out) {
+void assemble(const KnownRows& known, const TokenRun* runs, int64_t num_runs, StepArrays& out) {
     int32_t token = 0;
     for (int64_t i = 0; i < num_runs; ++i) {
         const auto [row, start, count] = runs[i];
@@ -14,7 +14,7 @@ void assemble(const KnownRows& known, const RunOfTokens* runs, int64_t num_runs,
         if (row < 0 || row >= known.num_rows || start < 0 || count < 1 || end > known.num_known[row] ||
             end > int64_t(known.num_blocks[row]) * known.block_size)
             throw std::invalid_argument("a run of " + std::to_string(count) + " tokens from " + std::to_string(start) +
-                                        " goes past what is known of row " + std::to_string(row));
+                                        " goes past the known tokens of row " + std::to_string(row));
         const int32_t* tokens = known.tokens + row * known.tokens_width;
         const int32_t* table = known.tables + row * known.tables_width;
         out.seq_starts[i] = token;
@@ -27,8 +27,8 @@ void assemble(const KnownRows& known, const RunOfTokens* runs, int64_t num_runs,
                 int32_t(table[position / known.block_size] * known.block_size + position % known.block_size);
         }
         if (end == known.num_known[row]) {
-            out.logit_rows[out.num_drawing] = token - 1;
-            out.drawing[out.num_drawing++] = row;
+            out.logit_rows[out.num_sampling] = token - 1;
+            out.sampling_rows[out.num_sampling++] = row;
         }
     }
     out.seq_starts[num_runs] = token;

@@ -1,11 +1,11 @@
-// How the runs of a step become flat arrays. What they mean is said in ops/opset.py, StepBatch.
+// Makes the flat arrays of a step from its runs. They are described at StepBatch in ops/opset.py.
 #pragma once
 
 #include <cstdint>
 
 namespace quire {
 
-// What is known of every row: [num_rows] or [num_rows, columns].
+// The known tokens and the blocks of every row: [num_rows] or [num_rows, columns].
 struct KnownRows {
     const int32_t *tokens, *tables;  // rows tokens_width and tables_width apart
     int64_t num_rows, tokens_width, tables_width;
@@ -14,21 +14,21 @@ struct KnownRows {
 };
 
 // `count` tokens of a row, from position `start` on.
-struct RunOfTokens {
+struct TokenRun {
     int32_t row, start, count;
 };
 
-// Where the arrays of a step are written; sizes follow from the runs.
+// The output arrays. Their sizes follow from the runs.
 struct StepArrays {
-    int32_t *ids, *positions, *slots;    // [tokens]
-    int32_t *seq_starts, *context_lens;  // [runs + 1], [runs]
-    int32_t* block_tables;               // [runs, width]
-    int64_t width;                       // blocks of the longest run
-    int32_t *logit_rows, *drawing;       // [runs]: those that reach the end of what is known, as a token and as a row
-    int64_t num_drawing = 0;
+    int32_t *ids, *positions, *slots;     // [tokens]
+    int32_t *seq_starts, *context_lens;   // [runs + 1], [runs]
+    int32_t* block_tables;                // [runs, width]
+    int64_t width;                        // blocks of the longest run
+    int32_t *logit_rows, *sampling_rows;  // [runs]: tokens and rows of the runs that reach the last known token
+    int64_t num_sampling = 0;
 };
 
-// Throws std::invalid_argument where a run goes past what is known of its row, or past its blocks.
-void assemble(const KnownRows& known, const RunOfTokens* runs, int64_t num_runs, StepArrays& out);
+// Throws std::invalid_argument if a run goes past the known tokens of its row, or past its blocks.
+void assemble(const KnownRows& known, const TokenRun* runs, int64_t num_runs, StepArrays& out);
 
 }  // namespace quire

@@ -1,4 +1,4 @@
-// Python sees: assemble, which makes the arrays of a step, and find_repetition, which helps to guess the next tokens.
+// Binds assemble, which makes the arrays of a step, and find_repetition, the n-gram lookup of speculative decoding.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "batch.h"
-#include "lookup.h"
+#include "ngram_lookup.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -20,7 +20,7 @@ namespace {
 using Matrix = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Vector = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// A piece of one block of memory that all arrays of a step share.
+// One allocation that all arrays of a step share.
 struct Pieces {
     int32_t* next;
     nb::capsule owner;
@@ -40,7 +40,7 @@ struct Pieces {
 
 nb::tuple assemble(const Matrix& tokens, const Matrix& tables, const Vector& num_known, const Vector& num_blocks,
                    int64_t block_size, const std::vector<std::array<int32_t, 3>>& triples) {
-    std::vector<quire::RunOfTokens> runs;
+    std::vector<quire::TokenRun> runs;
     int64_t num_tokens = 0, longest = 0;
     for (const auto& [row, start, count] : triples) {
         runs.push_back({row, start, count});
@@ -59,15 +59,15 @@ nb::tuple assemble(const Matrix& tokens, const Matrix& tables, const Vector& num
     out.block_tables = pieces.take(n * width);
     out.width = width;
     out.logit_rows = pieces.take(n);
-    out.drawing = pieces.take(n);
+    out.sampling_rows = pieces.take(n);
     quire::assemble({tokens.data(), tables.data(), int64_t(num_known.shape(0)), int64_t(tokens.shape(1)),
                      int64_t(tables.shape(1)), num_known.data(), num_blocks.data(), block_size},
                     runs.data(), n, out);
-    const size_t t = size_t(num_tokens), s = size_t(n), d = size_t(out.num_drawing);
+    const size_t t = size_t(num_tokens), s = size_t(n), d = size_t(out.num_sampling);
     return nb::make_tuple(pieces.array(out.ids, {t}), pieces.array(out.positions, {t}), pieces.array(out.slots, {t}),
                           pieces.array(out.seq_starts, {s + 1}), pieces.array(out.context_lens, {s}),
                           pieces.array(out.block_tables, {s, size_t(width)}), pieces.array(out.logit_rows, {d}),
-                          pieces.array(out.drawing, {d}));
+                          pieces.array(out.sampling_rows, {d}));
 }
 
 }  // namespace
@@ -76,15 +76,14 @@ void bind_batch(nb::module_& m) {
     m.def(
         "assemble", &assemble, "tokens"_a.noconvert(), "tables"_a.noconvert(), "num_known"_a.noconvert(),
         "num_blocks"_a.noconvert(), "block_size"_a, "runs"_a,
-        "Runs (row, start, count) -> the arrays of a StepBatch in their order, and the rows that draw. ValueError if a "
-        "run goes past what is known of its row.");
+        "Runs (row, start, count) -> the arrays of a StepBatch in their order, and the rows to sample. ValueError if a "
+        "run goes past the known tokens of its row.");
     m.def(
         "find_repetition",
-        [](const Vector& tokens, int64_t least, int64_t most, int64_t looked_at) {
-            return quire::find_repetition(tokens.data(), int64_t(tokens.shape(0)), least, most, looked_at);
+        [](const Vector& tokens, int64_t min_length, int64_t max_length, int64_t max_candidates) {
+            return quire::find_ngram(tokens.data(), int64_t(tokens.shape(0)), min_length, max_length, max_candidates);
         },
-        "tokens"_a.noconvert(), "least"_a, "most"_a, "looked_at"_a,
-        "Where what followed the last tokens begins, the last time they stood there; -1: they did not. The longest "
-        "match "
-        "of `least` to `most` tokens among the newest `looked_at` places of the last one.");
+        "tokens"_a.noconvert(), "min_length"_a, "max_length"_a, "max_candidates"_a,
+        "The position behind the longest earlier match of the last min_length to max_length tokens, or -1. Only the "
+        "newest max_candidates occurrences of the last token are tried.");
 }

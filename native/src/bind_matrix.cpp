@@ -1,4 +1,4 @@
-// Python sees: Matrix (packed weights), dequantize, and for tests and benchmarks a direct multiply.
+// Binds Matrix (packed weights), dequantize, decode and quantize, and for tests and benchmarks a matmul.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -29,7 +29,7 @@ using namespace quire;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Order = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FloatRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using CodeMatrix = nb::ndarray<nb::numpy, int8_t, nb::ndim<2>>;
+using QuantMatrix = nb::ndarray<nb::numpy, int8_t, nb::ndim<2>>;
 using ByteMatrix = nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>;
 using FloatMatrix = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 
@@ -59,7 +59,7 @@ const char* layout_name(Layout layout) {
     return "";
 }
 
-// The type, once the data is known to be rows of it.
+// The storage type, after a check that the data is rows of it.
 const StorageInfo& checked_storage(const std::string& name, const Bytes& data, int64_t num_columns) {
     const StorageInfo* info = find_storage(name.c_str());
     if (!info) refuse("'%s' is not a storage type", name.c_str());
@@ -79,7 +79,7 @@ FloatMatrix new_floats(int64_t rows, int64_t columns) {
     return FloatMatrix(values, {size_t(rows), size_t(columns)}, owner);
 }
 
-// Its entries, once they are known to be a permutation; null where there is none.
+// The entries, after a check that they are a permutation; null if there is no order.
 const int32_t* checked_order(const std::optional<Order>& order, const char* name, const char* things, int64_t count) {
     if (!order) return nullptr;
     if (int64_t(order->shape(0)) != count)
@@ -130,14 +130,14 @@ FloatMatrix dequantize(const std::string& storage, const Bytes& data, int64_t nu
     return out;
 }
 
-// -> (codes int8 [rows, columns], scales, offsets or None [rows, groups], the codebook or None)
+// -> (quantized values int8 [rows, columns], scales, offsets or None [rows, groups], codebook or None)
 nb::tuple decode(const std::string& storage, const Bytes& data, int64_t num_columns) {
     const StorageInfo& info = checked_storage(storage, data, num_columns);
-    if (info.group == 0) refuse("%s has no codes", info.name);
+    if (info.group == 0) refuse("%s is not a quantized type", info.name);
     const int64_t num_rows = int64_t(data.shape(0)), row_bytes = int64_t(data.shape(1));
     const int64_t num_groups = num_columns / info.group, groups_per_block = info.block / info.group;
-    int8_t* codes = new int8_t[size_t(num_rows * num_columns)];
-    nb::capsule owner(codes, [](void* p) noexcept { delete[] static_cast<int8_t*>(p); });
+    int8_t* quants = new int8_t[size_t(num_rows * num_columns)];
+    nb::capsule owner(quants, [](void* p) noexcept { delete[] static_cast<int8_t*>(p); });
     FloatMatrix scales = new_floats(num_rows, num_groups);
     FloatMatrix offsets = new_floats(info.has_offset ? num_rows : 0, num_groups);
     const uint8_t* from = data.data();
@@ -150,7 +150,7 @@ nb::tuple decode(const std::string& storage, const Bytes& data, int64_t num_colu
             DecodedBlock block;
             for (int64_t b = 0; b < num_columns / info.block; ++b) {
                 decode_block(from + r * row_bytes + b * info.block_bytes, block);
-                std::copy_n(block.codes, info.block, codes + r * num_columns + b * info.block);
+                std::copy_n(block.quants, info.block, quants + r * num_columns + b * info.block);
                 const int64_t group = r * num_groups + b * groups_per_block;
                 std::copy_n(block.scales, groups_per_block, to_scales + group);
                 if (info.has_offset) std::copy_n(block.offsets, groups_per_block, to_offsets + group);
@@ -163,14 +163,14 @@ nb::tuple decode(const std::string& storage, const Bytes& data, int64_t num_colu
         for (const int8_t value : kCodebooks[int(info.codebook)]) values.append(int(value));
         book = values;
     }
-    const CodeMatrix all(codes, {size_t(num_rows), size_t(num_columns)}, owner);
+    const QuantMatrix all(quants, {size_t(num_rows), size_t(num_columns)}, owner);
     return nb::make_tuple(all, scales, info.has_offset ? nb::cast(offsets) : nb::none(), book);
 }
 
 ByteMatrix quantize(const std::string& storage, const Bytes& data, int64_t num_columns, const std::string& target) {
     const StorageInfo& info = checked_storage(storage, data, num_columns);
     const StorageInfo* to = find_storage(target.c_str());
-    if (!to || !can_quantize_to(to->storage)) refuse("nothing is quantized to '%s'", target.c_str());
+    if (!to || !can_quantize_to(to->storage)) refuse("'%s' is not a type to quantize to", target.c_str());
     if (num_columns % to->block) refuse("%lld columns are not a multiple of %d", (long long)num_columns, to->block);
     const int64_t num_rows = int64_t(data.shape(0)), row_bytes = int64_t(data.shape(1));
     const int64_t out_bytes = num_columns / to->block * to->block_bytes;
@@ -205,8 +205,8 @@ FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) 
     if (int64_t(x.shape(1)) != num_inputs)
         refuse("x has %lld columns for %lld inputs", (long long)x.shape(1), (long long)num_inputs);
     if (num_threads < 1) refuse("%d threads", num_threads);
-    if (w.input_order) refuse("the inputs of the matrix are in an order that only a tape undoes");
-    if (w.threshold > 0) refuse("the matrix has a threshold that only a tape heeds");
+    if (w.input_order) refuse("the matrix has an input order, which only a tape supports");
+    if (w.threshold > 0) refuse("the matrix has an outlier threshold, which only a tape supports");
     FloatMatrix out = new_floats(rows, w.num_outputs);
     if (rows == 0) return out;
     const MatrixKernels& matrix_kernels = kernels().matrix;
@@ -214,8 +214,8 @@ FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) 
     std::vector<QuantizedGroup> groups(w.is_integer() ? size_t(order.size(rows)) : 0);
     Buffer<uint8_t> panels;
     panels.reserve(size_t(num_threads * kPanelBytes));
-    std::vector<HalfGroup> halves(matrix_kernels.reads_halves(w) ? size_t(order.size(rows)) : 0);
-    const Activations a{x.data(), num_inputs, groups.data(), halves.data()};
+    std::vector<Fp16Group> fp16(matrix_kernels.reads_fp16(w) ? size_t(order.size(rows)) : 0);
+    const Activations a{x.data(), num_inputs, groups.data(), fp16.data()};
     float* to = out.data();
     std::vector<std::atomic<int64_t>> taken(num_threads);
     {
@@ -228,11 +228,11 @@ FloatMatrix multiply(const Matrix& matrix, const FloatRows& x, int num_threads) 
                     matrix_kernels.quantize(a.x + r * num_inputs, num_inputs, groups.data() + order.start(r),
                                             order.block_rows);
             }
-            if (!halves.empty()) {
+            if (!fp16.empty()) {
 #pragma omp for schedule(static)
                 for (int64_t r = 0; r < rows; ++r)
-                    matrix_kernels.to_halves(a.x + r * num_inputs, num_inputs, halves.data() + order.start(r),
-                                             order.block_rows);
+                    matrix_kernels.to_fp16(a.x + r * num_inputs, num_inputs, fp16.data() + order.start(r),
+                                           order.block_rows);
             }
             const int thread = omp_get_thread_num();
             const Worker worker{thread, omp_get_num_threads(), panels.get() + thread * kPanelBytes, taken.data()};
@@ -250,7 +250,7 @@ void bind_matrix(nb::module_& m) {
              nb::arg("row_order") = nb::none(), nb::arg("column_order") = nb::none(), nb::arg("threshold") = 0.0f,
              "Pack stored rows, arrays of uint8 [rows, row_bytes], one below the other. Output o is taken from row "
              "row_order[o] of all of them, and column k is input column_order[k]. Inputs that reach the threshold, if "
-             "it is not 0, are multiplied as they are and not in 8 bits.")
+             "it is not 0, are multiplied in fp32 and not in 8 bits.")
         .def_prop_ro("num_outputs", [](const Matrix& matrix) { return matrix.packed().num_outputs; })
         .def_prop_ro("num_inputs", [](const Matrix& matrix) { return matrix.packed().num_inputs; })
         .def_prop_ro("layout", [](const Matrix& matrix) { return layout_name(matrix.packed().layout); })
@@ -262,10 +262,11 @@ void bind_matrix(nb::module_& m) {
     m.def("dequantize", &dequantize, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"),
           "The values of stored rows, uint8 [rows, row_bytes] -> float32 [rows, num_columns]");
     m.def("decode", &decode, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"),
-          "The codes of stored rows, int8 [rows, num_columns], their scales and offsets (or None) [rows, groups], and "
-          "what codes stand for where that is not themselves");
+          "The quantized values of stored rows, int8 [rows, num_columns], their scales and offsets (or None) [rows, "
+          "groups], "
+          "and the codebook (or None)");
     m.def("quantize", &quantize, nb::arg("storage"), nb::arg("data"), nb::arg("num_columns"), nb::arg("target"),
-          "Stored rows, uint8 [rows, row_bytes] -> rows of Q8_0, Q4_1 or NF4 whose codes are the nearest");
+          "Stored rows, uint8 [rows, row_bytes] -> rows of Q8_0, Q4_1 or NF4, rounded to nearest");
     m.def("multiply", &multiply, nb::arg("matrix"), nb::arg("x"), nb::arg("num_threads") = 1,
           "x [rows, num_inputs] -> x @ matrix.T [rows, num_outputs], as a tape would compute it");
 }

@@ -1,4 +1,4 @@
-// Python's view of the sampler. ops/native/sampler.py wraps it.
+// Binds Sampler, which ops/native/sampler.py wraps, and philox4x32.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -57,11 +57,11 @@ RowParams row_params(nb::handle from) {
 void check_lines(const Logits& logits, size_t num_lines, int64_t vocab) {
     if (logits.shape(0) != num_lines || int64_t(logits.shape(1)) != vocab || (vocab > 1 && logits.stride(1) != 1))
         throw std::invalid_argument("logits must be [" + std::to_string(num_lines) + ", " + std::to_string(vocab) +
-                                    "] with neighbouring columns, and are [" + std::to_string(logits.shape(0)) + ", " +
+                                    "] with contiguous columns, and are [" + std::to_string(logits.shape(0)) + ", " +
                                     std::to_string(logits.shape(1)) + "]");
 }
 
-// A pointer for each of the lines: to its mask, or null.
+// A pointer to the mask of each line, or null.
 std::vector<const uint32_t*> masks_of_lines(size_t num_lines, const std::vector<size_t>& lines, const Masks& bits,
                                             int64_t vocab) {
     if (bits.shape(0) != lines.size() || int64_t(bits.shape(1)) != (vocab + 31) / 32)
@@ -84,9 +84,9 @@ nb::list to_python(const std::vector<Logprob>& logprobs) {
     return out;
 }
 
-nb::list to_python(const std::vector<Draw>& drawn) {
+nb::list to_python(const std::vector<SampledToken>& sampled) {
     nb::list out;
-    for (const Draw& draw : drawn) out.append(nb::make_tuple(draw.token, to_python(draw.logprobs)));
+    for (const SampledToken& token : sampled) out.append(nb::make_tuple(token.token, to_python(token.logprobs)));
     return out;
 }
 
@@ -106,12 +106,12 @@ void bind_sampler(nb::module_& m) {
                const std::vector<size_t>& masked_lines, const Masks& bits) {
                 check_lines(logits, rows.size(), self.vocab());
                 const auto masks = masks_of_lines(rows.size(), masked_lines, bits, self.vocab());
-                std::vector<Draw> drawn;
+                std::vector<SampledToken> sampled;
                 {
                     nb::gil_scoped_release release;
-                    drawn = self.draw(logits.data(), logits.stride(0), rows, masks);
+                    sampled = self.sample_rows(logits.data(), logits.stride(0), rows, masks);
                 }
-                return to_python(drawn);
+                return to_python(sampled);
             },
             nb::arg("logits").noconvert(), nb::arg("rows"), nb::arg("masked_lines"), nb::arg("bits").noconvert(),
             "-> [(token, [(id, logprob, rank)])]")
@@ -127,13 +127,13 @@ void bind_sampler(nb::module_& m) {
                 for (const auto& of_row : drafts) num_lines += of_row.size();
                 check_lines(logits, num_lines, self.vocab());
                 const auto masks = masks_of_lines(num_lines, masked_lines, bits, self.vocab());
-                std::vector<std::vector<Draw>> drawn;
+                std::vector<std::vector<SampledToken>> sampled;
                 {
                     nb::gil_scoped_release release;
-                    drawn = self.verify(logits.data(), logits.stride(0), rows, drafts, masks);
+                    sampled = self.verify(logits.data(), logits.stride(0), rows, drafts, masks);
                 }
                 nb::list out;
-                for (const auto& of_row : drawn) out.append(to_python(of_row));
+                for (const auto& of_row : sampled) out.append(to_python(of_row));
                 return out;
             },
             nb::arg("logits").noconvert(), nb::arg("rows"), nb::arg("drafts"), nb::arg("masked_lines"),
@@ -142,13 +142,13 @@ void bind_sampler(nb::module_& m) {
             "logprobs",
             [](Sampler& self, const Logits& logits, const std::vector<int32_t>& targets, int64_t num_top) {
                 check_lines(logits, targets.size(), self.vocab());
-                std::vector<std::vector<Logprob>> found;
+                std::vector<std::vector<Logprob>> logprobs;
                 {
                     nb::gil_scoped_release release;
-                    found = self.logprobs(logits.data(), logits.stride(0), targets, num_top);
+                    logprobs = self.logprobs(logits.data(), logits.stride(0), targets, num_top);
                 }
                 nb::list out;
-                for (const auto& line : found) out.append(to_python(line));
+                for (const auto& line : logprobs) out.append(to_python(line));
                 return out;
             },
             nb::arg("logits").noconvert(), nb::arg("targets"), nb::arg("num_top"), "-> [[(id, logprob, rank)]]");

@@ -1,4 +1,4 @@
-// Python sees: SentencePieces.
+// Binds SentencePieces.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
@@ -24,15 +24,15 @@ void bind_sentencepiece(nb::module_& m) {
         .def(
             "__init__",
             [](SentencePieces* self, std::vector<std::string> pieces, std::vector<float> scores,
-               const nb::bytes& joined, const std::vector<int32_t>& first, const std::array<int32_t, 256>& bytes,
-               int32_t unknown, std::string prefix) {
-                const std::string_view flags = view(joined);
+               const nb::bytes& mergeable, const std::vector<int32_t>& user_defined,
+               const std::array<int32_t, 256>& bytes, int32_t unknown, std::string prefix) {
+                const std::string_view flags = view(mergeable);
                 if (scores.size() != pieces.size() || flags.size() != pieces.size())
-                    throw std::invalid_argument("pieces, scores and joined differ in length");
-                new (self) SentencePieces(std::move(pieces), std::move(scores), {flags.begin(), flags.end()}, first,
-                                          bytes, unknown, std::move(prefix));
+                    throw std::invalid_argument("pieces, scores and mergeable differ in length");
+                new (self) SentencePieces(std::move(pieces), std::move(scores), {flags.begin(), flags.end()},
+                                          user_defined, bytes, unknown, std::move(prefix));
             },
-            "pieces"_a, "scores"_a, "joined"_a, "first"_a, "bytes"_a, "unknown"_a, "prefix"_a)
+            "pieces"_a, "scores"_a, "mergeable"_a, "user_defined"_a, "bytes"_a, "unknown"_a, "prefix"_a)
         .def(
             "encode",
             [](const SentencePieces& self, const nb::bytes& text) {

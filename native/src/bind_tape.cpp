@@ -1,4 +1,4 @@
-// Tape and instruction sets, for Python. The caller keeps the arrays and matrices alive and has checked their shapes.
+// Binds Tape, AdapterSlots and the choice of an ISA. The caller keeps arrays and matrices alive and has checked shapes.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -30,7 +30,7 @@ using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Tables = nb::ndarray<const int32_t, nb::ndim<2>, nb::device::cpu>;
 using Matrices = std::vector<const quire::Matrix*>;
-using ManyMatrices = std::vector<Matrices>;
+using ExpertMatrices = std::vector<Matrices>;
 
 using Biases = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 const float* data_of(const std::optional<Biases>& table) { return table ? table->data() : nullptr; }
@@ -49,20 +49,21 @@ quire::Weight weight(const Matrices& matrices, const std::optional<Floats>& bias
     return quire::Weight(segments(matrices), data_of(bias));
 }
 
-// biases: [experts * outputs], or none
-quire::Experts experts(const ManyMatrices& matrices, const std::optional<Floats>& biases) {
+// biases: [experts * outputs], or None
+quire::Experts experts(const ExpertMatrices& matrices, const std::optional<Floats>& biases) {
     std::vector<quire::Segments> packed;
     for (const Matrices& one : matrices) packed.push_back(segments(one));
     quire::Experts made(std::move(packed), data_of(biases));
     if (biases && size_of(biases) != int64_t(matrices.size()) * made.num_outputs)
-        throw std::invalid_argument("there is not one bias for each output of each expert");
+        throw std::invalid_argument("biases must have one entry for each output of each expert");
     return made;
 }
 
-using Part = std::tuple<const quire::Matrix*, int64_t, int64_t, float>;
+using LoraPartTuple = std::tuple<const quire::Matrix*, int64_t, int64_t, float>;
 
-void put_adapter(quire::AdapterSlots& slots, int64_t slot, const quire::Matrix* a, const std::vector<Part>& parts) {
-    quire::LowRank adapter{};
+void put_adapter(quire::AdapterSlots& slots, int64_t slot, const quire::Matrix* a,
+                 const std::vector<LoraPartTuple>& parts) {
+    quire::LoraAdapter adapter{};
     if (a) adapter.a = a->packed();
     for (const auto& [b, first_output, first_hidden, scale] : parts)
         adapter.parts.push_back({b->packed(), first_output, first_hidden, scale});
@@ -70,7 +71,8 @@ void put_adapter(quire::AdapterSlots& slots, int64_t slot, const quire::Matrix* 
 }
 
 quire::Activation activation(int kind) {
-    if (kind < 0 || kind >= quire::kNumActivations) throw std::invalid_argument("no activation has that number");
+    if (kind < 0 || kind >= quire::kNumActivations)
+        throw std::invalid_argument("there is no activation of that number");
     return quire::Activation(kind);
 }
 
@@ -78,10 +80,10 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
          Ints logit_rows, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits,
          std::optional<Ints> adapters, std::optional<Ints> source_lens, std::optional<Tables> source_tables) {
     const size_t num_tokens = ids.size(), num_seqs = context_lens.size();
-    const auto expect = [](const char* what, size_t found, size_t wanted) {
-        if (found != wanted)
-            throw std::invalid_argument(std::string(what) + " has " + std::to_string(found) +
-                                        " entries, and must have " + std::to_string(wanted));
+    const auto expect = [](const char* what, size_t size, size_t expected) {
+        if (size != expected)
+            throw std::invalid_argument(std::string(what) + " has " + std::to_string(size) +
+                                        " entries, and must have " + std::to_string(expected));
     };
     expect("positions", positions.size(), num_tokens);
     expect("slots", slots.size(), num_tokens);
@@ -91,7 +93,7 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
     if (block_tables.shape(1) > 1 && block_tables.stride(1) != 1)
         throw std::invalid_argument("the rows of block_tables are not contiguous");
     if (source_lens.has_value() != source_tables.has_value())
-        throw std::invalid_argument("sources have lengths and tables, or neither");
+        throw std::invalid_argument("source_lens and source_tables must be given together");
     if (source_lens) {
         expect("source_lens", source_lens->size(), num_seqs);
         expect("source_tables", source_tables->shape(0), num_seqs);
@@ -126,7 +128,7 @@ quire::PageType page_type(const std::string& name) {
     if (name == "bfloat16") return quire::PageType::Bfloat16;
     if (name == "float32") return quire::PageType::Float32;
     if (name == "int8") return quire::PageType::Int8;
-    throw std::invalid_argument("no pages are kept in " + name);
+    throw std::invalid_argument("there are no pages of type " + name);
 }
 
 std::vector<std::string> isas() {
@@ -144,14 +146,18 @@ void bind_tape(nb::module_& m) {
         "use_isa", [](const std::string& name) { return quire::use_isa(name.c_str()); }, "name"_a,
         "False if there is no such table. Not while a tape runs.");
 
-    nb::class_<View>(m, "View", "Columns of a value: row r starts at arena[offset + r * stride].")
-        .def(nb::init<int64_t, int64_t, int64_t, bool>(), "offset"_a, "stride"_a, "columns"_a, "few"_a);
+    nb::class_<View>(m, "View",
+                     "Columns of a value: row r starts at arena[offset + r * stride]. logits_only: it has rows of "
+                     "logits, not of all "
+                     "tokens.")
+        .def(nb::init<int64_t, int64_t, int64_t, bool>(), "offset"_a, "stride"_a, "columns"_a, "logits_only"_a);
 
-    nb::class_<quire::AdapterSlots>(m, "AdapterSlots", "What adapters add to one linear layer, by slot.")
+    nb::class_<quire::AdapterSlots>(m, "AdapterSlots", "The LoRA adapters of one linear layer, by slot.")
         .def(nb::init<int64_t, int64_t, int64_t, int64_t, int64_t>(), "num_inputs"_a, "num_outputs"_a, "num_slots"_a,
              "max_hidden"_a, "max_parts"_a)
         .def("put", put_adapter, "slot"_a, "a"_a.none(), "parts"_a,
-             "Parts (B, first output, first row of A, scale). Not while a tape runs; the caller keeps the matrices.");
+             "Parts (B, first output, first row of A, scale). Not while a tape runs. The caller keeps the matrices "
+             "alive.");
 
     nb::class_<Tape>(m, "Tape", "A recorded forward pass.")
         .def(
@@ -162,10 +168,12 @@ void bind_tape(nb::module_& m) {
                 const quire::Pages p{pages.data(), num_blocks, num_layers,       num_kv_heads,
                                      head_dim,     block_size, page_type(dtype), latent};
                 if (latent && (num_kv_heads != 1 || latent >= head_dim || p.type == quire::PageType::Int8))
-                    throw std::invalid_argument("latent pages cannot have that shape or type");
+                    throw std::invalid_argument("latent pages need one KV head, head_dim above latent, and floats");
                 if (p.type == quire::PageType::Int8 &&
-                    (block_size % quire::kMostLanes || block_size > quire::kMostInt8 || head_dim > quire::kMostInt8))
-                    throw std::invalid_argument("pages of int8 cannot have that shape");
+                    (block_size % quire::kMaxLanes || block_size > quire::kMaxInt8Depth ||
+                     head_dim > quire::kMaxInt8Depth))
+                    throw std::invalid_argument(
+                        "int8 pages need a block_size that is a multiple of 16, and at most 1024 slots and columns");
                 if (pages.size() < p.block_bytes() * num_blocks + quire::kPagesSlack)
                     throw std::invalid_argument("the pages are smaller than their shape");
                 new (self) Tape(p, max_tokens, arena_size, num_threads);
@@ -177,7 +185,7 @@ void bind_tape(nb::module_& m) {
             [](Tape& t, bool of_positions, const std::string& storage, Bytes data, std::optional<Ints> row_order,
                View out) {
                 const quire::StorageInfo* info = quire::find_storage(storage.c_str());
-                if (!info) throw std::invalid_argument("no storage type is called " + storage);
+                if (!info) throw std::invalid_argument("there is no storage type " + storage);
                 t.add(quire::Embedding{of_positions, info->storage, data.data(), int64_t(data.shape(0)),
                                        int64_t(data.shape(1)), row_order ? row_order->data() : nullptr, out});
             },
@@ -241,14 +249,14 @@ void bind_tape(nb::module_& m) {
             "q"_a, "layer"_a, "scale"_a, "out"_a)
         .def(
             "write_latent",
-            [](Tape& t, View latent, View turned, int64_t layer) { t.add(quire::WriteLatent{latent, turned, layer}); },
-            "latent"_a, "turned"_a, "layer"_a)
+            [](Tape& t, View latent, View k_rope, int64_t layer) { t.add(quire::WriteLatent{latent, k_rope, layer}); },
+            "latent"_a, "k_rope"_a, "layer"_a)
         .def(
             "mla_attention",
-            [](Tape& t, View q, View turned, int64_t layer, float scale, View out) {
-                t.add(quire::Attention{q, turned, layer, scale, 0, 0.0f, nullptr, nullptr, nullptr, 0, false, out, 0});
+            [](Tape& t, View q, View q_rope, int64_t layer, float scale, View out) {
+                t.add(quire::Attention{q, q_rope, layer, scale, 0, 0.0f, nullptr, nullptr, nullptr, 0, false, out, 0});
             },
-            "q"_a, "turned"_a, "layer"_a, "scale"_a, "out"_a)
+            "q"_a, "q_rope"_a, "layer"_a, "scale"_a, "out"_a)
         .def(
             "keep_kv",
             [](Tape& t, View k, View v, int64_t head_dim) {
@@ -275,14 +283,14 @@ void bind_tape(nb::module_& m) {
             "kind"_a, "out"_a)
         .def(
             "moe",
-            [](Tape& t, View x, View logits, const ManyMatrices& gate_up, const ManyMatrices& down,
+            [](Tape& t, View x, View logits, const ExpertMatrices& gate_up, const ExpertMatrices& down,
                std::optional<Floats> gate_up_biases, std::optional<Floats> down_biases, int64_t top_k, bool sigmoid,
                bool renormalize, float scale, int64_t num_groups, int64_t top_groups, int64_t group_best, float near,
                std::optional<Floats> correction, int kind, View out) {
                 const quire::Routing routing{logits.columns, top_k,      sigmoid,    renormalize, scale,
                                              num_groups,     top_groups, group_best, near,        data_of(correction)};
-                t.add(quire::Mixture{x, logits, routing, experts(gate_up, gate_up_biases), experts(down, down_biases),
-                                     activation(kind), out});
+                t.add(quire::Moe{x, logits, routing, experts(gate_up, gate_up_biases), experts(down, down_biases),
+                                 activation(kind), out});
             },
             "x"_a, "logits"_a, "gate_up"_a, "down"_a, nb::kw_only(), "gate_up_biases"_a.none().noconvert(),
             "down_biases"_a.none().noconvert(), "top_k"_a, "sigmoid"_a, "renormalize"_a, "scale"_a, "num_groups"_a,
@@ -298,8 +306,8 @@ void bind_tape(nb::module_& m) {
             [](Tape& t, View x, float growth, float length) { t.add(quire::ScaleByPosition{x, growth, length}); },
             "x"_a, "growth"_a, "length"_a)
         .def(
-            "clamp", [](Tape& t, View x, float most, View out) { t.add(quire::Clamp{x, most, out}); }, "x"_a, "most"_a,
-            "out"_a)
+            "clamp", [](Tape& t, View x, float limit, View out) { t.add(quire::Clamp{x, limit, out}); }, "x"_a,
+            "limit"_a, "out"_a)
         .def(
             "add", [](Tape& t, View x, View y, View out) { t.add(quire::Add{x, y, out}); }, "x"_a, "y"_a, "out"_a)
         .def(
@@ -309,10 +317,10 @@ void bind_tape(nb::module_& m) {
             },
             "x"_a, "matrices"_a, "bias"_a.none().noconvert(), "softcap"_a)
         .def(
-            "rows", [](Tape& t, View x) { t.add(quire::Take{x}); }, "x"_a)
+            "rows", [](Tape& t, View x) { t.add(quire::TakeRows{x}); }, "x"_a)
         .def("run", run, "ids"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(),
              "seq_starts"_a.noconvert(), "context_lens"_a.noconvert(), "block_tables"_a.noconvert(),
              "logit_rows"_a.noconvert(), "logits"_a.noconvert(), "adapters"_a.none().noconvert() = nb::none(),
              "source_lens"_a.none().noconvert() = nb::none(), "source_tables"_a.none().noconvert() = nb::none(),
-             "Carry out one step. ValueError if it names a token, slot or block that is not there.");
+             "Run one step. ValueError if it refers to a token, slot or block that does not exist.");
 }

@@ -6,7 +6,7 @@
 
 namespace quire {
 
-// Uninitialised memory at a cache line's boundary; pages that are never touched cost nothing.
+// Uninitialized memory, aligned to a cache line. Pages that are never touched take no memory.
 template <class T>
 class Buffer {
  public:

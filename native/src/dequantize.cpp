@@ -4,15 +4,15 @@
 #include <cstring>
 #include <initializer_list>
 
+#include "fp16.h"
 #include "grids.h"
-#include "half.h"
 
 namespace quire {
 
 namespace {
 
 constexpr StorageInfo kStorages[] = {
-    // name, storage, block, bytes, group, codes, scales, offset, codebook
+    // name, storage, block, bytes, group, quantized range, scales, offset, codebook
     {"F32", Storage::F32, 1, 4, 0, 0, 0, ScaleType::Float16, false, Codebook::None},
     {"F16", Storage::F16, 1, 2, 0, 0, 0, ScaleType::Float16, false, Codebook::None},
     {"BF16", Storage::BF16, 1, 2, 0, 0, 0, ScaleType::Float16, false, Codebook::None},
@@ -51,10 +51,10 @@ constexpr StorageInfo kStorages[] = {
 };
 static_assert(sizeof kStorages / sizeof kStorages[0] == kNumStorages, "a row for each type");
 
-float half_at(const uint8_t* bytes) {
+float fp16_at(const uint8_t* bytes) {
     uint16_t bits;
     std::memcpy(&bits, bytes, 2);
-    return half_to_float(bits);
+    return fp16_to_float(bits);
 }
 
 uint16_t bits16_at(const uint8_t* bytes) {
@@ -88,107 +88,107 @@ float e4m3_to_float(uint8_t bits) {
     return float_of_bits(sign | ((magnitude << 20) + (120u << 23)));
 }
 
-// The upper half of an fp16.
-float e5m2_to_float(uint8_t bits) { return half_to_float(uint16_t(bits << 8)); }
+// The upper byte of an fp16.
+float e5m2_to_float(uint8_t bits) { return fp16_to_float(uint16_t(bits << 8)); }
 
-// 16 bytes -> 32 codes: the low nibbles, then the high ones.
-void decode_nibbles(const uint8_t* bytes, int bias, int8_t* codes) {
+// 16 bytes -> 32 quantized values: the low nibbles, then the high ones.
+void decode_nibbles(const uint8_t* bytes, int bias, int8_t* quants) {
     for (int i = 0; i < 16; ++i) {
-        codes[i] = int8_t((bytes[i] & 15) - bias);
-        codes[i + 16] = int8_t((bytes[i] >> 4) - bias);
+        quants[i] = int8_t((bytes[i] & 15) - bias);
+        quants[i + 16] = int8_t((bytes[i] >> 4) - bias);
     }
 }
 
-// As above, with a fifth bit for each code.
-void decode_five_bits(const uint8_t* bytes, uint32_t high, int bias, int8_t* codes) {
+// As above, with a fifth bit for each value.
+void decode_five_bits(const uint8_t* bytes, uint32_t high, int bias, int8_t* quants) {
     for (int i = 0; i < 16; ++i) {
-        codes[i] = int8_t(((bytes[i] & 15) | ((high >> i & 1) << 4)) - bias);
-        codes[i + 16] = int8_t(((bytes[i] >> 4) | ((high >> (i + 16) & 1) << 4)) - bias);
+        quants[i] = int8_t(((bytes[i] & 15) | ((high >> i & 1) << 4)) - bias);
+        quants[i + 16] = int8_t(((bytes[i] >> 4) | ((high >> (i + 16) & 1) << 4)) - bias);
     }
 }
 
 void decode_q4_0(const uint8_t* block, DecodedBlock& out) {  // scale, 16 bytes of nibbles
-    out.scales[0] = half_at(block);
-    decode_nibbles(block + 2, 8, out.codes);
+    out.scales[0] = fp16_at(block);
+    decode_nibbles(block + 2, 8, out.quants);
 }
 
 void decode_q4_1(const uint8_t* block, DecodedBlock& out) {  // scale, offset, 16 bytes of nibbles
-    out.scales[0] = half_at(block);
-    out.offsets[0] = half_at(block + 2);
-    decode_nibbles(block + 4, 0, out.codes);
+    out.scales[0] = fp16_at(block);
+    out.offsets[0] = fp16_at(block + 2);
+    decode_nibbles(block + 4, 0, out.quants);
 }
 
 void decode_q5_0(const uint8_t* block, DecodedBlock& out) {  // scale, 32 fifth bits, 16 bytes of nibbles
-    out.scales[0] = half_at(block);
-    decode_five_bits(block + 6, bits32_at(block + 2), 16, out.codes);
+    out.scales[0] = fp16_at(block);
+    decode_five_bits(block + 6, bits32_at(block + 2), 16, out.quants);
 }
 
 void decode_q5_1(const uint8_t* block, DecodedBlock& out) {  // scale, offset, 32 fifth bits, 16 bytes of nibbles
-    out.scales[0] = half_at(block);
-    out.offsets[0] = half_at(block + 2);
-    decode_five_bits(block + 8, bits32_at(block + 4), 0, out.codes);
+    out.scales[0] = fp16_at(block);
+    out.offsets[0] = fp16_at(block + 2);
+    decode_five_bits(block + 8, bits32_at(block + 4), 0, out.quants);
 }
 
-void decode_q8_0(const uint8_t* block, DecodedBlock& out) {  // scale, 32 codes
-    out.scales[0] = half_at(block);
-    std::memcpy(out.codes, block + 2, 32);
+void decode_q8_0(const uint8_t* block, DecodedBlock& out) {  // scale, 32 int8
+    out.scales[0] = fp16_at(block);
+    std::memcpy(out.quants, block + 2, 32);
 }
 
-// The same for offsets too.
-void multiply_offset_levels(int groups, DecodedBlock& out) {
-    multiply_levels(groups, out);
-    for (int g = 0; g < groups; ++g) out.offsets[g] = out.offset_unit * float(out.offset_counts[g]);
+// Scales and offsets.
+void multiply_sub_offsets(int groups, DecodedBlock& out) {
+    multiply_sub_scales(groups, out);
+    for (int g = 0; g < groups; ++g) out.offsets[g] = out.super_offset * float(out.sub_offsets[g]);
 }
 
 void decode_q2_k(const uint8_t* block, DecodedBlock& out) {
-    // 16 bytes of scale and offset nibbles, 64 of 4 codes each, the scale and the offset of all
+    // 16 bytes of sub-scale and sub-offset nibbles, 64 of 4 values each, super-scale, super-offset
     const uint8_t *scales = block, *quads = block + 16;
-    out.unit = half_at(block + 80);
-    out.offset_unit = -half_at(block + 82);
+    out.super_scale = fp16_at(block + 80);
+    out.super_offset = -fp16_at(block + 82);
     for (int g = 0; g < 16; ++g) {
-        out.counts[g] = int8_t(scales[g] & 15);
-        out.offset_counts[g] = int8_t(scales[g] >> 4);
+        out.sub_scales[g] = int8_t(scales[g] & 15);
+        out.sub_offsets[g] = int8_t(scales[g] >> 4);
     }
-    multiply_offset_levels(16, out);
-    for (int run = 0; run < 8; ++run)  // 32 codes that share a place in their bytes
-        for (int i = 0; i < 32; ++i) out.codes[run * 32 + i] = int8_t(quads[run / 4 * 32 + i] >> (run % 4 * 2) & 3);
+    multiply_sub_offsets(16, out);
+    for (int run = 0; run < 8; ++run)  // 32 values at the same bits of their bytes
+        for (int i = 0; i < 32; ++i) out.quants[run * 32 + i] = int8_t(quads[run / 4 * 32 + i] >> (run % 4 * 2) & 3);
 }
 
 void decode_q3_k(const uint8_t* block, DecodedBlock& out) {
-    // 32 bytes of third bits, 64 of 4 codes each, 12 of scales, the scale of all
+    // 32 bytes of third bits, 64 of 4 values each, 12 of sub-scales, super-scale
     const uint8_t *high = block, *quads = block + 32, *scales = block + 96;
-    out.unit = half_at(block + 108);
+    out.super_scale = fp16_at(block + 108);
     for (int g = 0; g < 16; ++g) {  // 6 bits: a nibble of the first 8 bytes, 2 bits of the last 4
         const int low_bits = scales[g % 8] >> (g / 8 * 4) & 15, high_bits = scales[8 + g % 4] >> (g / 4 * 2) & 3;
-        out.counts[g] = int8_t((low_bits | high_bits << 4) - 32);
+        out.sub_scales[g] = int8_t((low_bits | high_bits << 4) - 32);
     }
-    multiply_levels(16, out);
+    multiply_sub_scales(16, out);
     for (int run = 0; run < 8; ++run)
         for (int i = 0; i < 32; ++i) {
             const int low_bits = quads[run / 4 * 32 + i] >> (run % 4 * 2) & 3;
-            out.codes[run * 32 + i] = int8_t(low_bits + ((high[i] >> run & 1) << 2) - 4);
+            out.quants[run * 32 + i] = int8_t(low_bits + ((high[i] >> run & 1) << 2) - 4);
         }
 }
 
-// Two halves and 12 bytes -> the units, and 8 counts of each, of 6 bits: Q4_K, Q5_K.
+// Two fp16 super-scales and 12 bytes of 8 sub-scales and 8 sub-offsets of 6 bits: Q4_K, Q5_K.
 void decode_k_scales(const uint8_t* block, DecodedBlock& out) {
-    out.unit = half_at(block);
-    out.offset_unit = -half_at(block + 2);
+    out.super_scale = fp16_at(block);
+    out.super_offset = -fp16_at(block + 2);
     const uint8_t* bytes = block + 4;
     for (int g = 0; g < 4; ++g) {
-        out.counts[g] = int8_t(bytes[g] & 63);
-        out.offset_counts[g] = int8_t(bytes[g + 4] & 63);
-        out.counts[g + 4] = int8_t((bytes[g + 8] & 15) | bytes[g] >> 6 << 4);
-        out.offset_counts[g + 4] = int8_t(bytes[g + 8] >> 4 | bytes[g + 4] >> 6 << 4);
+        out.sub_scales[g] = int8_t(bytes[g] & 63);
+        out.sub_offsets[g] = int8_t(bytes[g + 4] & 63);
+        out.sub_scales[g + 4] = int8_t((bytes[g + 8] & 15) | bytes[g] >> 6 << 4);
+        out.sub_offsets[g + 4] = int8_t(bytes[g + 8] >> 4 | bytes[g + 4] >> 6 << 4);
     }
-    multiply_offset_levels(8, out);
+    multiply_sub_offsets(8, out);
 }
 
-void decode_q4_k(const uint8_t* block, DecodedBlock& out) {  // scale, offset, 12 bytes of scales, 128 bytes of nibbles
+void decode_q4_k(const uint8_t* block, DecodedBlock& out) {  // super-scales, 12 bytes of sub-scales, 128 of nibbles
     decode_k_scales(block, out);
     const uint8_t* nibbles = block + 16;
     for (int run = 0; run < 8; ++run)
-        for (int i = 0; i < 32; ++i) out.codes[run * 32 + i] = int8_t(nibbles[run / 2 * 32 + i] >> (run % 2 * 4) & 15);
+        for (int i = 0; i < 32; ++i) out.quants[run * 32 + i] = int8_t(nibbles[run / 2 * 32 + i] >> (run % 2 * 4) & 15);
 }
 
 void decode_q5_k(const uint8_t* block, DecodedBlock& out) {  // as Q4_K, with 32 bytes of fifth bits before the nibbles
@@ -197,119 +197,118 @@ void decode_q5_k(const uint8_t* block, DecodedBlock& out) {  // as Q4_K, with 32
     for (int run = 0; run < 8; ++run)
         for (int i = 0; i < 32; ++i) {
             const int low_bits = nibbles[run / 2 * 32 + i] >> (run % 2 * 4) & 15;
-            out.codes[run * 32 + i] = int8_t(low_bits | (high[i] >> run & 1) << 4);
+            out.quants[run * 32 + i] = int8_t(low_bits | (high[i] >> run & 1) << 4);
         }
 }
 
 void decode_q6_k(const uint8_t* block, DecodedBlock& out) {
-    // 128 bytes of nibbles, 64 of 2 bits, 16 int8 scales, the scale of all
+    // 128 bytes of nibbles, 64 of 2 bits, 16 int8 sub-scales, super-scale
     const uint8_t *low = block, *high = block + 128;
-    out.unit = half_at(block + 208);
-    std::memcpy(out.counts, block + 192, 16);
-    multiply_levels(16, out);
+    out.super_scale = fp16_at(block + 208);
+    std::memcpy(out.sub_scales, block + 192, 16);
+    multiply_sub_scales(16, out);
     for (int run = 0; run < 8; ++run)
         for (int i = 0; i < 32; ++i) {
             const int low_bits = low[run / 4 * 64 + run % 2 * 32 + i] >> (run / 2 % 2 * 4) & 15;
             const int high_bits = high[run / 4 * 32 + i] >> (run % 4 * 2) & 3;
-            out.codes[run * 32 + i] = int8_t((low_bits | high_bits << 4) - 32);
+            out.quants[run * 32 + i] = int8_t((low_bits | high_bits << 4) - 32);
         }
 }
 
 void decode_iq4_nl(const uint8_t* block, DecodedBlock& out) {  // scale, 16 bytes of nibbles
-    out.scales[0] = half_at(block);
-    decode_nibbles(block + 2, 0, out.codes);
+    out.scales[0] = fp16_at(block);
+    decode_nibbles(block + 2, 0, out.quants);
 }
 
 void decode_iq4_xs(const uint8_t* block, DecodedBlock& out) {
-    // the scale of all, 16 bits and 4 bytes of scales, 16 bytes of nibbles for each group
-    out.unit = half_at(block);
+    // super-scale, 16 bits and 4 bytes of sub-scales, 16 bytes of nibbles for each group
+    out.super_scale = fp16_at(block);
     const uint32_t high = bits16_at(block + 2);
     for (int g = 0; g < 8; ++g) {
         const int low_bits = block[4 + g / 2] >> (g % 2 * 4) & 15, high_bits = high >> (2 * g) & 3;
-        out.counts[g] = int8_t((low_bits | high_bits << 4) - 32);
-        decode_nibbles(block + 8 + 16 * g, 0, out.codes + 32 * g);
+        out.sub_scales[g] = int8_t((low_bits | high_bits << 4) - 32);
+        decode_nibbles(block + 8 + 16 * g, 0, out.quants + 32 * g);
     }
-    multiply_levels(8, out);
+    multiply_sub_scales(8, out);
 }
 
 void decode_mxfp4(const uint8_t* block, DecodedBlock& out) {  // an exponent, 16 bytes of nibbles
-    // 2^(exponent - 128), half of what the standard says: the codebook's numbers are doubled. The first two are
-    // subnormal.
+    // 2^(exponent - 128), half of the standard's scale: the codebook's values are doubled. The first two are subnormal.
     const uint32_t exponent = block[0];
     out.scales[0] = float_of_bits(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
-    decode_nibbles(block + 1, 0, out.codes);
+    decode_nibbles(block + 1, 0, out.quants);
 }
 
 void decode_tq1_0(const uint8_t* block, DecodedBlock& out) {
-    // 32 and 16 bytes of 5 digits each, 4 bytes of 4, the scale. A byte is a fraction in base 3: times a power of 3,
-    // its next digit stands above the point.
+    // 32 and 16 bytes of 5 digits each, 4 bytes of 4, scale. A byte is a fraction in base 3: after a multiplication
+    // with a power of 3, the next digit is its integer part.
     const uint8_t* bytes = block;
-    int8_t* codes = out.codes;
+    int8_t* quants = out.quants;
     for (const int run : {32, 16, 4}) {
         uint8_t power = 1;
         for (int digit = 0; digit < (run == 4 ? 4 : 5); ++digit, power = uint8_t(3 * power))
-            for (int i = 0; i < run; ++i) *codes++ = int8_t((uint8_t(bytes[i] * power) * 3 >> 8) - 1);
+            for (int i = 0; i < run; ++i) *quants++ = int8_t((uint8_t(bytes[i] * power) * 3 >> 8) - 1);
         bytes += run;
     }
-    for (int g = 0; g < 8; ++g) out.scales[g] = half_at(block + 52);
+    for (int g = 0; g < 8; ++g) out.scales[g] = fp16_at(block + 52);
 }
 
-void decode_tq2_0(const uint8_t* block, DecodedBlock& out) {  // 64 bytes of 4 codes each, the scale
+void decode_tq2_0(const uint8_t* block, DecodedBlock& out) {  // 64 bytes of 4 values each, scale
     for (int run = 0; run < 8; ++run) {
-        out.scales[run] = half_at(block + 64);
+        out.scales[run] = fp16_at(block + 64);
         for (int i = 0; i < 32; ++i)
-            out.codes[run * 32 + i] = int8_t((block[run / 4 * 32 + i] >> (run % 4 * 2) & 3) - 1);
+            out.quants[run * 32 + i] = int8_t((block[run / 4 * 32 + i] >> (run % 4 * 2) & 3) - 1);
     }
 }
 
 void decode_nvfp4(const uint8_t* block, DecodedBlock& out) {  // 4 scales of 8 bits, 8 bytes of nibbles for each
     for (int g = 0; g < 4; ++g) {
-        const uint8_t scale = block[g] & 0x7f;  // the sign bit counts for nothing; all ones are 0
+        const uint8_t scale = block[g] & 0x7f;  // the sign bit is ignored; 0x7f is 0
         out.scales[g] = block[g] == 0x7f ? 0.0f : scale == 0x7f ? 240.0f : 0.5f * e4m3_to_float(scale);
         for (int i = 0; i < 8; ++i) {
-            out.codes[16 * g + i] = int8_t(block[4 + 8 * g + i] & 15);
-            out.codes[16 * g + i + 8] = int8_t(block[4 + 8 * g + i] >> 4);
+            out.quants[16 * g + i] = int8_t(block[4 + 8 * g + i] & 15);
+            out.quants[16 * g + i + 8] = int8_t(block[4 + 8 * g + i] >> 4);
         }
     }
 }
 
 void decode_q4_z(const uint8_t* block, DecodedBlock& out) {  // scale, zero point, 16 bytes of nibbles
-    out.scales[0] = half_at(block);
-    out.offsets[0] = -half_at(block + 2);
-    decode_nibbles(block + 4, 0, out.codes);
+    out.scales[0] = fp16_at(block);
+    out.offsets[0] = -fp16_at(block + 2);
+    decode_nibbles(block + 4, 0, out.quants);
 }
 
 void decode_q4_f(const uint8_t* block, DecodedBlock& out) {  // scale, offset, 16 bytes of nibbles
     out.scales[0] = wide_scale_at(block);
     out.offsets[0] = float_at(block + 4);
-    decode_nibbles(block + 8, 0, out.codes);
+    decode_nibbles(block + 8, 0, out.quants);
 }
 
-void decode_q8_f(const uint8_t* block, DecodedBlock& out) {  // scale, 32 codes
+void decode_q8_f(const uint8_t* block, DecodedBlock& out) {  // scale, 32 int8
     out.scales[0] = wide_scale_at(block);
-    std::memcpy(out.codes, block + 4, 32);
+    std::memcpy(out.quants, block + 4, 32);
 }
 
-void decode_q8_m(const uint8_t* block, DecodedBlock& out) {  // scale, offset, 32 codes
+void decode_q8_m(const uint8_t* block, DecodedBlock& out) {  // scale, offset, 32 int8
     out.scales[0] = wide_scale_at(block);
     out.offsets[0] = float_at(block + 4);
-    std::memcpy(out.codes, block + 8, 32);
+    std::memcpy(out.quants, block + 8, 32);
 }
 
-void decode_nf4(const uint8_t* block, DecodedBlock& out) {  // the largest magnitude, 16 bytes of nibbles
+void decode_nf4(const uint8_t* block, DecodedBlock& out) {  // absmax, 16 bytes of nibbles
     out.scales[0] = rounded_scale(float_at(block) / kNF4Steps);
-    decode_nibbles(block + 4, 0, out.codes);
+    decode_nibbles(block + 4, 0, out.quants);
 }
 
 void decode_fp4(const uint8_t* block, DecodedBlock& out) {  // as NF4
     out.scales[0] = rounded_scale(float_at(block) / kFP4Steps);
-    decode_nibbles(block + 4, 0, out.codes);
+    decode_nibbles(block + 4, 0, out.quants);
 }
 
 }  // namespace
 
-void multiply_levels(int groups, DecodedBlock& out) {
-    for (int g = 0; g < groups; ++g) out.scales[g] = out.unit * float(out.counts[g]);
+void multiply_sub_scales(int groups, DecodedBlock& out) {
+    for (int g = 0; g < groups; ++g) out.scales[g] = out.super_scale * float(out.sub_scales[g]);
 }
 
 const StorageInfo& storage_info(Storage storage) {
@@ -362,7 +361,7 @@ DecodeBlock block_decoder(Storage storage) {
         case Storage::F8_E5M2:
         case Storage::FP8: break;
     }
-    assert(!"floats have no codes");
+    assert(!"floats have no quantized blocks");
     return nullptr;
 }
 
@@ -372,9 +371,9 @@ void dequantize_row(Storage storage, const uint8_t* row, float* out, int64_t n) 
     if (storage == Storage::F32) {
         std::memcpy(out, row, size_t(n) * 4);
     } else if (storage == Storage::F16) {
-        for (int64_t i = 0; i < n; ++i) out[i] = half_at(row + 2 * i);
+        for (int64_t i = 0; i < n; ++i) out[i] = fp16_at(row + 2 * i);
     } else if (storage == Storage::BF16) {
-        for (int64_t i = 0; i < n; ++i) out[i] = bfloat_to_float(bits16_at(row + 2 * i));
+        for (int64_t i = 0; i < n; ++i) out[i] = bf16_to_float(bits16_at(row + 2 * i));
     } else if (storage == Storage::F8_E4M3) {
         for (int64_t i = 0; i < n; ++i) out[i] = e4m3_to_float(row[i]);
     } else if (storage == Storage::F8_E5M2) {
@@ -393,10 +392,10 @@ void dequantize_row(Storage storage, const uint8_t* row, float* out, int64_t n) 
             decode(row, block);
             for (int i = 0; i < info.block; ++i) {
                 const int g = i / info.group;
-                const int8_t code = has_codebook ? codebook[block.codes[i]] : block.codes[i];
-                const float value = block.scales[g] * float(code);
-                const float unit = info.scale_type == ScaleType::ZeroPoint ? block.scales[g] : 1.0f;
-                out[first + i] = info.has_offset ? value + unit * block.offsets[g] : value;
+                const int8_t quant = has_codebook ? codebook[block.quants[i]] : block.quants[i];
+                const float value = block.scales[g] * float(quant);
+                const float offset_factor = info.scale_type == ScaleType::ZeroPoint ? block.scales[g] : 1.0f;
+                out[first + i] = info.has_offset ? value + offset_factor * block.offsets[g] : value;
             }
         }
     }

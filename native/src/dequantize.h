@@ -1,4 +1,4 @@
-// The types in which checkpoints store weights, and the values they mean.
+// The storage types of checkpoints, and their dequantization.
 #pragma once
 
 #include <cstdint>
@@ -46,40 +46,41 @@ enum class Storage : int {
 };
 constexpr int kNumStorages = int(Storage::FP8) + 1;
 
-// A row of a storage type is a run of blocks. Quantized weights come in groups: w = scale * code + offset, or, where
-// there is a codebook, w = scale * codebook[code]. With zero points (ScaleType), the offset is a count of scales; with
-// two levels, scales and offsets are counts of units, which a block of 256 weights has one of each of.
+// A row of a storage type is a sequence of blocks. Quantized weights come in groups: w = scale * q + offset or, with a
+// codebook, w = scale * codebook[q]. With zero points (ScaleType), the offset is in units of the scale. With two
+// levels, scales and offsets are sub-scales and sub-offsets times one super-scale and one super-offset per block of
+// 256.
 struct StorageInfo {
     const char* name;
     Storage storage;
-    int block;  // weights in a block; 1 for floats, unless they have a scale
+    int block;  // weights in a block; 1 for floats without a scale
     int block_bytes;
-    int group;               // weights that share a scale; 0 for floats
-    int min_code, max_code;  // of w above
-    ScaleType scale_type;    // holds scale and offset, which may be products, exactly
+    int group;                 // weights that share a scale; 0 for floats
+    int min_quant, max_quant;  // of q
+    ScaleType scale_type;      // holds scales and offsets exactly
     bool has_offset;
     Codebook codebook;
 };
 
 const StorageInfo& storage_info(Storage storage);
-const StorageInfo* find_storage(const char* name);  // null if there is no such type
+const StorageInfo* find_storage(const char* name);  // null if there is none
 
-// One block of a quantized type, taken apart.
+// One decoded block of a quantized type.
 struct DecodedBlock {
-    int8_t codes[256];
-    float scales[16];   // one for each group
-    float offsets[16];  // set where the type has offsets
-    // Where scales have two levels: scales[g] is unit * counts[g], offsets[g] is offset_unit * offset_counts[g]. Units
-    // are halves' values, unless they are wide.
-    float unit, offset_unit;
-    int8_t counts[16], offset_counts[16];
+    int8_t quants[256];
+    float scales[16];   // of each group
+    float offsets[16];  // set if the type has offsets
+    // If scales have two levels: scales[g] = super_scale * sub_scales[g], offsets[g] = super_offset * sub_offsets[g].
+    // The super-scales are exact in fp16, unless the type is wide.
+    float super_scale, super_offset;
+    int8_t sub_scales[16], sub_offsets[16];
 };
 
-// The scales of the first `groups` groups, once their unit and counts are known.
-void multiply_levels(int groups, DecodedBlock& out);
+// Computes the scales of the first `groups` groups from the super-scale and the sub-scales.
+void multiply_sub_scales(int groups, DecodedBlock& out);
 
 using DecodeBlock = void (*)(const uint8_t* block, DecodedBlock& out);
-DecodeBlock block_decoder(Storage storage);  // of a quantized type
+DecodeBlock block_decoder(Storage storage);  // the type must be quantized
 
 // The n weights of one row, as fp32. n is a multiple of the type's block.
 void dequantize_row(Storage storage, const uint8_t* row, float* out, int64_t n);

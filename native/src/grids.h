@@ -1,4 +1,4 @@
-// GGUF's i-quants: types whose codes are places in grids of vectors. Their blocks hold 256 weights.
+// GGUF's i-quants, whose quantized values are indices into grids of vectors. A block has 256 weights.
 #pragma once
 
 #include "dequantize.h"

@@ -1,4 +1,4 @@
-// Which table of kernels this CPU runs.
+// Chooses the table of kernels for this CPU.
 
 #include "kernels.h"
 
@@ -54,12 +54,12 @@ bool has_avx_vnni() {
 #endif
 
 struct Tables {
-    const Kernels* found[4];
+    const Kernels* entries[4];
     const char* names[5];
     int count = 0;
 
     void add(const Kernels& table) {
-        found[count] = &table;
+        entries[count] = &table;
         names[count++] = table.name;
         names[count] = nullptr;
     }
@@ -105,12 +105,12 @@ const Kernels* chosen = nullptr;
 
 }  // namespace
 
-const Kernels& kernels() { return chosen ? *chosen : *tables().found[0]; }
+const Kernels& kernels() { return chosen ? *chosen : *tables().entries[0]; }
 
 bool use_isa(const char* name) {
     for (int i = 0; i < tables().count; ++i) {
         if (std::strcmp(tables().names[i], name) == 0) {
-            chosen = tables().found[i];
+            chosen = tables().entries[i];
             return true;
         }
     }

@@ -1,4 +1,4 @@
-// The Python module `quire._native`: what each part binds, and nothing else.
+// The Python module `quire._native`.
 
 #include <nanobind/nanobind.h>
 
@@ -13,7 +13,7 @@ void bind_strings(nb::module_& m);
 
 NB_MODULE(_native, m) {
     m.doc() = "CPU kernels of Quire";
-    nb::set_leak_warnings(false);  // a program may end while it has a model, and the engine freezes what is there
+    nb::set_leak_warnings(false);  // a process may exit with a loaded model, and the engine freezes the heap
     bind_batch(m);
     bind_matrix(m);
     bind_tape(m);

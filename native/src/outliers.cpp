@@ -7,7 +7,7 @@ namespace quire {
 
 namespace {
 
-// No bool, and no way out: a loop that compilers vectorize.
+// An int and no early exit, so that compilers vectorize the loop.
 bool reaches(const float* x, int64_t n, float threshold) {
     int any = 0;
     for (int64_t k = 0; k < n; ++k) any |= std::fabs(x[k]) >= threshold;
@@ -50,15 +50,16 @@ bool Outliers::any(int64_t num_rows) const {
 }
 
 void Outliers::add(const PackedMatrix& w, const float* x, int64_t stride, int64_t first_row, int64_t num_rows,
-                   float* out, int64_t out_stride, const Team& team) const {
-    const auto [first_tile, last_tile] = team.share(w.num_tiles());
-    int32_t* columns = columns_.get() + team.thread * max_inputs_;
-    float* values = values_.get() + team.thread * max_inputs_;
+                   float* out, int64_t out_stride, const ThreadPool& pool) const {
+    const auto [first_tile, last_tile] = pool.share(w.num_tiles());
+    int32_t* columns = columns_.get() + pool.thread * max_inputs_;
+    float* values = values_.get() + pool.thread * max_inputs_;
     for (int64_t first = 0, last; first < num_rows; first = last) {
-        int64_t found = 0;
-        for (last = first; last < num_rows && found + counts_.get()[first_row + last] <= max_inputs_; ++last)
-            found += list(first_row + last, w.num_inputs, x + last * stride, columns + found, values + found);
-        // Rows often have the same outliers: their columns are wanted again soon, in tiles that are not too many.
+        int64_t num_outliers = 0;
+        for (last = first; last < num_rows && num_outliers + counts_.get()[first_row + last] <= max_inputs_; ++last)
+            num_outliers +=
+                list(first_row + last, w.num_inputs, x + last * stride, columns + num_outliers, values + num_outliers);
+        // Rows often have outliers in the same columns: with few tiles at a time, those columns are still in the cache.
         constexpr int64_t kTilesAtOnce = 16;
         for (int64_t tile = first_tile; tile < last_tile; tile += kTilesAtOnce) {
             const int64_t end = std::min(tile + kTilesAtOnce, last_tile);

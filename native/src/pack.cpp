@@ -8,7 +8,7 @@
 #include <new>
 #include <vector>
 
-#include "half.h"
+#include "fp16.h"
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -23,9 +23,9 @@ namespace quire {
 
 namespace {
 
-// The narrowest layout for codes of this type.
+// The narrowest layout for the quantized values of this type.
 Layout integer_layout(const StorageInfo& info) {
-    const int count = info.max_code - info.min_code + 1;
+    const int count = info.max_quant - info.min_quant + 1;
     if (info.codebook != Codebook::None) return count <= 8 ? Layout::Codebook3 : Layout::Codebook4;
     if (count <= 4) return Layout::Int2;
     if (count <= 8) return Layout::Int3;
@@ -53,10 +53,10 @@ int bits_of(Layout layout) {
 
 constexpr int kPlaneRow = 4 * kTileOutputs;  // bytes
 
-// Where things lie in one block of one tile of an integer layout.
+// Offsets in one block of one tile of an integer layout.
 struct BlockShape {
-    int bits, parts, runs;  // parts: groups in a run of 32 inputs
-    int unit_bytes, scale_bytes, scales, offsets, codes, run_bytes, bytes;
+    int bits, parts, runs;  // parts: groups in a run of 32 inputs; runs: of a block
+    int super_scale_bytes, scale_bytes, scales, offsets, quants, run_bytes, bytes;
 
     explicit BlockShape(const PackedMatrix& m) {
         const bool two_level = has_two_levels(m.scale_type);
@@ -64,18 +64,20 @@ struct BlockShape {
         parts = kGroupInputs / m.group;
         runs = two_level ? kBlockInputs / kGroupInputs : 1;
         scale_bytes = two_level ? 1 : m.scale_type == ScaleType::Float32 ? 4 : 2;
-        unit_bytes = !two_level ? 0 : m.scale_type == ScaleType::WideTwoLevel ? 4 : 2;
-        scales = (m.has_offset ? 2 : 1) * unit_bytes * kTileOutputs;
+        super_scale_bytes = !two_level ? 0 : m.scale_type == ScaleType::WideTwoLevel ? 4 : 2;
+        scales = (m.has_offset ? 2 : 1) * super_scale_bytes * kTileOutputs;
         offsets = scales + runs * parts * kTileOutputs * scale_bytes;
-        codes = m.has_offset ? 2 * offsets - scales : offsets;
+        quants = m.has_offset ? 2 * offsets - scales : offsets;
         run_bytes = bits * kPlaneRow;
-        bytes = codes + runs * run_bytes;
+        bytes = quants + runs * run_bytes;
     }
 
-    // Of an output, from the beginning; those of offsets follow.
-    int unit(int output, bool of_offset = false) const { return unit_bytes * (kTileOutputs * of_offset + output); }
-    // Of a group and an output, from `scales` or `offsets`.
-    int place(int group, int output) const { return (group * kTileOutputs + output) * scale_bytes; }
+    // Offset of the super-scale of an output. The super-offsets follow the super-scales.
+    int super_scale(int output, bool of_offset = false) const {
+        return super_scale_bytes * (kTileOutputs * of_offset + output);
+    }
+    // Offset of the scale of a group and an output, from `scales` or `offsets`.
+    int scale_offset(int group, int output) const { return (group * kTileOutputs + output) * scale_bytes; }
     int low_bits() const { return bits == 8 ? 8 : bits >= 4 ? 4 : 2; }
 };
 
@@ -98,7 +100,7 @@ PackedMatrix shape_of(Storage storage, int64_t num_outputs, int64_t num_inputs) 
         tile_bytes = num_inputs * kTileOutputs * element_bytes(m.layout);
     } else {
         m.layout = integer_layout(info);
-        m.zero = bits_of(m.layout) < 8 ? -info.min_code : 0;
+        m.zero = bits_of(m.layout) < 8 ? -info.min_quant : 0;
         m.codebook = info.codebook;
         m.group = info.group;
         m.scale_type = info.scale_type;
@@ -110,15 +112,15 @@ PackedMatrix shape_of(Storage storage, int64_t num_outputs, int64_t num_inputs) 
     return m;
 }
 
-void store_half(uint8_t* to, float value) {
-    const uint16_t bits = exact_half(value);
+void store_fp16(uint8_t* to, float value) {
+    const uint16_t bits = exact_fp16(value);
     std::memcpy(to, &bits, 2);
 }
 
-float half_at(const uint8_t* from) {
+float fp16_at(const uint8_t* from) {
     uint16_t bits;
     std::memcpy(&bits, from, 2);
-    return half_to_float(bits);
+    return fp16_to_float(bits);
 }
 
 float float_at(const uint8_t* from) {
@@ -136,28 +138,28 @@ void store_scale(uint8_t* to, ScaleType type, float value, int8_t count) {
         const uint16_t bits = uint16_t(bits_of_float(value) >> 16);
         std::memcpy(to, &bits, 2);
     } else {
-        store_half(to, value);
+        store_fp16(to, value);
     }
 }
 
-void store_unit(uint8_t* to, ScaleType type, float value) {
+void store_super_scale(uint8_t* to, ScaleType type, float value) {
     if (type == ScaleType::WideTwoLevel)
         std::memcpy(to, &value, 4);
     else
-        store_half(to, value);
+        store_fp16(to, value);
 }
 
-// `unit` is the one of two levels.
-float load_scale(const uint8_t* from, ScaleType type, const uint8_t* unit) {
-    if (type == ScaleType::TwoLevel) return half_at(unit) * float(int8_t(*from));
-    if (type == ScaleType::WideTwoLevel) return float_at(unit) * float(int8_t(*from));
+// `super_scale` is used if scales have two levels.
+float load_scale(const uint8_t* from, ScaleType type, const uint8_t* super_scale) {
+    if (type == ScaleType::TwoLevel) return fp16_at(super_scale) * float(int8_t(*from));
+    if (type == ScaleType::WideTwoLevel) return float_at(super_scale) * float(int8_t(*from));
     if (type == ScaleType::Float32) return float_at(from);
     uint16_t bits;
     std::memcpy(&bits, from, 2);
-    return type == ScaleType::BFloat16 ? bfloat_to_float(bits) : half_to_float(bits);
+    return type == ScaleType::BFloat16 ? bf16_to_float(bits) : fp16_to_float(bits);
 }
 
-// `Bits` bits of each code of 8 quads, from bit `first` on, as a plane has them.
+// Stores `Bits` bits of each value of 8 quads, from bit `first` on, as a plane.
 template <int Bits>
 void store_plane(const uint32_t (&quads)[8], int first, uint8_t* to) {
     constexpr uint32_t kMask = 0x01010101u * ((1u << Bits) - 1);
@@ -168,11 +170,11 @@ void store_plane(const uint32_t (&quads)[8], int first, uint8_t* to) {
     }
 }
 
-// The codes of a run of 32 inputs of one output. `to` is the output's place in the first plane.
-void store_codes(const PackedMatrix& m, int bits, const int8_t* codes, uint8_t* to) {
+// Stores the quantized values of a run of 32 inputs of one output. `to`: the output's bytes in the first plane.
+void store_quants(const PackedMatrix& m, int bits, const int8_t* quants, uint8_t* to) {
     const uint32_t mask = 0x01010101u * ((1u << bits) - 1), zeros = 0x01010101u * uint32_t(m.zero);
-    uint32_t quads[8];  // a code in each byte, and room for the sum of its last bits and zero
-    std::memcpy(quads, codes, sizeof quads);
+    uint32_t quads[8];  // a value in each byte: its low bits, to which zero is added
+    std::memcpy(quads, quants, sizeof quads);
     for (uint32_t& quad : quads) quad = ((quad & mask) + zeros) & mask;
     switch (bits) {
         case 2: return store_plane<2>(quads, 0, to);
@@ -184,25 +186,25 @@ void store_codes(const PackedMatrix& m, int bits, const int8_t* codes, uint8_t* 
     }
 }
 
-// What planes have of input i of a run, and what that means.
-int load_code(const PackedMatrix& m, const BlockShape& at, const uint8_t* codes, int i) {
+// The quantized value of input i of a run.
+int load_quant(const PackedMatrix& m, const BlockShape& at, const uint8_t* quants, int i) {
     const auto load_bits = [&](const uint8_t* plane, int bits) {
         const int quad = i / 4;
         return plane[quad % bits * kPlaneRow + i % 4] >> (quad / bits * bits) & ((1 << bits) - 1);
     };
     const int low = at.low_bits(), high = at.bits - low;
-    const int stored = load_bits(codes, low) | (high ? load_bits(codes + low * kPlaneRow, high) << low : 0);
+    const int stored = load_bits(quants, low) | (high ? load_bits(quants + low * kPlaneRow, high) << low : 0);
     if (m.layout == Layout::Int8) return int8_t(stored);
     return m.codebook != Codebook::None ? kCodebooks[int(m.codebook)][stored] : stored - m.zero;
 }
 
-// Whether blocks consist of what a packed block has of an output, in the same order: scale, offset, codes.
+// Whether a stored block has the bytes of a packed block in the same order: scale, offset, quantized values.
 bool lies_as_packed(Storage storage) {
     return storage == Storage::Q4_0 || storage == Storage::Q4_1 || storage == Storage::IQ4_NL ||
            storage == Storage::Q8_0;
 }
 
-// What pack_integer_tile does for a type that lies as packed: three to five times as fast. `Bits` of a code.
+// pack_integer_tile for a type that lies_as_packed: three to five times as fast. `Bits` of a quantized value.
 template <int Bits>
 void copy_blocks(const PackedMatrix& m, const uint8_t* const* rows, uint8_t* tile) {
     const BlockShape at(m);
@@ -213,7 +215,7 @@ void copy_blocks(const PackedMatrix& m, const uint8_t* const* rows, uint8_t* til
             std::memcpy(tile + at.scales + 2 * o, block, 2);
             if (m.has_offset) std::memcpy(tile + at.offsets + 2 * o, block + 2, 2);
             for (int i = 0; i < Bits; ++i)
-                std::memcpy(tile + at.codes + i * kPlaneRow + 4 * o, block + begin + 4 * i, 4);
+                std::memcpy(tile + at.quants + i * kPlaneRow + 4 * o, block + begin + 4 * i, 4);
         }
     }
 }
@@ -225,32 +227,33 @@ void pack_integer_tile(Storage storage, const PackedMatrix& m, const uint8_t* co
         return m.layout == Layout::Int8 ? copy_blocks<8>(m, rows, tile) : copy_blocks<4>(m, rows, tile);
     const DecodeBlock decode = block_decoder(storage);
     const BlockShape at(m);
-    const int runs = info.block / kGroupInputs;  // of a stored block: those of one packed block, or of several
+    const int runs = info.block / kGroupInputs;  // of a stored block, which may be several packed blocks
     DecodedBlock stored{};
     for (int64_t b = 0; b < m.num_inputs / info.block; ++b, tile += runs / at.runs * at.bytes) {
         for (int o = 0; o < kTileOutputs && rows[o]; ++o) {
             decode(rows[o] + b * info.block_bytes, stored);
             if (has_two_levels(m.scale_type)) {
-                store_unit(tile + at.unit(o), m.scale_type, stored.unit);
-                if (m.has_offset) store_unit(tile + at.unit(o, true), m.scale_type, stored.offset_unit);
+                store_super_scale(tile + at.super_scale(o), m.scale_type, stored.super_scale);
+                if (m.has_offset) store_super_scale(tile + at.super_scale(o, true), m.scale_type, stored.super_offset);
             }
             for (int g = 0; g < runs * at.parts; ++g) {
                 uint8_t* block = tile + g / at.parts / at.runs * at.bytes;
-                const int place = at.place(g % (at.runs * at.parts), o);
-                store_scale(block + at.scales + place, m.scale_type, stored.scales[g], stored.counts[g]);
+                const int scale_offset = at.scale_offset(g % (at.runs * at.parts), o);
+                store_scale(block + at.scales + scale_offset, m.scale_type, stored.scales[g], stored.sub_scales[g]);
                 if (m.has_offset)
-                    store_scale(block + at.offsets + place, m.scale_type, stored.offsets[g], stored.offset_counts[g]);
+                    store_scale(block + at.offsets + scale_offset, m.scale_type, stored.offsets[g],
+                                stored.sub_offsets[g]);
             }
             for (int run = 0; run < runs; ++run)
-                store_codes(m, at.bits, stored.codes + run * kGroupInputs,
-                            tile + run / at.runs * at.bytes + at.codes + run % at.runs * at.run_bytes + 4 * o);
+                store_quants(m, at.bits, stored.quants + run * kGroupInputs,
+                             tile + run / at.runs * at.bytes + at.quants + run % at.runs * at.run_bytes + 4 * o);
         }
     }
 }
 
 template <class Element>
 void pack_float_tile(const PackedMatrix& m, const uint8_t* const* rows, uint8_t* tile) {
-    constexpr int64_t kRun = 64;  // inputs: a cache line or two of each row, against the tile's memory in L1
+    constexpr int64_t kRun = 64;  // inputs: a cache line or two of each row, so that the tile's memory stays in L1
     for (int64_t first = 0; first < m.num_inputs; first += kRun) {
         const int64_t last = first + kRun < m.num_inputs ? first + kRun : m.num_inputs;
         for (int o = 0; o < kTileOutputs && rows[o]; ++o)
@@ -290,9 +293,8 @@ Eight zip_last(const Eight& a, const Eight& b) {
 }
 #endif
 
-// Of eight rows of eight elements of 16 bits, the columns: elements of rows 0 and 4, 1 and 5 .. take turns, three
-// times.
-void turn(Eight (&x)[8]) {
+// Transposes 8 x 8 elements of 16 bits: rows 0 and 4, 1 and 5 .. are zipped, three times.
+void transpose(Eight (&x)[8]) {
     for (int step = 0; step < 3; ++step) {
         Eight y[8];
         for (int i = 0; i < 4; ++i) {
@@ -303,25 +305,26 @@ void turn(Eight (&x)[8]) {
     }
 }
 
-// What pack_float_tile<uint16_t> does, for a whole tile of a multiple of eight inputs: as fast as copying them.
-void pack_halves_tile(const PackedMatrix& m, const uint8_t* const* rows, uint8_t* tile) {
+// pack_float_tile<uint16_t> for a whole tile of a multiple of eight inputs: as fast as a copy.
+void pack_16bit_tile(const PackedMatrix& m, const uint8_t* const* rows, uint8_t* tile) {
     static_assert(kTileOutputs % 8 == 0);
-    constexpr int64_t kRun = 32;  // inputs: a cache line of eight rows, whose lines often fall on the same places of L1
+    constexpr int64_t kRun =
+        32;  // inputs: a cache line of each of eight rows, whose lines often map to the same set of L1
     for (int64_t first = 0; first < m.num_inputs; first += kRun) {
         const int64_t last = first + kRun < m.num_inputs ? first + kRun : m.num_inputs;
         for (int o = 0; o < kTileOutputs; o += 8) {
             for (int64_t k = first; k < last; k += 8) {
                 Eight x[8];
                 for (int i = 0; i < 8; ++i) x[i] = load_eight(rows[o + i] + 2 * k);
-                turn(x);
+                transpose(x);
                 for (int i = 0; i < 8; ++i) store_eight(tile + 2 * ((k + i) * kTileOutputs + o), x[i]);
             }
         }
     }
 }
 
-// Rounded to the nearest, ties to even.
-uint16_t rounded_bfloat(float value) {
+// To the nearest bf16, ties to even.
+uint16_t round_to_bf16(float value) {
     const uint32_t bits = bits_of_float(value);
     if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 0x40);  // NaN
     return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
@@ -332,18 +335,18 @@ void pack_float8_tile(Storage storage, const PackedMatrix& m, const uint8_t* con
     for (int o = 0; o < kTileOutputs && rows[o]; ++o) {
         dequantize_row(storage, rows[o], values.data(), m.num_inputs);
         for (int64_t k = 0; k < m.num_inputs; ++k) {
-            const uint16_t bits = rounded_bfloat(values[size_t(k)]);
+            const uint16_t bits = round_to_bf16(values[size_t(k)]);
             std::memcpy(tile + (k * kTileOutputs + o) * 2, &bits, 2);
         }
     }
 }
 
-// The largest magnitude of n halves, as bits.
-uint16_t largest_half(const uint8_t* halves, int64_t n) {
+// The largest magnitude of n fp16 values, as bits.
+uint16_t largest_fp16(const uint8_t* values, int64_t n) {
     uint16_t largest = 0;
     for (int64_t i = 0; i < n; ++i) {
         uint16_t bits;
-        std::memcpy(&bits, halves + 2 * i, 2);
+        std::memcpy(&bits, values + 2 * i, 2);
         bits &= 0x7fff;
         largest = bits > largest ? bits : largest;
     }
@@ -351,7 +354,7 @@ uint16_t largest_half(const uint8_t* halves, int64_t n) {
 }
 
 constexpr int64_t kLargePage = 2 << 20;
-constexpr int64_t kShared = 4 * kLargePage;  // an adapter that stays keeps no more than these from those that went
+constexpr int64_t kShared = 4 * kLargePage;  // bounds the memory that one remaining LoRA adapter keeps allocated
 
 std::shared_ptr<uint8_t> large_pages(int64_t nbytes) {
     const size_t rounded = size_t((nbytes + kLargePage - 1) / kLargePage * kLargePage);
@@ -363,8 +366,8 @@ std::shared_ptr<uint8_t> large_pages(int64_t nbytes) {
     return {static_cast<uint8_t*>(memory), std::free};
 }
 
-// On large pages, where the system has them for who asks: a matrix is written, and read again for every token, with
-// fewer of them to look up. Small matrices share some, which are given back with the last of them.
+// Allocates on huge pages, if the system has them: a matrix is read again for every token, with fewer TLB misses. Small
+// matrices share huge pages, which are freed with the last of these matrices.
 std::shared_ptr<uint8_t> allocate(int64_t nbytes) {
     if (nbytes >= 2 * kLargePage) return large_pages(nbytes);
     static std::mutex mutex;
@@ -398,8 +401,8 @@ Matrix::Matrix(Storage storage, const std::vector<const uint8_t*>& rows, int64_t
     uint8_t* data = memory_.get();
     packed_.data = data;
     const int64_t tile_bytes = packed_.tile_bytes();
-    bool half_sums = packed_.layout == Layout::Float16;
-#pragma omp parallel for schedule(dynamic, 4) reduction(&& : half_sums)  // in the order they come from the disk
+    bool fp16_sums = packed_.layout == Layout::Float16;
+#pragma omp parallel for schedule(dynamic, 4) reduction(&& : fp16_sums)  // in the order of reads from disk
     for (int64_t t = 0; t < packed_.num_tiles(); ++t) {
         const uint8_t* tile_rows[kTileOutputs] = {};
         for (int64_t o = t * kTileOutputs; o < num_outputs && o < (t + 1) * kTileOutputs; ++o)
@@ -413,13 +416,13 @@ Matrix::Matrix(Storage storage, const std::vector<const uint8_t*>& rows, int64_t
         else if (packed_.layout == Layout::Float32)
             pack_float_tile<uint32_t>(packed_, tile_rows, tile);
         else if (tile_rows[kTileOutputs - 1] && num_inputs % 8 == 0)
-            pack_halves_tile(packed_, tile_rows, tile);
+            pack_16bit_tile(packed_, tile_rows, tile);
         else
             pack_float_tile<uint16_t>(packed_, tile_rows, tile);
         if (packed_.layout == Layout::Float16)
-            half_sums = half_sums && largest_half(tile, tile_bytes / 2) < kHalfSumLimit;
+            fp16_sums = fp16_sums && largest_fp16(tile, tile_bytes / 2) < kFp16SumLimit;
     }
-    packed_.half_sums = half_sums;
+    packed_.fp16_sums = fp16_sums;
 }
 
 void unpack_row(const PackedMatrix& m, int64_t output, float* out) {
@@ -435,7 +438,7 @@ void unpack_row(const PackedMatrix& m, int64_t output, float* out) {
             } else {
                 uint16_t bits;
                 std::memcpy(&bits, element, 2);
-                out[input(k)] = m.layout == Layout::Float16 ? half_to_float(bits) : bfloat_to_float(bits);
+                out[input(k)] = m.layout == Layout::Float16 ? fp16_to_float(bits) : bf16_to_float(bits);
             }
         }
         return;
@@ -443,14 +446,15 @@ void unpack_row(const PackedMatrix& m, int64_t output, float* out) {
     const BlockShape at(m);
     for (int64_t first = 0; first < m.num_inputs; first += at.runs * kGroupInputs, tile += at.bytes) {
         for (int i = 0; i < at.runs * kGroupInputs; ++i) {
-            const int place = at.place(i / m.group, o);
-            const float scale = load_scale(tile + at.scales + place, m.scale_type, tile + at.unit(o));
-            const uint8_t* codes = tile + at.codes + i / kGroupInputs * at.run_bytes + 4 * o;
-            const float value = scale * float(load_code(m, at, codes, i % kGroupInputs));
+            const int scale_offset = at.scale_offset(i / m.group, o);
+            const float scale = load_scale(tile + at.scales + scale_offset, m.scale_type, tile + at.super_scale(o));
+            const uint8_t* quants = tile + at.quants + i / kGroupInputs * at.run_bytes + 4 * o;
+            const float value = scale * float(load_quant(m, at, quants, i % kGroupInputs));
             float& to = out[input(first + i)];
             to = value;
             if (!m.has_offset) continue;
-            const float offset = load_scale(tile + at.offsets + place, m.scale_type, tile + at.unit(o, true));
+            const float offset =
+                load_scale(tile + at.offsets + scale_offset, m.scale_type, tile + at.super_scale(o, true));
             to = value + (m.scale_type == ScaleType::ZeroPoint ? scale * offset : offset);
         }
     }

@@ -1,4 +1,4 @@
-// Stored matrices become packed ones.
+// Packs stored matrices into the layouts of the kernels.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace quire {
 
-// A matrix and its memory.
+// A packed matrix and its memory.
 //
 //   stored                  layout     group  scale, offset   bits a weight   values
 //   Q4_0                    Int4       32     fp16            4.5             exact
@@ -37,15 +37,14 @@ namespace quire {
 //   NF4, FP4                Codebook4  32     fp32            5               the table in 112ths or 120ths
 //   F32, F16, BF16          as stored                         32, 16, 16      exact
 //   F8_E4M3, F8_E5M2        BFloat16                          16              exact
-//   FP8                     BFloat16                          16              products rounded to bf16
+//   FP8                     BFloat16                          16              rounded to bf16
 //
-// Q2_K, Q4_K and Q5_K have offsets of two levels too. Exact: unpack_row gives the bits that dequantize_row gives for
-// the stored row. The blocks of Q4_Z to FP8 are not in files: readers of checkpoints make them of what they find
-// (weights/blocks.py).
+// Q2_K, Q4_K and Q5_K have offsets of two levels too. Exact: unpack_row returns the bits that dequantize_row returns
+// for the stored row. No file stores blocks of Q4_Z to FP8: the checkpoint readers make them (weights/blocks.py).
 class Matrix {
  public:
-    // Packs the row of each output, num_inputs weights (a multiple of the type's block). Column k is input
-    // input_order[k], or input k where that is null. Only a matrix that has_columns may have a threshold. Runs on the
+    // Packs one row of num_inputs weights (a multiple of the type's block) per output. Column k is input
+    // input_order[k], or input k if that is null. Only a matrix that has_columns may have a threshold. Runs on the
     // OpenMP threads of the caller. Throws std::bad_alloc.
     Matrix(Storage storage, const std::vector<const uint8_t*>& rows, int64_t num_inputs,
            const int32_t* input_order = nullptr, float threshold = 0);
@@ -60,7 +59,7 @@ class Matrix {
     std::vector<int32_t> input_order_;
 };
 
-// The weights of one output as the kernels take them, fp32 [num_inputs], inputs in their own order.
+// The weights of one output as the kernels see them: fp32 [num_inputs], in the original order of inputs.
 void unpack_row(const PackedMatrix& matrix, int64_t output, float* out);
 
 }  // namespace quire

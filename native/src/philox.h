@@ -16,16 +16,16 @@ inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<
     return c;
 }
 
-// The number that draws the token at `position` (in the whole sequence, prompt included) of one sample of a request:
-// 53 random bits. Divided by 2^53 they are uniform in [0, 1).
+// The 53 random bits that sample the token at `position` (in the whole sequence, prompt included) of one completion of
+// a request. Divided by 2^53, they are uniform in [0, 1).
 inline uint64_t uniform_bits(uint64_t seed, uint64_t position, uint32_t sample) {
     const auto words =
         philox4x32({uint32_t(position), uint32_t(position >> 32), sample, 0}, {uint32_t(seed), uint32_t(seed >> 32)});
     return (uint64_t{words[1]} << 32 | words[0]) >> 11;
 }
 
-// What follows is for a watermark: the words of 4 * kLanes neighbouring tokens after the token `before`, as a number
-// for every counter (before, first + lane, 0, 1). The loops over lanes become vector instructions.
+// For watermarks: the random words of 4 * kPhiloxLanes consecutive tokens after the token `before`, from the counters
+// (before, first + lane, 0, 1). Compilers vectorize the loops over lanes.
 constexpr int kPhiloxLanes = 8;
 
 struct PhiloxWords {

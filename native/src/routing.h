@@ -1,4 +1,4 @@
-// Which experts a token goes to, and with which weights.
+// MoE routing: which experts process a token, and with which weights.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@ struct Routing {
     bool renormalize;
     float scale;
     int64_t num_groups, top_groups;
-    int64_t group_best;       // how many of a group's experts it is judged by: 1 or 2
-    float near;               // 0: weights are scores
+    int64_t group_best;       // the score of a group is the sum of its 1 or 2 best experts
+    float near;               // 0: weights are scores; see Routing.near in ops/opset.py
     const float* correction;  // [num_experts], or null
 };
 
-// Floats that choose_experts needs to work in.
+// Scratch floats of select_experts.
 constexpr int64_t routing_scratch(int64_t num_experts) { return 3 * num_experts; }
 
-// logits [num_experts] -> ids and weights [top_k], the best expert first, ties to the lower one. Whatever the logits
-// are, numbers or not, the ids are experts and differ.
-void choose_experts(const Routing& routing, const float* logits, float* scratch, int32_t* ids, float* weights);
+// logits [num_experts] -> ids and weights [top_k], the best expert first, ties to the lower id. The ids are valid and
+// distinct even if logits are NaN.
+void select_experts(const Routing& routing, const float* logits, float* scratch, int32_t* ids, float* weights);
 
 }  // namespace quire

@@ -15,21 +15,21 @@ namespace quire {
 
 namespace {
 
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
-constexpr double kGreedyBelow = 1e-5;  // a lower temperature leaves the most likely token alone
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+constexpr double kGreedyBelow = 1e-5;  // lower temperatures are greedy
 
-Softmax softmax_of(Peak peak, double temperature) {
-    return {double(std::min(peak.logit, std::numeric_limits<float>::max())), 1.0 / temperature};
+Softmax softmax_of(MaxLogit max_logit, double temperature) {
+    return {double(std::min(max_logit.logit, std::numeric_limits<float>::max())), 1.0 / temperature};
 }
 
 double log_total(const float* x, int64_t vocab, const Softmax& softmax) {
     return std::log(double(kernels().ops.total_weight(x, vocab, softmax)) / double(Softmax::one));
 }
 
-// Not clamped as weights are: a token that is never drawn still has a logprob.
+// Not clamped as weights are: a token of weight 0 still has a logprob.
 double logprob(float logit, const Softmax& softmax, double log_total) {
-    if (std::isnan(logit)) return kNothing;
-    return std::min((double(logit) - softmax.peak) * softmax.inverse_temperature, 0.0) - log_total;
+    if (std::isnan(logit)) return kNegInf;
+    return std::min((double(logit) - softmax.max_logit) * softmax.inverse_temperature, 0.0) - log_total;
 }
 
 int64_t sum_weights(const std::vector<Candidate>& candidates) {
@@ -38,20 +38,20 @@ int64_t sum_weights(const std::vector<Candidate>& candidates) {
     return total;
 }
 
-// Of a total, the part `share` in (0, 1), rounded up.
+// The fraction `share` in (0, 1) of a total, rounded up.
 int64_t mass(double share, int64_t total) { return std::min(int64_t(std::ceil(share * double(total))), total); }
 
-// A logit that top_p, min_p and typical_p will not keep, nor any below it: found first, so that of a vocabulary only a
-// few hundred tokens need be weighed and sorted. `total` is the weight of all tokens, where top_p is used.
-float lowest_of_interest(const RowParams& params, const Softmax& softmax, int64_t total, int64_t vocab) {
-    // With top_p: so little that a whole vocabulary of it would not fill what top_p cuts off. A thousandth is left for
-    // the rounding of weights, and must be more than that: in doubt nothing is passed over but what weighs nothing.
-    const double least = params.top_p < 1.0 ? 0.999 * (1.0 - params.top_p) * double(total) / double(vocab)
-                                            : params.min_p * double(Softmax::one);
-    const double distance = least > 1e4 ? std::log(least / double(Softmax::one)) : Softmax::floor;
+// A bound on logits: top_p, min_p and typical_p keep no token at or below it. Only the tokens above it, a few hundred
+// of a vocabulary, are weighted and sorted. `total` is the weight of all tokens, if top_p is used.
+float min_useful_logit(const RowParams& params, const Softmax& softmax, int64_t total, int64_t vocab) {
+    // With top_p: a weight so small that a whole vocabulary of it is less than what top_p cuts off. The factor 0.999 is
+    // a margin for the rounding of weights; where it is too small a margin, only tokens of weight 0 are dropped.
+    const double min_weight = params.top_p < 1.0 ? 0.999 * (1.0 - params.top_p) * double(total) / double(vocab)
+                                                 : params.min_p * double(Softmax::one);
+    const double distance = min_weight > 1e4 ? std::log(min_weight / double(Softmax::one)) : Softmax::floor;
     const double margin = 1e-9;  // for the error of exp and log
-    const double logit = softmax.peak + std::max(distance - margin, Softmax::floor) / softmax.inverse_temperature;
-    return std::nextafter(float(logit), kNothing);
+    const double logit = softmax.max_logit + std::max(distance - margin, Softmax::floor) / softmax.inverse_temperature;
+    return std::nextafter(float(logit), kNegInf);
 }
 
 template <class Drop>
@@ -59,15 +59,15 @@ void drop_if(std::vector<Candidate>& candidates, const Drop& drop) {
     candidates.erase(std::remove_if(candidates.begin(), candidates.end(), drop), candidates.end());
 }
 
-// Surprisal minus entropy is the mean distance from the peak minus the token's own distance. The mean is taken in
-// integers, distances in units of 2^-40, so that it does not depend on the order either.
+// Surprisal minus entropy is the mean distance from the largest logit minus the token's own distance. The mean is taken
+// in integers, in steps of 2^-40, so that it does not depend on the order of candidates.
 void keep_typical(double typical_p, const Softmax& softmax, std::vector<Candidate>& candidates) {
     const int64_t total = sum_weights(candidates);
-    constexpr double unit = 1099511627776.0;  // 2^40
+    constexpr double steps = 1099511627776.0;  // 2^40
     __int128 sum = 0;
     for (const Candidate& c : candidates)
-        sum += __int128(c.weight) * int64_t(std::nearbyint(softmax.distance(float(-c.key)) * unit));
-    const double mean = double(sum) / double(total) / unit;
+        sum += __int128(c.weight) * int64_t(std::nearbyint(softmax.distance(float(-c.key)) * steps));
+    const double mean = double(sum) / double(total) / steps;
     for (Candidate& c : candidates) c.key = std::abs(mean - softmax.distance(float(-c.key)));
     candidates.resize(select_mass(candidates, mass(typical_p, total)));
 }
@@ -87,9 +87,9 @@ Sampler::Sampler(int64_t num_rows, int64_t vocab, int num_threads)
         throw std::invalid_argument("vocab is " + std::to_string(vocab) + ", and 1 to 524287 is possible");
 }
 
-// -- what is known of a row -------------------------------------------------------------------------------------------
+// -- state of a row ---------------------------------------------------------------------------------------------------
 
-// Whether this row's next token is drawn from other logits than the raw ones.
+// Whether the logits of this row are edited before its next token is sampled.
 bool Sampler::Row::edited() const {
     return !params.logit_bias.empty() || params.restricted || !params.banned.empty() || !seen.empty() ||
            params.watermark.delta != 0.0f || (num_output() < params.min_tokens && !params.stop_ids.empty());
@@ -139,12 +139,12 @@ void Sampler::admit(int64_t row, RowParams params, const std::vector<int32_t>& t
 
 void Sampler::retire(int64_t row) { held(row) = Row(); }
 
-// -- logits, as a row's parameters change them ------------------------------------------------------------------------
+// -- edited logits ----------------------------------------------------------------------------------------------------
 
 void Sampler::restrict_to_allowed(const RowParams& params, const float* raw, const uint32_t* mask,
                                   std::vector<float>& out) const {
     if (params.restricted) {
-        out.assign(vocab_, kNothing);
+        out.assign(vocab_, kNegInf);
         for (int32_t id : params.allowed)
             if (!mask || has_bit(mask, id)) out[id] = raw[id];
     } else if (mask) {
@@ -155,7 +155,7 @@ void Sampler::restrict_to_allowed(const RowParams& params, const float* raw, con
     }
 }
 
-void Sampler::favour_green(const Row& row, std::vector<float>& out) const {
+void Sampler::bias_green_tokens(const Row& row, std::vector<float>& out) const {
     const Watermark& mark = row.params.watermark;
     if (mark.delta == 0.0f) return;
     const uint32_t before = row.tail.empty() ? 0 : uint32_t(row.tail.back());
@@ -172,15 +172,15 @@ void Sampler::favour_green(const Row& row, std::vector<float>& out) const {
 void Sampler::edit(const Row& row, const float* raw, const uint32_t* mask, std::vector<float>& out) const {
     const RowParams& params = row.params;
     restrict_to_allowed(params, raw, mask, out);
-    favour_green(row, out);
+    bias_green_tokens(row, out);
     for (const auto& [id, bias] : params.logit_bias) out[id] += bias;
     for (const auto& sequence : params.banned)
         if (sequence.size() - 1 <= row.tail.size() &&
             std::equal(sequence.begin(), sequence.end() - 1, row.tail.end() - (sequence.size() - 1)))
-            out[sequence.back()] = kNothing;
+            out[sequence.back()] = kNegInf;
     if (row.num_output() < params.min_tokens)
         for (int32_t id : params.stop_ids)
-            if (id >= 0 && id < vocab_) out[id] = kNothing;  // a stop token this model lacks is never drawn
+            if (id >= 0 && id < vocab_) out[id] = kNegInf;  // a stop token that the vocabulary lacks is never sampled
     for (const auto& [id, count] : row.seen) {
         float x = out[id];
         x = x > 0.0f ? x / params.repetition_penalty : x * params.repetition_penalty;
@@ -189,11 +189,11 @@ void Sampler::edit(const Row& row, const float* raw, const uint32_t* mask, std::
     }
 }
 
-// -- drawing ----------------------------------------------------------------------------------------------------------
+// -- sampling ---------------------------------------------------------------------------------------------------------
 
 template <class Work>
 void Sampler::for_each_line(size_t num_lines, const Work& work) {
-    // Always the whole team, or none: where teams change size, OpenMP ends threads and starts new ones.
+    // Always all threads, or one: OpenMP ends threads and starts new ones if their number changes.
 #pragma omp parallel for schedule(dynamic, 1) num_threads(int(scratch_.size())) if (num_lines > 1)
     for (int64_t i = 0; i < int64_t(num_lines); ++i) work(i, scratch_[omp_get_thread_num()]);
 }
@@ -202,38 +202,39 @@ void Sampler::check_rows(const std::vector<int64_t>& rows) {
     std::vector<char> taken(rows_.size());
     for (int64_t row : rows) {
         held(row);
-        if (taken[row]++) throw std::invalid_argument("row " + std::to_string(row) + " is drawn for twice");
+        if (taken[row]++) throw std::invalid_argument("row " + std::to_string(row) + " is sampled twice");
     }
 }
 
-std::vector<Draw> Sampler::draw(const float* logits, int64_t stride, const std::vector<int64_t>& rows,
-                                const std::vector<const uint32_t*>& masks) {
+std::vector<SampledToken> Sampler::sample_rows(const float* logits, int64_t stride, const std::vector<int64_t>& rows,
+                                               const std::vector<const uint32_t*>& masks) {
     check_rows(rows);
-    std::vector<Draw> drawn(rows.size());
+    std::vector<SampledToken> sampled(rows.size());
     for_each_line(rows.size(), [&](int64_t i, Scratch& scratch) {
-        drawn[i] = draw_row(rows_[rows[i]], logits + i * stride, masks[i], scratch);
+        sampled[i] = sample_row(rows_[rows[i]], logits + i * stride, masks[i], scratch);
     });
-    return drawn;
+    return sampled;
 }
 
-std::vector<std::vector<Draw>> Sampler::verify(const float* logits, int64_t stride, const std::vector<int64_t>& rows,
-                                               const std::vector<std::vector<int32_t>>& drafts,
-                                               const std::vector<const uint32_t*>& masks) {
+std::vector<std::vector<SampledToken>> Sampler::verify(const float* logits, int64_t stride,
+                                                       const std::vector<int64_t>& rows,
+                                                       const std::vector<std::vector<int32_t>>& drafts,
+                                                       const std::vector<const uint32_t*>& masks) {
     check_rows(rows);
     std::vector<int64_t> firsts(rows.size());
     for (size_t i = 1; i < rows.size(); ++i) firsts[i] = firsts[i - 1] + 1 + int64_t(drafts[i - 1].size());
-    std::vector<std::vector<Draw>> drawn(rows.size());
+    std::vector<std::vector<SampledToken>> sampled(rows.size());
     for_each_line(rows.size(), [&](int64_t i, Scratch& scratch) {
-        for (size_t place = 0; place <= drafts[i].size(); ++place) {
-            const int64_t line = firsts[i] + int64_t(place);
-            drawn[i].push_back(draw_row(rows_[rows[i]], logits + line * stride, masks[line], scratch));
-            if (place < drafts[i].size() && drawn[i].back().token != drafts[i][place]) break;
+        for (size_t draft = 0; draft <= drafts[i].size(); ++draft) {
+            const int64_t line = firsts[i] + int64_t(draft);
+            sampled[i].push_back(sample_row(rows_[rows[i]], logits + line * stride, masks[line], scratch));
+            if (draft < drafts[i].size() && sampled[i].back().token != drafts[i][draft]) break;
         }
     });
-    return drawn;
+    return sampled;
 }
 
-Draw Sampler::draw_row(Row& row, const float* raw, const uint32_t* mask, Scratch& scratch) const {
+SampledToken Sampler::sample_row(Row& row, const float* raw, const uint32_t* mask, Scratch& scratch) const {
     const RowParams& params = row.params;
     bool greedy = params.temperature < kGreedyBelow;
     const float* x = raw;
@@ -241,30 +242,30 @@ Draw Sampler::draw_row(Row& row, const float* raw, const uint32_t* mask, Scratch
         edit(row, raw, mask, scratch.logits);
         x = scratch.logits.data();
     }
-    Peak peak = find_peak(x, vocab_);
-    if (peak.id < 0 && x != raw) {  // nothing is left: of the edits only mask and `allowed` hold, the best is taken
+    MaxLogit max_logit = find_max(x, vocab_);
+    if (max_logit.id < 0 && x != raw) {  // no token is left: keep only the mask and `allowed`, and take the best token
         restrict_to_allowed(params, raw, mask, scratch.logits);
-        peak = find_peak(x, vocab_);
+        max_logit = find_max(x, vocab_);
         greedy = true;
     }
-    if (peak.id < 0) return {Draw::broken, {}};
+    if (max_logit.id < 0) return {SampledToken::broken, {}};
 
     if (params.num_candidates > 0) {
-        std::vector<float> whole(x, x + vocab_);  // a masked token is no candidate, and is still summed over
+        std::vector<float> whole(x, x + vocab_);  // masked tokens are no candidates, but are part of the sum
         for (int64_t i = 0; i < vocab_; ++i)
-            if (whole[i] == kNothing) whole[i] = raw[i];
-        const Softmax softmax = softmax_of(find_peak(whole.data(), vocab_), greedy ? 1.0 : params.temperature);
+            if (whole[i] == kNegInf) whole[i] = raw[i];
+        const Softmax softmax = softmax_of(find_max(whole.data(), vocab_), greedy ? 1.0 : params.temperature);
         const double total = log_total(whole.data(), vocab_, softmax);
-        return {Draw::candidates, most_likely(x, softmax, total, params.num_candidates, scratch)};
+        return {SampledToken::candidates, most_likely(x, softmax, total, params.num_candidates, scratch)};
     }
-    Draw draw;
-    draw.token = greedy ? peak.id : sample(row, x, softmax_of(peak, params.temperature), scratch);
-    if (params.num_logprobs >= 0) draw.logprobs = raw_logprobs(raw, draw.token, params.num_logprobs, scratch);
-    row.append(draw.token, true);
-    return draw;
+    SampledToken sampled;
+    sampled.token = greedy ? max_logit.id : sample_token(row, x, softmax_of(max_logit, params.temperature), scratch);
+    if (params.num_logprobs >= 0) sampled.logprobs = raw_logprobs(raw, sampled.token, params.num_logprobs, scratch);
+    row.append(sampled.token, true);
+    return sampled;
 }
 
-int32_t Sampler::sample(const Row& row, const float* x, const Softmax& softmax, Scratch& scratch) const {
+int32_t Sampler::sample_token(const Row& row, const float* x, const Softmax& softmax, Scratch& scratch) const {
     const RowParams& params = row.params;
     const uint64_t uniform = uniform_bits(params.seed, uint64_t(row.num_tokens), params.sample);
     const bool top_k = params.top_k > 0 && params.top_k < vocab_;
@@ -272,19 +273,19 @@ int32_t Sampler::sample(const Row& row, const float* x, const Softmax& softmax, 
         return pick_weighted(x, vocab_, softmax, uniform);
 
     std::vector<Candidate>& candidates = scratch.candidates;
-    int64_t total = 0;  // of the tokens that top_p is about
+    int64_t total = 0;  // weight of the tokens that top_p selects from
     if (top_k) {
         select_greatest(x, vocab_, params.top_k, candidates);
     } else {
         if (params.top_p < 1.0) total = kernels().ops.total_weight(x, vocab_, softmax);
-        collect_above(x, vocab_, lowest_of_interest(params, softmax, total, vocab_), candidates);
+        collect_above(x, vocab_, min_useful_logit(params, softmax, total, vocab_), candidates);
     }
     for (Candidate& c : candidates) c.weight = softmax.weight(float(-c.key));
     if (top_k) total = sum_weights(candidates);
     if (params.top_p < 1.0) candidates.resize(select_mass(candidates, mass(params.top_p, total)));
     if (params.min_p > 0.0) {
-        const double least = params.min_p * double(Softmax::one);
-        drop_if(candidates, [least](const Candidate& c) { return double(c.weight) < least; });
+        const double min_weight = params.min_p * double(Softmax::one);
+        drop_if(candidates, [min_weight](const Candidate& c) { return double(c.weight) < min_weight; });
     }
     if (params.typical_p < 1.0) {
         drop_if(candidates, [](const Candidate& c) { return c.weight == 0; });
@@ -311,11 +312,11 @@ std::vector<Logprob> Sampler::most_likely(const float* x, const Softmax& softmax
 }
 
 std::vector<Logprob> Sampler::raw_logprobs(const float* raw, int32_t token, int64_t num_top, Scratch& scratch) const {
-    const Peak peak = find_peak(raw, vocab_);
-    if (peak.id < 0) return {{token, kNothing, 1}};
-    const Softmax softmax = softmax_of(peak, 1.0);
+    const MaxLogit max_logit = find_max(raw, vocab_);
+    if (max_logit.id < 0) return {{token, kNegInf, 1}};
+    const Softmax softmax = softmax_of(max_logit, 1.0);
     const double total = log_total(raw, vocab_, softmax);
-    const float logit = std::isnan(raw[token]) ? kNothing : raw[token];
+    const float logit = std::isnan(raw[token]) ? kNegInf : raw[token];
     std::vector<Logprob> out = {{token, logprob(logit, softmax, total), 1 + count_greater(raw, vocab_, logit)}};
     const std::vector<Logprob> top = most_likely(raw, softmax, total, num_top, scratch);
     out.insert(out.end(), top.begin(), top.end());

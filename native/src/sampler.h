@@ -1,4 +1,4 @@
-// Draws tokens for rows, and remembers of each row's tokens what penalties and bans need.
+// Samples tokens for rows, and keeps the state of each row that penalties and bans need.
 // Spec: ops/reference/sampler.py; definitions: docs/sampling.md
 #pragma once
 
@@ -14,8 +14,8 @@ namespace quire {
 // As in core/watermark.py.
 struct Watermark {
     uint64_t key = 0;
-    uint32_t green_below = 0;  // a token's 32 random bits are below it: it is green
-    float delta = 0.0f;        // 0: there is no mark
+    uint32_t green_below = 0;  // a token is green if its 32 random bits are below this
+    float delta = 0.0f;        // 0: no watermark
 };
 
 // As in ops/opset.py.
@@ -43,34 +43,34 @@ struct Logprob {
     int64_t rank;  // 1 + the number of strictly greater logits
 };
 
-struct Draw {
-    static constexpr int32_t candidates = -1;  // nothing was drawn: the best continuations are in `logprobs`
-    static constexpr int32_t broken = -2;      // nothing could be drawn: no permitted token has a logit above -inf
+struct SampledToken {
+    static constexpr int32_t candidates = -1;  // nothing was sampled: the best continuations are in `logprobs`
+    static constexpr int32_t broken = -2;      // nothing can be sampled: no permitted token has a logit above -inf
 
     int32_t token;
     std::vector<Logprob> logprobs;
 };
 
-// One call at a time; a call spreads its rows over threads.
+// Not thread-safe. A call distributes its rows over threads.
 class Sampler {
  public:
     // num_threads 0: as many as OpenMP would use. The result does not depend on it.
     Sampler(int64_t num_rows, int64_t vocab, int num_threads);
 
-    // `tokens`: all that is known of the row, the first `num_prompt` of them from its prompt.
+    // `tokens`: all known tokens of the row. The first `num_prompt` of them are its prompt.
     void admit(int64_t row, RowParams params, const std::vector<int32_t>& tokens, int64_t num_prompt);
     void retire(int64_t row);
 
     // Line i of logits, [rows.size(), vocab] with `stride` floats from line to line, belongs to rows[i]; rows differ.
-    // masks[i] is null, or has a bit for every token: those at 0 are not drawn in this step.
-    std::vector<Draw> draw(const float* logits, int64_t stride, const std::vector<int64_t>& rows,
-                           const std::vector<const uint32_t*>& masks);
-
-    // rows[i] has a line for its next token and one behind each of drafts[i], side by side, in the order of rows.
-    // Tokens are drawn one after the other as long as they are the drafts: at least one, at most one more than drafts.
-    std::vector<std::vector<Draw>> verify(const float* logits, int64_t stride, const std::vector<int64_t>& rows,
-                                          const std::vector<std::vector<int32_t>>& drafts,
+    // masks[i] is null, or has a bit for every token: tokens with a 0 are not sampled in this step.
+    std::vector<SampledToken> sample_rows(const float* logits, int64_t stride, const std::vector<int64_t>& rows,
                                           const std::vector<const uint32_t*>& masks);
+
+    // rows[i] has one line for its next token and one for the token after each draft of drafts[i], in the order of
+    // rows. Samples tokens until one differs from its draft: at least one, at most one more than there are drafts.
+    std::vector<std::vector<SampledToken>> verify(const float* logits, int64_t stride, const std::vector<int64_t>& rows,
+                                                  const std::vector<std::vector<int32_t>>& drafts,
+                                                  const std::vector<const uint32_t*>& masks);
 
     std::vector<std::vector<Logprob>> logprobs(const float* logits, int64_t stride, const std::vector<int32_t>& targets,
                                                int64_t num_top);
@@ -82,16 +82,17 @@ class Sampler {
         bool held = false;
         RowParams params;
         int64_t num_tokens = 0, num_prompt = 0;
-        std::vector<int32_t> tail;  // the last tokens: as many as the longest ban, or a watermark, looks back
+        std::vector<int32_t> tail;  // the last tokens: as many as the longest ban, or a watermark, needs
         size_t tail_length = 0;
-        std::unordered_map<int32_t, int32_t> seen;  // penalized tokens -> times in the output; 0: in the prompt alone
+        std::unordered_map<int32_t, int32_t>
+            seen;  // penalized tokens -> occurrences in the output; 0: only in the prompt
 
         int64_t num_output() const { return num_tokens - num_prompt; }
         bool edited() const;
         void append(int32_t token, bool output);
     };
     struct Scratch {                // of one thread
-        std::vector<float> logits;  // [vocab], once needed
+        std::vector<float> logits;  // [vocab], allocated when needed
         std::vector<Candidate> candidates;
     };
 
@@ -101,19 +102,19 @@ class Sampler {
     template <class Work>
     void for_each_line(size_t num_lines, const Work& work);  // work(line, scratch)
 
-    Draw draw_row(Row& row, const float* raw, const uint32_t* mask, Scratch& scratch) const;
+    SampledToken sample_row(Row& row, const float* raw, const uint32_t* mask, Scratch& scratch) const;
     void restrict_to_allowed(const RowParams& params, const float* raw, const uint32_t* mask,
                              std::vector<float>& out) const;
-    void favour_green(const Row& row, std::vector<float>& out) const;
+    void bias_green_tokens(const Row& row, std::vector<float>& out) const;
     void edit(const Row& row, const float* raw, const uint32_t* mask, std::vector<float>& out) const;
-    int32_t sample(const Row& row, const float* x, const Softmax& softmax, Scratch& scratch) const;
+    int32_t sample_token(const Row& row, const float* x, const Softmax& softmax, Scratch& scratch) const;
     std::vector<Logprob> most_likely(const float* x, const Softmax& softmax, double log_total, int64_t count,
                                      Scratch& scratch) const;
     std::vector<Logprob> raw_logprobs(const float* raw, int32_t token, int64_t num_top, Scratch& scratch) const;
 
     int64_t vocab_;
     std::vector<Row> rows_;
-    std::vector<Scratch> scratch_;  // one a thread
+    std::vector<Scratch> scratch_;  // one per thread
 };
 
 }  // namespace quire

@@ -6,7 +6,7 @@ namespace quire {
 
 namespace {
 
-constexpr int64_t kBlockSize = 16;  // tokens: a sequence wastes half a block
+constexpr int64_t kBlockSize = 16;  // tokens; on average half a block of a sequence is unused
 
 }  // namespace
 
@@ -21,31 +21,31 @@ void SelfAttentionRunner::begin(const int32_t* seq_starts, int64_t num_seqs, con
     first_.resize(num_seqs);
     lengths_.resize(num_seqs);
     seqs_.resize(seq_starts[num_seqs]);
-    places_.resize(seq_starts[num_seqs]);
+    positions_.resize(seq_starts[num_seqs]);
     int32_t num_blocks = 0;
     for (int64_t seq = 0; seq < num_seqs; ++seq) {
         lengths_[seq] = seq_starts[seq + 1] - seq_starts[seq];
         first_[seq] = num_blocks;
         num_blocks += int32_t((lengths_[seq] + kBlockSize - 1) / kBlockSize);
-        for (int32_t place = 0; place < lengths_[seq]; ++place) {
-            seqs_[seq_starts[seq] + place] = int32_t(seq);
-            places_[seq_starts[seq] + place] = place;
+        for (int32_t position = 0; position < lengths_[seq]; ++position) {
+            seqs_[seq_starts[seq] + position] = int32_t(seq);
+            positions_[seq_starts[seq] + position] = position;
         }
     }
     for (int32_t block = int32_t(blocks_.size()); block < num_blocks; ++block) blocks_.push_back(block);
     data_.reserve(num_blocks * block_bytes_ + kPagesSlack);
-    wanted_.assign(logit_rows, logit_rows + num_logits);
-    all_.clear();
-    for (int64_t seq = 0; seq < num_seqs; ++seq) all_.push_back({seq, seq_starts[seq], lengths_[seq]});
-    few_.clear();
+    logit_rows_.assign(logit_rows, logit_rows + num_logits);
+    all_runs_.clear();
+    for (int64_t seq = 0; seq < num_seqs; ++seq) all_runs_.push_back({seq, seq_starts[seq], lengths_[seq]});
+    logit_runs_.clear();
     for (int64_t r = 0; r < num_logits; ++r) {
         const int64_t seq = seqs_[logit_rows[r]];
-        // Rows in the order of their tokens: the kernels take queries so.
-        const bool follows = r > 0 && few_.back().seq == seq && logit_rows[r] > logit_rows[r - 1];
+        // A run is ordered by token, as the kernels require of queries.
+        const bool follows = r > 0 && logit_runs_.back().seq == seq && logit_rows[r] > logit_rows[r - 1];
         if (follows)
-            ++few_.back().count;
+            ++logit_runs_.back().count;
         else
-            few_.push_back({seq, r, 1});
+            logit_runs_.push_back({seq, r, 1});
     }
 }
 
@@ -56,18 +56,18 @@ Pages SelfAttentionRunner::pages(int64_t num_kv_heads, int64_t head_dim) const {
 void SelfAttentionRunner::keep(int64_t num_kv_heads, int64_t head_dim, Rows k, Rows v, Range tokens) {
     const Pages to = pages(num_kv_heads, head_dim);
     for (int64_t t = tokens.first; t < tokens.last; ++t) {
-        const int32_t slot = int32_t(first_[seqs_[t]] * kBlockSize) + places_[t];
+        const int32_t slot = int32_t(first_[seqs_[t]] * kBlockSize) + positions_[t];
         kernels().ops.write_kv(to, 0, slot, 1, k.at(t), k.stride, v.at(t), v.stride);
     }
 }
 
-void SelfAttentionRunner::attend(const SelfAttentionShape& shape, Rows q, Rows out, bool few, const Team& team,
-                                 std::atomic<int64_t>& counter) {
+void SelfAttentionRunner::attend(const SelfAttentionShape& shape, Rows q, Rows out, bool logits_only,
+                                 const ThreadPool& pool, std::atomic<int64_t>& counter) {
     const int64_t group = shape.group, head_dim = shape.head_dim;
     const Pages from = pages(shape.num_kv_heads, head_dim);
-    float* scratch = scratch_.get() + team.thread * attention_scratch(head_dim, kBlockSize);
+    float* scratch = scratch_.get() + pool.thread * attention_scratch(head_dim, kBlockSize);
     int64_t mine = counter.fetch_add(1, std::memory_order_relaxed), item = 0;
-    for (const Run& run : few ? few_ : all_) {
+    for (const Run& run : logits_only ? logit_runs_ : all_runs_) {
         const int64_t num_queries = run.count * group, length = lengths_[run.seq];
         const int64_t num_tiles = (num_queries + kTileQueries - 1) / kTileQueries;
         if (mine >= item + num_tiles * shape.num_kv_heads) {
@@ -91,14 +91,14 @@ void SelfAttentionRunner::attend(const SelfAttentionShape& shape, Rows q, Rows o
                 tile.scratch = scratch;
                 for (int i = 0; i < tile.num_queries; ++i) {
                     const int64_t row = run.first + (first + i) / group, head = kv_head * group + (first + i) % group;
-                    const int64_t place = places_[few ? wanted_[row] : row];
+                    const int64_t position = positions_[logits_only ? logit_rows_[row] : row];
                     const int64_t reach = shape.window ? shape.window - 1 : length;
                     tile.q[i] = q.at(row) + head * head_dim;
                     tile.out[i] = out.at(row) + head * head_dim;
-                    tile.position[i] = int32_t(place);
+                    tile.position[i] = int32_t(position);
                     tile.bias[i] = shape.biases ? shape.biases + head * (2 * shape.reach + 1) + shape.reach : nullptr;
-                    tile.first[i] = int32_t(std::max<int64_t>(0, place - reach));
-                    tile.last[i] = int32_t(std::min(length - 1, place + (shape.causal ? 0 : reach)));
+                    tile.first[i] = int32_t(std::max<int64_t>(0, position - reach));
+                    tile.last[i] = int32_t(std::min(length - 1, position + (shape.causal ? 0 : reach)));
                 }
                 kernels().ops.attend(tile);
                 mine = counter.fetch_add(1, std::memory_order_relaxed);

@@ -1,7 +1,7 @@
-// Attention of a step's sequences to themselves: no cache, every sequence is there with all of its tokens.
+// Self-attention without a KV cache (encoders): every sequence is in the step with all of its tokens.
 //
-// The keys and values of the op under way are kept in pages of its own, block after block in the order of the
-// sequences, so that the kernels of attention over pages do the work.
+// The keys and values of the running op are written into private pages, block after block in the order of the
+// sequences, so that the paged attention kernels can be used.
 #pragma once
 
 #include <atomic>
@@ -10,40 +10,41 @@
 
 #include "buffer.h"
 #include "kernels.h"
-#include "mixture.h"
-#include "team.h"
+#include "moe.h"
+#include "thread_pool.h"
 
 namespace quire {
 
 struct SelfAttentionShape {
-    int64_t num_kv_heads, group, head_dim;  // group: query heads of a KV head
+    int64_t num_kv_heads, group, head_dim;  // group: query heads per KV head
     float scale;
     bool causal;
-    int64_t window;       // positions less far away are seen; 0: all
-    const float* biases;  // [heads, 2 * reach + 1]: see AttentionTile; or null
+    int64_t window;       // a query sees positions at distances below this; 0: all
+    const float* biases;  // [heads, 2 * reach + 1], see AttentionTile; or null
     int64_t reach;
 };
 
-// One object serves all attention of a tape, op after op. Threads call `keep` and then, when all have, `attend`.
+// One object serves all self-attention ops of a tape, one after the other. Threads call `keep`, wait for each other,
+// and call `attend`.
 class SelfAttentionRunner {
  public:
     explicit SelfAttentionRunner(PageType type) : type_(type) {}
 
     void reserve(int64_t num_kv_heads, int64_t head_dim, int num_threads);
 
-    // Before a step: seq_starts [num_seqs + 1], and the tokens whose outputs are wanted where not all are.
+    // Called before a step. seq_starts [num_seqs + 1]; logit_rows: the tokens whose logits the step returns.
     void begin(const int32_t* seq_starts, int64_t num_seqs, const int32_t* logit_rows, int64_t num_logits);
 
-    // The keys and values of tokens `tokens`: k and v [num_kv_heads * head_dim] each.
+    // Writes the keys and values of a range of tokens. k and v: [num_kv_heads * head_dim] each.
     void keep(int64_t num_kv_heads, int64_t head_dim, Rows k, Rows v, Range tokens);
 
-    // out[r] for all tokens, or where `few`, for the tokens logit_rows[r]; q.at(r) is the query of out[r]. Whoever is
-    // free takes the next tile from `counter`.
-    void attend(const SelfAttentionShape& shape, Rows q, Rows out, bool few, const Team& team,
+    // out[r] for all tokens or, if `logits_only`, for the tokens logit_rows[r]; q.at(r) is the query of out[r]. Threads
+    // take the next tile from `counter`.
+    void attend(const SelfAttentionShape& shape, Rows q, Rows out, bool logits_only, const ThreadPool& pool,
                 std::atomic<int64_t>& counter);
 
  private:
-    // Neighbouring rows of one sequence.
+    // Consecutive rows of one sequence.
     struct Run {
         int64_t seq, first, count;
     };
@@ -51,16 +52,16 @@ class SelfAttentionRunner {
     Pages pages(int64_t num_kv_heads, int64_t head_dim) const;
 
     PageType type_;
-    size_t block_bytes_ = 0;        // of the widest keys and values; 0: no op of this kind is on the tape
-    Buffer<uint8_t> data_;          // pages of one layer
-    Buffer<float> scratch_;         // of each thread
-    std::vector<int32_t> blocks_;   // 0, 1, 2, ...: a block table that serves every sequence, from its first block on
-    std::vector<int32_t> first_;    // [num_seqs] the sequence's first block
-    std::vector<int32_t> lengths_;  // [num_seqs]
-    std::vector<int32_t> seqs_;     // [num_tokens] whose the token is
-    std::vector<int32_t> places_;   // [num_tokens] its position
-    std::vector<int32_t> wanted_;   // [num_logits] logit_rows
-    std::vector<Run> all_, few_;    // of all tokens, and of those whose outputs are wanted
+    size_t block_bytes_ = 0;                  // of the widest keys and values; 0: the tape has no op of this kind
+    Buffer<uint8_t> data_;                    // pages of one layer
+    Buffer<float> scratch_;                   // of each thread
+    std::vector<int32_t> blocks_;             // 0, 1, 2, ...: from its first block on, the block table of any sequence
+    std::vector<int32_t> first_;              // [num_seqs] the sequence's first block
+    std::vector<int32_t> lengths_;            // [num_seqs]
+    std::vector<int32_t> seqs_;               // [num_tokens] the sequence of the token
+    std::vector<int32_t> positions_;          // [num_tokens] the position of the token in its sequence
+    std::vector<int32_t> logit_rows_;         // [num_logits]
+    std::vector<Run> all_runs_, logit_runs_;  // of all tokens, and of logit_rows_
 };
 
 }  // namespace quire

@@ -9,9 +9,9 @@ namespace quire {
 
 namespace {
 
-constexpr std::string_view kSpace = "\xe2\x96\x81";  // what vocabularies have in place of a space
+constexpr std::string_view kSpace = "\xe2\x96\x81";  // stands for a space in vocabularies
 
-// Bytes of the character that begins with this one.
+// Bytes of the UTF-8 character that starts with this byte.
 size_t character_size(char first) {
     const auto byte = uint8_t(first);
     return byte < 0xc0 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
@@ -21,7 +21,7 @@ uint32_t hash_of(std::string_view text) { return uint32_t(std::hash<std::string_
 
 uint64_t step(size_t node, char c) { return node << 8 | uint8_t(c); }
 
-// Whether a space stands in it behind something else.
+// Whether the piece has a space after another character.
 bool spans_words(std::string_view piece) {
     size_t at = 0;
     while (piece.substr(at, kSpace.size()) == kSpace) at += kSpace.size();
@@ -29,14 +29,14 @@ bool spans_words(std::string_view piece) {
 }
 
 struct Symbol {
-    std::string_view text;  // empty: joined with the one before
-    int before, after;      // neighbours; -1: none
+    std::string_view text;  // empty: merged into the symbol before
+    int before, after;      // adjacent symbols; -1: none
 };
 
 struct Pair {
     float score;
     int left;
-    size_t size;  // of both, when they were seen: one that has grown since is no such pair any more
+    size_t size;  // of both when the pair was queued: if one has grown since, the pair is stale
     int right;
 
     bool operator<(const Pair& other) const { return score != other.score ? score < other.score : left > other.left; }
@@ -44,26 +44,27 @@ struct Pair {
 
 }  // namespace
 
-SentencePieces::SentencePieces(std::vector<std::string> pieces, std::vector<float> scores, std::vector<uint8_t> joined,
-                               const std::vector<int32_t>& first, const std::array<int32_t, 256>& bytes,
-                               int32_t unknown, std::string prefix)
+SentencePieces::SentencePieces(std::vector<std::string> pieces, std::vector<float> scores,
+                               std::vector<uint8_t> mergeable, const std::vector<int32_t>& user_defined,
+                               const std::array<int32_t, 256>& bytes, int32_t unknown, std::string prefix)
     : pieces_(std::move(pieces)),
       scores_(std::move(scores)),
-      joined_(std::move(joined)),
+      mergeable_(std::move(mergeable)),
       bytes_(bytes),
       unknown_(unknown),
       prefix_(std::move(prefix)) {
-    size_t places = 2;
-    while (places < 2 * pieces_.size()) places *= 2;
-    table_.assign(places, Entry{0, -1});
+    size_t num_entries = 2;
+    while (num_entries < 2 * pieces_.size()) num_entries *= 2;
+    table_.assign(num_entries, Entry{0, -1});
     for (size_t i = 0; i < pieces_.size(); ++i) {
         const uint32_t hash = hash_of(pieces_[i]);
-        size_t at = hash & (places - 1);
-        while (table_[at].id >= 0) at = (at + 1) & (places - 1);
+        size_t at = hash & (num_entries - 1);
+        while (table_[at].id >= 0) at = (at + 1) & (num_entries - 1);
         table_[at] = {hash, int32_t(i)};
     }
-    for (size_t i = 0; i < pieces_.size() && words_apart_; ++i) words_apart_ = !(joined_[i] && spans_words(pieces_[i]));
-    for (const int32_t id : first) {
+    for (size_t i = 0; i < pieces_.size() && merges_within_words_; ++i)
+        merges_within_words_ = !(mergeable_[i] && spans_words(pieces_[i]));
+    for (const int32_t id : user_defined) {
         size_t node = 0;
         for (const char c : pieces_.at(size_t(id))) {
             const auto [next, is_new] = steps_.try_emplace(step(node, c), ends_.size());
@@ -82,8 +83,8 @@ int32_t SentencePieces::id(std::string_view piece) const {
     return -1;
 }
 
-// The longest piece that is found first and begins here, or -1.
-int32_t SentencePieces::first_at(std::string_view rest) const {
+// The longest user-defined piece at the start of `rest`, or -1.
+int32_t SentencePieces::user_defined_at(std::string_view rest) const {
     int32_t longest = -1;
     size_t node = 0;
     for (const char c : rest) {
@@ -97,18 +98,18 @@ int32_t SentencePieces::first_at(std::string_view rest) const {
 
 std::vector<int32_t> SentencePieces::encode(std::string_view text) const {
     std::vector<int32_t> ids;
-    std::string part;      // of the text, to be joined by itself
-    bool begins = true;    // nothing stands between it and the text's begin, or a piece found first
-    bool in_word = false;  // it ends with something else than a space
+    std::string part;      // of the text, merged by itself
+    bool begins = true;    // the part is at the start of the text, or follows a user-defined piece
+    bool in_word = false;  // the part ends with a character that is not a space
     const auto flush = [&] {
-        if (!part.empty()) join(part, ids);
+        if (!part.empty()) merge(part, ids);
         part.clear();
     };
     for (size_t at = 0; at < text.size();) {
-        if (const int32_t found = first_at(text.substr(at)); found >= 0) {
+        if (const int32_t special = user_defined_at(text.substr(at)); special >= 0) {
             flush();
-            ids.push_back(found);
-            at += pieces_[size_t(found)].size();
+            ids.push_back(special);
+            at += pieces_[size_t(special)].size();
             begins = true;
             continue;
         }
@@ -117,7 +118,7 @@ std::vector<int32_t> SentencePieces::encode(std::string_view text) const {
         const bool space = text[at] == ' ';
         const size_t size = space ? 1 : std::min(character_size(text[at]), text.size() - at);
         const std::string_view character = space ? kSpace : text.substr(at, size);
-        if (in_word && words_apart_ && character == kSpace) flush();
+        if (in_word && merges_within_words_ && character == kSpace) flush();
         part += character;
         in_word = character != kSpace;
         at += size;
@@ -126,7 +127,7 @@ std::vector<int32_t> SentencePieces::encode(std::string_view text) const {
     return ids;
 }
 
-void SentencePieces::join(std::string_view text, std::vector<int32_t>& ids) const {
+void SentencePieces::merge(std::string_view text, std::vector<int32_t>& ids) const {
     std::vector<Symbol> symbols;
     for (size_t at = 0; at < text.size();) {
         const size_t size = std::min(character_size(text[at]), text.size() - at);
@@ -135,13 +136,13 @@ void SentencePieces::join(std::string_view text, std::vector<int32_t>& ids) cons
     }
     symbols.back().after = -1;
     std::priority_queue<Pair> pairs;
-    const auto see = [&](int left, int right) {
+    const auto queue_pair = [&](int left, int right) {
         if (left < 0 || right < 0) return;
         const std::string_view both(symbols[left].text.data(), symbols[left].text.size() + symbols[right].text.size());
-        if (const int32_t found = id(both); found >= 0 && joined_[size_t(found)])
-            pairs.push({scores_[size_t(found)], left, both.size(), right});
+        if (const int32_t merged = id(both); merged >= 0 && mergeable_[size_t(merged)])
+            pairs.push({scores_[size_t(merged)], left, both.size(), right});
     };
-    for (int i = 0; i + 1 < int(symbols.size()); ++i) see(i, i + 1);
+    for (int i = 0; i + 1 < int(symbols.size()); ++i) queue_pair(i, i + 1);
     while (!pairs.empty()) {
         const Pair pair = pairs.top();
         pairs.pop();
@@ -151,14 +152,14 @@ void SentencePieces::join(std::string_view text, std::vector<int32_t>& ids) cons
         right.text = {};
         left.after = right.after;
         if (left.after >= 0) symbols[left.after].before = pair.left;
-        see(left.before, pair.left);
-        see(pair.left, left.after);
+        queue_pair(left.before, pair.left);
+        queue_pair(pair.left, left.after);
     }
-    for (int i = 0; i >= 0; i = symbols[i].after) spell(symbols[i].text, ids);
+    for (int i = 0; i >= 0; i = symbols[i].after) append_ids(symbols[i].text, ids);
 }
 
-// A symbol's id; of a character that has none, those of its bytes; or the unknown one, once for neighbours.
-void SentencePieces::spell(std::string_view symbol, std::vector<int32_t>& ids) const {
+// Appends the id of a symbol, or else the ids of its bytes, or else the unknown id, once for adjacent unknown symbols.
+void SentencePieces::append_ids(std::string_view symbol, std::vector<int32_t>& ids) const {
     if (const int32_t whole = id(symbol); whole >= 0) {
         ids.push_back(whole);
         return;

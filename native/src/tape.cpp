@@ -22,14 +22,14 @@ Tape::Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_t
 }
 
 void Tape::add(Op op) {
-    const auto reserve = [&](Weight& w, const View& x, bool few) {
+    const auto reserve = [&](Weight& w, const View& x, bool logits_only) {
         w.counters = add_counters(w.segments.size() * size_t(num_threads_));
         const int64_t num_groups = GroupOrder(max_tokens_, kernels().matrix.row_block, w.num_inputs).size(max_tokens_);
         groups_.reserve(num_groups);
-        halves_.reserve(num_groups);
+        fp16_groups_.reserve(num_groups);
         const bool reorders = std::any_of(w.segments.begin(), w.segments.end(),
                                           [](const PackedMatrix& m) { return m.input_order != nullptr; });
-        if (reorders || (few && !x.few)) gathered_.reserve(max_tokens_ * w.num_inputs);
+        if (reorders || (logits_only && !x.logits_only)) gathered_.reserve(max_tokens_ * w.num_inputs);
         if (std::any_of(w.segments.begin(), w.segments.end(), [](const PackedMatrix& m) { return m.threshold > 0; }))
             outliers_.reserve(max_tokens_, w.num_inputs, num_threads_);
     };
@@ -37,12 +37,12 @@ void Tape::add(Op op) {
         int64_t& limit = embedding->of_positions ? num_positions_ : num_ids_;
         limit = std::min(limit, embedding->num_rows);
     }
-    if (auto* linear = std::get_if<Linear>(&op)) reserve(linear->weight, linear->x, linear->out.few);
+    if (auto* linear = std::get_if<Linear>(&op)) reserve(linear->weight, linear->x, linear->out.logits_only);
     if (auto* heads = std::get_if<LinearHeads>(&op)) {
         heads->counters = add_counters(heads->heads.size() * size_t(num_threads_));
         const GroupOrder order(max_tokens_, kernels().matrix.row_block, heads->heads[0].num_inputs);
-        halves_.reserve(int64_t(heads->heads.size()) * order.size(max_tokens_));
-        if (heads->out.few && !heads->x.few) gathered_.reserve(max_tokens_ * heads->x.columns);
+        fp16_groups_.reserve(int64_t(heads->heads.size()) * order.size(max_tokens_));
+        if (heads->out.logits_only && !heads->x.logits_only) gathered_.reserve(max_tokens_ * heads->x.columns);
     }
     if (auto* attention = std::get_if<Attention>(&op)) {
         attention->counter = add_counters(1);
@@ -52,10 +52,10 @@ void Tape::add(Op op) {
     if (auto* keep = std::get_if<KeepKV>(&op))
         self_attention_.reserve(keep->num_kv_heads, keep->head_dim, num_threads_);
     if (auto* attention = std::get_if<SelfAttention>(&op)) attention->counter = add_counters(1);
-    if (auto* mixture = std::get_if<Mixture>(&op))
-        mixtures_.reserve(mixture->routing, mixture->gate_up, mixture->down, max_tokens_, num_threads_);
+    if (auto* moe = std::get_if<Moe>(&op))
+        moe_.reserve(moe->routing, moe->gate_up, moe->down, max_tokens_, num_threads_);
     if (auto* adapt = std::get_if<Adapt>(&op)) {
-        low_rank_.reserve(*adapt->slots, max_tokens_, num_threads_);
+        lora_.reserve(*adapt->slots, max_tokens_, num_threads_);
         num_adapters_ = std::min(num_adapters_, adapt->slots->num_slots());
     }
     if (auto* logits = std::get_if<Logits>(&op)) reserve(logits->weight, logits->x, true);
@@ -80,23 +80,23 @@ void Tape::run(const Step& step) {
         const int32_t* end = std::upper_bound(step.seq_starts, step.seq_starts + step.num_seqs, step.logit_rows[i]);
         logit_seqs_[i] = int32_t(end - step.seq_starts) - 1;
     }
-    max_parts_ = ceil_div(longest, attention_part(pages_.block_size));
-    findings_.reserve(kTilesAThread * num_threads_ * max_parts_ * attention_findings(pages_.value_dim()));
-    find_shared(step);
-    const size_t num_tiles = kTilesAThread * num_threads_ + cascade_.num_members() * pages_.num_kv_heads;
-    if (num_found_.size() < num_tiles) num_found_ = std::vector<std::atomic<int64_t>>(num_tiles);
-    low_rank_.begin(step.adapters, step.num_tokens, step.logit_rows, step.num_logits);
+    max_splits_ = ceil_div(longest, attention_split(pages_.block_size));
+    partials_.reserve(kTilesPerThread * num_threads_ * max_splits_ * tile_partial_floats(pages_.value_dim()));
+    find_shared_prefixes(step);
+    const size_t num_tiles = kTilesPerThread * num_threads_ + shared_prefixes_.num_members() * pages_.num_kv_heads;
+    if (splits_done_.size() < num_tiles) splits_done_ = std::vector<std::atomic<int64_t>>(num_tiles);
+    lora_.begin(step.adapters, step.num_tokens, step.logit_rows, step.num_logits);
     self_attention_.begin(step.seq_starts, step.num_seqs, step.logit_rows, step.num_logits);
-    run_team(num_threads_, [&](const Team& team) { walk(step, team); });
+    run_in_pool(num_threads_, [&](const ThreadPool& pool) { execute(step, pool); });
 }
 
-void Tape::find_shared(const Step& step) {
-    const int64_t part = attention_part(pages_.block_size);
-    cascade_.find(step, part / pages_.block_size, pages_.block_size, kTileQueries / group_);
-    if (cascade_.groups().empty()) return;
-    shared_findings_.reserve(cascade_.num_members() * pages_.num_kv_heads * max_parts_ * group_ *
-                             query_findings(pages_.value_dim()));
-    tile_findings_.reserve(num_threads_ * attention_findings(pages_.value_dim()));
+void Tape::find_shared_prefixes(const Step& step) {
+    const int64_t split = attention_split(pages_.block_size);
+    shared_prefixes_.find(step, split / pages_.block_size, pages_.block_size, kTileQueries / group_);
+    if (shared_prefixes_.groups().empty()) return;
+    shared_partials_.reserve(shared_prefixes_.num_members() * pages_.num_kv_heads * max_splits_ * group_ *
+                             partial_floats(pages_.value_dim()));
+    tile_partials_.reserve(num_threads_ * tile_partial_floats(pages_.value_dim()));
     seq_logits_.assign(step.num_seqs, -1);
     for (int64_t i = 0; i < step.num_logits; ++i) seq_logits_[logit_seqs_[i]] = int32_t(i);
 }

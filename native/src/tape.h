@@ -1,8 +1,8 @@
-// A recorded forward pass, walked by a team of threads once a step.
+// A tape: a recorded forward pass, run by a thread pool once a step.
 //
-// Values are columns of matrices with one row a token, in one arena that the recorder has divided among them. Work on
-// rows is split among the threads by rows, always in the same way; matrix products and attention into pieces that
-// go to whoever is free. A barrier stands between two ops only where one of them is not split by rows.
+// Values are columns of matrices with one row per token, in one arena that the recorder has laid out. Element-wise ops
+// are divided among the threads by rows, always in the same way. Matmuls and attention are divided into pieces, with
+// work stealing. There is a barrier between two ops only if one of them is not divided by rows.
 #pragma once
 
 #include <atomic>
@@ -11,23 +11,23 @@
 #include <vector>
 
 #include "buffer.h"
-#include "cascade.h"
 #include "dequantize.h"
 #include "kernels.h"
-#include "low_rank.h"
-#include "mixture.h"
+#include "lora.h"
+#include "moe.h"
 #include "outliers.h"
 #include "self_attention.h"
-#include "team.h"
+#include "shared_prefix.h"
+#include "thread_pool.h"
 
 namespace quire {
 
-// Neighbouring columns of a value: row r starts at arena[offset + r * stride]. Row r belongs to token r, or where
-// `few`, to token logit_rows[r]: what only logits depend on is computed for the tokens whose logits are wanted. An op
-// does that if its output is such a value; its inputs may be of either kind.
+// Consecutive columns of a value: row r starts at arena[offset + r * stride]. Row r belongs to token r or, if
+// `logits_only`, to token logit_rows[r]: a value that only logits depend on is computed for the tokens whose logits are
+// requested. An op does so if its output is `logits_only`; its inputs may be of either kind.
 struct View {
     int64_t offset, stride, columns;
-    bool few;
+    bool logits_only;
 };
 
 // A step as flat arrays; see StepBatch in ops/opset.py.
@@ -42,15 +42,15 @@ struct Step {
     int64_t source_width, source_stride;
     const int32_t* logit_rows;  // [num_logits]
     float* logits;              // [num_logits, vocab]
-    const int32_t* adapters;    // [num_tokens] the slot of each token's adapter, or -1; null: nobody has one
+    const int32_t* adapters;    // [num_tokens] the slot of each token's adapter, or -1; null: no token has one
 };
 
-// A weight matrix: segments stacked along the outputs, each in a layout of its own.
+// A weight matrix: segments stacked along the outputs, each with its own layout.
 struct Weight {
     std::vector<PackedMatrix> segments;
     const float* bias;  // [num_outputs], or null
     int64_t num_inputs = 0, num_outputs = 0;
-    int64_t counters = 0;  // where those of its segments begin among the tape's: Worker::taken of each
+    int64_t counters = 0;  // the first of the tape's counters for its segments: Worker::taken of each
 
     Weight(std::vector<PackedMatrix> segments, const float* bias);
 };
@@ -66,15 +66,15 @@ struct Embedding {
 struct RmsNorm {
     View x;
     const float* weight;
-    int64_t size;  // columns that are normed together
+    int64_t size;  // columns that are normalized together
     float eps;
     View out;
 };
 struct LayerNorm {
     View x;
     const float *weight, *bias;      // or null
-    int64_t weight_size, bias_size;  // of a group, or of the row
-    int64_t size;                    // columns that are normed together
+    int64_t weight_size, bias_size;  // `size`, or all columns
+    int64_t size;                    // columns that are normalized together
     float eps;
     View out;
 };
@@ -85,9 +85,9 @@ struct Linear {
 };
 struct LinearHeads {
     View x;
-    Segments heads;  // a matrix each, all of one shape; floats
+    Segments heads;  // one float matrix per head, all of one shape
     View out;
-    int64_t counters;  // where those of its heads begin among the tape's: Worker::taken of each
+    int64_t counters;  // the first of the tape's counters for its heads: Worker::taken of each
 };
 struct Adapt {
     View y, x;  // y is changed in place
@@ -107,24 +107,25 @@ struct WriteKV {
     int64_t layer;
 };
 struct WriteLatent {
-    View latent, turned;
+    View latent, k_rope;
     int64_t layer;
 };
 struct Attention {
-    View q, turned;  // turned: the rest of every query where the pages are latent, else nothing
+    View q, q_rope;  // q_rope: the rope part of every query if the pages are latent, else empty
     int64_t layer;
     float scale;
-    int64_t window;       // 0: everything before
+    int64_t window;       // 0: all positions before
     float softcap;        // 0: none
     const float* slopes;  // [heads], or null
-    const float* sinks;   // likewise
-    const float* biases;  // [heads, 2 * reach + 1]: see AttentionTile; or null
+    const float* sinks;   // [heads], or null
+    const float* biases;  // [heads, 2 * reach + 1], see AttentionTile; or null
     int64_t reach;
-    bool of_source;  // every token sees all of its sequence's source, else what stands before it
+    bool of_source;  // cross-attention: a token sees the whole source of its sequence, else the positions before it
     View out;
-    int64_t counter;  // which of the tape's counters hands out its tiles
+    int64_t counter;  // index of the tape's counter that hands out its tiles
 };
-// Attention of a step's sequences to themselves, in two ops: keys and values are kept, then queries meet them.
+// Self-attention without a cache, in two ops: keys and values are written to private pages, then queries attend to
+// them.
 struct KeepKV {
     View k, v;
     int64_t num_kv_heads, head_dim;
@@ -133,7 +134,7 @@ struct SelfAttention {
     View q;
     SelfAttentionShape shape;
     View out;
-    int64_t counter;  // as above
+    int64_t counter;  // as in Attention
 };
 struct Activate {
     View x;
@@ -145,7 +146,7 @@ struct ActivateAndMul {
     Activation kind;
     View out;
 };
-struct Mixture {
+struct Moe {
     View x, logits;
     Routing routing;
     Experts gate_up, down;
@@ -166,7 +167,7 @@ struct ScaleByPosition {  // in place, by 1 + growth * log(1 + floor(position / 
 };
 struct Clamp {
     View x;
-    float most;
+    float limit;
     View out;
 };
 struct Add {
@@ -177,73 +178,73 @@ struct Logits {
     Weight weight;
     float softcap;  // 0: none
 };
-struct Take {
-    View x;  // as it is, in the place of logits
+struct TakeRows {
+    View x;  // returned as it is, instead of logits
 };
 
 using Op = std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope, WriteKV,
-                        WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Mixture, MulSigmoid,
-                        Scale, ScaleByPosition, Clamp, Add, Logits, Take>;
+                        WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe, MulSigmoid, Scale,
+                        ScaleByPosition, Clamp, Add, Logits, TakeRows>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// With fewer tiles of attention than that for each thread, the end of the op is a long wait for the last ones.
-constexpr int64_t kTilesAThread = 4;
+// With fewer attention tiles per thread than this, threads would wait long for the last tiles of the op.
+constexpr int64_t kTilesPerThread = 4;
 
 class Tape {
  public:
-    // Weights, tables and pages must outlive the tape. The arena has `arena_size` floats.
+    // Weights, embedding tables and pages must outlive the tape. The arena has `arena_size` floats.
     Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_threads);
 
     void add(Op op);
 
-    // Throws std::invalid_argument if the step names anything that is not there.
+    // Throws std::invalid_argument if the step refers to a token, slot or block that does not exist.
     void run(const Step& step);
 
  private:
-    friend class Walk;
-    friend class AttentionWalk;
+    friend class TapeExecutor;
+    friend class PagedAttention;
 
     void check(const Step& step) const;
-    void find_shared(const Step& step);
-    void walk(const Step& step, const Team& team);  // what one thread does: walk.cpp
-    int64_t add_counters(size_t count);             // returns the first one's index
+    void find_shared_prefixes(const Step& step);
+    void execute(const Step& step, const ThreadPool& pool);  // runs in every thread: tape_executor.cpp
+    int64_t add_counters(size_t count);                      // returns the first one's index
 
     float* row(const View& v, int64_t r) const { return arena_.get() + v.offset + r * v.stride; }
-    // Where an op with this output finds the input of its row r.
+    // Row r of an input, for an op with this output.
     const float* input(const View& v, const View& out, int64_t r, const Step& step) const {
-        return row(v, out.few && !v.few ? step.logit_rows[r] : r);
+        return row(v, out.logits_only && !v.logits_only ? step.logit_rows[r] : r);
     }
 
     Pages pages_;
     int64_t max_tokens_;
     int num_threads_;
     std::vector<Op> ops_;
-    int64_t num_ids_ = INT32_MAX, num_positions_ = INT32_MAX;  // rows of the smallest table looked up by them
-    int64_t num_adapters_ = INT32_MAX;                         // slots of the layer that has fewest
+    int64_t num_ids_ = INT32_MAX, num_positions_ = INT32_MAX;  // rows of the smallest embedding table indexed by them
+    int64_t num_adapters_ = INT32_MAX;                         // slots of the layer that has the fewest
     Buffer<float> arena_;
-    // Of the matrix product under way: its inputs, quantized or as halves; those of few rows, gathered.
+    // Inputs of the running matmul: quantized, in fp16, and gathered or reordered.
     Buffer<QuantizedGroup> groups_;
-    Buffer<HalfGroup> halves_;
+    Buffer<Fp16Group> fp16_groups_;
     Buffer<float> gathered_;
     Outliers outliers_;
     Buffer<uint8_t> panels_;  // kPanelBytes for each thread
-    MixtureRunner mixtures_;
-    LowRankRunner low_rank_;
+    MoeRunner moe_;
+    LoraRunner lora_;
     SelfAttentionRunner self_attention_;
     Buffer<float> attention_scratch_;
-    Buffer<float> findings_;                      // of the parts of contexts, where these are shared among threads
-    bool reads_sources_ = false;                  // an op attends to sources
-    int64_t max_parts_ = 0;                       // of the step under way
-    std::vector<std::atomic<int64_t>> counters_;  // what is taken of the ops' work in the step under way
-    // Parts that are attended to, of every tile of the attention under way: those that share nothing, then the others.
-    std::vector<std::atomic<int64_t>> num_found_;
-    Cascade cascade_;                  // who shares a beginning in the step under way
-    int64_t group_ = 1;                // query heads of a KV head, at most
-    Buffer<float> shared_findings_;    // [members, KV heads, parts, group] of those who share
-    Buffer<float> tile_findings_;      // of each thread: what is found together
-    std::vector<int32_t> seq_logits_;  // [num_seqs] the sequence's row of logits, or -1
-    std::vector<int32_t> logit_seqs_;  // [num_logits] whose token a logit row is, in the step under way
+    Buffer<float> partials_;                      // partial softmaxes of the splits of contexts
+    bool reads_sources_ = false;                  // an op is cross-attention
+    int64_t max_splits_ = 0;                      // of a context of the running step
+    std::vector<std::atomic<int64_t>> counters_;  // work of each op that is handed out in the running step
+    // Splits done of every tile of the running attention: tiles without a shared prefix, then the others.
+    std::vector<std::atomic<int64_t>> splits_done_;
+    SharedPrefixes shared_prefixes_;   // of the running step
+    int64_t group_ = 1;                // the most query heads per KV head
+    Buffer<float> shared_partials_;    // [members, KV heads, splits, group] of shared-prefix groups
+    Buffer<float> tile_partials_;      // [threads] the partials of a tile of a shared-prefix group
+    std::vector<int32_t> seq_logits_;  // [num_seqs] the row of logits of the sequence, or -1
+    std::vector<int32_t> logit_seqs_;  // [num_logits] the sequence of a row of logits
 };
 
 }  // namespace quire

@@ -9,10 +9,10 @@ namespace quire {
 
 namespace {
 
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
-constexpr int64_t kBlock = 512;      // logits whose maximum is found before looking closer
-constexpr int64_t kSumBlock = 1024;  // logits summed before looking at the total
-constexpr int64_t kSkip = 64;        // logits passed over at once where none is of interest
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+constexpr int64_t kBlock = 512;      // logits per maximum, in the search for the largest
+constexpr int64_t kSumBlock = 1024;  // logits per partial sum
+constexpr int64_t kSkip = 64;        // logits skipped at once if none is above the bound
 constexpr size_t kSortBelow = 32;
 
 // Every CPU we know has vectors of 16 bytes.
@@ -26,7 +26,7 @@ Floats load(const float* x) {
 
 // NaN is skipped: it compares false.
 float greatest(const float* x, int64_t n) {
-    Floats a = Floats{} + kNothing, b = a, c = a, d = a;
+    Floats a = Floats{} + kNegInf, b = a, c = a, d = a;
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
         const Floats xa = load(x + i), xb = load(x + i + 4);
@@ -39,7 +39,7 @@ float greatest(const float* x, int64_t n) {
     a = b > a ? b : a;
     c = d > c ? d : c;
     a = c > a ? c : a;
-    float best = kNothing;
+    float best = kNegInf;
     for (int j = 0; j < 4; ++j) best = a[j] > best ? a[j] : best;
     for (; i < n; ++i) best = x[i] > best ? x[i] : best;
     return best;
@@ -56,29 +56,29 @@ void copy_masked(const float* x, int64_t vocab, const uint32_t* mask, float* out
     for (int64_t start = 0; start < vocab; start += 32) {
         const int64_t end = std::min(start + 32, vocab);
         const uint32_t word = mask[start / 32];
-        if (word == 0) {  // as most are: a grammar leaves few tokens, or nearly all
-            std::fill(out + start, out + end, kNothing);
+        if (word == 0) {  // the usual case: a grammar permits few tokens, or nearly all
+            std::fill(out + start, out + end, kNegInf);
         } else if (word == ~uint32_t{0}) {
             std::copy(x + start, x + end, out + start);
         } else {
-            for (int64_t i = start; i < end; ++i) out[i] = word >> (i - start) & 1 ? x[i] : kNothing;
+            for (int64_t i = start; i < end; ++i) out[i] = word >> (i - start) & 1 ? x[i] : kNegInf;
         }
     }
 }
 
-Peak find_peak(const float* x, int64_t vocab) {
-    float best = kNothing;
-    int64_t found = -1;  // the first block that holds it
+MaxLogit find_max(const float* x, int64_t vocab) {
+    float best = kNegInf;
+    int64_t position = -1;  // first of the block of the largest logit, then of the logit itself
     for (int64_t start = 0; start < vocab; start += kBlock) {
         const float value = greatest(x + start, std::min(kBlock, vocab - start));
         if (value > best) {
             best = value;
-            found = start;
+            position = start;
         }
     }
-    if (found < 0) return {kNothing, -1};
-    while (x[found] != best) ++found;
-    return {best, int32_t(found)};
+    if (position < 0) return {kNegInf, -1};
+    while (x[position] != best) ++position;
+    return {best, int32_t(position)};
 }
 
 int64_t count_greater(const float* x, int64_t vocab, float bound) {
@@ -119,7 +119,7 @@ void select_greatest(const float* x, int64_t vocab, int64_t count, std::vector<C
     out.clear();
     if (count <= 0) return;
     const size_t keep = size_t(std::min(count, vocab));
-    float bound = kNothing;  // once `keep` are known, the least of them: an equal one that comes later has a higher id
+    float bound = kNegInf;  // the least of `keep` candidates, once there are as many: a later equal one has a higher id
     const auto shrink = [&] {
         std::nth_element(out.begin(), out.begin() + (keep - 1), out.end());
         out.resize(keep);
@@ -134,7 +134,7 @@ void select_greatest(const float* x, int64_t vocab, int64_t count, std::vector<C
 }
 
 size_t select_mass(std::vector<Candidate>& candidates, int64_t need) {
-    // The prefix ends within [low, high); what lies before `low` weighs `before`.
+    // The prefix ends within [low, high). The candidates before `low` have the weight `before`.
     size_t low = 0, high = candidates.size();
     int64_t before = 0;
     while (high - low > kSortBelow) {

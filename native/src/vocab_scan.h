@@ -1,4 +1,4 @@
-// Passes over one row of logits, [vocab] floats. NaN is like -inf: never above anything, and it weighs nothing.
+// Passes over one row of logits, [vocab] floats. NaN counts as -inf: not above any logit, and of weight 0.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +14,21 @@ inline bool has_bit(const uint32_t* mask, int64_t id) { return mask[id / 32] >> 
 // out[i] = x[i], or -inf where the mask has no bit.
 void copy_masked(const float* x, int64_t vocab, const uint32_t* mask, float* out);
 
-struct Peak {
+struct MaxLogit {
     float logit;
-    int32_t id;  // -1: there is nothing above -inf
+    int32_t id;  // -1: no logit is above -inf
 };
 
 // The greatest logit; among equals the lowest id.
-Peak find_peak(const float* x, int64_t vocab);
+MaxLogit find_max(const float* x, int64_t vocab);
 
 // How many logits are strictly greater than `bound`.
 int64_t count_greater(const float* x, int64_t vocab, float bound);
 
-// The id at which the running total of weights, in the order of ids, first exceeds uniform / 2^53 of the whole.
+// The id at which the running sum of weights, in the order of ids, first exceeds uniform / 2^53 of the total.
 int32_t pick_weighted(const float* x, int64_t vocab, const Softmax& softmax, uint64_t uniform_bits);
 
-// A token under consideration. Candidates are ordered by (key, id).
+// A candidate token. Candidates are ordered by (key, id).
 struct Candidate {
     double key;  // minus the logit: the most likely first
     int64_t weight;
@@ -37,14 +37,14 @@ struct Candidate {
     bool operator<(const Candidate& other) const { return key < other.key || (key == other.key && id < other.id); }
 };
 
-// Replace `out` by the tokens whose logit is above `bound`, still without weights.
+// Replaces `out` by the tokens whose logit is above `bound`, without weights.
 void collect_above(const float* x, int64_t vocab, float bound, std::vector<Candidate>& out);
 
-// Replace `out` by the `count` first candidates, in no order, still without weights. Those at -inf are left out.
+// Replaces `out` by the first `count` candidates, unordered and without weights. Tokens at -inf are left out.
 void select_greatest(const float* x, int64_t vocab, int64_t count, std::vector<Candidate>& out);
 
-// Reorder so that the smallest prefix, in candidate order, whose weights reach `need` comes first; -> its length.
-// need <= the sum of all weights. Linear in the number of candidates.
+// Reorders candidates so that the smallest prefix, in candidate order, whose weights reach `need` comes first. Returns
+// its length. need <= the sum of all weights. Linear in the number of candidates.
 size_t select_mass(std::vector<Candidate>& candidates, int64_t need);
 
 }  // namespace quire

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "half.h"
+#include "fp16.h"
 
 namespace quire::tests {
 
@@ -12,37 +12,37 @@ namespace {
 bool has_float_scale(Storage storage) { return storage >= Storage::Q4_F && storage <= Storage::FP4; }
 bool has_float_offset(Storage storage) { return storage == Storage::Q4_F || storage == Storage::Q8_M; }
 
-// Where a block keeps its 16-bit scales (and offsets), -1 for none.
-void scale_places(Storage storage, int places[2]) {
-    places[0] = 0;
-    places[1] = -1;
+// The byte offsets of the fp16 scale and offset of a block, -1 for none.
+void scale_offsets(Storage storage, int offsets[2]) {
+    offsets[0] = 0;
+    offsets[1] = -1;
     switch (storage) {
         case Storage::Q4_1:
         case Storage::Q5_1:
         case Storage::Q4_K:
-        case Storage::Q5_K: places[1] = 2; break;
-        case Storage::Q2_K: places[0] = 80, places[1] = 82; break;
-        case Storage::Q3_K: places[0] = 108; break;
-        case Storage::Q6_K: places[0] = 208; break;
-        case Storage::TQ1_0: places[0] = 52; break;
-        case Storage::TQ2_0: places[0] = 64; break;
+        case Storage::Q5_K: offsets[1] = 2; break;
+        case Storage::Q2_K: offsets[0] = 80, offsets[1] = 82; break;
+        case Storage::Q3_K: offsets[0] = 108; break;
+        case Storage::Q6_K: offsets[0] = 208; break;
+        case Storage::TQ1_0: offsets[0] = 52; break;
+        case Storage::TQ2_0: offsets[0] = 64; break;
         case Storage::MXFP4:
         case Storage::NVFP4:
-        case Storage::IQ1_M: places[0] = -1; break;  // exponents, 8-bit scales, and one that is spread over words
+        case Storage::IQ1_M: offsets[0] = -1; break;  // exponents, 8-bit scales, and a super-scale spread over words
         default:
-            if (has_float_scale(storage)) places[0] = -1;
+            if (has_float_scale(storage)) offsets[0] = -1;
             break;
     }
 }
 
-uint16_t some_half(Random& random) {  // of magnitude 2^-7 .. 2^-6
+uint16_t some_fp16(Random& random) {  // of magnitude 2^-7 .. 2^-6
     return uint16_t((random.bits() & 0x83ff) | (8 << 10));
 }
 
 void fill_floats(Storage storage, uint8_t* row, int64_t n, Random& random) {
     for (int64_t i = 0; i < n; ++i) {
         const uint32_t bits = bits_of_float(random.uniform());
-        const uint16_t bfloat = uint16_t(bits >> 16), half = some_half(random);
+        const uint16_t bfloat = uint16_t(bits >> 16), half = some_fp16(random);
         if (storage == Storage::F32) std::memcpy(row + 4 * i, &bits, 4);
         if (storage == Storage::BF16) std::memcpy(row + 2 * i, &bfloat, 2);
         if (storage == Storage::F16) std::memcpy(row + 2 * i, &half, 2);
@@ -58,8 +58,8 @@ std::vector<uint8_t> sample_rows(Storage storage, int64_t rows, int64_t n, Rando
     const StorageInfo& info = storage_info(storage);
     const int64_t bytes = row_bytes(storage, n);
     std::vector<uint8_t> data(size_t(rows * bytes));
-    int places[2];
-    scale_places(storage, places);
+    int offsets[2];
+    scale_offsets(storage, offsets);
     for (int64_t r = 0; r < rows; ++r) {
         uint8_t* row = data.data() + r * bytes;
         if (info.group == 0) {
@@ -78,9 +78,9 @@ std::vector<uint8_t> sample_rows(Storage storage, int64_t rows, int64_t n, Rando
             if (storage == Storage::Q4_Z) std::memcpy(row + block + 2, &zero_point, 2);
             const float scales[2] = {random.uniform(), random.uniform()};
             if (has_float_scale(storage)) std::memcpy(row + block, scales, has_float_offset(storage) ? 8 : 4);
-            for (int place : places) {
-                const uint16_t half = some_half(random);
-                if (place >= 0) std::memcpy(row + block + place, &half, 2);
+            for (int offset : offsets) {
+                const uint16_t half = some_fp16(random);
+                if (offset >= 0) std::memcpy(row + block + offset, &half, 2);
             }
         }
     }

@@ -1,4 +1,4 @@
-// Made-up matrices and activations, the same in every run.
+// Random matrices and activations, the same in every run.
 #pragma once
 
 #include <cstdint>
@@ -28,17 +28,18 @@ inline int64_t row_bytes(Storage storage, int64_t n) {
     return n / info.block * info.block_bytes;
 }
 
-// Where each of these rows begins. They must outlive it.
+// Pointers to each row of `data`.
 inline std::vector<const uint8_t*> rows_in(const uint8_t* data, int64_t rows, int64_t bytes) {
-    std::vector<const uint8_t*> found;
-    for (int64_t r = 0; r < rows; ++r) found.push_back(data + r * bytes);
-    return found;
+    std::vector<const uint8_t*> starts;
+    for (int64_t r = 0; r < rows; ++r) starts.push_back(data + r * bytes);
+    return starts;
 }
 
-// Rows of a storage type: any codes, scales near 0.01. Every fifth row has one byte everywhere: 0x80, 0x7f, 0xff or 0.
+// Rows of a storage type: any quantized values, scales near 0.01. Every fifth row repeats one byte: 0x80, 0x7f, 0xff or
+// 0.
 std::vector<uint8_t> sample_rows(Storage storage, int64_t rows, int64_t n, Random& random);
 
-// Every fifth row is one constant, whose codes are all 127 or all -127.
+// Every fifth row is constant, so that its quantized values are all 127 or all -127.
 std::vector<float> sample_activations(int64_t rows, int64_t n, Random& random);
 
 }  // namespace quire::tests

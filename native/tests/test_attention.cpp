@@ -1,6 +1,5 @@
-// Pages and attention of every table of this CPU against `plain`: the same bytes are written, by one token or several
-// at once, and what is found in them differs by the rounding of sums alone. (Against fp64:
-// tests/ops/test_native_attention.py.)
+// Pages and attention of every table of this CPU against `plain`. The same bytes are written, by one token or several
+// at once, and outputs differ only by the rounding of sums. (Against fp64: tests/ops/test_native_attention.py.)
 
 #include <algorithm>
 #include <cmath>
@@ -26,23 +25,23 @@ constexpr Shape kShapes[] = {{64, 16, 500, 3, 0}, {64, 16, 333, 32, 0},  {128, 3
 constexpr const char* kTypes[] = {"fp16", "bf16", "fp32", "int8"};
 constexpr int64_t kHeads = 2;
 
-struct Found {
+struct Result {
     std::vector<uint8_t> pages;
-    std::vector<float> out;  // [queries, head_dim]; of a latent, the rest of a row stays 0
+    std::vector<float> out;  // [queries, head_dim]; for latent pages, the rest of a row stays 0
 };
 
-// The last queries of a sequence of random keys and values, by the table in use; scores as they are, or bent: capped,
-// sloped and biased. Up to `at_once` tokens are written by one call.
-Found attend(const Shape& shape, PageType type, bool bent, int64_t at_once) {
+// The last queries of a sequence of random keys and values, by the table in use. `adjusted`: scores with softcap,
+// slopes, sinks and biases. Up to `at_once` tokens are written by one call.
+Result attend(const Shape& shape, PageType type, bool adjusted, int64_t at_once) {
     const int64_t num_blocks = (shape.context + shape.block_size - 1) / shape.block_size;
     const int64_t num_heads = shape.latent ? 1 : kHeads;
     Pages pages{nullptr, num_blocks, 1, num_heads, shape.head_dim, shape.block_size, type, shape.latent};
-    Found found{std::vector<uint8_t>(pages.block_bytes() * size_t(num_blocks) + kPagesSlack, 0xff),
-                std::vector<float>(size_t(shape.queries * shape.head_dim))};
-    pages.data = found.pages.data();
+    Result result{std::vector<uint8_t>(pages.block_bytes() * size_t(num_blocks) + kPagesSlack, 0xff),
+                  std::vector<float>(size_t(shape.queries * shape.head_dim))};
+    pages.data = result.pages.data();
     Random random(uint64_t(shape.head_dim));
     const int64_t width = kHeads * shape.head_dim;
-    std::vector<float> k(size_t(shape.context * width)), v(k.size()), q(found.out.size());
+    std::vector<float> k(size_t(shape.context * width)), v(k.size()), q(result.out.size());
     std::vector<int32_t> table;
     for (int64_t block = num_blocks; block > 0; --block) table.push_back(int32_t(block - 1));
     for (float& x : k) x = 2 * random.uniform();
@@ -66,16 +65,16 @@ Found attend(const Shape& shape, PageType type, bool bent, int64_t at_once) {
     tile.num_queries = shape.queries;
     tile.scale = 1.0f / std::sqrt(float(shape.head_dim));
     tile.scratch = scratch.data();
-    tile.softcap = bent ? 6.0f : 0.0f;
-    tile.has_slopes = bent;
-    tile.has_sinks = bent;
-    tile.reach = bent ? 20 : 0;
+    tile.softcap = adjusted ? 6.0f : 0.0f;
+    tile.has_slopes = adjusted;
+    tile.has_sinks = adjusted;
+    tile.reach = adjusted ? 20 : 0;
     std::vector<float> biases(41);
     for (float& x : biases) x = random.uniform();
     for (int i = 0; i < shape.queries; ++i) {
         tile.q[i] = q.data() + i * shape.head_dim;
-        tile.turned[i] = tile.q[i] + shape.latent;
-        tile.out[i] = found.out.data() + i * shape.head_dim;
+        tile.q_rope[i] = tile.q[i] + shape.latent;
+        tile.out[i] = result.out.data() + i * shape.head_dim;
         tile.first[i] = i % 2 ? int32_t(shape.context / 3) : 0;
         tile.last[i] = tile.position[i] = int32_t(shape.context - shape.queries + i);
         tile.slope[i] = 1.0f / float(i + 2);
@@ -83,10 +82,10 @@ Found attend(const Shape& shape, PageType type, bool bent, int64_t at_once) {
         tile.bias[i] = biases.data() + tile.reach;
     }
     kernels().ops.attend(tile);
-    return found;
+    return result;
 }
 
-double apart(const std::vector<float>& x, const std::vector<float>& y) {
+double relative_difference(const std::vector<float>& x, const std::vector<float>& y) {
     double difference = 0, size = 0;
     for (size_t i = 0; i < x.size(); ++i) {
         difference += (double(x[i]) - y[i]) * (double(x[i]) - y[i]);
@@ -101,19 +100,19 @@ void test_attention(int& passed, int& failed) {
     for (const Shape& shape : kShapes) {
         for (int kind = 0; kind < (shape.latent || shape.block_size % 16 ? 6 : 8); ++kind) {
             const int type = kind / 2;
-            const bool bent = kind % 2;
+            const bool adjusted = kind % 2;
             use_isa("plain");
-            const Found plain = attend(shape, PageType(type), bent, 1);
+            const Result plain = attend(shape, PageType(type), adjusted, 1);
             for (const char* const* isa = available_isas(); *isa; ++isa) {
                 use_isa(*isa);
-                const Found found = attend(shape, PageType(type), bent, 19);
-                const bool same = found.pages == plain.pages;
-                const double difference = apart(found.out, plain.out);
+                const Result result = attend(shape, PageType(type), adjusted, 19);
+                const bool same = result.pages == plain.pages;
+                const double difference = relative_difference(result.out, plain.out);
                 const bool near = difference < (PageType(type) == PageType::Float16 ? 4e-3 : 3e-5);
                 same&& near ? ++passed : ++failed;
                 if (!same || !near)
-                    std::printf("failed: %sattention to %s, table %s, head_dim %lld: %s, apart by %.2g\n",
-                                bent ? "bent " : "", kTypes[type], *isa, (long long)shape.head_dim,
+                    std::printf("failed: %sattention over %s, table %s, head_dim %lld: %s, relative difference %.2g\n",
+                                adjusted ? "adjusted " : "", kTypes[type], *isa, (long long)shape.head_dim,
                                 same ? "same pages" : "other pages", difference);
             }
         }

@@ -1,9 +1,9 @@
-// Every table of this CPU against `plain`, bit for bit, and `plain` against double precision. Where a table adds up in
-// halves, it is held against double precision, and its rows and threads against each other.
+// Every table of this CPU against `plain`, bit for bit, and `plain` against double precision. A table that sums in fp16
+// is compared with double precision, and its rows and threads with each other.
 //
-//   quire_tests                   checks
-//   quire_tests times             speeds instead (times_matrix.cpp)
-//   quire_tests times avx2 Q4_1   those of some tables and storage types
+//   quire_tests                   runs the checks
+//   quire_tests times             prints speeds instead (times_matrix.cpp)
+//   quire_tests times avx2 Q4_1   prints those of some tables and storage types
 
 #include <atomic>
 #include <cmath>
@@ -20,7 +20,7 @@
 
 void print_times(const std::vector<std::string>& names);
 void test_attention(int& passed, int& failed);
-void test_low_rank(int& passed, int& failed);
+void test_lora(int& passed, int& failed);
 void test_ops(int& passed, int& failed);
 
 namespace {
@@ -34,7 +34,7 @@ constexpr int64_t kRowCounts[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12
 constexpr int64_t kOutputs[] = {1, 7, 31, 33, 100};
 constexpr int64_t kInputs[] = {32, 64, 96, 256, 288, 1536};
 constexpr int64_t kFloatInputs[] = {1, 7, 32, 100, 257};
-constexpr double kHalfError = 0x1p-9;  // of sums in halves, relative to the sum of magnitudes
+constexpr double kFp16Error = 0x1p-9;  // of fp16 sums, relative to the sum of magnitudes
 
 int passed = 0, failed = 0;
 
@@ -72,13 +72,13 @@ struct Case {
         return groups;
     }
 
-    // The first `rows` rows as halves, where the table in use reads these.
-    std::vector<HalfGroup> halves(int64_t rows) const {
-        if (!kernels().matrix.reads_halves(matrix.packed())) return {};
+    // The first `rows` rows in fp16, if the table in use reads fp16.
+    std::vector<Fp16Group> fp16(int64_t rows) const {
+        if (!kernels().matrix.reads_fp16(matrix.packed())) return {};
         const GroupOrder order(rows, kernels().matrix.row_block, inputs);
-        std::vector<HalfGroup> groups(size_t(order.size(rows)));
+        std::vector<Fp16Group> groups(size_t(order.size(rows)));
         for (int64_t r = 0; r < rows; ++r)
-            kernels().matrix.to_halves(x.data() + r * inputs, inputs, groups.data() + order.start(r), order.block_rows);
+            kernels().matrix.to_fp16(x.data() + r * inputs, inputs, groups.data() + order.start(r), order.block_rows);
         return groups;
     }
 
@@ -95,8 +95,8 @@ struct Case {
     std::vector<float> multiply(int64_t rows, int num_threads) const {
         std::vector<float> out(size_t(rows * (outputs + 3)), -7.0f);
         const std::vector<QuantizedGroup> groups = quantize(rows);
-        const std::vector<HalfGroup> half_groups = halves(rows);
-        const Activations a{x.data(), inputs, groups.data(), half_groups.data()};
+        const std::vector<Fp16Group> fp16_groups = fp16(rows);
+        const Activations a{x.data(), inputs, groups.data(), fp16_groups.data()};
         Buffer<uint8_t> panel;
         panel.reserve(kPanelBytes);
         std::vector<std::atomic<int64_t>> taken(num_threads);
@@ -107,7 +107,7 @@ struct Case {
     }
 };
 
-// Largest error of `out` against double precision, relative to the sum of the magnitudes of what was added up.
+// The largest error of `out` against double precision, relative to the sum of the magnitudes of the terms.
 double relative_error(const Case& c, const std::vector<float>& out) {
     const std::vector<QuantizedGroup> groups = c.ordered_groups();
     std::vector<float> w(size_t(c.inputs));
@@ -120,7 +120,7 @@ double relative_error(const Case& c, const std::vector<float>& out) {
                 double value = c.x[size_t(r * c.inputs + i)];
                 if (!groups.empty()) {
                     const QuantizedGroup& group = groups[size_t((r * c.inputs + i) / kGroupInputs)];
-                    value = double(group.scale) * group.codes[i % kGroupInputs];
+                    value = double(group.scale) * group.quants[i % kGroupInputs];
                 }
                 sum += value * w[size_t(i)];
                 magnitude += std::fabs(value * w[size_t(i)]);
@@ -132,16 +132,15 @@ double relative_error(const Case& c, const std::vector<float>& out) {
     return worst;
 }
 
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {  // a is the beginning of b
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {  // a is a prefix of b
     return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// What the table in use must give for all rows, however they are cut: what plain gives, or its own where it adds up in
-// halves.
+// The expected results of the table in use, for any number of rows: those of plain or, if it sums in fp16, its own.
 std::vector<float> expected_here(const Case& c, const std::vector<float>& plain) {
-    if (!kernels().matrix.reads_halves(c.matrix.packed())) return plain;
+    if (!kernels().matrix.reads_fp16(c.matrix.packed())) return plain;
     const std::vector<float> out = c.multiply(kMaxTestRows, 1);
-    check(relative_error(c, out) < kHalfError, "halves are near double precision", kernels().name, c.info.name,
+    check(relative_error(c, out) < kFp16Error, "fp16 sums are near double precision", kernels().name, c.info.name,
           c.outputs, c.inputs, kMaxTestRows);
     return out;
 }
@@ -171,7 +170,7 @@ void test_case(Case& c) {
     }
 }
 
-// Some columns, added to what is there: the same bits in every table, however tiles are shared, and no other output.
+// Columns added to outputs: the same bits in every table, for any division of tiles, and no other output.
 void test_columns() {
     Random random(10);
     for (Storage storage : {Storage::Q8_0, Storage::Q8_F})
@@ -200,7 +199,7 @@ void test_columns() {
             }
 }
 
-// Tiles that no panel has room for.
+// Tiles that are too large for a panel.
 void test_long_rows() {
     Random random(8);
     for (Storage storage : {Storage::Q4_1, Storage::Q4_K, Storage::Q6_K, Storage::IQ4_NL, Storage::F16}) {
@@ -215,7 +214,7 @@ void test_long_rows() {
     }
 }
 
-// Groups of zeros, of next to nothing, and with an Inf or a NaN among their neighbours: the same bytes in every table.
+// Groups of zeros, of tiny numbers, and with an Inf or a NaN: the same bytes in every table.
 void test_quantize() {
     Random random(9);
     for (int64_t num_groups = 1; num_groups < 10; ++num_groups)
@@ -225,14 +224,14 @@ void test_quantize() {
                 std::vector<float> x = sample_activations(2, inputs, random);
                 for (int64_t i = 0; i < kGroupInputs; ++i)
                     if (std::fabs(special) < 1 || i == 7) x[size_t(inputs + odd * kGroupInputs + i)] = special;
-                std::vector<QuantizedGroup> expected(size_t(2 * num_groups)), found(expected.size());
+                std::vector<QuantizedGroup> expected(size_t(2 * num_groups)), actual(expected.size());
                 use_isa("plain");
                 kernels().matrix.quantize(x.data() + inputs, inputs, expected.data(), 2);
                 for (const char* const* isa = available_isas(); *isa; ++isa) {
                     use_isa(*isa);
-                    kernels().matrix.quantize(x.data() + inputs, inputs, found.data(), 2);
-                    check(std::memcmp(expected.data(), found.data(), found.size() * sizeof(QuantizedGroup)) == 0,
-                          "quantize what is special", *isa, "groups", odd, inputs, 1);
+                    kernels().matrix.quantize(x.data() + inputs, inputs, actual.data(), 2);
+                    check(std::memcmp(expected.data(), actual.data(), actual.size() * sizeof(QuantizedGroup)) == 0,
+                          "quantize special values", *isa, "groups", odd, inputs, 1);
                 }
             }
 }
@@ -286,7 +285,7 @@ int main(int argc, char** argv) {
     test_non_finite(storage_info(Storage::F16));
     test_attention(passed, failed);
     test_ops(passed, failed);
-    test_low_rank(passed, failed);
+    test_lora(passed, failed);
     std::printf("tables:");
     for (const char* const* isa = available_isas(); *isa; ++isa) std::printf(" %s", *isa);
     std::printf("\n%d passed, %d failed\n", passed, failed);

@@ -1,5 +1,5 @@
-// Norms and activations of every table of this CPU against `plain`: apart by rounding alone. (Against fp64:
-// tests/ops/test_native_ops.py.) Sums of weights: not apart.
+// Norms and activations of every table of this CPU against `plain`: they differ only by rounding. (Against fp64:
+// tests/ops/test_native_ops.py.) Sums of weights do not differ.
 
 #include <algorithm>
 #include <cmath>
@@ -32,7 +32,7 @@ std::vector<std::pair<const char*, Run>> runs(int64_t n) {
     with_out(
         "layer_norm", [n](const OpKernels& o, const float* x, float* out) { o.layer_norm(x, x, x, 1e-5f, n, out); }, n);
     with_out(
-        "bare layer_norm",
+        "layer_norm without weight",
         [n](const OpKernels& o, const float* x, float* out) { o.layer_norm(x, nullptr, nullptr, 1e-5f, n, out); }, n);
     with_out(
         "soft_cap",
@@ -56,10 +56,10 @@ std::vector<std::pair<const char*, Run>> runs(int64_t n) {
     return all;
 }
 
-double most_apart(const std::vector<float>& x, const std::vector<float>& y) {
-    double most = 0;
-    for (size_t i = 0; i < x.size(); ++i) most = std::max(most, std::fabs(double(x[i]) - y[i]));
-    return most;
+double max_difference(const std::vector<float>& x, const std::vector<float>& y) {
+    double difference = 0;
+    for (size_t i = 0; i < x.size(); ++i) difference = std::max(difference, std::fabs(double(x[i]) - y[i]));
+    return difference;
 }
 
 // The sum of weights is the same number in every table.
@@ -94,11 +94,12 @@ void test_ops(int& passed, int& failed) {
             const std::vector<float> plain = run(x);
             for (const char* const* isa = available_isas(); *isa; ++isa) {
                 use_isa(*isa);
-                const double difference = most_apart(run(x), plain);
+                const double difference = max_difference(run(x), plain);
                 const bool near = difference < 2e-5;
                 near ? ++passed : ++failed;
                 if (!near)
-                    std::printf("failed: %s of %lld, table %s: apart by %.2g\n", name, (long long)n, *isa, difference);
+                    std::printf("failed: %s of %lld, table %s: difference %.2g\n", name, (long long)n, *isa,
+                                difference);
             }
         }
     }

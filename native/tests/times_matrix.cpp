@@ -1,4 +1,4 @@
-// How fast matrices are multiplied: all those of one token of a model of 135 M weights, from memory, as a step would.
+// Speed of matmuls: all matrices of one token of a model of 135 M weights, read from memory, as in a step.
 
 #include <omp.h>
 
@@ -62,9 +62,9 @@ void print_model(const char* name, const Model& model) {
     std::vector<QuantizedGroup> groups(size_t((kMaxRows + kernels().matrix.row_block) * kMaxInputs / kGroupInputs));
     std::vector<float> out(size_t(kMaxRows * kHead.outputs));
     kernels().matrix.quantize(x.data(), kMaxRows * kMaxInputs, groups.data(), 1);
-    std::vector<HalfGroup> halves(groups.size());
-    if (kernels().matrix.to_halves) kernels().matrix.to_halves(x.data(), kMaxRows * kMaxInputs, halves.data(), 1);
-    const Activations a{x.data(), kMaxInputs, groups.data(), halves.data()};
+    std::vector<Fp16Group> fp16(groups.size());
+    if (kernels().matrix.to_fp16) kernels().matrix.to_fp16(x.data(), kMaxRows * kMaxInputs, fp16.data(), 1);
+    const Activations a{x.data(), kMaxInputs, groups.data(), fp16.data()};
     const int num_threads = omp_get_max_threads();
     Buffer<uint8_t> panels;
     panels.reserve(num_threads * kPanelBytes);
@@ -80,7 +80,7 @@ void print_model(const char* name, const Model& model) {
     }
 }
 
-// The layers of the model, or as many weights where its rows are not whole blocks.
+// The layers of the model, or others with as many weights if its rows are not whole blocks.
 Model layers_of(Storage storage) {
     Model layers;
     for (int i = 0; i < kLayers; ++i) {
@@ -94,13 +94,13 @@ Model layers_of(Storage storage) {
 
 }  // namespace
 
-// Of the tables and storage types that are named; where none is, of all tables or a choice of types.
+// Prints the speeds of the named tables and storage types. Without names, of all tables, or of a choice of types.
 void print_times(const std::vector<std::string>& names) {
     std::vector<std::string> tables, types;
     for (const std::string& name : names) (find_storage(name.c_str()) ? types : tables).push_back(name);
     if (tables.empty())
         for (const char* const* isa = available_isas(); *isa; ++isa)
-            if (*isa != std::string("plain") || isa == available_isas())  // a specification, not meant to be fast
+            if (*isa != std::string("plain") || isa == available_isas())  // the specification, not meant to be fast
                 tables.push_back(*isa);
     const auto print_all = [&](const char* name, const Model& model) {
         for (const std::string& table : tables) {

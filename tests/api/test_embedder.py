@@ -109,7 +109,7 @@ def test_scores_are_those_of_transformers(reranker: tuple[Path, BertForSequenceC
     np.testing.assert_allclose(embedder.score(QUERY, TEXTS), squashed, rtol=1e-5)
     alone = [embedder.score(QUERY, [text])[0] for text in TEXTS]
     assert alone == embedder.score(QUERY, TEXTS)
-    with pytest.raises(Unsupported, match="scores texts, and has no vectors"):
+    with pytest.raises(Unsupported, match="scores texts, and has no embeddings"):
         embedder.embed(TEXTS)
 
 
@@ -183,7 +183,7 @@ def test_a_decoder_with_a_head_embeds_too(tiny_model: Path) -> None:
 
 
 def test_each_says_what_the_other_is_for(encoder: tuple[Path, BertModel]) -> None:
-    with pytest.raises(Unsupported, match="a `BertModel` makes vectors of texts, and does not generate"):
+    with pytest.raises(Unsupported, match="a `BertModel` embeds texts, and does not generate"):
         LLM(encoder[0])
 
 

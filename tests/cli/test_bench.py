@@ -27,35 +27,39 @@ def bench(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def test_throughput_counts_what_was_asked_for(bench: Any) -> None:
-    found = bench("throughput", "--num-prompts", "5", "--input-len", "20", "--output-len", "7")
-    assert (found["num_requests"], found["num_finished"]) == (5, 5)
-    assert (found["total_input_tokens"], found["total_output_tokens"], found["total_num_tokens"]) == (100, 35, 135)
-    assert found["prefill"]["tokens"] == 100 and found["prefill"]["steps"] == 1
-    assert found["decode"]["tokens"] == 30 and found["decode"]["steps"] == 6
-    spent = found["prefill"]["seconds"] + found["decode"]["seconds"]
-    assert found["elapsed_time"] == pytest.approx(spent)
-    assert found["output_tokens_per_second"] == pytest.approx(35 / found["elapsed_time"])
+    figures = bench("throughput", "--num-prompts", "5", "--input-len", "20", "--output-len", "7")
+    assert (figures["num_requests"], figures["num_finished"]) == (5, 5)
+    assert (figures["total_input_tokens"], figures["total_output_tokens"], figures["total_num_tokens"]) == (
+        100,
+        35,
+        135,
+    )
+    assert figures["prefill"]["tokens"] == 100 and figures["prefill"]["steps"] == 1
+    assert figures["decode"]["tokens"] == 30 and figures["decode"]["steps"] == 6
+    spent = figures["prefill"]["seconds"] + figures["decode"]["seconds"]
+    assert figures["elapsed_time"] == pytest.approx(spent)
+    assert figures["output_tokens_per_second"] == pytest.approx(35 / figures["elapsed_time"])
     for name in ("ttft_ms", "tpot_ms", "e2el_ms"):
-        assert 0 < found[name]["p50"] <= found[name]["p90"] <= found[name]["p99"] <= found[name]["max"]
-    assert found["ttft_ms"]["max"] < found["e2el_ms"]["max"]
-    assert found["machine"]["cpu"] and found["options"]["enable_prefix_caching"] is False
-    assert not found["interrupted"]
+        assert 0 < figures[name]["p50"] <= figures[name]["p90"] <= figures[name]["p99"] <= figures[name]["max"]
+    assert figures["ttft_ms"]["max"] < figures["e2el_ms"]["max"]
+    assert figures["machine"]["cpu"] and figures["options"]["enable_prefix_caching"] is False
+    assert not figures["interrupted"]
 
 
 def test_prompts_in_chunks_beside_others_are_still_prompts(bench: Any) -> None:
     flags = ("--num-prompts", "6", "--input-len", "33", "--output-len", "5", "--max-num-seqs", "4")
-    found = bench("throughput", *flags, "--max-num-batched-tokens", "16", "--num-warmups", "0")
-    assert found["prefill"]["tokens"] == 6 * 33
-    assert found["decode"]["tokens"] < 6 * 4  # the others were drawn in steps with prompts in them
+    figures = bench("throughput", *flags, "--max-num-batched-tokens", "16", "--num-warmups", "0")
+    assert figures["prefill"]["tokens"] == 6 * 33
+    assert figures["decode"]["tokens"] < 6 * 4  # the others were drawn in steps with prompts in them
 
 
 def test_latency_takes_one_batch_after_the_other(bench: Any) -> None:
     flags = ("--batch-size", "3", "--input-len", "8", "--output-len", "4")
-    found = bench("latency", *flags, "--num-iters", "5", "--num-iters-warmup", "2")
-    assert len(found["latencies"]) == 5
-    assert found["avg_latency"] == pytest.approx(sum(found["latencies"]) / 5)
-    assert found["percentiles"]["99"] == max(found["latencies"])
-    assert (found["prefill"]["tokens"], found["decode"]["tokens"]) == (5 * 24, 5 * 9)
+    figures = bench("latency", *flags, "--num-iters", "5", "--num-iters-warmup", "2")
+    assert len(figures["latencies"]) == 5
+    assert figures["avg_latency"] == pytest.approx(sum(figures["latencies"]) / 5)
+    assert figures["percentiles"]["99"] == max(figures["latencies"])
+    assert (figures["prefill"]["tokens"], figures["decode"]["tokens"]) == (5 * 24, 5 * 9)
 
 
 def test_random_weights_need_a_config_only(
@@ -79,10 +83,10 @@ def test_prompts_of_a_file(bench: Any, tmp_path: Path) -> None:
         {"prompt": "never asked for"},
     ]
     path.write_text("\n\n".join(json.dumps(entry) for entry in entries))
-    found = bench("throughput", "--dataset-path", str(path), "--num-prompts", "2", "--output-len", "4")
-    assert found["num_requests"] == 2
-    assert found["total_input_tokens"] == len("A quire is") + 3  # a byte is a token of the tiny model
-    assert found["total_output_tokens"] == 4 + 2
+    figures = bench("throughput", "--dataset-path", str(path), "--num-prompts", "2", "--output-len", "4")
+    assert figures["num_requests"] == 2
+    assert figures["total_input_tokens"] == len("A quire is") + 3  # a byte is a token of the tiny model
+    assert figures["total_output_tokens"] == 4 + 2
 
 
 @pytest.mark.parametrize(
@@ -92,7 +96,7 @@ def test_prompts_of_a_file(bench: Any, tmp_path: Path) -> None:
         ('{"text": "a"}', "line 1 has no prompt, or two"),
         ('{"prompt": "a", "output_len": 0}', "output_len is 0"),
         ('{"prompt_token_ids": []}', "the prompt is empty"),
-        ('{"prompt_token_ids": [1, "x"]}', "what is no id"),
+        ('{"prompt_token_ids": [1, "x"]}', "no token id"),
         ('{"prompt": ["a"]}', "it is a text"),
         ("\n", "holds no prompt"),
     ],
@@ -143,10 +147,10 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_an_interrupted_throughput_tells_what_it_has(bench: Any, interrupting: Any) -> None:
     interrupting(4)
     flags = ("--num-prompts", "3", "--input-len", "8", "--output-len", "30", "--num-warmups", "0")
-    found = bench("throughput", *flags, status=cli.INTERRUPTED)
-    assert found["interrupted"] and found["num_finished"] == 0
-    assert found["total_output_tokens"] == 3 * 4 and found["output_tokens_per_second"] > 0
-    assert found["e2el_ms"] is None and found["tpot_ms"]["p50"] > 0
+    figures = bench("throughput", *flags, status=cli.INTERRUPTED)
+    assert figures["interrupted"] and figures["num_finished"] == 0
+    assert figures["total_output_tokens"] == 3 * 4 and figures["output_tokens_per_second"] > 0
+    assert figures["e2el_ms"] is None and figures["tpot_ms"]["p50"] > 0
 
 
 def test_an_interrupted_latency_tells_the_batches_that_are_done(
@@ -154,19 +158,19 @@ def test_an_interrupted_latency_tells_the_batches_that_are_done(
 ) -> None:
     interrupting(4 * 2 + 2)
     flags = ("--batch-size", "2", "--output-len", "4", "--num-iters", "9", "--num-iters-warmup", "0")
-    found = bench("latency", *flags, status=cli.INTERRUPTED)
-    assert found["interrupted"] and len(found["latencies"]) == 2
+    figures = bench("latency", *flags, status=cli.INTERRUPTED)
+    assert figures["interrupted"] and len(figures["latencies"]) == 2
     interrupting(1)
     assert cli.main(["bench", "latency", "-m", str(tiny_model), "--device", "cpu"]) == cli.INTERRUPTED
-    assert "interrupted before the first batch" in capsys.readouterr().out
+    assert "interrupted before the first measured batch" in capsys.readouterr().out
 
 
 def test_the_default_model(default_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--device", "cpu", "--num-prompts", "2", "--input-len", "16", "--output-len", "3", "--output-json", "-"]
     assert cli.main(["bench", "throughput", *flags]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["model"], found["total_output_tokens"]) == ("smollm2", 6)
-    assert found["weight_bytes"] > 5e7
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["model"], figures["total_output_tokens"]) == ("smollm2", 6)
+    assert figures["weight_bytes"] > 5e7
 
 
 def test_percentiles_are_values_that_were_measured() -> None:
@@ -185,8 +189,8 @@ def test_percentiles_are_values_that_were_measured() -> None:
 
 def test_a_request_without_a_second_token_has_no_time_between_tokens() -> None:
     timing = Timing(num_prompt=4, asked=1.0, first=1.5, last=1.5, num_output=1, finished=True)
-    found = spreads([BenchRun([timing, Timing(num_prompt=4, asked=1.0)])])
-    assert found["ttft_ms"]["mean"] == 500 and found["tpot_ms"] is None and found["e2el_ms"]["mean"] == 500
+    figures = spreads([BenchRun([timing, Timing(num_prompt=4, asked=1.0)])])
+    assert figures["ttft_ms"]["mean"] == 500 and figures["tpot_ms"] is None and figures["e2el_ms"]["mean"] == 500
     assert Phase().rate == 0.0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quire.cli.chat import converse
-from quire.cli.chat_commands import COMMANDS, obey
+from quire.cli.chat_commands import COMMANDS, run_command
 from quire.cli.chat_input import read_messages
 from quire.cli.conversation import SETTABLE, Conversation
 from quire.cli.parser import UsageError
@@ -118,7 +118,7 @@ def test_speed_is_told_after_each_answer() -> None:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
-    """The step under way is finished first: an engine is never left in the middle of one."""
+    """The step in flight is finished first: an engine is never left in the middle of one."""
     engine = Echo()
     engine.interrupt_after = 2
     talk = Talk("what is a quire", "/clear", engine=engine)
@@ -149,7 +149,7 @@ def test_ctrl_c_while_typing_forgets_the_line() -> None:
     assert Talk("half \\", KeyboardInterrupt, "hello").out == "you said: hello\n"
 
 
-def test_ctrl_c_ends_a_chat_that_nobody_types() -> None:
+def test_ctrl_c_ends_a_chat_from_a_pipe() -> None:
     with pytest.raises(KeyboardInterrupt):
         Talk(KeyboardInterrupt, "hello", interactive=False)
 
@@ -246,7 +246,7 @@ def test_a_saved_conversation_comes_back(tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     before = Talk("/system Be brief.", "/set temperature 0.2", "one", f"/save {file}", f"/save {file}").chat
     after = Conversation(SamplingParams())
-    assert "loaded 2 messages" in obey(f"/load {file}", after).note
+    assert "loaded 2 messages" in run_command(f"/load {file}", after).note
     assert after == before
     assert [path.name for path in tmp_path.iterdir()] == ["talk.json"]
 
@@ -255,7 +255,7 @@ def test_saving_does_not_overwrite_something_else(tmp_path: Path) -> None:
     file = tmp_path / "thesis.txt"
     file.write_text("years of work")
     with pytest.raises(UsageError, match="not a saved conversation"):
-        obey(f"/save {file}", Conversation(SamplingParams()))
+        run_command(f"/save {file}", Conversation(SamplingParams()))
     assert file.read_text() == "years of work"
 
 
@@ -276,7 +276,7 @@ def test_a_damaged_file_is_refused_whole(tmp_path: Path, saved: object) -> None:
     (tmp_path / "talk.json").write_text(json.dumps(saved))
     chat = Conversation(SamplingParams(), "Be brief.")
     with pytest.raises(BadRequest):
-        obey(f"/load {tmp_path / 'talk.json'}", chat)
+        run_command(f"/load {tmp_path / 'talk.json'}", chat)
     assert chat == Conversation(SamplingParams(), "Be brief.")
 
 

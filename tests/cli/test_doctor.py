@@ -76,7 +76,7 @@ def test_a_container_s_limits_count(tmp_path: Path) -> None:
     )
     cores = machine.cores(tmp_path)
     assert (cores.quota, cores.usable) == (1.5, 1)
-    assert machine.memory(tmp_path) == machine.Memory(total=16 << 30, available=3 << 30, limit=4 << 30)
+    assert machine.memory(tmp_path) == machine.MachineMemory(total=16 << 30, available=3 << 30, limit=4 << 30)
 
 
 def test_an_older_container_s_limits_count(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_an_older_container_s_limits_count(tmp_path: Path) -> None:
         sys__fs__cgroup__memory__memory_DOT_usage_in_bytes="1000\n",
     )
     assert machine.cores(tmp_path).quota is None
-    assert machine.memory(tmp_path) == machine.Memory(total=16 << 30, available=8 << 30, limit=None)
+    assert machine.memory(tmp_path) == machine.MachineMemory(total=16 << 30, available=8 << 30, limit=None)
 
 
 def test_fits_is_weights_and_a_context() -> None:

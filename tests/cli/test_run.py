@@ -100,7 +100,7 @@ def test_an_empty_prompt_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         read_prompt([])
 
 
-def test_nobody_waits_for_a_prompt_that_nobody_types(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_without_a_prompt_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     stdin = io.StringIO("never read")
     monkeypatch.setattr(stdin, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", stdin)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from quire.cli import main as cli
-from quire.cli.serve import SERVER_FLAGS, announcement, make_parser
-from quire.client.spawned import Spawned
+from quire.cli.serve import announcement, make_parser
+from quire.client.engine_process import EngineProcess
 from quire.engine.options import EngineOptions
 from quire.server.options import ServerOptions
 
@@ -19,8 +19,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineOptions, ServerO
     """What `launch` is called with; it says at once that it is ready."""
     calls: list[tuple[EngineOptions, ServerOptions]] = []
 
-    def launch(engine: EngineOptions, server: ServerOptions, *, on_ready: Any, spawned: Spawned | None) -> None:
-        assert (spawned is None) == server.loads_when_asked  # an engine has been started for a model that is needed
+    def launch(engine: EngineOptions, server: ServerOptions, *, on_ready: Any, spawned: EngineProcess | None) -> None:
+        assert (spawned is None) == server.loads_on_demand  # an engine has been started for a model that is needed
         calls.append((engine, server))
         on_ready("http://127.0.0.1:8000")
 
@@ -43,7 +43,7 @@ def test_flags(served: list[tuple[EngineOptions, ServerOptions]]) -> None:
     assert server == ServerOptions(port=0, max_body_bytes=1 << 20, api_key=["a", "b"])
 
 
-def test_guesses_are_asked_for_as_in_vllm_or_in_short(
+def test_speculative_decoding_is_configured_as_in_vllm_or_in_short(
     served: list[tuple[EngineOptions, ServerOptions]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -67,9 +67,9 @@ def test_a_model_is_named_once(served: list[Any], capsys: pytest.CaptureFixture[
 
 
 def test_every_server_option_is_explained() -> None:
-    assert set(SERVER_FLAGS) == {field.name for field in fields(ServerOptions)}
     text = make_parser().format_help()
     for options in (EngineOptions, ServerOptions):
+        assert all(field.metadata["help"] for field in fields(options))
         assert all(f"--{field.name.replace('_', '-')}" in text for field in fields(options))
 
 

@@ -9,27 +9,26 @@ import pytest
 
 from quire.client.engine_client import EngineClient
 from quire.client.engine_process import EngineProcess
-from quire.client.spawned import Spawned
 from quire.core.errors import EngineFailed
 from quire.engine.messages import Ready, Start
 from quire.engine.options import EngineOptions
 
 
 def test_nothing_is_left_of_one_that_was_not_needed() -> None:
-    with Spawned() as spawned:
+    with EngineProcess() as spawned:
         assert spawned.process.poll() is None
     assert spawned.process.returncode is not None
 
 
 def test_it_is_the_engine_of_whoever_takes_it(tiny_model: Path) -> None:
-    async def first_word(spawned: Spawned) -> tuple[int, object]:
-        engine = await EngineProcess.start(Start(str(tiny_model), EngineOptions(model=str(tiny_model))), spawned)
+    async def first_word(spawned: EngineProcess) -> tuple[int, object]:
+        await spawned.start(Start(str(tiny_model), EngineOptions(model=str(tiny_model))))
         try:
-            return engine.pid, await anext(engine.messages())
+            return spawned.pid, await anext(spawned.messages())
         finally:
-            await engine.stop()
+            await spawned.stop()
 
-    with Spawned() as spawned:
+    with EngineProcess() as spawned:
         pid, word = asyncio.run(first_word(spawned))
     assert pid == spawned.process.pid
     assert isinstance(word, Ready)
@@ -38,11 +37,11 @@ def test_it_is_the_engine_of_whoever_takes_it(tiny_model: Path) -> None:
 def test_one_that_died_before_it_was_taken_is_noticed(tiny_model: Path) -> None:
     """It never says a word: who waited for that alone would wait forever."""
 
-    async def start(spawned: Spawned) -> None:
-        async with EngineClient(EngineOptions(model=str(tiny_model)), spawned=spawned):
+    async def start(spawned: EngineProcess) -> None:
+        async with EngineClient(EngineOptions(model=str(tiny_model)), process=spawned):
             pass
 
-    with Spawned() as spawned:
+    with EngineProcess() as spawned:
         os.kill(spawned.process.pid, signal.SIGKILL)
         with pytest.raises(EngineFailed, match="killed by signal 9"):
             asyncio.run(asyncio.wait_for(start(spawned), 20))

@@ -69,7 +69,7 @@ def test_a_text_that_cannot_fit_is_not_even_tokenized(tokenizer: Tokenizer, monk
     with pytest.raises(PromptTooLong, match="17000 tokens"):
         prepare(Prompter(tokenizer, vocab_size=300, max_model_len=100), "x" * 17000)
     monkeypatch.setattr(tokenizer, "encode", lambda *_: pytest.fail("tokenized"))
-    with pytest.raises(PromptTooLong, match="17000 letters, and the context holds 64 tokens"):
+    with pytest.raises(PromptTooLong, match="17000 characters, and the context holds 64 tokens"):
         prepare(prompter, "x" * 17000)
 
 

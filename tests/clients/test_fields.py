@@ -71,11 +71,15 @@ ROUTES: dict[str, tuple[type[msgspec.Struct], dict[str, Any], set[str]]] = {
         ANTHROPIC,
         of_typed(message_count_tokens_params.MessageCountTokensParams),
     ),
-    "/api/generate": (ollama.GenerateBody, {"model": "fake", "prompt": "Hello"}, set(GenerateRequest.model_fields)),
-    "/api/chat": (ollama.ChatBody, {"model": "fake", "messages": HELLO}, set(ChatRequest.model_fields)),
+    "/api/generate": (
+        ollama.OllamaGenerateBody,
+        {"model": "fake", "prompt": "Hello"},
+        set(GenerateRequest.model_fields),
+    ),
+    "/api/chat": (ollama.OllamaChatBody, {"model": "fake", "messages": HELLO}, set(ChatRequest.model_fields)),
     "/api/embed": (EmbedBody, {"model": "fake", "input": "Hello"}, set(EmbedRequest.model_fields)),
     "/api/embeddings": (OldEmbedBody, {"model": "fake", "prompt": "Hello"}, set(EmbeddingsRequest.model_fields)),
-    "/generate": (tgi.GenerateBody, {"inputs": "Hello"}, of_dataclass(TextGenerationInput)),
+    "/generate": (tgi.TgiGenerateBody, {"inputs": "Hello"}, of_dataclass(TextGenerationInput)),
 }
 
 
@@ -99,7 +103,7 @@ def test_the_fields_of_clients(server: Running, path: str) -> None:
 
 def test_the_parameters_of_text_generation() -> None:
     asked = of_dataclass(TextGenerationInputGenerateParameters)
-    assert asked <= set(tgi.Parameters.__struct_fields__)
+    assert asked <= set(tgi.TgiParameters.__struct_fields__)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +121,7 @@ def test_the_parameters_of_text_generation() -> None:
         ("/generate", False),
     ],
 )
-def test_fields_that_nobody_knows_fare_as_they_do_at_the_original(server: Running, path: str, refused: bool) -> None:
+def test_unknown_fields_fare_as_they_do_at_the_original(server: Running, path: str, refused: bool) -> None:
     answer: httpx.Response = server.http.post(path, json={**ROUTES[path][1], "nobody_knows": 1})
     assert answer.status_code == (400 if refused else 200)
     assert not refused or "nobody_knows" in answer.text

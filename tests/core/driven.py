@@ -1,4 +1,4 @@
-"""A scheduler that a test drives step by step. Blocks have 4 slots and 0 ends a text unless the test says otherwise."""
+"""A scheduler that a test drives step by step. Blocks have 4 slots, and token 0 is EOS, unless a test sets others."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ LONG = [7, 8, 9, 10, 11, 12, 13, 14, 15, 16]  # two full blocks and a half
 
 
 class Engine:
-    """A scheduler with its executor, and all that happened."""
+    """A scheduler with a fake executor, and all plans and events so far."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class Engine:
         num_host_blocks: int = 0,
         vocab_size: int = 64,
         num_drafts: int = 0,
-        right: float = 1.0,
+        accuracy: float = 1.0,
         **options: Any,
     ) -> None:
         names = ("policy", "prefix_caching")
@@ -46,7 +46,7 @@ class Engine:
             block_size=limits["block_size"],
             vocab_size=vocab_size,
             num_drafts=num_drafts,
-            right=right,
+            accuracy=accuracy,
         )
         self.plans: list[StepPlan] = []
         self.events: list[SequenceEvent] = []

@@ -78,7 +78,7 @@ def test_search_decides_as_transformers_does(
     seed: int, width: int, max_tokens: int, stop_ids: set[int], penalty: float, early: bool
 ) -> None:
     model = (seed, 12)
-    found = search(
+    results = search(
         model,
         BeamSearch(
             width,
@@ -89,8 +89,8 @@ def test_search_decides_as_transformers_does(
         ),
     )
     expected = oracle(model, width, max_tokens, stop_ids, penalty, early)
-    assert [tokens for _, tokens in found] == [tokens for _, tokens in expected]
-    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected])
+    assert [tokens for _, tokens in results] == [tokens for _, tokens in expected]
+    assert [score for score, _ in results] == pytest.approx([score for score, _ in expected])
 
 
 def test_a_wide_search_finds_the_best_of_all_texts() -> None:

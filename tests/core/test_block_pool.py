@@ -68,7 +68,7 @@ def test_a_hit_makes_a_prefix_young_again() -> None:
     assert pool.take() == second
 
 
-def test_the_tree_keeps_the_first_of_equal_blocks_and_tells_realms_apart() -> None:
+def test_the_tree_keeps_the_first_of_equal_blocks_and_tells_namespaces_apart() -> None:
     tree = PrefixTree(2)
     assert tree.insert(HERE, None, (1, 2), 0) is not None
     assert tree.insert(HERE, None, (1, 2), 1) is None

@@ -19,7 +19,7 @@ def test_the_example_of_the_scheduler_page_is_true() -> None:
         plan = scheduler.schedule()
         scheduler.update(executor.run(plan))
         seen.append(([(run.start, run.start + run.count) for run in plan.runs], plan.retired))
-        tables = {seq.group.id: seq.table for seq in scheduler.running.items}
+        tables = {seq.group.id: seq.block_table for seq in scheduler.groups.running.items}
         cached = scheduler.stats().cached_blocks
         assert (tables, cached) == (
             ({"A": [0, 1], "B": [0, 2]}, 0)

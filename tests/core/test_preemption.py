@@ -1,4 +1,4 @@
-"""Sequences that give way and come back, and those that go on in another engine."""
+"""Sequences that are preempted and admitted again, and requests that are resumed in another engine."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_a_preempted_sequence_is_computed_again_with_the_same_text() -> None:
     assert small.scheduler.stats().preemptions > 0 == large.scheduler.stats().preemptions
     assert [small.tokens(name) for name in "ab"] == [large.tokens(name) for name in "ab"]
     first = next(event for event in small.events if event.final)
-    assert first.request_id == "a", "the first in order is not the one to give way"
+    assert first.request_id == "a", "the first in policy order is not the victim"
 
 
 def test_with_room_on_the_host_blocks_are_swapped_and_nothing_is_computed_twice() -> None:
@@ -40,12 +40,12 @@ def test_prompt_logprobs_are_delivered_once(num_host_blocks: int) -> None:
     engine.finish()
     assert engine.scheduler.stats().preemptions > 0
     for name in "abc":
-        found = [each[0].token for e in engine.events if e.request_id == name for each in e.prompt_logprobs or ()]
-        assert found == LONG[1:]
+        tokens = [each[0].token for e in engine.events if e.request_id == name for each in e.prompt_logprobs or ()]
+        assert tokens == LONG[1:]
     assert all(event.num_cached == 0 for event in engine.events)
 
 
-def test_a_search_gives_way_and_comes_back_whole() -> None:
+def test_a_beam_search_is_preempted_and_admitted_as_a_whole() -> None:
     small, large = Engine(num_blocks=11), Engine(num_blocks=64)
     for engine in (small, large):
         engine.add("a", LONG, max_tokens=18)
@@ -68,7 +68,7 @@ def test_beams_without_room_do_not_keep_an_earlier_prompt_from_taking_theirs() -
     assert engine.scheduler.stats().preemptions > 0
 
 
-def test_a_step_that_preempts_admits_nobody() -> None:
+def test_a_step_that_preempts_admits_no_sequence() -> None:
     engine = Engine(num_blocks=10, policy="priority")
     engine.add("a", LONG, max_tokens=16, priority=1)
     engine.add("b", LONG[::-1], max_tokens=16, priority=3)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fakes import FakeExecutor, free_of_charge
+from fakes import FakeExecutor, make_drafts_free
 from quire.core.errors import BadRequest
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
@@ -69,7 +69,7 @@ PARAMS = st.builds(
     ignore_eos=st.booleans(),
     prompt_logprobs=st.sampled_from([None, None, None, 0]),
 )
-PROMPTS = st.builds(  # few distinct tokens and common beginnings: much is shared
+PROMPTS = st.builds(  # few distinct tokens and common prefixes: much is shared
     lambda common, own: [*([1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4][:common]), *own],
     st.integers(0, 12),
     st.lists(st.integers(1, 3), min_size=1, max_size=9),
@@ -79,7 +79,7 @@ CANCELS = st.none() | st.none() | st.tuples(st.integers(0, 25), st.booleans(), s
 
 @st.composite
 def arrivals(draw: st.DrawFn) -> list[Arrival]:
-    found = []
+    requests = []
     for i in range(draw(st.integers(1, 7))):
         request = Request(
             id=f"r{i}",
@@ -91,12 +91,12 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
             priority=draw(st.integers(0, 2)),
             deadline=draw(st.sampled_from([None] * 5 + [4, 15, 40])),
         )
-        found.append(Arrival(draw(st.integers(0, 6)), request, draw(CANCELS)))
-    return sorted(found, key=lambda arrival: arrival.step)
+        requests.append(Arrival(draw(st.integers(0, 6)), request, draw(CANCELS)))
+    return sorted(requests, key=lambda arrival: arrival.step)
 
 
 class Ledger:
-    """Everything clients were told, and that it was told in a proper way."""
+    """All events that clients got, checked for their order."""
 
     def __init__(self) -> None:
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -142,7 +142,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         drafts=setting.num_drafts > 0,
     )
     if setting.num_drafts:
-        free_of_charge(scheduler.drafting)
+        make_drafts_free(scheduler.speculation)
     executor = FakeExecutor(
         num_blocks=setting.num_blocks,
         num_host_blocks=setting.num_host_blocks,
@@ -150,7 +150,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         vocab_size=VOCAB,
         window=setting.window,
         num_drafts=setting.num_drafts,
-        right=0.9,
+        accuracy=0.9,
     )
     return scheduler, executor
 
@@ -168,7 +168,7 @@ def alone(request: Request) -> Answer:
 def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger, list[Arrival]]:
     scheduler, executor = make(setting)
     ledger, served, step, pending = Ledger(), [], 0, list(workload)
-    outputs: deque[StepOutput] = deque()  # not yet told to the scheduler
+    outputs: deque[StepOutput] = deque()  # not yet given to `update()`
 
     def cancel(while_running: bool) -> None:
         for arrival in served:
@@ -187,14 +187,14 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
             served.append(arrival)
         cancel(while_running=False)
         plan = scheduler.schedule()
-        sources = sum(-(-admission.num_source // BLOCK) * BLOCK for admission in plan.admitted)
-        assert plan.num_tokens - sources <= setting.budget, "more tokens than the budget"
-        assert plan.runs or not scheduler.running.items or plan.retired or outputs, (
+        num_encoder_slots = sum(-(-admission.num_encoder_tokens // BLOCK) * BLOCK for admission in plan.admitted)
+        assert plan.num_tokens - num_encoder_slots <= setting.budget, "more tokens than the budget"
+        assert plan.runs or not scheduler.groups.running.items or plan.retired or outputs, (
             "sequences run and none of them moves"
         )
         cancel(while_running=True)
         outputs.append(executor.run(plan))
-        scheduler.pace.ran(plan.num_tokens, 0.1 + step % 5)  # now this many tokens are a step, now that many
+        scheduler.step_time.record_step(plan.num_tokens, 0.1 + step % 5)  # the prefill budget varies
         while outputs and (not plan.runs or len(outputs) > setting.ahead):
             ledger.take(scheduler.update(outputs.popleft()))
         ledger.take(scheduler.expire(float(step)))
@@ -211,16 +211,16 @@ def verify(setting: Setting, workload: list[Arrival]) -> Scheduler:
     assert ledger.ended == {arrival.request.id for arrival in served}, "a request has no final event"
     for arrival in served:
         request = arrival.request
-        expected, found = alone(request), ledger.answer(request)
-        assert sorted(found) == list(range(request.params.n)), f"{request.id} misses a sample"
+        expected, answer = alone(request), ledger.answer(request)
+        assert sorted(answer) == list(range(request.params.n)), f"{request.id} misses a sample"
         wanted = request.params.prompt_logprobs is not None
         delivered = ledger.prompt_logprobs[request.id]
-        cut = any(reason == "cancelled" for _, reason in found.values())
+        cut = any(reason == "cancelled" for _, reason in answer.values())
         assert delivered == (len(request.prompt_ids) - 1 if wanted else 0) or cut
         assert delivered <= len(request.prompt_ids) - 1
         if request.params.best_of and arrival.cancel_at:
             continue  # which samples are the best depends on those that are left
-        for sample, (tokens, reason) in found.items():
+        for sample, (tokens, reason) in answer.items():
             if reason == "cancelled":
                 assert tokens == expected[sample][0][: len(tokens)], f"{request.id} was cancelled after wrong tokens"
             else:
@@ -279,8 +279,8 @@ def test_crowded_pools_preempt_and_give_the_tokens_of_undisturbed_runs() -> None
     assert 0.5 * computed < accepted < computed > 300
 
 
-def test_sources_are_read_whole_and_shared_whole() -> None:
-    """Prompts become what an encoder reads, and most of them are longer than a step's budget."""
+def test_encoder_inputs_are_computed_whole_and_shared_whole() -> None:
+    """Prompts become encoder inputs, and most of them are longer than a step's budget."""
     preemptions = hits = 0
     for seed in range(25):
         setting, workload = crowd(seed)

@@ -1,4 +1,4 @@
-"""The scheduler's promises, one by one. Blocks have 4 slots and 0 ends a text unless a test says otherwise."""
+"""The scheduler's promises, one by one. Blocks have 4 slots and token 0 is EOS unless a test says otherwise."""
 
 import pytest
 
@@ -74,7 +74,7 @@ def test_decoding_goes_before_prompts_and_prompts_go_in_chunks_of_whole_blocks()
     assert [(run.start, run.count) for run in plan.runs] == [(4, 1), (8, 8)]
 
 
-def test_nobody_overtakes() -> None:
+def test_no_waiting_sequence_overtakes_another() -> None:
     """The short request behind a long one waits, though there is room for it."""
     engine = Engine(num_blocks=9)
     engine.add("a", [1, 2, 3, 4, 5, 6], max_tokens=8)
@@ -100,14 +100,14 @@ def test_prompts_leave_a_step_short_while_others_decode() -> None:
     engine = Engine(step_seconds=0.1)
     prompt = [i % 50 for i in range(60)]
     engine.add("a", prompt, max_tokens=20)
-    assert [run.count for run in engine.step().runs] == [60]  # nobody waits
-    engine.scheduler.pace.ran(60, 0.4)  # 15 tokens take 0.1 s
+    assert [run.count for run in engine.step().runs] == [60]  # no sequence decodes
+    engine.scheduler.step_time.record_step(60, 0.4)  # 15 tokens take 0.1 s
     engine.add("b", [*prompt[:3], 63, *prompt], max_tokens=2)
     assert [run.count for run in engine.step().runs] == [1, 12]  # whole blocks
-    engine.scheduler.pace.ran(13, 1e9)  # something else held it up: half as fast, and that counts a third
+    engine.scheduler.step_time.record_step(13, 1e9)  # something else held it up: half as fast, and that counts a third
     assert [run.count for run in engine.step().runs] == [1, 8]
     for _ in range(20):
-        engine.scheduler.pace.ran(1000, 0.1)
+        engine.scheduler.step_time.record_step(1000, 0.1)
     assert [run.count for run in engine.step().runs] == [1, 44]  # the rest
     engine.finish()
 
@@ -116,7 +116,7 @@ def test_a_slow_pace_leaves_prompts_a_block() -> None:
     engine = Engine(step_seconds=0.1)
     engine.add("a", [1], max_tokens=20)
     engine.step()
-    engine.scheduler.pace.ran(1, 10.0)
+    engine.scheduler.step_time.record_step(1, 10.0)
     engine.add("b", LONG, max_tokens=1)
     assert [run.count for run in engine.step().runs] == [1, 4]
     engine.finish()
@@ -218,7 +218,7 @@ def adapted(name: str, adapter: str, prompt: int = 8) -> Request:
     return Request(id=name, prompt_ids=[5] * prompt, params=params, adapter=adapter, arrival=float(ord(name)))
 
 
-def test_adapters_take_slots_and_who_waits_for_one_is_passed_by() -> None:
+def test_adapters_take_slots_and_a_sequence_that_waits_for_one_is_skipped() -> None:
     scheduler = Scheduler(
         SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64), 64, num_adapters=2
     )
@@ -243,8 +243,8 @@ def test_adapters_take_slots_and_who_waits_for_one_is_passed_by() -> None:
     assert plan.adapters == [] and plan.admitted[0].adapter == 0  # it is still there
 
 
-def test_who_is_passed_by_is_not_forgotten() -> None:
-    """However many come for adapters in use, one of these is given up for who waits."""
+def test_a_skipped_sequence_does_not_starve() -> None:
+    """However many requests come for the adapters in use, one of these adapters gives its slot to the waiting one."""
     scheduler = Scheduler(
         SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64), 64, num_adapters=2
     )
@@ -260,7 +260,7 @@ def test_who_is_passed_by_is_not_forgotten() -> None:
         scheduler.check()
         for adapter in ("x", "y"):
             scheduler.add(adapted(next(names), adapter), 0.0)
-    assert admitted[:4] == ["x", "y", "y", "y"], "x was used less recently, so nobody new runs with it"
+    assert admitted[:4] == ["x", "y", "y", "y"], "x was used less recently, so no new sequence starts with it"
     assert "z" in admitted and admitted.index("z") < admitted.index("x", 1)
 
 

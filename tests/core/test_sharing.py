@@ -1,4 +1,4 @@
-"""Prompts, and samples of one prompt, that have blocks in common."""
+"""Prompts, and samples of one prompt, that share blocks."""
 
 import pytest
 
@@ -61,7 +61,7 @@ def test_without_prefix_caching_nothing_is_kept() -> None:
     assert engine.events[-1].num_cached == 0 and engine.scheduler.stats().cached_blocks == 0
 
 
-def test_old_prefixes_give_way_and_their_beginnings_last() -> None:
+def test_old_prefixes_are_evicted_from_their_ends() -> None:
     engine = Engine(num_blocks=6)
     engine.add("a", [*range(1, 18)], max_tokens=1)  # four full blocks and one token
     engine.finish()

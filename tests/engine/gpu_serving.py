@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
-from quire.engine.start import local_executor
+from quire.engine.start import new_executor
 
 VOCAB, MAX_LEN, BLOCK = 1000, 384, 16
 LAYERS, KV_HEADS, GROUP = 2, 2, 4
@@ -52,7 +52,7 @@ def engine(path: Path, **given: Any) -> Iterator[Engine]:
             **given,
         },
     )
-    made = Engine(local_executor(path, options), options)
+    made = Engine(new_executor(path, options), options)
     try:
         yield made
     finally:

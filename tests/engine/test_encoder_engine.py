@@ -77,7 +77,7 @@ def test_a_killed_engine_loses_no_text(encoder: Path) -> None:
     async def main() -> None:
         async with EngineClient(EngineOptions(model=str(encoder), max_num_batched_tokens=16)) as client:
             under_way = asyncio.create_task(client.embed(EmbedRequest(id="a", texts=texts)))
-            while not client._live:
+            while not client._requests:
                 await asyncio.sleep(0.001)
             await client.embed(EmbedRequest(id="b", texts=TEXTS[:1]))  # one among many waits for a step or two
             assert not under_way.done()
@@ -97,7 +97,7 @@ def test_what_cannot_be_read_is_refused(encoder: Path, tiny_model: Path) -> None
                 await client.embed(EmbedRequest(id="a", texts=["paper", "paper was made of rags " * 10]))
             with pytest.raises(BadRequest, match="dimensions is 33\nhint: vectors have 32"):
                 await client.embed(EmbedRequest(id="a", texts=["paper"], dimensions=33))
-            with pytest.raises(BadRequest, match="makes vectors of texts, and does not generate"):
+            with pytest.raises(BadRequest, match="embeds texts, and does not generate"):
                 await client.submit(GenerateRequest(id="a", params=SamplingParams(), prompt="x"))
             with pytest.raises(BadRequest, match="a request may have 300000\nhint: send them in several"):
                 await client.embed(EmbedRequest(id="a", texts=[[5] * 40] * 7501))
@@ -111,7 +111,7 @@ def test_what_cannot_be_read_is_refused(encoder: Path, tiny_model: Path) -> None
             [vector] = (await client.embed(EmbedRequest(id="a", texts=["words"]))).vectors
             assert vector.tolist() == Embedder(tiny_model).embed("words")[0].tolist()
         async with EngineClient(EngineOptions(model=str(tiny_model))) as client:
-            with pytest.raises(BadRequest, match="continues texts, and does not embed\nhint: serve it with `--task"):
+            with pytest.raises(BadRequest, match="generates text, and does not embed\nhint: serve it with `--task"):
                 await client.embed(EmbedRequest(id="a", texts=["words"]))
 
     run(main())
@@ -131,7 +131,7 @@ def test_what_is_sent_to_an_engine_that_just_died_is_sent_again(encoder: Path) -
 
 def test_guesses_are_refused_where_nothing_is_drawn(encoder: Path) -> None:
     async def main() -> None:
-        with pytest.raises(Unsupported, match="guesses are for models that continue texts"):
+        with pytest.raises(Unsupported, match="speculation is for models that generate"):
             async with EngineClient(EngineOptions(model=str(encoder), spec_method="ngram")):
                 pass
 

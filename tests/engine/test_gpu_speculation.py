@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.gpu_serving import BLOCK, KV_HEADS, LAYERS, NUM_NEW, VOCAB, Tokens, engine, run, save_llama
-from fakes import free_of_charge
+from fakes import make_drafts_free
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.watermark import Watermark
@@ -60,9 +60,9 @@ def guessing(path: Path, answers: Tokens, **options: Any) -> Iterator[Engine]:
     """Nine guesses in ten are right, and steps cost the same with them."""
     with engine(path, spec_method="ngram", **options) as served:
         texts = [[*request.prompt_ids, *answers[request.id]] for request in requests()]
-        runner, drafting = served.executor._runner, served._scheduler.drafting  # type: ignore[attr-defined]
+        runner, speculation = served.executor._runner, served._scheduler.speculation  # type: ignore[attr-defined]
         runner.proposer = Oracle(texts, VOCAB)
-        free_of_charge(drafting)
+        make_drafts_free(speculation)
         yield served
 
 

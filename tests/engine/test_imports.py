@@ -43,7 +43,7 @@ def imported_by(program: str) -> set[str]:
 def test_a_server_starts_its_engine_before_it_imports_what_it_serves_with() -> None:
     """Both take a while, and the first token comes when both have done it."""
     heavy = {"asyncio", "msgspec", "starlette", "tokenizers", "huggingface_hub", "numpy"}
-    assert not imported_by("import quire.cli.serve; import quire.client.spawned") & heavy
+    assert not imported_by("import quire.cli.serve; import quire.client.engine_process") & heavy
 
 
 def test_a_server_knows_nothing_of_models() -> None:

@@ -15,14 +15,14 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from fakes import free_of_charge
+from fakes import make_drafts_free
 from models.checking_seq2seq import random_model
 from quire.core.errors import BadRequest, PromptTooLong
 from quire.core.params import SamplingParams
 from quire.core.request import Request, SequenceEvent
 from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
-from quire.engine.start import local_executor
+from quire.engine.start import new_executor
 from quire.ops.opset import KVSpec
 from runtime.oracle import Oracle
 
@@ -89,7 +89,7 @@ def engine(checkpoint: Checkpoint, num_blocks: int = 200, **given: Any) -> Itera
             **given,
         },
     )
-    made = Engine(local_executor(checkpoint.path, options), options)
+    made = Engine(new_executor(checkpoint.path, options), options)
     yield made
     made.stop()
 
@@ -165,7 +165,7 @@ def test_drafts_change_nothing(checkpoint: Checkpoint, alone: Outputs, num_block
     texts = [[*checkpoint.start_ids, *answer] for answers in alone.values() for answer in answers]
     with engine(checkpoint, num_blocks, max_model_len=84, spec_method="ngram") as served:
         served.executor._runner.proposer = Oracle(texts, VOCAB)  # type: ignore[attr-defined]
-        free_of_charge(served._scheduler.drafting)
+        make_drafts_free(served._scheduler.speculation)
         assert run(served, requests(checkpoint, GREEDY, DRAWN, replace(DRAWN, n=3))) == alone
         assert served.stats().accepted_tokens > 50
 
@@ -231,7 +231,7 @@ def test_what_a_generation_config_forces(tmp_path: Path, name: str) -> None:
     ends: dict[str, str | None] = {}
     with engine(checkpoint) as served:
         assert served.capacity.seq2seq is not None
-        assert [list(sequence) for sequence in served.capacity.seq2seq.banned] == banned
+        assert [list(sequence) for sequence in served.capacity.seq2seq.bad_words_ids] == banned
         found = run(served, requests(checkpoint, greedy, beams), lambda e: ends.update({e.request_id: e.finish_reason}))
     least = {"min_new_tokens": 5 + len(checkpoint.start_ids)}
     search = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6, "early_stopping": True}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fakes import free_of_charge
+from fakes import make_drafts_free
 from quire import LLM, SamplingParams
 from quire.api.outputs import RequestOutput
 from quire.client.engine_client import EngineClient
@@ -103,7 +103,7 @@ def run(llm: LLM, wishes: Sequence[tuple[str, Params]]) -> list[list[Bits]]:
 def speculating(model: Path, **options: Any) -> LLM:
     """Drafts cost nothing there, so that there are many: they pay or not, the answers are the same."""
     llm = LLM(model, spec_method="ngram", **{"max_model_len": 512, **options})
-    free_of_charge(llm.engine._scheduler.drafting)
+    make_drafts_free(llm.engine._scheduler.speculation)
     return llm
 
 
@@ -203,6 +203,6 @@ def test_streams_survive_a_killed_engine(tiny_model: Path) -> None:
 
 def test_without_the_option_nothing_is_guessed(tiny_model: Path) -> None:
     llm = LLM(tiny_model)
-    assert llm.engine._scheduler.drafting is None and llm.options == replace(llm.options, speculative_config=None)
+    assert llm.engine._scheduler.speculation is None and llm.options == replace(llm.options, speculative_config=None)
     llm = LLM(tiny_model, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
     assert llm.options.speculation and llm.options.speculation.num_tokens == 3

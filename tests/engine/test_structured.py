@@ -24,8 +24,7 @@ from quire.core.request import Request
 from quire.core.structured import Structured
 from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
-from quire.engine.start import load_tokenizer, local_executor
-from quire.engine.structured_engine import StructuredEngine
+from quire.engine.start import load_tokenizer, new_executor
 from quire.text.tokenizers.tokenizer import Tokenizer
 
 SCHEMA = {
@@ -201,9 +200,9 @@ def test_the_engine_prepares_itself_while_a_language_is_checked(tiny_model: Path
         async with EngineClient(EngineOptions(model=str(tiny_model))) as client:
             told, send = [], client._engine.send
 
-            async def telling(message: object) -> None:
+            def telling(message: object) -> None:
                 told.append(type(message).__name__)
-                await send(message)  # type: ignore[arg-type]
+                send(message)  # type: ignore[arg-type]
 
             client._engine.send = telling  # type: ignore[assignment]
             for number in range(2):
@@ -216,27 +215,31 @@ def test_the_engine_prepares_itself_while_a_language_is_checked(tiny_model: Path
 
 def test_the_loop_goes_on_while_a_language_is_compiled(tiny_model: Path) -> None:
     options = EngineOptions(model=str(tiny_model))
-    engine = Engine(local_executor(tiny_model, options), options, lambda: load_tokenizer(tiny_model, options))
     refused: list[str] = []
-    assert engine.grammars is not None
-    compiling = StructuredEngine(engine, engine.grammars, lambda request, problem: refused.append(request.id))
-    compiling.submit(request(0, None, ignore_eos=True))
-    compiling.submit(request(1, Structured("regex", "[a-z]{5}")))
-    compiling.submit(request(2, Structured("regex", "(a")))  # wrong
-    compiling.submit(request(3, Structured("regex", "[a-z]{6}")))  # given up at once
-    compiling.submit(request(4, Structured("regex", "[a-z]{7}"), n=2))  # and one sample of this
-    assert compiling.cancel("r3") == [] == compiling.cancel("r4", 0)
+    engine = Engine(
+        new_executor(tiny_model, options),
+        options,
+        lambda: load_tokenizer(tiny_model, options),
+        refuse=lambda request, error: refused.append(request.id),
+    )
+    assert engine.compile_queue is not None
+    engine.submit(request(0, None, ignore_eos=True))
+    engine.submit(request(1, Structured("regex", "[a-z]{5}")))
+    engine.submit(request(2, Structured("regex", "(a")))  # wrong
+    engine.submit(request(3, Structured("regex", "[a-z]{6}")))  # given up at once
+    engine.submit(request(4, Structured("regex", "[a-z]{7}"), n=2))  # and one sample of this
+    assert engine.cancel("r3") == [] == engine.cancel("r4", 0)
     events = []
     deadline = time.monotonic() + 30
-    while (compiling.has_work or len(refused) < 1 or compiling._waiting) and time.monotonic() < deadline:
-        if compiling.has_work:
-            events += compiling.step()
+    while (engine.has_work or len(refused) < 1 or engine.compile_queue._pending) and time.monotonic() < deadline:
+        if engine.has_work:
+            events += engine.step()
         else:
             time.sleep(0.001)
     ends = {(event.request_id, event.index): event.finish_reason for event in events if event.finish_reason}
     assert refused == ["r2"]
     assert ends == {("r0", 0): "length", ("r1", 0): "stop", ("r4", 0): "cancelled", ("r4", 1): "stop"}
-    assert not engine._languages  # nothing is held for requests that have ended
+    assert not engine._grammars  # nothing is held for requests that have ended
 
 
 # -- hostile languages -----------------------------------------------------------------------------------------------

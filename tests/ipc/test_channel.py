@@ -42,13 +42,13 @@ def test_what_the_other_end_does_not_read_is_kept() -> None:
     messages = [random.Random(number).randbytes(300_000) for number in range(20)]
     for message in messages:
         ours.send(message)
-    assert ours.behind
+    assert ours.has_unsent
     found = list[bytes]()
     while len(found) < len(messages):
         found += theirs.receive()
         ours.flush()
     assert found == messages
-    assert not ours.behind
+    assert not ours.has_unsent
     ours.close()
     theirs.close()
 
@@ -75,6 +75,6 @@ def test_sending_to_one_that_is_gone_is_no_error(ends: tuple[socket.socket, Chan
     plain.close()
     channel.send(b"x" * 1_000_000)
     channel.send(b"y")
-    assert not channel.behind
+    assert not channel.has_unsent
     assert channel.receive() == []
     assert channel.ended

@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission, Run, StepPlan
 from quire.executors.local import LocalExecutor
+from quire.executors.options import ExecutorOptions
 from quire.models import llama
 from quire.ops.dequantize import dequantize
 from quire.weights.checkpoint import open_checkpoint
@@ -53,17 +54,18 @@ def theirs(default_model: Path) -> LlamaForCausalLM:
 def test_logprobs_and_greedy_tokens(
     default_model: Path, theirs: LlamaForCausalLM, backend: str, tolerance: float
 ) -> None:
-    executor = LocalExecutor(default_model, backend=backend, max_model_len=64, max_num_seqs=1, kv_cache_dtype="float32")
-    executor.start()
+    options = ExecutorOptions(backend=backend, max_model_len=64, max_num_seqs=1, kv_cache_dtype="float32")
+    executor = LocalExecutor(default_model, options)
+    executor.allocate(executor.load())
     params = SamplingParams(temperature=0.0, seed=0, prompt_logprobs=0, logprobs=0)
     admission = Admission(0, params, 0, PROMPT, len(PROMPT), [0, 1, 2, 3], [])
     executor.submit(StepPlan(1, [Run(0, 0, len(PROMPT))], admitted=[admission]))
-    drawn = executor.collect().drawn[0]
+    drawn = executor.collect().sampled[0]
     assert drawn.prompt_logprobs is not None
     ids, logprobs = [*PROMPT, *drawn.tokens], [line[0].logprob for line in drawn.prompt_logprobs]
     while len(ids) < len(PROMPT) + NUM_TOKENS:
         executor.submit(StepPlan(len(ids), [Run(0, len(ids) - 1, 1)]))
-        ids += executor.collect().drawn[0].tokens
+        ids += executor.collect().sampled[0].tokens
 
     with torch.inference_mode():
         expected = theirs(torch.tensor([ids])).logits[0].log_softmax(-1).numpy()

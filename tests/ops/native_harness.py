@@ -31,7 +31,7 @@ class Pool:
         self.computed: dict[int, int] = {}
 
     def batch(self, runs: Sequence[tuple[int, Sequence[int]]]) -> StepBatch:
-        """Append ids to sequences; every row's logits are wanted."""
+        """Append ids to sequences; the logits of every row are requested."""
         ids, positions, slots, starts, contexts = [], [], [], [0], []
         for seq, tokens in runs:
             table, start = self.tables.setdefault(seq, []), self.computed.get(seq, 0)

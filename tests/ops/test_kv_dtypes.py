@@ -123,7 +123,7 @@ def test_a_block_of_int8_counts_its_units():
 
 
 def test_types_that_are_not_there_are_refused():
-    with pytest.raises(Unsupported, match="a cache of fp8"):
+    with pytest.raises(Unsupported, match="a KV cache of fp8"):
         NativeOps().new_cache(KVSpec(1, 1, 8, 8, "fp8"), 1)
     ops = NativeOps()
     with pytest.raises(ValueError, match="int8"):

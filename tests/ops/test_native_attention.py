@@ -1,4 +1,4 @@
-"""Attention over pages against plain softmax, in every instruction set; a token's company must not change it."""
+"""Paged attention against a plain softmax, in every ISA. The rest of the batch must not change a token's result."""
 
 import numpy as np
 import pytest
@@ -52,12 +52,12 @@ class Case:
         def forward(ops, batch):
             q, k, v = ops.split(ops.embedding(batch.ids, table), self.columns)
             ops.write_kv(k, v, batch, 1)
-            bent = self.softcap, self.slopes, self.sinks, self.biases
-            out = ops.paged_attention(q, batch, 1, self.head_dim, self.scale, self.window, *bent)
+            adjusted = self.softcap, self.slopes, self.sinks, self.biases
+            out = ops.paged_attention(q, batch, 1, self.head_dim, self.scale, self.window, *adjusted)
             return ops.logits(out, eye, batch)
 
         cache = ops.new_cache(self.spec, self.num_blocks)
-        cache.pages.fill(0xFF)  # what was never written is not a number
+        cache.pages.fill(0xFF)  # unwritten memory is NaN
         return ops.compile(forward, cache, max_tokens=len(self.rows))
 
     def ids(self, seq, start, end):
@@ -76,7 +76,7 @@ class Case:
         return {seq: np.concatenate(parts) for seq, parts in outs.items()}
 
     def plain(self, seq, num_tokens, dtype):
-        """Softmax over everything a token sees, one matrix of scores a head."""
+        """Softmax over all visible positions, with one matrix of scores per head."""
         first, group = seq * self.length, self.heads // self.kv_heads
         q, k, v = np.split(self.rows[first : first + num_tokens], np.cumsum(self.columns)[:2], axis=1)
         k, v = (as_stored(x, self.spec).astype(dtype) for x in (k, v))
@@ -100,7 +100,7 @@ class Case:
 
 
 def as_stored(x, spec):
-    """What the cache gives back of k or v [tokens, kv_heads * head_dim]."""
+    """k or v [tokens, kv_heads * head_dim], rounded to the type of the cache."""
     if spec.dtype == "bfloat16":
         bits = x.view(np.uint32)
         return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
@@ -113,8 +113,8 @@ def as_stored(x, spec):
 
 
 def assert_right(name, case, out, seq=0):
-    """As near to attention over what is stored as fp32. Where products are of halves, a few units in the
-    last place of a half; where queries and weights become 15-bit codes, a few units of these."""
+    """As near to attention over the stored values as fp32. With fp16 arithmetic, a few ulps of fp16; with queries and
+    weights quantized to 15 bits, a few steps of these."""
     truth = case.plain(seq, len(out), np.float64)
     if case.spec.dtype == "int8":
         error = out - truth
@@ -173,14 +173,14 @@ BENT = [{"softcap": 5.0}, {"slopes": SLOPES}, {"softcap": 5.0, "slopes": SLOPES}
 
 @pytest.mark.parametrize("name", available_isas())
 @pytest.mark.parametrize("window", [0, 19])
-@pytest.mark.parametrize("bent", BENT, ids=["softcap", "slopes", "both", "sinks", "biases"])
+@pytest.mark.parametrize("adjusted", BENT, ids=["softcap", "slopes", "both", "sinks", "biases"])
 @pytest.mark.parametrize(
     ("head_dim", "block_size", "dtype"),
     [(64, 16, "float16"), (20, 5, "float16"), (64, 32, "float32"), (20, 5, "bfloat16"), (21, 48, "int8")],
 )
-def test_scores_are_capped_and_sloped_and_weights_sink(name, window, bent, head_dim, block_size, dtype, restore_isa):
+def test_softcap_slopes_biases_and_sinks(name, window, adjusted, head_dim, block_size, dtype, restore_isa):
     use_isa(name)
-    case = Case(9, 3, head_dim, block_size, dtype, window=window, **bent)
+    case = Case(9, 3, head_dim, block_size, dtype, window=window, **adjusted)
     straight = Case(9, 3, head_dim, block_size, dtype, window=window)
     for seq, out in case.run(STEPS).items():
         assert_right(name, case, out, seq)
@@ -190,13 +190,13 @@ def test_scores_are_capped_and_sloped_and_weights_sink(name, window, bent, head_
 @pytest.mark.parametrize("name", available_isas())
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "window"), [(9, 3, 0), (14, 2, 0), (4, 1, 10), (9, 3, 1)])
-def test_neither_batch_nor_chunks_nor_threads_change_a_bit(name, dtype, heads, kv_heads, window, restore_isa):
+def test_batch_chunks_and_threads_change_no_bit(name, dtype, heads, kv_heads, window, restore_isa):
     use_isa(name)
     check_company(Case(heads, kv_heads, 64, 16, dtype, window=window))
 
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
-def test_nor_do_they_where_scores_are_capped_and_sloped(dtype):
+def test_batch_and_chunks_change_no_bit_with_softcap_and_slopes(dtype):
     check_company(Case(9, 3, 64, 16, dtype, softcap=5.0, slopes=SLOPES))
 
 
@@ -211,8 +211,8 @@ def check_company(case):
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (40, 1)])
 @pytest.mark.parametrize("window", [0, 10])
-def test_many_sequences_of_one_token_find_what_they_find_alone(heads, kv_heads, window):
-    """So many that a thread takes all heads of one; with 40 queries a KV head is more than a tile."""
+def test_many_decoding_sequences_equal_each_alone(heads, kv_heads, window):
+    """So many that a thread takes all heads of a token. With 40 queries, a KV head is more than a tile."""
     num_seqs = 35
     case = Case(heads, kv_heads, 16, 16, window=window, seqs=num_seqs, length=40)
     lengths = {seq: 1 + 7 * seq % 38 for seq in range(num_seqs)}
@@ -231,8 +231,8 @@ def test_large_scores_do_not_overflow():
 @pytest.mark.parametrize("name", available_isas())
 @pytest.mark.parametrize("window", [0, 30, 300])
 @pytest.mark.parametrize(("block_size", "dtype"), [(16, "float16"), (512, "float16"), (16, "int8"), (512, "int8")])
-def test_a_long_context_is_the_same_whole_and_shared_among_threads(name, window, block_size, dtype, restore_isa):
-    """A prompt has tiles for everybody; a token alone has its context cut into parts of 256 positions."""
+def test_a_long_context_is_the_same_whole_and_in_splits(name, window, block_size, dtype, restore_isa):
+    """A prefill has tiles for all threads. The context of a single token is divided into splits of 256 positions."""
     use_isa(name)
     case = Case(6, 2, 24, block_size, dtype, window=window, seqs=1, length=805)
     whole = case.run([[(0, 805)]])[0]
@@ -242,7 +242,7 @@ def test_a_long_context_is_the_same_whole_and_shared_among_threads(name, window,
         np.testing.assert_array_equal(one_by_one[0], whole)
 
 
-def test_so_it_is_where_scores_are_capped_and_sloped():
+def test_a_long_context_is_the_same_with_softcap_and_slopes():
     case = Case(6, 2, 24, 16, softcap=5.0, slopes=SLOPES[:6] / 64, seqs=1, length=805)
     whole = case.run([[(0, 805)]])[0]
     assert_right(available_isas()[0], case, whole)
@@ -253,14 +253,17 @@ def test_so_it_is_where_scores_are_capped_and_sloped():
 @pytest.mark.parametrize("name", available_isas())
 @pytest.mark.parametrize("dtype", ["float16", "int8", "float32"])
 @pytest.mark.parametrize(
-    "bent", [{}, {"window": 100}, {"softcap": 5.0, "slopes": SLOPES / 64}, {"sinks": SINKS}, {"biases": BIASES}]
+    "adjusted", [{}, {"window": 100}, {"softcap": 5.0, "slopes": SLOPES / 64}, {"sinks": SINKS}, {"biases": BIASES}]
 )
-def test_sequences_that_share_pages_find_what_they_find_alone(name, dtype, bent, restore_isa):
-    """Twelve sequences begin with the pages of others: more than one tile of queries, in groups that part early (after
-    one part of 256) or late (after two), beside one that shares nothing and a chunk of a prompt."""
+def test_shared_prefix_groups_equal_each_sequence_alone(name, dtype, adjusted, restore_isa):
+    """Twelve sequences share the prefix of others: more than one tile of queries, in groups that diverge early (after
+    one split of 256) or late (after two), beside a sequence that shares nothing and a chunk of a prefill."""
     use_isa(name)
-    case = Case(9, 3, 16, 16, dtype, **bent, seqs=16, length=640)
-    shared = dict.fromkeys(range(2, 14), (0, 592)) | {14: (0, 272), 15: (1, 512)}  # whose pages, and how many tokens
+    case = Case(9, 3, 16, 16, dtype, **adjusted, seqs=16, length=640)
+    shared = dict.fromkeys(range(2, 14), (0, 592)) | {
+        14: (0, 272),
+        15: (1, 512),
+    }  # (sequence, tokens) of the shared prefix
     lone, pool = Pool(case.spec, 2000), Pool(case.spec, 2000)
     case.num_blocks = 2000
     apart, together = case.program(3), case.program(2)
@@ -268,13 +271,13 @@ def test_sequences_that_share_pages_find_what_they_find_alone(name, dtype, bent,
         program.run(pages.batch([(0, case.ids(0, 0, 600))]))
         program.run(pages.batch([(1, case.ids(1, 0, 600))]))
     for seq, (owner, length) in shared.items():
-        for pages in (lone, pool):  # `apart` reads them too, but never for two sequences in one step
+        for pages in (lone, pool):  # `apart` reads them too, but one sequence per step
             pages.tables[seq], pages.computed[seq] = pages.tables[owner][: length // 16], length
     counts = {seq: 5 if seq == 13 else 1 for seq in range(16)}
     for step in range(2):
         runs = [(seq, case.ids(seq, 600 + 5 * step, 600 + 5 * step + n)) for seq, n in counts.items()]
         batch = pool.batch(runs)
-        found = together.run(batch).copy()
+        output = together.run(batch).copy()
         for i, run in enumerate(runs):
             alone = apart.run(lone.batch([run]))
-            np.testing.assert_array_equal(found[batch.seq_starts[i] : batch.seq_starts[i + 1]], alone)
+            np.testing.assert_array_equal(output[batch.seq_starts[i] : batch.seq_starts[i + 1]], alone)

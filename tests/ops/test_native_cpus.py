@@ -1,4 +1,4 @@
-"""The number of threads follows what the system grants."""
+"""The number of threads follows the CPUs that the system grants."""
 
 import os
 
@@ -35,12 +35,12 @@ def write(root, files):
         ),
     ],
 )
-def test_quotas_of_control_groups_count(tmp_path, files, expected):
+def test_quotas_of_control_groups_limit_the_cpus(tmp_path, files, expected):
     write(tmp_path, files)
     assert available_cpus(tmp_path) == expected
 
 
 @pytest.mark.parametrize(("cpus", "expected"), [(1, 1), (2, 2), (11, 11), (12, 11), (16, 15), (128, 127)])
-def test_of_many_cpus_one_is_left_to_others(tmp_path, monkeypatch, cpus, expected):
+def test_one_of_many_cpus_is_spared(tmp_path, monkeypatch, cpus, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
     assert compute_threads(tmp_path) == expected

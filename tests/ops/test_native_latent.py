@@ -1,4 +1,4 @@
-"""Attention over latent pages and products of heads against fp64, in every instruction set; company changes nothing."""
+"""Attention over latent pages (MLA) and per-head matmuls against fp64, in every ISA. Batching changes nothing."""
 
 import numpy as np
 import pytest
@@ -22,14 +22,14 @@ def restore_isa():
 
 
 class LatentCase(Case):
-    """Token t of sequence s has the embedding (q latent, q turned, latent, turned)."""
+    """Token t of sequence s has the embedding (q nope, q rope, latent, k rope)."""
 
-    def __init__(self, heads, latent, turned, block_size, dtype="float16", *, seqs=3, length=80):
+    def __init__(self, heads, latent, rope, block_size, dtype="float16", *, seqs=3, length=80):
         rng = np.random.default_rng(heads + latent)
-        self.heads, self.latent, self.turned, self.length = heads, latent, turned, length
-        self.spec = KVSpec(2, 1, latent + turned, block_size, dtype, latent)
-        self.scale = (latent + turned) ** -0.5
-        self.columns = [heads * latent, heads * turned, latent, turned]
+        self.heads, self.latent, self.rope, self.length = heads, latent, rope, length
+        self.spec = KVSpec(2, 1, latent + rope, block_size, dtype, latent)
+        self.scale = (latent + rope) ** -0.5
+        self.columns = [heads * latent, heads * rope, latent, rope]
         self.rows = (rng.standard_normal((seqs * length, sum(self.columns))) * 2).astype(np.float32)
         self.num_blocks = seqs * (length // block_size + 1)
         self.eye = stored(np.eye(heads * latent))
@@ -39,12 +39,12 @@ class LatentCase(Case):
         table, eye = ops.table(stored(self.rows)), ops.pack([self.eye])
 
         def forward(ops, batch):
-            q_latent, q_turned, latent, turned = ops.split(ops.embedding(batch.ids, table), self.columns)
-            ops.write_latent(latent, turned, batch, 1)
-            return ops.logits(ops.mla_attention(q_latent, q_turned, batch, 1, self.scale), eye, batch)
+            q_latent, q_rope, latent, rope = ops.split(ops.embedding(batch.ids, table), self.columns)
+            ops.write_latent(latent, rope, batch, 1)
+            return ops.logits(ops.mla_attention(q_latent, q_rope, batch, 1, self.scale), eye, batch)
 
         cache = ops.new_cache(self.spec, self.num_blocks)
-        cache.pages.fill(0xFF)  # what was never written is not a number
+        cache.pages.fill(0xFF)  # unwritten memory is NaN
         return ops.compile(forward, cache, max_tokens=len(self.rows))
 
     def plain(self, seq, num_tokens, dtype):
@@ -55,19 +55,19 @@ class LatentCase(Case):
         scores = q.transpose(1, 0, 2) @ kept.T * dtype(self.scale)
         scores = np.where(np.tri(num_tokens, dtype=bool), scores, -np.inf)
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        found = p / p.sum(axis=-1, keepdims=True) @ kept[:, : self.latent]
-        return found.transpose(1, 0, 2).reshape(num_tokens, -1)
+        output = p / p.sum(axis=-1, keepdims=True) @ kept[:, : self.latent]
+        return output.transpose(1, 0, 2).reshape(num_tokens, -1)
 
 
 @pytest.mark.parametrize("name", available_isas())
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("heads", "latent", "turned", "block_size"),
+    ("heads", "latent", "rope", "block_size"),
     [(16, 64, 8, 16), (5, 20, 6, 16), (40, 16, 4, 4), (3, 24, 8, 11), (1, 8, 2, 128)],
 )
-def test_mla_attention(name, dtype, heads, latent, turned, block_size):
+def test_mla_attention(name, dtype, heads, latent, rope, block_size):
     use_isa(name)
-    case = LatentCase(heads, latent, turned, block_size, dtype)
+    case = LatentCase(heads, latent, rope, block_size, dtype)
     for seq, out in case.run(STEPS).items():
         assert_right(name, case, out, seq)
 
@@ -75,7 +75,7 @@ def test_mla_attention(name, dtype, heads, latent, turned, block_size):
 @pytest.mark.parametrize("name", available_isas())
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [4, 16, 40])
-def test_neither_batch_nor_chunks_nor_threads_change_a_bit(name, dtype, heads):
+def test_batch_chunks_and_threads_change_no_bit(name, dtype, heads):
     use_isa(name)
     case = LatentCase(heads, 32, 8, 16, dtype)
     for seq, out in case.run(STEPS).items():
@@ -84,8 +84,8 @@ def test_neither_batch_nor_chunks_nor_threads_change_a_bit(name, dtype, heads):
 
 
 @pytest.mark.parametrize("name", available_isas())
-def test_a_long_context_is_the_same_whole_and_shared_among_threads(name):
-    """A token alone has its context cut into parts of 256 positions."""
+def test_a_long_context_is_the_same_whole_and_in_splits(name):
+    """The context of a single token is divided into splits of 256 positions."""
     use_isa(name)
     case = LatentCase(6, 24, 8, 16, seqs=1, length=600)
     whole = case.run([[(0, 600)]])[0]
@@ -97,8 +97,8 @@ def test_a_long_context_is_the_same_whole_and_shared_among_threads(name):
 
 @pytest.mark.parametrize("name", available_isas())
 @pytest.mark.parametrize("heads", [8, 20])
-def test_sequences_that_share_pages_find_what_they_find_alone(name, heads):
-    """Five sequences begin with the pages of one: four in a tile of queries, or (20 heads) each in its own."""
+def test_shared_prefix_groups_equal_each_sequence_alone(name, heads):
+    """Five sequences share the prefix of one: four in a tile of queries, or (20 heads) each in its own."""
     use_isa(name)
     case = LatentCase(heads, 16, 8, 16, seqs=6, length=320)
     case.num_blocks = 600
@@ -109,9 +109,9 @@ def test_sequences_that_share_pages_find_what_they_find_alone(name, heads):
         pool.tables[seq], pool.computed[seq] = pool.tables[0][:17], 272
         apart.run(lone.batch([(seq, case.ids(0, 0, 272))]))
     runs = [(seq, case.ids(seq, 300, 301)) for seq in range(6)]
-    found = together.run(pool.batch(runs)).copy()
+    output = together.run(pool.batch(runs)).copy()
     for i, run in enumerate(runs):
-        np.testing.assert_array_equal(found[i : i + 1], apart.run(lone.batch([run])))
+        np.testing.assert_array_equal(output[i : i + 1], apart.run(lone.batch([run])))
 
 
 def halves(array):
@@ -148,7 +148,7 @@ def test_linear_heads(name, as_kept, heads, inputs, outputs):
         )
 
 
-def test_a_latent_cache_keeps_one_vector_a_token():
+def test_a_latent_cache_has_one_vector_per_token():
     size = {"hidden": 64, "layers": 3, "heads": 16, "kv_heads": 1, "vocab": 10, "max_position": 100, "longest": 100}
     config = ModelConfig(architecture="", head_dim=576, latent=512, windows=(0,) * 3, **size)
     assert kv_spec(config, 16, "bfloat16") == KVSpec(3, 1, 576, 16, "bfloat16", latent=512)

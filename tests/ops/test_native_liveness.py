@@ -1,11 +1,11 @@
-"""Values that live at the same time never share memory, and those that do not, do."""
+"""Values that are live at the same time never share memory; other values do."""
 
 from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.ops.native.liveness import Storage, Use, needed_for_logits, place
+from quire.ops.native.liveness import Storage, Use, assign_offsets, needed_for_logits
 
 
 @st.composite
@@ -23,7 +23,7 @@ def recordings(draw):
 @given(recordings(), st.integers(1, 9))
 @settings(max_examples=200, deadline=None)
 def test_memory_is_reused_only_after_its_last_reader_and_a_barrier(uses, num_rows):
-    offsets, size = place(uses, num_rows)
+    offsets, size = assign_offsets(uses, num_rows)
     last_use = {s: i for i, use in enumerate(uses) for s in (*use.inputs, use.output)}
     made = [(i, use.output) for i, use in enumerate(uses)]
     for i, later in made:
@@ -40,19 +40,19 @@ def test_memory_is_reused_only_after_its_last_reader_and_a_barrier(uses, num_row
                 assert same_rows or any(use.barrier for use in uses[last_use[earlier] : i + 1])
 
 
-def test_a_chain_needs_two_places():
+def test_a_chain_needs_memory_for_two_values():
     chain = [Storage(8) for _ in range(20)]
     uses = [Use([], chain[0], True)] + [Use([x], y, True) for x, y in pairwise(chain)]
-    assert place(uses, num_rows=4)[1] == 2 * 8 * 4
+    assert assign_offsets(uses, num_rows=4)[1] == 2 * 8 * 4
 
 
-def test_without_barriers_nothing_is_shared():
+def test_without_barriers_no_memory_is_reused():
     chain = [Storage(8) for _ in range(5)]
     uses = [Use([], chain[0], False)] + [Use([x], y, False) for x, y in pairwise(chain)]
-    assert place(uses, num_rows=4)[1] == 5 * 8 * 4
+    assert assign_offsets(uses, num_rows=4)[1] == 5 * 8 * 4
 
 
-def test_what_only_logits_need_is_found():
+def test_values_that_only_logits_depend_on():
     """x -> qkv -> (kv written, attention) -> out, added to x -> mlp -> logits, where the second layer is the last."""
     x, qkv1, mid, qkv2, attended, out, total = (Storage(8) for _ in range(7))
     uses = [
@@ -61,7 +61,7 @@ def test_what_only_logits_need_is_found():
         Use([qkv1, qkv1], None, barrier=False),
         Use([qkv1, x], mid, barrier=True, any_rows=True),
         Use([mid], qkv2, barrier=True, any_rows=True),
-        Use([qkv2], qkv2, barrier=False),  # turned in place
+        Use([qkv2], qkv2, barrier=False),  # rotated in place
         Use([qkv2, qkv2], None, barrier=False),
         Use([qkv2], attended, barrier=True, any_rows=True),
         Use([attended], out, barrier=True, any_rows=True),
@@ -70,5 +70,5 @@ def test_what_only_logits_need_is_found():
     ]
     few = needed_for_logits(uses)
     assert few == {attended, out, total}
-    offsets, _ = place(uses, 4, few)
+    offsets, _ = assign_offsets(uses, 4, few)
     assert offsets[total] == offsets[out] != offsets[mid]  # rows of mid are not where rows of total are

@@ -1,4 +1,4 @@
-"""A mixture of experts in C++ against plain torch, and what must never change it."""
+"""MoE in C++ against plain torch, and independent of the batch and the number of threads."""
 
 from dataclasses import replace
 
@@ -61,8 +61,8 @@ ROUTINGS = {
 }
 
 
-def mixture(gate_up, down, routing, correction=None, kind=Activation.SILU):
-    """A function of rows whose first columns are x and whose last ones are the router's logits."""
+def moe(gate_up, down, routing, correction=None, kind=Activation.SILU):
+    """An op on rows whose first columns are x and whose last columns are router logits."""
     return lambda recorder, x, batch: recorder.moe(
         *recorder.split(x, [COLUMNS, EXPERTS]), gate_up, down, routing, kind, correction
     )
@@ -70,14 +70,14 @@ def mixture(gate_up, down, routing, correction=None, kind=Activation.SILU):
 
 @pytest.mark.parametrize("name", ROUTINGS)
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 45])
-def test_the_sum_is_that_of_plain_torch(name, num_rows):
+def test_moe_equals_plain_torch(name, num_rows):
     x, correction = random(num_rows, COLUMNS + EXPERTS), random(EXPERTS) * 0.2
     stacks = [experts(stack, stored) for stack in (GATE_UP, DOWN)]
     packed, plain = [NativeOps().pack_experts(s) for s in stacks], [TorchOps().pack_experts(s) for s in stacks]
-    found = apply(mixture(*packed, ROUTINGS[name], correction), x)
-    op = mixture(*plain, ROUTINGS[name], torch.tensor(correction))
+    output = apply(moe(*packed, ROUTINGS[name], correction), x)
+    op = moe(*plain, ROUTINGS[name], torch.tensor(correction))
     expected = op(TorchOps(), torch.tensor(x), None)
-    assert max_error(found, expected.numpy()) < 2e-5 * np.abs(expected.numpy()).max() + 1e-6
+    assert max_error(output, expected.numpy()) < 2e-5 * np.abs(expected.numpy()).max() + 1e-6
 
 
 @pytest.mark.parametrize(("store", "bound"), [(halves, 2e-3), (codes, 2e-2)])
@@ -87,56 +87,56 @@ def test_experts_may_be_stored_in_any_type(store, bound, num_rows):
     stacks = [experts(stack, store) for stack in (GATE_UP, DOWN)]
     packed, plain = [NativeOps().pack_experts(s) for s in stacks], [TorchOps().pack_experts(s) for s in stacks]
     assert packed[0].nbytes < 0.6 * plain[0].nbytes
-    found = apply(mixture(*packed, Routing(2), kind=Activation.GELU_TANH), x)
-    expected = mixture(*plain, Routing(2), kind=Activation.GELU_TANH)(TorchOps(), torch.tensor(x), None).numpy()
-    assert np.linalg.norm(found - expected) < bound * np.linalg.norm(expected)
+    output = apply(moe(*packed, Routing(2), kind=Activation.GELU_TANH), x)
+    expected = moe(*plain, Routing(2), kind=Activation.GELU_TANH)(TorchOps(), torch.tensor(x), None).numpy()
+    assert np.linalg.norm(output - expected) < bound * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("kind", [Activation.SILU, Activation.CLAMPED_SWIGLU])
 @pytest.mark.parametrize("num_rows", [1, 3, 40])
 def test_experts_may_have_biases(kind, num_rows):
-    x, found, expected = random(num_rows, COLUMNS + EXPERTS) * 4, [], []
+    x, output, expected = random(num_rows, COLUMNS + EXPERTS) * 4, [], []
     for stack in (GATE_UP, DOWN):
         biases = experts(random(EXPERTS, stack.shape[1]) * 2, stored)
-        found.append(NativeOps().pack_experts(experts(stack, stored), biases))
+        output.append(NativeOps().pack_experts(experts(stack, stored), biases))
         expected.append(TorchOps().pack_experts(experts(stack, stored), biases))
-    plain = mixture(*expected, Routing(2), kind=kind)(TorchOps(), torch.tensor(x), None).numpy()
-    assert max_error(apply(mixture(*found, Routing(2), kind=kind), x), plain) < 2e-5 * np.abs(plain).max()
+    plain = moe(*expected, Routing(2), kind=kind)(TorchOps(), torch.tensor(x), None).numpy()
+    assert max_error(apply(moe(*output, Routing(2), kind=kind), x), plain) < 2e-5 * np.abs(plain).max()
 
 
 @pytest.mark.parametrize(("store", "bound"), [(stored, 1e-5), (halves, 2e-3), (codes, 2e-2)])
-def test_an_expert_may_have_its_inputs_in_an_order_of_its_own(store, bound):
-    """As act-order leaves them: column k of what is stored is input order[k]."""
+def test_an_expert_may_have_an_input_order(store, bound):
+    """As with act-order: stored column k is input order[k]."""
     x, rng = random(23, COLUMNS + EXPERTS), np.random.default_rng(3)
-    found, expected = [], []
+    output, expected = [], []
     for stack in (GATE_UP, DOWN):
         orders = [rng.permutation(stack.shape[2]).astype(np.int32) for _ in stack]
         both = zip(experts(stack, store), orders, strict=True)
-        turned = [[replace(part, column_order=order) for part in parts] for parts, order in both]
-        found.append(NativeOps().pack_experts(turned))
+        reordered = [[replace(part, column_order=order) for part in parts] for parts, order in both]
+        output.append(NativeOps().pack_experts(reordered))
         straight = np.stack([w[:, np.argsort(order)] for w, order in zip(stack, orders, strict=True)])
         expected.append(TorchOps().pack_experts(experts(straight, stored)))
-    plain = mixture(*expected, Routing(2))(TorchOps(), torch.tensor(x), None).numpy()
-    assert np.linalg.norm(apply(mixture(*found, Routing(2)), x) - plain) < bound * np.linalg.norm(plain)
+    plain = moe(*expected, Routing(2))(TorchOps(), torch.tensor(x), None).numpy()
+    assert np.linalg.norm(apply(moe(*output, Routing(2)), x) - plain) < bound * np.linalg.norm(plain)
     with pytest.raises(Unsupported, match="different orders"):
-        NativeOps().pack_experts([[turned[0][0], turned[1][1]]])
+        NativeOps().pack_experts([[reordered[0][0], reordered[1][1]]])
 
 
 @pytest.mark.parametrize("store", [stored, halves, codes])
-def test_a_row_is_the_same_in_any_company_and_for_any_number_of_threads(store):
+def test_batch_and_threads_change_no_bit_of_a_row(store):
     x = random(50, COLUMNS + EXPERTS)
     packed = [NativeOps().pack_experts(experts(stack, store)) for stack in (GATE_UP, DOWN)]
-    op = mixture(*packed, Routing(2, renormalize=True))
+    op = moe(*packed, Routing(2, renormalize=True))
     together = apply(op, x, threads=3)
     assert np.array_equal(apply(op, x, threads=1), together)
     for first, last in ((0, 1), (17, 18), (30, 50)):
         assert np.array_equal(apply(op, x[first:last]), together[first:last])
 
 
-def test_only_the_rows_whose_logits_are_wanted_are_computed():
+def test_only_rows_with_requested_logits_are_computed():
     x, ops = random(9, COLUMNS + EXPERTS), NativeOps(2)
     packed = [ops.pack_experts(experts(stack, stored)) for stack in (GATE_UP, DOWN)]
-    op, table, head = mixture(*packed, Routing(2)), ops.table(stored(x)), ops.pack([stored(np.eye(COLUMNS))])
+    op, table, head = moe(*packed, Routing(2)), ops.table(stored(x)), ops.pack([stored(np.eye(COLUMNS))])
     forward = lambda o, batch: o.logits(op(o, o.embedding(batch.ids, table), batch), head, batch)  # noqa: E731
     program = ops.compile(forward, ops.new_cache(SPEC, 4), max_tokens=9)
     batch = Pool(SPEC, 4).batch([(0, range(9))])
@@ -145,19 +145,19 @@ def test_only_the_rows_whose_logits_are_wanted_are_computed():
     assert np.array_equal(program.run(batch), every[[7, 2]])
 
 
-def test_ties_go_to_the_lower_expert_and_broken_logits_stay_in_their_row():
+def test_ties_go_to_the_lower_expert_and_nan_logits_stay_in_their_row():
     x = random(4, COLUMNS + EXPERTS)
     x[1, COLUMNS:] = 0.0
     x[2, COLUMNS:] = np.nan
     packed = [NativeOps().pack_experts(experts(stack, stored)) for stack in (GATE_UP, DOWN)]
     plain = [TorchOps().pack_experts(experts(stack, stored)) for stack in (GATE_UP, DOWN)]
-    found = apply(mixture(*packed, Routing(2)), x)
+    output = apply(moe(*packed, Routing(2)), x)
     ids, _ = choose_experts(torch.tensor(x[1:2, COLUMNS:]), Routing(2))
     assert ids.tolist() == [[0, 1]]
     whole = [0, 1, 3]
-    expected = mixture(*plain, Routing(2))(TorchOps(), torch.tensor(x[whole]), None).numpy()
-    np.testing.assert_allclose(found[whole], expected, rtol=1e-4, atol=1e-5)
-    assert np.isnan(found[2]).all()
+    expected = moe(*plain, Routing(2))(TorchOps(), torch.tensor(x[whole]), None).numpy()
+    np.testing.assert_allclose(output[whole], expected, rtol=1e-4, atol=1e-5)
+    assert np.isnan(output[2]).all()
 
 
 @pytest.mark.parametrize(
@@ -170,6 +170,6 @@ def test_ties_go_to_the_lower_expert_and_broken_logits_stay_in_their_row():
         Routing(1, num_groups=EXPERTS, top_groups=2, group_score="best two"),
     ],
 )
-def test_impossible_choices_are_refused(routing):
+def test_impossible_routings_are_refused(routing):
     with pytest.raises(BadCheckpoint, match="expert"):
         routing.check(EXPERTS)

@@ -1,4 +1,4 @@
-"""Each op that works on rows, against plain arithmetic, in every instruction set."""
+"""Each row-wise op against plain arithmetic, in every ISA."""
 
 import numpy as np
 import pytest
@@ -87,7 +87,7 @@ def test_scale_clamp_and_mul_sigmoid(num_rows, columns):
 
 
 @pytest.mark.parametrize("columns", [1, 19])
-def test_capped_logits(columns):
+def test_softcapped_logits(columns):
     x, ops = rows(5, columns, 40), NativeOps(2)
     table, head = ops.table(stored(x)), ops.pack([stored(np.eye(columns))], [stored(np.ones(columns))])
     program = ops.compile(
@@ -109,13 +109,15 @@ def test_add_is_exact(num_rows, columns):
 @pytest.mark.parametrize(
     ("heads", "head_dim", "rotary_dim"), [(9, 64, 64), (14, 80, 40), (1, 128, 128), (2, 12, 6), (3, 256, 256)]
 )
-def test_rope_turns_pairs_of_columns(heads, head_dim, rotary_dim):
+def test_rope_rotates_pairs_of_columns(heads, head_dim, rotary_dim):
     half = rotary_dim // 2
     x, inv_freq = rows(7, heads * head_dim), (10000.0 ** (-np.arange(half) / half)).astype(np.float32)
     positions = int32([0, 1, 2, 77, 500, 2047, 8000])
 
     def plain(x, dtype):
-        angles = (positions[:, None].astype(np.float32) * inv_freq).astype(dtype)  # fp32 products in every version
+        angles = (positions[:, None].astype(np.float32) * inv_freq).astype(
+            dtype
+        )  # fp32 multiplications in every version
         cos, sin = (1.5 * f(angles)[:, None] for f in (np.cos, np.sin))
         x = x.reshape(7, heads, head_dim).astype(dtype)
         low, high, rest = np.split(x, [half, rotary_dim], axis=2)
@@ -129,7 +131,7 @@ def test_rope_turns_pairs_of_columns(heads, head_dim, rotary_dim):
 
 
 def test_linear_stacks_parts_of_different_types_and_adds_the_bias():
-    """A matrix of floats and one of halves, one with its rows permuted."""
+    """A matrix of fp32 and one of fp16, one with its rows permuted."""
     x, first, second, bias = rows(5, 64), rows(19, 64), rows(33, 64), rows(1, 52)[0]
     halves = second.astype(np.float16)
     order = RNG.permutation(33)
@@ -142,7 +144,7 @@ def test_linear_stacks_parts_of_different_types_and_adds_the_bias():
     assert (packed.num_outputs, packed.num_inputs, len(packed.packed)) == (52, 64, 2)
     truth = x.astype(np.float64) @ weight.T.astype(np.float64) + bias
     assert_close(out[:, :19], (x @ weight.T + bias)[:, :19], truth[:, :19])
-    assert np.linalg.norm(out - truth) < 0.0015 * np.linalg.norm(truth)  # halves may be added up in halves
+    assert np.linalg.norm(out - truth) < 0.0015 * np.linalg.norm(truth)  # fp16 may be summed in fp16
 
 
 def test_parts_of_one_type_become_one_matrix():

@@ -1,4 +1,4 @@
-"""Inputs that reach a matrix's threshold are multiplied as they are, each in its own row, and never change another."""
+"""Inputs that reach the threshold of a matrix are multiplied in fp32, row by row, and never change another row."""
 
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ def activations(rows, inputs, seed=0):
 
 
 def rounded(x):
-    """8-bit codes in groups of 32, in the kernel's own fp32 steps."""
+    """Quantized to 8 bits in groups of 32, with the kernel's fp32 steps."""
     groups = x.reshape(len(x), -1, 32)
     largest = np.maximum(np.abs(groups).max(-1, keepdims=True), np.float32(1e-20))
     codes = np.rint(groups * (np.float32(127) / largest)).astype(np.float64)
@@ -65,14 +65,14 @@ def linear(parts, bias=None):
     return lambda recorder, x, batch: recorder.linear(x, packed)
 
 
-def close(found, expected):
-    """Sums in fp32 of numbers that are the same: of some hundred to some thousand."""
-    return max_error(found, expected) < 1e-5 * np.abs(expected).max()
+def close(output, expected):
+    """Equal up to the rounding of fp32 sums of hundreds to thousands of terms."""
+    return max_error(output, expected) < 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("kind", ["Q8_F", "Q8_0"])
 @pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 1, 32), (2, 33, 96), (7, 100, 288), (41, 47, 1056)])
-def test_products_are_those_of_a_plain_twin(kind, rows, outputs, inputs):
+def test_matmuls_equal_plain_arithmetic(kind, rows, outputs, inputs):
     w, x = matrix(outputs, inputs, kind), activations(rows, inputs)
     bias = np.linspace(-3, 3, outputs, dtype=np.float32)
     weights = NativeOps().pack([w]).packed[0].dequantized()
@@ -81,7 +81,7 @@ def test_products_are_those_of_a_plain_twin(kind, rows, outputs, inputs):
         assert not close(apply(linear([replace(w, threshold=0.0)], bias), x), plain(x, weights) + bias)
 
 
-def test_outliers_no_longer_cost_their_neighbours_anything():
+def test_outliers_cost_their_neighbours_no_precision():
     w, x = matrix(64, 512), np.clip(activations(9, 512), -5, 5)
     x[:, ::100] = 500
     truth = x.astype(np.float64) @ dequantize(w).T
@@ -89,7 +89,7 @@ def test_outliers_no_longer_cost_their_neighbours_anything():
     assert error < 0.1 * rounded_too
 
 
-def test_a_row_is_the_same_in_any_company_and_for_any_number_of_threads():
+def test_batch_and_threads_change_no_bit_of_a_row():
     x, op = activations(37, 288), linear([matrix(100, 288)])
     together = apply(op, x, threads=2)
     for threads in (1, 3):
@@ -100,9 +100,9 @@ def test_a_row_is_the_same_in_any_company_and_for_any_number_of_threads():
 
 def test_every_table_gives_the_same_bits(each_isa):
     x, op = activations(21, 288), linear([matrix(100, 288), matrix(9, 288, "Q8_0", 1)])
-    found = apply(op, x)
+    output = apply(op, x)
     use_isa("plain")
-    assert np.array_equal(apply(op, x), found)
+    assert np.array_equal(apply(op, x), output)
     use_isa(each_isa)
 
 
@@ -114,7 +114,7 @@ def test_rows_without_outliers_are_computed_as_without_a_threshold():
 
 
 def test_parts_of_one_matrix_may_differ_in_all_but_their_inputs():
-    """Floats among codes, another threshold, none, and inputs in an order of their own."""
+    """Floats among quantized parts, another threshold, none, and an input order."""
     x, inputs = activations(11, 96), 96
     order = np.random.default_rng(3).permutation(inputs).astype(np.int32)
     floats = np.random.default_rng(4).standard_normal((20, inputs)).astype(np.float32)
@@ -133,7 +133,7 @@ def test_parts_of_one_matrix_may_differ_in_all_but_their_inputs():
     assert close(apply(linear(parts), x), np.concatenate(expected, axis=1))
 
 
-def test_only_the_rows_whose_logits_are_wanted_are_computed():
+def test_only_rows_with_requested_logits_are_computed():
     x, w, ops = activations(9, 96), matrix(33, 96), NativeOps(2)
     table, head = ops.table(stored(x)), ops.pack([w])
     program = ops.compile(lambda o, b: o.logits(o.embedding(b.ids, table), head, b), ops.new_cache(SPEC, 8), 9)
@@ -142,11 +142,11 @@ def test_only_the_rows_whose_logits_are_wanted_are_computed():
     assert np.array_equal(program.run(batch), apply(linear([w]), x)[[2, 8]])
 
 
-# -- mixtures of experts -----------------------------------------------------------------------------------------------
+# -- MoE ---------------------------------------------------------------------------------------------------------------
 
 
-def mixture(threshold):
-    """Of experts of codes, and one of floats."""
+def moe(threshold):
+    """Quantized experts, and one of floats."""
     stacks = []
     for n, k in ((2 * 64, 96), (50, 64)):
         codes = [[matrix(n, k, seed=20 + e, threshold=threshold)] for e in range(EXPERTS - 1)]
@@ -160,8 +160,8 @@ def mixture(threshold):
     return op, weights
 
 
-def plain_mixture(x, logits, weights):
-    """In fp64, and floats are not rounded."""
+def plain_moe(x, logits, weights):
+    """In fp64, without rounding of floats."""
     out = np.zeros((len(x), 50))
     for r in range(len(x)):
         scores = np.exp(logits[r].astype(np.float64))
@@ -174,19 +174,19 @@ def plain_mixture(x, logits, weights):
 
 
 def test_experts_have_thresholds_too():
-    """Both products have outliers: what is between them is large."""
+    """Both matmuls have outliers: the hidden values are large."""
     x, logits = activations(13, 96), np.random.default_rng(1).standard_normal((13, EXPERTS)).astype(np.float32)
     rows = np.concatenate([x, logits], axis=1)
-    op, weights = mixture(THRESHOLD)
-    found, expected = apply(op, rows), plain_mixture(x, logits, weights)
-    # Now and then an input of the second product is next to the middle between two codes, or to the threshold.
-    assert np.linalg.norm(found - expected) < 3e-4 * np.linalg.norm(expected)
-    without = apply(mixture(0.0)[0], rows)
+    op, weights = moe(THRESHOLD)
+    output, expected = apply(op, rows), plain_moe(x, logits, weights)
+    # Sometimes an input of the second matmul is near a rounding boundary, or near the threshold.
+    assert np.linalg.norm(output - expected) < 3e-4 * np.linalg.norm(expected)
+    without = apply(moe(0.0)[0], rows)
     assert np.linalg.norm(without - expected) > 1e-3 * np.linalg.norm(expected)
     for threads in (1, 3):
-        assert np.array_equal(apply(op, rows, threads=threads), found)
+        assert np.array_equal(apply(op, rows, threads=threads), output)
     for r in (0, 1, 3, 12):
-        assert np.array_equal(apply(op, rows[r : r + 1])[0], found[r])
+        assert np.array_equal(apply(op, rows[r : r + 1])[0], output[r])
 
 
 def test_experts_whose_parts_have_different_thresholds_are_refused():
@@ -197,10 +197,10 @@ def test_experts_whose_parts_have_different_thresholds_are_refused():
 @pytest.mark.parametrize(
     ("kind", "threshold", "said"), [("Q4_0", 6.0, "Q4_0"), ("Q8_M", 6.0, "Q8_M"), ("Q8_0", -1, "-1")]
 )
-def test_thresholds_that_no_kernel_heeds_are_refused(kind, threshold, said):
+def test_unsupported_thresholds_are_refused(kind, threshold, said):
     data = stored_rows(STORAGE_TYPES[kind], 4, 32)
     with pytest.raises(ValueError, match=said):
         _native.Matrix(kind, [data], 32, threshold=threshold)
-    with pytest.raises(ValueError, match="only a tape heeds"):
+    with pytest.raises(ValueError, match="only a tape supports"):
         w = _native.Matrix("Q8_0", [stored_rows(Q8_0, 4, 32)], 32, threshold=6.0)
         _native.multiply(w, np.zeros((1, 32), np.float32))

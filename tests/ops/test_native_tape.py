@@ -1,4 +1,4 @@
-"""A whole forward pass: the recording against the same function in numpy, and what must never change it."""
+"""A whole forward pass: the tape against the same function in numpy, and independent of the batch."""
 
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,7 @@ Q, KV = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
 
 
 def q8_0(array):
-    """Stored in groups of 32 with a scale; also the values that this means."""
+    """Quantized in groups of 32 with a scale, and the dequantized values."""
     groups = array.reshape(*array.shape[:-1], -1, 32)
     scale = (np.abs(groups).max(axis=-1, keepdims=True) / 127).astype(np.float16)
     codes = np.rint(groups / np.maximum(scale.astype(np.float32), 1e-8)).clip(-127, 127).astype(np.int8)
@@ -159,7 +159,7 @@ def compiled(threads=2, max_tokens=64, **kwargs):
 
 
 @pytest.mark.parametrize("name", available_isas())
-def test_a_recorded_model_computes_what_the_function_says(name):
+def test_a_tape_equals_the_recorded_function(name):
     use_isa(name)
     try:
         program, floats = compiled()
@@ -173,7 +173,7 @@ def test_a_recorded_model_computes_what_the_function_says(name):
 
 
 def test_quantized_weights_stay_close_to_their_values():
-    """8-bit activations: the error is that of rounding them, about a hundredth of the logits."""
+    """The error is that of quantizing activations to 8 bits, about 1 % of the logits."""
     program, floats = compiled(quantized=True)
     for seq, out in run(program, STEPS).items():
         batch = Pool(SPEC, 32).batch([(seq, IDS[seq][: len(out)])])
@@ -195,7 +195,7 @@ def test_batch_chunks_and_threads_change_no_bit_of_a_token(name, quantized):
         use_isa(available_isas()[0])
 
 
-def test_only_the_wanted_rows_get_logits_in_their_order():
+def test_only_requested_rows_get_logits_in_their_order():
     program, _ = compiled()
     batch = Pool(SPEC, 32).batch([(0, IDS[0][:20]), (1, IDS[1][:9])])
     everything = program.run(batch).copy()
@@ -205,21 +205,21 @@ def test_only_the_wanted_rows_get_logits_in_their_order():
     assert program.run(batch).shape == (0, VOCAB)
 
 
-def test_a_step_of_nothing_is_no_error():
+def test_an_empty_step_is_no_error():
     program, _ = compiled()
     batch = Pool(SPEC, 32).batch([(0, [])])
     assert program.run(batch).shape == (0, VOCAB)
 
 
 def test_values_share_memory():
-    """A layer's values together are many times as wide as what lives at once."""
+    """The values of a layer are many times as wide as those live at once."""
     program, _ = compiled(max_tokens=64)
-    widest = HIDDEN + 2 * INNER + INNER + 32  # residual, gate and up, their product, angles
+    widest = HIDDEN + 2 * INNER + INNER + 32  # residual, gate and up, gated, angles
     assert program.arena_bytes <= 4 * 64 * (widest + Q + 2 * KV)
 
 
-def test_views_of_one_value_live_as_long_as_the_last_of_them():
-    """Split values are read long after their neighbours; meanwhile linears make and free others."""
+def test_a_value_is_live_until_the_last_read_of_any_of_its_columns():
+    """Columns of a split value are read long after the others; meanwhile other values are allocated and freed."""
     ops = NativeOps(3)
     rng = np.random.default_rng(3)
     x = rng.integers(-8, 8, (9, 24)).astype(np.float32)
@@ -310,7 +310,7 @@ def test_copied_and_swapped_blocks_carry_on_the_sequence():
 @pytest.mark.parametrize(
     ("method", "pair"), [("copy", (0, 32)), ("copy", (-1, 0)), ("swap_out", (0, 2)), ("swap_in", (2, 0))]
 )
-def test_blocks_that_are_not_there_are_not_copied(method, pair):
+def test_blocks_out_of_range_are_not_copied(method, pair):
     cache = NativeOps().new_cache(SPEC, 32, num_host_blocks=2)
     with pytest.raises(ValueError, match="copy of block"):
         getattr(cache, method)([pair])

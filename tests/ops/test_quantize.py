@@ -77,10 +77,10 @@ def test_packing_quantizes_what_may_be_quantized() -> None:
 
 
 def test_what_cannot_be_done_is_said() -> None:
-    with pytest.raises(Unsupported, match="quantization `fp8` is not there on a CPU"):
+    with pytest.raises(Unsupported, match="quantization `fp8` is not supported on a CPU"):
         NativeOps(quantization="fp8")
     q = StoredTensor("q", (2, 32), STORAGE_TYPES["Q8_0"], np.zeros((2, 34), np.uint8))
     with pytest.raises(Unsupported, match="q is quantized already, as Q8_0"):
         NativeOps(quantization="int8").pack([q])
-    with pytest.raises(ValueError, match="nothing is quantized to 'Q6_K'"):
+    with pytest.raises(ValueError, match="'Q6_K' is not a type to quantize to"):
         _native.quantize("F32", np.zeros((1, 128), np.uint8), 32, "Q6_K")

@@ -288,7 +288,7 @@ def test_the_life_of_a_request(page: Browser) -> None:
     assert lived["state"] == "stop"
     assert lived["words"] == (
         "queued 1 s · 16 prompt tokens found in the cache · prefill 1.5 s in 3 chunks of 10 + 14 + 12 tokens"
-        " · preempted for 2 s · 7 tokens drawn in 5.5 s · ended by stop"
+        " · preempted for 2 s · 7 tokens sampled in 5.5 s · ended by stop"
     )
 
 

@@ -31,8 +31,8 @@ def request(name: str, num_prompt: int, max_tokens: int, **params: int) -> Reque
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot after every step."""
-    monkeypatch.setattr(watch, "INTERVAL", 0.0)
-    monkeypatch.setattr(watch, "SHARE", float("inf"))
+    monkeypatch.setattr(watch, "MIN_INTERVAL", 0.0)
+    monkeypatch.setattr(watch, "MAX_SHARE", float("inf"))
 
 
 def owners(snapshot: Snapshot) -> list[int]:
@@ -115,24 +115,24 @@ def test_a_block_held_by_many_has_as_many_references_as_a_byte_holds() -> None:
     for _ in range(3):
         seen.step()
     snapshot = take_snapshot(seen._scheduler, now=0.0, resident_bytes=0, steps=[])
-    assert max(seen._scheduler.memory.pool.refs) == 300 and max(snapshot.refs) == 255
+    assert max(seen._scheduler.kv_blocks.pool.refs) == 300 and max(snapshot.refs) == 255
 
 
 def test_an_engine_nobody_looks_at_has_nothing_to_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "SHARE", float("inf"))
+    monkeypatch.setattr(watch, "MAX_SHARE", float("inf"))
     seen = engine()
     seen.submit(request("a", 40, 3))
     while seen.has_work:
         seen.step()
         assert seen.snapshot() is None
-    assert seen.patience is None
+    assert seen.idle_timeout is None
     seen.watch(True)
-    assert seen.patience == 0.0 and seen.snapshot() is not None
-    assert seen.patience is None and seen.snapshot() is None, "nothing has changed"
+    assert seen.idle_timeout == 0.0 and seen.snapshot() is not None
+    assert seen.idle_timeout is None and seen.snapshot() is None, "nothing has changed"
     seen.watch(True)
-    assert 0 < (seen.patience or 0) <= watch.INTERVAL, "one who comes later has to wait for his turn"
+    assert 0 < (seen.idle_timeout or 0) <= watch.MIN_INTERVAL, "one who comes later has to wait for his turn"
     seen.watch(False)
-    assert seen.patience is None
+    assert seen.idle_timeout is None
 
 
 def test_looking_takes_a_share_of_the_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_looking_takes_a_share_of_the_time_and_no_more(monkeypatch: pytest.Monke
     monkeypatch.setattr(watch, "take_snapshot", slow)
     assert seen.snapshot() is not None
     seen.watch(True)
-    assert seen.patience is not None and seen.patience > 0.9 * 0.02 / watch.SHARE
+    assert seen.idle_timeout is not None and seen.idle_timeout > 0.9 * 0.02 / watch.MAX_SHARE
 
 
 def test_what_is_freed_without_a_step_is_seen(at_once: None) -> None:

@@ -32,7 +32,7 @@ def test_a_mixed_step() -> None:
     assert batch.block_tables.tolist() == [[7, 3], [5, 1]]
     assert batch.logit_rows.tolist() == [3]
     assert batch.adapters.tolist() == [-1, -1, -1, 3]
-    assert step.drawing.tolist() == [0]
+    assert step.sampling.tolist() == [0]
     for name in type(batch).__slots__:
         array = getattr(batch, name)
         if name not in ("source_lens", "source_tables"):  # which runtime/encoder_inputs.py tells
@@ -53,7 +53,7 @@ def test_steps_without_adapters_have_no_array_of_them() -> None:
 def test_drawn_tokens_and_new_blocks_are_kept() -> None:
     rows = BatchRows(2, 8, block_size=4)
     rows.admit(admission(1, [1, 2, 3, 4], [6]))
-    assert rows.step([Run(1, 0, 4)]).drawing.tolist() == [1]
+    assert rows.step([Run(1, 0, 4)]).sampling.tolist() == [1]
     place = rows.expect(1)
     assert rows.tokens[1, 4] == ~1  # until it is known, the device is told whose token it is
     rows.settle(1, place, 9)
@@ -77,7 +77,7 @@ def test_prompt_lines_follow_the_drawn_ones() -> None:
     rows.admit(admission(1, [6, 7, 8], [2]))
     rows.admit(admission(2, [9, 10, 11, 12], [3], num_prompt=2, prompt_logprobs=2))  # readmitted with its output
     step = rows.step([Run(0, 0, 3), Run(1, 0, 3), Run(2, 0, 4)])
-    assert step.drawing.tolist() == [1, 2]
+    assert step.sampling.tolist() == [1, 2]
     assert step.batch.logit_rows.tolist() == [5, 9, 0, 1, 2, 6]
     assert step.scored == [(0, slice(2, 5), [2, 3, 4]), (2, slice(5, 6), [10])]
     step = rows.step([Run(0, 3, 2)])

@@ -29,7 +29,7 @@ BLOCK = 2 * 4 * 2 * 16 * 16 * 2  # keys and values, layers, heads, columns, toke
 
 
 def size(model: ModelConfig = MODEL, **options: Any) -> KVSize:
-    defaults: dict[str, Any] = {"max_model_len": None, "max_num_seqs": 8, "cache_bytes": None, "most_bytes": 2**40}
+    defaults: dict[str, Any] = {"max_model_len": None, "max_num_seqs": 8, "cache_bytes": None, "max_bytes": 2**40}
     return size_cache(model, SPEC, **{**defaults, "max_num_batched_tokens": 50, **options})
 
 
@@ -56,9 +56,9 @@ def test_by_default_all_sequences_fit_at_full_length() -> None:
 
 
 def test_no_more_than_is_there() -> None:
-    assert size(most_bytes=100 * BLOCK).num_blocks == 100
+    assert size(max_bytes=100 * BLOCK).num_blocks == 100
     with pytest.raises(DoesNotFit, match="hold 0"):
-        size(most_bytes=0)
+        size(max_bytes=0)
 
 
 def test_the_length_shrinks_to_what_fits_unless_it_was_asked_for() -> None:

@@ -13,6 +13,7 @@ from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission, Run, StepOutput, StepPlan
 from quire.executors.local import LocalExecutor
+from quire.executors.options import ExecutorOptions
 from quire.models import llama
 from quire.weights.config import CheckpointConfig
 
@@ -52,8 +53,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("backend", ["torch", NATIVE])
 def test_starts_runs_and_stops(checkpoint: Path, backend: str) -> None:
-    executor = LocalExecutor(checkpoint, backend=backend, max_num_seqs=4, swap_space_bytes=3 * BLOCK)
-    capacity = executor.start()
+    executor = LocalExecutor(checkpoint, ExecutorOptions(backend=backend, max_num_seqs=4, swap_space_bytes=3 * BLOCK))
+    capacity = executor.allocate(executor.load())
     assert capacity.max_model_len == 128
     assert (capacity.num_blocks, capacity.num_host_blocks) == (4 * 8, 3)
     assert (capacity.vocab_size, capacity.cache_bytes) == (50, 4 * 8 * BLOCK)
@@ -61,7 +62,7 @@ def test_starts_runs_and_stops(checkpoint: Path, backend: str) -> None:
     admission = Admission(0, SamplingParams(temperature=0.0, seed=0), 0, [1, 2, 3], 3, [5], [])
     output = carry_out(executor, StepPlan(1, [Run(0, 0, 3)], admitted=[admission]))
     again = carry_out(executor, StepPlan(2, [Run(0, 3, 1)]))
-    assert [len(out.drawn[0].tokens) for out in (output, again)] == [1, 1]
+    assert [len(out.sampled[0].tokens) for out in (output, again)] == [1, 1]
     executor.stop()
 
 
@@ -72,26 +73,28 @@ def carry_out(executor: LocalExecutor, plan: StepPlan) -> StepOutput:
 
 def test_limits_are_told_before_the_weights_are_read(checkpoint: Path) -> None:
     with pytest.raises(BadRequest, match="129, and the model was made for 128"):
-        LocalExecutor(checkpoint, backend="torch", max_model_len=129).start()
+        LocalExecutor(checkpoint, ExecutorOptions(backend="torch", max_model_len=129)).load()
     with pytest.raises(DoesNotFit):
-        LocalExecutor(checkpoint, backend="torch", max_model_len=128, kv_cache_memory_bytes=7 * BLOCK).start()
-    small = LocalExecutor(checkpoint, backend="torch", kv_cache_memory_bytes=7 * BLOCK)
-    assert small.start().max_model_len == 7 * 16
+        LocalExecutor(
+            checkpoint, ExecutorOptions(backend="torch", max_model_len=128, kv_cache_memory_bytes=7 * BLOCK)
+        ).load()
+    small = LocalExecutor(checkpoint, ExecutorOptions(backend="torch", kv_cache_memory_bytes=7 * BLOCK))
+    assert small.allocate(small.load()).max_model_len == 7 * 16
 
 
 def test_more_swap_space_than_memory(checkpoint: Path) -> None:
     with pytest.raises(DoesNotFit, match=r"swap_space is 1048576\.0 GiB, and .* GiB of memory are free"):
-        LocalExecutor(checkpoint, backend="torch", swap_space_bytes=2**50).start()
+        LocalExecutor(checkpoint, ExecutorOptions(backend="torch", swap_space_bytes=2**50)).load()
 
 
 def test_an_unknown_backend(checkpoint: Path) -> None:
     with pytest.raises(Unsupported, match="`abacus`"):
-        LocalExecutor(checkpoint, backend="abacus")
+        LocalExecutor(checkpoint, ExecutorOptions(backend="abacus"))
 
 
 def test_the_native_backend_does_not_import_torch(checkpoint: Path) -> None:
     program = (
-        "import sys; from quire.executors.local import LocalExecutor; "
-        f"LocalExecutor({str(checkpoint)!r}).start(); sys.exit('torch' in sys.modules)"
+        f"import sys; from quire.executors.local import LocalExecutor; executor = LocalExecutor({str(checkpoint)!r}); "
+        "executor.allocate(executor.load()); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

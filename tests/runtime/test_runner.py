@@ -51,9 +51,9 @@ class Driver:
         self.steps += 1
         output = self.runner.run(StepPlan(self.steps, runs, **plan))
         assert output.step == self.steps
-        for drawn in output.drawn:
+        for drawn in output.sampled:
             self.known[drawn.row] += drawn.tokens
-        return {drawn.row: drawn for drawn in output.drawn}
+        return {drawn.row: drawn for drawn in output.sampled}
 
     def decode(self, *rows: int, steps: int) -> None:
         for _ in range(steps):
@@ -83,7 +83,7 @@ def generate(runner: Runner, prompt: list[int], num_tokens: int = 12, **params: 
 
 
 def test_an_empty_plan(runner: Runner) -> None:
-    assert runner.run(StepPlan(5, [])).drawn == []
+    assert runner.run(StepPlan(5, [])).sampled == []
 
 
 def test_chunks_change_nothing(runner: Runner) -> None:
@@ -254,9 +254,9 @@ class EvenTokens:
 @pytest.mark.parametrize("idle_cpu", [False, True])
 def test_masks_are_made_beside_the_forward_pass_where_a_cpu_is_idle(idle_cpu: bool) -> None:
     runner = make_runner(NATIVE, num_blocks=40, num_host_blocks=0, max_rows=4, idle_cpu=idle_cpu)
-    runner.guide(lambda structured: EvenTokens())
-    assert runner.guides is not None
-    made, masks, run = threading.Event(), runner.guides.masks, runner.program.run
+    runner.set_matcher_factory(lambda structured: EvenTokens())
+    assert runner.structured is not None
+    made, masks, run = threading.Event(), runner.structured.masks, runner.program.run
     order: list[str] = []
 
     def noted_masks(*args: Any) -> Any:
@@ -271,7 +271,7 @@ def test_masks_are_made_beside_the_forward_pass_where_a_cpu_is_idle(idle_cpu: bo
         order.append("run")
         return run(batch)
 
-    runner.guides.masks = noted_masks  # type: ignore[method-assign]
+    runner.structured.masks = noted_masks  # type: ignore[method-assign]
     runner.program.run = noted_run  # type: ignore[method-assign]
     driver = Driver(runner)
     asked = driver.admit(0, PROMPTS[0], structured=Structured("regex", "."))
@@ -291,12 +291,12 @@ def test_what_was_drawn_for_a_row_is_not_taken_for_the_next_one_that_has_it() ->
         made.append(EvenTokens())
         return made[-1]
 
-    runner.guide(new_matcher)
+    runner.set_matcher_factory(new_matcher)
     guided = SamplingParams(temperature=0.0, seed=1, structured=Structured("regex", "."))
     runner.submit(StepPlan(0, [Run(0, 0, 2)], admitted=[Admission(0, guided, 0, PROMPTS[1], 2, [3], [])]))
     other = Admission(0, guided, 0, PROMPTS[0], 10, [5, 6, 7], [])
     runner.submit(StepPlan(1, [Run(0, 0, 10)], retired=[0], admitted=[other]))
     runner.collect()
     assert made[1].tokens == []
-    (drawn,) = runner.collect().drawn
+    (drawn,) = runner.collect().sampled
     assert made[1].tokens == drawn.tokens

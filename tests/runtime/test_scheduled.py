@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fakes import free_of_charge
+from fakes import make_drafts_free
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.request import Request
@@ -66,7 +66,7 @@ def serve(
         drafts=bool(told),
     )
     if told:
-        free_of_charge(scheduler.drafting)
+        make_drafts_free(scheduler.speculation)
     tokens: dict[tuple[str, int], list[int]] = {}
     ended = num_swapped = 0
     launched: deque[int] = deque()
@@ -86,8 +86,8 @@ def serve(
                     assert event.finish_reason in (None, "length")
                     ended += event.finish_reason is not None
     assert ended == len(tokens) == 8
-    if scheduler.drafting:
-        assert 10 < scheduler.drafting.num_accepted < scheduler.drafting.num_tokens
+    if scheduler.speculation:
+        assert 10 < scheduler.speculation.num_accepted < scheduler.speculation.num_draft_tokens
     return tokens, scheduler.stats().preemptions, num_swapped
 
 

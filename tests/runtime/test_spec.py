@@ -11,6 +11,12 @@ from quire.engine.options import EngineOptions
 from quire.runtime.spec import METHODS, SpecConfig, read_config
 from quire.runtime.spec.ngram import Ngram
 
+CONTEXT: Any = None  # prompt lookup needs no model
+
+
+def ngram(num_tokens: int, lookup_min: int, lookup_max: int) -> Ngram:
+    return Ngram(CONTEXT, num_tokens, lookup_min, lookup_max)
+
 
 def known(*tokens: int) -> dict[int, Any]:
     return {4: np.array(tokens, np.int32)}
@@ -22,7 +28,7 @@ def test_every_method_guesses_and_forgets(method: str) -> None:
     rows that are new, short or given up."""
     config = read_config(None, method, 3)
     assert config is not None and config.method == method
-    proposer = config.proposer()
+    proposer = config.proposer(CONTEXT)
     rows = {0: np.array([7], np.int32), 5: np.array([1, 2, 3, 1, 2, 3, 1, 2], np.int32)}
     for _ in range(2):
         guesses = proposer.propose(rows)
@@ -33,16 +39,16 @@ def test_every_method_guesses_and_forgets(method: str) -> None:
 
 
 def test_what_followed_before_is_guessed_to_follow() -> None:
-    assert Ngram(3, 2, 5).propose(known(8, 9, 4, 5, 6, 7, 8, 9)) == {4: [4, 5, 6]}
-    assert Ngram(2, 2, 5).propose(known(1, 2, 3, 9, 1, 2, 4, 9, 5, 1, 2)) == {4: [4, 9]}  # the newest of equal matches
-    assert Ngram(2, 2, 5).propose(known(9, 1, 2, 3, 0, 1, 2, 4, 9, 1, 2)) == {4: [3, 0]}  # but the longest first
-    assert Ngram(2, 2, 2).propose(known(9, 1, 2, 3, 0, 1, 2, 4, 9, 1, 2)) == {
+    assert ngram(3, 2, 5).propose(known(8, 9, 4, 5, 6, 7, 8, 9)) == {4: [4, 5, 6]}
+    assert ngram(2, 2, 5).propose(known(1, 2, 3, 9, 1, 2, 4, 9, 5, 1, 2)) == {4: [4, 9]}  # the newest of equal matches
+    assert ngram(2, 2, 5).propose(known(9, 1, 2, 3, 0, 1, 2, 4, 9, 1, 2)) == {4: [3, 0]}  # but the longest first
+    assert ngram(2, 2, 2).propose(known(9, 1, 2, 3, 0, 1, 2, 4, 9, 1, 2)) == {
         4: [4, 9]
     }  # unless it may not be looked at
-    assert Ngram(4, 1, 3).propose(known(1, 2, 1)) == {4: [2, 1, 2, 1]}  # a pattern goes on
-    assert Ngram(3, 3, 5).propose(known(0, 8, 9, 4, 8, 9)) == {}  # the match is too short
+    assert ngram(4, 1, 3).propose(known(1, 2, 1)) == {4: [2, 1, 2, 1]}  # a pattern goes on
+    assert ngram(3, 3, 5).propose(known(0, 8, 9, 4, 8, 9)) == {}  # the match is too short
     for tokens in ((5,), (5, 5), (1, 2, 3)):
-        assert Ngram(2, 3, 4).propose(known(*tokens)) == {}
+        assert ngram(2, 3, 4).propose(known(*tokens)) == {}
 
 
 def test_guesses_are_those_of_a_plain_search() -> None:
@@ -60,7 +66,7 @@ def test_guesses_are_those_of_a_plain_search() -> None:
         least, count = int(chance.integers(1, 4)), int(chance.integers(1, 5))
         most = least + int(chance.integers(0, 3))
         expected = plain(tokens.tolist(), count, least, most)
-        assert Ngram(count, least, most).propose(known(*tokens)).get(4, []) == expected
+        assert ngram(count, least, most).propose(known(*tokens)).get(4, []) == expected
 
 
 def test_options_say_what_is_wanted() -> None:

@@ -17,7 +17,7 @@ from quire.core.records import RequestRecord
 from quire.core.request import IdLogprob, SequenceEvent
 from quire.text.chat.chat_template import ChatTemplate
 from quire.text.event import TextEvent
-from quire.text.stream import SampleText
+from quire.text.stream import CompletionText
 
 BOS, EOS = 256, 257
 
@@ -81,7 +81,7 @@ class FakeStream:
 
     async def __aiter__(self) -> AsyncIterator[TextEvent]:
         params = self._request.params
-        samples = {i: SampleText(self._service.tokenizer, params, self.prompt_ids) for i in range(params.n)}
+        samples = {i: CompletionText(self._service.tokenizer, params, self.prompt_ids) for i in range(params.n)}
         says = self._service.says
         scripts = [[*(says or answer(i, len(self.prompt_ids))).encode(), EOS] for i in range(params.n)]
         if params.prompt_logprobs is not None:

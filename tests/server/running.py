@@ -12,9 +12,9 @@ import uvicorn
 from quire.client.one_model import OneModel
 from quire.server.app import create_app
 from quire.server.http.listen import bind, listen
-from quire.server.http.serve import configuration
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
+from quire.server.serve import configuration
 from server.fake_service import FakeService
 
 

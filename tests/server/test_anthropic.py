@@ -10,7 +10,7 @@ import pytest
 
 from quire.server.dialects.anthropic.call import parse_messages
 from quire.server.dialects.anthropic.shapes import sse
-from quire.server.dialects.completion import Completion, Sample
+from quire.server.dialects.completion import Completion, CompletionSample
 from quire.server.dialects.dialect import Context
 from quire.text.event import TextEvent
 from server.fake_service import CHATML, ByteTokenizer, FakeService, answer
@@ -202,7 +202,7 @@ def say(text: str, template: str = CHATML, **body: Any) -> tuple[dict[str, Any],
     whole, streamed = (parse_messages(json.dumps(given).encode(), context) for _ in range(2))
     prompt = list(b"prompt")
     whole.begin([prompt])
-    message = whole.full([Completion(prompt, [Sample(text, [1] * len(text), None, "stop")])])
+    message = whole.full([Completion(prompt, [CompletionSample(text, [1] * len(text), None, "stop")])])
     streamed.begin([prompt])
     chunks = [chunk for letter in text for chunk in streamed.chunks(0, TextEvent(0, letter, [1]))]
     chunks += streamed.chunks(0, TextEvent(0, "", [1], finish_reason="stop"))

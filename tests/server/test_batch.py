@@ -13,8 +13,8 @@ import pytest
 
 from quire.cli import main as cli
 from quire.client.one_model import OneModel
-from quire.server.batch.requests import BadBatch, Requests
-from quire.server.batch.results import Results
+from quire.server.batch.requests import BadBatch, BatchRequests
+from quire.server.batch.results import BatchResults
 from quire.server.batch.run import run_batch
 from server.fake_service import FakeService, answer
 
@@ -38,8 +38,8 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def run(source: Path, target: Path, service: FakeService | None = None) -> dict[str, dict[str, Any]]:
-    requests = Requests(source)
-    with Results(target) as results:
+    requests = BatchRequests(source)
+    with BatchResults(target) as results:
         todo = (each for each in requests if each.custom_id not in results.done)
         asyncio.run(run_batch(OneModel(service or FakeService()), todo, 4, results.add))
     return read(target)
@@ -123,24 +123,24 @@ def test_a_file_that_is_no_batch_is_refused_by_line(tmp_path: Path, text: str, s
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps(line("first")) + "\n" + text + "\n")
     with pytest.raises(BadBatch, match=r"line 2: .*" if said != "line 2" else said) as caught:
-        Requests(source)
+        BatchRequests(source)
     assert said in caught.value.message
     write(source, line("twice"), line("twice"))
     with pytest.raises(BadBatch, match="used before"):
-        Requests(source)
+        BatchRequests(source)
 
 
 def test_a_file_that_holds_something_else_is_not_appended_to(tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     target.write_text("my diary\n")
-    with pytest.raises(BadBatch, match="no result"), Results(target):
+    with pytest.raises(BadBatch, match="no result"), BatchResults(target):
         pass
     assert target.read_text() == "my diary\n"
     source = write(tmp_path / "in.jsonl", line("a"))
     write(target, {"custom_id": "of another batch"})
     assert cli.main(["run-batch", str(source), str(target)]) == 2
     assert cli.main(["run-batch", str(source), str(source)]) == 2
-    with Results(tmp_path / "held"), pytest.raises(BadBatch, match="another run"), Results(tmp_path / "held"):
+    with BatchResults(tmp_path / "held"), pytest.raises(BadBatch, match="another run"), BatchResults(tmp_path / "held"):
         pass
 
 

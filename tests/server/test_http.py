@@ -42,7 +42,7 @@ def check_error(response: httpx.Response, status: int) -> dict[str, str]:
         ("add_special_tokens", True),
     ],
 )
-def test_what_nobody_wrote_code_for_is_refused_by_name(server: Running, field: str, value: object) -> None:
+def test_unsupported_fields_are_refused_by_name(server: Running, field: str, value: object) -> None:
     assert check_error(server.chat(**{field: value}), 400)["param"] == field
 
 

@@ -16,7 +16,7 @@ from quire.core.errors import BadRequest
 from quire.server.access.keys import KeyRing
 from quire.server.access.quota import Quota, QuotaLimits
 from quire.server.app import create_app
-from quire.server.http.errors import OverQuota
+from quire.server.errors import OverQuota
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
 from server.fake_service import FakeService
@@ -116,7 +116,7 @@ def test_one_request_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_whoever_sees_the_end_may_ask_again(tmp_path: Path, stream: bool) -> None:
+def test_a_client_that_sees_the_end_may_send_its_next_request(tmp_path: Path, stream: bool) -> None:
     """The next request comes while the end of the last is being sent."""
     file = tmp_path / "keys.json"
     file.write_text(json.dumps({"keys": [{"name": "a", "key": "k", "max_concurrency": 1, "tokens_per_day": 20}]}))
@@ -182,7 +182,7 @@ def test_a_file_is_read_again_and_what_was_used_stays_used(keys_file: Path, capl
         again.quota.enter()
     keys_file.write_text("nonsense")
     ring.reload()
-    assert "keys are as they were" in caplog.text and ring.find(Headers({"x-api-key": "four"}))
+    assert "keys were not reloaded" in caplog.text and ring.find(Headers({"x-api-key": "four"}))
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ import sys, uvloop
 from server.fake_service import FakeService
 from quire.client.one_model import OneModel
 from quire.server.options import ServerOptions
-from quire.server.http.serve import serve
+from quire.server.serve import serve
 options = ServerOptions(port=0, drain_timeout=float(sys.argv[1]))
 uvloop.run(serve(OneModel(FakeService()), options, on_ready=lambda address: print(address, flush=True)))
 """

@@ -18,7 +18,7 @@ from quire.client.one_model import OneModel
 from quire.core.errors import BadRequest
 from quire.engine.options import EngineOptions
 from quire.server.app import create_app
-from quire.server.launch import options_of_each
+from quire.server.launch import engine_options_per_model
 from quire.server.options import ServerOptions
 
 PROMPT = "A quire is"
@@ -106,7 +106,7 @@ def test_adapters_of_several_models(tiny_model: Path, adapters: dict[str, Path],
 
     async def main() -> None:
         engine = EngineOptions(threads=1, enable_lora=True, lora_modules=(f"a:sql={adapters['sql']}",))
-        each = options_of_each(engine, {"a": str(tiny_model), "b": str(tiny_model)})
+        each = engine_options_per_model(engine, {"a": str(tiny_model), "b": str(tiny_model)})
         async with ManyModels(each, max_loaded=1) as models:
             app = create_app(models, ServerOptions(allow_runtime_lora_updating=True))
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://quire") as http:
@@ -131,7 +131,7 @@ def test_adapters_of_several_models(tiny_model: Path, adapters: dict[str, Path],
     asyncio.run(asyncio.wait_for(main(), 60))
     for wrong in ("sql=x", "c:sql=x", "a:b=x"):
         with pytest.raises(BadRequest):
-            options_of_each(EngineOptions(lora_modules=(wrong,)), {"a": "m", "b": "m"})
+            engine_options_per_model(EngineOptions(lora_modules=(wrong,)), {"a": "m", "b": "m"})
 
 
 def test_only_who_may_changes_adapters(tiny_model: Path, adapters: dict[str, Path], tmp_path: Path) -> None:

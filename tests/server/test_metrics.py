@@ -105,7 +105,7 @@ def test_counters_survive_the_engine() -> None:
     assert found["quire_model_loaded"] == 0 and found["quire_engine_restarts_total"] == 1
 
 
-def test_guesses_are_counted_over_all_engines_and_by_place() -> None:
+def test_accepted_draft_tokens_are_counted_over_all_engines_and_by_position() -> None:
     server = Metrics()
     metrics = server.of("it")
     metrics.step(step(drafts=4, draft_tokens=10, accepted_tokens=6, accepted_at=[3, 2, 1]))

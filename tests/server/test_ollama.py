@@ -9,7 +9,7 @@ import httpx
 import ollama
 import pytest
 
-from quire.server.dialects.completion import Completion, Sample
+from quire.server.dialects.completion import Completion, CompletionSample
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.ollama.call import parse_chat
 from quire.text.event import TextEvent
@@ -204,7 +204,7 @@ def test_calls_and_thoughts_are_told_apart_from_the_text() -> None:
     text = "<think>hm</think>Looking." + CALLS
     whole, streamed = parse_chat(body, context), parse_chat(body, context)
     whole.begin([[1]])
-    message = whole.full([Completion([1], [Sample(text, [1], None, "stop")])]).message
+    message = whole.full([Completion([1], [CompletionSample(text, [1], None, "stop")])]).message
     assert (message.thinking, message.content) == ("hm", "Looking.")
     [call] = message.tool_calls
     assert call["function"] == {"name": "weather", "arguments": {"city": "Rome"}}

@@ -7,9 +7,9 @@ from typing import Any
 import openai
 import pytest
 
-from quire.server.dialects.openai.responses.journal import EventsGone, Journals
+from quire.server.dialects.openai.responses.journal import EventsGone, TenantJournals
 from quire.server.dialects.openai.responses.shapes import ResponseObject
-from quire.server.dialects.openai.responses.store import ResponseStore, Stored, UnknownResponse
+from quire.server.dialects.openai.responses.store import ResponseStore, StoredResponse, UnknownResponse
 from quire.server.options import ServerOptions
 from server.fake_service import CHATML, answer
 from server.running import Running, running
@@ -250,7 +250,7 @@ def test_only_streams_in_the_background_are_streamed_again(client: openai.OpenAI
 
 def test_events_that_are_kept_are_bounded() -> None:
     async def followed() -> None:
-        journals = Journals(max_bytes=10)
+        journals = TenantJournals(max_bytes=10)
         old, new = journals.new(), journals.new()
         behind = old.follow(0)
         old.add(b"12345")
@@ -338,11 +338,11 @@ def test_tenants_do_not_see_each_others_responses() -> None:
 
 
 def test_the_store_is_bounded(server: Running) -> None:
-    def stored(name: str, size: int = 1) -> Stored:
+    def stored(name: str, size: int = 1) -> StoredResponse:
         response = ResponseObject(
             **dict.fromkeys(ResponseObject.__struct_fields__) | {"id": name, "object": "response"}
         )
-        return Stored(response, [], [], size)
+        return StoredResponse(response, [], [], size)
 
     store = ResponseStore(max_responses=3, max_bytes=100)
     for name in "abcd":

@@ -23,10 +23,10 @@ from quire.engine.options import EngineOptions
 from quire.server.access.keys import KeyRing
 from quire.server.app import create_app
 from quire.server.http.listen import Listener, bind, listen, open_listener, reload
-from quire.server.http.serve import configuration
 from quire.server.observe.logs import JsonLines
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
+from quire.server.serve import configuration
 from server.fake_service import FakeService
 from server.running import running
 from server.test_leaving import eventually
@@ -211,7 +211,7 @@ def test_spans_reach_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     assert came == [("/v1/traces", "chat fake"), ("/v1/traces", "text_completion fake")]
 
 
-def test_spans_are_off_unless_somebody_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_are_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     from quire.server.observe.tracing import tracer
 
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)

@@ -1,4 +1,4 @@
-"""The default model's tokens, and languages compiled for them."""
+"""The default model's tokenizer, and a compiler of grammars for it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Rendered here as `transformers` renders them."""
+"""Chat templates render as they do in `transformers`."""
 
 from typing import Any
 
@@ -107,13 +107,13 @@ def test_variables_are_passed_on() -> None:
         ("{{ 1 / 0 }}", "division"),
     ],
 )
-def test_what_a_template_raises_is_told_to_the_client(source: str, words: str) -> None:
+def test_an_exception_of_a_template_is_a_bad_request(source: str, words: str) -> None:
     with pytest.raises(BadRequest, match=words) as error:
         ChatTemplate(source).render([{"role": "assistant", "content": "x"}])
     assert error.value.param == "messages"
 
 
-def test_a_message_that_is_not_shown_cannot_be_continued() -> None:
+def test_a_message_that_is_not_rendered_cannot_be_continued() -> None:
     with pytest.raises(BadRequest, match="does not show"):
         ChatTemplate("nothing").render(TALK, False, continue_final_message=True)
     with pytest.raises(BadRequest, match="both true"):

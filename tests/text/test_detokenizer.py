@@ -1,4 +1,4 @@
-"""A stream of ids gives the text of all of them, and never half a character."""
+"""A stream of ids gives the same text as all of them at once, and only whole characters."""
 
 import random
 from pathlib import Path
@@ -11,9 +11,12 @@ from tokenizers import models
 
 from quire.text.tokenizers.detokenizer import Detokenizer
 from quire.text.tokenizers.token_bytes import byte_level, sentencepiece
-from quire.text.tokenizers.tokenizer import Tokenizer, Vocabulary
+from quire.text.tokenizers.tokenizer import Tokenizer
+from quire.text.tokenizers.vocabulary import Vocabulary
 
-LETTERS = {letter: index for index, letter in enumerate(sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()))}
+BYTE_ALPHABET = {
+    character: index for index, character in enumerate(sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()))
+}
 WORDS = ["<s>", "\u2581page", "page", "\u2581", "\u2581\u2581", "é", "数", "\ufffd", ",", "<b>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
@@ -21,16 +24,16 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 def make(style: str) -> Tokenizer:
     """Tokens that are bytes, parts of characters, words, and one that is special."""
     if style == "byte-level":
-        ids = LETTERS | {"<s>": 256, "Ġpage": 257, "ð٨": 258}
-        spelling, special, added = byte_level, 256, {256: "<s>"}
+        ids = BYTE_ALPHABET | {"<s>": 256, "Ġpage": 257, "ð٨": 258}
+        token_bytes, special, added = byte_level, 256, {256: "<s>"}
     else:
         ids = {token: index for index, token in enumerate([*WORDS, *BYTES])}
-        spelling, special, added = sentencepiece, 0, {0: "<s>", 9: "<b>"}
+        token_bytes, special, added = sentencepiece, 0, {0: "<s>", 9: "<b>"}
     backend = tokenizers.Tokenizer(models.BPE(ids, []))
     return Tokenizer(
         Vocabulary(
             backend=backend,
-            token_bytes=spelling,
+            token_bytes=token_bytes,
             strips_space=style == "sentencepiece",
             added=added,
             special_ids=frozenset([special]),
@@ -68,8 +71,8 @@ def test_after_a_prompt_it_goes_on_where_the_prompt_ended(
 
 def test_a_character_comes_when_its_last_byte_does() -> None:
     for tokenizer, of in ((TOKENIZERS["byte-level"], None), (TOKENIZERS["sentencepiece"], "<0x{:02X}>")):
-        spelled = {byte_level(letter)[0]: index for letter, index in LETTERS.items()}
-        ids = [spelled[byte] if of is None else tokenizer.id_of(of.format(byte)) for byte in "🎉é".encode()]
+        by_byte = {byte_level(character)[0]: index for character, index in BYTE_ALPHABET.items()}
+        ids = [by_byte[byte] if of is None else tokenizer.id_of(of.format(byte)) for byte in "🎉é".encode()]
         stream = Detokenizer(tokenizer)
         assert [stream.push([token]) for token in ids] == ["", "", "", "🎉", "", "é"]
         assert stream.flush() == ""

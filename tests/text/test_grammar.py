@@ -1,4 +1,4 @@
-"""Languages, compiled for real vocabularies and walked through at random."""
+"""Grammars, compiled for a real vocabulary and walked through at random."""
 
 import json
 import random
@@ -11,19 +11,21 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from quire.core.errors import BadRequest
-from quire.core.structured import MAX_CHOICES, MAX_TEXT, Structured
-from quire.text.grammar import compiler as grammar_module
-from quire.text.grammar import vocabulary as grammar_vocabulary
-from quire.text.grammar.compiler import KEPT, GrammarCompiler, GrammarMatcher
+from quire.core.structured import MAX_CHARACTERS, MAX_CHOICES, Structured
+from quire.text.grammar import compiler
+from quire.text.grammar import matcher as grammar_matcher
+from quire.text.grammar import tokenizer as grammar_tokenizer
+from quire.text.grammar.compiler import MAX_UNUSED_GRAMMARS, GrammarCompiler
+from quire.text.grammar.matcher import GrammarMatcher
 from quire.text.tokenizers.tokenizer import Tokenizer
 
 VOCAB = 49152
 
 
 def bits(matcher: GrammarMatcher) -> np.ndarray:
-    found = np.unpackbits(np.frombuffer(matcher.mask(), np.uint8), bitorder="little")[:VOCAB].astype(bool)
+    options = np.unpackbits(np.frombuffer(matcher.mask(), np.uint8), bitorder="little")[:VOCAB].astype(bool)
     assert not matcher.error, matcher.error
-    return found
+    return options
 
 
 def allowed(matcher: GrammarMatcher) -> set[int]:
@@ -36,7 +38,7 @@ def closing(tokenizer: Tokenizer) -> list[int]:
 
 
 def walk(grammars: GrammarCompiler, tokenizer: Tokenizer, structured: Structured, seed: int, closing: list[int]) -> str:
-    """A text of the language, its tokens drawn at random; those that end something are preferred sooner or later."""
+    """A random text that the grammar allows. Tokens that close something are preferred more and more."""
     chance, matcher, tokens = random.Random(seed), grammars.matcher(structured), []
     for step in range(400):
         options = bits(matcher)
@@ -73,7 +75,7 @@ def is_list(text: str) -> bool:
     return re.fullmatch(r"[0-9](,[0-9])*", text) is not None
 
 
-LANGUAGES: dict[str, tuple[Structured, Any]] = {
+GRAMMARS: dict[str, tuple[Structured, Any]] = {
     "json": (Structured("json"), lambda text: isinstance(json.loads(text), dict)),
     "schema": (
         Structured("json_schema", json.dumps(SCHEMA)),
@@ -90,17 +92,15 @@ LANGUAGES: dict[str, tuple[Structured, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", LANGUAGES)
-def test_a_random_walk_is_in_the_language(
-    grammars: GrammarCompiler, tokenizer: Tokenizer, closing: list[int], name: str
-) -> None:
-    structured, check = LANGUAGES[name]
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_random_walk_matches(grammars: GrammarCompiler, tokenizer: Tokenizer, closing: list[int], name: str) -> None:
+    structured, check = GRAMMARS[name]
     for seed in range(6):
         text = walk(grammars, tokenizer, structured, seed, closing)
         assert check(text), text
 
 
-def test_where_the_answer_must_end_only_that_is_allowed(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_where_the_text_must_end_only_eos_is_allowed(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     matcher = grammars.matcher(Structured.one_of(["yes", "yesterday"]))
     assert not allowed(matcher) & set(tokenizer.eos_ids)
     assert matcher.advance(tokenizer.encode("yes", add_special_tokens=False))
@@ -115,16 +115,16 @@ def test_special_tokens_are_no_text(grammars: GrammarCompiler, tokenizer: Tokeni
     assert len(options) > VOCAB * 0.9
 
 
-def test_what_is_outside_is_told_and_drafts_are_counted(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_mismatches_are_refused_and_drafts_counted(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     matcher = grammars.matcher(Structured("regex", "[0-9]+;"))
-    digits, letters = (tokenizer.encode(text, add_special_tokens=False) for text in ("1234", "abc"))
+    digits, words = (tokenizer.encode(text, add_special_tokens=False) for text in ("1234", "abc"))
     before = matcher.mask()
-    assert matcher.count_valid([*digits, *letters]) == len(digits)
+    assert matcher.count_valid([*digits, *words]) == len(digits)
     assert matcher.mask() == before
     assert matcher.advance(digits)
     matcher.rollback(len(digits))
     assert matcher.mask() == before
-    assert not matcher.advance(letters)
+    assert not matcher.advance(words)
     assert matcher.error
 
 
@@ -148,7 +148,7 @@ REFUSED: dict[str, tuple[Structured, str]] = {
     "deep": (Structured("json_schema", '{"items":' * 5000 + "{}" + "}" * 5000), "recursion"),
     "look-around": (Structured("regex", "(?!a)b"), "look-around"),
     "backreferences": (Structured("regex", r"(a)\1"), "backreferences"),
-    "no expression": (Structured("regex", "(a"), "unclosed"),
+    "no regex": (Structured("regex", "(a"), "unclosed"),
     "parentheses": (Structured("regex", "(" * 5000 + ")" * 5000), "nested"),
     "an unknown rule": (Structured("grammar", "root ::= foo"), "foo"),
     "no grammar": (Structured("grammar", "root ::= ((("), "Expected"),
@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[Structured, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_held_is_refused_by_name(grammars: GrammarCompiler, name: str) -> None:
+def test_what_cannot_be_enforced_is_refused_by_name(grammars: GrammarCompiler, name: str) -> None:
     structured, word = REFUSED[name]
     with pytest.raises(BadRequest, match=word) as refusal:
         grammars.compile(structured)
@@ -165,8 +165,8 @@ def test_what_cannot_be_held_is_refused_by_name(grammars: GrammarCompiler, name:
 
 
 def test_what_is_too_long_is_refused_before_anything_is_done() -> None:
-    with pytest.raises(BadRequest, match=f"{MAX_TEXT} are allowed"):
-        Structured("regex", "a" * (MAX_TEXT + 1))
+    with pytest.raises(BadRequest, match=f"{MAX_CHARACTERS} are allowed"):
+        Structured("regex", "a" * (MAX_CHARACTERS + 1))
     with pytest.raises(BadRequest, match=f"{MAX_CHOICES} are allowed"):
         Structured.one_of(["x"] * 10**6)
     for wrong in ([], "text", [1]):
@@ -179,14 +179,14 @@ def test_what_is_too_long_is_refused_before_anything_is_done() -> None:
 # -- what is kept ----------------------------------------------------------------------------------------------------
 
 
-def test_a_language_is_compiled_once_and_kept_while_it_is_used(tokenizer: Tokenizer) -> None:
+def test_a_grammar_is_compiled_once_and_kept_while_it_is_used(tokenizer: Tokenizer) -> None:
     grammars = GrammarCompiler(lambda: tokenizer, VOCAB)
     held = grammars.compile(Structured("regex", "a0"))
-    for number in range(1, KEPT + 3):
+    for number in range(1, MAX_UNUSED_GRAMMARS + 3):
         grammars.compile(Structured("regex", f"a{number}"))
     assert grammars.find(Structured("regex", "a0")) is held is grammars.compile(Structured("regex", "a0"))
     assert grammars.find(Structured("regex", "a1")) is None
-    assert grammars.find(Structured("regex", f"a{KEPT + 2}")) is not None
+    assert grammars.find(Structured("regex", f"a{MAX_UNUSED_GRAMMARS + 2}")) is not None
 
 
 @pytest.fixture
@@ -195,49 +195,49 @@ def few_states(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from llguidance._lib import LLParserLimits
 
     limits = LLParserLimits(max_lexer_states=400, verbose_errors=False)
-    monkeypatch.setattr(grammar_module, "_limits", lambda: limits)
+    monkeypatch.setattr(compiler, "_parser_limits", lambda: limits)
     yield
 
 
-def test_what_others_have_used_up_is_no_limit(tokenizer: Tokenizer, few_states: None) -> None:
-    """Matchers of a language share the states that they have come to, and all of them stop at the limit."""
+def test_states_of_other_matchers_do_not_count_against_the_limit(tokenizer: Tokenizer, few_states: None) -> None:
+    """Matchers of a grammar share the states that they discover, and all of them stop at the limit."""
     grammars = GrammarCompiler(lambda: tokenizer, VOCAB)
     word = Structured("regex", "[a-z]{1,2000}")
     fresh = grammars.matcher(word)
-    letters = tokenizer.encode("z", add_special_tokens=False)
+    character = tokenizer.encode("z", add_special_tokens=False)
     masks = [fresh.mask()]
     for _ in range(30):
-        assert fresh.advance(letters)
+        assert fresh.advance(character)
         masks.append(fresh.mask())
     long = grammars.matcher(word)
     for _ in range(2000):
-        if not long.advance(letters) or not long.mask() or long.error:
+        if not long.advance(character) or not long.mask() or long.error:
             break
-    assert "too many states" in long.error  # alone it comes that far and no further
+    assert "too many states" in long.error  # alone it gets that far and no further
     again = grammars.matcher(word)
-    assert [again.mask(), *(again.advance(letters) and again.mask() for _ in range(30))] == masks
+    assert [again.mask(), *(again.advance(character) and again.mask() for _ in range(30))] == masks
     assert not again.error
 
 
-def test_a_language_that_takes_too_long_to_follow_ends(
+def test_a_grammar_that_takes_too_long_to_match_ends(
     grammars: GrammarCompiler, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_module, "ALLOWANCE", 0.02)
+    monkeypatch.setattr(grammar_matcher, "BASE_CPU_SECONDS", 0.02)
     matcher = grammars.matcher(Structured("grammar", 'start: a\na: a a a | a a | "x" | ""'))
-    letter = tokenizer.encode("x", add_special_tokens=False)
+    character = tokenizer.encode("x", add_special_tokens=False)
     for _ in range(100):
         matcher.mask()
-        if matcher.error or not matcher.advance(letter):
+        if matcher.error or not matcher.advance(character):
             break
-    assert "following it took" in matcher.error
+    assert "matching took" in matcher.error
 
 
-def test_remembered_tokens_are_those_found_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_vocabulary, "REMEMBERED", 8)
+def test_cached_encodings_are_those_computed_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_tokenizer, "MAX_CACHED_TEXTS", 8)
     texts = [f'"key {number}": '.encode() for number in range(20)] + [b"x" * 1000]
-    remembering = grammar_vocabulary.GrammarTokens(tokenizer, VOCAB)
+    tokens = grammar_tokenizer.GrammarTokenizer(tokenizer, VOCAB)
     for text in texts + texts[::-1]:
-        fresh = remembering._cut(text)
-        assert remembering(text) == remembering(text) == fresh
+        fresh = tokens._encode(text)
+        assert tokens(text) == tokens(text) == fresh
         assert b"".join(map(tokenizer.token_bytes, fresh)) == text
-        assert len(remembering._known) <= 8
+        assert len(tokens._encoded) <= 8

@@ -23,18 +23,18 @@ def in_pieces(pieces: list[str], stops: list[str], include: bool) -> tuple[str, 
     return shown + search.flush(), None
 
 
-few_letters = st.text("abc", max_size=6)
+short_texts = st.text("abc", max_size=6)
 
 
-@given(st.lists(few_letters, max_size=12), st.lists(st.text("abc", min_size=1, max_size=6), max_size=4), st.booleans())
+@given(st.lists(short_texts, max_size=12), st.lists(st.text("abc", min_size=1, max_size=6), max_size=4), st.booleans())
 @example(["aab", "aab", "c"], ["aabaabc"], False)
 @example(["aabaa", "baabc"], ["aabaabc"], False)  # falls back into the middle of itself
 @example(["abcd"], ["abcd", "bc"], False)
-def test_any_cutting_gives_what_searching_the_whole_gives(pieces: list[str], stops: list[str], include: bool) -> None:
+def test_the_result_does_not_depend_on_how_the_text_is_cut(pieces: list[str], stops: list[str], include: bool) -> None:
     assert in_pieces(pieces, stops, include) == whole("".join(pieces), stops, include)
 
 
-@given(few_letters, st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=4))
+@given(short_texts, st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=4))
 def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
     shown, stop = StopStrings(stops).push(text)
     if stop is None:
@@ -45,7 +45,7 @@ def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[
         assert held == longest
 
 
-def test_a_long_stop_string_costs_only_what_is_matched_of_it() -> None:
+def test_a_long_stop_string_costs_only_the_characters_that_matched() -> None:
     search = StopStrings(["a" * 10_000_000 + "b"])
     assert search.push("xaaac") == ("xaaac", None)
     assert search.push("aa") == ("", None) and search.flush() == "aa"

@@ -1,4 +1,4 @@
-"""Ids as the libraries that made the vocabularies give them, and every text back from its ids."""
+"""Ids are those of the libraries that trained the vocabularies, and decode to the text."""
 
 import json
 import random
@@ -27,7 +27,7 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 def random_texts(count: int, seed: int = 11) -> list[str]:
-    """Words, runs of spaces, digits, code, letters no vocabulary was trained on, emoji."""
+    """Words, runs of spaces, digits, code, characters no vocabulary was trained on, emoji."""
     rng = random.Random(seed)
     parts = [*"abcdefgh", "the", "quire", "pages", " ", " ", "  ", "    ", "\n", "\t", "1", "234", "==", "aaa", "é"]
     parts += ["'ll", "\r\n", "\u00a0", "Ж", "ß", "数", "🎉", "👩‍👧", "\u0301", "_", "(", ")", ".", "\ufffd", "\u2581"]
@@ -125,12 +125,12 @@ def test_words_are_split_as_the_family_does(tmp_path: Path, style: str, text: st
     assert [tokenizer.token_text(token) for token in tokenizer.encode(text)] == words
 
 
-def test_qwen2_composes_letters(tmp_path: Path) -> None:
+def test_qwen2_composes_characters(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(byte_level_gguf(tmp_path / "t.gguf", trained_byte_level("gpt-2"), "qwen2"))
     assert tokenizer.encode("e\u0301") == tokenizer.encode("é")
 
 
-def test_tokens_around_a_text(tmp_path: Path) -> None:
+def test_special_tokens_around_a_text(tmp_path: Path) -> None:
     source = trained_byte_level("gpt-2")
     plain = Tokenizer.load(byte_level_gguf(tmp_path / "plain.gguf", source, "gpt-2")).encode("page")
     both = byte_level_gguf(tmp_path / "both.gguf", source, "gpt-2", add_bos_token=True, add_eos_token=True)
@@ -162,11 +162,11 @@ def test_bytes_of_a_token(tmp_path: Path) -> None:
         tokenizer.token_bytes(-1)
 
 
-def test_half_a_surrogate_pair_is_a_bad_request(tmp_path: Path) -> None:
+def test_a_lone_surrogate_is_a_bad_request(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(byte_level_gguf(tmp_path / "t.gguf", trained_byte_level("gpt-2"), "gpt-2"))
-    with pytest.raises(BadRequest, match="surrogate pair at position 2"):
+    with pytest.raises(BadRequest, match="lone surrogate at position 2"):
         tokenizer.encode("ab\ud83c")
-    with pytest.raises(BadRequest, match="surrogate pair at position 9000"):
+    with pytest.raises(BadRequest, match="lone surrogate at position 9000"):
         tokenizer.encode("ab " * 3000 + "\ud83c")
 
 
@@ -181,7 +181,7 @@ def test_other_threads_run_while_a_long_text_is_tokenized(tmp_path: Path) -> Non
         time.sleep(0.001)  # lets the other thread go on
         turns += 1
     thread.join()
-    assert turns >= 5, "of some hundreds"
+    assert turns >= 5, "of several hundred"
     assert done[0] == tokenizer.encode(text[:21]) * 20_000
 
 
@@ -205,7 +205,7 @@ def test_a_gguf_tokenizer_that_is_wrong_is_named(tmp_path: Path) -> None:
         Tokenizer.load(write_gguf(path, "t5", ["a"], [1]))
 
 
-def test_tokens_that_only_fill_up_a_vocabulary_are_no_text(tmp_path: Path) -> None:
+def test_padding_tokens_of_a_vocabulary_are_no_text(tmp_path: Path) -> None:
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "[PAD257]"]
     tokenizer = Tokenizer.load(write_gguf(tmp_path / "t.gguf", "gpt2", tokens, [1] * 257 + [5], token_merges=["a b"]))
     assert tokenizer.vocab_size == 258
@@ -218,7 +218,7 @@ def test_tokens_that_only_fill_up_a_vocabulary_are_no_text(tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory: pytest.TempPathFactory) -> sentencepiece.SentencePieceProcessor:
-    """Trained as Llama's was: BPE, bytes for unknown letters, no normalisation, spaces kept."""
+    """Trained as Llama's was: BPE, bytes for unknown characters, no normalisation, spaces kept."""
     prefix = tmp_path_factory.mktemp("spm") / "m"
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(SENTENCES * 4), model_prefix=str(prefix), model_type="bpe", vocab_size=600,

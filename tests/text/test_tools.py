@@ -1,4 +1,4 @@
-"""Tool calls found in text: the same whichever way it is cut into pieces."""
+"""Tool parsers: their output does not depend on how the text is cut into pieces."""
 
 import json
 
@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 from quire.core.errors import BadRequest
 from quire.text import tools
 from quire.text.chat.chat_format import chat_format
-from quire.text.tools.call import CallDelta, ToolParser
-from quire.text.tools.forced import OneCall
-from quire.text.tools.json_calls import JsonCalls
-from quire.text.tools.use import ToolUse
+from quire.text.tools.forced_calls import NamedCallParser
+from quire.text.tools.json_parser import JsonToolParser
+from quire.text.tools.params import ToolParams
+from quire.text.tools.parser import CallDelta, ToolParser
 
-Read = tuple[str, list[tuple[str, str]]]  # content, and (name, arguments) of each call
+Parsed = tuple[str, list[tuple[str, str]]]  # content, and (name, arguments) of each call
 
 
-def read(parser: ToolParser, pieces: list[str]) -> Read:
+def parse(parser: ToolParser, pieces: list[str]) -> Parsed:
     content, calls = "", []
-    for found in [*map(parser.push, pieces), parser.flush()]:
-        content += found.content
-        for delta in found.calls:
-            assert bool(delta.name) == (delta.index == len(calls)), "a call begins with its name, told once"
+    for output in [*map(parser.push, pieces), parser.flush()]:
+        content += output.content
+        for delta in output.calls:
+            assert bool(delta.name) == (delta.index == len(calls)), "only the first delta of a call has the name"
             if delta.name:
                 calls.append([delta.name, ""])
             calls[delta.index][1] += delta.arguments
@@ -101,15 +101,15 @@ def test_every_format_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("name", tools.FORMATS)
-def test_calls_are_found_however_the_text_is_cut(name: str) -> None:
-    form = tools.load(name)
+def test_calls_are_parsed_however_the_text_is_cut(name: str) -> None:
+    tool_format = tools.load(name)
     for text, content, calls in CASES[name]:
-        whole = read(form.parser(), [text])
+        whole = parse(tool_format.parser(), [text])
         assert whole[0] == content, text
         assert [(call, json.loads(arguments)) for call, arguments in whole[1]] == calls, text
-        assert read(form.parser(), list(text)) == whole, text
+        assert parse(tool_format.parser(), list(text)) == whole, text
         for at in range(1, len(text)):
-            assert read(form.parser(), [text[:at], text[at:]]) == whole, (text, at)
+            assert parse(tool_format.parser(), [text[:at], text[at:]]) == whole, (text, at)
 
 
 MARKERS = "[TOOL_CALLS]", "<function=a>", "<parameter=b>", "</parameter>", "<|tool_call|>", "functools", "</tool_call>"
@@ -118,17 +118,17 @@ PIECES = st.sampled_from([*MARKERS, "<tool_call>", '"name"', '"arguments"', '"f"
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(PIECES, max_size=24), st.sampled_from([*tools.FORMATS, "json"]))
-def test_nonsense_is_read_the_same_however_it_is_cut(pieces: list[str], name: str) -> None:
-    parser = JsonCalls if name == "json" else tools.load(name).parser
+def test_nonsense_is_parsed_the_same_however_it_is_cut(pieces: list[str], name: str) -> None:
+    parser = JsonToolParser if name == "json" else tools.load(name).parser
     text = "".join(pieces)
-    whole = read(parser(), [text])
-    assert read(parser(), pieces) == whole
-    assert read(parser(), list(text)) == whole
+    whole = parse(parser(), [text])
+    assert parse(parser(), pieces) == whole
+    assert parse(parser(), list(text)) == whole
     if not whole[1]:
         assert whole[0] == text, "where there is no call, nothing is lost"
 
 
-def test_a_call_is_told_before_it_is_complete() -> None:
+def test_a_call_is_streamed_before_it_is_complete() -> None:
     parser = tools.load("hermes").parser()
     assert parser.push('<tool_call>{"name": "f').calls == []
     assert parser.push('", "arguments": {"ci').calls == [CallDelta(0, "f"), CallDelta(0, "", '{"ci')]
@@ -144,29 +144,29 @@ TOOLS = [
 ]
 
 
-def test_forced_calls_are_a_language() -> None:
-    one = ToolUse(TOOLS, "named", "f")
-    assert one.language() and json.loads(one.language().text) == TOOLS[0]["function"]["parameters"]
-    assert read(one.parser(tools.load("hermes")), ['{"a"', ": 1}"]) == ("", [("f", '{"a": 1}')])
-    many = ToolUse(TOOLS, "required", parallel=False)
-    schema = json.loads(many.language().text)
+def test_forced_calls_are_structured_output() -> None:
+    one = ToolParams(TOOLS, "named", "f")
+    assert one.structured() and json.loads(one.structured().text) == TOOLS[0]["function"]["parameters"]
+    assert parse(one.parser(tools.load("hermes")), ['{"a"', ": 1}"]) == ("", [("f", '{"a": 1}')])
+    many = ToolParams(TOOLS, "required", parallel=False)
+    schema = json.loads(many.structured().text)
     assert schema["maxItems"] == 1 and schema["$defs"] == {"X": {"type": "integer"}}
     assert [call["properties"]["name"] for call in schema["items"]["anyOf"]] == [{"const": "f"}, {"const": "g"}]
     answer = '[{"name": "f", "arguments": {"a": 1}}]'
-    assert read(many.parser(tools.load("hermes")), list(answer)) == ("", [("f", '{"a": 1}')])
-    assert OneCall("f").flush().calls == []
+    assert parse(many.parser(tools.load("hermes")), list(answer)) == ("", [("f", '{"a": 1}')])
+    assert NamedCallParser("f").flush().calls == []
 
 
 def test_what_cannot_be_called_is_refused() -> None:
     with pytest.raises(BadRequest, match="the tools are f, g"):
-        ToolUse(TOOLS, "named", "h")
+        ToolParams(TOOLS, "named", "h")
     with pytest.raises(BadRequest, match="no tools"):
-        ToolUse([], "required")
+        ToolParams([], "required")
     with pytest.raises(BadRequest, match="same name"):
-        ToolUse([TOOLS[0], TOOLS[0]])
+        ToolParams([TOOLS[0], TOOLS[0]])
 
 
-def test_templates_tell_their_format() -> None:
+def test_the_template_shows_the_tool_format() -> None:
     def of(template: str) -> object:
         return chat_format(template).tools
 
@@ -176,12 +176,12 @@ def test_templates_tell_their_format() -> None:
     assert of("{% if tools %}<tool_call><function=x>{% endif %}") is tools.load("qwen3_coder")
     strange = chat_format("{% if tools %}call(){% endif %}")
     with pytest.raises(BadRequest, match="--tool-call-parser"):
-        strange.messages([{"role": "user", "content": "x"}], ToolUse(TOOLS))
+        strange.messages([{"role": "user", "content": "x"}], ToolParams(TOOLS))
     assert chat_format("{% if tools %}call(){% endif %}", "pythonic").tools is tools.load("pythonic")
 
 
-def test_a_template_without_tools_has_them_spelled_out() -> None:
-    form = chat_format("{{ messages }}")
+def test_tools_are_described_in_the_prompt_of_a_template_without_tools() -> None:
+    chat = chat_format("{{ messages }}")
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
     messages = [
         {"role": "developer", "content": "Be short."},
@@ -190,11 +190,11 @@ def test_a_template_without_tools_has_them_spelled_out() -> None:
         {"role": "tool", "content": "one", "tool_call_id": "1"},
         {"role": "tool", "content": "two", "tool_call_id": "2"},
     ]
-    spelled = form.messages(messages, ToolUse(TOOLS))
-    assert [message["role"] for message in spelled] == ["system", "user", "assistant", "user"]
-    assert spelled[0]["content"].startswith("Be short.\n\n") and '"name": "g"' in spelled[0]["content"]
-    assert read(form.tools.parser(), [spelled[2]["content"]])[1] == [("f", '{"a": 1}')] * 2
-    assert spelled[3]["content"].count("<tool_response>") == 2
-    assert form.messages(messages[1:2], ToolUse(TOOLS))[0]["role"] == "system"
-    assert form.messages(messages[1:2], ToolUse(TOOLS, "none")) == messages[1:2]
-    assert form.template_tools(ToolUse(TOOLS)) is None
+    rewritten = chat.messages(messages, ToolParams(TOOLS))
+    assert [message["role"] for message in rewritten] == ["system", "user", "assistant", "user"]
+    assert rewritten[0]["content"].startswith("Be short.\n\n") and '"name": "g"' in rewritten[0]["content"]
+    assert parse(chat.tools.parser(), [rewritten[2]["content"]])[1] == [("f", '{"a": 1}')] * 2
+    assert rewritten[3]["content"].count("<tool_response>") == 2
+    assert chat.messages(messages[1:2], ToolParams(TOOLS))[0]["role"] == "system"
+    assert chat.messages(messages[1:2], ToolParams(TOOLS, "none")) == messages[1:2]
+    assert chat.template_tools(ToolParams(TOOLS)) is None

@@ -64,7 +64,7 @@ class AsyncEngine:
     async def abort(self, request_id: str) -> None:
         """End a request; its iterator ends with finish_reason "cancelled". One that has ended is no error."""
         if stream := self._streams.get(request_id):
-            await self.client.cancel(stream)
+            self.client.cancel(stream)
 
     async def start(self) -> None:
         if self._starting is None:

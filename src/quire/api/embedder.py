@@ -1,4 +1,4 @@
-"""`Embedder`: a model that makes vectors of texts, or scores of pairs of them, in this process.
+"""`Embedder`: an embedding model, or a cross-encoder that scores pairs of texts, in this process.
 
 embedder = Embedder("./all-MiniLM-L6-v2")
 vectors = embedder.embed(["A quire is a gathering of pages", "Paper was made of rags"])  # [2, 384]
@@ -16,8 +16,9 @@ import numpy as np
 from quire.client.embed_request import Text
 from quire.client.encoder_prompt import EncoderPrompter
 from quire.core.errors import BadRequest
-from quire.engine.encoder import Encoder, first_numbers
 from quire.engine.options import EngineOptions
+from quire.engine.start import executor_options
+from quire.executors.encoder import EncoderExecutor, truncate_embedding
 from quire.hub import resolve_model
 from quire.ops.opset import Float32
 from quire.runtime.pooling import PoolingMode, unit_length
@@ -25,8 +26,8 @@ from quire.text.tokenizers.tokenizer import Tokenizer
 
 
 class Embedder:
-    """Keywords are those of `EngineOptions`, and how tokens become a vector where that is not as the checkpoint says:
-    `pooling` (cls, mean or last) and `normalize`. A text's result does not depend on the other texts."""
+    """Keywords are those of `EngineOptions`. `pooling` (cls, mean or last) and `normalize` override the checkpoint.
+    A text's result does not depend on the other texts."""
 
     def __init__(
         self,
@@ -40,35 +41,35 @@ class Embedder:
             raise BadRequest(f"pooling is {pooling!r}", f"choose from {', '.join(get_args(PoolingMode))}")
         self.options = EngineOptions.of({"model": str(model), **options})
         files = resolve_model(self.options.model, revision=self.options.revision)
-        self._encoder = Encoder(files.path, self.options, pooling, normalize)
+        self._encoder = EncoderExecutor(files.path, executor_options(self.options), pooling, normalize)
         self.config, self.max_model_len = self._encoder.config, self._encoder.max_model_len
         self.tokenizer = Tokenizer.load(Path(self.options.tokenizer) if self.options.tokenizer else files.path)
-        self._reader = EncoderPrompter(self.tokenizer, self._encoder.modules, self.config.vocab, self.max_model_len)
+        self._prompter = EncoderPrompter(self.tokenizer, self._encoder.modules, self.config.vocab, self.max_model_len)
 
     def embed(
         self,
         texts: Text | Sequence[Text],
         *,
-        prompt_name: str | None = None,  # of the prompts that the checkpoint has: put before every text
-        truncate: bool = False,  # a text that is too long loses its end; otherwise it is refused
-        dimensions: int | None = None,  # only the first so many numbers of each vector, made of length 1 again
+        prompt_name: str | None = None,  # one of the checkpoint's prompts, put before every text
+        truncate: bool = False,  # cut off the end of a text that is too long, instead of refusing it
+        dimensions: int | None = None,  # keep only the first that many numbers, normalized again
     ) -> Float32:
         """-> [texts, columns]"""
-        vectors = self._encoder.vectors(self._reader.tokens(_listed(texts), prompt_name, truncate))
+        vectors = self._encoder.embed(self._prompter.tokens(_listed(texts), prompt_name, truncate))
         if dimensions is not None:
-            vectors = [first_numbers(vector, dimensions) for vector in vectors]
+            vectors = [truncate_embedding(vector, dimensions) for vector in vectors]
         return np.array(vectors, np.float32)
 
     def score(
         self, query: str, documents: Sequence[str], *, truncate: bool = False, sigmoid: bool | None = None
     ) -> list[float]:
-        """How well each document answers the query. A cross-encoder reads both together, and its score is between 0
-        and 1 unless the checkpoint, or `sigmoid`, says otherwise. Of other models it is the cosine of two vectors."""
+        """How well each document answers the query. A cross-encoder's score is between 0 and 1 unless the
+        checkpoint, or `sigmoid`, says otherwise. For other models it is the cosine of two embeddings."""
         pairs = [(query, document) for document in documents]
         if self._encoder.num_labels:
-            return self._encoder.scores(self._reader.pairs(pairs, truncate), sigmoid)
-        texts, numbers = self._reader.sides(pairs, truncate)
-        vectors = [unit_length(vector) for vector in self._encoder.vectors(texts)]
+            return self._encoder.score(self._prompter.pairs(pairs, truncate), sigmoid)
+        texts, numbers = self._prompter.sides(pairs, truncate)
+        vectors = [unit_length(vector) for vector in self._encoder.embed(texts)]
         return [float(np.dot(vectors[a], vectors[b])) for a, b in numbers]
 
 

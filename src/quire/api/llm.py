@@ -20,7 +20,7 @@ from quire.core.errors import BadRequest, EngineFailed
 from quire.core.params import SamplingParams
 from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions, named_values
-from quire.engine.start import load_tokenizer, local_executor
+from quire.engine.start import load_tokenizer, new_executor
 from quire.hub import DEFAULT_MODEL, resolve_model
 from quire.hub.adapters import resolve_adapter
 from quire.text.event import TextEvent
@@ -55,7 +55,7 @@ class LLM:
         self.options = EngineOptions.of({"model": str(model), **options})
         files = resolve_model(self.options.model, revision=self.options.revision)
         tokenizer = load_tokenizer(files.path, self.options)
-        self.engine = Engine(local_executor(files.path, self.options), self.options, lambda: tokenizer)
+        self.engine = Engine(new_executor(files.path, self.options), self.options, lambda: tokenizer)
         self.tokenizer = tokenizer
         self._prompter = Prompter(
             self.tokenizer,
@@ -81,7 +81,7 @@ class LLM:
         """Complete every prompt; outputs come in the order of the prompts. `lora_request`: for all, or one each."""
         one = isinstance(prompts, str | Mapping) or _is_ids(prompts)
         many: list[Any] = [prompts] if one else list(prompts)
-        params = _one_each(sampling_params, len(many))
+        params = _broadcast(sampling_params, len(many))
         requests = [self._request(prompt, p) for prompt, p in zip(many, params, strict=True)]
         if priority is not None:
             requests = [replace(request, priority=p) for request, p in zip(requests, priority, strict=True)]
@@ -106,7 +106,7 @@ class LLM:
             "continue_final_message": continue_final_message,
             **(chat_template_kwargs or {}),
         }
-        params = _one_each(sampling_params, len(conversations))
+        params = _broadcast(sampling_params, len(conversations))
         requests = [
             GenerateRequest(id=next(self._ids), params=p, messages=[dict(m) for m in c], template_options=template)
             for c, p in zip(conversations, params, strict=True)
@@ -129,10 +129,8 @@ class LLM:
         finally:
             self.engine.cancel(live.request.id)
 
-    def _adapt(
-        self, requests: list[GenerateRequest], wanted: LoRARequest | Sequence[LoRARequest | None] | None
-    ) -> None:
-        each = wanted if isinstance(wanted, Sequence) else [wanted] * len(requests)
+    def _adapt(self, requests: list[GenerateRequest], lora: LoRARequest | Sequence[LoRARequest | None] | None) -> None:
+        each = lora if isinstance(lora, Sequence) else [lora] * len(requests)
         if len(each) != len(requests):
             raise BadRequest(f"{len(requests)} prompts and {len(each)} LoRA requests", "give one for all, or one each")
         for request, adapter in zip(requests, each, strict=True):
@@ -141,7 +139,7 @@ class LLM:
                 request.adapter = adapter.lora_name
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Unless it is there. A name stays with what it was first loaded from."""
+        """Load an adapter under a name, unless it is loaded. A name keeps the path it was first loaded from."""
         if self._adapters.setdefault(name, path) != path and path:
             raise BadRequest(f"an adapter is called `{name}` already, from {self._adapters[name]}", param="lora_name")
         if name not in self.engine.adapters:
@@ -183,22 +181,22 @@ class LLM:
 
     def _step(self, live: Mapping[str, LiveRequest]) -> list[tuple[LiveRequest, TextEvent]]:
         """One step of the engine, as text."""
-        said = []
+        texts = []
         for event in self.engine.step():
             entry = live.get(event.request_id)
             if entry is None or (text := entry.push(event)) is None:
                 continue
-            said.append((entry, text))
+            texts.append((entry, text))
             if text.finish_reason and not event.finish_reason:  # a stop string
                 self.engine.cancel(event.request_id, event.index)
-        return said
+        return texts
 
 
 def _is_ids(prompts: Any) -> bool:
     return isinstance(prompts, Sequence) and len(prompts) > 0 and all(isinstance(token, int) for token in prompts)
 
 
-def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+def _broadcast(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if len(params) != count:
@@ -206,16 +204,16 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: i
     return list(params)
 
 
-class _Quiet:
+class _NoProgress:
     def update(self) -> None: ...
 
     def close(self) -> None: ...
 
 
-def _progress(total: int, wanted: bool | None) -> Any:
-    """A progress bar, by default if someone is watching."""
-    if wanted is False or (wanted is None and not sys.stderr.isatty()):
-        return _Quiet()
+def _progress(total: int, use_tqdm: bool | None) -> Any:
+    """A progress bar, by default if stderr is a terminal."""
+    if use_tqdm is False or (use_tqdm is None and not sys.stderr.isatty()):
+        return _NoProgress()
     from tqdm import tqdm
 
     return tqdm(total=total, desc="prompts", unit="prompt", leave=False)

@@ -1,4 +1,4 @@
-"""One answer as it comes: its text, and how fast it came."""
+"""An answer as it is streamed: its text, tokens and times."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -27,15 +27,15 @@ class TextEngine(Protocol):
 
 @dataclass(slots=True)
 class PrintedAnswer:
-    """What has come so far: also of an answer that was interrupted."""
+    """The answer so far; also one that was interrupted."""
 
     text: str = ""
     finish_reason: str = "cancelled"
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
-    ttft: float | None = None  # seconds from asking to the first token
-    seconds: float = 0.0  # from asking to the last token
+    ttft: float | None = None  # seconds from the request to the first token
+    seconds: float = 0.0  # from the request to the last token
     _asked: float = field(default_factory=time.monotonic)
 
     def follow(
@@ -44,7 +44,7 @@ class PrintedAnswer:
         write: Callable[[str], None],
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Take every event, and write its text, until `stopped`. Leaving early, however, cancels the request."""
+        """Write the text of every event until `stopped`. Leaving early, for any reason, cancels the request."""
         try:
             for event in events:
                 self._take(event)
@@ -58,7 +58,7 @@ class PrintedAnswer:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """While decoding: the first token is the prompt's, and counted in `ttft`."""
+        """While decoding: the first token counts for prefill, in `ttft`."""
         if self.ttft is None or self.num_output_tokens < 2 or self.seconds <= self.ttft:
             return None
         return (self.num_output_tokens - 1) / (self.seconds - self.ttft)

@@ -1,13 +1,13 @@
-"""An engine in this process, and how long it takes for what it is asked.
+"""Times an engine in this process.
 
-Ids go in and ids come out: neither text nor HTTP is measured."""
+Prompts and outputs are token ids: neither text nor HTTP is measured."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from quire.cli.bench_prompts import Wanted
+from quire.cli.bench_prompts import BenchRequest
 from quire.core.errors import EngineFailed
 from quire.core.params import SamplingParams
 from quire.core.request import Request, SequenceEvent
@@ -26,7 +26,7 @@ class Timing:
     finished: bool = False
 
     def take(self, event: SequenceEvent, now: float) -> int:
-        """-> the tokens that followed from others, and not from the prompt."""
+        """-> the tokens that were decoded: all but the first, which prefill gives"""
         if event.finish_reason == "error":
             raise EngineFailed(event.reason)
         self.finished = event.final
@@ -71,11 +71,11 @@ class Phase:
 
 @dataclass(slots=True)
 class BenchRun:
-    """What was asked for together, until all of it was there or nobody wanted to wait any longer."""
+    """Requests that were submitted together, until all have finished or the user interrupts."""
 
     requests: list[Timing]
-    prefill: Phase = field(default_factory=Phase)  # steps with prompts in them: their tokens are those of prompts
-    decode: Phase = field(default_factory=Phase)  # steps without
+    prefill: Phase = field(default_factory=Phase)  # steps with prompts in them; counts prompt tokens
+    decode: Phase = field(default_factory=Phase)  # steps without prompts
     seconds: float = 0.0
     interrupted: bool = False
 
@@ -85,7 +85,7 @@ class BenchRun:
 
     @property
     def num_input(self) -> int:
-        """Prompt tokens of the requests that have begun to answer."""
+        """Prompt tokens of the requests that have a first token."""
         return sum(request.num_prompt for request in self.requests if request.first is not None)
 
     @property
@@ -101,13 +101,13 @@ class EngineBench:
 
     def run(
         self,
-        wanted: Sequence[Wanted],
+        requests: Sequence[BenchRequest],
         on_finished: Callable[[], object] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> BenchRun:
-        """Ask for all of it at once. What is not finished when `stopped` is given up."""
-        live = dict(self._submit(one) for one in wanted)
-        found = BenchRun(list(live.values()))
+        """Submit all requests at once. Those that are not finished when `stopped` are cancelled."""
+        live = dict(map(self._submit, requests))
+        result = BenchRun(list(live.values()))
         begin = before = time.perf_counter()
         while self.engine.has_work and not stopped():
             num_decoded = 0
@@ -120,18 +120,18 @@ class EngineBench:
             record = self.engine.record
             if record is not None and record.num_tokens:
                 now, num_prompt = time.perf_counter(), record.num_tokens - num_decoded
-                (found.prefill if num_prompt > 0 else found.decode).add(num_prompt or num_decoded, now - before)
+                (result.prefill if num_prompt > 0 else result.decode).add(num_prompt or num_decoded, now - before)
                 before = now
-        found.seconds = before - begin
-        found.interrupted = bool(live)
+        result.seconds = before - begin
+        result.interrupted = bool(live)
         for name in live:
             self.engine.cancel(name)
-        return found
+        return result
 
-    def _submit(self, wanted: Wanted) -> tuple[str, Timing]:
+    def _submit(self, request: BenchRequest) -> tuple[str, Timing]:
         name = next(self._names)
         params = SamplingParams(
-            temperature=self._temperature, max_tokens=wanted.output_len, ignore_eos=True, seed=self._seed + int(name)
+            temperature=self._temperature, max_tokens=request.output_len, ignore_eos=True, seed=self._seed + int(name)
         )
-        self.engine.submit(Request(id=name, prompt_ids=wanted.prompt_ids, params=params))
-        return name, Timing(len(wanted.prompt_ids), time.perf_counter())
+        self.engine.submit(Request(id=name, prompt_ids=request.prompt_ids, params=params))
+        return name, Timing(len(request.prompt_ids), time.perf_counter())

@@ -1,18 +1,19 @@
-"""`quire bench latency`: one batch at a time, nobody else there; how long it takes."""
+"""`quire bench latency`: one batch at a time on an idle engine; how long it takes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from quire.cli.bench_engine import BenchRun, EngineBench
-from quire.cli.bench_load import add_engine_flags, progress, read_engine_options, start
+from quire.cli.bench_load import add_engine_flags, check_minimums, progress, read_engine_options, start
 from quire.cli.bench_prompts import random_prompts
-from quire.cli.bench_report import check_target, percentile, phase, spreads, surroundings, tell
+from quire.cli.bench_report import check_target, percentile, phase, report, spreads, surroundings
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.interrupts import first_interrupt_noted
 from quire.cli.main import INTERRUPTED
-from quire.cli.parser import Parser, UsageError
+from quire.cli.parser import Parser
+from quire.engine.options import option
 
 EXAMPLES = """\
   quire bench latency                                       8 prompts of 32 tokens, 128 tokens each
@@ -23,25 +24,20 @@ EXAMPLES = """\
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 
-def _flag(default: Any, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={"help": help, **more})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyFlags:
-    input_len: int = _flag(32, "tokens of each prompt: random ids")
-    output_len: int = _flag(128, "tokens drawn for each; nothing ends earlier")
-    batch_size: int = _flag(8, "prompts at a time")
-    num_iters: int = _flag(30, "batches, one after the other")
-    num_iters_warmup: int = _flag(10, "batches before it counts")
-    temperature: float = _flag(1.0, "how tokens are drawn; 0 takes the most likely")
-    output_json: str | None = _flag(None, "keep the figures there; - prints them instead of text", metavar="FILE")
+    input_len: int = option(32, "tokens of each prompt: random ids", minimum=1)
+    output_len: int = option(128, "tokens sampled for each; nothing ends earlier", minimum=1)
+    batch_size: int = option(8, "prompts at a time", minimum=1)
+    num_iters: int = option(30, "batches, one after the other", minimum=1)
+    num_iters_warmup: int = option(10, "batches before measuring begins", minimum=0)
+    temperature: float = option(1.0, "sampling temperature; 0 takes the most likely token")
+    output_json: str | None = option(
+        None, "write the figures to this file; - prints them instead of text", metavar="FILE"
+    )
 
     def __post_init__(self) -> None:
-        least = {"input_len": 1, "output_len": 1, "batch_size": 1, "num_iters": 1, "num_iters_warmup": 0}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", f"give at least {low}")
+        check_minimums(self)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -62,24 +58,24 @@ def run(argv: Sequence[str]) -> int:
     with first_interrupt_noted() as noted, progress(total, "batch") as one_more:
         for number in range(total):
             vocab_size, seed = engine.capacity.vocab_size, (options.seed or 0) + number
-            wanted = random_prompts(flags.batch_size, flags.input_len, flags.output_len, vocab_size, seed)
-            found = bench.run(wanted, stopped=noted.is_set)
-            if found.interrupted:
+            requests = random_prompts(flags.batch_size, flags.input_len, flags.output_len, vocab_size, seed)
+            batch = bench.run(requests, stopped=noted.is_set)
+            if batch.interrupted:
                 break
             one_more()
             if number >= flags.num_iters_warmup:
-                runs.append(found)
+                runs.append(batch)
     interrupted = len(runs) < flags.num_iters
     if not runs:
-        print("interrupted before the first batch that counts was done")
+        print("interrupted before the first measured batch was done")
         return INTERRUPTED
     figures = surroundings(options, engine, start_seconds) | measured(runs, flags, interrupted)
-    tell(headline(figures), figures, flags.output_json)
+    report(headline(figures), figures, flags.output_json)
     return INTERRUPTED if interrupted else 0
 
 
 def measured(runs: Sequence[BenchRun], flags: LatencyFlags, interrupted: bool) -> dict[str, Any]:
-    """The first names are those of vLLM's file; seconds, where no other unit is said."""
+    """The first keys are those of vLLM's file. Times are in seconds unless the key says otherwise."""
     latencies = [run.seconds for run in runs]
     return {
         "avg_latency": fmean(latencies),
@@ -96,12 +92,12 @@ def measured(runs: Sequence[BenchRun], flags: LatencyFlags, interrupted: bool) -
     }
 
 
-def headline(found: dict[str, Any]) -> list[str]:
-    so_far = "interrupted: " if found["interrupted"] else ""
-    middle, slow = found["percentiles"]["50"], found["percentiles"]["99"]
+def headline(figures: dict[str, Any]) -> list[str]:
+    so_far = "interrupted: " if figures["interrupted"] else ""
+    middle, slow = figures["percentiles"]["50"], figures["percentiles"]["99"]
     return [
-        f"latency     {found['avg_latency']:.4f} s a batch, p50 {middle:.4f}, p99 {slow:.4f}; "
-        f"{found['output_tokens_per_second']:,.1f} output tok/s",
-        f"load        {so_far}{len(found['latencies'])} batches of {found['batch_size']} prompts, "
-        f"{found['input_len']:,} tokens in, {found['output_len']:,} out",
+        f"latency     {figures['avg_latency']:.4f} s a batch, p50 {middle:.4f}, p99 {slow:.4f}; "
+        f"{figures['output_tokens_per_second']:,.1f} output tok/s",
+        f"load        {so_far}{len(figures['latencies'])} batches of {figures['batch_size']} prompts, "
+        f"{figures['input_len']:,} tokens in, {figures['output_len']:,} out",
     ]

@@ -1,35 +1,34 @@
-"""What the benchmarks share on the command line: a model, its engine, and a bar that moves."""
+"""What the benchmarks share on the command line: a model, its engine, and a progress bar."""
 
 import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
-from quire.cli.flags import add_flags, read_flags
-from quire.cli.parser import Parser
+from quire.cli.flags import add_flags, add_model_flag, read_flags
+from quire.cli.parser import Parser, UsageError
 from quire.engine.engine import Engine
 from quire.engine.options import LORA, EngineOptions
-from quire.engine.start import local_executor
+from quire.engine.start import new_executor
 from quire.hub import resolve_model
 
-_SERVING_ONLY = ("served_model_name", "max_queued_requests", *LORA)  # nobody is named, nobody is refused
+_SERVING_ONLY = ("served_model_name", "max_queued_requests", *LORA)  # flags without an effect here
 
 
 def add_engine_flags(parser: Parser) -> None:
-    parser.add_argument(
-        "-m", "--model", default=argparse.SUPPRESS, help="path, repository or short name (default: smollm2)"
-    )
+    add_model_flag(parser)
     about = {
-        "enable_prefix_caching": {"help": "share the cache of equal beginnings between requests (default: off)"},
-        "seed": {"help": "for prompts and for drawing (default: 0)"},
+        "enable_prefix_caching": {"help": "reuse the KV cache of shared prompt prefixes (default: off)"},
+        "seed": {"help": "of random prompts and of sampling (default: 0)"},
     }
     add_flags(parser, EngineOptions, "engine", about=about, skip=("model", *_SERVING_ONLY))
 
 
 def read_engine_options(arguments: argparse.Namespace) -> EngineOptions:
-    """Prefixes are not shared unless that is asked for: it would be measured, too."""
+    """Prefix caching is off unless it is asked for: its hits would be measured too."""
     return read_flags(EngineOptions, arguments, given={"enable_prefix_caching": False, "seed": 0})
 
 
@@ -37,13 +36,21 @@ def start(options: EngineOptions) -> tuple[Engine, float]:
     """-> the engine, and the seconds it took."""
     files = resolve_model(options.model, revision=options.revision)
     begin = time.perf_counter()
-    engine = Engine(local_executor(files.path, options), options)
+    engine = Engine(new_executor(files.path, options), options)
     return engine, time.perf_counter() - begin
+
+
+def check_minimums(flags: Any) -> None:
+    """`minimum` in the metadata of a field is the smallest value it may have."""
+    for spec in fields(flags):
+        minimum, value = spec.metadata.get("minimum"), getattr(flags, spec.name)
+        if minimum is not None and value < minimum:
+            raise UsageError(f"--{spec.name.replace('_', '-')} is {value}", f"give at least {minimum}")
 
 
 @contextmanager
 def progress(total: int, unit: str) -> Iterator[Callable[[], Any]]:
-    """A bar on stderr if someone is watching; call what it gives whenever one more is done."""
+    """A bar on stderr if that is a terminal; call the result whenever one more is done."""
     if not sys.stderr.isatty():
         yield lambda: None
         return

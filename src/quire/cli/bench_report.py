@@ -1,4 +1,4 @@
-"""What a benchmark tells: a few lines to read, and one JSON object to keep."""
+"""The report of a benchmark: a few lines of text, and one JSON object."""
 
 import json
 import platform
@@ -30,15 +30,15 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Milliseconds, of seconds; None where nothing was measured."""
+    """In milliseconds, from seconds; None without values."""
     if not values:
         return None
-    found = {"mean": fmean(values), **{f"p{share}": percentile(values, share) for share in PERCENTILES}}
-    return {name: 1e3 * value for name, value in {**found, "max": max(values)}.items()}
+    summary = {"mean": fmean(values), **{f"p{share}": percentile(values, share) for share in PERCENTILES}}
+    return {name: 1e3 * value for name, value in {**summary, "max": max(values)}.items()}
 
 
 def spreads(runs: Sequence[BenchRun]) -> dict[str, Any]:
-    """Of all requests. A request that has not finished counts with what it has."""
+    """Latencies of all requests. An unfinished request counts with the tokens it has."""
     timings = [timing for run in runs for timing in run.requests]
     return {
         "ttft_ms": spread([timing.ttft for timing in timings if timing.ttft is not None]),
@@ -61,9 +61,9 @@ def phase(runs: Sequence[BenchRun], name: str) -> dict[str, Any]:
 
 
 def surroundings(options: EngineOptions, engine: Engine, start_seconds: float) -> dict[str, Any]:
-    """What was measured, and on what machine."""
+    """The model, its options and the machine of a measurement."""
     cores, capacity = machine.cores(), engine.capacity
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "quire": __version__,
         "model": options.model,
         "options": {
@@ -84,49 +84,49 @@ def surroundings(options: EngineOptions, engine: Engine, start_seconds: float) -
     if uses_gpu(options.device):
         from quire.ops.gpu.device import describe
 
-        found["machine"]["gpu"] = describe()
-    return found
+        figures["machine"]["gpu"] = describe()
+    return figures
 
 
-def lines(found: dict[str, Any]) -> list[str]:
-    """For reading."""
-    where = found["machine"]
-    if gpu := where.get("gpu"):
-        place = f"{gpu['name']}, {gpu['memory'] / _GIB:.0f} GiB, torch {gpu['torch']}, triton {gpu['triton']}"
+def lines(figures: dict[str, Any]) -> list[str]:
+    """The report as text."""
+    host = figures["machine"]
+    if gpu := host.get("gpu"):
+        device = f"{gpu['name']}, {gpu['memory'] / _GIB:.0f} GiB, torch {gpu['torch']}, triton {gpu['triton']}"
     else:
-        place = f"{where['cpu']}, {found['options'].get('threads') or where['cores']} threads"
-    told = [
-        f"model       {found['model']}, weights {found['weight_bytes'] / _GIB:.2f} GiB, "
-        f"cache {found['cache_bytes'] / _GIB:.2f} GiB, started in {found['start_seconds']:.1f} s",
-        f"machine     {place}",
+        device = f"{host['cpu']}, {figures['options'].get('threads') or host['cores']} threads"
+    text = [
+        f"model       {figures['model']}, weights {figures['weight_bytes'] / _GIB:.2f} GiB, "
+        f"cache {figures['cache_bytes'] / _GIB:.2f} GiB, started in {figures['start_seconds']:.1f} s",
+        f"machine     {device}",
     ]
     for name in ("prefill", "decode"):
-        part = found[name]
+        part = figures[name]
         what = "with prompts in them" if name == "prefill" else "without"
-        told.append(
+        text.append(
             f"{name:<11} {part['tokens_per_second']:,.1f} tok/s: {part['tokens']:,} tokens in {part['steps']:,} steps "
             f"{what}, {part['seconds']:.2f} s"
         )
     names = {"ttft_ms": "first token", "tpot_ms": "each later", "e2el_ms": "whole"}
-    told += ["", f"{'ms':<11}" + "".join(f"{name:>12}" for name in ("mean", "p50", "p90", "p99", "max"))]
+    text += ["", f"{'ms':<11}" + "".join(f"{name:>12}" for name in ("mean", "p50", "p90", "p99", "max"))]
     for key, name in names.items():
-        if found[key] is not None:
-            told.append(f"{name:<11}" + "".join(f"{value:12.2f}" for value in found[key].values()))
-    return told
+        if figures[key] is not None:
+            text.append(f"{name:<11}" + "".join(f"{value:12.2f}" for value in figures[key].values()))
+    return text
 
 
 def check_target(output_json: str | None) -> None:
-    """Before anything is measured: whether it could be kept."""
+    """Fail before anything is measured if the file cannot be written."""
     if output_json not in (None, STDOUT) and not Path(str(output_json)).absolute().parent.is_dir():
         raise UsageError(f"there is no folder to put {output_json} into", "make it first")
 
 
-def tell(headline: Sequence[str], found: dict[str, Any], output_json: str | None) -> None:
+def report(headline: Sequence[str], figures: dict[str, Any], output_json: str | None) -> None:
     """The lines to stdout and the object to the file; or, where the file is `-`, to stdout instead."""
     if output_json == STDOUT:
-        print(json.dumps(found))
+        print(json.dumps(figures))
         return
-    print("\n".join([*headline, *lines(found)]))
+    print("\n".join([*headline, *lines(figures)]))
     if output_json is not None:
-        Path(output_json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-        print(f"kept in {output_json}", file=sys.stderr)
+        Path(output_json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        print(f"written to {output_json}", file=sys.stderr)

@@ -1,20 +1,20 @@
-"""`quire bench throughput`: everything at once, as in offline batches; how much comes out a second."""
+"""`quire bench throughput`: everything at once, as in offline batches; tokens and requests a second."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quire.cli.bench_engine import BenchRun, EngineBench
-from quire.cli.bench_load import add_engine_flags, progress, read_engine_options, start
-from quire.cli.bench_prompts import Wanted, random_prompts, read_prompts
-from quire.cli.bench_report import check_target, phase, spreads, surroundings, tell
+from quire.cli.bench_load import add_engine_flags, check_minimums, progress, read_engine_options, start
+from quire.cli.bench_prompts import BenchRequest, random_prompts, read_prompts
+from quire.cli.bench_report import check_target, phase, report, spreads, surroundings
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.interrupts import first_interrupt_noted
 from quire.cli.main import INTERRUPTED
-from quire.cli.parser import Parser, UsageError
+from quire.cli.parser import Parser
 from quire.engine.engine import Engine
-from quire.engine.options import EngineOptions
+from quire.engine.options import EngineOptions, option
 
 EXAMPLES = """\
   quire bench throughput --num-prompts 64 --input-len 128 --output-len 64
@@ -24,30 +24,25 @@ EXAMPLES = """\
 """
 
 
-def _flag(default: Any, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={"help": help, **more})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputFlags:
-    num_prompts: int = _flag(1000, "requests, all of them submitted at once")
-    input_len: int = _flag(1024, "tokens of each prompt: random ids")
-    output_len: int = _flag(128, "tokens drawn for each; nothing ends earlier")
-    dataset_path: str | None = _flag(
+    num_prompts: int = option(1000, "requests, all of them submitted at once", minimum=1)
+    input_len: int = option(1024, "tokens of each prompt: random ids", minimum=1)
+    output_len: int = option(128, "tokens sampled for each; nothing ends earlier", minimum=1)
+    dataset_path: str | None = option(
         None,
         "take the prompts from this file instead: one JSON object a line, with `prompt` or `prompt_token_ids` "
         "and maybe `output_len`; at most --num-prompts of them",
         metavar="FILE",
     )
-    temperature: float = _flag(1.0, "how tokens are drawn; 0 takes the most likely")
-    num_warmups: int = _flag(1, "requests before it counts: kernels are compiled, memory is touched")
-    output_json: str | None = _flag(None, "keep the figures there; - prints them instead of text", metavar="FILE")
+    temperature: float = option(1.0, "sampling temperature; 0 takes the most likely token")
+    num_warmups: int = option(1, "requests before measuring begins: kernels are compiled, memory is touched", minimum=0)
+    output_json: str | None = option(
+        None, "write the figures to this file; - prints them instead of text", metavar="FILE"
+    )
 
     def __post_init__(self) -> None:
-        least = {"num_prompts": 1, "input_len": 1, "output_len": 1, "num_warmups": 0}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", f"give at least {low}")
+        check_minimums(self)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -62,33 +57,34 @@ def run(argv: Sequence[str]) -> int:
     flags, options = read_flags(ThroughputFlags, arguments), read_engine_options(arguments)
     check_target(flags.output_json)
     engine, start_seconds = start(options)
-    wanted = prompts(flags, options, engine)
+    requests = prompts(flags, options, engine)
     bench = EngineBench(engine, flags.temperature, options.seed or 0)
     with first_interrupt_noted() as noted:
-        bench.run([Wanted(one.prompt_ids, min(one.output_len, 2)) for one in wanted[: flags.num_warmups]])
-        with progress(len(wanted), "request") as one_more:
-            found = bench.run(wanted, one_more, noted.is_set)
-    figures = surroundings(options, engine, start_seconds) | measured(found)
-    tell(headline(figures), figures, flags.output_json)
-    return INTERRUPTED if found.interrupted else 0
+        warmups = requests[: flags.num_warmups]
+        bench.run([BenchRequest(request.prompt_ids, min(request.output_len, 2)) for request in warmups])
+        with progress(len(requests), "request") as one_more:
+            result = bench.run(requests, one_more, noted.is_set)
+    figures = surroundings(options, engine, start_seconds) | measured(result)
+    report(headline(figures), figures, flags.output_json)
+    return INTERRUPTED if result.interrupted else 0
 
 
-def prompts(flags: ThroughputFlags, options: EngineOptions, engine: Engine) -> list[Wanted]:
+def prompts(flags: ThroughputFlags, options: EngineOptions, engine: Engine) -> list[BenchRequest]:
     if flags.dataset_path is None:
         vocab_size, seed = engine.capacity.vocab_size, options.seed or 0
         return random_prompts(flags.num_prompts, flags.input_len, flags.output_len, vocab_size, seed)
     from quire.hub import resolve_model
     from quire.text.tokenizers.tokenizer import Tokenizer
 
-    place = (
+    path = (
         Path(options.tokenizer) if options.tokenizer else resolve_model(options.model, revision=options.revision).path
     )
-    encode = Tokenizer.load(place).encode
+    encode = Tokenizer.load(path).encode
     return read_prompts(Path(flags.dataset_path), encode, flags.num_prompts, flags.output_len)
 
 
 def measured(run: BenchRun) -> dict[str, Any]:
-    """The first names are those of vLLM's file."""
+    """The first keys are those of vLLM's file."""
     seconds = run.seconds or float("inf")  # interrupted before the first step ended
     return {
         "elapsed_time": run.seconds,
@@ -107,11 +103,12 @@ def measured(run: BenchRun) -> dict[str, Any]:
     }
 
 
-def headline(found: dict[str, Any]) -> list[str]:
-    so_far = f"interrupted: {found['num_finished']} of " if found["interrupted"] else ""
+def headline(figures: dict[str, Any]) -> list[str]:
+    so_far = f"interrupted: {figures['num_finished']} of " if figures["interrupted"] else ""
     return [
-        f"throughput  {found['requests_per_second']:.2f} requests/s, {found['output_tokens_per_second']:,.1f} output "
-        f"tok/s, {found['tokens_per_second']:,.1f} tok/s with prompts",
-        f"load        {so_far}{found['num_requests']:,} requests, {found['total_input_tokens']:,} tokens in, "
-        f"{found['total_output_tokens']:,} out, {found['elapsed_time']:.2f} s",
+        f"throughput  {figures['requests_per_second']:.2f} requests/s, "
+        f"{figures['output_tokens_per_second']:,.1f} output tok/s, "
+        f"{figures['tokens_per_second']:,.1f} tok/s with prompts",
+        f"load        {so_far}{figures['num_requests']:,} requests, {figures['total_input_tokens']:,} tokens in, "
+        f"{figures['total_output_tokens']:,} out, {figures['elapsed_time']:.2f} s",
     ]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from quire.cli.answer import PrintedAnswer, TextEngine
-from quire.cli.chat_commands import obey
+from quire.cli.chat_commands import run_command
 from quire.cli.chat_input import ReadLine, keep_history, line_reader, read_messages
 from quire.cli.conversation import Conversation
 from quire.cli.flags import read_flags
@@ -27,7 +27,7 @@ EXAMPLES = """\
 
 
 def run(argv: Sequence[str]) -> int:
-    parser = Parser("chat", "Talk to a model. Inside, /help lists what else can be said.", EXAMPLES)
+    parser = Parser("chat", "Talk to a model. Inside, /help lists the commands.", EXAMPLES)
     parser.add_argument("--system", metavar="TEXT", help="how the model should behave")
     parser.add_argument("--load", metavar="FILE", help="go on from a conversation that /save wrote")
     add_model_flags(parser)
@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
     chat = Conversation(read_flags(SamplingFlags, arguments).params(), arguments.system, arguments.lora)
     terminal = Terminal()
     if arguments.load is not None:
-        terminal.note(obey(f"/load {arguments.load}", chat).note)
+        terminal.note(run_command(f"/load {arguments.load}", chat).note)
     engine, model, seconds = load(arguments)
     if not engine.tokenizer.chat_template:
         raise Unsupported(f"`{model}` has no chat template", "it completes text: `quire run --raw -m MODEL TEXT`")
@@ -49,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
 def converse(
     engine: TextEngine, chat: Conversation, terminal: Terminal, read_line: ReadLine, *, interactive: bool = True
 ) -> None:
-    """Read, answer, again; until the input ends or somebody leaves."""
+    """Read and answer until the input ends or the user leaves."""
     numbers = count(1)
     while True:
         try:
@@ -65,11 +65,11 @@ def converse(
 
 
 def _turn(engine: TextEngine, chat: Conversation, terminal: Terminal, message: str, request_id: str) -> bool:
-    """Obey or answer one message. A mistake costs the turn, never the conversation. -> whether to go on."""
+    """Run a command or answer a message. An error ends the turn, not the conversation. -> whether to go on"""
     try:
         question: str | None = message
         if message.startswith("/"):
-            done = obey(message.strip(), chat)
+            done = run_command(message.strip(), chat)
             if done.leave:
                 return False
             if done.note:

@@ -1,4 +1,4 @@
-"""What a person types: lines, joined into messages."""
+"""Reads lines from the user and joins them into messages."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""A conversation: what was said so far, how answers are drawn, and how it is kept in a file."""
+"""A conversation: its messages, its sampling parameters, and its file."""
 
 import json
 from dataclasses import dataclass, field, fields, replace
@@ -12,7 +12,7 @@ from quire.core.params import SamplingParams
 
 Message = dict[str, str]
 
-# Those of SamplingParams that make sense while talking, in the order in which they are shown.
+# The SamplingParams that /set can change, in the order in which they are shown.
 SETTABLE = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("max_tokens", "min_tokens", "seed", "stop"),
@@ -38,7 +38,7 @@ class Conversation:
         self.turns.append({"role": "assistant", "content": text})
 
     def take_back(self) -> str | None:
-        """Remove the last question and its answer, and give the question back."""
+        """Remove the last question and its answer -> the question"""
         while self.turns:
             turn = self.turns.pop()
             if turn["role"] == "user":
@@ -46,7 +46,7 @@ class Conversation:
         return None
 
     def set(self, name: str, text: str) -> None:
-        """Change one parameter. What SamplingParams refuses is not kept."""
+        """Change one parameter. If SamplingParams refuses it, nothing changes."""
         if name not in SETTABLE:
             raise UsageError(
                 f"there is no parameter `{name}`", nearest(name, SETTABLE) or f"there are {', '.join(SETTABLE)}"
@@ -80,7 +80,7 @@ class Conversation:
         draft.replace(path)
 
     def load(self, path: Path) -> None:
-        """Go on from a saved conversation; on an error all stays as it was."""
+        """Go on from a saved conversation. If it raises, nothing has changed."""
         messages, params = _read_file(path)
         self.params = params
         self.system = next((message["content"] for message in messages if message["role"] == "system"), None)

@@ -1,4 +1,4 @@
-"""`quire detect-watermark`: was this text written under a watermark?"""
+"""`quire detect-watermark`: does a text have a watermark?"""
 
 import json
 import sys
@@ -16,14 +16,14 @@ EXAMPLES = """\
   quire detect-watermark --model ./model.gguf --key 42 --json answer.txt
 """
 
-CERTAIN = 4.0  # standard deviations: one text in 32,000 that nobody marked has as many green tokens
+DEFAULT_THRESHOLD = 4.0  # standard deviations: one unmarked text in 32,000 has as many green tokens
 FOUND, NOT_FOUND = 0, 1
 
 
 def run(argv: Sequence[str]) -> int:
     parser = Parser(
         "detect-watermark [FILE]",
-        "Count the tokens that a watermark favours. The exit status is 0 if there is a mark, 1 if none is found.",
+        "Count the tokens that a watermark favours. The exit status is 0 if there is a watermark, 1 if none is found.",
         EXAMPLES,
     )
     parser.add_argument("file", nargs="?", default="-", metavar="FILE", help="the text; left out: stdin")
@@ -32,7 +32,13 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--key", type=int, default=DEFAULT_KEY, help="as given to `quire serve --watermark-key`")
     parser.add_argument("--gamma", type=float, default=DEFAULT_GAMMA, help="as given to --watermark-gamma")
-    parser.add_argument("--threshold", type=float, default=CERTAIN, metavar="Z", help="z from which on a mark is found")
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        default=DEFAULT_THRESHOLD,
+        metavar="Z",
+        help="z-score of a watermark",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse(argv)
     mark = Watermark(gamma=arguments.gamma, key=arguments.key)
@@ -43,15 +49,14 @@ def run(argv: Sequence[str]) -> int:
 
     tokenizer = Tokenizer.load(resolve_model(arguments.model).path)
     evidence = detect(mark, tokenizer.encode(text, add_special_tokens=False))
-    found = evidence.z >= arguments.threshold
+    marked = evidence.z >= arguments.threshold
     if arguments.json:
-        print(json.dumps({**asdict(evidence), "p_value": evidence.p_value, "watermark": found}))
+        print(json.dumps({**asdict(evidence), "p_value": evidence.p_value, "watermark": marked}))
     else:
-        print(
-            f"{'a watermark' if found else 'no watermark found'}: {evidence.green} of {evidence.scored} pairs are green"
-        )
+        verdict = "a watermark" if marked else "no watermark found"
+        print(f"{verdict}: {evidence.green} of {evidence.scored} pairs are green")
         print(f"z = {evidence.z:.2f}; p = {evidence.p_value:.1e} that an unmarked text has as many")
-    return FOUND if found else NOT_FOUND
+    return FOUND if marked else NOT_FOUND
 
 
 def _read(name: str) -> str:

@@ -22,7 +22,7 @@ _GIB = 1 << 30
 
 
 def run(argv: Sequence[str]) -> int:
-    parser = Parser("doctor", "Say what this machine has, which kernels will run, and what fits.", EXAMPLES)
+    parser = Parser("doctor", "Show what this machine has, which kernels will run, and what fits.", EXAMPLES)
     parser.add_argument("--json", action="store_true", help="one JSON object, for a bug report or a script")
     arguments = parser.parse(argv)
     report = examine()
@@ -75,7 +75,7 @@ def describe(report: dict[str, Any]) -> str:
 
 
 def _kernels() -> dict[str, Any]:
-    """The table of kernels chosen at start, and those that could be; or why there is none."""
+    """The ISA of the kernels that are used, and those available; or why there are none."""
     try:
         from quire import _native
     except ImportError as failure:

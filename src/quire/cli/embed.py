@@ -1,4 +1,4 @@
-"""`quire embed`: texts in, a line of JSON for each of them out."""
+"""`quire embed`: texts to embeddings or scores, as lines of JSON."""
 
 import argparse
 import json
@@ -13,12 +13,12 @@ from quire.engine.options import LORA, SPECULATION, EngineOptions
 
 EXAMPLES = """\
   quire embed -m ./all-MiniLM-L6-v2 "A quire is a gathering of pages"
-  quire embed -m ./all-MiniLM-L6-v2 < lines.txt > vectors.jsonl
+  quire embed -m ./all-MiniLM-L6-v2 < lines.txt > embeddings.jsonl
   quire embed -m ./ms-marco-MiniLM-L6-v2 --score "What is a quire?" "A gathering of pages" "A group of singers"
 """
 
-# Nobody waits in a queue here, nothing is drawn, and nothing is kept from one step to the next.
-_NOT_HERE = (
+# Options of queues, sampling and the KV cache have no effect here.
+_GENERATION_ONLY = (
     *("model", "task", "seed", "served_model_name", "max_queued_requests", "max_wait", "scheduling_policy"),
     *(
         "enable_prefix_caching",
@@ -35,18 +35,18 @@ _NOT_HERE = (
 def run(argv: Sequence[str]) -> int:
     parser = Parser(
         "embed [TEXT ...]",
-        "Print a JSON object for each text: its vector, or with --score, how well it answers the query.",
+        "Print a JSON object for each text: its embedding, or with --score, its score for the query.",
         EXAMPLES,
     )
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="texts; without any, the lines of stdin")
     parser.add_argument("-m", "--model", default=argparse.SUPPRESS, help="a directory or a hub repository")
     parser.add_argument("--score", metavar="QUERY", help="score the texts against this one")
-    parser.add_argument("--pooling", choices=("cls", "mean", "last"), help="how tokens become one vector")
-    parser.add_argument("--normalize", action=argparse.BooleanOptionalAction, help="make vectors of length 1")
+    parser.add_argument("--pooling", choices=("cls", "mean", "last"), help="how hidden states become one embedding")
+    parser.add_argument("--normalize", action=argparse.BooleanOptionalAction, help="scale embeddings to length 1")
     parser.add_argument("--prompt-name", metavar="NAME", help="put this prompt of the checkpoint before every text")
-    parser.add_argument("--dimensions", metavar="N", type=int, help="keep the first so many numbers of each vector")
+    parser.add_argument("--dimensions", metavar="N", type=int, help="keep the first N dimensions of each embedding")
     parser.add_argument("--truncate", action="store_true", help="cut texts that are too long, instead of refusing them")
-    add_flags(parser, EngineOptions, "engine", skip=_NOT_HERE)
+    add_flags(parser, EngineOptions, "engine", skip=_GENERATION_ONLY)
     arguments = parser.parse(argv)
     options = read_flags(EngineOptions, arguments)
     if not hasattr(arguments, "model") and "QUIRE_MODEL" not in os.environ:

@@ -38,9 +38,9 @@ class Fit:
 
 def fits(available: int) -> list[Fit]:
     """Every shape in every width, against `available` bytes."""
-    found = []
+    rows = []
     for shape in SHAPES:
         for name, bits in BITS.items():
             needed = int(shape.num_weights * bits / 8) + shape.kv_bytes(CONTEXT) + WORKSPACE
-            found.append(Fit(shape, name, needed, needed <= available))
-    return found
+            rows.append(Fit(shape, name, needed, needed <= available))
+    return rows

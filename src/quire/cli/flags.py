@@ -1,9 +1,8 @@
-"""Flags made of a dataclass, and the dataclass made of the flags.
+"""Makes flags from a dataclass, and the dataclass from the flags.
 
-Every field is a flag of the same name; its default stands in the dataclass and nowhere else. What else is to be known
-of it (`help`, `metavar`, `choices`, `unit: "bytes"`, `several`: values behind one flag) stands in the field's metadata,
-or the command says it in `about`.
-Where a flag is not given, the environment variable QUIRE_<FIELD> stands in for it."""
+Every field is a flag of the same name; its default stands in the dataclass only. The field's metadata holds the rest:
+`help`, `metavar`, `choices`, `unit: "bytes"`, `several` (a flag that takes several values). A command may override it
+with `about`. The environment variable QUIRE_<FIELD> stands in for a flag that is not given."""
 
 import argparse
 import os
@@ -13,6 +12,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from quire.cli.parser import Parser, UsageError
 from quire.cli.values import bare, read_truth, reader
+from quire.hub.aliases import DEFAULT_MODEL
 
 T = TypeVar("T")
 About = Mapping[str, Mapping[str, Any]]  # field -> metadata
@@ -23,7 +23,7 @@ _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
 def add_flags(
     parser: Parser, options: type, title: str, *, about: About | None = None, skip: Collection[str] = ()
 ) -> None:
-    """A group of flags called `title`, one a field. What is not given is not in the namespace."""
+    """Add a group of flags, one for each field. A flag that is not given is not in the namespace."""
     group = parser.add_argument_group(title)
     for flag in _flags(options, about or {}):
         if flag.field not in skip:
@@ -37,7 +37,7 @@ def read_flags(
     about: About | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> T:
-    """`options` with what the flags say, else the environment, else what is `given`, else its own defaults."""
+    """Values come from the flags, else the environment, else `given`, else the defaults of `options`."""
     values = dict(given or {})
     for flag in _flags(options, about or {}):
         if hasattr(arguments, flag.field):
@@ -47,12 +47,17 @@ def read_flags(
     return options(**values)
 
 
+def add_model_flag(parser: Parser) -> None:
+    help_text = f"path, repository or short name (default: {DEFAULT_MODEL})"
+    parser.add_argument("-m", "--model", default=argparse.SUPPRESS, help=help_text)
+
+
 @dataclass(frozen=True, slots=True)
 class _Flag:
     field: str
     kind: Any  # the type of one value: T of `T`, `T | None`, `list[T]` and `tuple[T, ...]`
     many: type | None  # list or tuple, for several values
-    default: Any  # None where there is nothing to tell
+    default: Any  # None where the help text shows none
     metadata: Mapping[str, Any]
 
     @property
@@ -77,7 +82,7 @@ class _Flag:
         return self.many(value) if self.many else value
 
     def read(self, text: str) -> Any:
-        """One value. Raises ValueError with a sentence."""
+        """One value. Raises ValueError with a message for the user."""
         value = reader(self.kind, self.metadata.get("unit", ""))(text)
         choices = self.metadata.get("choices")
         if choices and value not in choices:
@@ -91,7 +96,7 @@ class _Flag:
             return self.many(self.read(part) for part in text.split(",")) if self.many else self.read(text)
         except ValueError as failure:
             hint = f"unset it, or give {self.name}"
-            if text.startswith("tcp://"):  # what Kubernetes sets for every service, here for one that is called quire
+            if text.startswith("tcp://"):  # Kubernetes sets QUIRE_PORT for a service called quire
                 hint += "; Kubernetes sets it for a service called quire unless `enableServiceLinks: false`"
             raise UsageError(f"the environment variable {self.variable}: {failure}", hint) from None
 
@@ -117,7 +122,7 @@ class _Flag:
         return text.replace("%", "%%")
 
     def _written_default(self) -> str:
-        """As one would write it."""
+        """As on the command line."""
         if isinstance(self.default, bool):
             return "on" if self.default else "off"
         if self.many:

@@ -1,4 +1,4 @@
-"""Ctrl-C that stops an answer without tearing the engine apart."""
+"""Ctrl-C that stops an answer and leaves the engine consistent."""
 
 import signal
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from types import FrameType
 
 @contextmanager
 def first_interrupt_noted() -> Iterator[Event]:
-    """Within, the first Ctrl-C only sets the event: a step that is under way is finished, and the engine stays whole.
-    The second one is for an engine that takes too long, and raises KeyboardInterrupt as usual."""
+    """Within, the first Ctrl-C only sets the event: a step in flight is finished, and the engine stays
+    consistent. The second one raises KeyboardInterrupt as usual, for an engine that takes too long."""
     noted = Event()
 
     def note(signum: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""From flags to a model in this process, for `run` and `chat`."""
+"""Loads a model into this process from flags, for `run` and `chat`."""
 
 import argparse
 import time
@@ -6,28 +6,26 @@ from dataclasses import fields
 from typing import Any
 
 from quire.cli.answer import TextEngine
-from quire.cli.flags import About, add_flags, read_flags
+from quire.cli.flags import About, add_flags, add_model_flag, read_flags
 from quire.cli.parser import Parser
 from quire.cli.sampling import SamplingFlags
 from quire.engine.options import LORA, EngineOptions
 
-# `seed` is the sampling flag here. One user's process has nobody to be named to, and no queue.
+# `seed` is the sampling flag here. The rest has no effect on a process with one user.
 _SERVING_ONLY = ("seed", "served_model_name", "max_queued_requests", "scheduling_policy", *LORA)
 
 
 def add_model_flags(parser: Parser, *, about: About | None = None) -> None:
+    add_model_flag(parser)
     parser.add_argument(
-        "-m", "--model", default=argparse.SUPPRESS, help="path, repository or short name (default: smollm2)"
-    )
-    parser.add_argument(
-        "--lora", metavar="PATH", default="", help="a LoRA adapter: a directory that PEFT has saved, or a .gguf file"
+        "--lora", metavar="PATH", default="", help="a LoRA adapter: a directory saved by PEFT, or a .gguf file"
     )
     add_flags(parser, SamplingFlags, "sampling", about=about)
     add_flags(parser, EngineOptions, "engine", skip=("model", *_SERVING_ONLY))
 
 
 def load(arguments: argparse.Namespace) -> tuple[TextEngine, str, float]:
-    """-> the engine, what the model is called, and the seconds it took."""
+    """-> the engine, the name of the model, and the seconds that loading took."""
     options = read_flags(EngineOptions, argparse.Namespace(**_without_seed(arguments)))
     started = time.monotonic()
     from quire.api.llm import LLM

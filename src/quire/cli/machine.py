@@ -1,4 +1,4 @@
-"""What this machine has: cores and memory one may use, vector units. Read from the system; nothing is measured."""
+"""What this machine has: usable cores and memory, vector units. Read from the system, not measured."""
 
 import os
 import platform
@@ -116,17 +116,17 @@ def _system_memory(root: Path) -> tuple[int, int]:
 
 
 def _memory_limit(root: Path) -> tuple[int | None, int]:
-    """-> (limit, used) bytes of the group that leaves least. Cached file pages can be given back: they are not used."""
+    """-> (limit, used) bytes of the group that leaves the least. Cached file pages are reclaimable: not used."""
     names = [(group, "memory.max", "memory.current", "inactive_file") for group in _groups(root)]
     old = root / "sys/fs/cgroup/memory"  # version 1
     names.append((old, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
-    found = []
+    limits = []
     for group, limit_file, used_file, cached in names:
         limit, used = read(group / limit_file).strip(), read(group / used_file).strip()
         if limit.isdigit() and int(limit) < _UNLIMITED and used.isdigit():
             stat = dict(line.split() for line in read(group / "memory.stat").splitlines())
-            found.append((int(limit), max(0, int(used) - int(stat.get(cached, 0)))))
-    return min(found, key=lambda pair: pair[0] - pair[1], default=(None, 0))
+            limits.append((int(limit), max(0, int(used) - int(stat.get(cached, 0)))))
+    return min(limits, key=lambda pair: pair[0] - pair[1], default=(None, 0))
 
 
 def _sysctl(name: str) -> str:

@@ -1,6 +1,6 @@
-"""`quire COMMAND ...`: find the command, run it, and turn what went wrong into a sentence and an exit status.
+"""`quire COMMAND ...`: find the command, run it, and turn errors into a message and an exit status.
 
-A command is a module with `run(argv) -> exit status`. Only the one that was asked for is imported."""
+A command is a module with `run(argv) -> exit status`. Only the requested one is imported."""
 
 import os
 import sys
@@ -15,13 +15,13 @@ COMMANDS = {  # name: (module, what it does)
     "serve": ("quire.cli.serve", "serve a model over HTTP, with the OpenAI API"),
     "run": ("quire.cli.run", "answer one prompt"),
     "chat": ("quire.cli.chat", "talk to a model in the terminal"),
-    "embed": ("quire.cli.embed", "make vectors of texts, or score them against a query"),
+    "embed": ("quire.cli.embed", "embed texts, or score them against a query"),
     "run-batch": ("quire.cli.run_batch", "answer a file of requests, in the OpenAI batch format"),
-    "detect-watermark": ("quire.cli.detect_watermark", "tell whether a text was written under a watermark"),
+    "detect-watermark": ("quire.cli.detect_watermark", "detect whether a text has a watermark"),
     "pull": ("quire.cli.pull", "download a model"),
-    "models": ("quire.cli.models", "list the models that are here"),
+    "models": ("quire.cli.models", "list the downloaded models"),
     "bench": ("quire.cli.bench", "measure how fast a model runs here"),
-    "doctor": ("quire.cli.doctor", "say what this machine has and what fits on it"),
+    "doctor": ("quire.cli.doctor", "show what this machine has and what fits on it"),
 }
 
 EXAMPLES = """\
@@ -41,10 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads wait by spinning, and nobody needs them
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads spin while they wait, and are not used
     try:
         status = _dispatch(arguments)
-        sys.stdout.flush()  # here, where a reader that went away can still be told from a failure
+        sys.stdout.flush()  # a closed pipe raises here, and not at exit
     except QuireError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE_ERROR

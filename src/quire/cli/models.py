@@ -1,4 +1,4 @@
-"""`quire models`: what is here."""
+"""`quire models`: list the downloaded models."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""argparse with our manners: mistakes are `UsageError`s, and an unknown flag is answered with the nearest one."""
+"""argparse that raises `UsageError`s, and names the nearest flag for an unknown one."""
 
 import argparse
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ class UsageError(QuireError):
 
 
 class Parser(argparse.ArgumentParser):
-    """The arguments of a command such as "pull [MODEL]" or "bench latency". `examples` end its help text."""
+    """`command`: such as "pull [MODEL]" or "bench latency". `examples` end the help text."""
 
     def __init__(self, command: str, description: str, examples: str) -> None:
         super().__init__(
@@ -65,10 +65,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A question naming what was probably meant, or nothing."""
+    """A question naming the nearest match, or an empty string."""
     from difflib import get_close_matches
 
-    bare = {other.strip("-/"): other for other in known}  # the dashes of two flags are no likeness
+    bare = {other.strip("-/"): other for other in known}  # dashes do not count as similarity
     near = get_close_matches(name.strip("-/"), bare, n=1, cutoff=0.6)
     return f"did you mean `{bare[near[0]]}`?" if near else ""
 

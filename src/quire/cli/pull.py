@@ -1,4 +1,4 @@
-"""`quire pull`: have a model here before it is needed."""
+"""`quire pull`: download a model before it is needed."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ EXAMPLES = """\
 
 
 def run(argv: Sequence[str]) -> int:
-    parser = Parser("pull [MODEL]", "Download a model, unless it is here, and print where it is.", EXAMPLES)
+    parser = Parser("pull [MODEL]", "Download a model, unless it is in the cache, and print its path.", EXAMPLES)
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, metavar="MODEL", help="repository or short name")
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a hub repository")
     parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")

@@ -21,22 +21,20 @@ EXAMPLES = """\
   quire run -m ./model.gguf --json "2 + 2 ="
 """
 
-MAX_TOKENS = 512  # of an answer nobody is there to stop
+MAX_TOKENS = 512  # by default: `run` may be unattended
 
 
 def run(argv: Sequence[str]) -> int:
     parser = Parser(
         "run [PROMPT ...]",
-        "Answer one prompt. The text goes to stdout as it comes, all else to stderr.",
+        "Answer one prompt. The text is streamed to stdout, all else goes to stderr.",
         EXAMPLES,
     )
-    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="words to answer; - is what comes on stdin")
+    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="the prompt; - stands for stdin")
     parser.add_argument("--system", metavar="TEXT", help="how the model should behave")
-    parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
-    parser.add_argument("--json", action="store_true", help="one JSON object at the end instead of text as it comes")
-    parser.add_argument(
-        "--stats", action="store_true", help="tell tokens, time to the first one and tokens/s on stderr"
-    )
+    parser.add_argument("--raw", action="store_true", help="continue the prompt, without the chat template")
+    parser.add_argument("--json", action="store_true", help="one JSON object at the end instead of streamed text")
+    parser.add_argument("--stats", action="store_true", help="print tokens, time to first token and tokens/s on stderr")
     add_model_flags(parser, about={"max_tokens": {"help": f"longest answer, in tokens (default: {MAX_TOKENS})"}})
     arguments = parser.parse(argv)
     if arguments.raw and arguments.system is not None:
@@ -59,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def read_prompt(words: Sequence[str]) -> str:
-    """The words, stdin in the place of every `-`; stdin alone where there are none and somebody writes to it."""
+    """The words, with stdin for every `-`; stdin alone where there are no words and it is not a terminal."""
     if not words and sys.stdin.isatty():
         raise UsageError("there is no prompt", 'give it in quotes, `quire run "Why is the sky blue?"`, or on stdin')
     given = list(words) or ["-"]
@@ -77,7 +75,7 @@ def read_prompt(words: Sequence[str]) -> str:
 def make_request(
     engine: TextEngine, prompt: str, params: SamplingParams, *, system: str | None = None, raw: bool = False
 ) -> GenerateRequest:
-    """A chat of one message where the model has a template, else the prompt as it is."""
+    """A chat of one message if the model has a chat template, else the plain prompt."""
     if raw or not engine.tokenizer.chat_template:
         if system is not None:
             raise UsageError("--system needs a chat template, and this model has none", "put the text into the prompt")

@@ -1,6 +1,5 @@
 """`quire run-batch`: requests from a file, answers to a file."""
 
-import argparse
 import asyncio
 import signal
 import sys
@@ -8,11 +7,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from quire.cli.flags import add_flags, read_flags
+from quire.cli.flags import add_flags, add_model_flag, read_flags
+from quire.cli.main import INTERRUPTED
 from quire.cli.parser import Parser, UsageError
 from quire.engine.options import EngineOptions
-from quire.server.batch.requests import BadBatch, Requests
-from quire.server.batch.results import Result, Results
+from quire.server.batch.requests import BadBatch, BatchRequests
+from quire.server.batch.results import BatchResult, BatchResults
 
 EXAMPLES = """\
   quire run-batch requests.jsonl answers.jsonl
@@ -23,40 +23,37 @@ a line of requests.jsonl:
    "body": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}}
 """
 
-INTERRUPTED = 130
-KEPT_WAITING = 2  # for each sequence that is computed: so many requests are under way
+REQUESTS_PER_SEQUENCE = 2  # requests in flight for each sequence of a batch, so that the queue is never empty
 
-_NOT_HERE = ("model", "max_queued_requests")
+_SERVING_ONLY = ("model", "max_queued_requests")
 
 
 def run(argv: Sequence[str]) -> int:
     parser = Parser(
         "run-batch INPUT OUTPUT",
         "Answer the requests of a file in OpenAI's batch format. Results are appended to OUTPUT as they finish, in any "
-        "order; run again after Ctrl-C or a crash, it goes on where it was.",
+        "order; run it again after Ctrl-C or a crash, and it resumes.",
         EXAMPLES,
     )
     parser.add_argument("input", metavar="INPUT", type=Path, help="a request a line, as JSON")
-    parser.add_argument("output", metavar="OUTPUT", type=Path, help="where results go, or already are")
-    parser.add_argument(
-        "-m", "--model", default=argparse.SUPPRESS, help="path, repository or short name (default: smollm2)"
-    )
-    add_flags(parser, EngineOptions, "engine", skip=_NOT_HERE)
+    parser.add_argument("output", metavar="OUTPUT", type=Path, help="file of results; an existing one is resumed")
+    add_model_flag(parser)
+    add_flags(parser, EngineOptions, "engine", skip=_SERVING_ONLY)
     arguments = parser.parse(argv)
     options = read_flags(EngineOptions, arguments)
     if arguments.output.exists() and arguments.output.samefile(arguments.input):
         raise UsageError("INPUT and OUTPUT are the same file", "choose another OUTPUT")
-    requests = Requests(arguments.input)
-    with Results(arguments.output) as results:
-        if strange := results.done - requests.ids:
+    requests = BatchRequests(arguments.input)
+    with BatchResults(arguments.output) as results:
+        if unknown := results.done - requests.ids:
             raise BadBatch(
-                f"{arguments.output} has a result for `{min(strange)}`, which is not in {arguments.input}",
+                f"{arguments.output} has a result for `{min(unknown)}`, which is not in {arguments.input}",
                 "results are appended to this file: choose another, or remove it",
             )
         return asyncio.run(_run(requests, results, options))
 
 
-async def _run(requests: Requests, results: Results, options: EngineOptions) -> int:
+async def _run(requests: BatchRequests, results: BatchResults, options: EngineOptions) -> int:
     from tqdm import tqdm
 
     from quire.client.engine_client import EngineClient
@@ -65,20 +62,22 @@ async def _run(requests: Requests, results: Results, options: EngineOptions) -> 
 
     todo = (line for line in requests if line.custom_id not in results.done)
     before, total = len(results.done), len(requests.ids)
-    told = {"answered": 0, "failed": 0}
+    counts = {"answered": 0, "failed": 0}
     started = time.monotonic()
     with tqdm(total=total, initial=before, unit="request", disable=None, file=sys.stderr) as bar:
 
-        def tell(result: Result) -> None:
+        def on_result(result: BatchResult) -> None:
             results.add(result)
             good = result.response is not None and result.response.status_code == 200
-            told["answered" if good else "failed"] += 1
+            counts["answered" if good else "failed"] += 1
             bar.update()
 
         async def work() -> None:
-            if before < total:  # else there is nothing to load a model for
+            if before < total:  # otherwise no model is loaded
                 async with EngineClient(options) as client:
-                    await run_batch(OneModel(client, client.adapters), todo, options.max_num_seqs * KEPT_WAITING, tell)
+                    await run_batch(
+                        OneModel(client, client.adapters), todo, options.max_num_seqs * REQUESTS_PER_SEQUENCE, on_result
+                    )
 
         working = asyncio.ensure_future(work())
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, working.cancel)
@@ -88,10 +87,10 @@ async def _run(requests: Requests, results: Results, options: EngineOptions) -> 
         except asyncio.CancelledError:
             status = INTERRUPTED
     seconds = time.monotonic() - started
-    rate = f", {sum(told.values()) / seconds:.1f} requests/s" if any(told.values()) else ""
+    rate = f", {sum(counts.values()) / seconds:.1f} requests/s" if any(counts.values()) else ""
     earlier = f", {before} from before" if before else ""
-    print(f"{told['answered']} answered, {told['failed']} failed{earlier}{rate}", file=sys.stderr)
+    print(f"{counts['answered']} answered, {counts['failed']} failed{earlier}{rate}", file=sys.stderr)
     if status:
-        left = total - before - sum(told.values())
+        left = total - before - sum(counts.values())
         print(f"interrupted: the same command goes on with the {left} that are left", file=sys.stderr)
     return status

@@ -1,28 +1,24 @@
 """The sampling flags that `run` and `chat` share."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from quire.core.params import SamplingParams
-
-
-def _flag(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+from quire.engine.options import option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingFlags:
-    """Those of `SamplingParams` one sets by hand, with defaults for reading rather than for benchmarks."""
+    """The `SamplingParams` that people set by hand, with defaults for conversation."""
 
-    max_tokens: int | None = _flag(
+    max_tokens: int | None = option(
         None, "longest answer, in tokens (default: until the model ends it or the context is full)"
     )
-    temperature: float = _flag(0.7, "how daring: 0 always takes the most likely token")
-    top_p: float = _flag(1.0, "keep the most likely tokens until their probability reaches this")
-    top_k: int = _flag(0, "keep that many of the most likely tokens; 0 keeps all")
-    min_p: float = _flag(0.0, "keep tokens at least this times as likely as the most likely one")
-    repetition_penalty: float = _flag(1.0, "above 1, words already said become less likely")
-    seed: int | None = _flag(None, "the same seed gives the same answer (default: another one each time)")
+    temperature: float = option(0.7, "sampling temperature: 0 takes the most likely token")
+    top_p: float = option(1.0, "keep the most likely tokens until their probability reaches this")
+    top_k: int = option(0, "keep this many of the most likely tokens; 0 keeps all")
+    min_p: float = option(0.0, "keep tokens at least this times as likely as the most likely one")
+    repetition_penalty: float = option(1.0, "above 1, tokens that occurred become less likely")
+    seed: int | None = option(None, "the same seed gives the same answer (default: another one each time)")
     stop: list[str] = field(default_factory=list, metadata={"help": "end the answer before this text"})
 
     def params(self) -> SamplingParams:

@@ -1,4 +1,4 @@
-"""Writing to a terminal, and to what is not one."""
+"""Writes answers to stdout and notes to stderr."""
 
 import sys
 from typing import TextIO
@@ -8,8 +8,8 @@ _CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 class Terminal:
-    """Text goes out as it comes. On a terminal, control characters are shown instead of obeyed: they are a model's
-    words, and may not move the cursor, set the title or answer for the user."""
+    """Writes text at once. On a terminal, control characters are shown and not executed: they come from a model, and
+    must not move the cursor, set the title or answer for the user."""
 
     def __init__(self, out: TextIO | None = None, notes: TextIO | None = None) -> None:
         self._out = out or sys.stdout

@@ -1,4 +1,4 @@
-"""What is written on the command line as numbers, sizes and truths."""
+"""Parses numbers, sizes and booleans of the command line."""
 
 import re
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _BYTE_UNITS = {"": 1, "B": 1} | {
 }
 _TRUTHS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
-Reader = Callable[[str], Any]  # raises ValueError with a sentence
+Reader = Callable[[str], Any]  # raises ValueError with a message for the user
 
 
 def read_count(text: str) -> int:

@@ -1,10 +1,10 @@
 """LoRA adapters as clients know them: names, loaded and unloaded while an engine runs.
 
 The engine knows an adapter by a key that is never used twice, so that a name can be given to another adapter while
-requests of the first one are still under way, and nothing that was computed with one is ever taken for the other's."""
+requests of the first one are still in flight, and KV computed with one is never taken for the other's."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from difflib import get_close_matches
 from itertools import count
 
@@ -15,21 +15,21 @@ from quire.hub.adapters import resolve_adapter
 
 
 class ClientAdapters:
-    """The adapters of one engine, as the process that talks to clients sees them."""
+    """The adapters of one engine, by name. Implements `AdapterRegistry`."""
 
-    def __init__(self, options: EngineOptions, tell: Callable[[ToEngine], Awaitable[None]]) -> None:
+    def __init__(self, options: EngineOptions, send: Callable[[ToEngine], None]) -> None:
         self._enabled = options.num_loras > 0
         self._given = named_values(options.lora_modules, "lora_modules", "PATH")
-        self._tell = tell
+        self._send = send
         self._keys: dict[str, str] = {}  # name -> key
         self._paths: dict[str, str] = {}  # key -> files, of all that the engine holds
-        self._leaving: set[str] = set()  # keys without a name, until no request uses them
+        self._leaving: set[str] = set()  # keys that have lost their name, until no request uses them
         self._loading: dict[str, asyncio.Future[None]] = {}  # by key
-        self._reserved: set[str] = set()  # names of those
+        self._reserved: set[str] = set()  # names that are being loaded
         self._numbers = count(1)
 
     async def find_given(self) -> None:
-        """The files of those that the options name: the engine starts with them."""
+        """Find the files of the adapters in `lora_modules`: the engine starts with them."""
         for name, path in self._given.items():
             files = await asyncio.to_thread(resolve_adapter, path)
             self._keys[name] = key = self._new_key(name)
@@ -37,14 +37,14 @@ class ClientAdapters:
 
     @property
     def held(self) -> dict[str, str]:
-        """Key -> files: what an engine that starts anew has to load."""
+        """Key -> files: what a new engine has to load."""
         return dict(self._paths)
 
     def names(self) -> list[str]:
         return list(self._keys)
 
     def key(self, name: str) -> str:
-        """What the engine knows it by; "" is no adapter."""
+        """The engine's key of an adapter; "" is no adapter."""
         if name and name not in self._keys:
             near = get_close_matches(name, self._keys, n=1)
             raise UnknownModel(f"no adapter `{name}`", f"did you mean `{near[0]}`?" if near else "", param="model")
@@ -64,7 +64,7 @@ class ClientAdapters:
         try:
             files = await asyncio.to_thread(resolve_adapter, path)
             self._loading[key] = asyncio.get_running_loop().create_future()
-            await self._tell(LoadAdapter(key, str(files)))
+            self._send(LoadAdapter(key, str(files)))
             await self._loading[key]
         except (BadCheckpoint, Unsupported) as error:
             raise BadRequest(error.message, error.hint, param="lora_path") from error
@@ -77,21 +77,21 @@ class ClientAdapters:
         self._paths[key] = str(files)
 
     async def unload(self, name: str) -> None:
-        """From now on nobody can ask for it. Requests under way go on with it, and the last of them frees it."""
+        """No later request can name it. Requests in flight go on with it, and the last of them frees it."""
         key = self.key(name)
         del self._keys[name]
         self._leaving.add(key)
-        await self._tell(UnloadAdapter(key))
+        self._send(UnloadAdapter(key))
 
-    async def engine_ready(self) -> None:
-        """Once a new engine knows all requests that are under way."""
+    def engine_ready(self) -> None:
+        """Call when a new engine has all requests in flight."""
         for key in self._leaving:
-            await self._tell(UnloadAdapter(key))
+            self._send(UnloadAdapter(key))
 
-    def engine_died(self, problem: QuireError) -> None:
+    def engine_died(self, error: QuireError) -> None:
         for loading in self._loading.values():
             if not loading.done():
-                loading.set_exception(Unavailable(f"{problem.message} while the adapter was loaded", "try again"))
+                loading.set_exception(Unavailable(f"{error.message} while the adapter was loaded", "try again"))
 
     def receive(self, message: AdapterLoaded | AdapterUnloaded) -> None:
         if isinstance(message, AdapterUnloaded):
@@ -99,7 +99,7 @@ class ClientAdapters:
             self._paths.pop(message.key, None)
             self._keys = {name: key for name, key in self._keys.items() if key != message.key}
         elif (loading := self._loading.get(message.key)) and not loading.done():
-            loading.set_exception(message.problem.error()) if message.problem else loading.set_result(None)
+            loading.set_exception(message.error.exception()) if message.error else loading.set_result(None)
 
     def _new_key(self, name: str) -> str:
         return f"{name}#{next(self._numbers)}"

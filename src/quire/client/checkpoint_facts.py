@@ -1,4 +1,4 @@
-"""What can be told of a checkpoint to people who ask: nothing that is computed depends on it."""
+"""Facts about a checkpoint that APIs show; nothing computed depends on them."""
 
 import math
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ class CheckpointFacts:
     format: str = ""  # of its files: gguf, safetensors
     family: str = ""  # such as llama
     num_parameters: int = 0
-    storage: str = ""  # how most of its numbers are kept: Q4_1, BF16
+    storage: str = ""  # the type of most weights: Q4_1, BF16
 
 
 @lru_cache(64)
 def checkpoint_facts(path: str) -> CheckpointFacts:
-    """The files are opened for it, which takes a moment: ask in a thread. "" is no checkpoint."""
+    """Opens the files, which takes a moment: call it in a thread. "" is no checkpoint."""
     if not path:
         return CheckpointFacts()
     from quire.weights.checkpoint import open_checkpoint

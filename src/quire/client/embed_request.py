@@ -1,4 +1,4 @@
-"""What is asked of a model that reads texts instead of continuing them."""
+"""Requests for embeddings of texts and scores of pairs, and their results."""
 
 import math
 from array import array
@@ -11,14 +11,14 @@ Text = str | Sequence[int]  # a text, or its tokens
 
 @dataclass(slots=True, kw_only=True)
 class EmbedRequest:
-    """A vector of each text."""
+    """An embedding of each text."""
 
     id: str
     texts: Sequence[Text]
-    dimensions: int | None = None  # only the first so many numbers, made of length 1 again
-    truncate: bool = False  # a text that is too long loses its end; otherwise it is refused
-    prompt_name: str | None = None  # of the prompts that the checkpoint has: put before every text
-    timeout: float | None = None  # seconds until the request is given up
+    dimensions: int | None = None  # keep only the first that many numbers, normalized again
+    truncate: bool = False  # cut off the end of a text that is too long, instead of refusing it
+    prompt_name: str | None = None  # one of the checkpoint's prompts, put before every text
+    timeout: float | None = None  # seconds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class ScoreRequest:
 @dataclass(frozen=True, slots=True)
 class Embeddings:
     vectors: list["array[float]"]  # one a text, in order
-    num_tokens: int  # read in all
+    num_tokens: int  # encoded, of all texts
 
 
 @dataclass(frozen=True, slots=True)

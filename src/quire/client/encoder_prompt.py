@@ -1,4 +1,4 @@
-"""Texts become tokens for a model that reads them whole: the text half of `Embedder`, and of the client."""
+"""Texts become ids for a model that encodes them: the text half of `Embedder`, and of the client."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from quire.core.errors import BadRequest, PromptTooLong
 from quire.text.tokenizers.tokenizer import Tokenizer
 from quire.weights.sentence_modules import SentenceModules
 
-QUERY, DOCUMENT = ("query",), ("document", "passage")  # what checkpoints call the prompts of both
+QUERY, DOCUMENT = ("query",), ("document", "passage")  # names that checkpoints give the prompts of both
 
 
 class EncoderPrompter:
-    """What it lets through, the model can read."""
+    """Tokenizes and checks. What it returns, the model can encode."""
 
     def __init__(self, tokenizer: Tokenizer, modules: SentenceModules, vocab_size: int, max_model_len: int) -> None:
         self.tokenizer = tokenizer
@@ -25,21 +25,22 @@ class EncoderPrompter:
         return [self._encode(text, prompt, truncate, place) for place, text in enumerate(texts)]
 
     def pairs(self, pairs: Sequence[tuple[str, str]], truncate: bool) -> list[EncodeInput]:
-        """Both texts of each, to be read together."""
+        """Both texts of each pair, to be encoded together by a cross-encoder."""
         return [self._encode_pair(query, text, truncate, place) for place, (query, text) in enumerate(pairs)]
 
     def sides(
         self, pairs: Sequence[tuple[str, str]], truncate: bool
     ) -> tuple[list[EncodeInput], list[tuple[int, int]]]:
-        """For a model that reads one text at a time: the texts, each once, and for each pair the numbers of its two."""
+        """For a model that encodes one text at a time: the texts, each once, and for each pair the indices of its
+        two."""
         roles = self._named(QUERY), self._named(DOCUMENT)
-        numbers: dict[tuple[str | None, str], int] = {}
-        found = [
-            (numbers.setdefault((roles[0], a), len(numbers)), numbers.setdefault((roles[1], b), len(numbers)))
+        indices: dict[tuple[str | None, str], int] = {}
+        sides = [
+            (indices.setdefault((roles[0], a), len(indices)), indices.setdefault((roles[1], b), len(indices)))
             for a, b in pairs
         ]
-        texts = enumerate(numbers)
-        return [self._encode(text, self._prompt(role), truncate, place) for place, (role, text) in texts], found
+        texts = enumerate(indices)
+        return [self._encode(text, self._prompt(role), truncate, place) for place, (role, text) in texts], sides
 
     def _named(self, names: Sequence[str]) -> str | None:
         return next((name for name in names if name in self._modules.prompts), None)
@@ -55,19 +56,19 @@ class EncoderPrompter:
         return self._modules.prompts[name]
 
     def _encode(self, text: Text, prompt: str, truncate: bool, place: int) -> EncodeInput:
-        ids = self.tokenizer.encode(self._spelled(prompt + text)) if isinstance(text, str) else list(text)
+        ids = self.tokenizer.encode(self._normalize(prompt + text)) if isinstance(text, str) else list(text)
         if truncate:
-            ids = self.tokenizer.cut(ids, self.max_model_len)
+            ids = self.tokenizer.truncate(ids, self.max_model_len)
         self._check(ids, place)
         return EncodeInput(ids)
 
     def _encode_pair(self, query: str, document: str, truncate: bool, place: int) -> EncodeInput:
         limit = self.max_model_len if truncate else None
-        ids, segments = self.tokenizer.encode_pair(self._spelled(query), self._spelled(document), limit)
+        ids, segments = self.tokenizer.encode_pair(self._normalize(query), self._normalize(document), limit)
         self._check(ids, place)
         return EncodeInput(ids, segments)
 
-    def _spelled(self, text: str) -> str:
+    def _normalize(self, text: str) -> str:
         return text.lower() if self._modules.lower else text
 
     def _check(self, ids: Sequence[int], place: int) -> None:

@@ -1,95 +1,133 @@
-"""One engine process, from the outside: started, talked to, noticed when it dies."""
+"""One engine process, from the outside: spawned, started, sent messages, noticed when it dies.
 
-import asyncio
+Importing takes both processes a while. A command that needs an engine spawns its process first, so that both import at
+the same time: hence the modules of `start` are imported there."""
+
 import contextlib
-import threading
+import socket
+import subprocess
+import sys
 from collections import deque
 from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import TYPE_CHECKING
 
-from quire.client.spawned import PATIENCE, Spawned
-from quire.core.errors import EngineFailed
-from quire.engine.messages import FromEngine, Start, ToEngine, decode_from_engine, encode
-from quire.ipc.channel import Channel
+if TYPE_CHECKING:
+    from quire.core.errors import EngineFailed
+    from quire.engine.messages import FromEngine, Start, ToEngine
+
+STOP_TIMEOUT = 5.0  # seconds that the process has to end
 
 
 class EngineProcess:
-    """`messages()` yields what the engine says and ends when its process has ended, however it ended."""
+    """Runs quire/engine/process.py. Until `start`, a context manager that leaves no process behind; from then on, used
+    from one event loop until `stop`."""
 
-    def __init__(self, spawned: Spawned) -> None:
-        self._spawned = spawned
-        self._channel = Channel(spawned.socket)
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair()
+        with theirs:  # the child inherits a copy
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "quire.engine.process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what it prints is for people
+                start_new_session=True,  # this process handles Ctrl-C
+            )
+
+    def __enter__(self) -> "EngineProcess":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.socket.close()  # asks it to end, unless it was asked before
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_TIMEOUT)
+        self.process.kill()  # nothing happens if it has ended
+        self.process.wait()
+
+    async def start(self, message: "Start") -> None:
+        """Let it load a model."""
+        import asyncio
+        import threading
+
+        from quire.ipc.channel import Channel
+
+        self._channel = Channel(self.socket)
         self._inbox: deque[bytes] = deque()
-        self._news = asyncio.Event()  # something has come, or nothing will any more
+        self._arrived = asyncio.Event()  # a message, or the end
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._channel.fileno(), self._read)
         self._ended: asyncio.Future[None] = self._loop.create_future()
         threading.Thread(target=self._wait, daemon=True).start()
-
-    @classmethod
-    async def start(cls, start: Start, spawned: Spawned | None = None) -> "EngineProcess":
-        """In a process of its own, or in one that is there already and now belongs to the result."""
-        self = cls(spawned or Spawned())
         try:
-            await self.send(start)
+            self.send(message)
         except BaseException:
             await self.stop()
             raise
-        return self
-
-    def _wait(self) -> None:
-        self._spawned.process.wait()
-        with contextlib.suppress(RuntimeError):  # the loop has ended, too
-            self._loop.call_soon_threadsafe(self._end)
-
-    def _end(self) -> None:
-        self._read()  # its last words
-        self._channel.ended = True  # also if a process that it has started lives on and has the socket
-        self._ended.set_result(None)
-
-    def _read(self) -> None:
-        if not self._channel.ended:
-            self._inbox += self._channel.receive()
-            self._news.set()
-        if self._channel.ended:
-            self._loop.remove_reader(self._channel.fileno())
-
-    def _write(self) -> None:
-        self._channel.flush()
-        if not self._channel.behind:
-            self._loop.remove_writer(self._channel.fileno())
 
     @property
     def pid(self) -> int:
-        return self._spawned.process.pid
+        return self.process.pid
 
-    async def send(self, message: ToEngine) -> None:
-        """Never waits: a live engine takes any number of messages, and a dead one is noticed by messages()."""
+    def send(self, message: "ToEngine") -> None:
+        """Never blocks. A live engine takes any number of messages; `messages` notices a dead one."""
+        from quire.engine.messages import encode
+
         if not self._channel.ended:
             self._channel.send(encode(message))
-            if self._channel.behind:
+            if self._channel.has_unsent:
                 self._loop.add_writer(self._channel.fileno(), self._write)
 
-    async def messages(self) -> AsyncIterator[FromEngine]:
+    async def messages(self) -> "AsyncIterator[FromEngine]":
+        """What the engine sends, until its process has ended, however it ended."""
+        from quire.engine.messages import decode_from_engine
+
         while True:
             while self._inbox:
                 yield decode_from_engine(self._inbox.popleft())
             if self._channel.ended:
                 return
-            self._news.clear()
-            await self._news.wait()
+            self._arrived.clear()
+            await self._arrived.wait()
 
     async def stop(self) -> None:
-        """End the process, kindly first, at once if this is cancelled; leave nothing behind."""
+        """Ask the process to end, and kill it after STOP_TIMEOUT seconds, or at once if this is cancelled."""
+        import asyncio
+
         try:
             self._channel.finish()
-            await asyncio.wait((self._ended,), timeout=PATIENCE)
+            await asyncio.wait((self._ended,), timeout=STOP_TIMEOUT)
         finally:
-            self._spawned.process.kill()  # nothing happens to one that has ended
+            self.process.kill()  # nothing happens if it has ended
             await asyncio.wait((self._ended,))
             self._loop.remove_writer(self._channel.fileno())
             self._channel.close()
 
-    def death(self) -> EngineFailed:
-        status = self._spawned.process.returncode
+    def death(self) -> "EngineFailed":
+        from quire.core.errors import EngineFailed
+
+        status = self.process.returncode
         how = f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
-        return EngineFailed(f"the engine process {how}", "its last words are on standard error")
+        return EngineFailed(f"the engine process {how}", "its last output is on standard error")
+
+    def _read(self) -> None:
+        if not self._channel.ended:
+            self._inbox += self._channel.receive()
+            self._arrived.set()
+        if self._channel.ended:
+            self._loop.remove_reader(self._channel.fileno())
+
+    def _write(self) -> None:
+        self._channel.flush()
+        if not self._channel.has_unsent:
+            self._loop.remove_writer(self._channel.fileno())
+
+    def _wait(self) -> None:
+        """In a thread."""
+        self.process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop has ended, too
+            self._loop.call_soon_threadsafe(self._on_exit)
+
+    def _on_exit(self) -> None:
+        self._read()  # its last messages
+        self._channel.ended = True  # also if a process that it has started lives on and has the socket
+        self._ended.set_result(None)

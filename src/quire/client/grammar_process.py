@@ -1,7 +1,7 @@
-"""Tries languages out, each in a process of its own: one that takes too much time or memory, or crashes, ends alone.
+"""Tries out grammars, each in a process of its own: one that takes too much time or memory, or crashes, ends alone.
 
-Started as `python -m quire.client.grammar_process TOKENIZER VOCAB_SIZE`. A line of JSON comes in for each language; a
-line goes out: null, or what is wrong with it. It ends with its standard input."""
+Started as `python -m quire.client.grammar_process TOKENIZER VOCAB_SIZE`. It reads a line of JSON for each
+grammar and prints one: null, or what is wrong with it. It ends with its standard input."""
 
 import json
 import os
@@ -15,18 +15,18 @@ from quire.core.structured import Structured
 from quire.text.grammar.compiler import GrammarCompiler
 from quire.text.tokenizers.tokenizer import Tokenizer
 
-CPU_SECONDS = 0.5  # for one language; real ones take a fiftieth of that
-MEMORY = 2**30  # bytes beyond what is there before
-PATIENCE = 5  # added to niceness: where there is no core to spare, the engine comes first
-FIRST_TOKENS = 16  # of an answer, taken as they come: a language that cannot be followed is often found out by them
+MAX_CPU_SECONDS = 0.5  # for one grammar; real ones take a fiftieth of that
+MAX_MEMORY = 2**30  # bytes beyond what is loaded at the start
+CHECK_NICENESS = 5  # added to the process's: where no core is to spare, the engine comes first
+TRIED_TOKENS = 16  # of an output that follows the grammar: many a grammar that compiles fails on the first tokens
 
 
 def main(tokenizer: Path, vocab_size: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server process decides when to stop
     grammars = GrammarCompiler(lambda: Tokenizer.load(tokenizer), vocab_size)
-    grammars.compile(Structured("json"))  # all that is needed is loaded now, and there in every child
+    grammars.compile(Structured("json"))  # loads all that compiling needs, for every child
     _limit_memory()
-    os.nice(PATIENCE)
+    os.nice(CHECK_NICENESS)
     print("ready", flush=True)
     for line in sys.stdin:
         structured = Structured(**json.loads(line))
@@ -35,29 +35,29 @@ def main(tokenizer: Path, vocab_size: int) -> None:
             _try_and_exit(grammars, structured)
         _, status = os.waitpid(child, 0)
         if status:
-            _tell(_too_complex(structured, "it takes too long" if status == signal.SIGPROF else "it is too deep"))
+            _report(_too_complex(structured, "it takes too long" if status == signal.SIGPROF else "it is too deep"))
 
 
 def _try_and_exit(grammars: GrammarCompiler, structured: Structured) -> None:
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # nobody handles SIGPROF: it ends the process
-    problem: QuireError | None = None
+    signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)  # SIGPROF is not handled: it ends the process
+    failure: QuireError | None = None
     try:
         grammars.compile(structured)
         if error := _follow(grammars, structured):
-            problem = _too_complex(structured, error)
+            failure = _too_complex(structured, error)
     except QuireError as error:
-        problem = error
+        failure = error
     except MemoryError:
         os._exit(1)
     signal.setitimer(signal.ITIMER_PROF, 0)
-    _tell(problem)
+    _report(failure)
     os._exit(0)
 
 
 def _follow(grammars: GrammarCompiler, structured: Structured) -> str:
-    """Why an answer could not go on; empty if it could."""
+    """Why an output could not follow the grammar; empty if it could."""
     matcher = grammars.matcher(structured)
-    for number in range(FIRST_TOKENS):
+    for number in range(TRIED_TOKENS):
         allowed = int.from_bytes(matcher.mask(), "little")
         if matcher.ended or matcher.error:
             break
@@ -68,20 +68,20 @@ def _follow(grammars: GrammarCompiler, structured: Structured) -> str:
 
 def _too_complex(structured: Structured, why: str) -> BadRequest:
     return BadRequest(
-        f"the {structured.kind} of the answer cannot be used: {why}",
+        f"the {structured.kind} cannot be used for structured output: {why}",
         "ask for something simpler: fewer alternatives, references and repetitions",
     )
 
 
-def _tell(problem: QuireError | None) -> None:
-    print(json.dumps(problem and [problem.message, problem.hint]), flush=True)
+def _report(failure: QuireError | None) -> None:
+    print(json.dumps(failure and [failure.message, failure.hint]), flush=True)
 
 
 def _limit_memory() -> None:
     statm = Path("/proc/self/statm")
     if statm.exists():
-        most = int(statm.read_text().split()[0]) * resource.getpagesize() + MEMORY
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        limit = int(statm.read_text().split()[0]) * resource.getpagesize() + MAX_MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 if __name__ == "__main__":

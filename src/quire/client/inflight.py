@@ -1,27 +1,29 @@
-"""What clients wait for: the text of a request, or the numbers of texts that are read. The engine may die meanwhile."""
+"""Requests in flight: the text of a generation, or the results of encoded texts. They outlive the engine process."""
 
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Protocol
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
 
 from quire.client.live_request import LiveRequest
+from quire.client.service import Observer
 from quire.core.encode_request import EncodeEvent, EncodeRequest
 from quire.core.errors import DeadlinePassed, EngineFailed, QuireError, Unavailable
 from quire.core.records import RequestRecord
-from quire.core.request import FinishReason
+from quire.core.request import FinishReason, Request, SequenceEvent
 from quire.engine.messages import Cancel, Encode, Submit, ToEngine
 from quire.text.event import TextEvent
+from quire.text.tokenizers.tokenizer import Tokenizer
 
 
 class InFlight(Protocol):
-    """`on_end` is called once, when it has ended, however that was."""
+    """A request that an engine works on, or will."""
 
     id: str
     num_prompt_tokens: int
-    num_crashes: int  # engines that died while it was there
-    waiting: bool  # nothing has come back yet
+    num_crashes: int  # engines that died while it was in flight
+    waiting: bool  # it has no output yet
 
     @property
     def record(self) -> RequestRecord | None:
@@ -30,31 +32,43 @@ class InFlight(Protocol):
     @property
     def finished(self) -> bool: ...
 
-    def again(self) -> list[ToEngine]:
-        """What an engine that has lost its memory, or has none yet, is to be told."""
+    def submission(self) -> list[ToEngine]:
+        """The messages from which a new engine goes on with it."""
+
+    def push(self, event: Any) -> Cancel | None:
+        """Take an event of the engine. -> what the engine must be told: a stop string ends a sample on this side"""
 
     def refuse(self, error: QuireError) -> None: ...
 
-    def give_up(self, reason: str, finish_reason: FinishReason = "error") -> None: ...
+    def fail(self, reason: str, finish_reason: FinishReason = "error") -> None: ...
+
+
+class RequestOwner(Protocol):
+    """What requests in flight tell their client."""
+
+    observer: Observer | None
+
+    def request_started(self, request: InFlight) -> None:
+        """It has its first output."""
+
+    def request_ended(self, request: InFlight) -> None:
+        """Called once, however it ended."""
+
+    def cancel(self, request: InFlight) -> None: ...
 
 
 class GenerateStream:
-    """Implements `TextStream`."""
+    """Implements `TextStream`: text events as they arrive."""
 
-    def __init__(
-        self,
-        live: LiveRequest,
-        on_end: Callable[["GenerateStream"], None],
-        cancel: Callable[["GenerateStream"], Awaitable[None]],
-    ) -> None:
-        self.live = live
-        self.id = live.request.id
-        self.prompt_ids = live.request.prompt_ids
+    def __init__(self, request: Request, tokenizer: Tokenizer, owner: RequestOwner) -> None:
+        self.live = LiveRequest(request, tokenizer)
+        self.id = request.id
+        self.prompt_ids = request.prompt_ids
         self.num_prompt_tokens = len(self.prompt_ids)
-        self.last_token: dict[int, float] = {}  # when each sample last gained one
         self.num_crashes = 0
         self.waiting = True
-        self._on_end, self._cancel = on_end, cancel
+        self._owner = owner
+        self._last_token: dict[int, float] = {}  # when each sample last gained one
         self._queue: asyncio.Queue[TextEvent | QuireError] = asyncio.Queue()
 
     @property
@@ -69,22 +83,40 @@ class GenerateStream:
     def num_ready(self) -> int:
         return self._queue.qsize()
 
-    def again(self) -> list[ToEngine]:
+    def submission(self) -> list[ToEngine]:
         ended = [Cancel(self.id, index) for index in self.live.ended_samples]
         return [Submit(self.live.resumption()), *ended]
 
-    def put(self, event: TextEvent) -> None:
+    def push(self, event: SequenceEvent) -> Cancel | None:
+        text = self.live.push(event)
+        if text is None:
+            return None
+        if event.tokens:
+            self._count_tokens(event)
+        self._put(text)
+        return Cancel(self.id, event.index) if text.finish_reason and not event.finish_reason else None
+
+    def _count_tokens(self, event: SequenceEvent) -> None:
+        if self.waiting:
+            self._owner.request_started(self)
+        if (observer := self._owner.observer) is not None:
+            now = time.monotonic()
+            if event.index in self._last_token:
+                observer.token(now - self._last_token[event.index], len(event.tokens))
+            self._last_token[event.index] = now
+
+    def _put(self, event: TextEvent) -> None:
         self._queue.put_nowait(event)
         if event.final:
-            self._on_end(self)
+            self._owner.request_ended(self)
 
     def refuse(self, error: QuireError) -> None:
         self.live.fail(error.message)
         self._queue.put_nowait(error)
-        self._on_end(self)
+        self._owner.request_ended(self)
 
-    def give_up(self, reason: str, finish_reason: FinishReason = "error") -> None:
-        self.put(self.live.fail(reason, finish_reason))
+    def fail(self, reason: str, finish_reason: FinishReason = "error") -> None:
+        self._put(self.live.fail(reason, finish_reason))
 
     async def __aiter__(self) -> AsyncIterator[TextEvent]:
         while True:
@@ -100,7 +132,7 @@ class GenerateStream:
                 return
 
     async def aclose(self) -> None:
-        await self._cancel(self)
+        self._owner.cancel(self)
 
     def _is_late(self) -> bool:
         deadline = self.live.request.deadline
@@ -108,9 +140,9 @@ class GenerateStream:
 
 
 class EncodeFuture:
-    """The numbers of each text of one request, once all of them are there."""
+    """The results of all texts of one request, once they are there."""
 
-    def __init__(self, request: EncodeRequest, on_end: Callable[["EncodeFuture"], None]) -> None:
+    def __init__(self, request: EncodeRequest, owner: RequestOwner) -> None:
         self.request = request
         self.id = request.id
         self.num_prompt_tokens = request.num_tokens
@@ -118,35 +150,35 @@ class EncodeFuture:
         self.waiting = True
         self.record: RequestRecord | None = None
         self._arrival = time.monotonic()
-        self._numbers: dict[int, bytes] = {}
+        self._results: dict[int, bytes] = {}  # fp32, by text
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._on_end = on_end
+        self._owner = owner
 
     @property
     def finished(self) -> bool:
         return self.record is not None
 
-    def again(self) -> list[ToEngine]:
-        """All of it: a text that is read twice has the same numbers."""
+    def submission(self) -> list[ToEngine]:
+        """All texts again: a text that is encoded twice gives the same numbers."""
         return [Encode(self.request)]
 
     def push(self, event: EncodeEvent) -> None:
         if event.reason:
             self._end("cancelled", DeadlinePassed(event.reason, "allow more time, or send fewer texts"))
             return
-        self._numbers[event.index] = event.numbers
-        if len(self._numbers) == len(self.request.texts):
+        self._results[event.index] = event.numbers
+        if len(self._results) == len(self.request.texts):
             self._end("stop", None)
 
     def refuse(self, error: QuireError) -> None:
         self._end("error", error)
 
-    def give_up(self, reason: str, finish_reason: FinishReason = "error") -> None:
+    def fail(self, reason: str, finish_reason: FinishReason = "error") -> None:
         self._end(finish_reason, Unavailable(reason) if finish_reason == "cancelled" else EngineFailed(reason))
 
-    async def numbers(self) -> list["array[float]"]:
+    async def results(self) -> list["array[float]"]:
         await self._done
-        return [array("f", self._numbers[index]) for index in range(len(self.request.texts))]
+        return [array("f", self._results[index]) for index in range(len(self.request.texts))]
 
     def _end(self, finish_reason: FinishReason, error: QuireError | None) -> None:
         if self.finished:
@@ -164,6 +196,6 @@ class EncodeFuture:
             last_token=None,
             finished=time.monotonic(),
         )
-        if not self._done.done():  # whoever waited may have left
+        if not self._done.done():  # the caller may have left
             self._done.set_exception(error) if error else self._done.set_result(None)
-        self._on_end(self)
+        self._owner.request_ended(self)

@@ -1,4 +1,4 @@
-"""Those who look at an engine, in the process that serves them."""
+"""A client of the live view, in the server process."""
 
 import asyncio
 import contextlib
@@ -6,31 +6,31 @@ from dataclasses import replace
 
 from quire.core.snapshot import Snapshot
 
-MAX_STEPS = 1000  # kept for one who is slow
+MAX_STEPS = 1000  # kept for a slow client
 
 
 class LiveClient:
-    """Has the newest snapshot. Of those it was too slow to fetch it still gets the steps."""
+    """Holds the newest snapshot, with the steps of those that it was too slow to fetch."""
 
     def __init__(self) -> None:
-        self.ended = False  # the engine is gone, and another would not be seen by this one
+        self.ended = False  # the engine has stopped for good
         self._snapshot: Snapshot | None = None
         self._arrived = asyncio.Event()
 
     def show(self, snapshot: Snapshot) -> None:
         missed = self._snapshot.steps if self._snapshot else []
         steps = [*missed, *snapshot.steps][-MAX_STEPS:]
-        self._snapshot = replace(snapshot, steps=steps)  # it is shared with other viewers
+        self._snapshot = replace(snapshot, steps=steps)  # other clients share it
         self._arrived.set()
 
     def end(self) -> None:
         self.ended = True
         self._arrived.set()
 
-    async def next(self, patience: float) -> Snapshot | None:
-        """The newest one not seen yet; None if none has come within `patience` seconds."""
+    async def next(self, timeout: float) -> Snapshot | None:
+        """The newest snapshot not fetched yet; None if none arrives within `timeout` seconds."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._arrived.wait(), patience)
+            await asyncio.wait_for(self._arrived.wait(), timeout)
         self._arrived.clear()
         snapshot, self._snapshot = self._snapshot, None
         return snapshot

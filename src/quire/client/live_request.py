@@ -1,4 +1,4 @@
-"""A request under way, seen from the text side: what has been delivered of each sample, and when."""
+"""A request in flight, on the text side: what has been delivered of each sample, and when."""
 
 import time
 from dataclasses import replace
@@ -6,15 +6,15 @@ from dataclasses import replace
 from quire.core.records import RequestRecord
 from quire.core.request import FinishReason, Request, SequenceEvent
 from quire.text.event import TextEvent
-from quire.text.stream import SampleText
+from quire.text.stream import CompletionText
 from quire.text.tokenizers.tokenizer import Tokenizer
 
 
 class LiveRequest:
-    """Folds the engine's events into text events. `finished` after exactly one final text event.
+    """Turns the engine's events into text events. `finished` after exactly one final text event.
 
-    It remembers every token it delivered: `resumption()` is the same request from that point on, for an engine that has
-    lost its memory. Randomness depends on position only, so nobody can tell."""
+    It keeps every token it delivered: `resumption()` is the same request from that point on, for a new engine.
+    Randomness depends on position only, so the output is the same."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         self.request = request
@@ -22,10 +22,10 @@ class LiveRequest:
         self.record: RequestRecord | None = None  # once finished
         self._tokens: list[list[int]] = [[] for _ in range(request.params.n)]
         before = request.start_ids or request.prompt_ids
-        self._samples = [SampleText(tokenizer, request.params, before) for _ in range(request.params.n)]
+        self._samples = [CompletionText(tokenizer, request.params, before) for _ in range(request.params.n)]
         self._ended = [False] * request.params.n
         self._num_prompt_logprobs = 0  # delivered
-        self._num_known_again = 0  # to be passed over, after a resumption
+        self._num_repeated = 0  # prompt logprobs to skip after a resumption
         self._num_cached = 0
         self._num_unseen = 0
         self._admitted: float | None = None
@@ -33,11 +33,12 @@ class LiveRequest:
         self._last: float | None = None
 
     def push(self, event: SequenceEvent) -> TextEvent | None:
-        """None if there is nothing new to say. A text event that ends a sample which the engine has not ended (a stop
+        """None if there is nothing new. A text event that ends a sample which the engine has not ended (a stop
         string was found) means that the sample has to be cancelled there."""
         if self.finished or self._ended[event.index]:
             return None
-        event = self._only_new(event)
+        if event.prompt_logprobs:
+            event = self._without_repeated(event)
         text = self._samples[event.index].push(event)
         self._tokens[event.index] += text.token_ids
         self._num_unseen += event.num_unseen
@@ -55,7 +56,7 @@ class LiveRequest:
         return text
 
     def admit(self, moment: float) -> None:
-        """It takes part in steps, from that moment on (time.monotonic())."""
+        """Its first step began at that moment (time.monotonic())."""
         self._admitted = self._admitted or moment
 
     def fail(self, reason: str, finish_reason: FinishReason = "error") -> TextEvent:
@@ -65,20 +66,19 @@ class LiveRequest:
         return TextEvent(index, finish_reason=finish_reason, reason=reason, final=True)
 
     def resumption(self) -> Request:
-        """The request as a new engine has to take it; then `ended_samples` have to be cancelled there."""
-        self._num_known_again = self._num_prompt_logprobs
+        """The request for a new engine, where `ended_samples` then have to be cancelled."""
+        self._num_repeated = self._num_prompt_logprobs
         return replace(self.request, resumed=[list(tokens) for tokens in self._tokens] if any(self._tokens) else [])
 
     @property
     def ended_samples(self) -> list[int]:
         return [index for index, ended in enumerate(self._ended) if ended]
 
-    def _only_new(self, event: SequenceEvent) -> SequenceEvent:
-        """A new engine computes prompt logprobs from the start; those delivered before are passed over."""
-        if not event.prompt_logprobs:
-            return event
-        known = min(self._num_known_again, len(event.prompt_logprobs))
-        self._num_known_again -= known
+    def _without_repeated(self, event: SequenceEvent) -> SequenceEvent:
+        """Without prompt logprobs that were delivered before: a new engine computes all of them."""
+        assert event.prompt_logprobs is not None
+        known = min(self._num_repeated, len(event.prompt_logprobs))
+        self._num_repeated -= known
         self._num_prompt_logprobs += len(event.prompt_logprobs) - known
         return replace(event, prompt_logprobs=event.prompt_logprobs[known:] or None)
 

@@ -1,4 +1,4 @@
-"""Several models behind one address, loaded when they are asked for; the one not used for longest makes room."""
+"""Several models behind one address, loaded on demand; the least recently used is unloaded to make room."""
 
 import asyncio
 import logging
@@ -49,7 +49,7 @@ class ManyModels:
         await self.stop()
 
     async def start(self) -> None:
-        """All of them are looked for, and the first is loaded: what is wrong with them is known now."""
+        """Find the files of all models and load the first, so that mistakes are known now."""
         for slot in self._slots.values():
             await asyncio.to_thread(slot.find_files)
         await next(iter(self._slots.values())).loaded()
@@ -62,14 +62,14 @@ class ManyModels:
             await slot.stop()
 
     def offers(self) -> list[ServedModel]:
-        found = []
+        served = []
         for name, slot in self._slots.items():
             info = slot.info if slot.client else None
-            found += [
+            served += [
                 ServedModel(name, info),
                 *(ServedModel(adapter, info, adapter_of=name) for adapter in slot.adapters),
             ]
-        return found
+        return served
 
     async def find(self, name: str | None) -> ResolvedModel:
         adapter = ""
@@ -106,17 +106,17 @@ class ManyModels:
             yield PullProgress()
             return
         async with aclosing(self._pulls.pull(name)) as pull:
-            async for coming in pull:
-                yield coming
+            async for progress in pull:
+                yield progress
 
     async def _add(self, name: str, path: str) -> None:
-        """With the options of the others, less what was said of one of them."""
+        """Serve a pulled model, with the options that hold for all models."""
         options = next(iter(self._slots.values())).options
         options = replace(options, model=path, served_model_name=name, lora_modules=(), task="auto")
         slot = Slot(self, name, replace(options, revision=None, tokenizer=None))
         await asyncio.to_thread(slot.find_files)
         self._slots[name] = slot
-        log.info("`%s` is here, and can be asked for", name)
+        log.info("`%s` has been pulled, and is served", name)
 
     def _with_adapter(self, name: str) -> "Slot | None":
         return next((slot for slot in self._slots.values() if name in slot.adapters), None)
@@ -145,12 +145,12 @@ class ManyModels:
 
     @staticmethod
     def _least_recently_used(slots: list["Slot"]) -> "Slot":
-        """Of those that have nothing to do, if there are any: nobody waits for them to finish."""
+        """An idle one, if there is any: it can be unloaded at once."""
         return min(slots, key=lambda slot: (slot.busy, slot.last_used))
 
 
 class Slot:
-    """A name, and the engine it has while it is loaded. Implements `Service`: whatever is asked of it loads it."""
+    """A name, and its engine while it is loaded. Implements `Service`: any request loads it."""
 
     info: ModelInfo
     tokenizer: Tokenizer
@@ -190,10 +190,10 @@ class Slot:
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[LiveClient]:
-        """Who only looks does not keep it from being unloaded."""
+        """Watching does not keep it from being unloaded."""
         client = await self.loaded()
-        async with client.watch() as viewer:
-            yield viewer
+        async with client.watch() as live_client:
+            yield live_client
 
     async def load_adapter(self, name: str, path: str, in_place: bool) -> None:
         async with self._use() as client:
@@ -211,7 +211,7 @@ class Slot:
             await self.client.drain()
 
     async def loaded(self) -> EngineClient:
-        """Its engine, at once or when it has been started. So many may wait for that as may wait in a queue."""
+        """Its engine, when it runs. At most max_queued_requests wait for that."""
         if self.client is not None and self.client.state == "stopped":  # it died too often
             self.client = None
         if self.client is None:
@@ -221,10 +221,10 @@ class Slot:
                 self._loading = asyncio.create_task(self._models.load(self))
             self._waiting += 1
             try:
-                await asyncio.shield(self._loading)  # who leaves does not stop it for the others
+                await asyncio.shield(self._loading)  # a request that is cancelled does not stop it for the others
             finally:
                 self._waiting -= 1
-            if self.client is None:  # it had to make room again at once
+            if self.client is None:  # it was unloaded again at once
                 return await self.loaded()
         self.last_used = time.monotonic()
         return self.client
@@ -246,7 +246,7 @@ class Slot:
     def find_files(self) -> None:
         path = resolve_model(self.options.model, revision=self.options.revision).path
         loras, speculation = self.options.num_loras and not self.adapters, self.options.speculation
-        if (loras or speculation) and task_of(path, self.options) != "generate":  # meant for those that can have any
+        if (loras or speculation) and task_of(path, self.options) != "generate":  # they are for models that generate
             self.options = replace(
                 self.options, enable_lora=False, speculative_config=None, spec_method=None, spec_tokens=None
             )
@@ -254,20 +254,21 @@ class Slot:
         self._num_bytes = sum(file.stat().st_size for file in files)
 
     def fits(self) -> bool:
-        """Into what is free of main memory: its weights and the cache that was asked for."""
+        """Whether its weights and the KV cache that was asked for fit into free main memory."""
         return self._num_bytes + (self.options.kv_cache_memory_bytes or 0) <= available_memory()
 
     async def start(self, observer: Observer | None) -> None:
         client, begin = EngineClient(self.options, observer), time.monotonic()
         await client.start()
-        await self._bring_adapters(client)
+        await self._sync_adapters(client)
         log.info("`%s` is loaded, after %.1f s", self.name, time.monotonic() - begin)
         self.client, self.info, self.tokenizer = client, client.info, client.tokenizer
         if observer is not None:
             observer.loaded()
 
-    async def _bring_adapters(self, client: EngineClient) -> None:
-        """Those that came and went while it was loaded before. One that is gone keeps nobody from the others."""
+    async def _sync_adapters(self, client: EngineClient) -> None:
+        """Load and unload what has changed since it was loaded before. An adapter that is gone is reported and
+        skipped."""
         for name in client.adapters.names():
             if name not in self.adapters:
                 await client.adapters.unload(name)
@@ -280,7 +281,7 @@ class Slot:
                 self.adapters.pop(name, None)
 
     async def unload(self) -> None:
-        """Let what is under way finish, and end the engine. What comes meanwhile waits until it is loaded again."""
+        """Let requests in flight finish, and end the engine. Later requests wait until it is loaded again."""
         client, self.client = self.client, None
         assert client is not None
         try:

@@ -1,4 +1,4 @@
-"""Names of models, and the services they lead to."""
+"""One model behind its name, and its adapters behind theirs."""
 
 from collections.abc import AsyncGenerator, Sequence
 from difflib import get_close_matches
@@ -8,7 +8,7 @@ from quire.core.errors import BadRequest, UnknownModel
 
 
 class OneModel:
-    """Implements `Models` with a service that is there as long as the server is."""
+    """Implements `Models` with one service that lives as long as the server."""
 
     def __init__(self, service: Service, adapters: AdapterRegistry | None = None) -> None:
         """`adapters` are those of the service, where it has any."""

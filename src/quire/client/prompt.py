@@ -1,9 +1,11 @@
 """Text becomes ids: a GenerateRequest becomes a Request that the scheduler can take."""
 
+import asyncio
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest, PromptTooLong
@@ -13,11 +15,19 @@ from quire.core.seq2seq import Seq2Seq
 from quire.text.chat.chat_template import ChatTemplate
 from quire.text.tokenizers.tokenizer import Tokenizer
 
-LONGEST_TOKEN = 256  # letters; 128 spaces are one token for some
+LONG_TEXT = 20_000  # characters; a longer text is tokenized in a thread, so that other streams go on meanwhile
+MAX_TOKEN_LENGTH = 256  # characters; 128 spaces are one token for some tokenizers
+
+T = TypeVar("T")
+
+
+async def run_in_thread_if_long(num_characters: int, tokenize: Callable[..., T], *arguments: Any) -> T:
+    """tokenize(*arguments), in a thread if the text is long."""
+    return await asyncio.to_thread(tokenize, *arguments) if num_characters > LONG_TEXT else tokenize(*arguments)
 
 
 class Prompter:
-    """Renders, tokenizes and checks. What it lets through, the scheduler can serve."""
+    """Renders, tokenizes and checks. What it returns, the scheduler can serve."""
 
     def __init__(
         self,
@@ -28,18 +38,17 @@ class Prompter:
         seq2seq: Seq2Seq | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.vocab_size = vocab_size  # the model's: a tokenizer may know more tokens than it, or fewer
+        self.vocab_size = vocab_size  # the model's: a tokenizer may have more tokens, or fewer
         self.max_model_len = max_model_len
         self.seq2seq = seq2seq
-        self._seeds = random.Random(
-            seed
-        )  # for requests that bring none; fixed then, so that a resumed one draws the same
+        # For requests without a seed. It is fixed here, so that a resumed request samples the same tokens.
+        self._seeds = random.Random(seed)
         self._template: ChatTemplate | None = None
 
     def prepare(self, request: GenerateRequest) -> Request:
         now = time.monotonic()
         ids = self.encode(request)
-        params = self._complete(request.params)
+        params = self._complete_params(request.params)
         if request.window is not None:
             room = max(request.window - len(ids), 1)
             params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
@@ -49,7 +58,7 @@ class Prompter:
             prompt_ids=ids,
             params=params,
             eos_ids=sorted(self.tokenizer.eos_ids),
-            start_ids=self._start(request.decoder_prompt),
+            start_ids=self._decoder_start(request.decoder_prompt),
             tenant=request.tenant,
             salt=request.salt,
             adapter=request.adapter,
@@ -58,11 +67,11 @@ class Prompter:
             deadline=None if request.timeout is None else now + request.timeout,
         )
 
-    def _start(self, given: str | None) -> list[int]:
-        """What an answer begins with: the model's start token, and what was given, or else is forced."""
+    def _decoder_start(self, given: str | None) -> list[int]:
+        """What the decoder begins with: the model's start token, then the given prompt or the forced tokens."""
         if self.seq2seq is None:
             if given is not None:
-                raise BadRequest("this model reads no source, and continues the prompt", param="decoder_prompt")
+                raise BadRequest("this model has no encoder, and continues the prompt", param="decoder_prompt")
             return []
         first, *forced = self.seq2seq.start_ids
         ids = forced if given is None else self.tokenizer.encode(given, add_special_tokens=False)
@@ -74,10 +83,10 @@ class Prompter:
         if request.prompt_ids is not None:
             ids = request.prompt_ids
         elif request.messages is not None:
-            ids = self.tokenizer.encode(self._possible(self.render(request)), add_special_tokens=False)
+            ids = self.tokenizer.encode(self._check_size(self.render(request)), add_special_tokens=False)
         else:
             assert request.prompt is not None, "a request has a prompt, ids or messages"
-            ids = self.tokenizer.encode(self._possible(request.prompt), request.add_special_tokens)
+            ids = self.tokenizer.encode(self._check_size(request.prompt), request.add_special_tokens)
         if request.truncate_prompt_tokens is not None:
             ids = ids[-request.truncate_prompt_tokens :]
         if not ids:
@@ -85,11 +94,11 @@ class Prompter:
         self._check_ids("prompt", ids)
         return ids
 
-    def _possible(self, text: str) -> str:
-        """Tokenizing megabytes takes seconds, which a text that cannot fit is not worth."""
-        if len(text) > LONGEST_TOKEN * self.max_model_len:
+    def _check_size(self, text: str) -> str:
+        """Refuse text that cannot fit before it is tokenized: megabytes take seconds."""
+        if len(text) > MAX_TOKEN_LENGTH * self.max_model_len:
             raise PromptTooLong(
-                f"the prompt has {len(text)} letters, and the context holds {self.max_model_len} tokens",
+                f"the prompt has {len(text)} characters, and the context holds {self.max_model_len} tokens",
                 "shorten the prompt",
                 param="prompt",
             )
@@ -107,7 +116,7 @@ class Prompter:
             )
         return self._template.render(request.messages, **request.template_options)
 
-    def _complete(self, params: SamplingParams) -> SamplingParams:
+    def _complete_params(self, params: SamplingParams) -> SamplingParams:
         """With a seed, and with bad words as ids; token ids checked against the vocabulary."""
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             self._check_ids(name, getattr(params, name) or ())
@@ -115,17 +124,17 @@ class Prompter:
             if not sequence:
                 raise BadRequest("bad_token_ids has an empty sequence", param="bad_token_ids")
             self._check_ids("bad_token_ids", sequence)
-        banned = list(params.bad_token_ids)
+        bad_ids = list(params.bad_token_ids)
         if self.seq2seq:
-            banned += [list(sequence) for sequence in self.seq2seq.banned]
+            bad_ids += [list(sequence) for sequence in self.seq2seq.bad_words_ids]
         for word in params.bad_words:
             for spelling in (word, " " + word.lstrip()):  # at the beginning of a text, and inside it
                 ids = self.tokenizer.encode(spelling, add_special_tokens=False)
                 self._check_ids("bad_words", ids)
-                if ids and ids not in banned:
-                    banned.append(ids)
+                if ids and ids not in bad_ids:
+                    bad_ids.append(ids)
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
-        return replace(params, seed=seed, bad_token_ids=banned)
+        return replace(params, seed=seed, bad_token_ids=bad_ids)
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> None:
         for token in ids:
@@ -134,10 +143,10 @@ class Prompter:
 
     def _check_length(self, num_prompt: int, params: SamplingParams, window: int | None) -> None:
         num_output = params.max_tokens or 1
-        most = min(window or self.max_model_len, self.max_model_len)
-        if num_prompt + num_output > most:
+        limit = min(window or self.max_model_len, self.max_model_len)
+        if num_prompt + num_output > limit:
             raise PromptTooLong(
-                f"the prompt has {num_prompt} tokens and {num_output} are asked for, and the context holds {most}",
+                f"the prompt has {num_prompt} tokens and {num_output} are asked for, and the context holds {limit}",
                 "shorten the prompt, lower max_tokens, or set truncate_prompt_tokens",
-                param="max_tokens" if num_prompt < most else "prompt",
+                param="max_tokens" if num_prompt < limit else "prompt",
             )

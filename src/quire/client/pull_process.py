@@ -1,8 +1,7 @@
-"""Fetches one model, in a process of its own: whoever started it can end it, and nothing of a download stays behind in
-a server.
+"""Fetches one model in a process of its own, so that a server can end it and keeps nothing of the download in memory.
 
-Started as `python -m quire.client.pull_process NAME`. A line of JSON goes out for each thing that there is to say:
-{"sha256", "total", "done"} while files come, then {"path"} or {"error": [code, status, message, hint]}."""
+Started as `python -m quire.client.pull_process NAME`. It prints lines of JSON:
+{"sha256", "total", "done"} while files arrive, then {"path"} or {"error": [code, status, message, hint]}."""
 
 import json
 import os
@@ -15,40 +14,40 @@ from quire.core.errors import QuireError
 from quire.engine.options import EngineOptions
 from quire.engine.start import task_of
 from quire.hub import fetch_model
-from quire.hub.progress import DownloadProgress, Update
+from quire.hub.progress import DownloadProgress, ProgressUpdate
 
-EVERY = 0.2  # seconds
-PATIENCE = 5  # added to niceness: whoever computes comes first
+REPORT_INTERVAL = 0.2  # seconds
+DOWNLOAD_NICENESS = 5  # added to the process's: computing comes first
 
 
 class JsonProgress(DownloadProgress):
     @contextmanager
-    def of(self, what: str, total: int, sha256: str = "") -> Iterator[Update]:
-        told = 0.0
+    def track(self, what: str, total: int, sha256: str = "") -> Iterator[ProgressUpdate]:
+        reported = 0.0  # time.monotonic() of the last line
 
         def update(done: int) -> None:
-            nonlocal told
-            if time.monotonic() - told >= EVERY:
-                told = time.monotonic()
-                _tell({"sha256": sha256, "total": total, "done": max(0, min(done, total))})
+            nonlocal reported
+            if time.monotonic() - reported >= REPORT_INTERVAL:
+                reported = time.monotonic()
+                _report({"sha256": sha256, "total": total, "done": max(0, min(done, total))})
 
         update(0)
         yield update
-        _tell({"sha256": sha256, "total": total, "done": total})
+        _report({"sha256": sha256, "total": total, "done": total})
 
 
 def main(name: str) -> None:
-    os.nice(PATIENCE)
+    os.nice(DOWNLOAD_NICENESS)
     try:
         path = fetch_model(name, JsonProgress()).path
-        task_of(path, EngineOptions())  # Unsupported, if it is one that cannot be run
-        _tell({"path": str(path)})
+        task_of(path, EngineOptions())  # raises Unsupported if Quire cannot run it
+        _report({"path": str(path)})
     except QuireError as error:
-        _tell({"error": [error.code, error.status, error.message, error.hint]})
+        _report({"error": [error.code, error.status, error.message, error.hint]})
 
 
-def _tell(what: object) -> None:
-    print(json.dumps(what), flush=True)
+def _report(line: object) -> None:
+    print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

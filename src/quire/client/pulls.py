@@ -15,12 +15,12 @@ from quire.hub import ALIASES, DownloadFailed
 from quire.hub.huggingface import is_repo_id
 
 MAX_WAITING = 8  # models
-LONGEST_NAME = 300  # letters
-TOLD_EVERY = 0.2  # seconds
+MAX_NAME_LENGTH = 300  # characters
+REPORT_INTERVAL = 0.2  # seconds
 
 
 class PullFailed(QuireError):
-    """What the process said."""
+    """The error that the process reported."""
 
     def __init__(self, code: str, status: int, message: str, hint: str) -> None:
         super().__init__(message, hint, param="model")
@@ -31,31 +31,31 @@ class Pull:
     task: asyncio.Task[None]
 
     def __init__(self) -> None:
-        self.coming = PullProgress()
+        self.progress = PullProgress()
         self.num_waiting = 0
 
 
 class Pulls:
-    """Who asks for a model that is on its way waits with the others. When nobody waits any more it is given up; what
-    has come of it stays, and the next one goes on from there."""
+    """Callers that pull the same model share one download. It is cancelled when the last of them leaves; what has been
+    downloaded stays, and the next pull resumes it."""
 
     def __init__(self, add: Callable[[str, str], Awaitable[None]]) -> None:
-        """`add` is called with the name of a model that has come, and its path."""
+        """`add` is called with the name and the path of a model that has been downloaded."""
         self._add = add
-        self._turn = asyncio.Lock()
-        self._under_way: dict[str, Pull] = {}
+        self._lock = asyncio.Lock()
+        self._pulls: dict[str, Pull] = {}
 
     async def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
-        pull = self._under_way.get(name) or self._begin(name)
+        pull = self._pulls.get(name) or self._start(name)
         pull.num_waiting += 1
-        told = None
+        reported = None
         try:
             while not pull.task.done():
-                if told != pull.coming:
-                    yield (told := pull.coming)
-                await asyncio.wait({pull.task}, timeout=TOLD_EVERY)
-            if told != pull.coming:
-                yield pull.coming
+                if reported != pull.progress:
+                    yield (reported := pull.progress)
+                await asyncio.wait({pull.task}, timeout=REPORT_INTERVAL)
+            if reported != pull.progress:
+                yield pull.progress
             await pull.task
         finally:
             pull.num_waiting -= 1
@@ -63,28 +63,28 @@ class Pulls:
                 pull.task.cancel()
 
     async def stop(self) -> None:
-        tasks = [pull.task for pull in self._under_way.values()]
+        tasks = [pull.task for pull in self._pulls.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self, name: str) -> Pull:
+    def _start(self, name: str) -> Pull:
         wanted = source(name)
-        if len(self._under_way) >= MAX_WAITING:
+        if len(self._pulls) >= MAX_WAITING:
             raise QueueFull(f"{MAX_WAITING} models wait to be fetched, which is the limit", "try again later")
-        self._under_way[name] = pull = Pull()
+        self._pulls[name] = pull = Pull()
         pull.task = asyncio.create_task(self._run(name, wanted, pull))
         return pull
 
     async def _run(self, name: str, wanted: str, pull: Pull) -> None:
         try:
-            async with self._turn:
-                await self._add(name, await _fetched(wanted, pull))
+            async with self._lock:
+                await self._add(name, await _fetch(wanted, pull))
         finally:
-            del self._under_way[name]
+            del self._pulls[name]
 
 
-async def _fetched(name: str, pull: Pull) -> str:
+async def _fetch(name: str, pull: Pull) -> str:
     """The path of its files."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "quire.client.pull_process", name, stdout=PIPE, start_new_session=True
@@ -97,24 +97,24 @@ async def _fetched(name: str, pull: Pull) -> str:
                     return str(path)
                 case {"error": [code, status, message, hint]}:
                     raise PullFailed(code, status, message, hint)
-                case coming:
-                    pull.coming = PullProgress(**coming)
+                case progress:
+                    pull.progress = PullProgress(**progress)
         raise DownloadFailed(f"the process that was fetching `{name}` ended", "the server's log may say why")
     finally:
-        with contextlib.suppress(ProcessLookupError):  # pip, which it may have started, is of the same group
+        with contextlib.suppress(ProcessLookupError):  # with pip, if it has started that
             os.killpg(process.pid, signal.SIGTERM)
         await process.wait()
 
 
 def source(name: str) -> str:
-    """What `quire pull` would be told: a short name, or a repository. Ollama's users write `smollm2:360m` for
+    """The argument of `quire pull`: a short name, or a repository. Ollama's users write `smollm2:360m` for
     `smollm2-360m`, and `hf.co/` before a repository. Raises UnknownModel for what can be neither."""
     for host in ("hf.co/", "huggingface.co/"):
         name = name.removeprefix(host)
     short = name.lower().replace(":", "-")
     if short in ALIASES:
         return short
-    if is_repo_id(name.partition(":")[0]) and name.isprintable() and len(name) <= LONGEST_NAME:
+    if is_repo_id(name.partition(":")[0]) and name.isprintable() and len(name) <= MAX_NAME_LENGTH:
         return name
     hint = f"give a repository of the hub, owner/name, or one of {', '.join(ALIASES)}"
-    raise UnknownModel(f"no model `{name[:LONGEST_NAME]}`", hint, param="model")
+    raise UnknownModel(f"no model `{name[:MAX_NAME_LENGTH]}`", hint, param="model")

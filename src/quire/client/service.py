@@ -1,4 +1,4 @@
-"""The engine as the server and the commands see it: text in, text out, nothing about arrays or processes."""
+"""What the server and the commands ask of an engine: text in, text out."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager
@@ -26,17 +26,17 @@ class ModelInfo:
     num_blocks: int
     block_size: int
     task: Task = "generate"
-    dimensions: int = 0  # numbers of a vector, where these are what it makes
+    dimensions: int = 0  # of an embedding, where the model makes them
     path: str = ""  # of its files
 
 
 class Observer(Protocol):
-    """Is told what happened, as it happens."""
+    """Gets the records as they are made."""
 
     def step(self, record: StepRecord) -> None: ...
 
     def rests(self, scheduler: SchedulerStats) -> None:
-        """What was under way has been cancelled, and there is nothing else."""
+        """All requests in flight have been cancelled."""
 
     def token(self, seconds: float, count: int) -> None:
         """A sample gained `count` tokens, `seconds` after it last gained any."""
@@ -47,10 +47,10 @@ class Observer(Protocol):
         """The engine died and was started again."""
 
     def loaded(self) -> None:
-        """There is an engine for it, from now on."""
+        """Its engine runs."""
 
     def unloaded(self) -> None:
-        """The engine ended because others needed the room."""
+        """Its engine was ended to make room for another model."""
 
 
 class TextStream(Protocol):
@@ -85,16 +85,16 @@ class Service(Protocol):
         """Tokenize and queue. Raises BadRequest, QueueFull or Unavailable before anything is streamed."""
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
-        """Cancelling the call cancels the request. Raises as `submit` does, and where the model has no vectors."""
+        """Cancelling the call cancels the request. Raises as `submit` does, and if the model has no embeddings."""
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """By a cross-encoder, or as cosines of vectors."""
+        """By a cross-encoder, or as cosines of embeddings."""
 
     def watch(self) -> AbstractAsyncContextManager[LiveClient]:
-        """Look at the engine, as long as the context lasts."""
+        """Watch the engine as long as the context lasts."""
 
     async def drain(self) -> None:
-        """Take no more requests, and return when those under way have ended."""
+        """Take no more requests, and return when those in flight have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +108,10 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """What a name leads to."""
+    """The service behind a name."""
 
     service: Service
-    adapter: str = ""  # the adapter's name, where the name is that of one
+    adapter: str = ""  # its name, if the name is an adapter's
 
 
 class AdapterRegistry(Protocol):
@@ -123,15 +123,15 @@ class AdapterRegistry(Protocol):
         """Returns when requests can ask for it; with `in_place`, instead of one of that name. Raises BadRequest."""
 
     async def unload(self, name: str) -> None:
-        """Requests under way go on with it; from now on there are no others."""
+        """Requests in flight go on with it; later ones cannot name it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """How much of a model has come."""
+    """How much of a model has been downloaded."""
 
     sha256: str = ""  # of its largest file, where it is known
-    total: int = 0  # bytes; 0 while nobody knows
+    total: int = 0  # bytes; 0 while it is not known
     done: int = 0
 
 
@@ -147,14 +147,15 @@ class Models(Protocol):
         """The model of that name, loaded if it was not; None is the first one. Raises UnknownModel."""
 
     async def load_adapter(self, name: str, path: str, in_place: bool = False, base: str | None = None) -> None:
-        """From now on the name leads to a LoRA adapter; with `in_place`, also if it has led to another. `base` is the
-        model that it is one of, where there are several. Raises BadRequest."""
+        """Serve a LoRA adapter under that name; with `in_place`, instead of another. `base` is its model, where
+        there are several. Raises BadRequest."""
 
     async def unload_adapter(self, name: str) -> None:
-        """From now on it leads nowhere. Raises UnknownModel."""
+        """Raises UnknownModel."""
 
     def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
-        """Fetch a model, telling how far it is; when it ends, the name leads to it. Closing it gives it up."""
+        """Download a model, yielding its progress; then it is served under that name. Closing the iterator cancels
+        it."""
 
     async def drain(self) -> None:
-        """Take no more requests, and return when those under way have ended."""
+        """Take no more requests, and return when those in flight have ended."""

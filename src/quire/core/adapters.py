@@ -1,4 +1,4 @@
-"""Which adapters can be used in a step: each of those in use has a slot, and there are only so many."""
+"""The slots of LoRA adapters: an adapter that a step uses is in one of a fixed number of slots."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,18 +6,18 @@ from collections.abc import Set as AbstractSet
 
 
 class AdapterSlots:
-    """An adapter that nobody runs with stays in its slot until another needs it; the one not used for longest goes."""
+    """An unused adapter stays in its slot until another needs it; the least recently used one is evicted."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self._slots: dict[str, int] = {}  # adapter -> its slot, the one not used for longest first
-        self._users: Counter[str] = Counter()  # sequences that run with it
+        self._slots: dict[str, int] = {}  # adapter -> its slot, the least recently used first
+        self._users: Counter[str] = Counter()  # running sequences by adapter
 
     def has_room(self, adapter: str, wanted: AbstractSet[str] = frozenset()) -> bool:
-        """Whether a sequence can run with it now. "" is no adapter.
+        """Whether a sequence can start with this adapter now. "" is no adapter.
 
-        `wanted` are adapters that others wait for, who came before. As many of those in use are given up for them as
-        have no slot: nobody new runs with these, so they are free once what runs now has ended."""
+        `wanted` are adapters that earlier sequences wait for. For each of them without a slot, the least recently used
+        adapter in a slot takes no new sequences: its slot is free once those that run with it have ended."""
         if not adapter:
             return True
         if adapter in wanted:
@@ -29,8 +29,8 @@ class AdapterSlots:
     def __getitem__(self, adapter: str) -> int:
         return self._slots[adapter] if adapter else -1
 
-    def place(self, adapter: str) -> int | None:
-        """Give it a slot, which it has to be put into, unless it has one. There has to be room."""
+    def assign_slot(self, adapter: str) -> int | None:
+        """The slot that the adapter has to be loaded into; None if it is in one. Requires `has_room`."""
         if not adapter:
             return None
         if (slot := self._slots.pop(adapter, None)) is not None:
@@ -43,7 +43,7 @@ class AdapterSlots:
         return slot
 
     def hold(self, adapter: str) -> None:
-        """A sequence begins to run with it."""
+        """A sequence starts to run with this adapter."""
         if adapter:
             assert adapter in self._slots, f"a sequence runs with `{adapter}`, which is in no slot"
             self._users[adapter] += 1
@@ -55,7 +55,7 @@ class AdapterSlots:
                 del self._users[adapter]
 
     def check(self, running: Iterable[str]) -> None:
-        """Given the adapter of every sequence that runs."""
+        """Assert every invariant, given the adapter of every running sequence."""
         users = Counter(adapter for adapter in running if adapter)
         assert users == self._users, f"adapters are used {users}, and {self._users} counted"
         assert users.keys() <= self._slots.keys(), "a sequence runs with an adapter that is in no slot"

@@ -1,4 +1,4 @@
-"""Which KV blocks are held, and which free ones still carry a prefix. Ids only: nobody here has seen a tensor."""
+"""Which KV blocks are held, and which free ones still hold a prefix. Block ids only: no tensors."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.refs = [0] * num_blocks
         self.tree = tree
-        self._free = list(range(num_blocks - 1, -1, -1))  # nothing worth keeping in them; the last is taken first
+        self._free = list(range(num_blocks - 1, -1, -1))  # without a prefix; the last is taken first
         self._cached: OrderedDict[int, None] = OrderedDict()  # free, in the tree; least recently used first
 
     @property
@@ -28,11 +28,11 @@ class BlockPool:
 
     @property
     def cached(self) -> Iterable[int]:
-        """Free blocks that carry a prefix, the least recently used first."""
+        """Free blocks that hold a prefix, the least recently used first."""
         return self._cached
 
     def take(self) -> int:
-        """A block nobody holds; the least recently used prefix gives way when all others are taken."""
+        """A free block. If all free blocks are cached, the least recently used one is evicted."""
         if self._free:
             block = self._free.pop()
         else:
@@ -71,8 +71,8 @@ class BlockPool:
         every = sorted([*held, *self._free, *self._cached])
         assert every == list(range(self.num_blocks)), "a block is lost, or both held and free"
         assert all(block in self.tree for block in self._cached), "a cached block is not in the tree"
-        assert not any(block in self.tree for block in self._free), "a block is in the tree and its content given up"
-        if self.tree.gaps:
+        assert not any(block in self.tree for block in self._free), "a block is in the tree, and free without a prefix"
+        if self.tree.has_gaps:
             return
         order = {block: i for i, block in enumerate(self._cached)}
         for node in self.tree.walk():

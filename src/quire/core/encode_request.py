@@ -1,4 +1,4 @@
-"""Texts to be read, not continued: a vector or a score comes back for each."""
+"""Texts to encode: an embedding or a score comes back for each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ class EncodeInput:
     """A text, or a pair of texts."""
 
     ids: Sequence[int]
-    segments: Sequence[int] | None = None  # which of the two a token belongs to; None: there is one
+    segments: Sequence[int] | None = None  # for each token 0 or 1, its text of the pair; None: one text
 
 
 @dataclass(slots=True, kw_only=True)
 class EncodeRequest:
-    """Crosses the process boundary as it is and is never changed."""
+    """Texts to encode together. It crosses the process boundary and is never changed."""
 
     id: str
     texts: list[EncodeInput]
-    dimensions: int | None = None  # only the first so many numbers of each vector
-    deadline: float | None = None  # time.monotonic(); past it nothing more of it is read
+    dimensions: int | None = None  # the length that embeddings are truncated to
+    deadline: float | None = None  # time.monotonic(); then the texts that are left are not encoded
 
     @property
     def num_tokens(self) -> int:
@@ -31,9 +31,9 @@ class EncodeRequest:
 
 @dataclass(slots=True, kw_only=True)
 class EncodeEvent:
-    """What became of one text of a request."""
+    """The embedding or the score of one text of a request, or why there is none."""
 
     request_id: str
     index: int
-    numbers: bytes = b""  # float32: its vector, or its score
-    reason: str = ""  # why there is none, and nothing more will come of the request
+    numbers: bytes = b""  # float32: the embedding, or one score
+    reason: str = ""  # why the request failed; it has no further events

@@ -1,4 +1,4 @@
-"""Mistakes a user can act on.
+"""Errors that a user can act on.
 
     QuireError
     ├── BadRequest          400  a field is wrong: names it
@@ -7,11 +7,11 @@
     ├── BodyTooLarge        413
     ├── QueueFull           429  with Retry-After
     ├── Unavailable         503  the engine is restarting or draining
-    ├── DeadlinePassed      504  the request was not done in the time it was given
+    ├── DeadlinePassed      504  the request did not finish before its deadline
     ├── BadCheckpoint       a file is damaged: names file, tensor, offset
-    ├── Unsupported         an architecture, a type or a config value nobody wrote code for
+    ├── Unsupported         an architecture, a type or a config value that is not implemented
     ├── DoesNotFit          the model or its cache needs more memory than there is
-    └── EngineFailed        500  the engine could not go on
+    └── EngineFailed        500  the engine has stopped on an error
 
 Every error says what is wrong, with the numbers in it, and what to do (`hint`). On the command line it is exit status
 2; over HTTP it is `status` in the dialect's own error shape. A broken invariant is an assertion, never one of these.

@@ -1,6 +1,6 @@
-"""A sequence's tokens in blocks: found again in the prefix tree, forked from a sibling, swapped out and in, given back.
+"""The KV blocks of sequences: prefix hits, forks, allocation, swap out and in, release.
 
-Whoever runs decides nothing here; the scheduler asks only for what it knows there is room for."""
+Nothing here decides who runs. The scheduler asks only for blocks that it knows are free."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -8,73 +8,74 @@ from collections.abc import Iterable
 from quire.core.block_pool import BlockPool
 from quire.core.plan import StepPlan
 from quire.core.prefix_tree import PrefixNode, PrefixTree
-from quire.core.sequence import NEVER, UNREAD, Sequence
-from quire.core.window import Window
+from quire.core.sequence import NEVER, NULL_BLOCK, Sequence
+from quire.core.sliding_window import SlidingWindow
 
 
 class KVBlocks:
-    """The blocks of the device and of the host, and the prefixes in them.
+    """The blocks of the device and of the host, and the prefixes they hold.
 
-    A block that is written has one reference: a fork shares full blocks and copies the one it would write into."""
+    A block that is written has one reference: a fork shares full blocks and copies the one it writes into."""
 
-    def __init__(self, num_blocks: int, num_host_blocks: int, window: Window, prefix_caching: bool) -> None:
+    def __init__(self, num_blocks: int, num_host_blocks: int, window: SlidingWindow, prefix_caching: bool) -> None:
         self.block_size = window.block_size
         self.window = window
-        self.tree = PrefixTree(self.block_size, gaps=window.size > 0)
+        self.tree = PrefixTree(self.block_size, has_gaps=window.size > 0)
         self.pool = BlockPool(num_blocks, self.tree)
         self.prefix_caching = prefix_caching
         self.num_host_blocks = num_host_blocks
         self._free_host = list(range(num_host_blocks - 1, -1, -1))
 
-    def missing(self, seq: Sequence, num_tokens: int) -> int:
-        """New blocks it takes until the table covers `num_tokens`."""
-        return -(-num_tokens // self.block_size) - len(seq.table)
+    def num_new_blocks(self, seq: Sequence, num_tokens: int) -> int:
+        """New blocks that `seq` needs until its block table covers `num_tokens`."""
+        return -(-num_tokens // self.block_size) - len(seq.block_table)
 
-    def promised(self, seq: Sequence) -> int:
-        """New blocks it takes at most until all that is known is computed, those given back on the way counted off."""
-        num_held = len(seq.table) - seq.num_freed
-        return min(self.missing(seq, seq.num_known), self.window.most_blocks(seq.num_known) - num_held)
+    def num_reserved_blocks(self, seq: Sequence) -> int:
+        """New blocks that `seq` needs until all its known tokens are computed, less those that its window frees."""
+        num_held = len(seq.block_table) - seq.num_freed
+        return min(self.num_new_blocks(seq, seq.num_known), self.window.max_blocks(seq.num_known) - num_held)
 
-    def slide(self, seq: Sequence) -> None:
-        """Give back what is behind the window of the next token. Plans under way may still read it: whoever gets these
-        blocks writes into them later."""
+    def free_behind_window(self, seq: Sequence) -> None:
+        """Release the blocks behind the window of the next token. Plans in flight may still read them: the next owner
+        writes into them in a later plan."""
         first = self.window.first_block(seq.num_computed)
         if first <= seq.num_freed:
             return
-        self.pool.release(seq.table[seq.num_freed : first])
-        seq.table[seq.num_freed : first] = [UNREAD] * (first - seq.num_freed)  # also where the table is to grow
+        self.pool.release(seq.block_table[seq.num_freed : first])
+        seq.block_table[seq.num_freed : first] = [NULL_BLOCK] * (first - seq.num_freed)
         seq.num_freed = first
-        if seq.num_indexed <= first:  # it left the tree before; the way to where it stood may vanish
+        if seq.num_indexed <= first:  # it left the tree earlier: its node may be removed now
             seq.node, seq.num_indexed, seq.index_at = None, 0, NEVER
 
-    def start(self, seq: Sequence, num_promised: int) -> bool:
-        """Give a waiting sequence what already exists of it, if there is room for the rest of what is known of it
-        beside `num_promised` blocks; else change nothing and return False."""
-        host, num_computed = seq.host, seq.num_computed
-        self.reuse(seq)
-        if self.promised(seq) + num_promised <= self.pool.num_available:
+    def try_admit(self, seq: Sequence, num_reserved: int) -> bool:
+        """Attach the computed prefix of a waiting sequence if its other known tokens fit beside `num_reserved` blocks;
+        else change nothing and return False."""
+        host, num_computed = seq.host_blocks, seq.num_computed
+        self.attach_prefix(seq)
+        if self.num_reserved_blocks(seq) + num_reserved <= self.pool.num_available:
             return True
-        seq.host = {}
+        seq.host_blocks = {}
         self.release(seq)
-        seq.host, seq.num_computed = host, num_computed
+        seq.host_blocks, seq.num_computed = host, num_computed
         return False
 
-    def reuse(self, seq: Sequence) -> None:
-        """Give a sequence without blocks what already exists of it; takes nothing that is not shared."""
-        source = seq.group.source
+    def attach_prefix(self, seq: Sequence) -> None:
+        """Give a sequence without blocks what is already computed of it: a fork of its group's prompt, or a prefix hit.
+        All of these blocks are shared."""
+        owner = seq.group.prompt_owner
         seq.index_at = self.block_size if self.prefix_caching else NEVER
-        if source is not None and self._can_fork(seq, source) and not self._prefers_tree(seq):
-            self.fork(seq, source, seq.group.num_prompt - 1)
+        if owner is not None and self._can_fork(seq, owner) and not self._prefers_tree(seq):
+            self.fork(seq, owner, seq.group.num_prompt - 1)
         else:
-            self.share(seq)
-        self.slide(seq)  # one that was swapped out has no blocks behind its window
+            self.extend_prefix_hit(seq)
+        self.free_behind_window(seq)  # a sequence that was swapped out has no blocks behind its window
 
-    def share(self, seq: Sequence) -> None:
-        """Extend a table that ends with a full block by the blocks that follow in the tree.
+    def extend_prefix_hit(self, seq: Sequence) -> None:
+        """Extend a block table that ends with a full block by the blocks that follow in the tree.
 
-        At least the last known token is left to compute, since its logits are wanted. When only that one would be left
-        in a full block, the hit is one block shorter: the block is shared, so it may not be written, and it cannot be
-        copied either, since a sequence of this very step may be the one that fills it and copies come first."""
+        The last known token is always computed, since its logits are needed. If it is the last token of a full block,
+        the hit is one block shorter. A shared block may not be written. It cannot be copied either: a sequence of this
+        step may be the one that fills it, and the copies of a step come first."""
         group = seq.group
         if seq.index_at == NEVER or group.computes_prompt_logprobs(seq):
             return
@@ -86,84 +87,86 @@ class KVBlocks:
             seq.num_indexed += len(path)
             seq.index_at += len(path) * self.block_size
             seq.num_computed = max(seq.num_computed, seq.num_indexed * self.block_size)
-            self.slide(seq)
-        for node in path[len(seq.table) - start :]:
+            self.free_behind_window(seq)
+        for node in path[len(seq.block_table) - start :]:
             self.pool.hold(node.block)
-            seq.table.append(node.block)
+            seq.block_table.append(node.block)
 
     def _match(self, seq: Sequence, node: PrefixNode | None, start: int, stop: int) -> list[PrefixNode]:
-        """The blocks that follow `node` along the tokens of `seq`, as far as one can go on from them."""
+        """The nodes below `node` along blocks start .. stop of `seq`, up to the last from which it can continue."""
         path = self.tree.match(seq.group.namespace, node, seq.tokens, start, stop)
-        if (start + len(path)) * self.block_size < seq.group.num_source:
-            return []  # what is missing of a source cannot be computed alone
-        return path[: self.window.usable(path, start)] if self.tree.gaps else path
+        if (start + len(path)) * self.block_size < seq.group.num_encoder_slots:
+            return []  # the input of an encoder is computed whole, or not at all
+        return path[: self.window.num_usable(path, start)] if self.tree.has_gaps else path
 
-    def _can_fork(self, seq: Sequence, source: Sequence) -> bool:
-        """Whether `source` still has what follows the prompt's window; one on the host goes on from there."""
-        return not seq.host and source.num_freed <= self.window.first_block(seq.group.num_prompt - 1)
+    def _can_fork(self, seq: Sequence, owner: Sequence) -> bool:
+        """Whether `owner` still holds the window before the prompt's end. A swapped-out `seq` is swapped in instead."""
+        return not seq.host_blocks and owner.num_freed <= self.window.first_block(seq.group.num_prompt - 1)
 
     def _prefers_tree(self, seq: Sequence) -> bool:
-        """Whether the tree has at least as much of `seq` as its prompt."""
+        """Whether a prefix hit covers at least the prompt of `seq`."""
         num_full = (seq.group.num_prompt - 1) // self.block_size + 1
         last = (len(seq.tokens) - 1) // self.block_size
         return last >= num_full and len(self._match(seq, None, 0, num_full)) == num_full
 
-    def fork(self, seq: Sequence, source: Sequence, num_tokens: int) -> None:
-        """Begin with the first `num_tokens` of `source`: full blocks are shared, the next one is copied later."""
+    def fork(self, seq: Sequence, parent: Sequence, num_tokens: int) -> None:
+        """Start from the first `num_tokens` of `parent`: full blocks are shared, a partial one is copied on write."""
         full = num_tokens // self.block_size
         seq.num_freed = self.window.first_block(num_tokens)
-        seq.table = [UNREAD] * seq.num_freed + source.table[seq.num_freed : full]
-        for block in seq.held:
+        seq.block_table = [NULL_BLOCK] * seq.num_freed + parent.block_table[seq.num_freed : full]
+        for block in seq.held_blocks:
             self.pool.hold(block)
         if num_tokens % self.block_size:
-            seq.copy_from = source.table[full]
+            seq.copy_from = parent.block_table[full]
             self.pool.hold(seq.copy_from)
         seq.num_computed = num_tokens
-        self._inherit(seq, source, full)
+        self._copy_tree_position(seq, parent, full)
 
-    def take_over(self, seq: Sequence, source: Sequence) -> None:
-        """Continue in the very blocks of `source`, which ends."""
-        seq.table, source.table = source.table, []
-        seq.num_freed, source.num_freed = source.num_freed, 0
-        seq.num_computed = source.num_computed
-        self._inherit(seq, source, len(seq.table))
+    def move_blocks(self, seq: Sequence, parent: Sequence) -> None:
+        """Continue in the blocks of `parent`, which ends."""
+        seq.block_table, parent.block_table = parent.block_table, []
+        seq.num_freed, parent.num_freed = parent.num_freed, 0
+        seq.num_computed = parent.num_computed
+        self._copy_tree_position(seq, parent, len(seq.block_table))
 
-    def _inherit(self, seq: Sequence, source: Sequence, num_blocks: int) -> None:
-        """The same place in the tree; a source that has left it within these blocks leads out of the tree."""
-        seq.node, seq.num_indexed = source.node, source.num_indexed
+    def _copy_tree_position(self, seq: Sequence, parent: Sequence, num_blocks: int) -> None:
+        """Start at the node of `parent` that covers `num_blocks`; outside of the tree if `parent` left it before."""
+        seq.node, seq.num_indexed = parent.node, parent.num_indexed
         while seq.num_indexed > num_blocks:
             assert seq.node is not None
             seq.node, seq.num_indexed = seq.node.parent, seq.num_indexed - 1
         if seq.num_indexed == 0:
-            seq.node = None  # not a root: those come and go
-        left = source.index_at == NEVER and seq.num_indexed < num_blocks
+            seq.node = None  # not the root: roots come and go
+        left = parent.index_at == NEVER and seq.num_indexed < num_blocks
         if seq.num_indexed <= seq.num_freed:
-            seq.node, seq.num_indexed = None, 0  # behind the window: see slide
+            seq.node, seq.num_indexed = None, 0  # behind the window, as in `free_behind_window`
         seq.index_at = NEVER if left or not self.prefix_caching else (seq.num_indexed + 1) * self.block_size
 
-    def extend(self, seq: Sequence, num_tokens: int, plan: StepPlan) -> None:
-        """Let the table cover `num_tokens`; what a new block must begin with is copied or swapped in by the plan."""
-        first = len(seq.table)
-        grown = self.pool.grow(seq.table, -(-num_tokens // self.block_size))
-        assert grown, "the scheduler promised more blocks than there are"
+    def allocate(self, seq: Sequence, num_tokens: int, plan: StepPlan) -> None:
+        """Let the block table cover `num_tokens`. The plan copies or swaps in what a new block starts with."""
+        first = len(seq.block_table)
+        grown = self.pool.grow(seq.block_table, -(-num_tokens // self.block_size))
+        assert grown, "the scheduler allocates more blocks than are free"
         if seq.copy_from is not None:
-            plan.copies.append((seq.copy_from, seq.table[first]))
+            plan.copies.append((seq.copy_from, seq.block_table[first]))
             self.pool.release([seq.copy_from])
             seq.copy_from = None
-        if seq.host:
-            plan.swap_in.extend((host, seq.table[i]) for i, host in seq.host.items() if i >= first)
-            self._free_host.extend(seq.host.values())
-            seq.host = {}
+        if seq.host_blocks:
+            plan.swap_in.extend((host, seq.block_table[i]) for i, host in seq.host_blocks.items() if i >= first)
+            self._free_host.extend(seq.host_blocks.values())
+            seq.host_blocks = {}
 
-    def index(self, seq: Sequence) -> None:
-        """Enter the blocks that the planned step fills, if all of their tokens are known: it writes them in every layer
-        before any is read there, so the next sequence of the same plan may already share them."""
+    def index_full_blocks(self, seq: Sequence) -> None:
+        """Insert the blocks that the planned step fills into the tree, if all their tokens are known.
+
+        A step writes the keys and values of a layer before it reads any there: a sequence that is planned later in the
+        same step may already share these blocks."""
         size, num_ready = self.block_size, min(seq.num_computed, seq.num_known)
         while seq.index_at <= num_ready:
             i = seq.num_indexed
             tokens = tuple(seq.tokens[i * size : (i + 1) * size])
-            node = self.tree.insert(seq.group.namespace, seq.node, tokens, seq.table[i])
-            if node is None:  # computed twice: going on below the other's block would need that one held as well
+            node = self.tree.insert(seq.group.namespace, seq.node, tokens, seq.block_table[i])
+            if node is None:  # another block has these tokens, and `seq` does not hold it: it leaves the tree
                 seq.index_at = NEVER
                 return
             seq.node = node
@@ -171,75 +174,75 @@ class KVBlocks:
             seq.index_at += size
 
     def roll_back(self, seq: Sequence, num_tokens: int) -> None:
-        """No more than `num_tokens` of it count as computed: those behind were drafts, and wrong."""
+        """Keep the first `num_tokens` computed tokens: the drafts behind them were rejected."""
         if seq.num_computed <= num_tokens:
             return
         seq.num_computed = num_tokens
         num_blocks = -(-num_tokens // self.block_size)
-        self.pool.release(seq.table[num_blocks:])
-        del seq.table[num_blocks:]
-        seq.num_told = min(seq.num_told, num_blocks)
-        for place in [place for place in seq.host if place >= num_blocks]:
-            self._free_host.append(seq.host.pop(place))
+        self.pool.release(seq.block_table[num_blocks:])
+        del seq.block_table[num_blocks:]
+        seq.num_blocks_sent = min(seq.num_blocks_sent, num_blocks)
+        for index in [index for index in seq.host_blocks if index >= num_blocks]:
+            self._free_host.append(seq.host_blocks.pop(index))
 
     def can_swap_out(self, seq: Sequence) -> bool:
-        return 0 < len(seq.held) <= len(self._free_host)
+        return 0 < len(seq.held_blocks) <= len(self._free_host)
 
     def swap_out(self, seq: Sequence, plan: StepPlan) -> None:
-        """Keep what is computed on the host, and give the blocks back."""
+        """Move the computed blocks to the host, and release them on the device."""
         num_computed = seq.num_computed
-        host = {i: self._free_host.pop() for i in range(seq.num_freed, len(seq.table))}
-        plan.swap_out.extend(zip(seq.held, host.values(), strict=True))
+        host = {i: self._free_host.pop() for i in range(seq.num_freed, len(seq.block_table))}
+        plan.swap_out.extend(zip(seq.held_blocks, host.values(), strict=True))
         self.release(seq)
-        seq.host, seq.num_computed = host, num_computed
+        seq.host_blocks, seq.num_computed = host, num_computed
 
     def release(self, seq: Sequence) -> None:
-        """Give everything back; nothing of the sequence is computed any more."""
+        """Release all blocks of a sequence, on the device and on the host; none of its tokens is computed any more."""
         if seq.copy_from is not None:
             self.pool.release([seq.copy_from])
             seq.copy_from = None
-        self.pool.release(seq.held)
-        self._free_host.extend(seq.host.values())
-        seq.table, seq.num_freed, seq.host = [], 0, {}
+        self.pool.release(seq.held_blocks)
+        self._free_host.extend(seq.host_blocks.values())
+        seq.block_table, seq.num_freed, seq.host_blocks = [], 0, {}
         seq.node, seq.num_indexed, seq.index_at = None, 0, NEVER
-        seq.num_computed = seq.num_told = 0
+        seq.num_computed = seq.num_blocks_sent = 0
 
     def check(self, sequences: Iterable[Sequence]) -> None:
-        """Every invariant of memory, given all sequences that are alive."""
+        """Assert every invariant of memory, given all live sequences."""
         self.tree.check()
         self.pool.check()
         refs: Counter[int] = Counter()
         host = list(self._free_host)
         for seq in sequences:
-            refs.update(seq.held)
-            host.extend(seq.host.values())
+            refs.update(seq.held_blocks)
+            host.extend(seq.host_blocks.values())
             if seq.copy_from is not None:
                 refs[seq.copy_from] += 1
             self._check_table(seq)
         for block, count in enumerate(self.pool.refs):
-            assert count == refs[block], f"block {block} has {count} references and stands in {refs[block]} tables"
+            assert count == refs[block], f"block {block} has {count} references and is in {refs[block]} block tables"
         assert sorted(host) == list(range(self.num_host_blocks)), "a host block is lost, or given out twice"
 
     def _check_table(self, seq: Sequence) -> None:
         name = f"sample {seq.sample} of {seq.group.id}"
-        if seq.host:
-            assert not seq.table, f"{name} is swapped out and holds blocks"
+        if seq.host_blocks:
+            assert not seq.block_table, f"{name} is swapped out and holds blocks"
             return
-        covered = len(seq.table) + (seq.copy_from is not None)
+        covered = len(seq.block_table) + (seq.copy_from is not None)
         assert covered == -(-seq.num_computed // self.block_size), (
             f"{name} has {seq.num_computed} tokens computed and {covered} blocks"
         )
-        assert seq.num_freed <= self.window.first_block(seq.num_computed), f"{name} has freed what it will read"
+        assert seq.num_freed <= self.window.first_block(seq.num_computed), f"{name} has freed blocks that it will read"
         node, i = seq.node, seq.num_indexed
         while i > seq.num_freed:
             i -= 1
-            assert node is not None and node.block == seq.table[i], f"{name} does not hold the chain of its node"
+            assert node is not None and node.block == seq.block_table[i], f"{name} does not hold the chain of its node"
             node = node.parent
         full = seq.num_computed // self.block_size
-        for block in seq.table[full:]:
+        for block in seq.block_table[full:]:
             assert self.pool.refs[block] == 1 + self._copied(seq), f"{name} writes into block {block}, which is shared"
 
     @staticmethod
     def _copied(seq: Sequence) -> int:
-        """How many siblings still wait to copy the block that `seq` writes into."""
-        return sum(other.copy_from == seq.table[-1] for other in seq.group.live)
+        """How many sequences of its group have yet to copy the block that `seq` writes into."""
+        return sum(other.copy_from == seq.block_table[-1] for other in seq.group.live)

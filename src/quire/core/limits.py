@@ -1,23 +1,23 @@
-"""How much one step and one engine may take on, and which requests can never be served within that."""
+"""The limits of a step and of the engine, and the refusal of requests that can never be served within them."""
 
 from dataclasses import dataclass
 
 from quire.core.errors import BadRequest, PromptTooLong
 from quire.core.request import Request
-from quire.core.seq2seq import Seq2Seq, num_empty
-from quire.core.window import Window
+from quire.core.seq2seq import Seq2Seq, num_padding
+from quire.core.sliding_window import SlidingWindow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
-    max_num_seqs: int  # rows: sequences that run at the same time
-    max_num_batched_tokens: int  # computed in one step
-    max_model_len: int  # prompt and output of one sequence
-    block_size: int = 16  # tokens whose keys and values share a block
-    max_queued: int = 4096  # requests that wait for their first step; more are refused
-    seq2seq: Seq2Seq | None = None  # of a model that reads sources
-    long_prefill_token_threshold: int = 0  # prompt tokens one sequence may compute in one step; 0: as many as fit
-    step_seconds: float = 0.0  # about how long prompts may make a step in which others have their next token; 0: any
+    max_num_seqs: int  # rows: sequences that run at once
+    max_num_batched_tokens: int  # of one step
+    max_model_len: int  # tokens of one sequence, prompt and output
+    block_size: int = 16  # tokens per KV block
+    max_queued: int = 4096  # requests that were never admitted; more are refused
+    seq2seq: Seq2Seq | None = None  # of an encoder-decoder
+    long_prefill_token_threshold: int = 0  # prompt tokens of one sequence in one step; 0: no limit
+    step_seconds: float = 0.0  # target for steps in which sequences decode beside prompts; 0: none
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "max_queued"):
@@ -37,38 +37,38 @@ class SchedulerLimits:
                 param="max_num_batched_tokens",
             )
 
-    def blocks(self, num_tokens: int) -> int:
+    def num_blocks(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     @property
-    def chunk(self) -> int:
-        """Tokens that one sequence computes in one step at most."""
+    def max_chunk(self) -> int:
+        """Tokens of one sequence in one step, at most."""
         return min(self.max_num_batched_tokens, self.long_prefill_token_threshold or self.max_num_batched_tokens)
 
-    def length(self, request: Request) -> int:
+    def max_length(self, request: Request) -> int:
         """The number of tokens, prompt and output, at which a sample of `request` ends."""
         num_prompt = self.num_prompt(request)
         if request.params.max_tokens is not None:
             return num_prompt + request.params.max_tokens
         if self.seq2seq is None:
             return self.max_model_len
-        return min(self.max_model_len, num_prompt - len(request.start_ids) + self.seq2seq.max_answer)
+        return min(self.max_model_len, num_prompt - len(request.start_ids) + self.seq2seq.max_decoder_tokens)
 
     def num_prompt(self, request: Request) -> int:
-        """Tokens that are known of a sequence before anything is drawn, and empty places between them."""
-        return len(request.prompt_ids) + num_empty(request, self.block_size) + len(request.start_ids)
+        """Tokens of a sequence that are known before anything is sampled, padding included."""
+        return len(request.prompt_ids) + num_padding(request, self.block_size) + len(request.start_ids)
 
 
-def refuse_impossible(request: Request, limits: SchedulerLimits, num_blocks: int, window: Window) -> None:
+def refuse_impossible(request: Request, limits: SchedulerLimits, num_blocks: int, window: SlidingWindow) -> None:
     """Raise if `request` could not be served even with the whole engine to itself."""
     params = request.params
     if not request.prompt_ids:
         raise BadRequest("the prompt is empty", "give at least one token", param="prompt")
     if limits.seq2seq is not None:
-        _check_source(request, limits, limits.seq2seq)
+        _check_encoder_decoder(request, limits, limits.seq2seq)
     num_prompt = limits.num_prompt(request)
-    length = limits.length(request)
+    length = limits.max_length(request)
     if num_prompt >= limits.max_model_len or length > limits.max_model_len:
         room = limits.max_model_len - num_prompt
         raise PromptTooLong(
@@ -84,11 +84,11 @@ def refuse_impossible(request: Request, limits: SchedulerLimits, num_blocks: int
             f"let beam_width be at most {limits.max_num_seqs}",
             param="beam_width",
         )
-    # Samples can run one after the other; the beams of a search cannot, but they share the full blocks of the prompt.
-    # The last token of a sequence is never read back, so it needs no slot.
+    # Samples can run one after the other. Beams run together, and share the full blocks of the prompt.
+    # The last token of a sequence is never computed, so it needs no slot.
     shared = (num_prompt - 1) // limits.block_size
-    needed = shared + width * (limits.blocks(length - 1) - shared)
-    needed = min(needed, width * window.most_blocks(length - 1))
+    needed = shared + width * (limits.num_blocks(length - 1) - shared)
+    needed = min(needed, width * window.max_blocks(length - 1))
     if needed > num_blocks:
         raise BadRequest(
             f"a prompt of {len(request.prompt_ids)} tokens with max_tokens {params.max_tokens} "
@@ -107,17 +107,17 @@ def refuse_impossible(request: Request, limits: SchedulerLimits, num_blocks: int
         _check_resumed(request, length, num_prompt)
 
 
-def _check_source(request: Request, limits: SchedulerLimits, seq2seq: Seq2Seq) -> None:
-    """What the model can read and write; whether both fit together is found out with the others."""
-    num_source, params = len(request.prompt_ids), request.params
-    assert request.start_ids, "an answer begins with something"
-    if num_source > seq2seq.max_source:
+def _check_encoder_decoder(request: Request, limits: SchedulerLimits, seq2seq: Seq2Seq) -> None:
+    """Check the lengths of both sides; the caller checks their sum."""
+    num_encoder_tokens, params = len(request.prompt_ids), request.params
+    assert request.start_ids, "a request to an encoder-decoder has start_ids"
+    if num_encoder_tokens > seq2seq.max_encoder_tokens:
         raise PromptTooLong(
-            f"the prompt has {num_source} tokens, and the model reads {seq2seq.max_source}",
+            f"the prompt has {num_encoder_tokens} tokens, and the model reads {seq2seq.max_encoder_tokens}",
             "shorten the prompt, or set truncate_prompt_tokens",
             param="prompt",
         )
-    room = seq2seq.max_answer - len(request.start_ids)
+    room = seq2seq.max_decoder_tokens - len(request.start_ids)
     if (params.max_tokens or 1) > room:
         raise BadRequest(
             f"max_tokens is {params.max_tokens}, and the model writes {room}",

@@ -1,4 +1,4 @@
-"""What the user wants drawn. Names and defaults are those vLLM's users know."""
+"""Sampling parameters of a request. Names and defaults are vLLM's."""
 
 from dataclasses import dataclass, field
 
@@ -17,19 +17,19 @@ class SamplingParams:
     """How to choose each next token, and when to stop. A wrong value raises `BadRequest` naming the field."""
 
     n: int = 1  # completions returned
-    best_of: int | None = None  # completions drawn; the n of highest mean logprob are returned
+    best_of: int | None = None  # completions sampled; the n of highest mean logprob are returned
     temperature: float = 1.0  # 0 takes the most likely token
     top_k: int = 0  # keep the k most likely; 0 or -1 keeps all
     top_p: float = 1.0  # keep the most likely tokens until their probability reaches p
     min_p: float = 0.0  # keep tokens at least min_p times as likely as the most likely one
-    typical_p: float = 1.0  # keep the tokens of most typical information until their probability reaches p
+    typical_p: float = 1.0  # keep the most typical tokens until their probability reaches p
     repetition_penalty: float = 1.0  # divides positive logits of tokens seen in prompt or output
     presence_penalty: float = 0.0  # subtracted once from tokens of the output
     frequency_penalty: float = 0.0  # subtracted for each occurrence in the output
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed_token_ids: list[int] | None = None
-    bad_words: list[str] = field(default_factory=list)  # the text side turns them into bad_token_ids
-    bad_token_ids: list[list[int]] = field(default_factory=list)  # sequences of ids never completed
+    bad_words: list[str] = field(default_factory=list)  # the client turns them into bad_token_ids
+    bad_token_ids: list[list[int]] = field(default_factory=list)  # sequences of ids that are never completed
     seed: int | None = None  # None: chosen at submission
     max_tokens: int | None = 16  # None: until the context is full
     min_tokens: int = 0  # no stop token before that many
@@ -38,11 +38,11 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    structured: Structured | None = None  # the language of the answer; None: any text
-    watermark: Watermark | None = None  # a mark that can be found again in the answer
+    structured: Structured | None = None  # structured output; None: any text
+    watermark: Watermark | None = None  # a detectable mark in the output
     logprobs: int | None = None  # alternatives reported beside each token; 0 reports the token alone
     prompt_logprobs: int | None = None
-    beam_width: int | None = None  # beam search instead of drawing
+    beam_width: int | None = None  # beam search instead of sampling
     length_penalty: float = 1.0  # a beam's score is its logprob / length ** length_penalty
     early_stopping: bool = False  # end a beam search as soon as beam_width beams have ended
 
@@ -57,7 +57,7 @@ class SamplingParams:
 
     @property
     def num_samples(self) -> int:
-        """How many sequences are grown for this request."""
+        """How many sequences the request runs."""
         return self.beam_width or self.best_of or self.n
 
     @property
@@ -84,7 +84,7 @@ class SamplingParams:
         for bias in self.logit_bias.values():
             _between("logit_bias", bias, -100.0, 100.0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise BadRequest("allowed_token_ids is empty: no token could be drawn", param="allowed_token_ids")
+            raise BadRequest("allowed_token_ids is empty: no token could be sampled", param="allowed_token_ids")
         if self.max_tokens is not None:
             _at_least("max_tokens", self.max_tokens, 1)
             _at_most("max_tokens", self.max_tokens, MAX_COUNT)
@@ -124,7 +124,7 @@ def _at_most(name: str, value: float, high: float) -> None:
 
 
 def _between(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:  # nor is it, where it is no number
+    if not low <= value <= high:  # also false for NaN
         _fail(name, value, f"between {low} and {high}")
 
 

@@ -1,7 +1,7 @@
-"""What one step computes, and what it yields: plain data, the only thing that passes between deciding and computing.
+"""What one step computes and what it yields: plain data, all that passes between the scheduler and an executor.
 
-A sequence holds a *row* from admission until it ends or is preempted. The runner keeps what it knows of a row
-(parameters, tokens, block table), so a plan says only what is new."""
+A sequence holds a *row* from admission until it ends or is preempted. The runner keeps the state of each row
+(parameters, tokens, block table), so a plan contains only what is new."""
 
 from dataclasses import dataclass, field
 
@@ -16,27 +16,27 @@ class Admission:
     row: int
     params: SamplingParams
     sample: int  # which sample of its request: randomness is keyed by (seed, sample, position)
-    tokens: list[int]  # all that is known: prompt, then output so far
+    tokens: list[int]  # prompt, then output so far
     num_prompt: int
     blocks: list[int]  # its block table, including the blocks of this step
-    stop_ids: list[int]  # tokens that may not be drawn before min_tokens
-    num_source: int = 0  # of an encoder-decoder: leading tokens that are the source, which fills whole blocks
-    adapter: int = -1  # the slot of its adapter; -1: it has none
+    stop_ids: list[int]  # tokens that are not sampled before min_tokens
+    num_encoder_tokens: int = 0  # leading tokens that the encoder reads; their slots are padded to whole blocks
+    adapter: int = -1  # the slot of its LoRA adapter; -1: none
 
 
 @dataclass(slots=True)
 class Run:
-    """The row's tokens at positions start .. start + count are computed; those before are in the cache.
+    """Compute the row's tokens at positions start .. start + count; those before are in the KV cache.
 
-    If they reach the last known token, the runner draws the next one and appends it to the row. With `drafts`, which
-    are guesses at what follows and count as tokens of the run, it goes on drawing as long as it draws the drafts. The
-    row then has the tokens drawn, and the blocks that they fill but for the last: others are given back."""
+    A run that reaches the last known token samples the next one, and the runner appends it to the row. `drafts` follow
+    the last known token and count as tokens of the run: the runner samples at each position as long as the sample
+    equals the draft. It keeps the sampled tokens and the blocks of all but the last of them, and drops other blocks."""
 
     row: int
     start: int
     count: int
-    new_blocks: list[int] = field(default_factory=list)  # appended to the row's table; not for a row admitted now
-    drafts: list[int] = field(default_factory=list)  # the last tokens of the run
+    new_blocks: list[int] = field(default_factory=list)  # for the row's block table; an admission has its own
+    drafts: list[int] = field(default_factory=list)  # draft tokens: the last tokens of the run
 
 
 @dataclass(slots=True)
@@ -45,11 +45,11 @@ class StepPlan:
 
     step: int
     runs: list[Run]
-    retired: list[int] = field(default_factory=list)  # rows that are free again
+    retired: list[int] = field(default_factory=list)  # rows that the runner forgets
     swap_out: list[tuple[int, int]] = field(default_factory=list)  # (block, host block)
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, block)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (from block, to block): copy-on-write
-    adapters: list[tuple[int, str]] = field(default_factory=list)  # (slot, the adapter that is put into it)
+    adapters: list[tuple[int, str]] = field(default_factory=list)  # (slot, the LoRA adapter to load into it)
     admitted: list[Admission] = field(default_factory=list)
 
     @property
@@ -63,18 +63,18 @@ class StepPlan:
 
 @dataclass(slots=True)
 class SampledRow:
-    """What one row yielded. A row whose run ended inside its prompt yields nothing, or prompt_logprobs alone."""
+    """The tokens that one row sampled. A run that ends inside a prompt yields nothing, or prompt_logprobs alone."""
 
     row: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[list[IdLogprob]] | None = None  # as in SequenceEvent
     prompt_logprobs: list[list[IdLogprob]] | None = None  # for positions start + 1 .. of the run, within the prompt
     beams: list[IdLogprob] | None = None  # beam search: the 2 * beam_width best continuations; `tokens` is empty
-    drafts: list[int] = field(default_factory=list)  # guesses at what follows `tokens`
-    error: str = ""  # nothing could be drawn: the sequence ends with this reason; `tokens` is empty
+    drafts: list[int] = field(default_factory=list)  # draft tokens that may follow `tokens`
+    error: str = ""  # why sampling failed, which ends the sequence; `tokens` is empty
 
 
 @dataclass(slots=True)
 class StepOutput:
     step: int
-    drawn: list[SampledRow]
+    sampled: list[SampledRow]

@@ -1,4 +1,4 @@
-"""Who goes first. A policy turns a request into a key, once; the smaller key goes earlier, and is preempted later."""
+"""Scheduling policies. A policy gives a request its key, once: the smaller key runs earlier and is preempted later."""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
@@ -6,17 +6,17 @@ from operator import attrgetter
 
 from quire.core.errors import BadRequest
 from quire.core.request import Request
-from quire.core.sequence import Key, Sequence
+from quire.core.sequence import PolicyKey, Sequence
 
-Policy = Callable[[Request, int], Key]
+Policy = Callable[[Request, int], PolicyKey]
 
 
-def fcfs(request: Request, number: int) -> Key:
+def fcfs(request: Request, number: int) -> PolicyKey:
     """First come, first served; `number` counts submissions and decides ties."""
     return (request.arrival, number)
 
 
-def priority(request: Request, number: int) -> Key:
+def priority(request: Request, number: int) -> PolicyKey:
     """The lower priority number first, then first come, first served."""
     return (request.priority, request.arrival, number)
 
@@ -36,7 +36,7 @@ _KEY = attrgetter("key")
 
 
 class PolicyQueue:
-    """Sequences in policy order. Keys differ, so a sequence is found by its key."""
+    """Sequences in policy order. Keys are distinct, so bisection by key locates a sequence."""
 
     __slots__ = ("items",)
 
@@ -50,9 +50,9 @@ class PolicyQueue:
         insort(self.items, seq, key=_KEY)
 
     def remove(self, seq: Sequence) -> None:
-        at = bisect_left(self.items, seq.key, key=_KEY)
-        assert self.items[at] is seq, f"the queue has another sequence where {seq.key} should stand"
-        del self.items[at]
+        index = bisect_left(self.items, seq.key, key=_KEY)
+        assert self.items[index] is seq, f"the queue has another sequence at the position of {seq.key}"
+        del self.items[index]
 
     def check(self) -> None:
         keys = [seq.key for seq in self.items]

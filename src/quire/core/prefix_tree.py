@@ -1,13 +1,13 @@
-"""Which full blocks hold which tokens, as a tree: a node is one block whose meaning is the path that leads to it."""
+"""The prefix cache: full blocks as a tree. A node is one block; the path to it is the prefix it continues."""
 
 from collections.abc import Iterator
 
-Namespace = tuple[str, str, str]  # (tenant, salt, adapter): nothing is shared across realms
-GONE = -1  # in the place of a block
+Namespace = tuple[str, str, str]  # (tenant, salt, adapter): prefixes are shared within one only
+EVICTED = -1  # instead of a block id
 
 
 class PrefixNode:
-    """One full block. Its keys and values depend on every token before it, so it is found under its parent only."""
+    """One full block. Its keys and values depend on every token before it, so it is looked up below its parent."""
 
     __slots__ = ("block", "children", "parent", "tokens")
 
@@ -18,27 +18,27 @@ class PrefixNode:
         self.children: dict[tuple[int, ...], PrefixNode] = {}
 
 
-class Root(PrefixNode):
-    """Where the prefixes of a realm begin; it names no block, and lives as long as it has children."""
+class NamespaceRoot(PrefixNode):
+    """The root of a cache namespace. It has no block, and exists as long as it has children."""
 
     __slots__ = ("namespace",)
 
     def __init__(self, namespace: Namespace) -> None:
-        super().__init__(GONE, (), None)
+        super().__init__(EVICTED, (), None)
         self.namespace = namespace
 
 
 class PrefixTree:
-    """Full blocks that can be shared. Whoever holds a node's block holds those of its ancestors as well; so of the
-    free blocks a leaf is always the least recently used, and taking that one away never orphans another.
+    """Full blocks that can be shared. A sequence that holds the block of a node holds those of its ancestors. So the
+    least recently used free block is always a leaf, and its eviction orphans no other block.
 
-    With `gaps` that is not so: a window makes blocks dispensable from the front. A node whose block was taken away
-    stays while others follow it, as a step on the way to them."""
+    With `has_gaps` that is not so: a sliding window frees blocks from the front. A node whose block was evicted stays
+    as long as it has children."""
 
-    def __init__(self, block_size: int, gaps: bool = False) -> None:
+    def __init__(self, block_size: int, has_gaps: bool = False) -> None:
         self.block_size = block_size
-        self.gaps = gaps
-        self._roots: dict[Namespace, Root] = {}
+        self.has_gaps = has_gaps
+        self._roots: dict[Namespace, NamespaceRoot] = {}
         self._nodes: dict[int, PrefixNode] = {}  # by block
 
     def __contains__(self, block: int) -> bool:
@@ -63,13 +63,13 @@ class PrefixTree:
     def insert(
         self, namespace: Namespace, node: PrefixNode | None, tokens: tuple[int, ...], block: int
     ) -> PrefixNode | None:
-        """Enter `block` below `node`; None when another block has the same tokens there: the tree keeps the first."""
+        """Insert `block` below `node`; None if another block has the same tokens there: the tree keeps the first."""
         if node is None and (node := self._roots.get(namespace)) is None:
-            node = self._roots[namespace] = Root(namespace)
+            node = self._roots[namespace] = NamespaceRoot(namespace)
         child = node.children.get(tokens)
         if child is None:
             child = node.children[tokens] = PrefixNode(block, tokens, node)
-        elif child.block == GONE:
+        elif child.block == EVICTED:
             child.block = block
         else:
             return None
@@ -78,10 +78,10 @@ class PrefixTree:
 
     def remove(self, block: int) -> None:
         node = self._nodes.pop(block)
-        assert self.gaps or not node.children, f"block {block} is evicted before the blocks that follow it"
-        node.block = GONE
-        while node.block == GONE and not node.children:
-            if isinstance(node, Root):
+        assert self.has_gaps or not node.children, f"block {block} is evicted before the blocks that follow it"
+        node.block = EVICTED
+        while node.block == EVICTED and not node.children:
+            if isinstance(node, NamespaceRoot):
                 del self._roots[node.namespace]
                 return
             assert node.parent is not None
@@ -93,15 +93,15 @@ class PrefixTree:
         while stack:
             node = stack.pop()
             stack.extend(node.children.values())
-            if not isinstance(node, Root):
+            if not isinstance(node, NamespaceRoot):
                 yield node
 
     def check(self) -> None:
-        assert all(root.children for root in self._roots.values()), "a realm without blocks is kept"
-        nodes = {node.block: node for node in self.walk() if node.block != GONE}
-        assert nodes == self._nodes, "the tree and its index of blocks disagree"
-        gone = [node for node in self.walk() if node.block == GONE]
-        assert all(node.children for node in gone), "a node without a block leads nowhere"
-        assert self.gaps or not gone, "a node has no block, and no window took it away"
+        assert all(root.children for root in self._roots.values()), "a namespace without blocks is kept"
+        nodes = {node.block: node for node in self.walk() if node.block != EVICTED}
+        assert nodes == self._nodes, "the tree and its index by block disagree"
+        evicted = [node for node in self.walk() if node.block == EVICTED]
+        assert all(node.children for node in evicted), "a node has neither a block nor children"
+        assert self.has_gaps or not evicted, "a node has no block, and there is no sliding window"
         for node in nodes.values():
             assert len(node.tokens) == self.block_size, f"block {node.block} is in the tree and not full"

@@ -1,4 +1,4 @@
-"""What happened: the numbers that metrics, logs, benchmarks and the planner all read."""
+"""Records of steps and requests: metrics, logs, benchmarks and the live page all read these numbers."""
 
 from dataclasses import dataclass, field
 
@@ -12,30 +12,30 @@ class SchedulerStats:
     running: int = 0
     waiting: int = 0
     num_blocks: int = 0
-    held_blocks: int = 0  # in some sequence's table
-    cached_blocks: int = 0  # free, and still carrying a prefix
+    held_blocks: int = 0  # in the block table of a sequence
+    cached_blocks: int = 0  # free, and still holding a prefix
     held_slots: int = 0  # held_blocks * block_size
-    used_slots: int = 0  # of those, the ones a token occupies; waste = 1 - used / held
+    used_slots: int = 0  # held slots that a token occupies; waste = 1 - used_slots / held_slots
     preemptions: int = 0
-    prefix_queries: int = 0  # prompt tokens looked up
-    prefix_hits: int = 0  # prompt tokens found
-    drafts: int = 0  # times that guesses at a sequence's next tokens were computed
-    draft_tokens: int = 0  # the guesses
-    accepted_tokens: int = 0  # of those, the ones that were drawn
-    accepted_at: list[int] = field(default_factory=list)  # the same by place: first guesses, second ones, ...
+    prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
+    prefix_hits: int = 0  # prompt tokens that were in it
+    drafts: int = 0  # runs with draft tokens
+    draft_tokens: int = 0  # draft tokens that were verified
+    accepted_tokens: int = 0  # draft tokens that were accepted
+    accepted_at: list[int] = field(default_factory=list)  # accepted draft tokens by position in the draft
 
 
 @dataclass(slots=True, kw_only=True)
 class StepRecord:
     step: int
     num_tokens: int  # computed in this step
-    num_drawn: int  # tokens the sequences gained
-    num_drafts: int = 0  # of the tokens computed, guesses
+    num_drawn: int  # tokens that the sequences gained
+    num_drafts: int = 0  # of num_tokens, draft tokens
     schedule_seconds: float
     run_seconds: float
     update_seconds: float
     scheduler: SchedulerStats
-    admitted: list[str] = field(default_factory=list)  # ids of requests that were in no step before, or were preempted
+    admitted: list[str] = field(default_factory=list)  # ids of requests that took a row, also after a preemption
 
     @property
     def seconds(self) -> float:
@@ -54,7 +54,7 @@ class RequestRecord:
     num_samples: int
     max_tokens: int | None
     arrival: float
-    admitted: float | None = None  # to the first step that computed some of it
+    admitted: float | None = None  # to its first step
     first_token: float | None
     last_token: float | None
     finished: float

@@ -1,4 +1,4 @@
-"""One prompt with its wishes, and what comes back for it."""
+"""A request, and the events that answer it."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,20 +10,20 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """A prompt as ids. It crosses the process boundary as it is and is never changed."""
+    """A tokenized prompt with its parameters. It crosses the process boundary and is never changed."""
 
     id: str
-    prompt_ids: list[int]  # of an encoder-decoder: the source
-    params: SamplingParams  # with a seed
+    prompt_ids: list[int]  # of an encoder-decoder: the encoder's input
+    params: SamplingParams  # the seed is set
     eos_ids: list[int] = field(default_factory=list)  # the model's own stop tokens
-    start_ids: list[int] = field(default_factory=list)  # of an encoder-decoder: what the answer begins with
-    tenant: str = ""  # prefixes are shared within a tenant only
-    salt: str = ""  # separates prefixes further
-    adapter: str = ""  # which LoRA adapter, by the key it was loaded under; prefixes are shared within one only
+    start_ids: list[int] = field(default_factory=list)  # of an encoder-decoder: the decoder's first tokens
+    tenant: str = ""  # part of the cache namespace, as are salt and adapter
+    salt: str = ""  # chosen by the client
+    adapter: str = ""  # the key of its LoRA adapter; "": none
     priority: int = 0  # lower runs earlier, under the priority policy
     arrival: float = 0.0  # time.monotonic()
-    deadline: float | None = None  # time.monotonic(); past it the request ends as cancelled
-    resumed: list[list[int]] = field(default_factory=list)  # tokens already delivered, by sample
+    deadline: float | None = None  # time.monotonic(); then the request is cancelled
+    resumed: list[list[int]] = field(default_factory=list)  # by sample: tokens that another engine has delivered
 
 
 @dataclass(slots=True)
@@ -35,19 +35,19 @@ class IdLogprob:
 
 @dataclass(slots=True, kw_only=True)
 class SequenceEvent:
-    """What one sample of a request gained in a step, on its way to the client.
+    """The tokens that one sample of a request gained in a step.
 
     Every sample has exactly one event with a `finish_reason`; exactly one event of a request, its last, is `final`."""
 
     request_id: str
-    index: int  # which sample
+    index: int  # of the sample
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[list[IdLogprob]] | None = None  # a list for each token: itself first, then the alternatives by rank
+    logprobs: list[list[IdLogprob]] | None = None  # for each token: itself, then the alternatives by rank
     prompt_logprobs: list[list[IdLogprob]] | None = None  # for prompt positions 1, 2, ... as they are computed
     finish_reason: FinishReason | None = None
     stop_token: int | None = None  # the stop token that ended it, if one did
     cumulative_logprob: float | None = None  # of the whole sample; for best_of and beams, on its last event
     reason: str = ""  # for cancelled and error: one sentence
-    num_unseen: int = 0  # tokens of samples that best_of passed over, on the last event
-    num_cached: int = 0  # prompt tokens that came from the prefix cache, known from the first event on
+    num_unseen: int = 0  # tokens of the samples that best_of dropped, on the last event
+    num_cached: int = 0  # prompt tokens from the prefix cache
     final: bool = False

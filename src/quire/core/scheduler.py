@@ -1,30 +1,42 @@
-"""Who computes what in the next step.
+"""Which positions of which sequences each step computes.
 
-One rule: every sequence catches up with what is known of it, within the token budget, in policy order. Running ones
-that lack one token come first, then prompts under way, then waiting ones; nobody overtakes, but who waits for an
-adapter is passed by. There is no clock, no tensor and no thread here, so the same object drives an engine, a test and a
-simulation."""
+One rule: every sequence catches up with what is known of it, in policy order, within the token budget. Running
+sequences that lack one token come first (decode), then running ones that lack more (prefill), then waiting ones. No
+sequence overtakes another, unless the other waits for a LoRA adapter's slot. No clock, tensor or thread is used."""
 
-from collections import Counter, deque
-from collections.abc import Iterable
+from collections import deque
+from dataclasses import dataclass
 
+from quire.core.adapters import AdapterSlots
+from quire.core.beam_steps import advance_beams
+from quire.core.kv_blocks import KVBlocks
 from quire.core.limits import SchedulerLimits
-from quire.core.pace import Pace
-from quire.core.plan import Admission, Run, SampledRow, StepOutput, StepPlan
+from quire.core.live_groups import LiveGroups
+from quire.core.plan import Run, SampledRow, StepOutput, StepPlan
+from quire.core.policy import find_policy
+from quire.core.preemption import Preemption
+from quire.core.prefill import Prefill
 from quire.core.records import SchedulerStats
-from quire.core.request import SequenceEvent
-from quire.core.requests import Requests
+from quire.core.request import Request, SequenceEvent
+from quire.core.row_table import RowTable
 from quire.core.sequence import Sequence
-from quire.core.sequence_group import SequenceGroup
-from quire.core.speculation import Drafting
+from quire.core.sliding_window import SlidingWindow
+from quire.core.speculation import Speculation
+from quire.core.step_time import StepTimeController
 
 
-class Scheduler(Requests):
-    """Call `schedule()`, carry the plan out, give its output to `update()`, and so on while `has_work`.
+@dataclass(slots=True)
+class _InFlightStep:
+    plan: StepPlan
+    owners: list[Sequence | None]  # by row, when the plan was made
 
-    `add`, `cancel` and `expire` may be called at any moment, also while a plan is being carried out. So may
-    `schedule()`, if the executor takes plans `ahead` of the outputs of those before: a sequence then goes on from a
-    token that is being drawn. If that token ends it, what was computed after it is thrown away."""
+
+class Scheduler:
+    """Call `schedule()`, run the plan, give its output to `update()`, and repeat while `has_work`.
+
+    `add`, `cancel` and `expire` may be called at any time, also while a plan runs. With async scheduling (`ahead` > 0)
+    so may `schedule()`: the next plan computes tokens that are still being sampled. Where such a token ends its
+    sequence, what was computed behind it is dropped."""
 
     def __init__(
         self,
@@ -39,453 +51,230 @@ class Scheduler(Requests):
         num_adapters: int = 0,
         drafts: bool = False,
     ) -> None:
-        """`drafts`: whether outputs come with guesses at what follows."""
-        super().__init__(
-            limits,
-            num_blocks,
-            num_host_blocks=num_host_blocks,
-            policy=policy,
-            prefix_caching=prefix_caching,
-            ahead=ahead,
-            window=window,
-            num_adapters=num_adapters,
-        )
-        self.pace = Pace(limits.step_seconds)
-        self.drafting = Drafting(ahead) if drafts else None
-        self._step = 0
+        """`ahead`: plans in flight beside the one whose output comes next. `window`: tokens that attention looks back,
+        0: all. `drafts`: whether outputs come with draft tokens."""
+        self.limits = limits
+        sliding_window = SlidingWindow(window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
+        self.kv_blocks = KVBlocks(num_blocks, num_host_blocks, sliding_window, prefix_caching)
+        self.rows = RowTable(limits.max_num_seqs)
+        self.adapters = AdapterSlots(num_adapters)
+        self.groups = LiveGroups(limits, find_policy(policy), self.kv_blocks, self.rows, self.adapters)
+        self.preemption = Preemption(self.groups)
+        self.prefill = Prefill(self.groups, self.preemption)
+        self.speculation = Speculation(limits, self.kv_blocks, self.rows, ahead) if drafts else None
+        self.step_time = StepTimeController(limits.step_seconds)
         self._ahead = ahead
-        self._in_flight: deque[tuple[StepPlan, list[Sequence | None]]] = deque()  # without outputs; who had which row
-        self._num_preemptions = self._num_queries = self._num_hits = 0
+        self._step = 0
+        self._in_flight: deque[_InFlightStep] = deque()  # oldest first
 
-    # ---- a step
+    # ---- requests
+
+    @property
+    def has_work(self) -> bool:
+        return self.groups.has_work
+
+    def add(self, request: Request, now: float) -> None:
+        """Queue a request, or raise BadRequest, PromptTooLong or QueueFull."""
+        self.groups.add(request, now)
+
+    def cancel(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
+        """End a request, or one of its samples, now. A request that has ended is left alone."""
+        return self.groups.cancel(request_id, index)
+
+    def expire(self, now: float) -> list[SequenceEvent]:
+        """End the requests whose deadline has passed."""
+        return self.groups.expire(now)
+
+    def uses(self, adapter: str) -> bool:
+        """Whether a live request asks for this LoRA adapter."""
+        return self.groups.uses(adapter)
+
+    # ---- schedule
 
     def schedule(self) -> StepPlan:
         """Let every sequence catch up with what is known of it, in policy order, within the token budget."""
         assert len(self._in_flight) <= self._ahead, "schedule() is called before the outputs of earlier plans have come"
-        plan = StepPlan(self._step, [], self.rows.retired)
+        plan = StepPlan(self._step, [])
         self._step += 1
-        num_preemptions = self._num_preemptions
-        behind = self._continue(plan)
-        num_planned = len(plan.runs) + (self._draft(plan, behind) if self.drafting else 0)
-        budget = self.limits.max_num_batched_tokens - num_planned
-        if plan.runs:  # somebody waits for these: prompts must not make the step long
-            budget = min(budget, max(self.pace.tokens - num_planned, self.limits.block_size))
-        promised = 0  # blocks that prompts under way will need: they were admitted because these were there
+        num_preemptions = self.preemption.count
+        behind = self._decode(plan)
+        num_drafts = self.speculation.add_drafts(plan, behind) if self.speculation else 0
+        budget = self._prefill_budget(len(plan.runs) + num_drafts)
+        num_reserved = 0  # blocks that running prompts still need: they were admitted because these were free
         all_moved = True
         for seq in behind:
             if not seq.running:
-                continue  # preempted for one before it
-            taken = self._catch_up(seq, budget, plan)
-            all_moved &= taken > 0
-            budget -= taken
-            promised += self.memory.promised(seq)
-        if all_moved and self._num_preemptions == num_preemptions:
-            self._admit(plan, budget, promised)
-        self.rows.retired = []
-        self._in_flight.append((plan, self.rows.owners()))
+                continue  # preempted by a sequence before it
+            num_tokens = self.prefill.catch_up(seq, budget, plan)
+            all_moved &= num_tokens > 0
+            budget -= num_tokens
+            num_reserved += self.kv_blocks.num_reserved_blocks(seq)
+        if self.groups.waiting.items and all_moved and self.preemption.count == num_preemptions:
+            first_in_flight = self._in_flight[0].plan.step if self._in_flight else plan.step
+            self.prefill.admit(plan, budget, num_reserved, first_in_flight)
+        plan.retired = self.rows.take_retired()
+        self._in_flight.append(_InFlightStep(plan, self.rows.owners()))
         if self._ahead:
-            self._expect(plan)
+            self._add_placeholders(plan)
         return plan
 
-    def _expect(self, plan: StepPlan) -> None:
-        """Let the next plan go on from the tokens that this one draws, except where it is known to end or must wait."""
-        for run in plan.runs:
-            seq = self.rows[run.row]
-            end, group = run.start + run.count, seq.group
-            if run.drafts or group.waits or (self.drafting and self.drafting.waits(seq.acceptance, seq.drafts)):
-                continue
-            if end == len(seq.tokens) and end + 1 < group.length:
-                seq.expect()
-
-    def _continue(self, plan: StepPlan) -> list[Sequence]:
-        """Plan one token for each running sequence that lacks just that; returns those that lack more, or a row."""
-        runs, step, size, pool = plan.runs, plan.step, self.limits.block_size, self.memory.pool
+    def _decode(self, plan: StepPlan) -> list[Sequence]:
+        """Plan one token for each running sequence that lacks one; returns the sequences that lack more, or a row."""
+        runs, step, size, pool = plan.runs, plan.step, self.limits.block_size, self.kv_blocks.pool
         behind: list[Sequence] = []
-        for seq in self.running.items:  # victims stand behind `seq`, so removing them does not disturb this loop
+        for seq in self.groups.running.items:  # victims of preemption stand behind `seq`: removing them is safe here
             start = seq.num_computed
             missing = len(seq.tokens) - start
             if missing != 1 or seq.row < 0:
-                if missing and (seq.row >= 0 or start or seq.group.source):
-                    behind.append(seq)  # else a beam waits for the others, or for the prompt
+                if missing and (seq.row >= 0 or start or seq.group.prompt_owner):
+                    behind.append(seq)  # else a beam waits for the other beams, or for the prompt
                 continue
             new_blocks: list[int] = []
-            if start == len(seq.table) * size:
-                self.memory.slide(seq)
-                if pool.num_available == 0 and not self._make_room(seq, 1, plan):
-                    continue  # it waits a step; what stands before it goes on, and may take its blocks
-                seq.table.append(pool.take())
-                new_blocks = seq.table[seq.num_told :]
-                seq.num_told = len(seq.table)
+            if start == len(seq.block_table) * size:
+                self.kv_blocks.free_behind_window(seq)
+                if pool.num_available == 0 and not self.preemption.make_room(seq, 1, plan):
+                    continue  # it waits a step; sequences before it go on, and may preempt it
+                seq.block_table.append(pool.take())
+                new_blocks = seq.take_unsent_blocks()
             runs.append(Run(seq.row, start, 1, new_blocks))
             seq.num_computed = start + 1
-            seq.planned = step
+            seq.planned_step = step
             if start + 1 == seq.index_at:
-                self.memory.index(seq)
+                self.kv_blocks.index_full_blocks(seq)
         behind.sort(key=lambda seq: seq.num_known - seq.num_computed > 1)  # beams lack one token and come first
         return behind
 
-    def _draft(self, plan: StepPlan, behind: list[Sequence]) -> int:
-        """Add drafts to runs of one token, where it pays and needs nothing that others need. -> how many"""
-        assert self.drafting is not None
-        runs = [(run, seq) for run in plan.runs if (seq := self.rows[run.row]).drafts and not seq.num_unknown]
-        if not runs:
-            return 0
-        most = self.limits.chunk - 1
-        offers = [(seq.acceptance, min(len(seq.drafts), seq.group.length - seq.num_known - 1, most)) for _, seq in runs]
-        room = (self.limits.max_num_batched_tokens - len(plan.runs)) // 2  # the other half is for prompts
-        spare = self.memory.pool.num_available - sum(self.memory.promised(seq) for seq in behind if seq.running)
-        num_drafts = 0
-        for (run, seq), count in zip(runs, self.drafting.choose(offers, len(plan.runs), room), strict=True):
-            if self.memory.missing(seq, seq.num_computed + count) > spare:
-                count = min(count, len(seq.table) * self.limits.block_size - seq.num_computed)
-            if count <= 0:
+    def _prefill_budget(self, num_planned: int) -> int:
+        """Tokens left for prompts. While sequences decode, prompts may not make their step long."""
+        budget = self.limits.max_num_batched_tokens - num_planned
+        if num_planned:
+            budget = min(budget, max(self.step_time.max_tokens - num_planned, self.limits.block_size))
+        return budget
+
+    def _add_placeholders(self, plan: StepPlan) -> None:
+        """Let the next plan compute the tokens that this one samples, unless a sequence ends or must know its token."""
+        for run in plan.runs:
+            seq = self.rows[run.row]
+            end, group = run.start + run.count, seq.group
+            if run.drafts or group.needs_last_token or (self.speculation and self.speculation.should_wait(seq)):
                 continue
-            run.drafts = seq.drafts[:count]
-            run.count += count
-            seq.expect(count)
-            seq.num_computed += count
-            spare -= self.memory.missing(seq, seq.num_computed)
-            self.memory.extend(seq, seq.num_computed, plan)
-            run.new_blocks += seq.table[seq.num_told :]
-            seq.num_told = len(seq.table)
-            num_drafts += count
-        return num_drafts
+            if end == len(seq.tokens) and end + 1 < group.length:
+                seq.add_placeholders()
 
-    def _catch_up(self, seq: Sequence, budget: int, plan: StepPlan) -> int:
-        """Plan as many tokens of a running sequence as the budget allows; 0 if there is no room.
-
-        Whoever finds no room has preempted all that stand behind it, so nobody overtakes it in the rest of the step."""
-        if budget <= 0:
-            return 0
-        before = seq.num_computed
-        if seq.row < 0 and before == 0:
-            self.memory.reuse(seq)
-        elif before % self.limits.block_size == 0:
-            self.memory.share(seq)  # another sequence may have computed the same meanwhile
-            self._count_hits(seq, before)
-        self.memory.slide(seq)
-        wanted = self._chunk(seq, budget)
-        if not self._make_room(seq, self.memory.missing(seq, seq.num_computed + wanted), plan):
-            return 0
-        self._run(seq, wanted, plan)
-        return wanted
-
-    def _admit(self, plan: StepPlan, budget: int, promised: int) -> None:
-        """Start waiting sequences, each only if all that is known of it fits beside what is promised already. One whose
-        adapter has no slot is passed by: those behind it need not wait for that."""
-        passed_by: set[str] = set()  # the adapters of those
-        at = 0
-        while at < len(self.waiting.items) and budget > 0:
-            seq = self.waiting.items[at]
-            group = seq.group
-            before = seq.num_computed
-            if self._in_flight and seq.planned >= self._in_flight[0][0].step:
-                return  # preempted, and what was being drawn for it has not come
-            if group.num_rows > self.rows.num_left:
-                return
-            if not self.adapters.has_room(group.adapter, passed_by):
-                passed_by.add(group.adapter)
-                at += 1
-                continue
-            if not self.memory.start(seq, promised):
-                return
-            del self.waiting.items[at]
-            if (slot := self.adapters.place(group.adapter)) is not None:
-                plan.adapters.append((slot, group.adapter))
-            self.rows.num_left -= group.num_rows
-            self._join(seq)
-            if group.search is not None:
-                group.holds_rows = True
-                for beam in group.unstarted:  # they begin once the leader has the prompt
-                    self._join(beam)
-                group.unstarted = []
-            if not group.started:
-                group.started = True
-                self._num_queued -= 1
-                self._num_queries += group.num_given
-            self._count_hits(seq, before)
-            wanted = self._chunk(seq, budget)
-            self._run(seq, wanted, plan)
-            budget -= wanted
-            promised += self.memory.promised(seq)
-
-    def _chunk(self, seq: Sequence, budget: int) -> int:
-        """Tokens to compute now. A chunk that does not reach the end stops at a block's end if it can: a full block can
-        be shared, and wastes nothing. A source is read at once, be the budget what it may."""
-        missing = len(seq.tokens) - seq.num_computed
-        wanted = min(missing, budget, self.limits.long_prefill_token_threshold or missing)
-        if seq.num_computed < seq.group.num_source:
-            wanted = max(wanted, seq.group.num_source)
-        if wanted < missing:
-            over = (seq.num_computed + wanted) % self.limits.block_size
-            return wanted - over if over < wanted else wanted
-        return wanted
-
-    def _run(self, seq: Sequence, num_tokens: int, plan: StepPlan) -> None:
-        start, end = seq.num_computed, seq.num_computed + num_tokens
-        self.memory.extend(seq, end, plan)
-        seq.num_computed = end
-        seq.planned = plan.step
-        self.memory.index(seq)
-        if seq.row < 0:
-            self._take_row(seq, plan)
-        plan.runs.append(Run(seq.row, start, num_tokens, seq.table[seq.num_told :]))
-        seq.num_told = len(seq.table)
-
-    def _take_row(self, seq: Sequence, plan: StepPlan) -> None:
-        group = seq.group
-        self.rows.take(seq, plan.step)
-        seq.num_told = len(seq.table)
-        plan.admitted.append(
-            Admission(
-                row=seq.row,
-                params=group.params_of(seq),
-                sample=seq.sample,
-                tokens=seq.tokens[:],
-                num_prompt=group.num_prompt,
-                blocks=seq.table[:],
-                stop_ids=sorted(group.stop_ids),
-                num_source=group.num_given if group.num_source else 0,
-                adapter=self.adapters[group.adapter],
-            )
-        )
-
-    def _count_hits(self, seq: Sequence, before: int) -> None:
-        group = seq.group
-        if seq is group.leader and not group.preempted:
-            hits = min(seq.num_computed, group.num_given) - min(before, group.num_given)
-            group.num_cached += hits
-            self._num_hits += hits
-
-    # ---- preemption
-
-    def _make_room(self, seq: Sequence, num_blocks: int, plan: StepPlan) -> bool:
-        """Preempt from the end of the policy order until there are `num_blocks`; False if none behind `seq` is left."""
-        while self.memory.pool.num_available < num_blocks:
-            victim = self._victim(seq, plan.step)
-            if victim is None:
-                return False
-            self._preempt(victim, plan)
-        return True
-
-    def _victim(self, seq: Sequence, step: int) -> Sequence | None:
-        for other in reversed(self.running.items):
-            if other.key <= seq.key:
-                return None
-            members: Iterable[Sequence] = other.group.live if other.group.search else (other,)
-            if not any(member.planned == step or member is seq for member in members):
-                return other
-        return None
-
-    def _preempt(self, victim: Sequence, plan: StepPlan) -> None:
-        """Let a sequence (a search: all its beams) wait again, its blocks on the host if they fit there."""
-        group = victim.group
-        self._num_preemptions += 1
-        self.rows.num_left += group.num_rows
-        group.preempted = True
-        if group.search is not None:
-            group.holds_rows = False
-            for beam in group.live:
-                self._stop(beam)
-                beam.candidates = None
-                self.memory.release(beam)
-            group.unstarted = list(group.live)
-            self._choose_leader(group)
-            return
-        self._stop(victim)
-        if self.memory.can_swap_out(victim):
-            self.memory.swap_out(victim, plan)
-        else:
-            self.memory.release(victim)
-        self.waiting.push(victim)
-
-    # ---- what a step yielded
+    # ---- update
 
     def update(self, output: StepOutput) -> list[SequenceEvent]:
-        """Take in what the plan yielded; returns what the clients are to be told."""
-        plan, owners = self._in_flight.popleft()
+        """Append the tokens that the oldest plan in flight sampled; returns the events for the clients."""
+        step = self._in_flight.popleft()
+        plan, owners = step.plan, step.owners
         assert output.step == plan.step, f"the output of step {output.step} comes instead of that of step {plan.step}"
-        events, self._events = self._events, []
-        drafted = {run.row: run for run in plan.runs if run.drafts} if self.drafting else {}
-        for drawn in output.drawn:
-            seq = owners[drawn.row]
+        events = self.groups.take_events()
+        drafted = {run.row: run for run in plan.runs if run.drafts} if self.speculation else {}
+        for sampled in output.sampled:
+            seq = owners[sampled.row]
             assert seq is not None
             if seq.ended:
-                continue  # cancelled while the step ran, or the token before this one was its last
-            group = seq.group
-            if drawn.error:
-                events += self._give_up(group, "error", drawn.error)
-                continue
-            if group.search is not None:
-                events += self._search(seq, drawn, plan)
-                continue
-            if self.drafting:
-                self._verified(seq, drawn, drafted.get(drawn.row))
-            if group.last_id is not None and drawn.tokens and seq.num_known + len(drawn.tokens) == group.length:
-                drawn = group.forced(drawn)
-            event = SequenceEvent(
-                request_id=group.id,
-                index=seq.sample,
-                tokens=drawn.tokens,
-                logprobs=drawn.logprobs,
-                num_cached=group.num_cached,
-            )
-            if drawn.prompt_logprobs is not None:
-                event.prompt_logprobs = group.new_prompt_logprobs(seq, drawn, _end_of_run(plan, drawn.row))
-            if drawn.tokens:
-                self._gain(seq, event)
-                if seq.index_at <= seq.num_computed:
-                    self.memory.index(seq)  # a block was waiting for this token
-                if group.shares_prompt and group.source is None and seq.running:
-                    self._open_source(seq)
-            if event.finish_reason is not None:
-                event.stop_token = event.tokens[-1] if event.finish_reason == "stop" else None
-                if drawn.logprobs is not None and group.from_start:
-                    event.cumulative_logprob = seq.logprob
-                events += self._end(seq, event)
-            elif group.ranked:
-                group.deliver(event)
-            elif event.tokens or event.prompt_logprobs:
-                events.append(event)
+                continue  # cancelled while the step ran, or ended by the token before
+            if sampled.error:
+                events += self.groups.abort(seq.group, "error", sampled.error)
+            elif seq.group.search is not None:
+                events += self._advance_search(seq, sampled, plan)
+            else:
+                if self.speculation:
+                    self.speculation.verify(seq, sampled, drafted.get(sampled.row))
+                self._take_sampled(seq, sampled, plan, events)
         return events
 
-    def _gain(self, seq: Sequence, event: SequenceEvent) -> None:
-        """Append the tokens of `event` as far as the one that ends the sequence, if one does."""
+    def _take_sampled(self, seq: Sequence, sampled: SampledRow, plan: StepPlan, events: list[SequenceEvent]) -> None:
+        """Append what one row sampled to its sequence, and to `events` what its client is to know of it."""
         group = seq.group
+        if group.forced_eos_id is not None and sampled.tokens and seq.num_known + len(sampled.tokens) == group.length:
+            sampled = group.force_eos(sampled)
+        event = SequenceEvent(
+            request_id=group.id,
+            index=seq.sample,
+            tokens=sampled.tokens,
+            logprobs=sampled.logprobs,
+            num_cached=group.num_cached,
+        )
+        if sampled.prompt_logprobs is not None:
+            event.prompt_logprobs = group.new_prompt_logprobs(seq, sampled, _end_of_run(plan, sampled.row))
+        if sampled.tokens:
+            self._append(seq, event)
+            if seq.index_at <= seq.num_computed:
+                self.kv_blocks.index_full_blocks(seq)  # a full block waited for this token to be known
+            if group.shares_prompt and group.prompt_owner is None and seq.running:
+                self.groups.set_prompt_owner(seq)
+        if event.finish_reason is not None:
+            event.stop_token = event.tokens[-1] if event.finish_reason == "stop" else None
+            if sampled.logprobs is not None and not group.resumed:
+                event.cumulative_logprob = seq.cumulative_logprob
+            events += self.groups.end(seq, event)
+        elif group.ranked:
+            group.deliver(event)
+        elif event.tokens or event.prompt_logprobs:
+            events.append(event)
+
+    def _append(self, seq: Sequence, event: SequenceEvent) -> None:
+        """Append the tokens of `event` up to the one that ends the sequence, if one does."""
+        group, num_known = seq.group, len(seq.tokens) - seq.num_placeholders
         for count, token in enumerate(event.tokens, 1):
             seq.append(token)
             if event.logprobs is not None:
-                seq.logprob += event.logprobs[count - 1][0].logprob
-            if token in group.stop_ids or seq.num_known >= group.length:
-                event.finish_reason = group.finish_reason(token, seq.num_known)
+                seq.cumulative_logprob += event.logprobs[count - 1][0].logprob
+            if token in group.stop_ids or num_known + count >= group.length:
+                event.finish_reason = group.finish_reason(token, num_known + count)
                 if event.finish_reason is not None:
                     del event.tokens[count:]
                     if event.logprobs is not None:
                         del event.logprobs[count:]
                     return
 
-    def _verified(self, seq: Sequence, drawn: SampledRow, run: Run | None) -> None:
-        """Learn from the drafts, computed or not, and take back those of a run that were wrong."""
-        assert self.drafting is not None
-        if run is not None:
-            seq.forget(len(run.drafts))
-            self.memory.roll_back(seq, run.start + len(drawn.tokens))
-            self.drafting.count(len(run.drafts), len(drawn.tokens) - 1)
-        if drawn.tokens:
-            seq.acceptance.learn(run.drafts if run is not None else seq.drafts, drawn.tokens)
-            seq.drafts = drawn.drafts
+    def _advance_search(self, seq: Sequence, sampled: SampledRow, plan: StepPlan) -> list[SequenceEvent]:
+        if sampled.prompt_logprobs is not None:
+            seq.group.new_prompt_logprobs(seq, sampled, _end_of_run(plan, sampled.row))
+        if sampled.beams is None or plan.step < seq.admitted_step:
+            return []  # preempted after this plan was made: the continuations are computed again
+        return advance_beams(self.groups, seq, sampled.beams)
 
-    def _open_source(self, seq: Sequence) -> None:
-        """The prompt is computed: the samples that waited for it may start."""
-        group = seq.group
-        group.source = seq
-        for follower in group.unstarted:
-            self.waiting.push(follower)
-        group.unstarted = []
+    # ---- measure
 
-    def _search(self, seq: Sequence, drawn: SampledRow, plan: StepPlan) -> list[SequenceEvent]:
-        """A beam has its continuations. Once all have, the search goes on with the best, on new rows."""
-        group = seq.group
-        assert group.search is not None
-        if drawn.prompt_logprobs is not None:
-            group.new_prompt_logprobs(seq, drawn, _end_of_run(plan, drawn.row))
-        if drawn.beams is None or plan.step < seq.admitted:
-            return []  # of a beam that was preempted meanwhile they are found again
-        seq.candidates = drawn.beams
-        if group.source is None:
-            group.source = seq
-        candidates = [beam.candidates for beam in group.live if beam.candidates is not None]
-        if len(candidates) < len(group.live):
-            return []
-        parents = group.search.advance(candidates)
-        if group.search.done:
-            for beam in group.live[:]:
-                self._leave(beam)
-            self._close(group)
-            return group.results()
-        self._replace_beams(group, parents)
-        return []
-
-    def _replace_beams(self, group: SequenceGroup, parents: list[int]) -> None:
-        """New beams from their parents: the first child goes on in its parent's blocks, the others fork from them."""
-        assert group.search is not None
-        old = group.live
-        group.live = []
-        first_child: dict[int, Sequence] = {}
-        for sample, (parent, beam) in enumerate(zip(parents, group.search.beams, strict=True)):
-            child = Sequence(group, sample, [*old[parent].tokens, beam.tokens[-1]])
-            if parent in first_child:
-                self.memory.fork(child, first_child[parent], old[parent].num_computed)
-            else:
-                self.memory.take_over(child, old[parent])
-                first_child[parent] = child
-            group.live.append(child)
-        for seq in old:
-            seq.ended = True
-            self._stop(seq)
-            self.memory.release(seq)
-        for seq in group.live:
-            self._join(seq)
-        self._num_live += len(group.live) - len(old)
-        group.leader = group.live[0]
-
-    # ---- seen from outside
-
-    def ran(self, plan: StepPlan, seconds: float) -> None:
-        """How long a step took: later ones are planned by it."""
+    def record_step(self, plan: StepPlan, seconds: float) -> None:
+        """Learn from how long a step took: steps with prompts bound later ones, the others tell what drafts cost."""
         if plan.num_tokens - plan.num_drafts > len(plan.runs):
-            self.pace.ran(plan.num_tokens, seconds)
-        elif self.drafting and plan.runs:
-            self.drafting.costs.ran(plan.num_tokens, seconds)
+            self.step_time.record_step(plan.num_tokens, seconds)
+        elif self.speculation and plan.runs:
+            self.speculation.budget.step_cost.record_step(plan.num_tokens, seconds)
 
     @property
     def num_preemptions(self) -> int:
-        return self._num_preemptions
+        return self.preemption.count
 
     def stats(self) -> SchedulerStats:
-        pool, size = self.memory.pool, self.limits.block_size
+        pool, size, running = self.kv_blocks.pool, self.limits.block_size, self.groups.running.items
         held = pool.num_blocks - pool.num_available
-        unused = sum(len(seq.table) * size - seq.num_computed for seq in self.running.items if seq.copy_from is None)
+        unused = sum(len(seq.block_table) * size - seq.num_computed for seq in running if seq.copy_from is None)
         return SchedulerStats(
-            running=len(self.running),
-            waiting=self._num_live - len(self.running),
+            running=len(running),
+            waiting=self.groups.num_sequences - len(running),
             num_blocks=pool.num_blocks,
             held_blocks=held,
             cached_blocks=pool.num_cached,
             held_slots=held * size,
             used_slots=held * size - unused,
-            preemptions=self._num_preemptions,
-            prefix_queries=self._num_queries,
-            prefix_hits=self._num_hits,
-            **(self.drafting.counts() if self.drafting else {}),
+            preemptions=self.num_preemptions,
+            prefix_queries=self.prefill.num_queries,
+            prefix_hits=self.prefill.num_hits,
+            **(self.speculation.stats() if self.speculation else {}),
         )
 
     def check(self) -> None:
-        """Every invariant, with a sentence for each that is broken. Between steps only; takes a while."""
-        self.running.check()
-        self.waiting.check()
-        groups = self._groups.values()
-        live = [seq for group in groups for seq in group.live]
-        unstarted = [seq for group in groups for seq in group.unstarted]
-        assert self._num_live == len(live), f"{len(live)} sequences are alive, and {self._num_live} counted"
-        places = Counter(map(id, (*self.running.items, *self.waiting.items, *unstarted)))
-        assert places == Counter(map(id, live)), "a sequence is not in exactly one of running, waiting and unstarted"
-        runs = [plan.runs for plan, _ in self._in_flight]
-        num_awaited = sum(max((len(run.drafts) for run in each), default=0) or 1 for each in runs)
-        for seq in live:
-            name = f"sample {seq.sample} of {seq.group.id}"
-            assert seq.running == (seq in self.running.items), f"{name} does not know whether it runs"
-            assert seq.running or (seq.row < 0 and not seq.table), f"{name} waits, and has a row or blocks"
-            assert not seq.running or seq.group.search or seq.row >= 0, f"{name} runs without a row"
-            assert seq.num_computed <= len(seq.tokens), f"{name} has computed more than there is"
-            assert seq.num_unknown <= num_awaited, f"{name} waits for tokens that nobody draws"
-            assert seq.num_told <= len(seq.table), f"the runner knows more blocks of {name} than there are"
-        kept = sum(group.num_rows for group in groups if group.holds_rows)
-        self.rows.check(live, kept + sum(seq.group.search is None for seq in self.running.items))
-        self.adapters.check(seq.group.adapter for seq in self.running.items)
-        assert self._num_queued == sum(not group.started for group in groups), "the queue is miscounted"
-        assert 0 <= self._num_hits <= self._num_queries, f"{self._num_hits} hits in {self._num_queries} tokens"
-        self.memory.check(live)
+        """Assert every invariant, each with a sentence. For tests, between steps: it takes a while."""
+        runs = [step.plan.runs for step in self._in_flight]
+        num_sampling = sum(max((len(run.drafts) for run in each), default=0) or 1 for each in runs)
+        self.groups.check(num_sampling)
+        num_hits, num_queries = self.prefill.num_hits, self.prefill.num_queries
+        assert 0 <= num_hits <= num_queries, f"{num_hits} prefix hits in {num_queries} prompt tokens"
 
 
 def _end_of_run(plan: StepPlan, row: int) -> int:

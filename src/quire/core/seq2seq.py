@@ -1,39 +1,40 @@
-"""Models that read a source, whole, before they write an answer: encoder-decoders.
+"""Encoder-decoders: the encoder's input and the decoder's tokens as one sequence.
 
-Both are one sequence: the source, empty places up to the end of its last block, and the answer, from its start tokens
-on. In the slots of the source lie its keys and values, which every token of the answer attends to. So an answer begins
-with a block, and all that holds for the blocks of a prompt holds for those of a source: samples and beams share them,
-they are swapped, found again, and given back. What differs: each depends on the whole source, and all are computed in
-one step."""
+A sequence is laid out as the encoder's input, padding up to the end of its last block, and the decoder's tokens from
+its start tokens on. The slots of the encoder's input hold its cross-attention keys and values, which every decoder
+token reads. The decoder therefore begins at a block boundary, and the blocks of the encoder's input are forked,
+swapped, cached and released like those of any prompt. Two things differ: each of these blocks depends on the whole
+input, and all of them are computed in one step."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from quire.core.request import Request
 
-EMPTY = 0  # stands for a token between a source and its answer, which is never computed
+PADDING = 0  # the token id between the encoder's input and the decoder's tokens; it is never computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seq2Seq:
-    """What is known of such a model."""
+    """The limits and special tokens of an encoder-decoder."""
 
-    start_ids: tuple[int, ...]  # what answers begin with. All but the first are counted as part of a hypothesis
-    max_source: int  # tokens
-    max_answer: int  # tokens, start_ids among them
-    last_id: int | None = None  # what an answer ends with that its length ends
-    banned: tuple[tuple[int, ...], ...] = ()  # sequences of ids whose last id is never drawn after the others
+    start_ids: tuple[int, ...]  # the decoder's first tokens; all but the first count in a beam's length
+    max_encoder_tokens: int
+    max_decoder_tokens: int  # including start_ids
+    forced_eos_id: int | None = None  # the last token of an output that reaches its maximum length
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # the last id of each is never sampled after the ids before it
 
 
-def num_empty(request: Request, block_size: int) -> int:
+def num_padding(request: Request, block_size: int) -> int:
+    """Slots between the encoder's input and the decoder's tokens; 0 for a decoder-only model."""
     return -len(request.prompt_ids) % block_size if request.start_ids else 0
 
 
-def prompt_of(request: Request, block_size: int) -> list[int]:
-    """All that is known of a sequence before anything is drawn."""
-    return [*request.prompt_ids, *[EMPTY] * num_empty(request, block_size), *request.start_ids]
+def lay_out_prompt(request: Request, block_size: int) -> list[int]:
+    """All tokens of a sequence that are known before anything is sampled, padding included."""
+    return [*request.prompt_ids, *[PADDING] * num_padding(request, block_size), *request.start_ids]
 
 
-def digest(source: list[int]) -> str:
-    """Blocks of different sources are told apart by it, since a block alone does not tell."""
-    return blake2b(b"".join(token.to_bytes(4, "little") for token in source), digest_size=16).hexdigest()
+def encoder_digest(encoder_ids: list[int]) -> str:
+    """Part of the cache namespace: equal blocks of different encoder inputs hold different keys and values."""
+    return blake2b(b"".join(token.to_bytes(4, "little") for token in encoder_ids), digest_size=16).hexdigest()

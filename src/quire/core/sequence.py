@@ -1,103 +1,109 @@
-"""One stream of tokens being grown."""
+"""A sequence: the tokens of one sample, and its state in the scheduler."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire.core.draft_budget import AcceptanceRate
 from quire.core.prefix_tree import PrefixNode
 from quire.core.request import IdLogprob
-from quire.core.speculation import AcceptanceRate
 
 if TYPE_CHECKING:
     from quire.core.sequence_group import SequenceGroup
 
-Key = tuple[float, ...]  # the place in policy order
+PolicyKey = tuple[float, ...]  # orders sequences; see core/policy.py
 NEVER = 2**62
-UNKNOWN = -1  # stands for a token that is being drawn
-UNREAD = 0  # stands for a block behind the window: runners may take it for one, and will not look into it
+PLACEHOLDER = -1  # a token that is being sampled
+NULL_BLOCK = 0  # a block behind the window, which kernels do not read; 0 is a valid id, so runners need no check
 
 
 class Sequence:
-    """The tokens of one sample, how far they are computed, and the blocks their keys and values are in.
+    """The tokens of one sample, how far they are computed, and the KV blocks that hold them.
 
-    Between steps `table` has exactly the blocks that `num_computed` tokens fill, unless the sequence is swapped out.
-    Its first `num_freed` are behind the window, and not held: what stands there means nothing."""
+    Between steps `block_table` has exactly the blocks that `num_computed` tokens fill, unless the sequence is swapped
+    out. Its first `num_freed` entries are behind the sliding window: they are NULL_BLOCK, and not held."""
 
     __slots__ = (
         "acceptance",
-        "admitted",
+        "admitted_step",
+        "block_table",
         "candidates",
         "copy_from",
+        "cumulative_logprob",
         "drafts",
         "ended",
         "group",
-        "host",
+        "host_blocks",
         "index_at",
         "key",
-        "logprob",
         "node",
+        "num_blocks_sent",
         "num_computed",
         "num_freed",
         "num_indexed",
-        "num_told",
-        "num_unknown",
-        "planned",
+        "num_placeholders",
+        "planned_step",
         "row",
         "running",
         "sample",
-        "table",
         "tokens",
     )
 
     def __init__(self, group: SequenceGroup, sample: int, tokens: list[int]) -> None:
         self.group = group
         self.sample = sample
-        self.key: Key = (*group.key, sample)
-        self.tokens = tokens  # prompt, then output; at the end those that are being drawn
-        self.num_unknown = 0  # how many those are
-        self.num_computed = 0  # of those, the ones whose keys and values are in the cache, or will be by this step
-        self.table: list[int] = []
-        self.num_freed = 0
-        self.num_told = 0  # leading blocks of the table that the runner knows
+        self.key: PolicyKey = (*group.key, sample)
+        self.tokens = tokens  # prompt, then output; placeholders at the end
+        self.num_placeholders = 0  # tokens that are being sampled, drafts included
+        self.num_computed = 0  # tokens whose keys and values are in the cache, or will be after the planned step
+        self.block_table: list[int] = []
+        self.num_freed = 0  # leading blocks behind the sliding window
+        self.num_blocks_sent = 0  # leading blocks of the block table that the runner knows
         self.row = -1  # -1: none
-        self.admitted = NEVER  # the step in which it took its row
-        self.running = False  # in the running queue; else it waits
+        self.admitted_step = NEVER  # the step that gave it its row
+        self.running = False  # in the running queue
         self.ended = False
-        self.planned = -1  # the last step that computes something of it
-        self.num_indexed = 0  # leading blocks of the table that are in the tree
-        self.node: PrefixNode | None = None  # of the last of those
-        self.index_at = NEVER  # num_computed at which the next block goes into the tree; NEVER: it has left the tree
-        self.copy_from: int | None = None  # a held block whose content the next block of the table starts with
-        self.host: dict[int, int] = {}  # swapped out: where the blocks went, by their place in the table
-        self.candidates: list[IdLogprob] | None = None  # a beam's continuations, until all beams have theirs
-        self.drafts: list[int] = []  # guesses at what follows the last known token
-        self.acceptance = AcceptanceRate()  # in those
-        self.logprob = 0.0  # of the output so far, where it is asked for
+        self.planned_step = -1  # the last step whose plan has a run of it
+        self.num_indexed = 0  # leading blocks of the block table that are in the prefix tree
+        self.node: PrefixNode | None = None  # of the last of these blocks
+        self.index_at = NEVER  # num_computed at which the next block enters the tree; NEVER: it left it
+        self.copy_from: int | None = None  # copy-on-write: a held block that the next block starts as a copy of
+        self.host_blocks: dict[int, int] = {}  # of a swapped-out sequence: index in the block table -> host block
+        self.candidates: list[IdLogprob] | None = None  # continuations of a beam, until all beams have theirs
+        self.drafts: list[int] = []  # draft tokens that may follow the last known token
+        self.acceptance = AcceptanceRate()  # of its drafts
+        self.cumulative_logprob = 0.0  # of the output so far, if logprobs are requested
 
     @property
     def num_known(self) -> int:
-        return len(self.tokens) - self.num_unknown
+        return len(self.tokens) - self.num_placeholders
 
     @property
-    def held(self) -> list[int]:
-        """The blocks of the table that are not behind the window."""
-        return self.table[self.num_freed :]
+    def held_blocks(self) -> list[int]:
+        """The blocks of the block table that are not behind the window."""
+        return self.block_table[self.num_freed :]
 
-    def expect(self, count: int = 1) -> None:
-        """A token is being drawn; the step after may compute it all the same. Or several, which are drafts."""
-        self.tokens.extend([UNKNOWN] * count)
-        self.num_unknown += count
+    def take_unsent_blocks(self) -> list[int]:
+        """The blocks that the runner does not know yet; the caller sends them."""
+        blocks = self.block_table[self.num_blocks_sent :]
+        self.num_blocks_sent = len(self.block_table)
+        return blocks
 
-    def forget(self, count: int) -> None:
-        """So many tokens that were expected are not awaited any more."""
-        assert count <= self.num_unknown
+    def add_placeholders(self, count: int = 1) -> None:
+        """Reserve positions for tokens that a step in flight samples; the next step may compute them already."""
+        self.tokens.extend([PLACEHOLDER] * count)
+        self.num_placeholders += count
+
+    def drop_placeholders(self, count: int) -> None:
+        """Remove the last `count` placeholders."""
+        assert count <= self.num_placeholders, f"{count} placeholders are dropped of {self.num_placeholders}"
         del self.tokens[len(self.tokens) - count :]
-        self.num_unknown -= count
+        self.num_placeholders -= count
 
     def append(self, token: int) -> None:
-        """What was drawn, expected or not."""
-        if self.num_unknown:
-            self.tokens[-self.num_unknown] = token
-            self.num_unknown -= 1
+        """Add a sampled token: in place of the first placeholder, if there is one."""
+        if self.num_placeholders:
+            self.tokens[-self.num_placeholders] = token
+            self.num_placeholders -= 1
         else:
             self.tokens.append(token)

@@ -1,4 +1,4 @@
-"""A request under way: what its samples have in common, and what is told of them."""
+"""A sequence group: what the samples or beams of one request share, and the events that deliver them."""
 
 from dataclasses import replace
 
@@ -7,96 +7,97 @@ from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.plan import SampledRow
 from quire.core.request import FinishReason, IdLogprob, Request, SequenceEvent
-from quire.core.seq2seq import digest, prompt_of
-from quire.core.sequence import Key, Sequence
+from quire.core.seq2seq import encoder_digest, lay_out_prompt
+from quire.core.sequence import PolicyKey, Sequence
 
 
 class SequenceGroup:
     """The samples, or the beams, of one request.
 
-    One of them, the leader, computes the prompt; the others begin from what it computed (`source`)."""
+    One sequence, the leader, computes the prompt. The others fork from a sequence that has it (`prompt_owner`)."""
 
     __slots__ = (
         "adapter",
         "arrival",
+        "awaiting_prompt",
         "deadline",
         "end_ids",
-        "from_start",
-        "held",
+        "forced_eos_id",
+        "held_events",
         "held_prompt_logprobs",
         "holds_rows",
         "id",
         "key",
-        "last_id",
         "leader",
         "length",
         "live",
         "min_stop_length",
         "namespace",
+        "needs_last_token",
         "num_cached",
-        "num_given",
+        "num_encoder_slots",
         "num_open",
         "num_prompt",
+        "num_prompt_ids",
         "num_prompt_logprobs",
         "num_rows",
-        "num_source",
         "params",
         "preempted",
         "prompt",
+        "prompt_owner",
         "ranked",
+        "resumed",
         "row_params",
         "search",
         "shares_prompt",
-        "source",
         "started",
         "stop_ids",
-        "unstarted",
-        "waits",
     )
 
-    def __init__(self, request: Request, key: Key, limits: SchedulerLimits) -> None:
+    def __init__(self, request: Request, key: PolicyKey, limits: SchedulerLimits) -> None:
         params = request.params
         self.id = request.id
         self.key = key
         self.arrival = request.arrival
         self.deadline = request.deadline
         self.adapter = request.adapter
-        salt = f"{request.salt}/{digest(request.prompt_ids)}" if request.start_ids else request.salt
+        salt = f"{request.salt}/{encoder_digest(request.prompt_ids)}" if request.start_ids else request.salt
         self.namespace = (request.tenant, salt, request.adapter)
         self.params = params
-        self.prompt = prompt_of(request, limits.block_size)
+        self.prompt = lay_out_prompt(request, limits.block_size)
         self.num_prompt = len(self.prompt)
-        self.num_given = len(request.prompt_ids)  # tokens of the prompt as its sender counts them
-        self.num_source = self.num_prompt - len(request.start_ids) if request.start_ids else 0  # slots: whole blocks
-        self.length = limits.length(request)  # prompt and output, where a sample ends
-        self.min_stop_length = self.num_prompt + max(params.min_tokens, 1)  # a shorter one is not ended by a stop token
+        self.num_prompt_ids = len(request.prompt_ids)  # without padding and start_ids
+        # Of an encoder-decoder: leading slots with the encoder's input and its padding; whole blocks
+        self.num_encoder_slots = self.num_prompt - len(request.start_ids) if request.start_ids else 0
+        self.length = limits.max_length(request)  # prompt and output tokens at which a sample ends
+        self.min_stop_length = self.num_prompt + max(params.min_tokens, 1)  # a stop token ends no shorter sample
         eos_ids = () if params.ignore_eos and params.structured is None else request.eos_ids
         self.stop_ids = frozenset((*eos_ids, *params.stop_token_ids))
-        self.end_ids = frozenset(request.eos_ids if params.structured else ())  # where a language ends, an answer ends
+        self.end_ids = frozenset(request.eos_ids if params.structured else ())  # end a structured output at any length
         free = params.structured is None and not params.ignore_eos
-        self.last_id = limits.seq2seq.last_id if limits.seq2seq and free else None  # of samples that their length ends
+        self.forced_eos_id = limits.seq2seq.forced_eos_id if limits.seq2seq and free else None
         self.search = self._new_search() if params.beam_width else None
-        # for each token before the next is planned: which beams live on, or what the language then allows
-        self.waits = self.search is not None or params.structured is not None
-        self.num_rows = params.beam_width or 1  # that one admission takes: beams run together or not at all
-        self.holds_rows = False  # a search has its rows, used or not, from admission until it ends or is preempted
-        self.ranked = self.search is None and params.num_samples > params.n  # only the best are delivered, at the end
-        self.held: dict[int, SequenceEvent] = {}  # by sample, what a ranked request has not delivered yet
-        self.held_prompt_logprobs: list[list[IdLogprob]] = []  # go out with the first result, of a search as well
+        # Beams and structured outputs: the next token is planned only when the last one is known
+        self.needs_last_token = self.search is not None or params.structured is not None
+        self.num_rows = params.beam_width or 1  # that an admission takes: beams run together
+        self.holds_rows = False  # of a beam search: while its rows are reserved
+        self.ranked = self.search is None and params.num_samples > params.n  # best_of: delivers the n best at the end
+        self.held_events: dict[int, SequenceEvent] = {}  # of a ranked group: by sample, not delivered yet
+        self.held_prompt_logprobs: list[list[IdLogprob]] = []  # delivered with the first result
         self.shares_prompt = params.num_samples > 1
         self.row_params = replace(
             params, prompt_logprobs=None, logprobs=params.logprobs or 0 if self.ranked else params.logprobs
         )
-        self.from_start = not any(request.resumed)  # nothing was delivered by an engine before this one
-        self.num_prompt_logprobs = 0 if self.from_start else self.num_prompt - 1  # delivered
+        self.resumed = any(request.resumed)  # tokens of it were delivered by another engine
+        self.num_prompt_logprobs = self.num_prompt - 1 if self.resumed else 0  # delivered
         self.num_cached = 0
-        self.num_open = params.n if self.search is not None else params.num_samples  # samples without a finish
-        self.live: list[Sequence] = []  # not ended
-        self.unstarted: list[Sequence] = []  # of those, the ones that wait for the leader's prompt
+        self.num_open = params.n if self.search is not None else params.num_samples  # samples that have not ended
+        self.live: list[Sequence] = []  # sequences that have not ended
+        self.awaiting_prompt: list[Sequence] = []  # live sequences that wait for the leader to compute the prompt
         self.leader: Sequence | None = None
-        self.source: Sequence | None = None  # has the prompt in its blocks
-        self.started = False  # was admitted once
-        self.preempted = False  # was preempted once: hits from then on are not the prompt's own
+        self.prompt_owner: Sequence | None = None  # a running sequence that holds the whole prompt
+        self.started = False  # has been admitted
+        self.preempted = False  # has been preempted: later prefix hits are its own blocks, and not counted
 
     def _new_search(self) -> BeamSearch:
         params = self.params
@@ -109,47 +110,49 @@ class SequenceGroup:
             length_penalty=params.length_penalty,
             early_stopping=params.early_stopping,
             num_logprobs=params.logprobs or 0,
-            last_id=self.last_id,
-            num_forced=self.num_prompt - self.num_source - 1 if self.num_source else 0,
+            forced_eos_id=self.forced_eos_id,
+            num_start_tokens=self.num_prompt - self.num_encoder_slots - 1 if self.num_encoder_slots else 0,
         )
 
     def computes_prompt_logprobs(self, seq: Sequence) -> bool:
-        """Such a sequence computes its prompt itself: what comes from the cache has no logits."""
+        """Whether `seq` must compute its prompt itself, since cached tokens have no logits."""
         wanted = self.params.prompt_logprobs is not None and self.num_prompt_logprobs < self.num_prompt - 1
         return wanted and seq is self.leader
 
     def params_of(self, seq: Sequence) -> SamplingParams:
-        """What the runner is asked for: everyone's parameters, and prompt logprobs of one sequence only."""
+        """The parameters for the runner. Only one sequence of a group computes prompt logprobs."""
         if self.computes_prompt_logprobs(seq):
             return replace(self.row_params, prompt_logprobs=self.params.prompt_logprobs)
         return self.row_params
 
     def finish_reason(self, token: int, length: int) -> FinishReason | None:
-        """Whether a sample ends with `token`, the last of `length`. What was forced says nothing."""
-        if length >= self.length and self.last_id is not None:
+        """Whether a sample of `length` tokens ends with its last one, `token`. A forced token is no stop token."""
+        if length >= self.length and self.forced_eos_id is not None:
             return "length"
         if token in self.end_ids or (token in self.stop_ids and length >= self.min_stop_length):
             return "stop"
         return "length" if length >= self.length else None
 
-    def forced(self, drawn: SampledRow) -> SampledRow:
-        """With the token of the last place instead of what was drawn for it, and nothing beside it."""
-        assert self.last_id is not None
-        logprobs = drawn.logprobs and [*drawn.logprobs[:-1], [IdLogprob(self.last_id, 0.0, 1)]]
-        return replace(drawn, tokens=[*drawn.tokens[:-1], self.last_id], logprobs=logprobs)
+    def force_eos(self, sampled: SampledRow) -> SampledRow:
+        """Replace the last sampled token by forced_eos_id, with logprob 0 and no alternatives."""
+        assert self.forced_eos_id is not None
+        logprobs = sampled.logprobs and [*sampled.logprobs[:-1], [IdLogprob(self.forced_eos_id, 0.0, 1)]]
+        return replace(sampled, tokens=[*sampled.tokens[:-1], self.forced_eos_id], logprobs=logprobs)
 
-    def new_prompt_logprobs(self, seq: Sequence, drawn: SampledRow, end: int) -> list[list[IdLogprob]] | None:
-        """Those of `drawn`, whose run ended before position `end`, to deliver now: not again after a preemption, and
-        with the results if those are held."""
-        if not drawn.prompt_logprobs or seq is not self.leader:
+    def new_prompt_logprobs(self, seq: Sequence, sampled: SampledRow, end: int) -> list[list[IdLogprob]] | None:
+        """The prompt logprobs of a run that ended before position `end`, without those that were delivered before a
+        preemption. A ranked group or a beam search holds them until its results."""
+        if not sampled.prompt_logprobs or seq is not self.leader:
             return None
         last = min(end, self.num_prompt - 1)  # positions 1 .. num_prompt - 1 have one each
         num_new = last - self.num_prompt_logprobs
         if num_new <= 0:
             return None
-        assert num_new <= len(drawn.prompt_logprobs), f"prompt logprobs of {self.id} are missing before position {last}"
+        assert num_new <= len(sampled.prompt_logprobs), (
+            f"prompt logprobs of {self.id} are missing before position {last}"
+        )
         self.num_prompt_logprobs = last
-        new = drawn.prompt_logprobs[-num_new:]
+        new = sampled.prompt_logprobs[-num_new:]
         if self.ranked or self.search is not None:
             self.held_prompt_logprobs += new
             return None
@@ -159,12 +162,12 @@ class SequenceGroup:
         return SequenceEvent(request_id=self.id, index=index, num_cached=self.num_cached)
 
     def deliver(self, event: SequenceEvent) -> list[SequenceEvent]:
-        """What the client is told, now that a sample gained `event`."""
+        """The events to send now that a sample gained `event`; a ranked group holds them until all have ended."""
         self.num_open -= event.finish_reason is not None
         if not self.ranked:
             event.final = self.num_open == 0
             return [event]
-        held = self.held.setdefault(event.index, event)
+        held = self.held_events.setdefault(event.index, event)
         if held is not event:
             held.tokens += event.tokens
             held.logprobs = (held.logprobs or []) + (event.logprobs or [])
@@ -173,13 +176,13 @@ class SequenceGroup:
         return [] if self.num_open else self._best()
 
     def _best(self) -> list[SequenceEvent]:
-        """The n samples of highest mean logprob, best first; one that was cancelled comes after all that were not."""
+        """The n samples of highest mean logprob, best first; cancelled samples come last."""
 
         def rank(event: SequenceEvent) -> tuple[bool, float, int]:
             mean = (event.cumulative_logprob or 0.0) / max(len(event.tokens), 1)
             return event.finish_reason == "cancelled", -mean, event.index
 
-        ranked = sorted(self.held.values(), key=rank)
+        ranked = sorted(self.held_events.values(), key=rank)
         ranked, others = ranked[: self.params.n], ranked[self.params.n :]
         for index, event in enumerate(ranked):
             event.index = index
@@ -190,8 +193,8 @@ class SequenceGroup:
         ranked[-1].final = True
         return ranked
 
-    def give_up(self, finish_reason: FinishReason, reason: str) -> list[SequenceEvent]:
-        """End everything that is open."""
+    def abort(self, finish_reason: FinishReason, reason: str) -> list[SequenceEvent]:
+        """The events that end every open sample."""
         if self.ranked or self.search is not None:
             events = [self.event(index) for index in range(self.params.n)]
         else:
@@ -201,8 +204,8 @@ class SequenceGroup:
         events[-1].final = True
         return events
 
-    def results(self) -> list[SequenceEvent]:
-        """The n best hypotheses of a search that is done."""
+    def search_results(self) -> list[SequenceEvent]:
+        """The events of the n best beams of a search that is done."""
         assert self.search is not None
         events = [self.event(index) for index in range(self.params.n)]
         events[0].prompt_logprobs = self.held_prompt_logprobs or None

@@ -1,121 +1,87 @@
-"""How many drafts are worth computing.
-
-A draft is a guess at a token that comes next. One that is right saves a step, and every one makes a step longer. How
-likely a sequence's next guess is right is known from its guesses so far, those that nobody computed among them; what a
-token adds to a step, from the steps so far. Of all guesses the likeliest are taken, as long as tokens a second grow."""
+"""Speculative decoding in the scheduler: draft tokens join runs, are verified, and are rolled back where rejected."""
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
-UNTRIED = 0.5  # how likely the first guess for a sequence is taken to be right
-NEW = 0.2  # what one guess counts for, and
-NEWS = 0.05  # what one step does
-SLOPE = 0.4  # until it is known: what a token adds to a step, in times of a step of one token
-DOUBT = 0.5  # how much the steps seen have to differ (variance of tokens) to be believed rather than SLOPE
-MARGIN = 1.1  # times of what it costs that a guess has to gain: both are estimates
-MOST = 3.0  # times of what a step was expected to take: something else held up one that took longer
+from quire.core.draft_budget import DraftBudget
+from quire.core.kv_blocks import KVBlocks
+from quire.core.limits import SchedulerLimits
+from quire.core.plan import Run, SampledRow, StepPlan
+from quire.core.row_table import RowTable
+from quire.core.sequence import Sequence
 
 
-class AcceptanceRate:
-    """How likely the next guess for a sequence is right."""
+class Speculation:
+    """Adds to a step the draft tokens that pay, from memory that no prompt has reserved."""
 
-    __slots__ = ("likely",)
+    def __init__(self, limits: SchedulerLimits, kv_blocks: KVBlocks, rows: RowTable, ahead: int) -> None:
+        self.budget = DraftBudget(ahead)
+        self._limits = limits
+        self._kv_blocks = kv_blocks
+        self._rows = rows
+        self.num_drafts = 0  # runs with draft tokens
+        self.num_draft_tokens = 0
+        self.num_accepted = 0  # draft tokens
+        self.accepted_at: Counter[int] = Counter()  # accepted draft tokens by position in their draft
 
-    def __init__(self) -> None:
-        self.likely = UNTRIED
+    def add_drafts(self, plan: StepPlan, behind: list[Sequence]) -> int:
+        """Extend runs of one token by drafts; returns how many tokens. `behind` are sequences with reserved blocks."""
+        runs = [(run, seq) for run in plan.runs if (seq := self._rows[run.row]).drafts and not seq.num_placeholders]
+        if not runs:
+            return 0
+        offers = [(seq.acceptance, self._max_drafts(seq)) for _, seq in runs]
+        max_tokens = (self._limits.max_num_batched_tokens - len(plan.runs)) // 2  # the other half is for prompts
+        reserved = sum(self._kv_blocks.num_reserved_blocks(seq) for seq in behind if seq.running)
+        num_spare = self._kv_blocks.pool.num_available - reserved  # blocks
+        num_drafts = 0
+        for (run, seq), count in zip(runs, self.budget.choose(offers, len(plan.runs), max_tokens), strict=True):
+            if self._kv_blocks.num_new_blocks(seq, seq.num_computed + count) > num_spare:
+                count = min(count, len(seq.block_table) * self._limits.block_size - seq.num_computed)
+            if count > 0:
+                num_spare -= self._extend(run, seq, count, plan)
+                num_drafts += count
+        return num_drafts
 
-    def learn(self, drafts: Sequence[int], tokens: Sequence[int]) -> None:
-        """`tokens` came where `drafts` were guessed. Behind the first that is wrong nothing can be learned."""
-        for draft, token in zip(drafts, tokens, strict=False):
-            self.likely += ((draft == token) - self.likely) * NEW
-            if draft != token:
-                return
+    def _max_drafts(self, seq: Sequence) -> int:
+        """Draft tokens that fit before the end of the sequence and into one chunk."""
+        return min(len(seq.drafts), seq.group.length - seq.num_known - 1, self._limits.max_chunk - 1)
 
-    def gained(self, count: int) -> float:
-        """Tokens that are drawn if that many guesses are computed, the one behind the right guesses included."""
-        return sum(self.likely**place for place in range(count + 1))
+    def _extend(self, run: Run, seq: Sequence, count: int, plan: StepPlan) -> int:
+        """Add `count` draft tokens to a run; returns how many blocks they take."""
+        run.drafts = seq.drafts[:count]
+        run.count += count
+        seq.add_placeholders(count)
+        seq.num_computed += count
+        num_blocks = self._kv_blocks.num_new_blocks(seq, seq.num_computed)
+        self._kv_blocks.allocate(seq, seq.num_computed, plan)
+        run.new_blocks += seq.take_unsent_blocks()
+        return num_blocks
 
+    def should_wait(self, seq: Sequence) -> bool:
+        """Whether the next step leaves `seq` out, so that the step after it verifies drafts."""
+        return self.budget.should_wait(seq.acceptance, seq.drafts)
 
-class StepCosts:
-    """What steps without prompts take, as a line: one number for a step, and one for each of its tokens."""
+    def verify(self, seq: Sequence, sampled: SampledRow, run: Run | None) -> None:
+        """Roll back the rejected drafts of `run`, and update the acceptance rate, also by drafts that did not run."""
+        if run is not None:
+            seq.drop_placeholders(len(run.drafts))
+            self._kv_blocks.roll_back(seq, run.start + len(sampled.tokens))
+            self._count(len(run.drafts), len(sampled.tokens) - 1)
+        if sampled.tokens:
+            seq.acceptance.update(run.drafts if run is not None else seq.drafts, sampled.tokens)
+            seq.drafts = sampled.drafts
 
-    def __init__(self) -> None:
-        self._tokens = self._seconds = 0.0  # means, the last steps counting most
-        self._variance = self._covariance = 0.0
-        self._known = False
-
-    def ran(self, num_tokens: int, seconds: float) -> None:
-        if not self._known:
-            self._tokens, self._seconds, self._known = float(num_tokens), seconds, True
-            return
-        seconds = min(seconds, MOST * self.of(num_tokens))
-        away, late = num_tokens - self._tokens, seconds - self._seconds
-        self._tokens += NEWS * away
-        self._seconds += NEWS * late
-        self._variance = (1 - NEWS) * (self._variance + NEWS * away * away)
-        self._covariance = (1 - NEWS) * (self._covariance + NEWS * away * late)
-
-    def of(self, num_tokens: int) -> float:
-        """Seconds; in some unit of time, while no step is known."""
-        if not self._known:
-            return 1.0 + SLOPE * (num_tokens - 1)
-        return self._seconds + self.each * (num_tokens - self._tokens)
-
-    @property
-    def each(self) -> float:
-        """What one token more adds: never less than nothing, and never more than its share."""
-        if not self._known:
-            return SLOPE
-        presumed = self._seconds * SLOPE / (1.0 + SLOPE * (self._tokens - 1.0))
-        found = (self._covariance + DOUBT * presumed) / (self._variance + DOUBT)
-        return min(max(found, 0.0), self._seconds / self._tokens)
-
-
-class Drafting:
-    """Chooses drafts, and counts what became of them."""
-
-    def __init__(self, ahead: int = 0) -> None:
-        """`ahead`: plans that go out before the output of this one comes."""
-        self.costs = StepCosts()
-        self._ahead = ahead
-        self.num_drafts = self.num_tokens = self.num_accepted = 0  # runs with drafts, their drafts, and the right ones
-        self.accepted_at: Counter[int] = Counter()  # right ones by their place
-
-    def choose(self, offers: Sequence[tuple[AcceptanceRate, int]], num_tokens: int, room: int) -> list[int]:
-        """How many of each offer to add to a step of `num_tokens`, `room` in all at most: (trust, guesses) each."""
-        counts = [0] * len(offers)
-        gained, seconds, each = float(num_tokens), self.costs.of(num_tokens), self.costs.each
-        ranked = sorted(
-            (-(acceptance.likely**place), place, index)
-            for index, (acceptance, most) in enumerate(offers)
-            if acceptance.likely * seconds > gained * each * MARGIN
-            for place in range(1, most + 1)
-        )
-        for unlikely, _, index in ranked[:room]:
-            if -unlikely * seconds <= gained * each * MARGIN:
-                break
-            gained -= unlikely
-            seconds += each
-            counts[index] += 1
-        return counts
-
-    def waits(self, acceptance: AcceptanceRate, drafts: Sequence[int]) -> bool:
-        """Whether it is better to know a sequence's token, and guess what follows, than to go on ahead of it: others
-        have `ahead` steps meanwhile."""
-        return bool(drafts) and acceptance.gained(len(drafts)) > 1 + self._ahead
-
-    def count(self, num_drafts: int, num_accepted: int) -> None:
+    def _count(self, num_tokens: int, num_accepted: int) -> None:
         self.num_drafts += 1
-        self.num_tokens += num_drafts
+        self.num_draft_tokens += num_tokens
         self.num_accepted += num_accepted
         self.accepted_at.update(range(num_accepted))
 
-    def counts(self) -> dict[str, Any]:
-        """As they stand in `SchedulerStats`."""
+    def stats(self) -> dict[str, Any]:
+        """The fields of `SchedulerStats` about drafts."""
         return {
             "drafts": self.num_drafts,
-            "draft_tokens": self.num_tokens,
+            "draft_tokens": self.num_draft_tokens,
             "accepted_tokens": self.num_accepted,
-            "accepted_at": [self.accepted_at[place] for place in range(len(self.accepted_at))],
+            "accepted_at": [self.accepted_at[position] for position in range(len(self.accepted_at))],
         }

@@ -1,21 +1,21 @@
-"""A mark in the choice of tokens that a reader cannot see and a statistic can (docs/watermark.md)."""
+"""A watermark in the sampled tokens: invisible to a reader, detectable by statistics (docs/watermark.md)."""
 
 from dataclasses import dataclass
 from math import floor, isfinite
 
 from quire.core.errors import BadRequest
 
-# Those of Text Generation Inference. Everybody knows this key.
+# The defaults of Text Generation Inference. This key is public.
 DEFAULT_GAMMA, DEFAULT_DELTA, DEFAULT_KEY = 0.5, 2.0, 15485863
 
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """After each token a part of the vocabulary, told by a hash of that token, is green; green tokens are favoured."""
+    """A hash of each token marks a fraction of the vocabulary as green for the next one; green tokens are favoured."""
 
-    gamma: float = DEFAULT_GAMMA  # the part of the vocabulary that is green
+    gamma: float = DEFAULT_GAMMA  # the green fraction of the vocabulary
     delta: float = DEFAULT_DELTA  # added to the logits of green tokens
-    key: int = DEFAULT_KEY  # whoever knows it can find the mark, and remove it; 64 bits
+    key: int = DEFAULT_KEY  # 64 bits; with it the watermark can be detected, and removed
 
     def __post_init__(self) -> None:
         if not 0.0 < self.gamma < 1.0:
@@ -27,5 +27,5 @@ class Watermark:
 
     @property
     def green_below(self) -> int:
-        """Every token has 32 random bits; it is green if they are a number below this one."""
+        """Every token has a random 32-bit number; it is green if the number is below this one."""
         return floor(self.gamma * 2.0**32)

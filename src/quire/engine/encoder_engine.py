@@ -1,4 +1,4 @@
-"""The engine of a model that reads texts: what `Engine` is for one that continues them."""
+"""The engine of a model that encodes texts into embeddings or scores."""
 
 import time
 from collections import deque
@@ -9,66 +9,67 @@ import numpy as np
 from quire.core.encode_request import EncodeEvent, EncodeInput, EncodeRequest, Task
 from quire.core.errors import Unsupported
 from quire.core.records import SchedulerStats, StepRecord
-from quire.engine.encoder import Encoder, first_numbers
 from quire.engine.options import EngineOptions
+from quire.engine.start import executor_options
+from quire.executors.encoder import EncoderExecutor, truncate_embedding
 from quire.executors.protocol import Capacity
 from quire.ops.opset import Float32
 
 
-class _Reading:
+class _EncodeJob:
     def __init__(self, request: EncodeRequest) -> None:
         self.request = request
-        self.next = 0  # the first text that was not read
+        self.next = 0  # the first text that is not encoded yet
 
 
 class EncoderEngine:
-    """A step takes one text of each request in turn, until its tokens are enough: who sends a thousand texts waits for
-    a thousand, and who sends one waits for one step."""
+    """Implements `EngineLoop`. A step takes one text of each request in turn, up to its token budget: a request of one
+    text waits for one step, whatever else is queued."""
 
     def __init__(self, path: Path, options: EngineOptions) -> None:
-        self._encoder = Encoder(path, options)
-        if self._encoder.num_labels > 1:
+        self._executor = EncoderExecutor(path, executor_options(options))
+        if (num_labels := self._executor.num_labels) > 1:
             raise Unsupported(
-                f"the model tells {self._encoder.num_labels} classes apart, and a score is one number", "use a reranker"
+                f"the model tells {num_labels} classes apart, and a score is one number", "use a reranker"
             )
         self._max_tokens, self._max_rows = options.max_num_batched_tokens, options.max_num_seqs
-        self.task: Task = "score" if self._encoder.num_labels else "embed"
-        self.dimensions = self._encoder.dimensions
+        self.task: Task = "score" if self._executor.num_labels else "embed"
+        self.dimensions = self._executor.dimensions
         self.capacity = Capacity(
             num_blocks=0,
             num_host_blocks=0,
-            vocab_size=self._encoder.config.vocab,
-            max_model_len=self._encoder.max_model_len,
-            weight_bytes=self._encoder.weight_bytes,
+            vocab_size=self._executor.config.vocab,
+            max_model_len=self._executor.max_model_len,
+            weight_bytes=self._executor.weight_bytes,
             cache_bytes=0,
         )
         self.record: StepRecord | None = None
-        self._turns: deque[_Reading] = deque()
+        self._queue: deque[_EncodeJob] = deque()
         self._steps = 0
 
     @property
     def has_work(self) -> bool:
-        return bool(self._turns)
+        return bool(self._queue)
 
     @property
-    def patience(self) -> float | None:
+    def idle_timeout(self) -> float | None:
         return 0.0 if self.has_work else None
 
     def stats(self) -> SchedulerStats:
-        return SchedulerStats(waiting=len(self._turns))
+        return SchedulerStats(waiting=len(self._queue))
 
     def watch(self, on: bool) -> None:
-        """There are no pages to be seen."""
+        """An encoder keeps no KV blocks to show."""
 
     def snapshot(self) -> None:
         return None
 
     def submit(self, request: EncodeRequest) -> None:
-        self._turns.append(_Reading(request))
+        self._queue.append(_EncodeJob(request))
 
     def cancel(self, request_id: str, index: int | None = None) -> list[EncodeEvent]:
-        """Nothing is told: whoever cancels knows."""
-        self._turns = deque(turn for turn in self._turns if turn.request.id != request_id)
+        """The client that cancels expects no event."""
+        self._queue = deque(job for job in self._queue if job.request.id != request_id)
         return []
 
     def step(self) -> list[EncodeEvent]:
@@ -78,9 +79,9 @@ class EncoderEngine:
         if not taken:
             return expired
         scheduled = time.perf_counter()
-        numbers = self._read([text for _, _, text in taken])
+        outputs = self._encode([text for _, _, text in taken])
         ran = time.perf_counter()
-        events = [self._event(turn, index, row) for (turn, index, _), row in zip(taken, numbers, strict=True)]
+        events = [self._event(job, index, row) for (job, index, _), row in zip(taken, outputs, strict=True)]
         self.record = StepRecord(
             step=self._steps,
             num_tokens=sum(len(text.ids) for _, _, text in taken),
@@ -94,39 +95,39 @@ class EncoderEngine:
         return expired + events
 
     def stop(self) -> None:
-        self._turns.clear()
+        self._queue.clear()
 
-    def _take(self) -> list[tuple[_Reading, int, EncodeInput]]:
-        """What is read next. A text that is longer than a step has one of its own."""
-        taken: list[tuple[_Reading, int, EncodeInput]] = []
+    def _take(self) -> list[tuple[_EncodeJob, int, EncodeInput]]:
+        """The texts of the next step. A text longer than the token budget has a step of its own."""
+        taken: list[tuple[_EncodeJob, int, EncodeInput]] = []
         num_tokens = 0
-        while self._turns and len(taken) < self._max_rows:
-            turn = self._turns[0]
-            text = turn.request.texts[turn.next]
+        while self._queue and len(taken) < self._max_rows:
+            job = self._queue[0]
+            text = job.request.texts[job.next]
             num_tokens += len(text.ids)
             if taken and num_tokens > self._max_tokens:
                 break
-            taken.append((turn, turn.next, text))
-            turn.next += 1
-            self._turns.popleft()
-            if turn.next < len(turn.request.texts):
-                self._turns.append(turn)
+            taken.append((job, job.next, text))
+            job.next += 1
+            self._queue.popleft()
+            if job.next < len(job.request.texts):
+                self._queue.append(job)
         return taken
 
-    def _read(self, texts: list[EncodeInput]) -> list[Float32]:
+    def _encode(self, texts: list[EncodeInput]) -> list[Float32]:
         if self.task == "score":
-            return [np.array([score], np.float32) for score in self._encoder.scores(texts)]
-        return self._encoder.vectors(texts)
+            return [np.array([score], np.float32) for score in self._executor.score(texts)]
+        return self._executor.embed(texts)
 
     @staticmethod
-    def _event(turn: _Reading, index: int, row: Float32) -> EncodeEvent:
-        if turn.request.dimensions is not None:
-            row = first_numbers(row, turn.request.dimensions)
-        return EncodeEvent(request_id=turn.request.id, index=index, numbers=row.astype("<f4").tobytes())
+    def _event(job: _EncodeJob, index: int, row: Float32) -> EncodeEvent:
+        if job.request.dimensions is not None:
+            row = truncate_embedding(row, job.request.dimensions)
+        return EncodeEvent(request_id=job.request.id, index=index, numbers=row.astype("<f4").tobytes())
 
     def _expire(self, now: float) -> list[EncodeEvent]:
-        late = {t.request.id: t for t in self._turns if t.request.deadline is not None and t.request.deadline <= now}
+        late = {j.request.id: j for j in self._queue if j.request.deadline is not None and j.request.deadline <= now}
         for request_id in late:
             self.cancel(request_id)
         reason = "the deadline of the request has passed"
-        return [EncodeEvent(request_id=name, index=turn.next, reason=reason) for name, turn in late.items()]
+        return [EncodeEvent(request_id=name, index=job.next, reason=reason) for name, job in late.items()]

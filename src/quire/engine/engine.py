@@ -8,52 +8,62 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire.core.errors import UnknownModel, Unsupported
+from quire.core.errors import QuireError, UnknownModel, Unsupported
 from quire.core.limits import SchedulerLimits
 from quire.core.plan import StepPlan
 from quire.core.records import SchedulerStats, StepRecord
 from quire.core.request import Request, SequenceEvent
 from quire.core.scheduler import Scheduler
 from quire.core.snapshot import Snapshot
+from quire.engine.compile_queue import CompileQueue
 from quire.engine.live_snapshots import LiveSnapshots
 from quire.engine.options import EngineOptions
 from quire.executors.protocol import Executor
 from quire.runtime.adapters import LoadedAdapter
-from quire.text.grammar.compiler import Grammar, GrammarCompiler
+from quire.text.grammar.compiler import GrammarCompiler
+from quire.text.grammar.matcher import CompiledGrammar
 
 if TYPE_CHECKING:
     from quire.text.tokenizers.tokenizer import Tokenizer
 
-NEW_OBJECTS = 100_000  # before garbage is looked for: more than a step makes
+GC_THRESHOLD = 100_000  # new objects before garbage is collected: more than a step makes
 
 
 @dataclass(slots=True)
-class _Launched:
+class _StepInFlight:
     plan: StepPlan
     admitted: list[str]
     schedule_seconds: float
-    begin: float
+    submitted: float
 
 
 class Engine:
-    """A scheduler and an executor. One thread; ids in, ids out; no text but that of languages to answer in."""
+    """Implements `EngineLoop`: a scheduler and an executor. One thread; ids in, ids out; no text but grammars."""
 
     def __init__(
-        self, executor: Executor, options: EngineOptions, tokenizer: "Callable[[], Tokenizer] | None" = None
+        self,
+        executor: Executor,
+        options: EngineOptions,
+        tokenizer: "Callable[[], Tokenizer] | None" = None,
+        refuse: Callable[[Request, QuireError], None] | None = None,
     ) -> None:
-        """`tokenizer` is asked for when an answer has to be in a language; without it, such requests are refused."""
+        """`tokenizer` is called for the first request with structured output; without it, such requests are refused.
+        With `refuse`, grammars are compiled in a thread, and it is called with requests whose grammar is wrong; without
+        it, `submit` compiles and raises."""
         self.executor = executor
-        self.capacity = executor.start()
+        self.capacity = executor.allocate(executor.load())
         self.grammars = None if tokenizer is None else GrammarCompiler(tokenizer, self.capacity.vocab_size)
         if self.grammars is not None:
-            executor.guide(self.grammars.matcher)
-        _leave_garbage_alone()
-        self.record: StepRecord | None = None  # of the step that ended in the last call of step(), if one did
-        self._launched: deque[_Launched] = deque()
+            executor.set_matcher_factory(self.grammars.matcher)
+        self.compile_queue = CompileQueue(self.grammars) if self.grammars and refuse else None
+        self._refuse = refuse
+        _collect_garbage_rarely()
+        self.record: StepRecord | None = None
+        self._in_flight: deque[_StepInFlight] = deque()
         self._collected = 0.0  # when the last step ended
-        self._watch: LiveSnapshots | None = None  # while somebody looks
-        self.adapters: set[str] = set()  # that requests may ask for
-        self._languages: dict[str, Grammar] = {}  # of requests under way: compiled as long as they are needed
+        self._live: LiveSnapshots | None = None  # while the engine is watched
+        self.adapters: set[str] = set()  # keys that requests may name
+        self._grammars: dict[str, CompiledGrammar] = {}  # of requests in flight: stay compiled as long as they are used
         self._scheduler = Scheduler(
             SchedulerLimits(
                 max_num_seqs=options.max_num_seqs,
@@ -63,7 +73,7 @@ class Engine:
                 block_size=options.block_size,
                 max_model_len=self.capacity.max_model_len,
                 seq2seq=self.capacity.seq2seq,
-                max_queued=sys.maxsize,  # who submits decides how much may wait
+                max_queued=sys.maxsize,  # the client limits the queue
             ),
             self.capacity.num_blocks,
             num_host_blocks=self.capacity.num_host_blocks,
@@ -77,117 +87,150 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._launched)
+        return self._scheduler.has_work or bool(self._in_flight) or self._has_compiled
 
     def submit(self, request: Request) -> None:
-        """Raises a QuireError if the request could never be served. Its language, if it has one and is not known yet,
-        is compiled meanwhile."""
+        """Raises a QuireError if the request can never be served. One whose grammar is not compiled yet waits."""
         if request.adapter and request.adapter not in self.adapters:
             raise UnknownModel(f"no adapter `{request.adapter}` is loaded", param="model")
         structured = request.params.structured
         if structured is None:
             self._scheduler.add(request, time.monotonic())
-            return
-        if self.grammars is None:
-            raise Unsupported("this engine has no tokenizer, and an answer in a language needs it")
-        grammar = self.grammars.compile(structured)
+        elif self.grammars is None:
+            raise Unsupported("this engine has no tokenizer, and structured output needs it")
+        elif self.compile_queue is not None and self.grammars.find(structured) is None:
+            self.compile_queue.add(request)
+        else:
+            self._add_structured(request, self.grammars.compile(structured))
+
+    def _add_structured(self, request: Request, grammar: CompiledGrammar) -> None:
         self._scheduler.add(request, time.monotonic())
-        self._languages[request.id] = grammar
+        self._grammars[request.id] = grammar
 
     def cancel(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
-        """Free what the request (or one sample of it) holds. One that has ended or never was is no error."""
-        if self._watch:
-            self._watch.changed()
-        return self._forget_ended(self._scheduler.cancel(request_id, index))
+        if self._live:
+            self._live.changed()
+        if self.compile_queue is not None and self.compile_queue.cancel(request_id, index):
+            return []
+        events = self._scheduler.cancel(request_id, index)
+        self._release_grammars(events)
+        return events
 
     def step(self) -> list[SequenceEvent]:
-        """Give the executor its next plan. Unless it takes more, wait for the oldest, and tell what came of it."""
         self.record, begin = None, time.perf_counter()
-        events = self._forget_ended(self._scheduler.expire(time.monotonic()))
+        events = self._admit_compiled() if self._has_compiled else []
+        if expired := self._scheduler.expire(time.monotonic()):
+            self._release_grammars(expired)
+            events += expired
         if self._scheduler.has_work:
             plan = self._scheduler.schedule()
             scheduled = time.perf_counter()
-            if self._watch:
-                self._watch.planned(plan)
+            if self._live:
+                self._live.planned(plan)
             self.executor.submit(plan)
             admitted = [self._scheduler.rows[admission.row].group.id for admission in plan.admitted]
-            self._launched.append(_Launched(plan, admitted, scheduled - begin, scheduled))
-            if plan.runs and len(self._launched) <= self.capacity.ahead:
+            self._in_flight.append(_StepInFlight(plan, admitted, scheduled - begin, scheduled))
+            if plan.runs and len(self._in_flight) <= self.capacity.ahead:
                 return events
-        return events + self._collect() if self._launched else events
-
-    def add_adapter(self, key: str, loaded: LoadedAdapter) -> None:
-        """What the executor has loaded. Between steps, as below."""
-        self.executor.add_adapter(key, loaded)
-        self.adapters.add(key)
-
-    def remove_adapter(self, key: str) -> None:
-        """No request under way may use it."""
-        self.adapters.remove(key)
-        self.executor.remove_adapter(key)
-
-    def uses_adapter(self, key: str) -> bool:
-        return self._scheduler.uses(key)
-
-    def _forget_ended(self, events: list[SequenceEvent]) -> list[SequenceEvent]:
-        if self._languages:
-            for event in events:
-                if event.final:
-                    self._languages.pop(event.request_id, None)
-        return events
+        return events + self._collect() if self._in_flight else events
 
     def _collect(self) -> list[SequenceEvent]:
-        step = self._launched.popleft()
+        """Finish the oldest step in flight."""
+        step = self._in_flight.popleft()
         output = self.executor.collect()
         ran = time.perf_counter()
-        events = self._forget_ended(self._scheduler.update(output))
+        events = self._scheduler.update(output)
+        if self._grammars:
+            self._release_grammars(events)
         self.record = StepRecord(
             step=step.plan.step,
             num_tokens=step.plan.num_tokens,
-            num_drawn=sum(len(drawn.tokens) for drawn in output.drawn),
+            num_drawn=sum(len(row.tokens) for row in output.sampled),
             num_drafts=step.plan.num_drafts,
             schedule_seconds=step.schedule_seconds,
-            run_seconds=ran - max(step.begin, self._collected),
+            run_seconds=ran - max(step.submitted, self._collected),
             update_seconds=time.perf_counter() - ran,
             scheduler=self._scheduler.stats(),
             admitted=step.admitted,
         )
         self._collected = ran
-        self._scheduler.ran(step.plan, self.record.run_seconds)
-        if self._watch:
-            self._watch.ran(self.record)
+        self._scheduler.record_step(step.plan, self.record.run_seconds)
+        if self._live:
+            self._live.ran(self.record)
         return events
 
-    # ---- seen from outside
+    def stop(self) -> None:
+        self.executor.stop()
+
+    # -- structured output
+
+    @property
+    def _has_compiled(self) -> bool:
+        return self.compile_queue is not None and self.compile_queue.ready
+
+    def _admit_compiled(self) -> list[SequenceEvent]:
+        """Hand requests whose grammar has been compiled to the scheduler."""
+        assert self.compile_queue is not None and self._refuse is not None
+        events: list[SequenceEvent] = []
+        for pending in self.compile_queue.take():
+            request = pending.request
+            try:
+                if pending.error is not None:
+                    raise pending.error
+                assert pending.grammar is not None
+                self._add_structured(request, pending.grammar)
+            except QuireError as error:
+                self._refuse(request, error)
+                continue
+            for index in pending.cancelled:
+                events += self.cancel(request.id, index)
+        return events
+
+    def _release_grammars(self, events: list[SequenceEvent]) -> None:
+        """Drop the grammars of requests that have ended."""
+        for event in events:
+            if event.final:
+                self._grammars.pop(event.request_id, None)
+
+    # -- LoRA adapters, between steps
+
+    def add_adapter(self, key: str, loaded: LoadedAdapter) -> None:
+        self.executor.add_adapter(key, loaded)
+        self.adapters.add(key)
+
+    def remove_adapter(self, key: str) -> None:
+        """No request in flight may use it."""
+        self.adapters.remove(key)
+        self.executor.remove_adapter(key)
+
+    def uses_adapter(self, key: str) -> bool:
+        compiling = self.compile_queue is not None and self.compile_queue.uses_adapter(key)
+        return compiling or self._scheduler.uses(key)
+
+    # -- seen from outside
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
 
     def watch(self, on: bool) -> None:
-        """Whether somebody looks. While nobody does, it costs nothing."""
-        if on and self._watch:
-            self._watch.changed()
+        if on and self._live:
+            self._live.changed()
         else:
-            self._watch = LiveSnapshots(self._scheduler) if on else None
+            self._live = LiveSnapshots(self._scheduler) if on else None
 
     def snapshot(self) -> Snapshot | None:
-        """What is to be shown now, if anything is."""
-        return self._watch.take() if self._watch else None
+        return self._live.take() if self._live else None
 
     @property
-    def patience(self) -> float | None:
-        """Seconds until the next call of step() or snapshot() has something to do; None: until a message comes."""
+    def idle_timeout(self) -> float | None:
         if self.has_work:
             return 0.0
-        return self._watch.patience if self._watch else None
-
-    def stop(self) -> None:
-        self.executor.stop()
+        return self._live.seconds_until_due if self._live else None
 
 
-def _leave_garbage_alone() -> None:
-    """Steps make thousands of objects and drop them without cycles. Looking for cycles every 700 of them means going
-    through the tokens of all requests, which stops all streams for 80 ms."""
+def _collect_garbage_rarely() -> None:
+    """Steps make thousands of objects and drop them without cycles. The collector's default, every 700 objects, would
+    go through the tokens of all requests and stop all streams for 80 ms."""
     gc.collect()
     gc.freeze()  # what is here stays
-    gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
+    gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])

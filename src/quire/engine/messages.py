@@ -1,5 +1,6 @@
 """What passes between the server process and the engine process: typed, tagged, never pickled."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,8 +18,8 @@ from quire.executors.protocol import Capacity
 class Start(msgspec.Struct, tag=True):
     path: str  # the checkpoint, found and fetched
     options: EngineOptions
-    adapters: dict[str, str] = {}  # key -> where its files are
-    restarted: bool = False  # another engine was there before
+    adapters: dict[str, str] = {}  # key -> path of its files
+    restarted: bool = False  # it replaces an engine that died
 
 
 class Submit(msgspec.Struct, tag=True):
@@ -35,14 +36,14 @@ class Cancel(msgspec.Struct, tag=True):
 
 
 class WatchEngine(msgspec.Struct, tag=True):
-    """Somebody looks, or nobody does any more."""
+    """Send live snapshots, or stop."""
 
     on: bool
 
 
 class LoadAdapter(msgspec.Struct, tag=True):
     key: str
-    path: str  # where its files are
+    path: str  # of its files
 
 
 class UnloadAdapter(msgspec.Struct, tag=True):
@@ -52,13 +53,13 @@ class UnloadAdapter(msgspec.Struct, tag=True):
 
 
 class PrepareGrammars(msgspec.Struct, tag=True):
-    """An answer will have to be in a language: what that takes can be loaded now."""
+    """A request with structured output is coming: load what compiling its grammar takes."""
 
 
 class Ready(msgspec.Struct, tag=True):
     capacity: Capacity
     task: Task = "generate"
-    dimensions: int = 0  # numbers of a vector, where these are what it makes
+    dimensions: int = 0  # of an embedding, where the model makes them
 
 
 class StepDone(msgspec.Struct, tag=True):
@@ -72,33 +73,33 @@ class Encoded(msgspec.Struct, tag=True):
 
 
 class EngineIdle(msgspec.Struct, tag=True):
-    """There is nothing to do, and it was no step that ended it: what was under way has been cancelled."""
+    """All requests in flight have been cancelled; no step follows."""
 
     scheduler: SchedulerStats
 
 
 class LiveSnapshot(msgspec.Struct, tag=True):
-    """The engine as it is; only while it is watched."""
+    """Sent only while the engine is watched."""
 
     snapshot: Snapshot
 
 
 class RequestRefused(msgspec.Struct, tag=True):
-    """The scheduler would not take this request."""
+    """The engine does not take this request."""
 
     request_id: str
-    problem: "ErrorInfo"
+    error: "ErrorInfo"
 
 
 class Failed(msgspec.Struct, tag=True):
     """The engine could not start, or cannot go on."""
 
-    problem: "ErrorInfo"
+    error: "ErrorInfo"
 
 
 class AdapterLoaded(msgspec.Struct, tag=True):
     key: str
-    problem: "ErrorInfo | None" = None  # why it was not
+    error: "ErrorInfo | None" = None  # why it could not be loaded
 
 
 class AdapterUnloaded(msgspec.Struct, tag=True):
@@ -108,7 +109,7 @@ class AdapterUnloaded(msgspec.Struct, tag=True):
 
 
 class ErrorInfo(msgspec.Struct):
-    """A QuireError on its way through the wire."""
+    """A QuireError as it crosses the socket."""
 
     kind: str
     message: str
@@ -121,11 +122,11 @@ class ErrorInfo(msgspec.Struct):
             return cls(type(error).__name__, error.message, error.hint, error.param)
         return cls("EngineFailed", f"{type(error).__name__}: {error}", "", None)
 
-    def error(self) -> QuireError:
+    def exception(self) -> QuireError:
         kind = getattr(errors, self.kind, EngineFailed)
-        problem: QuireError = kind(self.message, self.hint)
-        problem.param = self.param
-        return problem
+        error: QuireError = kind(self.message, self.hint)
+        error.param = self.param
+        return error
 
 
 ToEngine = Start | Submit | Encode | Cancel | WatchEngine | LoadAdapter | UnloadAdapter | PrepareGrammars
@@ -133,20 +134,6 @@ FromEngine = (
     Ready | StepDone | Encoded | EngineIdle | LiveSnapshot | RequestRefused | Failed | AdapterLoaded | AdapterUnloaded
 )
 
-_encoder = msgspec.msgpack.Encoder()
-_to_engine: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToEngine)
-_from_engine: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromEngine)
-
-
-def encode(message: ToEngine | FromEngine) -> bytes:
-    return _encoder.encode(message)
-
-
-def decode_to_engine(data: bytes) -> ToEngine:
-    message: ToEngine = _to_engine.decode(data)
-    return message
-
-
-def decode_from_engine(data: bytes) -> FromEngine:
-    message: FromEngine = _from_engine.decode(data)
-    return message
+encode: Callable[[ToEngine | FromEngine], bytes] = msgspec.msgpack.Encoder().encode
+decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder[Any](ToEngine).decode
+decode_from_engine: Callable[[bytes], FromEngine] = msgspec.msgpack.Decoder[Any](FromEngine).decode

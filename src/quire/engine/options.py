@@ -1,4 +1,4 @@
-"""Every option of the engine, once. Flags, keywords of `LLM` and environment variables come from here."""
+"""Every option of the engine, once. Flags, keywords of `LLM` and environment variables are made from it."""
 
 import difflib
 import json
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
-    """A field with its help text; `more` may hold what cli/flags.py tells of."""
+    """A field with its help text; `more` is described in cli/flags.py."""
     return field(default=default, metadata={"help": help, **more})
 
 
@@ -25,7 +25,7 @@ class EngineOptions:
     model: str = option(DEFAULT_MODEL, "a directory, a .gguf file, a hub repository or an alias")
     task: str = option(
         "auto",
-        "what the model is served for: to generate, or to make vectors of texts; auto is what it was made for",
+        "what the model is served for: to generate text, or to embed texts; auto is what it was made for",
         choices=("auto", "generate", "embed"),
     )
     served_model_name: str | None = option(None, "the name clients ask for (default: the model's own)")
@@ -46,7 +46,7 @@ class EngineOptions:
         "prompts make a step about this long at most while answers are written (default: 30 in servers; 0: no limit)",
     )
     block_size: int = option(16, "tokens a block of the KV cache holds")
-    enable_prefix_caching: bool = option(True, "share the cache of equal beginnings between requests")
+    enable_prefix_caching: bool = option(True, "share the KV cache of equal prompt prefixes between requests")
     kv_cache_dtype: str = option(
         "auto",
         "how keys and values are kept; auto is float16 (on a GPU: dtype), and int8 or a GPU's fp8 take half of that",
@@ -60,7 +60,7 @@ class EngineOptions:
     )
     dtype: str = option(
         "auto",
-        "what is computed in: float32 on a CPU (matrix products apart), bfloat16 on a GPU",
+        "type of activations: float32 on a CPU, bfloat16 on a GPU",
         choices=("auto", "bfloat16", "float16", "float32"),
     )
     load_format: str = option("auto", "dummy: random weights, for measuring", choices=("auto", "dummy"))
@@ -84,15 +84,15 @@ class EngineOptions:
     max_lora_rank: int = option(64, "the highest rank of a LoRA adapter")
     speculative_config: str | None = option(
         None,
-        """guess the next tokens and verify them together, which changes no answer: '{"method": "ngram", """
+        """speculative decoding: draft tokens are verified in one step; outputs stay the same: '{"method": "ngram", """
         """"num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 5}'""",
         metavar="JSON",
     )
     spec_method: str | None = option(
         None, "the method of --speculative-config, in short, such as ngram", metavar="METHOD"
     )
-    spec_tokens: int | None = option(None, "its num_speculative_tokens, in short: tokens guessed at once at most")
-    scheduling_policy: str = option("fcfs", "who runs first", choices=("fcfs", "priority"))
+    spec_tokens: int | None = option(None, "its num_speculative_tokens, in short: draft tokens a step at most")
+    scheduling_policy: str = option("fcfs", "which requests run first", choices=("fcfs", "priority"))
     max_queued_requests: int = option(1024, "requests that may wait before more are answered with 429")
     max_wait: float | None = option(
         None, "seconds until the first token; a request that would have to wait longer is answered with 429 at once"
@@ -106,10 +106,10 @@ class EngineOptions:
     )
 
     def __post_init__(self) -> None:
-        for name, low in _LEAST.items():
+        for name, minimum in _MIN_VALUES.items():
             value = getattr(self, name)
-            if value is not None and value < low:
-                raise BadRequest(f"{name} is {value}", f"{name} must be at least {low}", param=name)
+            if value is not None and value < minimum:
+                raise BadRequest(f"{name} is {value}", f"{name} must be at least {minimum}", param=name)
         named_values(self.lora_modules, "lora_modules", "PATH")
         _ = self.speculation  # raises where it is wrong
         if self.gpu_memory_utilization > 1:
@@ -130,7 +130,7 @@ class EngineOptions:
 
     @property
     def speculation(self) -> "SpecConfig | None":
-        """None: nothing is guessed."""
+        """None: no speculative decoding."""
         if self.speculative_config is None and self.spec_method is None and self.spec_tokens is None:
             return None
         from quire.runtime.spec import read_config
@@ -153,24 +153,24 @@ class EngineOptions:
         return cls(**given)
 
 
-SPECULATION = ("speculative_config", "spec_method", "spec_tokens")  # the options of drafts
-LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")  # the options of adapters
+SPECULATION = ("speculative_config", "spec_method", "spec_tokens")  # the options of speculative decoding
+LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")  # the options of LoRA adapters
 
 
 def named_values(given: Sequence[str], option: str, kind: str) -> dict[str, str]:
     """["a=x,b=y", "c=z"] -> {"a": "x", "b": "y", "c": "z"}"""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for entry in (part for text in given for part in text.split(",")):
         name, equals, value = entry.partition("=")
         if not (name and equals and value):
             raise BadRequest(f"{option} has `{entry}`", f"write NAME={kind}", param=option)
-        if name in found:
+        if name in values:
             raise BadRequest(f"{option} has two called `{name}`", "give each a name of its own", param=option)
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
-_LEAST = {
+_MIN_VALUES = {
     "max_loras": 1,
     "max_lora_rank": 1,
     "max_model_len": 2,
@@ -187,7 +187,7 @@ _LEAST = {
     "gpu_memory_utilization": 0.01,
 }
 
-# What scripts written for other engines also say, where it changes nothing here.
+# Options of other engines that scripts set and that change nothing here.
 _NO_EFFECT: dict[str, Callable[[Any], bool]] = {
     "tensor_parallel_size": lambda value: value == 1,
     "pipeline_parallel_size": lambda value: value == 1,

@@ -1,7 +1,7 @@
 """The engine process: one socket to the server process, and the loop.
 
-Started as `python -m quire.engine.process SOCKET`, the number of a file that it inherits. It lives as long as the other
-end is open, so it never outlives the process that started it."""
+Started as `python -m quire.engine.process SOCKET`, where SOCKET is an inherited file descriptor. It ends when the other
+end is closed, so it never outlives the process that started it."""
 
 import math
 import os
@@ -41,15 +41,13 @@ from quire.engine.messages import (
     decode_to_engine,
     encode,
 )
-from quire.engine.options import SPECULATION
-from quire.engine.start import load_tokenizer, local_executor, task_of
-from quire.engine.structured_engine import StructuredEngine
+from quire.engine.options import SPECULATION, EngineOptions
+from quire.engine.protocol import EngineLoop
+from quire.engine.start import load_tokenizer, new_executor, task_of
 from quire.ipc.channel import Channel
 
-TARGET_ITL_MS = 30  # between two tokens of a stream while prompts are computed: first tokens come sooner, too
-
-
-LAST_WORDS = 1.0  # seconds that they have to leave
+TARGET_ITL_MS = 30  # inter-token latency of streams while prompts are computed; first tokens come sooner, too
+CLOSE_TIMEOUT = 1.0  # seconds for the last messages to leave
 
 
 def main(file: int) -> int:
@@ -69,7 +67,7 @@ def main(file: int) -> int:
             raise  # our bug: the traceback belongs on stderr
         return 2
     finally:
-        channel.close(LAST_WORDS)
+        channel.close(CLOSE_TIMEOUT)
     return 0
 
 
@@ -78,39 +76,45 @@ def _load_and_serve(start: Start, server: "_Server") -> None:
     if options.target_itl_ms is None:
         options = replace(options, target_itl_ms=TARGET_ITL_MS)
     if task_of(path, options) == "generate":
-        engine = Engine(local_executor(path, options), options, lambda: load_tokenizer(path, options))
-        assert engine.grammars is not None
-        load_adapters(engine, start.adapters, start.restarted, server.send)
-        compiling = StructuredEngine(engine, engine.grammars, server.refuse)
-        shelf = AdapterLoader(engine, compiling, server.send)
-        server.wake_for(compiling.fileno())
-        server.wake_for(shelf.fileno())
-        server.send(Ready(engine.capacity))
-        _serve(compiling, server, StepDone, shelf)
-        engine.stop()
+        _serve_generation(start, path, options, server)
     else:
-        if options.num_loras:
-            raise Unsupported("adapters are for models that continue texts", "leave out enable_lora and lora_modules")
-        if options.speculation:
-            raise Unsupported("guesses are for models that continue texts", f"leave out {', '.join(SPECULATION)}")
-        from quire.engine.encoder_engine import EncoderEngine
+        _serve_encoder(path, options, server)
 
-        reading = EncoderEngine(path, options)
-        server.send(Ready(reading.capacity, reading.task, reading.dimensions))
-        _serve(reading, server, Encoded)
-        reading.stop()
+
+def _serve_generation(start: Start, path: Path, options: EngineOptions, server: "_Server") -> None:
+    executor = new_executor(path, options)
+    engine = Engine(executor, options, lambda: load_tokenizer(path, options), refuse=server.refuse)
+    assert engine.compile_queue is not None
+    load_adapters(engine, start.adapters, start.restarted, server.send)
+    adapters = AdapterLoader(engine, server.send)
+    server.wake_for(engine.compile_queue.fileno())
+    server.wake_for(adapters.fileno())
+    server.send(Ready(engine.capacity))
+    _serve(engine, server, StepDone, adapters)
+    engine.stop()
+
+
+def _serve_encoder(path: Path, options: EngineOptions, server: "_Server") -> None:
+    if options.num_loras:
+        raise Unsupported("adapters are for models that generate", "leave out enable_lora and lora_modules")
+    if options.speculation:
+        raise Unsupported("speculation is for models that generate", f"leave out {', '.join(SPECULATION)}")
+    from quire.engine.encoder_engine import EncoderEngine
+
+    engine = EncoderEngine(path, options)
+    server.send(Ready(engine.capacity, engine.task, engine.dimensions))
+    _serve(engine, server, Encoded)
+    engine.stop()
 
 
 def _serve(
-    engine: Any, server: "_Server", report: type[StepDone] | type[Encoded], shelf: AdapterLoader | None = None
+    engine: EngineLoop, server: "_Server", report: type[StepDone] | type[Encoded], adapters: AdapterLoader | None = None
 ) -> None:
-    """Take messages as they come and step while there is work, until the server process is gone.
-
-    The steps of a `StructuredEngine` are sent as `StepDone`, those of an `EncoderEngine` as `Encoded`."""
+    """Take messages as they come and step while there is work, until the server process is gone."""
     while not server.gone:
         events: list[Any] = []
         cancelled = False
-        message = server.receive(engine.patience)
+        message = server.receive(engine.idle_timeout)
         while message is not None:
             match message:
                 case Submit(request) | Encode(request):
@@ -123,12 +127,12 @@ def _serve(
                     cancelled = True
                 case WatchEngine(on):
                     engine.watch(on)
-                case LoadAdapter(key, path) if shelf is not None:
-                    shelf.load(key, Path(path))
-                case UnloadAdapter(key) if shelf is not None:
-                    shelf.unload(key)
-                case PrepareGrammars():
-                    engine.prepare()
+                case LoadAdapter(key, path) if adapters is not None:
+                    adapters.load(key, Path(path))
+                case UnloadAdapter(key) if adapters is not None:
+                    adapters.unload(key)
+                case PrepareGrammars() if isinstance(engine, Engine) and engine.compile_queue is not None:
+                    engine.compile_queue.warm_up()
             message = server.receive(0.0)
         record = None
         if engine.has_work:
@@ -138,18 +142,18 @@ def _serve(
             server.send(report(events, record))
         if (cancelled or events) and record is None and not engine.has_work:
             server.send(EngineIdle(engine.stats()))
-        if shelf is not None:
-            shelf.tidy()
-        if seen := engine.snapshot():
-            server.send(LiveSnapshot(seen))
+        if adapters is not None:
+            adapters.update()
+        if snapshot := engine.snapshot():
+            server.send(LiveSnapshot(snapshot))
 
 
 class _Server:
-    """The process on the other end of the socket."""
+    """The server process, on the other end of the socket."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._messages: deque[bytes] = deque()  # that have come
+        self._messages: deque[bytes] = deque()  # received, not decoded
         self._poll = select.poll()
 
     @property
@@ -157,15 +161,15 @@ class _Server:
         return self._channel.ended
 
     def wake_for(self, file: int) -> None:
-        """`receive` waits no longer when this file can be read from."""
+        """`receive` returns when this file becomes readable."""
         self._poll.register(file, select.POLLIN)
 
-    def receive(self, patience: float | None) -> ToEngine | None:
-        """The next message; None if none comes within that many seconds, if the engine has found work by itself, or if
-        the server process is gone."""
-        milliseconds = None if patience is None else math.ceil(patience * 1000)
+    def receive(self, timeout: float | None) -> ToEngine | None:
+        """The next message; None after `timeout` seconds, when a file of `wake_for` is readable, or when the server
+        process is gone."""
+        milliseconds = None if timeout is None else math.ceil(timeout * 1000)
         while not self._messages and not self.gone:
-            self._poll.register(self._channel, select.POLLIN | select.POLLOUT * self._channel.behind)
+            self._poll.register(self._channel, select.POLLIN | select.POLLOUT * self._channel.has_unsent)
             if self._channel.fileno() not in dict(self._poll.poll(milliseconds)):
                 return None
             self._channel.flush()
@@ -174,8 +178,8 @@ class _Server:
                 break
         return decode_to_engine(self._messages.popleft()) if self._messages and not self.gone else None
 
-    def refuse(self, request: Request | EncodeRequest, problem: Exception) -> None:
-        self.send(RequestRefused(request.id, ErrorInfo.of(problem)))
+    def refuse(self, request: Request | EncodeRequest, error: Exception) -> None:
+        self.send(RequestRefused(request.id, ErrorInfo.of(error)))
 
     def send(self, message: FromEngine) -> None:
         self._channel.send(encode(message))

@@ -1,5 +1,6 @@
 """From options to an executor: the one place that chooses where a model is computed."""
 
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from quire.core.encode_request import Task
 from quire.core.errors import Unsupported
 from quire.engine.options import EngineOptions
+from quire.executors.options import ExecutorOptions
 from quire.executors.protocol import Executor
 
 if TYPE_CHECKING:
@@ -24,39 +26,27 @@ def load_tokenizer(path: Path, options: EngineOptions) -> "Tokenizer":
     return Tokenizer.load(tokenizer_path(path, options))
 
 
-def local_executor(path: Path, options: EngineOptions) -> Executor:
+def new_executor(path: Path, options: EngineOptions) -> Executor:
     from quire.executors.local import LocalExecutor
 
     if options.task == "embed":
-        raise Unsupported("task is embed, and this continues texts", "use Embedder, or leave task out")
-    backend = "cuda" if uses_gpu(options.device) else "native"
-    if backend == "native":
-        refuse_gpu_options(options)
-    return LocalExecutor(
-        path,
-        backend=backend,
-        max_model_len=options.max_model_len,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        block_size=options.block_size,
-        kv_cache_dtype=options.kv_cache_dtype,
-        kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+        raise Unsupported("task is embed, and this model is to generate", "use Embedder, or leave task out")
+    return LocalExecutor(path, executor_options(options))
+
+
+def executor_options(options: EngineOptions) -> ExecutorOptions:
+    """The fields that executors share with the engine have the same names."""
+    shared = {field.name for field in fields(ExecutorOptions)} - {"backend", "swap_space_bytes", "max_loras"}
+    return ExecutorOptions(
+        backend="cuda" if uses_gpu(options.device) else "native",
         swap_space_bytes=int(options.swap_space * 2**30),
-        threads=options.threads,
-        dtype=options.dtype,
-        load_format=options.load_format,
-        quantization=options.quantization,
-        gpu_memory_utilization=options.gpu_memory_utilization,
-        enforce_eager=options.enforce_eager,
-        batch_invariant=options.batch_invariant,
         max_loras=options.num_loras,
-        max_lora_rank=options.max_lora_rank,
-        speculation=options.speculation,
+        **{name: getattr(options, name) for name in shared},
     )
 
 
 def task_of(path: Path, options: EngineOptions) -> Task:
-    """What the model is to be served for: what it was made for, unless it is to make vectors."""
+    """What the model is served for: what it was made for, unless another task is asked for."""
     if options.task != "auto":
         return cast(Task, options.task)
     from quire.models.registry import purpose
@@ -74,10 +64,3 @@ def uses_gpu(device: str) -> bool:
         if not torch:
             raise Unsupported("computing on a GPU needs torch and triton", "pip install 'quire[gpu]'")
     return device != "cpu" and driver and torch
-
-
-def refuse_gpu_options(options: EngineOptions) -> None:
-    if options.quantization == "fp8":
-        raise Unsupported("quantization fp8 is for GPUs", "on a CPU, use int8, int4 or nf4")
-    if options.dtype in ("bfloat16", "float16"):
-        raise Unsupported(f"dtype {options.dtype} is for GPUs", "on a CPU, activations are float32")

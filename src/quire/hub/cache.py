@@ -1,4 +1,4 @@
-"""Where models are kept, which ones are there, and one writer at a time."""
+"""The directory of downloaded models: where it is, what it holds, and its write lock."""
 
 import fcntl
 import os
@@ -12,27 +12,27 @@ from pathlib import Path
 from quire.core.errors import QuireError
 from quire.hub.aliases import ALIASES, WheelModel
 
-_SHORT_NAMES = {model.file_name: alias for alias, model in reversed(ALIASES.items()) if isinstance(model, WheelModel)}
+_ALIAS_BY_FILE = {model.file_name: alias for alias, model in reversed(ALIASES.items()) if isinstance(model, WheelModel)}
 
 
 class DownloadFailed(QuireError):
-    """A source knows the model and could not deliver it."""
+    """A source has the model, and the download failed."""
 
     status, code = 503, "download_failed"
 
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    name: str  # what to call it on the command line
+    name: str  # for the command line
     path: Path
     num_bytes: int
 
 
 def cache_dir() -> Path:
-    """$QUIRE_CACHE, or $XDG_CACHE_HOME/quire, or ~/.cache/quire. It need not exist."""
+    """$QUIRE_CACHE, or $XDG_CACHE_HOME/quire, or ~/.cache/quire. It may not exist yet."""
     if given := os.environ.get("QUIRE_CACHE"):
         return Path(given).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")  # an empty or relative one is to be ignored, says the specification
+    base = os.environ.get("XDG_CACHE_HOME")  # the XDG specification ignores an empty or relative path
     return (Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache") / "quire"
 
 
@@ -41,7 +41,7 @@ def models_dir() -> Path:
 
 
 def make_models_dir() -> Path:
-    """The directory, writable; or an error that says which one to make so."""
+    """Create the directory if needed and check that it is writable."""
     directory = models_dir()
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def make_models_dir() -> Path:
     return directory
 
 
-def check_space(directory: Path, needed: int, what: str) -> None:
+def check_free_space(directory: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise DownloadFailed(
@@ -64,22 +64,22 @@ def check_space(directory: Path, needed: int, what: str) -> None:
         )
 
 
-def num_bytes_in(directory: Path) -> int:
-    """That its files take on the disk, or of which they consist: the less. Others may be writing them."""
+def directory_bytes(directory: Path) -> int:
+    """The size of its files, which other processes may be writing: for each, the smaller of length and disk usage."""
     total = 0
     for folder, _, names in os.walk(directory):
         for name in names:
             try:
                 file = (Path(folder) / name).stat()
-            except FileNotFoundError:  # it was renamed meanwhile
+            except FileNotFoundError:  # renamed meanwhile
                 continue
-            total += min(file.st_size, file.st_blocks * 512)  # a file can be as long as it will be before it is written
+            total += min(file.st_size, file.st_blocks * 512)  # a file may get its full length before its data
     return total
 
 
 @contextmanager
-def writing(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock: others who want to write wait here. A lock whose holder died is free."""
+def write_lock(directory: Path) -> Iterator[None]:
+    """Hold the directory's exclusive lock; other writers wait. The lock of a process that died is free."""
     with (directory / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -90,14 +90,14 @@ def writing(directory: Path) -> Iterator[None]:
 
 
 def cached_models() -> list[CachedModel]:
-    """Ours, then those of the Hugging Face hub's own cache, by name."""
+    """The models of this cache, then those of huggingface_hub's cache, by name."""
     files = sorted(models_dir().glob("*.gguf"))
-    ours = [CachedModel(_SHORT_NAMES.get(file.name, str(file)), file, file.stat().st_size) for file in files]
-    return [*ours, *_hub_models()]
+    models = [CachedModel(_ALIAS_BY_FILE.get(file.name, str(file)), file, file.stat().st_size) for file in files]
+    return [*models, *_hub_models()]
 
 
 def hub_cache_dir() -> Path:
-    """Where huggingface_hub keeps repositories; told here so that listing them does not import it."""
+    """Where huggingface_hub keeps repositories; computed here so that listing them does not import it."""
     if given := os.environ.get("HF_HUB_CACHE"):
         return Path(given).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -110,6 +110,6 @@ def _hub_models() -> Iterator[CachedModel]:
         files = [
             file for file in repo.glob("snapshots/*/*") if file.suffix in (".safetensors", ".gguf") and file.exists()
         ]
-        sizes = {file.resolve(): file.stat().st_size for file in files}  # revisions share what did not change
+        sizes = {file.resolve(): file.stat().st_size for file in files}  # revisions share unchanged files
         if sizes:
             yield CachedModel(name, repo, sum(sizes.values()))

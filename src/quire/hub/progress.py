@@ -1,41 +1,41 @@
-"""How far a download is, and who is told."""
+"""Progress of a download."""
 
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_EVERY = 0.1  # seconds
+_REFRESH_SECONDS = 0.1
 
-Update = Callable[[int], None]  # with the bytes that have come so far
+ProgressUpdate = Callable[[int], None]  # called with the bytes downloaded so far
 
 
 class DownloadProgress:
-    """Nobody is told."""
+    """Reports nothing. Subclasses override `track`."""
 
     @contextmanager
-    def of(self, what: str, total: int, sha256: str = "") -> Iterator[Update]:
-        """While `what` is downloaded: `total` bytes, of which the largest file has the digest."""
+    def track(self, what: str, total: int, sha256: str = "") -> Iterator[ProgressUpdate]:
+        """While `what` is downloaded: `total` bytes; `sha256` is the digest of the largest file."""
         yield lambda done: None
 
 
-class ProgressLine(DownloadProgress):
-    """One line on stderr. On a terminal it is rewritten; elsewhere only the start and the end are told."""
+class TerminalProgress(DownloadProgress):
+    """One line on stderr. A terminal shows a progress bar; elsewhere, only the start and the end are printed."""
 
     @contextmanager
-    def of(self, what: str, total: int, sha256: str = "") -> Iterator[Update]:
+    def track(self, what: str, total: int, sha256: str = "") -> Iterator[ProgressUpdate]:
         live = sys.stderr.isatty()
-        started = told = time.monotonic()
+        started = last_refresh = time.monotonic()
 
         def update(done: int) -> None:
-            nonlocal told
+            nonlocal last_refresh
             now = time.monotonic()
-            if not live or now - told < _EVERY:
+            if not live or now - last_refresh < _REFRESH_SECONDS:
                 return
-            told = now
-            done = min(done, total)  # what is measured may hold a little more than the file
+            last_refresh = now
+            done = min(done, total)  # the measured directory may hold a little more than the files
             bar = "━" * (30 * done // max(total, 1))
-            rate = done / max(now - started, _EVERY)
+            rate = done / max(now - started, _REFRESH_SECONDS)
             _write(f"\r{what} {bar:30} {done / 1e6:.0f}/{total / 1e6:.0f} MB {rate / 1e6:.1f} MB/s\033[K")
 
         if not live:

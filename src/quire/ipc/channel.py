@@ -1,36 +1,33 @@
-"""Messages between two processes that share a pair of sockets.
-
-Neither end ever waits: not until the other has read what was sent, and not for the rest of a message that has begun to
-come."""
+"""Messages between two processes over a pair of sockets: a length, then the bytes. Neither end ever blocks."""
 
 import contextlib
 import socket
 import struct
 
-HEADER = struct.Struct("<I")  # before every message: how many bytes it has
-AT_ONCE = 2**18  # bytes read with one call
+HEADER = struct.Struct("<I")  # before every message: its length in bytes
+RECEIVE_BYTES = 2**18  # read with one call
 
 
 class Channel:
-    """One end. Whoever has it looks when it can be read from and, while `behind`, when it can be written to."""
+    """One end. Its owner polls it for reading and, while `has_unsent`, for writing."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
         self._end = end
         self._incoming = bytearray()
         self._outgoing = bytearray()
-        self.ended = False  # nothing will come any more
+        self.ended = False  # the other end is closed
 
     def fileno(self) -> int:
         return self._end.fileno()
 
     @property
-    def behind(self) -> bool:
-        """Something that was sent is still here: `flush` once it can be written."""
+    def has_unsent(self) -> bool:
+        """Some of what was sent is still here: `flush` when the socket is writable."""
         return bool(self._outgoing)
 
     def send(self, message: bytes) -> None:
-        """To one that is gone, nothing is sent: `receive` notices it."""
+        """Nothing happens if the other end is closed: `receive` notices it."""
         self._outgoing += HEADER.pack(len(message))
         self._outgoing += message
         self.flush()
@@ -45,41 +42,41 @@ class Channel:
             self._outgoing.clear()
 
     def receive(self) -> list[bytes]:
-        """All messages that have come."""
+        """All complete messages that have arrived."""
         while not self.ended:
             try:
-                data = self._end.recv(AT_ONCE)
+                data = self._end.recv(RECEIVE_BYTES)
             except BlockingIOError:
                 break
             except OSError:
                 data = b""
             self.ended = not data
             self._incoming += data
-            if len(data) < AT_ONCE:
+            if len(data) < RECEIVE_BYTES:
                 break
-        return self._cut()
+        return self._split()
 
-    def _cut(self) -> list[bytes]:
-        messages, at = [], 0
-        while len(self._incoming) >= at + HEADER.size:
-            [size] = HEADER.unpack_from(self._incoming, at)
-            begin, end = at + HEADER.size, at + HEADER.size + size
+    def _split(self) -> list[bytes]:
+        messages, offset = [], 0
+        while len(self._incoming) >= offset + HEADER.size:
+            [size] = HEADER.unpack_from(self._incoming, offset)
+            begin, end = offset + HEADER.size, offset + HEADER.size + size
             if len(self._incoming) < end:
                 break
             messages.append(bytes(self._incoming[begin:end]))
-            at = end
-        del self._incoming[:at]
+            offset = end
+        del self._incoming[:offset]
         return messages
 
     def finish(self) -> None:
-        """Say that nothing more is sent. What the other end has to say still comes."""
+        """Send nothing more. What the other end sends still arrives."""
         with contextlib.suppress(OSError):
             self._end.shutdown(socket.SHUT_WR)
 
-    def close(self, patience: float = 0.0) -> None:
-        """What was sent has so many seconds to leave."""
+    def close(self, timeout: float = 0.0) -> None:
+        """Unsent bytes have `timeout` seconds to leave."""
         with contextlib.suppress(OSError):
-            if self._outgoing and patience:
-                self._end.settimeout(patience)
+            if self._outgoing and timeout:
+                self._end.settimeout(timeout)
                 self._end.sendall(self._outgoing)
         self._end.close()

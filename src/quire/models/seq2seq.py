@@ -26,10 +26,10 @@ def read_seq2seq(hf: CheckpointConfig, max_source: int, max_answer: int) -> Seq2
     banned = [*hf.generation("bad_words_ids", []), *([token] for token in hf.generation("suppress_tokens", []))]
     return Seq2Seq(
         start_ids=(start,) if forced is None else (start, forced),
-        max_source=max_source,
-        max_answer=max_answer,
-        last_id=last,
-        banned=tuple(tuple(sequence) for sequence in banned),
+        max_encoder_tokens=max_source,
+        max_decoder_tokens=max_answer,
+        forced_eos_id=last,
+        bad_words_ids=tuple(tuple(sequence) for sequence in banned),
     )
 
 

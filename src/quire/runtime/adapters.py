@@ -19,7 +19,7 @@ from quire.weights.peft import listed, read_adapter
 Slots = Mapping[PackedWeight, LoraSlots]
 LoadedAdapter = Mapping[PackedWeight, Any]  # an adapter, as the slots of each linear layer take it
 
-# What a decoder's list of layers may be part of, as it is published or wrapped. A vision tower has layers too.
+# Prefixes of a decoder's list of layers, as published or wrapped. A vision tower has layers, too.
 WRAPPERS = {"model", "language_model", "text_model", "transformer", "gpt_neox", "decoder"}
 
 _NUMBERED = re.compile(r"(?P<outside>(?:[^.]+\.)*?)(?P<inside>[^.]+\.\d+\..+)")
@@ -40,11 +40,11 @@ class AdaptedOps:
 
 
 class LoraAdapters:
-    """The adapters of one model. `load` may be called in any thread, the others between steps."""
+    """The adapters of one model. `load` may be called in any thread, the other methods between steps."""
 
     def __init__(self, ops: OpSet, model: LoadedModel, num_slots: int, max_rank: int) -> None:
         self._max_rank = max_rank
-        self._layers: dict[str, list[tuple[PackedWeight, int]]] = {}  # where a linear layer is: which part of what
+        self._layers: dict[str, list[tuple[PackedWeight, int]]] = {}  # by name: matrices, and which part
         self._slots: dict[PackedWeight, LoraSlots] = {}
         for w in model.linears:
             sizes = [layer.num_outputs for layer in w.layers]
@@ -60,24 +60,24 @@ class LoraAdapters:
         return self._forward(AdaptedOps(ops, self._slots, batch), batch)
 
     def load(self, path: Path) -> LoadedAdapter:
-        """Read an adapter and make it ready. Raises if it cannot be one of this model."""
-        found = read_gguf_adapter(path, self._heads) if path.is_file() else read_adapter(path)
-        if unknown := [name for name in found if _inside(name) not in self._layers]:
+        """Read an adapter and pack it for its slots. Raises if it does not fit this model."""
+        tensors = read_gguf_adapter(path, self._heads) if path.is_file() else read_adapter(path)
+        if unknown := [name for name in tensors if _inside(name) not in self._layers]:
             known = sorted({name.rsplit(".", 1)[1] for name in self._layers})
             raise Unsupported(
                 f"{path} adapts what this model does not have as linear layers: {listed(unknown)}",
                 f"those that can be adapted are {', '.join(known)}",
             )
-        if len({_inside(name) for name in found}) < len(found):
-            raise Unsupported(f"{path} adapts a layer under two names", f"it has {listed(list(found))}")
-        if high := [f"{name} ({added.rank})" for name, added in found.items() if added.rank > self._max_rank]:
+        if len({_inside(name) for name in tensors}) < len(tensors):
+            raise Unsupported(f"{path} adapts a layer under two names", f"it has {listed(list(tensors))}")
+        if high := [f"{name} ({added.rank})" for name, added in tensors.items() if added.rank > self._max_rank]:
             raise BadRequest(
                 f"{path} has ranks above max_lora_rank, which is {self._max_rank}: {listed(high)}",
-                f"let max_lora_rank be {max(added.rank for added in found.values())}",
+                f"let max_lora_rank be {max(added.rank for added in tensors.values())}",
                 param="max_lora_rank",
             )
         parts: dict[PackedWeight, list[LoraDelta | None]] = {}
-        for name, added in found.items():
+        for name, added in tensors.items():
             for w, part in self._layers[_inside(name)]:
                 parts.setdefault(w, [None] * len(w.layers))[part] = _fitting(path, added, w, w.layers[part])
         return {w: self._slots[w].pack(each) for w, each in parts.items()}
@@ -96,8 +96,7 @@ class LoraAdapters:
 
 
 def _inside(name: str) -> str:
-    """A layer's name from the list it is an element of: whether the model is wrapped in others, names differ in what
-    comes before."""
+    """A layer's name within its list of layers: prefixes differ with how the model is wrapped."""
     match = _NUMBERED.fullmatch(name)
     if match is None or not set(match["outside"].split(".")[:-1]) <= WRAPPERS:
         return name

@@ -1,4 +1,4 @@
-"""How much memory this process may still use."""
+"""How much main memory this process may still use."""
 
 import os
 from pathlib import Path
@@ -15,8 +15,8 @@ def available_memory() -> int:
     """Bytes: what the machine has free, or less where a container's limit is nearer."""
     room = [_machine()]
     for limit, usage in (CGROUP_V2, CGROUP_V1):
-        if (most := _number(limit)) is not None and (used := _number(usage)) is not None:
-            room.append(max(most - used, 0))
+        if (maximum := _number(limit)) is not None and (used := _number(usage)) is not None:
+            room.append(max(maximum - used, 0))
     return min(room)
 
 

@@ -1,7 +1,7 @@
-"""What the runner knows of each row, and how the runs of a step become flat arrays.
+"""The tokens and block tables of each row, and how the runs of a step become flat arrays.
 
-Everything lives in arrays of a fixed size, one line a row, so that the arrays of a step are made by one native call:
-between two steps of a small model there is little time for Python."""
+They are arrays of a fixed size, one line a row, so that one native call assembles a step: between two steps of a small
+model there is little time for Python."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from quire.ops.opset import Int32, StepBatch
 
 @dataclass(slots=True)
 class BatchedStep:
-    """The arrays of a step, and whose logits they yield: a line for each row that draws, then lines of prompts. A row
-    with drafts has a line more for each of them, side by side."""
+    """The arrays of a step, and which rows its lines of logits belong to: a line for each row that samples, then
+    lines of prompts. A row with draft tokens has one more line for each of them, side by side."""
 
     batch: StepBatch
-    drawing: Int32  # [D] rows, in the order of their lines
-    drafts: dict[int, list[int]]  # by row; those that are not here have none
+    sampling: Int32  # [D] rows, in the order of their lines
+    drafts: dict[int, list[int]]  # by row; a row without drafts is not a key
     scored: list[tuple[int, slice, list[int]]]  # (row, its lines of the logits, the prompt token that followed each)
 
 
@@ -29,7 +29,7 @@ class BatchRows:
 
     def __init__(self, num_rows: int, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size
-        # The token drawn at the last position is known too, though never computed: hence one column more.
+        # The token sampled at the last position is known and never computed: hence one column more.
         self.tokens = np.zeros((num_rows, max_model_len + 1), np.int32)
         self.num_known = np.zeros(num_rows, np.int32)
         self.num_prompt = np.zeros(num_rows, np.int32)
@@ -38,7 +38,7 @@ class BatchRows:
         self.adapters = np.full(num_rows, -1, np.int32)  # slots
         self._scored: set[int] = set()  # rows that want logprobs of their prompt
         self._num_adapted = 0  # rows that have an adapter
-        self._tenancies = [0] * num_rows  # how often the row was given up
+        self._tenancies = [0] * num_rows  # how often the row was retired
 
     def admit(self, admission: Admission) -> None:
         row, tokens, blocks = admission.row, admission.tokens, admission.blocks
@@ -61,14 +61,14 @@ class BatchRows:
         self._scored.discard(row)
 
     def expect(self, row: int) -> tuple[int, int]:
-        """The row has one token more, which only the device knows yet: ~row stands for it. -> its place"""
+        """The row has one more token, which only the device knows yet: ~row stands for it. -> its place"""
         known = self.num_known[row]
         self.tokens[row, known] = ~row
         self.num_known[row] = known + 1
         return known, self._tenancies[row]
 
     def settle(self, row: int, place: tuple[int, int], token: int) -> None:
-        """What was drawn there; below zero, nothing was. It is passed over if the row has been given up meanwhile."""
+        """The token sampled at that place; below zero, none was. Ignored if the row was retired meanwhile."""
         position, tenancy = place
         if tenancy != self._tenancies[row]:
             return
@@ -77,19 +77,19 @@ class BatchRows:
         else:
             self.num_known[row] = position
 
-    def suppose(self, row: int, drafts: Sequence[int]) -> None:
-        """Let drafts follow what is known, until `take_back`."""
+    def append_drafts(self, row: int, drafts: Sequence[int]) -> None:
+        """Let draft tokens follow what is known, until `remove_drafts`."""
         known = self.num_known[row]
         self.tokens[row, known : known + len(drafts)] = drafts
         self.num_known[row] = known + len(drafts)
 
-    def take_back(self, row: int, num_drafts: int) -> tuple[int, int]:
-        """They have been computed; only the device knows how many are right. -> their place, which is the next one"""
+    def remove_drafts(self, row: int, num_drafts: int) -> tuple[int, int]:
+        """They have been computed; only the device knows how many are accepted. -> the place of the first"""
         self.num_known[row] -= num_drafts
         return self.num_known[row], self._tenancies[row]
 
     def extend(self, row: int, place: tuple[int, int], tokens: Sequence[int]) -> None:
-        """What was drawn there. Blocks that it does not fill, but for its last token, are not the row's any more."""
+        """The tokens sampled from that place on. Blocks behind the last computed one are given back."""
         position, tenancy = place
         if tenancy != self._tenancies[row]:
             return
@@ -102,9 +102,9 @@ class BatchRows:
         """Whether the row still belongs to the sequence that had that place."""
         return place[1] == self._tenancies[row]
 
-    def known(self, row: int, place: tuple[int, int], num_drawn: int) -> Int32:
-        """All tokens up to what was drawn there."""
-        return self.tokens[row, : place[0] + num_drawn]
+    def known(self, row: int, place: tuple[int, int], num_sampled: int) -> Int32:
+        """All tokens up to the `num_sampled` sampled there."""
+        return self.tokens[row, : place[0] + num_sampled]
 
     def step(self, runs: Sequence[Run]) -> BatchedStep:
         drafts: dict[int, list[int]] = {}
@@ -112,9 +112,9 @@ class BatchRows:
             if run.new_blocks:
                 self._grow(run.row, run.new_blocks)
             if run.drafts:
-                self.suppose(run.row, run.drafts)
+                self.append_drafts(run.row, run.drafts)
                 drafts[run.row] = run.drafts
-        ids, positions, slots, seq_starts, context_lens, block_tables, logit_rows, drawing = native.assemble(
+        ids, positions, slots, seq_starts, context_lens, block_tables, logit_rows, sampling = native.assemble(
             self.tokens,
             self.tables,
             self.num_known,
@@ -123,17 +123,17 @@ class BatchRows:
             [(run.row, run.start, run.count) for run in runs],
         )
         if drafts:
-            logit_rows = _with_drafts(logit_rows, [len(drafts.get(row, ())) for row in drawing.tolist()])
+            logit_rows = _with_drafts(logit_rows, [len(drafts.get(row, ())) for row in sampling.tolist()])
         scored: list[tuple[int, slice, list[int]]] = []
         if self._scored:
             scored, scored_tokens = self._score(runs, seq_starts, len(logit_rows))
             logit_rows = np.concatenate([logit_rows, *scored_tokens])
         adapters = self._adapters(runs) if self._num_adapted else None
         batch = StepBatch(ids, positions, slots, seq_starts, context_lens, block_tables, logit_rows, adapters)
-        return BatchedStep(batch, drawing, drafts, scored)
+        return BatchedStep(batch, sampling, drafts, scored)
 
     def _adapters(self, runs: Sequence[Run]) -> Int32 | None:
-        """Each token's slot; None if no token of the step has one."""
+        """The adapter slot of each token; None if no token of the step has one."""
         slots = self.adapters[[run.row for run in runs]]
         return np.repeat(slots, [run.count for run in runs]) if (slots >= 0).any() else None
 
@@ -145,7 +145,7 @@ class BatchRows:
     def _score(
         self, runs: Sequence[Run], seq_starts: Int32, line: int
     ) -> tuple[list[tuple[int, slice, list[int]]], list[Int32]]:
-        """Which tokens of the step have a prompt token after them, from logits line `line` on. None of them draws."""
+        """Which tokens of the step have a prompt token after them; their logits are lines `line` and following."""
         scored, tokens = [], []
         for run, first in zip(runs, seq_starts.tolist(), strict=False):
             count = min(run.count, int(self.num_prompt[run.row]) - 1 - run.start)
@@ -159,6 +159,6 @@ class BatchRows:
 
 
 def _with_drafts(logit_rows: Int32, counts: list[int]) -> Int32:
-    """Each of these tokens, and before it the counts[i] that it follows."""
+    """Each of these tokens, preceded by the counts[i] tokens before it."""
     lines = [np.arange(last - count, last + 1) for last, count in zip(logit_rows.tolist(), counts, strict=True)]
     return np.concatenate(lines).astype(np.int32)

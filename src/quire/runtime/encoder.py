@@ -1,4 +1,4 @@
-"""Runs texts through a model, as many at a time as a step takes. Nothing is remembered between steps."""
+"""Encodes texts, as many at a time as a step takes. Nothing is kept between steps."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,14 +18,14 @@ Wanted = Literal["first", "last", "all"]  # tokens of a text
 
 
 class EncoderRunner:
-    """One model on one device: an encoder, or a decoder on pages that each step writes anew."""
+    """One model on one device: an encoder, or a decoder whose KV pages each step overwrites."""
 
     def __init__(
         self,
         ops: OpSet,
         model: LoadedModel,
         *,
-        max_tokens: int,  # of a step; a longer text has one of its own
+        max_tokens: int,  # of a step; a longer text has a step of its own
         max_rows: int,  # texts of a step
         max_model_len: int,  # tokens of a text
         kv_dtype: str = "auto",
@@ -35,18 +35,18 @@ class EncoderRunner:
         self._kinds = config.segments if isinstance(config, EncoderConfig) else 1
         self._max_position = config.max_position
         layers = 0 if isinstance(config, EncoderConfig) else config.layers
-        most = max(max_tokens, max_model_len)
+        step_tokens = max(max_tokens, max_model_len)
         cache = ops.new_cache(
-            replace(kv_spec(config, BLOCK_SIZE, kv_dtype), num_layers=layers), -(-most // BLOCK_SIZE) + max_rows
+            replace(kv_spec(config, BLOCK_SIZE, kv_dtype), num_layers=layers), -(-step_tokens // BLOCK_SIZE) + max_rows
         )
-        self._program = ops.compile(model.forward, cache, most, max_rows, max_model_len)
+        self._program = ops.compile(model.forward, cache, step_tokens, max_rows, max_model_len)
 
     def run(self, texts: Sequence[EncodeInput], wanted: Wanted, take: Callable[[Float32], Any]) -> list[Any]:
-        """take(rows) of every text: rows [n, columns] of the tokens that are wanted."""
+        """take(rows) of every text: the hidden states [n, columns] of the wanted tokens."""
         return [taken for step in self._steps(texts) for taken in self._run(step, wanted, take)]
 
     def _steps(self, texts: Sequence[EncodeInput]) -> Iterator[Sequence[EncodeInput]]:
-        """In the order they come: without padding, nothing is gained by sorting them."""
+        """In the given order: without padding, sorting by length gains nothing."""
         first, num_tokens = 0, 0
         for index, text in enumerate(texts):
             assert 0 < len(text.ids) <= self._max_model_len, f"{len(text.ids)} tokens"
@@ -90,5 +90,5 @@ class EncoderRunner:
 
 
 def _on_host(rows: Any) -> Float32:
-    """Arrays are there already; tensors may be on a device, in 16 bits."""
+    """Tensors may be on a device, in 16 bits."""
     return np.asarray(rows.float().cpu() if hasattr(rows, "cpu") else rows)

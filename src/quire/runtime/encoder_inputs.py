@@ -1,4 +1,4 @@
-"""The sources of rows: read by the encoder, once, into the blocks that their tables begin with."""
+"""Encoder-decoders: the encoder's input of each row, encoded once into the blocks that its table begins with."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,20 +10,20 @@ from quire.ops.opset import Int32, Program, StepBatch
 
 
 class EncoderInputs:
-    """Takes the sources off plans, so that what is left of a row is its answer, which begins at position 0.
+    """Takes the encoder's input off plans, so that the decoder's tokens of a row begin at position 0.
 
     For the layout of a sequence see core/seq2seq.py."""
 
     def __init__(self, encoder: Program, num_rows: int, max_source: int, max_tokens: int, block_size: int) -> None:
         self._encoder = encoder
-        self._max_tokens = max_tokens  # the encoder reads at once; a longer source is read alone
+        self._max_tokens = max_tokens  # encoded at once; a longer input is encoded alone
         self._block_size = block_size
         self._ids: list[Int32] = [np.empty(0, np.int32)] * num_rows
         self._lengths = np.zeros(num_rows, np.int32)
         self._tables = np.zeros((num_rows, -(-max_source // block_size)), np.int32)
 
     def admit(self, admission: Admission) -> Admission:
-        row, length = admission.row, admission.num_source
+        row, length = admission.row, admission.num_encoder_tokens
         num_blocks = -(-length // self._block_size)
         num_slots = num_blocks * self._block_size
         self._ids[row] = np.array(admission.tokens[:length], np.int32)
@@ -36,23 +36,23 @@ class EncoderInputs:
             blocks=admission.blocks[num_blocks:],
         )
 
-    def read(self, runs: Sequence[Run]) -> list[Run]:
-        """Read the sources that runs begin with. -> the runs of answers"""
-        answers, unread = [], []
+    def encode(self, runs: Sequence[Run]) -> list[Run]:
+        """Encode the inputs that runs begin with. -> the runs of the decoder"""
+        decoder_runs, not_encoded = [], []
         for run in runs:
             num_slots = -(-int(self._lengths[run.row]) // self._block_size) * self._block_size
             if run.start < num_slots:
-                assert run.start == 0 and run.count >= num_slots, "a source is read at once"
-                unread.append(run.row)
+                assert run.start == 0 and run.count >= num_slots, "an encoder input is encoded in one step"
+                not_encoded.append(run.row)
             start = max(run.start, num_slots)
             if (count := run.start + run.count - start) > 0:
-                answers.append(replace(run, start=start - num_slots, count=count))
-        for rows in self._portions(unread):
+                decoder_runs.append(replace(run, start=start - num_slots, count=count))
+        for rows in self._portions(not_encoded):
             self._encoder.run(self._batch(rows))
-        return answers
+        return decoder_runs
 
     def attach(self, batch: StepBatch, runs: Sequence[Run]) -> None:
-        """Tell the batch of these runs what each attends to."""
+        """Add to the batch what each run cross-attends to."""
         rows = [run.row for run in runs]
         batch.source_lens = self._lengths[rows]
         width = -(-int(batch.source_lens.max()) // self._block_size)

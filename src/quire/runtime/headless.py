@@ -1,4 +1,4 @@
-"""A decoder whose vectors are wanted, and not its logits: every family's forward pass serves for both."""
+"""A decoder without its head: a wrapper around the op set lets every family's forward pass return hidden states."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from quire.weights.checkpoint import Checkpoint
 
 
 class Headless:
-    """An op set, except that the head is not loaded, and its rows are what a forward pass ends in."""
+    """An op set, except that the head is not loaded and `logits` returns the hidden states of its rows."""
 
     def __init__(self, ops: Any, vocab: int) -> None:
         self._ops, self._vocab = ops, vocab
@@ -24,7 +24,7 @@ class Headless:
         self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: Keep = Keep.NOTHING
     ) -> PackedWeight:
         rows = sum(part.num_rows for part in parts)
-        if keep and rows == self._vocab:  # the head: kept as it is stored, an output for every token
+        if keep and rows == self._vocab:  # the head
             return PackedWeight(rows, parts[0].num_columns, 0, None)
         packed: PackedWeight = self._ops.pack(parts, bias, keep)
         return packed
@@ -34,7 +34,7 @@ class Headless:
 
 
 def load_headless(ops: OpSet, family: Family, checkpoint: Checkpoint, max_model_len: int) -> LoadedModel:
-    """The decoder of a checkpoint, whose forward pass gives the vectors of rows after the last norm."""
+    """A decoder whose forward pass returns the hidden states of rows after the last norm."""
     config = family.config(checkpoint.config)
     model = family.load(Headless(ops, config.vocab), checkpoint, config, max_model_len)
 

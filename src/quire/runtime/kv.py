@@ -1,15 +1,15 @@
-"""How large the KV cache is, and how long a sequence may become: decided once, before the weights are read."""
+"""How large the KV cache is, and how long a sequence may become."""
 
 from dataclasses import dataclass
 
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
-from quire.core.window import Window
+from quire.core.sliding_window import SlidingWindow
 from quire.models.config import ModelConfig
 from quire.ops.opset import GPU_KV_DTYPES, KVSpec
 
-INT8_BLOCK = 16  # kernels take so many tokens of an int8 cache at a time
-INT8_MOST = 1024  # slots of a block, columns of a head: sums of more would not fit 32 bits
-GPU_HEAD_DIM = 512  # columns of a head at most: tiles of more do not fit a GPU's shared memory
+INT8_TOKENS = 16  # kernels take this many tokens of an int8 cache at a time
+INT8_MAX_SIZE = 1024  # slots of a block, columns of a head: longer sums would overflow 32 bits
+GPU_MAX_HEAD_DIM = 512  # columns of a head: larger tiles do not fit a GPU's shared memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,28 +39,28 @@ def kv_spec(config: ModelConfig, block_size: int, dtype: str) -> KVSpec:
 def _check_int8(config: ModelConfig, block_size: int) -> None:
     if config.latent:
         raise Unsupported("an int8 KV cache of latent vectors", "use kv_cache_dtype float16, or fp8 on a GPU")
-    if block_size % INT8_BLOCK or block_size > INT8_MOST:
+    if block_size % INT8_TOKENS or block_size > INT8_MAX_SIZE:
         raise BadRequest(
-            f"block_size is {block_size}, and a block of an int8 KV cache holds a multiple of {INT8_BLOCK} tokens",
-            f"use {INT8_BLOCK} to {INT8_MOST} (16 is usual), or kv_cache_dtype float16",
+            f"block_size is {block_size}, and a block of an int8 KV cache holds a multiple of {INT8_TOKENS} tokens",
+            f"use {INT8_TOKENS} to {INT8_MAX_SIZE} (16 is usual), or kv_cache_dtype float16",
             param="block_size",
         )
-    if config.head_dim > INT8_MOST:
+    if config.head_dim > INT8_MAX_SIZE:
         raise Unsupported(
-            f"the model's heads have {config.head_dim} columns, and an int8 KV cache takes {INT8_MOST}",
+            f"the model's heads have {config.head_dim} columns, and an int8 KV cache takes {INT8_MAX_SIZE}",
             "use kv_cache_dtype float16",
         )
 
 
 def check_gpu_spec(spec: KVSpec) -> None:
-    """What kernels on a GPU take."""
+    """Refuse what the GPU's kernels do not support."""
     if spec.block_size & (spec.block_size - 1):
         raise BadRequest(
             f"block_size is {spec.block_size}, and on a GPU it is a power of two", "use 16 or 32", param="block_size"
         )
-    if spec.head_dim > GPU_HEAD_DIM and not spec.latent:
+    if spec.head_dim > GPU_MAX_HEAD_DIM and not spec.latent:
         raise Unsupported(
-            f"the model's heads have {spec.head_dim} columns, and a GPU takes {GPU_HEAD_DIM}", "use device cpu"
+            f"the model's heads have {spec.head_dim} columns, and a GPU takes {GPU_MAX_HEAD_DIM}", "use device cpu"
         )
     if spec.dtype in ("int8", "fp8") and spec.head_dim % 2:
         raise Unsupported(
@@ -77,21 +77,21 @@ def size_cache(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     cache_bytes: int | None,
-    most_bytes: int,
+    max_bytes: int,
     swap_bytes: int = 0,
     ahead: int = 0,
 ) -> KVSize:
     """How many blocks there are, and the longest sequence.
 
     `cache_bytes` is taken as it is. Without it: what `max_num_seqs` sequences of full length need, but at most
-    `most_bytes`. Without `max_model_len` the model's own length is served, or what fits. Where every layer has a
+    `max_bytes`. Without `max_model_len` the model's own length is served, or what fits. Where every layer has a
     window, a sequence of any length fits in the blocks of its window and of the tokens of one step."""
     length = longest(config, max_model_len)
-    window = Window(config.window, spec.block_size, chunk=max_num_batched_tokens, ahead=ahead)
-    seq_blocks = window.most_blocks(length)
+    window = SlidingWindow(config.window, spec.block_size, max_chunk=max_num_batched_tokens, ahead=ahead)
+    seq_blocks = window.max_blocks(length)
     seq_bytes = seq_blocks * spec.block_bytes
     if cache_bytes is None:
-        cache_bytes = min(most_bytes, max_num_seqs * seq_bytes)
+        cache_bytes = min(max_bytes, max_num_seqs * seq_bytes)
     num_blocks = cache_bytes // spec.block_bytes
     fits = length if num_blocks >= seq_blocks else num_blocks * spec.block_size  # tokens
     if fits <= 0 or (max_model_len is not None and fits < length):

@@ -1,4 +1,4 @@
-"""What a user wants drawn, as the sampler wants to know it."""
+"""From a user's `SamplingParams` to the sampler's `RowParams`."""
 
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission
@@ -6,7 +6,7 @@ from quire.ops.opset import RowParams
 
 
 def row_params(admission: Admission) -> RowParams:
-    """The parameters of a row. They have a seed by now: it is chosen at submission, so a resumed request keeps it."""
+    """The seed was chosen at submission, so that a resumed request keeps it."""
     params = admission.params
     assert params.seed is not None
     return RowParams(

@@ -1,4 +1,4 @@
-"""Rows whose answers have to be in a language: which tokens each may draw next."""
+"""Structured output: which tokens each row may sample next."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,33 +13,33 @@ from quire.ops.opset import Masks
 
 
 class Matcher(Protocol):
-    """Where one answer stands in its language. It knows ids only."""
+    """The state of one sequence in its grammar. It knows ids only."""
 
     @property
     def error(self) -> str:
         """Why it cannot go on; empty while it can."""
 
     def write_mask(self, address: int, num_bytes: int) -> bool:
-        """A bit for each token that may follow into memory of that length: token t is bit t % 8 of byte t / 8. False:
-        there is an error. It may be called while another thread does something else."""
+        """Write a bit for each token that may follow: token t is bit t % 8 of byte t / 8. False: there is an error.
+        Safe to call while other threads run."""
 
     def advance(self, tokens: Sequence[int]) -> bool:
-        """Take in what was drawn. False: it is outside the language."""
+        """Consume sampled tokens. False: the grammar does not allow them."""
 
     def count_valid(self, tokens: Sequence[int]) -> int:
-        """How many of these drafts, the first first, might be drawn next. Nothing is taken in."""
+        """How many leading draft tokens the grammar allows. Nothing is consumed."""
 
     def rollback(self, count: int) -> None:
-        """Forget the last `count` tokens taken in."""
+        """Take back the last `count` tokens consumed."""
 
 
 NO_DRAFTS: Mapping[int, Sequence[int]] = {}
-Matchers = Callable[[Structured], Matcher]  # at the beginning of an answer in a language that has been compiled
+MatcherFactory = Callable[[Structured], Matcher]  # a matcher at the start of a grammar that has been compiled
 
 
 @dataclass(slots=True)
-class _Guided:
-    """A row, and all of its answer: drafts may leave a matcher where it cannot go back from."""
+class _MatchedRow:
+    """A matcher and all output tokens of its row: draft tokens may leave a matcher in a state it cannot roll back."""
 
     matcher: Matcher
     structured: Structured
@@ -47,18 +47,18 @@ class _Guided:
 
 
 class StructuredOutputRows:
-    """The matchers of rows. One that is admitted with a part of its answer has it replayed, so that it does not matter
-    whether a row was preempted, moved or resumed on the way."""
+    """The matchers of rows. A row that is admitted with output tokens has them replayed, so preemption and resumption
+    change nothing."""
 
-    def __init__(self, vocab: int, matchers: Matchers) -> None:
+    def __init__(self, vocab: int, new_matcher: MatcherFactory) -> None:
         self._num_words = -(-vocab // 32)
-        self._matchers = matchers
-        self._rows: dict[int, _Guided] = {}
+        self._new_matcher = new_matcher
+        self._rows: dict[int, _MatchedRow] = {}
 
     def admit(self, admission: Admission) -> None:
         structured, tokens = admission.params.structured, admission.tokens[admission.num_prompt :]
         if structured is not None:
-            self._rows[admission.row] = _Guided(self._replayed(structured, tokens), structured, tokens)
+            self._rows[admission.row] = _MatchedRow(self._replay(structured, tokens), structured, tokens)
 
     def retire(self, row: int) -> None:
         self._rows.pop(row, None)
@@ -69,20 +69,20 @@ class StructuredOutputRows:
             self._rows[row].tokens += tokens
 
     def error(self, row: int) -> str:
-        """Why nothing more can be drawn for a row."""
+        """Why no token can be sampled for a row; empty while one can."""
         return self._rows[row].matcher.error if row in self._rows else ""
 
     def count_valid(self, row: int, drafts: Sequence[int]) -> int:
-        """How many of these guesses, the first first, might be drawn."""
+        """How many leading draft tokens the row's grammar allows."""
         return self._rows[row].matcher.count_valid(drafts) if row in self._rows else len(drafts)
 
-    def guides(self, rows: Iterable[int]) -> bool:
+    def any_matched(self, rows: Iterable[int]) -> bool:
         """Whether one of them has a matcher."""
         return not self._rows.keys().isdisjoint(rows)
 
     def masks(self, rows: Sequence[int], drafts: Mapping[int, Sequence[int]] = NO_DRAFTS) -> Masks | None:
-        """For the rows that draw, line by line; None if none of them has a matcher. A row with drafts has a line behind
-        its own for each of them: what may follow it."""
+        """For the rows that sample, a mask for each line of logits; None if no row has a matcher. A row with draft
+        tokens has one more line behind each of them."""
         lines: list[int] = []
         line = 0
         for row in rows:
@@ -92,32 +92,32 @@ class StructuredOutputRows:
             line = end
         if not lines:
             return None
-        sheet = _Sheet(len(lines), self._num_words)
+        masks = _MaskBuffer(len(lines), self._num_words)
         for row in rows:
-            if (guided := self._rows.get(row)) is not None:
-                self._write(guided, drafts.get(row, ()), sheet)
-        return Masks(lines, sheet.bits)
+            if (matched := self._rows.get(row)) is not None:
+                self._write(matched, drafts.get(row, ()), masks)
+        return Masks(lines, masks.bits)
 
-    def _write(self, guided: _Guided, drafts: Sequence[int], sheet: "_Sheet") -> None:
-        """One mask, and one more for each draft. The answer stands where it stood before."""
-        matcher = guided.matcher
-        sheet.add(matcher)
-        for place, draft in enumerate(drafts, 1):
+    def _write(self, matched: _MatchedRow, drafts: Sequence[int], masks: "_MaskBuffer") -> None:
+        """One mask, and one more behind each draft token. The matcher ends in the state it began in."""
+        matcher = matched.matcher
+        masks.add(matcher)
+        for count, draft in enumerate(drafts, 1):
             matcher.advance([draft])
-            if not sheet.add(matcher):
-                guided.matcher = self._replayed(guided.structured, guided.tokens)
-                sheet.skip(len(drafts) - place)  # what follows is drawn when it comes to it, if it does
+            if not masks.add(matcher):
+                matched.matcher = self._replay(matched.structured, matched.tokens)
+                masks.skip(len(drafts) - count)  # the lines behind a token that cannot be sampled are not used
                 return
         if drafts:
             matcher.rollback(len(drafts))
 
-    def _replayed(self, structured: Structured, tokens: Sequence[int]) -> Matcher:
-        matcher = self._matchers(structured)
+    def _replay(self, structured: Structured, tokens: Sequence[int]) -> Matcher:
+        matcher = self._new_matcher(structured)
         matcher.advance(tokens)
         return matcher
 
 
-class _Sheet:
+class _MaskBuffer:
     """Masks, written line after line."""
 
     def __init__(self, num_lines: int, num_words: int) -> None:
@@ -125,7 +125,7 @@ class _Sheet:
         self._line, self._address, self._line_bytes = 0, self.bits.ctypes.data, 4 * num_words
 
     def add(self, matcher: Matcher) -> bool:
-        """False: it is in a state of error, where nothing may be drawn, and `error` says why."""
+        """False: the matcher has an error, which allows no token."""
         written = not matcher.error and matcher.write_mask(
             self._address + self._line * self._line_bytes, self._line_bytes
         )

@@ -1,4 +1,4 @@
-"""What the routes of one server share."""
+"""What all routes of a server share."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

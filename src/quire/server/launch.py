@@ -1,4 +1,4 @@
-"""Engines and the HTTP server in front of them, from options to the last request."""
+"""Starts engines and the HTTP server in front of them, and runs until the last request."""
 
 import asyncio
 import os
@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import Any
 
 from quire.client.engine_client import EngineClient
+from quire.client.engine_process import EngineProcess
 from quire.client.one_model import OneModel
 from quire.client.service import Models
-from quire.client.spawned import Spawned
 from quire.core.errors import BadRequest
 from quire.engine.options import EngineOptions, named_values
 from quire.hub import model_name
@@ -26,49 +26,49 @@ def launch(
     server: ServerOptions,
     *,
     on_ready: Callable[[str], None] | None = None,
-    spawned: Spawned | None = None,
+    spawned: EngineProcess | None = None,
 ) -> None:
-    """Returns after SIGTERM or SIGINT, once what was under way is done. `on_ready` is told the address; `spawned` is an
-    engine process to begin with."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are tokenized in threads of ours
+    """Returns after SIGTERM or SIGINT, once the requests in flight have ended.
+
+    `on_ready` gets the address; `spawned` is an engine process that was started early."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the server tokenizes in threads of its own
     _allow_open_files()
     _run(_main(engine, server, on_ready, spawned))
 
 
 async def _main(
-    engine: EngineOptions, server: ServerOptions, on_ready: Callable[[str], None] | None, spawned: Spawned | None
+    engine: EngineOptions, server: ServerOptions, on_ready: Callable[[str], None] | None, spawned: EngineProcess | None
 ) -> None:
-    metrics, doors = Metrics(), open_listener(server)
-    # while a model is loaded
-    importing = asyncio.create_task(asyncio.to_thread(import_module, "quire.server.http.serve"))
+    metrics, listener = Metrics(), open_listener(server)
+    importing = asyncio.create_task(asyncio.to_thread(import_module, "quire.server.serve"))  # while a model loads
     async with _models(engine, server, metrics, spawned) as models:
         await importing
-        from quire.server.http.serve import serve
+        from quire.server.serve import serve
 
-        await serve(models, server, metrics=metrics, doors=doors, on_ready=on_ready)
+        await serve(models, server, metrics=metrics, listener=listener, on_ready=on_ready)
 
 
 @asynccontextmanager
 async def _models(
-    engine: EngineOptions, server: ServerOptions, metrics: Metrics, spawned: Spawned | None
+    engine: EngineOptions, server: ServerOptions, metrics: Metrics, spawned: EngineProcess | None
 ) -> AsyncIterator[Models]:
-    if server.loads_when_asked:
+    if server.loads_on_demand:
         from quire.client.many_models import ManyModels
 
-        each = {engine.served_model_name or model_name(engine.model): engine}
+        options = {engine.served_model_name or model_name(engine.model): engine}
         if server.models:
-            each = options_of_each(engine, named_models(server.models))
-        async with ManyModels(each, server.max_loaded_models, metrics.of) as models:
+            options = engine_options_per_model(engine, named_models(server.models))
+        async with ManyModels(options, server.max_loaded_models, metrics.of) as models:
             yield models
     else:
-        async with EngineClient(engine, spawned=spawned) as client:
+        async with EngineClient(engine, process=spawned) as client:
             client.observer = observer = metrics.of(client.info.name)
             observer.loaded()
             yield OneModel(client, client.adapters)
 
 
-def options_of_each(engine: EngineOptions, models: Mapping[str, str]) -> dict[str, EngineOptions]:
-    """Of several models, each with its own adapters: those called MODEL:NAME."""
+def engine_options_per_model(engine: EngineOptions, models: Mapping[str, str]) -> dict[str, EngineOptions]:
+    """Each model gets the adapters that are called MODEL:NAME."""
     adapters: dict[str, list[str]] = {name: [] for name in models}
     names = set(models)
     for given, path in named_values(engine.lora_modules, "lora_modules", "PATH").items():
@@ -87,12 +87,12 @@ def options_of_each(engine: EngineOptions, models: Mapping[str, str]) -> dict[st
 
 
 def _allow_open_files() -> None:
-    """As many as this process may have: a connection takes one, and 1024 are usual to begin with."""
+    """Raise the limit of open files as far as allowed: a connection takes one, and 1024 is the usual default."""
     if sys.platform != "win32":
         import resource
 
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:

@@ -1,79 +1,143 @@
-"""How the engine is shown to the network."""
+"""Every option of the server, once. The flags and environment variables of `quire serve` come from here."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from quire.core.errors import BadRequest
 from quire.core.watermark import DEFAULT_DELTA, DEFAULT_GAMMA, DEFAULT_KEY, Watermark
-from quire.engine.options import named_values
+from quire.engine.options import named_values, option
+from quire.text.reasoning import FORMATS as REASONING_FORMATS
+from quire.text.tools import FORMATS as TOOL_FORMATS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    host: str = "127.0.0.1"
-    port: int = 8000  # 0: any free one; `serve` tells which
-    uds: str | None = None  # a unix socket, instead of host and port
-    models: list[str] = field(default_factory=list)  # "name=model" each, instead of one model
-    max_loaded_models: int = 2  # at the same time; the one not used for longest makes room
-    api_key: list[str] = field(default_factory=list)  # any of these opens the API; none: it is open to all
-    keys_file: str | None = None  # more keys, with names and limits; read again on SIGHUP
-    allowed_origins: list[str] = field(default_factory=lambda: ["*"])  # of web pages that may call it
-    max_body_bytes: int = 32 << 20
-    max_connections: int = 4096
-    receive_timeout: float = 60.0  # seconds until a request has come whole
-    send_timeout: float = 60.0  # seconds that an answer may lie unread
-    request_timeout: float | None = None  # seconds a request may take in all
-    sse_keep_alive: float = 15.0  # seconds after which a silent stream is sent a comment; 0: never
-    drain_timeout: float = 30.0  # seconds that requests under way may go on after SIGTERM
-    keep_alive: int = 60  # seconds an idle connection is kept
-    forwarded_allow_ips: list[str] = field(default_factory=list)  # proxies whose word on who asks is taken
-    root_path: str = ""  # where a proxy in front has mounted it
-    ssl_keyfile: str | None = None
-    ssl_certfile: str | None = None
-    allow_pull: bool = False  # models may be fetched over HTTP
-    allow_runtime_lora_updating: bool = False  # adapters may be loaded and unloaded over HTTP
-    access_log: bool = False
-    tool_call_parser: str = "auto"  # how tool calls are written; auto looks at the chat template
-    reasoning_parser: str = "auto"  # how thoughts are marked; none: they stay in the text
-    watermark_gamma: float = (
-        DEFAULT_GAMMA  # of requests that want a watermark: the part of the vocabulary that is favoured,
+    """`minimum` in a field's metadata is checked; cli/flags.py lists the other keys."""
+
+    host: str = option(
+        "127.0.0.1",
+        "address to listen on. 127.0.0.1 is this machine alone: every client that reaches the port can use the model, "
+        "so opening it to other machines (0.0.0.0) is your decision",
+        metavar="ADDRESS",
     )
-    watermark_delta: float = DEFAULT_DELTA  # by how much,
-    watermark_key: int = DEFAULT_KEY  # and what the choice depends on
-    otlp_traces_endpoint: str | None = None  # where spans are sent, by OTLP over HTTP
+    port: int = option(8000, "port to listen on; 0 takes any free one", minimum=0)
+    uds: str | None = option(None, "listen on this unix socket instead", metavar="PATH")
+    models: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "serve several models, each loaded by its first request; several in one flag: a=MODEL,b=MODEL",
+            "metavar": "NAME=MODEL",
+        },
+    )
+    max_loaded_models: int = option(
+        2, "models loaded at the same time; the least recently used one is unloaded first", minimum=1
+    )
+    api_key: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "require this key (as `Authorization: Bearer KEY`); without keys the API is open",
+            "metavar": "KEY",
+        },
+    )
+    keys_file: str | None = option(
+        None,
+        "more keys (JSON or TOML), each with a name, limits, a priority and the models it may use; reloaded on SIGHUP",
+        metavar="FILE",
+    )
+    allowed_origins: list[str] = field(
+        default_factory=lambda: ["*"],
+        metadata={"help": "origins of web pages that may call the API", "metavar": "ORIGIN"},
+    )
+    max_body_bytes: int = option(
+        32 << 20, "longest request body; a longer one is answered with 413", unit="bytes", minimum=1
+    )
+    max_connections: int = option(4096, "connections at the same time; one more is answered with 503", minimum=1)
+    receive_timeout: float = option(
+        60.0,
+        "how long a client may take to send a request; then it is answered with 408",
+        metavar="SECONDS",
+        minimum=0.001,
+    )
+    send_timeout: float = option(
+        60.0,
+        "how long a client may leave its response unread; then it is disconnected, and its request cancelled",
+        metavar="SECONDS",
+        minimum=0.001,
+    )
+    request_timeout: float | None = option(
+        None,
+        "how long a request may take in all; one that does not end in time is answered with 504",
+        metavar="SECONDS",
+        minimum=0.001,
+    )
+    sse_keep_alive: float = option(
+        15.0,
+        "send a comment on a stream that was silent for so long, so that proxies keep it open; 0: never",
+        metavar="SECONDS",
+        minimum=0,
+    )
+    drain_timeout: float = option(
+        30.0, "how long requests in flight may go on after SIGTERM or Ctrl-C", metavar="SECONDS", minimum=0
+    )
+    keep_alive: int = option(60, "how long an idle connection is kept open", metavar="SECONDS", minimum=0)
+    forwarded_allow_ips: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "a proxy whose X-Forwarded-For is trusted, for example in the log; * is any",
+            "metavar": "ADDRESS",
+        },
+    )
+    root_path: str = option("", "the path that a proxy in front serves it under", metavar="PATH")
+    ssl_keyfile: str | None = option(None, "private key (PEM), for HTTPS", metavar="FILE")
+    ssl_certfile: str | None = option(None, "certificate (PEM), for HTTPS; reloaded on SIGHUP", metavar="FILE")
+    allow_pull: bool = option(
+        False,
+        "let clients download models as `quire pull` does (Ollama's /api/pull): every client that reaches the port can "
+        "then fill this machine's disk",
+    )
+    allow_runtime_lora_updating: bool = option(
+        False,
+        "let clients load and unload LoRA adapters: every client that reaches the port can then make the server read "
+        "any directory of this machine as one",
+    )
+    access_log: bool = option(False, "log every request with its model, tenant, tokens and times")
+    tool_call_parser: str = option(
+        "auto",
+        "how the model writes tool calls; auto detects it from the chat template",
+        choices=("auto", *TOOL_FORMATS),
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "how the model marks its reasoning, which is split from the answer; none leaves it in",
+        choices=("auto", "none", *REASONING_FORMATS),
+    )
+    watermark_gamma: float = option(DEFAULT_GAMMA, "fraction of the vocabulary that a watermark favours")
+    watermark_delta: float = option(DEFAULT_DELTA, "what a watermark adds to the logits of favoured tokens")
+    watermark_key: int = option(
+        DEFAULT_KEY, "the key of watermarks: with it they can be found and removed, so choose your own"
+    )
+    otlp_traces_endpoint: str | None = option(
+        None, "send OpenTelemetry spans there, by OTLP over HTTP (needs quire[otel])", metavar="URL"
+    )
 
     @property
     def watermark(self) -> Watermark:
         return Watermark(self.watermark_gamma, self.watermark_delta, self.watermark_key)
 
     @property
-    def loads_when_asked(self) -> bool:
-        """No model is loaded before somebody asks for it."""
+    def loads_on_demand(self) -> bool:
+        """No model is loaded before the first request for it."""
         return bool(self.models) or self.allow_pull
 
     def __post_init__(self) -> None:
-        _ = self.watermark
+        _ = self.watermark  # raises where it is wrong
         named_models(self.models)
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise BadRequest(f"{name} is {value}", f"it must be at least {least}", param=name)
+        for spec in fields(self):
+            minimum, value = spec.metadata.get("minimum"), getattr(self, spec.name)
+            if minimum is not None and value is not None and not value >= minimum:
+                raise BadRequest(f"{spec.name} is {value}", f"it must be at least {minimum}", param=spec.name)
         if self.ssl_keyfile and not self.ssl_certfile:
             raise BadRequest("ssl_keyfile is given, and no ssl_certfile", "TLS needs both", param="ssl_certfile")
-
-
-_LEAST = {
-    "port": 0,
-    "max_loaded_models": 1,
-    "max_body_bytes": 1,
-    "max_connections": 1,
-    "receive_timeout": 0.001,
-    "send_timeout": 0.001,
-    "request_timeout": 0.001,
-    "sse_keep_alive": 0,
-    "drain_timeout": 0,
-    "keep_alive": 0,
-}
 
 
 def named_models(given: Sequence[str]) -> dict[str, str]:

@@ -1,10 +1,10 @@
-"""What one sample gained, as text, on its way to a client."""
+"""One step of one completion, as text on its way to a client."""
 
 from dataclasses import dataclass, field
 
 from quire.core.request import FinishReason
 
-LOWEST_LOGPROB = -9999.0  # JSON has no infinity; a token that was masked out has this one, as at OpenAI
+LOWEST_LOGPROB = -9999.0  # stands for -inf, which JSON does not have; OpenAI's API uses the same value
 
 
 @dataclass(slots=True)
@@ -22,8 +22,8 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class TextEvent:
-    index: int  # which sample
-    text: str = ""  # what is new; a suffix that may yet become a stop string is held back
+    index: int  # of the completion
+    text: str = ""  # new text; a suffix that may yet become a stop string is held back
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[list[TokenLogprob]] | None = None  # for each token: itself first, then the alternatives by rank
     prompt_logprobs: list[list[TokenLogprob]] | None = None
@@ -31,7 +31,7 @@ class TextEvent:
     stop_reason: str | int | None = None  # the stop string or stop token that ended it
     cumulative_logprob: float | None = None
     reason: str = ""  # for cancelled and error
-    num_unseen_tokens: int = 0  # of samples that best_of passed over, with the last event
+    num_unseen_tokens: int = 0  # of completions that best_of does not return; with the last event
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     final: bool = False  # the request's last event

@@ -1,9 +1,9 @@
-"""A marker such as `<tool_call>` in a text that arrives in pieces."""
+"""Finds a marker such as `<tool_call>` in text that arrives in pieces."""
 
 
-class Marker:
-    """Passes text on until the marker is complete, holding back what could still become it, and white space before it:
-    whether that is text or belongs to the marker, is known when the marker comes or does not."""
+class MarkerScanner:
+    """Passes text on until the marker is complete. Holds back what could still become the marker, and the white space
+    before it, which is content only if no marker follows."""
 
     def __init__(self, marker: str) -> None:
         assert marker
@@ -11,23 +11,23 @@ class Marker:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """The text before the marker, and what follows it; None while it has not come."""
+        """The text before the marker, and the text after it; None while the marker has not come."""
         text = self._held + text
-        at = text.find(self.marker)
-        if at >= 0:
+        begin = text.find(self.marker)
+        if begin >= 0:
             self._held = ""
-            return text[:at], text[at + len(self.marker) :]
-        end = len(text[: len(text) - _begun(text, self.marker)].rstrip())
+            return text[:begin], text[begin + len(self.marker) :]
+        end = len(text[: len(text) - _overlap(text, self.marker)].rstrip())
         self._held = text[end:]
         return text[:end], None
 
     def flush(self) -> str:
-        """What was held back, at the end of the text."""
+        """The text that is still held back, at the end."""
         held, self._held = self._held, ""
         return held
 
 
-def _begun(text: str, marker: str) -> int:
+def _overlap(text: str, marker: str) -> int:
     """How many characters of the marker the text ends with."""
     for size in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:size]):

@@ -1,4 +1,4 @@
-"""From the ids a sample gains to the text its client sees: detokenizer, stop strings and the texts of logprobs."""
+"""From the sampled ids of a completion to its text: detokenizer, stop strings and the texts of logprobs."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from quire.text.tokenizers.detokenizer import Detokenizer
 from quire.text.tokenizers.tokenizer import Tokenizer
 
 
-class SampleText:
-    """One sample of a request: `push` every event of it, in order, until one comes back with a `finish_reason`.
+class CompletionText:
+    """One completion of a request: `push` its events in order until one returns with a `finish_reason`.
 
-    If that one was pushed without, a stop string was found: the engine does not know, and has to be told to end it."""
+    If the pushed event had none, a stop string has ended the completion: the engine must be told to stop."""
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
@@ -24,14 +24,14 @@ class SampleText:
         self._ended = False
 
     def push(self, event: SequenceEvent) -> TextEvent:
-        assert not self._ended, f"sample {event.index} of {event.request_id} has ended"
+        assert not self._ended, f"completion {event.index} of {event.request_id} has ended"
         text, kept, stop = self._text_of(event)
         out = TextEvent(
             index=event.index,
             text=text,
             token_ids=event.tokens[:kept],
-            logprobs=self._described(None if event.logprobs is None else event.logprobs[:kept]),
-            prompt_logprobs=self._described(event.prompt_logprobs),
+            logprobs=self._describe_all(None if event.logprobs is None else event.logprobs[:kept]),
+            prompt_logprobs=self._describe_all(event.prompt_logprobs),
             finish_reason=event.finish_reason,
             stop_reason=event.stop_token if event.stop_token in self._params.stop_token_ids else None,
             cumulative_logprob=event.cumulative_logprob,
@@ -43,7 +43,7 @@ class SampleText:
         if stop is not None:
             out.finish_reason, out.stop_reason, out.reason = "stop", stop, ""
             if kept < len(event.tokens):
-                out.cumulative_logprob = None  # it is that of the tokens behind, too
+                out.cumulative_logprob = None  # it includes the dropped tokens
         self._ended = out.finish_reason is not None
         return out
 
@@ -51,7 +51,7 @@ class SampleText:
         """The text that may be shown, how many of the tokens belong to it, and the stop string that ended it."""
         tokens = event.tokens
         if event.stop_token is not None and not self._params.include_stop_str_in_output:
-            tokens = tokens[:-1] if tokens[-1:] == [event.stop_token] else tokens  # it is counted, and not shown
+            tokens = tokens[:-1] if tokens[-1:] == [event.stop_token] else tokens  # counted, but not shown
         shown: list[str] = []
         for count, piece in enumerate(self._pieces(tokens), 1):
             self._num_tokens += 1
@@ -68,17 +68,17 @@ class SampleText:
         return "".join(shown), len(event.tokens), None
 
     def _pieces(self, tokens: list[int]) -> list[str]:
-        """The text token by token where it is searched: a stop string may end the sample in the middle of a step."""
+        """The text token by token if there are stop strings: one may end the completion in the middle of a step."""
         if self._params.stop:
             return [self._detokenizer.push([token]) for token in tokens]
         return [self._detokenizer.push(tokens)] if tokens else []
 
     def _search(self, text: str) -> tuple[str, str | None]:
-        if self._num_tokens < self._params.min_tokens:  # too early to stop
+        if self._num_tokens < self._params.min_tokens:  # stop strings do not count yet
             return text, None
         return self._stops.push(text)
 
-    def _described(self, positions: list[list[IdLogprob]] | None) -> list[list[TokenLogprob]] | None:
+    def _describe_all(self, positions: list[list[IdLogprob]] | None) -> list[list[TokenLogprob]] | None:
         if positions is None:
             return None
         return [[self._describe(choice) for choice in position] for position in positions]
@@ -90,6 +90,6 @@ class SampleText:
 
 
 def _tail(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> Sequence[int]:
-    """As much of the prompt as its last character can take, and at least one token that is text."""
+    """The last tokens of the prompt: enough for its last character, and at least one that is text."""
     tail = prompt_ids[-8:]
     return prompt_ids if tokenizer.special_ids.issuperset(tail) else tail

@@ -1,11 +1,13 @@
-"""The op set in C++, for CPUs: a forward pass is recorded once and replayed by one native call a step.
+"""The op set in C++, for CPUs: a forward pass is recorded once as a tape, which one native call per step runs.
 
-opset.py      NativeOps: what a model loader and a runner hold
-recorder.py   the ops as a forward pass sees them; nothing is computed
-liveness.py   which values of a recording may share memory
-program.py    the recording as a tape, run once a step
-cache.py      the pages
-cpus.py       how many threads there should be
+opset.py      NativeOps: packs weights, makes caches, compiles forward passes
+recorder.py   records the ops of a forward pass
+liveness.py   memory of the values of a recording
+program.py    the tape, run once a step
+cache.py      the KV cache
+lora.py       LoRA adapter slots
+sampler.py    the sampler
+cpus.py       the number of threads
 """
 
 from quire.ops.compiled import available_isas, isa, use_isa

@@ -1,4 +1,4 @@
-"""The pages in main memory. How keys and values lie in a block is said in native/src/ops.h."""
+"""The KV cache in main memory. native/src/ops.h (Pages) describes the layout of a block."""
 
 from collections.abc import Sequence
 
@@ -10,18 +10,18 @@ from quire.ops.opset import KV_DTYPES, KVSpec
 
 Bytes = NDArray[np.uint8]
 
-SLACK = 64  # bytes that the kernels may read past the last block
+PAGES_SLACK = 64  # bytes that the kernels may read past the last block
 
 
 class NativeCache:
-    """`num_blocks` blocks, and `num_host_blocks` to swap to. Blocks that were never written take no memory."""
+    """`num_blocks` blocks, and `num_host_blocks` to swap out to. Blocks that were never written take no memory."""
 
     def __init__(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> None:
         if spec.dtype not in KV_DTYPES:
-            raise Unsupported(f"a cache of {spec.dtype}", f"the CPU cache is one of {', '.join(KV_DTYPES)}")
+            raise Unsupported(f"a KV cache of {spec.dtype}", f"the CPU supports {', '.join(KV_DTYPES)}")
         self.spec = spec
         self.num_blocks = num_blocks
-        self.pages = _allocate(num_blocks * spec.block_bytes + SLACK)
+        self.pages = _allocate(num_blocks * spec.block_bytes + PAGES_SLACK)
         self._blocks = self.pages[: num_blocks * spec.block_bytes].reshape(num_blocks, spec.block_bytes)
         self._host = _allocate(num_host_blocks * spec.block_bytes).reshape(num_host_blocks, spec.block_bytes)
 
@@ -43,7 +43,7 @@ def _allocate(nbytes: int) -> Bytes:
 
 
 def _copy(source: Bytes, target: Bytes, pairs: Sequence[tuple[int, int]]) -> None:
-    for origin, goal in pairs:
-        if not (0 <= origin < len(source) and 0 <= goal < len(target)):
-            raise ValueError(f"copy of block {origin} of {len(source)} to block {goal} of {len(target)}")
-        target[goal] = source[origin]
+    for src, dst in pairs:
+        if not (0 <= src < len(source) and 0 <= dst < len(target)):
+            raise ValueError(f"copy of block {src} of {len(source)} to block {dst} of {len(target)}")
+        target[dst] = source[src]

@@ -1,18 +1,18 @@
-"""How many CPUs this process may really use."""
+"""The number of CPUs that this process may use."""
 
 import os
 from math import floor
 from pathlib import Path
 
-MANY = 12  # one of them is little; it was measured with 16
+SPARE_ONE_FROM = 12  # CPUs; measured with 16
 
 
 def compute_threads(root: Path = Path("/")) -> int:
-    """How many should work on a step: all CPUs, but of many one is left to the server, to masks and to the system. That
-    costs a step nothing (15 of 16 are as fast), and they would take a CPU from the team else, which all of it waits
-    for."""
+    """The threads of a step: all CPUs but, from SPARE_ONE_FROM on, one, which the server, masks and the system use.
+
+    15 of 16 CPUs are as fast. With 16 threads, other work would delay one of them, and all wait for it at barriers."""
     cpus = available_cpus(root)
-    return cpus - 1 if cpus >= MANY else cpus
+    return cpus - 1 if cpus >= SPARE_ONE_FROM else cpus
 
 
 def available_cpus(root: Path = Path("/")) -> int:
@@ -23,9 +23,9 @@ def available_cpus(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> list[float]:
-    """CPUs' worth of time granted by each control group this process is in, where one is limited."""
+    """The CPU quotas, in CPUs, of the control groups of this process that have one."""
     groups = _read(root / "proc/self/cgroup").splitlines()
-    found = []
+    quotas = []
     for line in groups:
         _, controllers, path = line.split(":", 2)
         if controllers == "":  # version 2: one tree, limits apply to all below
@@ -37,8 +37,8 @@ def _quotas(root: Path) -> list[float]:
         group = Path(path.lstrip("/"))
         for directory in (mount / group, *(mount / parent for parent in group.parents)):
             if (quota := limit(directory)) is not None:
-                found.append(quota)
-    return found
+                quotas.append(quota)
+    return quotas
 
 
 def _quota_v2(directory: Path) -> float | None:

@@ -1,8 +1,8 @@
-"""Which values of a recording may share memory.
+"""Liveness analysis: which values of a recording may share memory.
 
-A value lives from the op that makes it to the last op that reads any of its columns. Threads run ahead of each other
-between barriers, each on its own rows, and values of different widths put different rows at the same address; so memory
-that becomes free is used again only after a barrier."""
+A value is live from the op that writes it to the last op that reads any of its columns. Between barriers, threads work
+on their own rows and may be at different ops, and values of different widths have different rows at the same address.
+So memory that becomes free is reused only after a barrier."""
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
@@ -12,44 +12,48 @@ ALIGNMENT = 16  # floats: a cache line
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Storage:
-    """A matrix of one row a token, which one or several values are columns of."""
+    """A matrix with one row per token. Values are columns of it."""
 
     columns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one op does to memory."""
+    """The values that one op reads and writes."""
 
     inputs: Sequence[Storage]
     output: Storage | None
-    barrier: bool  # all threads wait for each other before its output is written, and again after
+    barrier: bool  # there is a barrier before its output is written, and another one after
     in_place: Sequence[Storage] = ()  # inputs that the output may overwrite, row by row
-    any_rows: bool = False  # it can be done for some rows and not for others
+    any_rows: bool = False  # it can run for a subset of the rows
 
 
 def needed_for_logits(uses: Sequence[Use]) -> set[Storage]:
-    """Values that nothing depends on but logits, the last use: only the rows whose logits are wanted need be computed.
+    """The values that only logits (the last use) depend on: they are computed for rows whose logits are requested.
 
-    In a prompt that is one row of many, and these are all values behind the last layer's keys and values."""
-    needed = {use.output: True for use in uses if use.output is not None}  # by logits, and by nothing else so far
+    In a prefill that is one row of many, and these are all values behind the keys and values of the last layer."""
+    needed = {use.output: True for use in uses if use.output is not None}  # only by logits, as far as known
     for use in reversed(uses):
-        few = use is uses[-1] or (use.any_rows and use.output is not None and needed[use.output])
-        if not few:
+        only_logits = use is uses[-1] or (use.any_rows and use.output is not None and needed[use.output])
+        if not only_logits:
             needed.update(dict.fromkeys((*use.inputs, *([use.output] if use.output else [])), False))
-    return {storage for storage, few in needed.items() if few}
+    return {storage for storage, only_logits in needed.items() if only_logits}
 
 
-def place(uses: Sequence[Use], num_rows: int, few: Set[Storage] = frozenset()) -> tuple[dict[Storage, int], int]:
-    """-> the offset of every output, and the floats needed by all. Values in `few` have rows of their own."""
+def assign_offsets(
+    uses: Sequence[Use], num_rows: int, logits_only: Set[Storage] = frozenset()
+) -> tuple[dict[Storage, int], int]:
+    """-> the offset of every output, and the size of the arena in floats.
+
+    Values in `logits_only` have rows of logits, so they do not overwrite values of all tokens in place."""
     last_use = {storage: index for index, use in enumerate(uses) for storage in (*use.inputs, use.output) if storage}
     offsets: dict[Storage, int] = {}
     arena = _Arena()
-    waiting: list[Storage] = []  # dead, but perhaps still being read by a slower thread
+    waiting: list[Storage] = []  # dead, but a slower thread may still read them
 
     def release(dead: list[Storage]) -> None:
         for storage in dead:
-            arena.give(offsets[storage], _size(storage, num_rows))
+            arena.free(offsets[storage], _size(storage, num_rows))
         dead.clear()
 
     for index, use in enumerate(uses):
@@ -57,13 +61,17 @@ def place(uses: Sequence[Use], num_rows: int, few: Set[Storage] = frozenset()) -
         if use.barrier:
             release(waiting)
         if use.output is not None and use.output not in offsets:
-            alike = (s for s in use.in_place if s.columns == use.output.columns and (s in few) == (use.output in few))
-            heir = next((s for s in alike if s in dying), None)
-            if heir is not None:
-                offsets[use.output] = offsets[heir]
-                dying.remove(heir)
+            alike = (
+                s
+                for s in use.in_place
+                if s.columns == use.output.columns and (s in logits_only) == (use.output in logits_only)
+            )
+            reused = next((s for s in alike if s in dying), None)
+            if reused is not None:
+                offsets[use.output] = offsets[reused]
+                dying.remove(reused)
             else:
-                offsets[use.output] = arena.take(_size(use.output, num_rows))
+                offsets[use.output] = arena.allocate(_size(use.output, num_rows))
         waiting += dying
         if use.barrier:
             release(waiting)
@@ -75,13 +83,13 @@ def _size(storage: Storage, num_rows: int) -> int:
 
 
 class _Arena:
-    """A line of memory with holes. A request takes the first hole it fits in, or extends the line."""
+    """A first-fit allocator over a growing range of memory."""
 
     def __init__(self) -> None:
         self.size = 0
-        self._holes: list[tuple[int, int]] = []  # (offset, size), by offset, never touching each other
+        self._holes: list[tuple[int, int]] = []  # (offset, size), sorted, never adjacent
 
-    def take(self, size: int) -> int:
+    def allocate(self, size: int) -> int:
         for index, (offset, room) in enumerate(self._holes):
             if room >= size:
                 self._holes[index : index + 1] = [(offset + size, room - size)] if room > size else []
@@ -92,7 +100,7 @@ class _Arena:
         self.size = offset + size
         return offset
 
-    def give(self, offset: int, size: int) -> None:
+    def free(self, offset: int, size: int) -> None:
         merged: list[tuple[int, int]] = []
         for start, room in sorted([*self._holes, (offset, size)]):
             if merged and sum(merged[-1]) == start:

@@ -1,4 +1,4 @@
-"""NativeOps: packs weights, holds pages, and turns a forward pass into a program."""
+"""NativeOps: packs weights, makes KV caches, and compiles forward passes."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from quire.ops.native.cache import NativeCache
 from quire.ops.native.cpus import compute_threads
 from quire.ops.native.lora import NativeLoraSlots
 from quire.ops.native.program import NativeProgram
-from quire.ops.native.recorder import Frequencies, Table
+from quire.ops.native.recorder import EmbeddingTable, RecordedFrequencies
 from quire.ops.opset import Float32, Keep, KVCache, KVSpec, Sampler, quantization_of
 from quire.ops.tensors import (
     BF16,
@@ -33,13 +33,13 @@ from quire.ops.tensors import (
     StoredTensor,
 )
 
-# By the names users know: groups of 32, 8.5 and 5 bits a weight.
+# By option value. Groups of 32; 8.5, 5 and 5 bits per weight.
 QUANTIZED = {"int8": Q8_0, "int4": Q4_1, "nf4": NF4}
 FLOATS = (F32, F16, BF16, F8_E4M3, F8_E5M2, FP8)
 
 
-# What no layout of the CPU holds exactly, or in as few bits, and what is said of it when it is met.
-NOTES = {
+# Storage types that no layout holds exactly, or in as few bits, and the warning about each.
+WARNINGS = {
     "NF4": "NF4's table is kept in 112ths: a weight is off by up to 0.4 % of its block's largest",
     "FP4": "FP4's smallest number is kept as 1/120 instead of 1/192 of a block's largest",
     "FP8": "fp8 weights are kept as bfloat16, which takes twice the memory; `--quantization int8` takes half of that",
@@ -50,29 +50,29 @@ log = logging.getLogger("quire.weights")
 
 
 class NativeOps:
-    """The op set on a CPU. The ops of a forward pass are those of the `Recorder` that `compile` hands to it."""
+    """The op set of the CPU. `compile` runs a forward pass with a `Recorder`, which has its ops."""
 
-    def __init__(self, threads: int | None = None, quantization: str | None = None, halves: bool = False) -> None:
-        """`threads`: how many work on a step; by default, those of `compute_threads`.
-        `quantization`: what matrices of floats become when they are packed, one of QUANTIZED. `halves`: matrices
-        of fp32 become fp16, which are multiplied faster where the CPU computes in halves."""
+    def __init__(self, threads: int | None = None, quantization: str | None = None, fp16: bool = False) -> None:
+        """`threads`: of a step; by default, `compute_threads()`.
+        `quantization`: the type that float matrices are quantized to when they are packed, one of QUANTIZED.
+        `fp16`: fp32 matrices become fp16, which is faster on CPUs with fp16 arithmetic."""
         if quantization is not None and quantization not in QUANTIZED:
             raise Unsupported(
-                f"quantization `{quantization}` is not there on a CPU", f"use one of {', '.join(QUANTIZED)}"
+                f"quantization `{quantization}` is not supported on a CPU", f"use one of {', '.join(QUANTIZED)}"
             )
         self.threads = threads if threads is not None else compute_threads()
         self.quantization = quantization
-        self.halves = halves
-        self._noted: set[str] = set()
+        self.fp16 = fp16
+        self._warned: set[str] = set()
 
     def pack(
         self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: Keep = Keep.NOTHING
     ) -> PackedWeight:
         if (quantization := quantization_of(self.quantization, keep)) is not None:
             parts = [_quantized(part, QUANTIZED[quantization]) for part in parts]
-        elif self.halves and keep is Keep.NOTHING:
-            parts = [_halved(part) for part in parts]
-        self._note(parts)
+        elif self.fp16 and keep is Keep.NOTHING:
+            parts = [_to_fp16(part) for part in parts]
+        self._warn(parts)
         segments = [_pack(list(alike)) for _, alike in groupby(parts, key=_kind)]
         vector = np.concatenate([self.vector(part) for part in bias]) if bias else None
         return PackedWeight(
@@ -83,12 +83,12 @@ class NativeOps:
             bias=vector,
         )
 
-    def _note(self, parts: Sequence[StoredTensor]) -> None:
-        """Once for each type that is not kept as it is."""
-        for note in (NOTES[part.type.name] for part in parts if part.type.name in NOTES):
-            if note not in self._noted:
-                self._noted.add(note)
-                log.warning("%s", note)
+    def _warn(self, parts: Sequence[StoredTensor]) -> None:
+        """Log each warning about a storage type once."""
+        for warning in (WARNINGS[part.type.name] for part in parts if part.type.name in WARNINGS):
+            if warning not in self._warned:
+                self._warned.add(warning)
+                log.warning("%s", warning)
 
     def pack_experts(
         self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
@@ -120,16 +120,16 @@ class NativeOps:
         values: Float32 = native.dequantize(tensor.type.name, np.ascontiguousarray(tensor.data), tensor.num_columns)
         return values.reshape(-1)
 
-    def table(self, tensor: StoredTensor) -> Table:
+    def table(self, tensor: StoredTensor) -> EmbeddingTable:
         order = None if tensor.row_order is None else np.ascontiguousarray(tensor.row_order, dtype=np.int32)
         assert order is None or (len(order) == tensor.num_rows and order.min() >= 0 and order.max() < tensor.num_rows)
-        return Table(tensor.type.name, np.ascontiguousarray(tensor.data), order, tensor.num_columns)
+        return EmbeddingTable(tensor.type.name, np.ascontiguousarray(tensor.data), order, tensor.num_columns)
 
     def biases(self, table: Float32) -> Float32:
         return np.ascontiguousarray(table, dtype=np.float32)
 
-    def frequencies(self, inv_freq: Float32, scale: float) -> Frequencies:
-        return Frequencies(np.ascontiguousarray(inv_freq, dtype=np.float32), scale)
+    def frequencies(self, inv_freq: Float32, scale: float) -> RecordedFrequencies:
+        return RecordedFrequencies(np.ascontiguousarray(inv_freq, dtype=np.float32), scale)
 
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> NativeCache:
         return NativeCache(spec, num_blocks, num_host_blocks)
@@ -153,8 +153,8 @@ class NativeOps:
         return NativeProgram(forward, cache, max_tokens, self.threads)
 
 
-def _halved(part: StoredTensor) -> StoredTensor:
-    """In fp16, if it is in fp32 and no number is too large for that."""
+def _to_fp16(part: StoredTensor) -> StoredTensor:
+    """The tensor in fp16, if it is fp32 and no value overflows."""
     if part.type is not F32:
         return part
     floats = np.ascontiguousarray(part.data).view(np.float32)
@@ -167,13 +167,13 @@ def _quantized(part: StoredTensor, kind: StorageType) -> StoredTensor:
     if part.type not in FLOATS:
         raise Unsupported(f"{part.name} is quantized already, as {part.type.name}", "leave out `quantization`")
     if part.num_columns % kind.block:
-        return part  # rows of odd lengths stay floats
+        return part  # rows that are not whole blocks stay floats
     data = native.quantize(part.type.name, np.ascontiguousarray(part.data), part.num_columns, kind.name)
     return replace(part, type=kind, data=data)
 
 
 def _kind(part: StoredTensor) -> tuple[str, bytes, float]:
-    """What parts of one matrix have in common."""
+    """Parts with equal kinds can be packed into one matrix."""
     return part.type.name, _order(part), part.threshold
 
 
@@ -182,7 +182,7 @@ def _order(part: StoredTensor) -> bytes:
 
 
 def _pack(parts: list[StoredTensor]) -> Any:
-    """Parts of one kind become one matrix, so that its outputs are shared evenly among the threads."""
+    """Pack parts of one kind into one matrix, so that threads share its outputs evenly."""
     order = None
     if any(part.row_order is not None for part in parts):
         firsts = np.cumsum([0, *(part.num_rows for part in parts)])

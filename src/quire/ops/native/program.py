@@ -1,4 +1,4 @@
-"""A recording bound to its weights and pages, run once a step."""
+"""A recorded forward pass, compiled to a native tape that runs once a step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,11 +7,11 @@ import numpy as np
 
 from quire.ops.compiled import native
 from quire.ops.native.cache import NativeCache
-from quire.ops.native.liveness import needed_for_logits, place
-from quire.ops.native.recorder import Columns, Logits, Recorder, SymbolicBatch
+from quire.ops.native.liveness import assign_offsets, needed_for_logits
+from quire.ops.native.recorder import RecordedColumns, RecordedLogits, Recorder, SymbolicBatch
 from quire.ops.opset import Float32, StepBatch
 
-OPTIONAL = ("adapters", "source_lens", "source_tables")  # fields of a StepBatch that not every step has
+OPTIONAL = ("adapters", "source_lens", "source_tables")  # fields of a StepBatch that may be None
 
 
 class NativeProgram:
@@ -21,12 +21,14 @@ class NativeProgram:
         spec = cache.spec
         recorder = Recorder(spec)
         logits = forward(recorder, SymbolicBatch())
-        assert isinstance(logits, Logits) and logits is recorder.logits_taken, "a forward pass returns its logits"
-        few = needed_for_logits(recorder.uses)
-        offsets, arena_size = place(recorder.uses, max_tokens, few)
+        assert isinstance(logits, RecordedLogits) and logits is recorder.logits_taken, (
+            "a forward pass returns its logits"
+        )
+        logits_only = needed_for_logits(recorder.uses)
+        offsets, arena_size = assign_offsets(recorder.uses, max_tokens, logits_only)
 
-        def at(x: Columns) -> Any:
-            return native.View(offsets[x.storage] + x.first, x.storage.columns, x.columns, x.storage in few)
+        def view(x: RecordedColumns) -> Any:
+            return native.View(offsets[x.storage] + x.first, x.storage.columns, x.columns, x.storage in logits_only)
 
         self._tape = native.Tape(
             cache.pages,
@@ -42,8 +44,8 @@ class NativeProgram:
             num_threads=num_threads,
         )
         for emit in recorder.emits:
-            emit(self._tape, at)
-        self._held = (recorder.emits, cache)  # the tape points into the weights and pages that these hold
+            emit(self._tape, view)
+        self._held = (recorder.emits, cache)  # the tape points into their weights and pages
         self._logits: Float32 = np.empty((1, logits.vocab_size), dtype=np.float32)
         self.arena_bytes = 4 * arena_size
 

@@ -1,6 +1,6 @@
-"""The ops as a forward pass sees them: each is noted down, and none is computed.
+"""The recorder: the ops of a forward pass, recorded and not computed.
 
-A value is columns of a storage with one row a token; how many rows there are is known only when the tape runs."""
+A value is columns of a storage with one row per token. The number of rows is known only when the tape runs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from quire.ops.native.lora import NativeLoraSlots
 from quire.ops.opset import Activation, Float32, KVSpec, Routing
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 
-Place = Callable[["Columns"], Any]  # where a value lies: a native View
-Emit = Callable[[Any, Place], None]  # put one op on a native Tape
+ViewOf = Callable[["RecordedColumns"], Any]  # the native View of a value
+Emit = Callable[[Any, ViewOf], None]  # adds one op to a native Tape
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """A recorded value: columns first .. first + columns of a storage."""
+class RecordedColumns:
+    """A recorded value: columns [first, first + columns) of a storage."""
 
     storage: Storage
     first: int
@@ -28,14 +28,14 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Logits:
-    """What a forward pass must return."""
+class RecordedLogits:
+    """The result of a recorded forward pass."""
 
     vocab_size: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class EmbeddingTable:
     """An embedding table, row by row as the checkpoint stores it."""
 
     storage: str
@@ -45,13 +45,13 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Frequencies:
+class RecordedFrequencies:
     inv_freq: Float32  # [rotary_dim / 2]
     scale: float
 
 
 class SymbolicBatch:
-    """Stands for a `StepBatch` in a recording. Its fields are handed to ops and mean themselves."""
+    """Stands for a `StepBatch` in a recording. Ops compare its fields by name."""
 
     ids, positions, slots = "ids", "positions", "slots"
     seq_starts, context_lens, block_tables = "seq_starts", "context_lens", "block_tables"
@@ -59,92 +59,96 @@ class SymbolicBatch:
 
 
 class Recorder:
-    """The ops of a forward pass; see `OpSet` for what each means."""
+    """The ops of a forward pass. `OpSet` describes them."""
 
     def __init__(self, spec: KVSpec) -> None:
         self.uses: list[Use] = []
         self.emits: list[Emit] = []
-        self.logits_taken: Logits | None = None
+        self.logits_taken: RecordedLogits | None = None
         self._spec = spec
 
-    def embedding(self, ids: Any, table: Table) -> Columns:
-        assert ids in (SymbolicBatch.ids, SymbolicBatch.positions), "ids or positions are looked up, and nothing else"
-        out, of_positions = _fresh(table.columns), ids == SymbolicBatch.positions
-        return self._note(
+    def embedding(self, ids: Any, table: EmbeddingTable) -> RecordedColumns:
+        assert ids in (SymbolicBatch.ids, SymbolicBatch.positions), (
+            "only ids or positions of the batch can be looked up"
+        )
+        out, of_positions = _new_value(table.columns), ids == SymbolicBatch.positions
+        return self._record(
             (),
             out,
-            lambda tape, at: tape.embedding(of_positions, table.storage, table.data, table.row_order, at(out)),
+            lambda tape, view: tape.embedding(of_positions, table.storage, table.data, table.row_order, view(out)),
         )
 
-    def rms_norm(self, x: Columns, weight: Float32, eps: float) -> Columns:
+    def rms_norm(self, x: RecordedColumns, weight: Float32, eps: float) -> RecordedColumns:
         assert x.columns % len(weight) == 0, f"{x.columns} columns and a norm weight of {weight.shape}"
-        out = _fresh(x.columns)
-        return self._note(
-            (x,), out, lambda tape, at: tape.rms_norm(at(x), weight, eps, at(out)), in_place=(x,), any_rows=True
+        out = _new_value(x.columns)
+        return self._record(
+            (x,), out, lambda tape, view: tape.rms_norm(view(x), weight, eps, view(out)), in_place=(x,), any_rows=True
         )
 
     def layer_norm(
-        self, x: Columns, weight: Float32 | None, bias: Float32 | None, eps: float, groups: int = 1
-    ) -> Columns:
+        self, x: RecordedColumns, weight: Float32 | None, bias: Float32 | None, eps: float, groups: int = 1
+    ) -> RecordedColumns:
         sizes = (x.columns, x.columns // groups)
         assert x.columns % groups == 0 and all(v is None or len(v) in sizes for v in (weight, bias))
-        out = _fresh(x.columns)
-        return self._note(
+        out = _new_value(x.columns)
+        return self._record(
             (x,),
             out,
-            lambda tape, at: tape.layer_norm(at(x), weight, bias, eps, groups, at(out)),
+            lambda tape, view: tape.layer_norm(view(x), weight, bias, eps, groups, view(out)),
             in_place=(x,),
             any_rows=True,
         )
 
-    def linear(self, x: Columns, w: PackedWeight) -> Columns:
+    def linear(self, x: RecordedColumns, w: PackedWeight) -> RecordedColumns:
         assert x.columns == w.num_inputs, f"{x.columns} columns and a matrix of {w.num_inputs} inputs"
-        out = _fresh(w.num_outputs)
-        return self._note(
-            (x,), out, lambda tape, at: tape.linear(at(x), w.packed, w.bias, at(out)), barrier=True, any_rows=True
+        out = _new_value(w.num_outputs)
+        return self._record(
+            (x,), out, lambda tape, view: tape.linear(view(x), w.packed, w.bias, view(out)), barrier=True, any_rows=True
         )
 
-    def adapt(self, y: Columns, x: Columns, slots: NativeLoraSlots, batch: Any) -> Columns:
+    def adapt(self, y: RecordedColumns, x: RecordedColumns, slots: NativeLoraSlots, batch: Any) -> RecordedColumns:
         sizes = (x.columns, y.columns)
-        assert sizes == (slots.num_inputs, slots.num_outputs), f"{sizes} columns and adapters of another layer"
-        return self._note(
-            (x, y), y, lambda tape, at: tape.adapt(at(y), at(x), slots.native), barrier=True, any_rows=True
+        assert sizes == (slots.num_inputs, slots.num_outputs), (
+            f"{sizes} columns and adapters of {slots.num_inputs}, {slots.num_outputs}"
+        )
+        return self._record(
+            (x, y), y, lambda tape, view: tape.adapt(view(y), view(x), slots.native), barrier=True, any_rows=True
         )
 
-    def linear_heads(self, x: Columns, w: PackedHeads) -> Columns:
+    def linear_heads(self, x: RecordedColumns, w: PackedHeads) -> RecordedColumns:
         assert x.columns == w.num_heads * w.num_inputs, f"{x.columns} columns and heads of {w.num_inputs} inputs"
-        out = _fresh(w.num_heads * w.num_outputs)
-        return self._note(
-            (x,), out, lambda tape, at: tape.linear_heads(at(x), w.packed, at(out)), barrier=True, any_rows=True
+        out = _new_value(w.num_heads * w.num_outputs)
+        return self._record(
+            (x,), out, lambda tape, view: tape.linear_heads(view(x), w.packed, view(out)), barrier=True, any_rows=True
         )
 
-    def split(self, x: Columns, sizes: Sequence[int]) -> tuple[Columns, ...]:
+    def split(self, x: RecordedColumns, sizes: Sequence[int]) -> tuple[RecordedColumns, ...]:
         assert sum(sizes) == x.columns, f"{x.columns} columns split into {sizes}"
         firsts = np.cumsum([x.first, *sizes]).tolist()
-        return tuple(Columns(x.storage, first, size) for first, size in zip(firsts, sizes, strict=False))
+        return tuple(RecordedColumns(x.storage, first, size) for first, size in zip(firsts, sizes, strict=False))
 
-    def rope_angles(self, positions: Any, frequencies: Frequencies) -> Columns:
-        assert positions == SymbolicBatch.positions, "the positions of the batch are rotated by, and nothing else"
-        out, inv_freq, scale = _fresh(2 * len(frequencies.inv_freq)), frequencies.inv_freq, frequencies.scale
-        return self._note((), out, lambda tape, at: tape.rope_angles(inv_freq, scale, at(out)))
+    def rope_angles(self, positions: Any, frequencies: RecordedFrequencies) -> RecordedColumns:
+        assert positions == SymbolicBatch.positions, "only positions of the batch can be rotated by"
+        out, inv_freq, scale = _new_value(2 * len(frequencies.inv_freq)), frequencies.inv_freq, frequencies.scale
+        return self._record((), out, lambda tape, view: tape.rope_angles(inv_freq, scale, view(out)))
 
-    def rope(self, x: Columns, angles: Columns, head_dim: int) -> Columns:
+    def rope(self, x: RecordedColumns, angles: RecordedColumns, head_dim: int) -> RecordedColumns:
         assert x.columns % head_dim == 0, f"{x.columns} columns in heads of {head_dim}"
         assert angles.columns <= head_dim, f"{angles.columns} rotated columns in heads of {head_dim}"
-        return self._note((x, angles), x, lambda tape, at: tape.rope(at(x), at(angles), head_dim))
+        return self._record((x, angles), x, lambda tape, view: tape.rope(view(x), view(angles), head_dim))
 
-    def write_kv(self, k: Columns, v: Columns, batch: Any, layer: int) -> None:
+    def write_kv(self, k: RecordedColumns, v: RecordedColumns, batch: Any, layer: int) -> None:
         width = self._spec.num_kv_heads * self._spec.head_dim
-        assert not self._spec.latent, "pages of latents have no keys and values"
+        assert not self._spec.latent, "latent pages have no keys and values"
         assert k.columns == v.columns == width, f"{k.columns} columns of k and {v.columns} of v in pages of {width}"
         assert 0 <= layer < self._spec.num_layers, f"layer {layer} of {self._spec.num_layers}"
         self._append(
-            Use([k.storage, v.storage], None, barrier=False), lambda tape, at: tape.write_kv(at(k), at(v), layer)
+            Use([k.storage, v.storage], None, barrier=False), lambda tape, view: tape.write_kv(view(k), view(v), layer)
         )
 
     def paged_attention(
         self,
-        q: Columns,
+        q: RecordedColumns,
         batch: Any,
         layer: int,
         head_dim: int,
@@ -154,118 +158,129 @@ class Recorder:
         slopes: Float32 | None = None,
         sinks: Float32 | None = None,
         biases: Float32 | None = None,
-    ) -> Columns:
-        assert not self._spec.latent, "pages of latents have no keys and values"
+    ) -> RecordedColumns:
+        assert not self._spec.latent, "latent pages have no keys and values"
         assert head_dim == self._spec.head_dim, f"heads of {head_dim} columns and pages of {self._spec.head_dim}"
         assert q.columns % (head_dim * self._spec.num_kv_heads) == 0, f"{q.columns} columns of q"
         assert 0 <= layer < self._spec.num_layers and window >= 0 and softcap >= 0
         for vector in (slopes, sinks):
-            assert vector is None or vector.shape == (q.columns // head_dim,), f"{q.columns} columns of q, other heads"
-        bias = _given(biases, q.columns // head_dim)
-        out = _fresh(q.columns)
-        return self._note(
+            assert vector is None or vector.shape == (q.columns // head_dim,), (
+                f"{vector.shape} for {q.columns} columns of q"
+            )
+        bias = _bias_argument(biases, q.columns // head_dim)
+        out = _new_value(q.columns)
+        return self._record(
             (q,),
             out,
-            lambda tape, at: tape.attention(at(q), layer, scale, window, softcap, slopes, sinks, at(out), **bias),
+            lambda tape, view: tape.attention(view(q), layer, scale, window, softcap, slopes, sinks, view(out), **bias),
             barrier=True,
             any_rows=True,
         )
 
-    def cross_attention(self, q: Columns, batch: Any, layer: int, head_dim: int, scale: float) -> Columns:
+    def cross_attention(
+        self, q: RecordedColumns, batch: Any, layer: int, head_dim: int, scale: float
+    ) -> RecordedColumns:
         assert not self._spec.latent and head_dim == self._spec.head_dim
         assert q.columns % (head_dim * self._spec.num_kv_heads) == 0, f"{q.columns} columns of q"
         assert 0 <= layer < self._spec.num_layers, f"layer {layer} of {self._spec.num_layers}"
-        out = _fresh(q.columns)
-        return self._note(
+        out = _new_value(q.columns)
+        return self._record(
             (q,),
             out,
-            lambda tape, at: tape.cross_attention(at(q), layer, scale, at(out)),
+            lambda tape, view: tape.cross_attention(view(q), layer, scale, view(out)),
             barrier=True,
             any_rows=True,
         )
 
-    def write_latent(self, latent: Columns, turned: Columns, batch: Any, layer: int) -> None:
+    def write_latent(self, latent: RecordedColumns, k_rope: RecordedColumns, batch: Any, layer: int) -> None:
         spec = self._spec
-        sizes = latent.columns, turned.columns
+        sizes = latent.columns, k_rope.columns
         assert spec.latent and sizes == (spec.latent, spec.head_dim - spec.latent), f"{sizes} columns in pages {spec}"
         assert 0 <= layer < spec.num_layers, f"layer {layer} of {spec.num_layers}"
         self._append(
-            Use([latent.storage, turned.storage], None, barrier=False),
-            lambda tape, at: tape.write_latent(at(latent), at(turned), layer),
+            Use([latent.storage, k_rope.storage], None, barrier=False),
+            lambda tape, view: tape.write_latent(view(latent), view(k_rope), layer),
         )
 
-    def mla_attention(self, q_latent: Columns, q_turned: Columns, batch: Any, layer: int, scale: float) -> Columns:
+    def mla_attention(
+        self, q_latent: RecordedColumns, q_rope: RecordedColumns, batch: Any, layer: int, scale: float
+    ) -> RecordedColumns:
         spec, heads = self._spec, q_latent.columns // max(self._spec.latent, 1)
         assert spec.latent and q_latent.columns == heads * spec.latent, f"{q_latent.columns} columns in pages {spec}"
-        assert q_turned.columns == heads * (spec.head_dim - spec.latent), f"{q_turned.columns} columns of {heads} heads"
+        assert q_rope.columns == heads * (spec.head_dim - spec.latent), f"{q_rope.columns} columns of {heads} heads"
         assert 0 <= layer < spec.num_layers, f"layer {layer} of {spec.num_layers}"
-        out = _fresh(q_latent.columns)
-        return self._note(
-            (q_latent, q_turned),
+        out = _new_value(q_latent.columns)
+        return self._record(
+            (q_latent, q_rope),
             out,
-            lambda tape, at: tape.mla_attention(at(q_latent), at(q_turned), layer, scale, at(out)),
+            lambda tape, view: tape.mla_attention(view(q_latent), view(q_rope), layer, scale, view(out)),
             barrier=True,
             any_rows=True,
         )
 
     def attention(
         self,
-        q: Columns,
-        k: Columns,
-        v: Columns,
+        q: RecordedColumns,
+        k: RecordedColumns,
+        v: RecordedColumns,
         batch: Any,
         head_dim: int,
         scale: float,
         causal: bool = False,
         window: int = 0,
         biases: Float32 | None = None,
-    ) -> Columns:
+    ) -> RecordedColumns:
         assert k.columns == v.columns and k.columns % head_dim == 0 == q.columns % k.columns and window >= 0
-        bias = _given(biases, q.columns // head_dim)
-        kv_heads, out = k.columns // head_dim, _fresh(q.columns)
+        bias = _bias_argument(biases, q.columns // head_dim)
+        kv_heads, out = k.columns // head_dim, _new_value(q.columns)
         self._append(
-            Use([k.storage, v.storage], None, barrier=False), lambda tape, at: tape.keep_kv(at(k), at(v), head_dim)
+            Use([k.storage, v.storage], None, barrier=False),
+            lambda tape, view: tape.keep_kv(view(k), view(v), head_dim),
         )
-        return self._note(
+        return self._record(
             (q,),
             out,
-            lambda tape, at: tape.self_attention(at(q), kv_heads, head_dim, scale, causal, window, at(out), **bias),
+            lambda tape, view: tape.self_attention(
+                view(q), kv_heads, head_dim, scale, causal, window, view(out), **bias
+            ),
             barrier=True,
             any_rows=True,
         )
 
-    def activate(self, x: Columns, kind: Activation) -> Columns:
-        out = _fresh(x.columns)
-        return self._note(
-            (x,), out, lambda tape, at: tape.activate(at(x), int(kind), at(out)), in_place=(x,), any_rows=True
+    def activate(self, x: RecordedColumns, kind: Activation) -> RecordedColumns:
+        out = _new_value(x.columns)
+        return self._record(
+            (x,), out, lambda tape, view: tape.activate(view(x), int(kind), view(out)), in_place=(x,), any_rows=True
         )
 
-    def activate_and_mul(self, x: Columns, kind: Activation) -> Columns:
+    def activate_and_mul(self, x: RecordedColumns, kind: Activation) -> RecordedColumns:
         assert x.columns % 2 == 0, f"{x.columns} columns: gate and up differ"
-        out = _fresh(x.columns // 2)
-        return self._note((x,), out, lambda tape, at: tape.activate_and_mul(at(x), int(kind), at(out)), any_rows=True)
+        out = _new_value(x.columns // 2)
+        return self._record(
+            (x,), out, lambda tape, view: tape.activate_and_mul(view(x), int(kind), view(out)), any_rows=True
+        )
 
     def moe(
         self,
-        x: Columns,
-        router_logits: Columns,
+        x: RecordedColumns,
+        router_logits: RecordedColumns,
         gate_up: PackedExperts,
         down: PackedExperts,
         routing: Routing,
         kind: Activation,
         correction: Float32 | None = None,
-    ) -> Columns:
+    ) -> RecordedColumns:
         assert x.columns == gate_up.num_inputs, f"{x.columns} columns and experts of {gate_up.num_inputs} inputs"
         assert gate_up.num_outputs == 2 * down.num_inputs and router_logits.columns == gate_up.num_experts
         assert correction is None or correction.shape == (gate_up.num_experts,)
         routing.check(gate_up.num_experts)
-        out = _fresh(down.num_outputs)
-        return self._note(
+        out = _new_value(down.num_outputs)
+        return self._record(
             (x, router_logits),
             out,
-            lambda tape, at: tape.moe(
-                at(x),
-                at(router_logits),
+            lambda tape, view: tape.moe(
+                view(x),
+                view(router_logits),
                 gate_up.packed,
                 down.packed,
                 gate_up_biases=gate_up.biases,
@@ -280,59 +295,69 @@ class Recorder:
                 near=routing.sparsemixer_threshold,
                 correction=correction,
                 kind=int(kind),
-                out=at(out),
+                out=view(out),
             ),
             barrier=True,
             any_rows=True,
         )
 
-    def mul_sigmoid(self, x: Columns, gate: Columns) -> Columns:
+    def mul_sigmoid(self, x: RecordedColumns, gate: RecordedColumns) -> RecordedColumns:
         assert gate.columns == 1, f"a gate of {gate.columns} columns"
-        out = _fresh(x.columns)
-        return self._note(
-            (x, gate), out, lambda tape, at: tape.mul_sigmoid(at(x), at(gate), at(out)), in_place=(x,), any_rows=True
+        out = _new_value(x.columns)
+        return self._record(
+            (x, gate),
+            out,
+            lambda tape, view: tape.mul_sigmoid(view(x), view(gate), view(out)),
+            in_place=(x,),
+            any_rows=True,
         )
 
-    def scale(self, x: Columns, factor: float) -> Columns:
-        out = _fresh(x.columns)
-        return self._note((x,), out, lambda tape, at: tape.scale(at(x), factor, at(out)), in_place=(x,), any_rows=True)
+    def scale(self, x: RecordedColumns, factor: float) -> RecordedColumns:
+        out = _new_value(x.columns)
+        return self._record(
+            (x,), out, lambda tape, view: tape.scale(view(x), factor, view(out)), in_place=(x,), any_rows=True
+        )
 
-    def scale_by_position(self, x: Columns, positions: Any, growth: float, length: int) -> Columns:
+    def scale_by_position(self, x: RecordedColumns, positions: Any, growth: float, length: int) -> RecordedColumns:
         assert positions == SymbolicBatch.positions, "rows are scaled by their own positions"
-        return self._note((x,), x, lambda tape, at: tape.scale_by_position(at(x), growth, length))
+        return self._record((x,), x, lambda tape, view: tape.scale_by_position(view(x), growth, length))
 
-    def clamp(self, x: Columns, most: float) -> Columns:
-        out = _fresh(x.columns)
-        return self._note((x,), out, lambda tape, at: tape.clamp(at(x), most, at(out)), in_place=(x,), any_rows=True)
+    def clamp(self, x: RecordedColumns, limit: float) -> RecordedColumns:
+        out = _new_value(x.columns)
+        return self._record(
+            (x,), out, lambda tape, view: tape.clamp(view(x), limit, view(out)), in_place=(x,), any_rows=True
+        )
 
-    def add(self, x: Columns, y: Columns) -> Columns:
+    def add(self, x: RecordedColumns, y: RecordedColumns) -> RecordedColumns:
         assert x.columns == y.columns, f"{x.columns} columns and {y.columns}"
-        out = _fresh(x.columns)
-        return self._note((x, y), out, lambda tape, at: tape.add(at(x), at(y), at(out)), in_place=(x, y), any_rows=True)
+        out = _new_value(x.columns)
+        return self._record(
+            (x, y), out, lambda tape, view: tape.add(view(x), view(y), view(out)), in_place=(x, y), any_rows=True
+        )
 
-    def logits(self, x: Columns, head: PackedWeight, batch: Any, softcap: float = 0.0) -> Logits:
+    def logits(self, x: RecordedColumns, head: PackedWeight, batch: Any, softcap: float = 0.0) -> RecordedLogits:
         assert x.columns == head.num_inputs, f"{x.columns} columns and a head of {head.num_inputs} inputs"
-        return self._take(x, lambda tape, at: tape.logits(at(x), head.packed, head.bias, softcap), head.num_outputs)
+        return self._take(x, lambda tape, view: tape.logits(view(x), head.packed, head.bias, softcap), head.num_outputs)
 
-    def rows(self, x: Columns, batch: Any) -> Logits:
-        return self._take(x, lambda tape, at: tape.rows(at(x)), x.columns)
+    def rows(self, x: RecordedColumns, batch: Any) -> RecordedLogits:
+        return self._take(x, lambda tape, view: tape.rows(view(x)), x.columns)
 
-    def _take(self, x: Columns, emit: Emit, columns: int) -> Logits:
+    def _take(self, x: RecordedColumns, emit: Emit, columns: int) -> RecordedLogits:
         assert self.logits_taken is None, "a forward pass takes logits once"
         self._append(Use([x.storage], None, barrier=True), emit)
-        self.logits_taken = Logits(columns)
+        self.logits_taken = RecordedLogits(columns)
         return self.logits_taken
 
-    def _note(
+    def _record(
         self,
-        inputs: Sequence[Columns],
-        output: Columns,
+        inputs: Sequence[RecordedColumns],
+        output: RecordedColumns,
         emit: Emit,
         *,
         barrier: bool = False,
-        in_place: Sequence[Columns] = (),
+        in_place: Sequence[RecordedColumns] = (),
         any_rows: bool = False,
-    ) -> Columns:
+    ) -> RecordedColumns:
         whole = [x.storage for x in in_place if x.columns == x.storage.columns]
         self._append(Use([x.storage for x in inputs], output.storage, barrier, whole, any_rows), emit)
         return output
@@ -342,10 +367,12 @@ class Recorder:
         self.emits.append(emit)
 
 
-def _given(biases: Float32 | None, heads: int) -> dict[str, Float32]:
-    assert biases is None or (biases.shape[0] == heads and biases.shape[1] % 2 == 1 < biases.shape[1]), "other biases"
+def _bias_argument(biases: Float32 | None, heads: int) -> dict[str, Float32]:
+    assert biases is None or (biases.shape[0] == heads and biases.shape[1] % 2 == 1 < biases.shape[1]), (
+        f"biases {biases.shape} for {heads} heads"
+    )
     return {} if biases is None else {"biases": biases}
 
 
-def _fresh(columns: int) -> Columns:
-    return Columns(Storage(columns), 0, columns)
+def _new_value(columns: int) -> RecordedColumns:
+    return RecordedColumns(Storage(columns), 0, columns)

@@ -1,4 +1,4 @@
-"""The sampler in C++ (native/src/sampler.cpp), behind the contract of `quire.ops.opset.Sampler`."""
+"""The sampler in C++ (native/src/sampler.cpp), as a `quire.ops.opset.Sampler`."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from quire.ops.opset import Float32, Masks, RowParams, Sample
 
 
 class NativeSampler:
-    """Rows are spread over `num_threads` threads (0: as OpenMP decides); the tokens do not depend on how many."""
+    """Rows are distributed over `num_threads` threads (0: OpenMP's default). Tokens do not depend on the number."""
 
     def __init__(self, num_rows: int, vocab_size: int, num_threads: int = 0) -> None:
         self._sampler = native.Sampler(num_rows, vocab_size, num_threads)
@@ -23,21 +23,21 @@ class NativeSampler:
 
     def draw(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> list[Sample]:
         masks = masks or self._no_masks
-        drawn = self._sampler.draw(logits, rows, masks.lines, masks.bits)
-        return [Sample(token, logprobs) for token, logprobs in drawn]
+        sampled = self._sampler.draw(logits, rows, masks.lines, masks.bits)
+        return [Sample(token, logprobs) for token, logprobs in sampled]
 
     def begin(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[Sample]]:
-        draws = self.draw(logits, rows, masks)
-        return lambda: draws
+        samples = self.draw(logits, rows, masks)
+        return lambda: samples
 
     def verify(
         self, logits: Float32, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
     ) -> Callable[[], list[list[Sample]]]:
         masks = masks or self._no_masks
-        drawn = self._sampler.verify(logits, rows, drafts, masks.lines, masks.bits)
-        draws = [[Sample(token, logprobs) for token, logprobs in of_row] for of_row in drawn]
-        return lambda: draws
+        sampled = self._sampler.verify(logits, rows, drafts, masks.lines, masks.bits)
+        samples = [[Sample(token, logprobs) for token, logprobs in of_row] for of_row in sampled]
+        return lambda: samples
 
     def logprobs(self, logits: Float32, targets: Sequence[int], num_top: int) -> list[list[tuple[int, float, int]]]:
-        found: list[list[tuple[int, float, int]]] = self._sampler.logprobs(logits, targets, num_top)
-        return found
+        logprobs: list[list[tuple[int, float, int]]] = self._sampler.logprobs(logits, targets, num_top)
+        return logprobs

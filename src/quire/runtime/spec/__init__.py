@@ -1,6 +1,6 @@
-"""Ways to guess what comes next, by name. To add one: a file here that has a `Proposer`, and a line in METHODS.
+"""Speculative methods by name. To add one: a file here with a `Proposer`, and a line in METHODS.
 
-Nothing heavy is imported before a method is used: names and keys are also checked where nothing is computed."""
+A method is imported when it is used: the server's process checks names and keys, and computes nothing."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from quire.core.errors import BadRequest
 
 if TYPE_CHECKING:
-    from quire.runtime.spec.proposer import Proposer
+    from quire.runtime.spec.proposer import Proposer, ProposerContext
 
 NUM_TOKENS = "num_speculative_tokens"
 OPTION = "speculative_config"
@@ -20,8 +20,8 @@ OPTION = "speculative_config"
 @dataclass(frozen=True, slots=True)
 class Method:
     module: str
-    name: str  # of the class in it, which is called with the number of guesses and the keys
-    keys: Mapping[str, int] = field(default_factory=dict)  # that it knows, with their defaults: numbers of 1 and more
+    name: str  # of the class, which is called with a ProposerContext, the number of draft tokens, and the keys
+    keys: Mapping[str, int] = field(default_factory=dict)  # its own keys with their defaults: integers of at least 1
 
 
 METHODS = {
@@ -35,18 +35,19 @@ class SpecConfig:
     """What was asked for, checked."""
 
     method: str
-    num_tokens: int  # guessed at once, at most
+    num_tokens: int  # draft tokens a step, at most
     keys: Mapping[str, int]
 
-    def proposer(self) -> "Proposer":
+    def proposer(self, context: "ProposerContext") -> "Proposer":
         method = METHODS[self.method]
-        made: Proposer = getattr(import_module(method.module), method.name)(self.num_tokens, **self.keys)
-        return made
+        new_proposer = getattr(import_module(method.module), method.name)
+        proposer: Proposer = new_proposer(context, self.num_tokens, **self.keys)
+        return proposer
 
 
 def read_config(text: str | None, method: str | None = None, num_tokens: int | None = None) -> SpecConfig | None:
     """From the JSON object of `speculative_config`, and from `spec_method` and `spec_tokens`, which say the same in
-    short. None: nothing is guessed."""
+    short. None: no speculation."""
     given = _read(text)
     for name, key, value in (("spec_method", "method", method), ("spec_tokens", NUM_TOKENS, num_tokens)):
         if value is not None and given.setdefault(key, value) != value:

@@ -1,29 +1,31 @@
-"""Prompt lookup: where the last few tokens stood before, what followed there is likely to follow again."""
+"""Prompt lookup (n-gram): what followed the last few tokens where they stood before."""
 
 from collections.abc import Mapping
 
 from quire.ops.compiled import native
 from quire.ops.opset import Int32
+from quire.runtime.spec.proposer import ProposerContext
 
-LOOKED_AT = 1024  # places where the last token stood before, the newest ones: among more there is rarely a longer match
+MAX_CANDIDATES = 1024  # newest occurrences of the last token that are compared: more rarely give a longer match
 
 
 class Ngram:
-    """Guesses by the longest match of up to `prompt_lookup_max` tokens, by the newest of several. Nothing is kept from
-    step to step."""
+    """Proposes what followed the longest match of up to `prompt_lookup_max` tokens, the newest of several."""
 
-    def __init__(self, num_tokens: int, prompt_lookup_min: int, prompt_lookup_max: int) -> None:
+    def __init__(
+        self, context: ProposerContext, num_tokens: int, prompt_lookup_min: int, prompt_lookup_max: int
+    ) -> None:
         self._num_tokens = num_tokens
-        self._least, self._most = prompt_lookup_min, prompt_lookup_max
+        self._min, self._max = prompt_lookup_min, prompt_lookup_max
 
     def propose(self, known: Mapping[int, Int32]) -> dict[int, list[int]]:
-        return {row: found for row, tokens in known.items() if (found := self._guess(tokens))}
+        return {row: drafts for row, tokens in known.items() if (drafts := self._drafts(tokens))}
 
     def retire(self, row: int) -> None:
-        """There is nothing to forget."""
+        """Stateless: nothing to free."""
 
-    def _guess(self, tokens: Int32) -> list[int]:
-        begin = native.find_repetition(tokens, self._least, self._most, LOOKED_AT)
+    def _drafts(self, tokens: Int32) -> list[int]:
+        begin = native.find_repetition(tokens, self._min, self._max, MAX_CANDIDATES)
         if begin < 0:
             return []
         follows: list[int] = tokens[begin : begin + self._num_tokens].tolist()

@@ -1,17 +1,33 @@
-"""What the runner asks of a way to guess."""
+"""What the runner asks of a speculative method."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from quire.ops.opset import Int32
+from quire.ops.opset import Int32, OpSet
+
+if TYPE_CHECKING:
+    from quire.models.loading import LoadedModel
+    from quire.runtime.kv import KVSize
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerContext:
+    """What a method may build on. A draft model loads its weights with `ops`, and keeps KV under the same block ids."""
+
+    ops: OpSet
+    model: "LoadedModel"  # the target
+    size: "KVSize"  # of the target's KV cache
+    max_rows: int
+    max_tokens: int  # of one step
 
 
 class Proposer(Protocol):
-    """A guess may be wrong: it costs time then, and changes nothing."""
+    """Proposes draft tokens. A rejected one costs time and changes nothing."""
 
     def propose(self, known: Mapping[int, Int32]) -> dict[int, list[int]]:
-        """By row, all tokens known of it [n]; they may be looked at until this returns. -> guesses at what follows, for
-        the rows that have some"""
+        """By row, all its tokens [n], valid until this returns. -> draft tokens that may follow, for the rows that have
+        some"""
 
     def retire(self, row: int) -> None:
-        """What is known of the row from now on belongs to another sequence."""
+        """The row belongs to another sequence from now on."""

@@ -1,1 +1,1 @@
-"""Who may use the server, and how much."""
+"""Who may use the server, and how much: keys, quotas, and the context of one request."""

@@ -1,4 +1,4 @@
-"""Who may use the server: keys from the command line and from a file that is read again on SIGHUP."""
+"""API keys, from the command line and from a file that is reloaded on SIGHUP."""
 
 import hashlib
 import hmac
@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 
 from quire.core.errors import BadRequest, QuireError
 from quire.server.access.quota import Quota, QuotaLimits
-from quire.server.http.errors import ModelNotAllowed, Unauthorized
+from quire.server.errors import ModelNotAllowed, Unauthorized
 
 log = logging.getLogger("quire.server")
 
@@ -24,16 +24,16 @@ Count = Annotated[int, Meta(ge=1, le=2**53)]
 class KeyEntry(Struct, kw_only=True, forbid_unknown_fields=True):
     """One entry of the file."""
 
-    name: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,64}\Z")]  # in logs and metrics, and what prefixes are shared by
-    key: str | None = None  # itself, or
+    name: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,64}\Z")]  # the tenant
+    key: str | None = None  # give this or sha256
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None  # what `printf %s KEY | sha256sum` prints
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
     tokens_per_day: Count | None = None
     max_concurrency: Count | None = None
-    priority: int = 0  # of its requests, under the priority policy: lower runs earlier
-    models: list[str] | None = None  # that it may use; null: all
-    live: bool = False  # whether it may look at the engine, and so at the load that others make
+    priority: int = 0  # under the priority policy: lower runs earlier
+    models: list[str] | None = None  # null: all
+    live: bool = False  # may use /live, which shows the load of all tenants
 
     @property
     def limits(self) -> QuotaLimits:
@@ -68,36 +68,37 @@ class Key:
 
 
 class KeyRing:
-    """All keys. With none of them, the server is open to all."""
+    """All keys. Without any, the server is open."""
 
     def __init__(self, given: Iterable[str] = (), file: str | None = None) -> None:
         self._given = [
-            Key(f"key-{at}", _digest(key.encode()), Quota(f"key-{at}", QuotaLimits())) for at, key in enumerate(given)
+            Key(f"key-{index}", _digest(key.encode()), Quota(f"key-{index}", QuotaLimits()))
+            for index, key in enumerate(given)
         ]
         self._file = Path(file) if file else None
         self._keys = self._given + self._read()
 
     def reload(self) -> None:
-        """Read the file again. If it is wrong, what was read before stays. Who had used some of a limit still has."""
+        """Read the file again. If it is wrong, the old keys stay. A key whose limits are the same keeps its quota."""
         try:
             self._keys = self._given + self._read()
         except QuireError as error:
-            log.error("keys are as they were: %s", error)
+            log.error("keys were not reloaded: %s", error)
         else:
-            log.info("%d keys read from %s", len(self._keys) - len(self._given), self._file)
+            log.info("%d keys reloaded from %s", len(self._keys) - len(self._given), self._file)
 
     def find(self, headers: Headers) -> Key | None:
-        """Whose request it is; None where no keys are needed."""
+        """The key of a request; None where no keys are needed. Raises Unauthorized."""
         if not self._keys:
             return None
         given = _given(headers)
         digest = _digest(given)
-        found = [hmac.compare_digest(digest, key.digest) for key in self._keys]  # all of them, in equal time
-        if not any(found):
+        matches = [hmac.compare_digest(digest, key.digest) for key in self._keys]  # every key, in equal time
+        if not any(matches):
             raise Unauthorized(
                 "no valid API key" if given else "no API key was given", "send `Authorization: Bearer <key>`"
             )
-        return self._keys[found.index(True)]
+        return self._keys[matches.index(True)]
 
     def _read(self) -> list[Key]:
         if self._file is None:
@@ -135,7 +136,7 @@ def _entries(path: Path) -> list[KeyEntry]:
 
 
 def _given(headers: Headers) -> bytes:
-    """As headers are decoded, so encoded: the bytes that were sent."""
+    """The bytes that were sent: headers are decoded as latin-1."""
     kind, _, key = headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer":
         key = headers.get("x-api-key", "")  # Anthropic's

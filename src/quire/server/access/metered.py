@@ -1,4 +1,4 @@
-"""The models as one visitor sees them: those its key may use, within its time, at its priority and its expense."""
+"""The models as one request may use them: checked against its key, within its deadline, charged to its quota."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.client.service import ResolvedModel
 from quire.core.errors import DeadlinePassed
-from quire.server.http.request_context import RequestContext, current_request_context
+from quire.server.access.request_context import RequestContext, current_request_context
 from quire.text.event import TextEvent
 
 if TYPE_CHECKING:
@@ -19,54 +19,54 @@ if TYPE_CHECKING:
 
 
 class MeteredModels:
-    """Implements `Models`. All routes use it, so none has to know of keys."""
+    """Implements `Models`. Routes use it and need not know about keys."""
 
     def __init__(self, models: "Models") -> None:
         self._models = models
-        self._streams: set[MeteredStream] = set()  # under way
+        self._streams: set[MeteredStream] = set()  # in flight
 
     @property
     def state(self) -> "State":
         return self._models.state
 
     def offers(self) -> list["ServedModel"]:
-        visit = current_request_context()
-        key = visit.key if visit else None
+        context = current_request_context()
+        key = context.key if context else None
         return [offer for offer in self._models.offers() if key is None or key.allows(offer.name)]
 
     async def find(self, name: str | None) -> ResolvedModel:
-        visit = current_request_context()
-        if visit is None:
+        context = current_request_context()
+        if context is None:
             return await self._models.find(name)
-        if visit.key is not None and name is not None:
-            visit.key.check(name)  # before anything is loaded for it
-        found = await self._in_time(visit, self._models.find(name))
-        visit.model = found.adapter or found.service.info.name
-        if visit.key is not None:
-            visit.key.check(visit.model)
-        return ResolvedModel(MeteredService(found.service, visit, self._streams), found.adapter)
+        if context.key is not None and name is not None:
+            context.key.check(name)  # before a model is loaded for it
+        resolved = await self._in_time(context, self._models.find(name))
+        context.model = resolved.adapter or resolved.service.info.name
+        if context.key is not None:
+            context.key.check(context.model)
+        return ResolvedModel(MeteredService(resolved.service, context, self._streams), resolved.adapter)
 
     async def abort(self, name: str) -> bool:
-        """Cancel what is under way for the request of that id: the HTTP request's, or that of its answer. A visitor can
-        do that to requests of its own key only. Whether there was any."""
-        visit = current_request_context()
-        tenant = visit.tenant if visit else ""
-        found = [stream for stream in self._streams if stream.visit.tenant == tenant and stream.is_called(name)]
-        for stream in found:
-            stream.visit.aborted = True
+        """Cancel the streams in flight of the request with this id: the HTTP request's, or that of its response. Only
+        requests of the caller's own key are cancelled. -> whether there were any"""
+        context = current_request_context()
+        tenant = context.tenant if context else ""
+        streams = [stream for stream in self._streams if stream.context.tenant == tenant and stream.is_called(name)]
+        for stream in streams:
+            stream.context.aborted = True
             await stream.abort()
-        return bool(found)
+        return bool(streams)
 
     @staticmethod
-    async def _in_time(visit: RequestContext, finding: Coroutine[Any, Any, ResolvedModel]) -> ResolvedModel:
-        """It may have to be loaded."""
-        if visit.deadline is None:
+    async def _in_time(context: RequestContext, finding: Coroutine[Any, Any, ResolvedModel]) -> ResolvedModel:
+        """The model may have to be loaded first."""
+        if context.deadline is None:
             return await finding
-        if not visit.time_left:
+        if not context.time_left:
             finding.close()
             raise DeadlinePassed("the deadline of the request has passed", "allow more time")
         try:
-            return await asyncio.wait_for(finding, visit.time_left)
+            return await asyncio.wait_for(finding, context.time_left)
         except TimeoutError:
             raise DeadlinePassed("the model was not loaded in time", "allow more time, or try again") from None
 
@@ -84,9 +84,9 @@ class MeteredModels:
 
     @staticmethod
     def _check_name(name: str) -> None:
-        visit = current_request_context()
-        if visit is not None and visit.key is not None:
-            visit.key.check(name)
+        context = current_request_context()
+        if context is not None and context.key is not None:
+            context.key.check(name)
 
     async def drain(self) -> None:
         await self._models.drain()
@@ -95,8 +95,8 @@ class MeteredModels:
 class MeteredService:
     """Implements `Service`."""
 
-    def __init__(self, service: "Service", visit: RequestContext, streams: set["MeteredStream"]) -> None:
-        self._service, self._visit, self._streams = service, visit, streams
+    def __init__(self, service: "Service", context: RequestContext, streams: set["MeteredStream"]) -> None:
+        self._service, self._context, self._streams = service, context, streams
         self.info, self.tokenizer = service.info, service.tokenizer
 
     @property
@@ -104,23 +104,24 @@ class MeteredService:
         return self._service.state
 
     async def submit(self, request: "GenerateRequest") -> "TextStream":
-        request.tenant = self._visit.tenant
-        request.timeout = self._time(request.timeout)
-        if self._visit.key is not None and self._visit.key.priority is not None:
-            request.priority = self._visit.key.priority + max(0, request.priority)  # who asks may only step back
-        return MeteredStream(await self._service.submit(request), request.id, self._visit, self._streams)
+        request.tenant = self._context.tenant
+        request.timeout = self._timeout(request.timeout)
+        if self._context.key is not None and self._context.key.priority is not None:
+            lowered = max(0, request.priority)  # a client may only lower its priority
+            request.priority = self._context.key.priority + lowered
+        return MeteredStream(await self._service.submit(request), request.id, self._context, self._streams)
 
     async def embed(self, request: "EmbedRequest") -> "Embeddings":
-        request.timeout = self._time(request.timeout)
-        found = await self._service.embed(request)
-        self._visit.spend(found.num_tokens, 0)
-        return found
+        request.timeout = self._timeout(request.timeout)
+        embeddings = await self._service.embed(request)
+        self._context.spend(embeddings.num_tokens, 0)
+        return embeddings
 
     async def score(self, request: "ScoreRequest") -> "Scores":
-        request.timeout = self._time(request.timeout)
-        found = await self._service.score(request)
-        self._visit.spend(found.num_tokens, 0)
-        return found
+        request.timeout = self._timeout(request.timeout)
+        scores = await self._service.score(request)
+        self._context.spend(scores.num_tokens, 0)
+        return scores
 
     def watch(self) -> "AbstractAsyncContextManager[LiveClient]":
         return self._service.watch()
@@ -128,20 +129,20 @@ class MeteredService:
     async def drain(self) -> None:
         await self._service.drain()
 
-    def _time(self, asked: float | None) -> float | None:
-        left = self._visit.time_left
-        return min((time for time in (asked, left) if time is not None), default=None)
+    def _timeout(self, asked: float | None) -> float | None:
+        """The sooner of the client's and the request's."""
+        return min((time for time in (asked, self._context.time_left) if time is not None), default=None)
 
 
 class MeteredStream:
-    """Implements `TextStream`. Events pass it by: what they cost is told when the stream is closed."""
+    """Implements `TextStream`. Events come straight from the stream below; closing it charges the request."""
 
-    def __init__(self, stream: "TextStream", name: str, visit: RequestContext, streams: set["MeteredStream"]) -> None:
-        self.visit = visit
+    def __init__(self, stream: "TextStream", name: str, context: RequestContext, streams: set["MeteredStream"]) -> None:
+        self.context = context
         self._stream, self._name, self._streams = stream, name, streams
         self._closed = False
         streams.add(self)
-        visit.hold()
+        context.hold()
         self.num_prompt_tokens, self.prompt_ids = stream.num_prompt_tokens, stream.prompt_ids
 
     @property
@@ -156,11 +157,11 @@ class MeteredStream:
         return self._stream.__aiter__()
 
     def is_called(self, name: str) -> bool:
-        """One of several prompts has a number behind the id of the answer."""
-        return name in (self.visit.id, self._name, self._name.rpartition("-")[0])
+        """The id of a request with several prompts is the response's, with a number behind it."""
+        return name in (self.context.id, self._name, self._name.rpartition("-")[0])
 
     async def abort(self) -> None:
-        """Whoever reads it is told that it ended, and closes it."""
+        """End the stream. Its consumer sees the end and closes it."""
         await self._stream.aclose()
 
     async def aclose(self) -> None:
@@ -170,5 +171,5 @@ class MeteredStream:
         self._closed = True
         self._streams.discard(self)
         if (record := self._stream.record) is not None:
-            self.visit.add(record)
-        self.visit.release()
+            self.context.add(record)
+        self.context.release()

@@ -1,11 +1,11 @@
-"""How much one key may use: buckets that fill at a steady rate."""
+"""How much one key may use: token buckets, and a limit of concurrent requests."""
 
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.server.http.errors import OverQuota
+from quire.server.errors import OverQuota
 
 Clock = Callable[[], float]  # seconds
 
@@ -19,24 +19,24 @@ class QuotaLimits:
     """None: no limit."""
 
     requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None  # of prompts and of answers
+    tokens_per_minute: int | None = None  # of prompts and of outputs
     tokens_per_day: int | None = None
     max_concurrency: int | None = None  # requests at the same time
 
 
 class Bucket:
-    """Holds `most`, and fills up from empty in `seconds`. What is taken may be more than it holds: then it has to fill
-    up to zero first, because what a request costs is known only when it has ended."""
+    """A token bucket: holds `capacity`, and fills up from empty in `seconds`. Its level may fall below zero, as the
+    cost of a request is known only when it has ended."""
 
-    def __init__(self, what: str, most: int, seconds: float, clock: Clock) -> None:
-        self.what, self.most = what, most
-        self._rate = most / seconds
+    def __init__(self, what: str, capacity: int, seconds: float, clock: Clock) -> None:
+        self.what, self.capacity = what, capacity
+        self._rate = capacity / seconds
         self._clock = clock
-        self._level, self._at = float(most), clock()
+        self._level, self._at = float(capacity), clock()
 
     def level(self) -> float:
         now = self._clock()
-        self._level = min(self.most, self._level + (now - self._at) * self._rate)
+        self._level = min(self.capacity, self._level + (now - self._at) * self._rate)
         self._at = now
         return self._level
 
@@ -49,7 +49,7 @@ class Bucket:
 
 
 class Quota:
-    """The buckets of one key, and how many of its requests are under way."""
+    """The buckets of one key, and how many of its requests are in flight."""
 
     def __init__(self, name: str, limits: QuotaLimits, clock: Clock = time.monotonic) -> None:
         self.name, self.limits = name, limits
@@ -59,13 +59,13 @@ class Quota:
         self._daily = _bucket("tokens a day", limits.tokens_per_day, DAY, clock)
 
     def enter(self) -> None:
-        """One more request; OverQuota, with the time to wait, if it is one too many. `leave` when it has ended."""
-        most = self.limits.max_concurrency
-        if most is not None and self.running >= most:
-            raise OverQuota(f"key `{self.name}` has {self.running} requests under way, and may have {most}", wait=1.0)
+        """Count one more request until `leave`. Raises OverQuota, with the time to wait, if it is one too many."""
+        limit = self.limits.max_concurrency
+        if limit is not None and self.running >= limit:
+            raise OverQuota(f"key `{self.name}` has {self.running} requests in flight, and may have {limit}", wait=1.0)
         for bucket in (self._requests, self._tokens, self._daily):
             if bucket is not None and (wait := bucket.wait(1)) > 0:
-                raise OverQuota(f"key `{self.name}` has used its {bucket.most} {bucket.what}", wait=wait)
+                raise OverQuota(f"key `{self.name}` has used its {bucket.capacity} {bucket.what}", wait=wait)
         if self._requests is not None:
             self._requests.take(1)
         self.running += 1
@@ -79,18 +79,18 @@ class Quota:
                 bucket.take(num_tokens)
 
     def headers(self) -> dict[str, str]:
-        """As OpenAI names them. `reset` is when all of the limit is there again."""
+        """With OpenAI's names. `reset` is the time until the bucket is full again."""
         shown: dict[str, str] = {}
         for kind, bucket in (("requests", self._requests), ("tokens", self._tokens or self._daily)):
             if bucket is not None:
-                shown[f"x-ratelimit-limit-{kind}"] = str(bucket.most)
+                shown[f"x-ratelimit-limit-{kind}"] = str(bucket.capacity)
                 shown[f"x-ratelimit-remaining-{kind}"] = str(max(0, math.floor(bucket.level())))
-                shown[f"x-ratelimit-reset-{kind}"] = _duration(bucket.wait(bucket.most))
+                shown[f"x-ratelimit-reset-{kind}"] = _duration(bucket.wait(bucket.capacity))
         return shown
 
 
-def _bucket(what: str, most: int | None, seconds: float, clock: Clock) -> Bucket | None:
-    return None if most is None else Bucket(what, most, seconds, clock)
+def _bucket(what: str, capacity: int | None, seconds: float, clock: Clock) -> Bucket | None:
+    return None if capacity is None else Bucket(what, capacity, seconds, clock)
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The file that results go to. Only ever appended to, so that a batch that was interrupted can go on."""
+"""The output file of a batch. It is only appended to, so that an interrupted batch can be resumed."""
 
 import fcntl
 import os
@@ -11,30 +11,30 @@ from msgspec import Struct
 
 from quire.server.batch.requests import BadBatch
 
-SYNC_LINES = 64  # results that may be lost when the machine, not the program, goes down
+SYNC_LINES = 64  # results that may be lost if the machine fails; none are if the program does
 SYNC_SECONDS = 5.0
 
 
-class Reply(Struct):
-    """What HTTP would have answered."""
+class BatchReply(Struct):
+    """The HTTP response that the request would have had."""
 
     status_code: int
     request_id: str
     body: msgspec.Raw
 
 
-class Problem(Struct):
+class BatchError(Struct):
     code: str
     message: str
 
 
-class Result(Struct, kw_only=True):
-    """Of `response` and `error`, one is null."""
+class BatchResult(Struct, kw_only=True):
+    """Either `response` or `error` is null."""
 
     id: str
     custom_id: str
-    response: Reply | None = None
-    error: Problem | None = None
+    response: BatchReply | None = None
+    error: BatchError | None = None
 
 
 class _Done(Struct):
@@ -45,14 +45,14 @@ _decoder = msgspec.json.Decoder(_Done)
 _encode = msgspec.json.Encoder().encode
 
 
-class Results:
-    """A context manager. `done` are the ids whose results were there when it was opened."""
+class BatchResults:
+    """A context manager. `done`: the ids whose results were in the file when it was opened."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.done: set[str] = set()
 
-    def __enter__(self) -> "Results":
+    def __enter__(self) -> "BatchResults":
         try:
             self._file: BinaryIO = self._path.open("a+b")
         except OSError as error:
@@ -70,10 +70,10 @@ class Results:
         self._sync()
         self._file.close()
 
-    def add(self, result: Result) -> None:
+    def add(self, result: BatchResult) -> None:
         try:
             self._file.write(_encode(result) + b"\n")
-            self._file.flush()  # so that it is there if this program is killed; `_sync` is for machines that fail
+            self._file.flush()  # survives this program being killed; `_sync` survives a machine that fails
         except OSError as error:
             raise BadBatch(f"{self._path} cannot be written: {error.strerror}", "then run it again") from error
         self._unsynced += 1
@@ -91,7 +91,7 @@ class Results:
             raise BadBatch(f"another run is writing to {self._path}", "wait for it, or choose another file") from error
 
     def _read(self) -> int:
-        """Collect what is done -> where the file ends. A last line that is torn does not count."""
+        """Collect `done` -> the length of the file without a torn last line."""
         self._file.seek(0)
         end = 0
         for number, line in enumerate(self._file, 1):

@@ -1,4 +1,4 @@
-"""Runs a batch: requests through the dialects' own readers, results as they finish."""
+"""Runs a batch: requests through the parsers of the OpenAI dialect, results as they finish."""
 
 import asyncio
 import logging
@@ -9,16 +9,17 @@ from uuid import uuid4
 import msgspec
 
 from quire.core.errors import BadRequest, EngineFailed, QueueFull, QuireError
-from quire.server.batch.requests import Line
-from quire.server.batch.results import Problem, Reply, Result
-from quire.server.dialects import load
-from quire.server.dialects.dialect import Call, Context
+from quire.server.batch.requests import BatchLine
+from quire.server.batch.results import BatchError, BatchReply, BatchResult
+from quire.server.dialects.dialect import Call, Context, model_field
+from quire.server.dialects.generate import complete, parse_call
 from quire.server.dialects.openai.chat import parse_chat
 from quire.server.dialects.openai.completions import parse_completion
 from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
-from quire.server.dialects.openai.responses.store import Stored
-from quire.server.routes.embeddings import embedded
-from quire.server.routes.generate import answered
+from quire.server.dialects.openai.responses.store import StoredResponse
+from quire.server.dialects.openai.shapes import WIRE
+from quire.server.options import ServerOptions
+from quire.server.routes.embeddings import embed
 
 if TYPE_CHECKING:
     from quire.client.service import Models
@@ -29,83 +30,80 @@ _encode = msgspec.json.Encoder().encode
 
 
 def _parse_response(body: bytes, context: Context) -> ResponseCall:
-    return parse_response(body, context, _none_before)
+    return parse_response(body, context, _no_previous)
 
 
-def _none_before(tenant: str, name: str) -> Stored:
-    raise BadRequest(f"no response `{name}`: a batch keeps none", "send the whole input", param="previous_response_id")
+def _no_previous(tenant: str, name: str) -> StoredResponse:
+    raise BadRequest(f"no response `{name}`: a batch stores none", "send the whole input", param="previous_response_id")
 
 
 EMBEDDINGS = "/v1/embeddings"
-READERS: dict[str, Callable[[bytes, Context], Call]] = {
+PARSERS: dict[str, Callable[[bytes, Context], Call]] = {
     "/v1/chat/completions": parse_chat,
     "/v1/completions": parse_completion,
     "/v1/responses": _parse_response,
 }
-URLS = (*READERS, EMBEDDINGS)
+URLS = (*PARSERS, EMBEDDINGS)
 
 
-async def run_batch(models: "Models", lines: Iterator[Line], concurrency: int, tell: Callable[[Result], None]) -> None:
-    """Every line's result is told as soon as it is there, `concurrency` lines under way at once. Being cancelled
-    cancels those; their results are not told."""
+async def run_batch(
+    models: "Models", lines: Iterator[BatchLine], concurrency: int, on_result: Callable[[BatchResult], None]
+) -> None:
+    """Call `on_result` with every line's result as it finishes, `concurrency` requests in flight. Cancelling it cancels
+    them; they have no results."""
     batch = Batch(models)
 
     async def work() -> None:
         for line in lines:  # all workers take from the same iterator
-            tell(await batch.result(line))
+            on_result(await batch.result(line))
 
     try:
         async with asyncio.TaskGroup() as workers:
             for _ in range(concurrency):
                 workers.create_task(work())
-    except ExceptionGroup as group:  # a result that could not be told: the same for all
+    except ExceptionGroup as group:  # `on_result` failed: for one as for all
         raise group.exceptions[0] from None
 
 
 class Batch:
     def __init__(self, models: "Models") -> None:
         self._models = models
-        self._dialect = load("openai")
+        self._options = ServerOptions()
 
-    async def result(self, line: Line) -> Result:
-        result = Result(id=f"batch_req_{uuid4().hex}", custom_id=line.custom_id)
+    async def result(self, line: BatchLine) -> BatchResult:
+        result = BatchResult(id=f"batch_req_{uuid4().hex}", custom_id=line.custom_id)
         if line.method != "POST":
-            result.error = Problem("invalid_method", f"the method is {line.method}, and POST is possible")
+            result.error = BatchError("invalid_method", f"the method is {line.method}, and POST is possible")
         elif line.url not in URLS:
             known = ", ".join(URLS)
-            result.error = Problem("invalid_url", f"the url is {line.url}, and {known} are possible")
+            result.error = BatchError("invalid_url", f"the url is {line.url}, and {known} are possible")
         else:
             result.response = await self._reply(line)
         return result
 
-    async def _reply(self, line: Line) -> Reply:
+    async def _reply(self, line: BatchLine) -> BatchReply:
         request_id = uuid4().hex
         try:
-            return Reply(200, request_id, msgspec.Raw(_encode(await self._answer(line))))
+            return BatchReply(200, request_id, msgspec.Raw(_encode(await self._answer(line))))
         except QuireError as error:
             failed = error
         except Exception:
             log.exception("request `%s` failed", line.custom_id)
             failed = EngineFailed("the server failed on this request")
-        body = msgspec.Raw(_encode(self._dialect.error(failed)))
-        return Reply(self._dialect.status(failed), request_id, body)
+        body = msgspec.Raw(_encode(WIRE.error(failed)))
+        return BatchReply(WIRE.status(failed), request_id, body)
 
-    async def _answer(self, line: Line) -> object:
+    async def _answer(self, line: BatchLine) -> object:
         body = bytes(line.body)
         if line.url == EMBEDDINGS:
-            return await embedded(self._models, body)
-        found = await self._models.find(self._dialect.model(body))
-        service = found.service
-        context = Context(service.info, service.tokenizer, model=found.adapter or service.info.name)
+            return await embed(self._models, body)
         while True:
-            call = READERS[line.url](body, context)
+            service, call = await parse_call(self._models, self._options, model_field(body), body, PARSERS[line.url])
             if call.stream:
-                raise BadRequest("a batch has nobody to stream to", "leave out stream", param="stream")
+                raise BadRequest("a batch cannot stream", "leave out stream", param="stream")
             if isinstance(call, ResponseCall) and call.background:
-                raise BadRequest("a batch is the background", "leave out background", param="background")
-            for request in call.requests:
-                request.adapter = found.adapter
+                raise BadRequest("a batch always runs in the background", "leave out background", param="background")
             try:
-                return await answered(service, call)
-            except QueueFull as full:  # requests with many samples or prompts
+                return await complete(service, call)
+            except QueueFull as full:  # by requests with many samples or prompts
                 await asyncio.sleep(full.retry_after)

@@ -1,4 +1,4 @@
-"""The dialects that are served. Each is a module with a `DIALECT`."""
+"""The APIs that are served. Each dialect is a package with a `DIALECT`; modules beside them are shared."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

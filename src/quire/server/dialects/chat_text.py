@@ -1,4 +1,4 @@
-"""A conversation as the prompt it would be, for those who only want to see or count it."""
+"""Renders a conversation to the text of its prompt, without generating."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def chat_text(tokenizer: "Tokenizer", messages: list[dict[str, Any]], **options: Any) -> str:
-    """`options` are those of `ChatTemplate.render`. The text has the special tokens that the model expects."""
+    """`options` are those of `ChatTemplate.render`. The text includes special tokens."""
     if tokenizer.chat_template is None:
         raise BadRequest("this model has no chat template", "give `prompt`", param="messages")
     return ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token).render(messages, **options)

@@ -1,18 +1,15 @@
-"""The answer that is not streamed is the streamed one folded up."""
+"""A whole completion, folded from the events of a stream."""
 
 import time
 from dataclasses import dataclass, field
 
-from quire.core.errors import EngineFailed, QuireError, Unavailable
 from quire.core.request import FinishReason
-from quire.server.http.errors import Aborted
-from quire.server.http.request_context import current_request_context
 from quire.text.event import TextEvent, TokenLogprob
 
 
 @dataclass(slots=True)
-class Sample:
-    """Everything one sample gained."""
+class CompletionSample:
+    """One sample of a prompt."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -23,12 +20,12 @@ class Sample:
 
 @dataclass(slots=True)
 class Completion:
-    """Everything one prompt gained, by sample."""
+    """All samples of one prompt."""
 
     prompt_ids: list[int]
-    samples: list[Sample]
+    samples: list[CompletionSample]
     num_cached_tokens: int = 0
-    num_unseen_tokens: int = 0  # of samples that best_of passed over
+    num_unseen_tokens: int = 0  # of samples that best_of rejected
     first_token: float | None = None  # time.monotonic()
     prompt_logprobs: list[list[TokenLogprob]] | None = None  # for prompt positions 1, 2, ...
 
@@ -50,14 +47,3 @@ class Completion:
             sample.finish_reason, sample.stop_reason = event.finish_reason, event.stop_reason
         self.num_unseen_tokens += event.num_unseen_tokens
         self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
-
-
-def failure(event: TextEvent) -> QuireError | None:
-    """Why a request ended without an answer, if it did."""
-    if event.finish_reason == "error":
-        return EngineFailed(event.reason or "the engine could not go on with this request")
-    if event.finish_reason == "cancelled":
-        if (visit := current_request_context()) is not None and visit.aborted:
-            return Aborted("the request was cancelled by its id")
-        return Unavailable(event.reason or "the request was cancelled")
-    return None

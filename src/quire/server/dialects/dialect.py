@@ -1,4 +1,4 @@
-"""What a dialect of HTTP has to say about itself. Adding one means one file here and one line in the registry."""
+"""The interface of a dialect. A new dialect is one package here and one line in the registry."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,12 +8,14 @@ import msgspec
 from starlette.routing import Route
 
 from quire.client.generate_request import GenerateRequest
-from quire.core.errors import QuireError
 from quire.server.dialects.completion import Completion
 from quire.server.http.body import decode
+from quire.server.http.wire_format import WireFormat
 from quire.server.options import ServerOptions
+from quire.text.answer_parser import AnswerParser
 from quire.text.chat.chat_format import ChatFormat, chat_format
 from quire.text.event import TextEvent
+from quire.text.tools.params import ToolParams
 
 if TYPE_CHECKING:
     from quire.client.service import ModelInfo
@@ -23,22 +25,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a dialect may look at while it reads a body."""
+    """What a dialect knows while it parses a body."""
 
     info: "ModelInfo"
     tokenizer: "Tokenizer"
     tenant: str = ""
-    model: str = ""  # as the client called it: the model's name, or that of an adapter of it
+    model: str = ""  # the name the client used: the model's, or an adapter's
     options: ServerOptions = field(default_factory=ServerOptions)
 
     def chat_format(self) -> ChatFormat:
-        """How the model thinks and calls tools."""
+        """How the model writes reasoning and tool calls."""
         template = self.tokenizer.chat_template or ""
         return chat_format(template, self.options.tool_call_parser, self.options.reasoning_parser)
 
+    def answer_parser(self, request: GenerateRequest, use: ToolParams, prompt_ids: list[int]) -> AnswerParser:
+        """For one sample of `request`. The end of the prompt tells whether the answer begins with reasoning."""
+        form, tail = self.chat_format(), ""
+        if form.reasoning is not None:
+            tail = self.tokenizer.decode(prompt_ids[-16:], skip_special_tokens=False)
+        return form.reader(use, tail, thinks=request.params.structured is None) or AnswerParser()
+
 
 class Call(Protocol):
-    """One HTTP request, understood: what to generate, and how to tell the client what came of it."""
+    """One parsed HTTP request: what to generate, and how to write the output for the client."""
 
     requests: list[GenerateRequest]  # one for each prompt
     stream: bool
@@ -47,44 +56,37 @@ class Call(Protocol):
         """All prompts were accepted; these are their ids."""
 
     def chunks(self, prompt: int, event: TextEvent) -> list[object]:
-        """What to send when the `prompt`-th request gained something."""
+        """The objects to stream for an event of the `prompt`-th request."""
 
     def end(self) -> list[object]:
-        """What to send when all of them have ended."""
+        """The objects to stream after the last event."""
 
     def full(self, completions: list[Completion]) -> object:
-        """The answer that is not streamed."""
+        """The response that is not streamed."""
 
 
-class _Named(msgspec.Struct):
-    """The one field that says who is to read the others."""
+class _ModelField(msgspec.Struct):
+    """The one field that is needed before the rest of a body can be parsed."""
 
     model: str | None = None
 
 
-_named = msgspec.json.Decoder(_Named)
+_decoder = msgspec.json.Decoder(_ModelField)
 
-
-# What Hugging Face's client calls the model when its user has named none.
-_NAMELESS = frozenset({"dummy", "tgi"})
+_PLACEHOLDERS = frozenset({"dummy", "tgi"})  # what Hugging Face's client sends when its user names no model
 
 
 def model_field(body: bytes) -> str | None:
-    name = decode(body, _named).model
-    return None if name in _NAMELESS else name
+    name = decode(body, _decoder).model
+    return None if name in _PLACEHOLDERS else name
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
     name: str
-    routes: Mapping[str, Callable[[bytes, Context], Call]]  # path -> how to read a body posted there
-    error: Callable[[QuireError], object]
-    frame: Callable[[object], bytes]  # one streamed object, as bytes on the wire
-    status: Callable[[QuireError], int] = lambda error: error.status
-    model: Callable[[bytes], str | None] = model_field  # which model a body asks for; None: the first one
-    media_type: str = "text/event-stream"
+    parsers: Mapping[str, Callable[[bytes, Context], Call]]  # path -> parser of the bodies posted there
+    wire: WireFormat
+    model: Callable[[bytes], str | None] = model_field  # the model that a body asks for; None: the first one
     json_only: bool = True  # a body whose Content-Type is not JSON is refused
-    last: bytes = b""  # sent after a stream that went well
-    idle: bytes = b""  # sent when a stream was silent for long, and passed over by clients
-    below: str = ""  # paths that begin so are its own, those that do not exist among them
-    pages: Callable[["AppState"], list[Route]] = lambda site: []  # what is answered without generating
+    path_prefix: str = ""  # unknown paths below it are answered in this dialect
+    routes: Callable[["AppState"], list[Route]] = lambda state: []  # routes that do not generate

@@ -1,4 +1,4 @@
-"""The oldest turns of a conversation are left out when it does not fit."""
+"""Drops the oldest turns of a conversation that does not fit."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -6,15 +6,15 @@ from typing import Any
 
 from quire.server.dialects.dialect import Context
 from quire.text.chat.chat_template import ChatTemplate
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolParams
 
 Messages = list[dict[str, Any]]
 
 _template = lru_cache(maxsize=8)(ChatTemplate)
 
 
-def num_tokens(messages: Messages, context: Context, use: ToolUse) -> int:
-    """Of the prompt that they become."""
+def num_tokens(messages: Messages, context: Context, use: ToolParams) -> int:
+    """Prompt tokens of the conversation."""
     form, tokenizer = context.chat_format(), context.tokenizer
     template = _template(tokenizer.chat_template or "", tokenizer.bos_token, tokenizer.eos_token)
     text = template.render(form.messages(messages, use), tools=form.template_tools(use))
@@ -22,15 +22,14 @@ def num_tokens(messages: Messages, context: Context, use: ToolUse) -> int:
 
 
 def newest_that_fit(messages: Messages, size: Callable[[Messages], int], room: int) -> Messages:
-    """Whole turns, each beginning with what the user said; the system's messages stay. `size` is in tokens.
-
-    The last turn is left in any case: if it alone is too long, that is an error to be told."""
+    """The newest turns whose `size` is at most `room` tokens. A turn begins with a message of the user; system messages
+    stay. The last turn stays in any case: if it alone is too long, submitting it raises an error."""
     if size(messages) <= room:
         return messages
-    first = next((at for at, message in enumerate(messages) if message["role"] not in ("system", "developer")), 0)
+    first = next((index for index, message in enumerate(messages) if message["role"] not in ("system", "developer")), 0)
     system, turns = messages[:first], messages[first:]
-    starts = [at for at, message in enumerate(turns) if message["role"] == "user" and at > 0]
-    low, high = 0, len(starts) - 1  # the first of the starts from which on it fits is among these
+    starts = [index for index, message in enumerate(turns) if message["role"] == "user" and index > 0]
+    low, high = 0, len(starts) - 1  # binary search for the first start from which it fits
     while low < high:
         middle = (low + high) // 2
         if size(system + turns[starts[middle] :]) <= room:

@@ -1,1 +1,1 @@
-"""HTTP below the routes: connections, middleware, bodies, streams, errors."""
+"""HTTP below the routes: connections, middleware, bodies, streams, errors on the wire."""

@@ -1,4 +1,4 @@
-"""From the bytes a client sends to a typed body, or to an error that names the field."""
+"""Decodes the body of a request, or raises an error that names the field."""
 
 import re
 from collections.abc import Callable, Sized
@@ -9,20 +9,20 @@ import msgspec
 from starlette.requests import Request
 
 from quire.core.errors import BadRequest, BodyTooLarge
-from quire.server.http.errors import NotJson
+from quire.server.errors import NotJson
 
-MOST_TEXTS = 2048  # of one request, as OpenAI
+MAX_TEXTS = 2048  # in one request, as at OpenAI
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>[^`]*)`(?: - at `\$\.?(?P<at>[^`]*)`)?$")
-_MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`(?: - at `\$\.?(?P<at>[^`]*)`)?$")
-_WRONG = re.compile(r"^(?P<what>.*?) - at (?:`key` in )?`\$\.?(?P<at>[^`]*)`$")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>[^`]*)`(?: - at `\$\.?(?P<path>[^`]*)`)?$")
+_MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`(?: - at `\$\.?(?P<path>[^`]*)`)?$")
+_WRONG = re.compile(r"^(?P<what>.*?) - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 
 
 async def read_body(request: Request, limit: int, json_only: bool = True) -> bytes:
-    """The whole body. The limit holds while it is read, whatever Content-Length says or does not say. Without
-    `json_only` the Content-Type does not matter: `curl -d` sends one that is wrong."""
+    """The whole body. The limit is checked while it is received: Content-Length may be missing or wrong. Without
+    `json_only` any Content-Type is accepted, because `curl -d` sends a wrong one."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if json_only and kind != "application/json" and not kind.endswith("+json"):
         raise NotJson(f"the body is `{kind}`", "send JSON with `Content-Type: application/json`")
@@ -47,7 +47,7 @@ def decode(
     decoder: msgspec.json.Decoder[Body],
     explained: Callable[[str, type[msgspec.Struct]], BadRequest] | None = None,
 ) -> Body:
-    """`explained` says in a dialect's own words what is wrong; `explain` says it in ours."""
+    """`explained` makes the error of a dialect; `explain` is the default."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -59,7 +59,7 @@ def decode(
 
 
 def explain(message: str, body: type[msgspec.Struct]) -> BadRequest:
-    """What msgspec says, with the field it is about."""
+    """The error for a message of msgspec, with the field it is about."""
     kind, path, what = parts(message)
     if kind == "unknown":
         near = [] if "." in path else get_close_matches(path, body.__struct_fields__, n=1)
@@ -71,18 +71,18 @@ def explain(message: str, body: type[msgspec.Struct]) -> BadRequest:
 
 
 def parts(message: str) -> tuple[Literal["unknown", "missing", "wrong"], str, str]:
-    """Of what msgspec says: what kind of mistake it is, the path of the field ("" for the body), and the rest."""
-    if found := _UNKNOWN.match(message):
-        return "unknown", _path(found["at"], found["field"]), ""
-    if found := _MISSING.match(message):
-        return "missing", _path(found["at"], found["field"]), ""
-    found = _WRONG.match(message)
-    path, what = (found["at"], found["what"]) if found else ("", message)
+    """Splits a message of msgspec: the kind of mistake, the path of the field ("" for the body), and the rest."""
+    if match := _UNKNOWN.match(message):
+        return "unknown", _path(match["path"], match["field"]), ""
+    if match := _MISSING.match(message):
+        return "missing", _path(match["path"], match["field"]), ""
+    match = _WRONG.match(message)
+    path, what = (match["path"], match["what"]) if match else ("", message)
     return "wrong", path, what[:1].lower() + what[1:]
 
 
 def texts_or_ids(given: str | list[str | int | list[int]], param: str) -> list[str | list[int]]:
-    """Of what may be a text, texts, ids, or lists of ids: one element for each text."""
+    """One element for each text, from a text, texts, token ids, or lists of token ids."""
     if isinstance(given, str):
         return [given]
     kinds = {type(item) for item in given}
@@ -95,11 +95,11 @@ def texts_or_ids(given: str | list[str | int | list[int]], param: str) -> list[s
 
 
 def check_number(texts: Sized, param: str) -> None:
-    if len(texts) > MOST_TEXTS:
+    if len(texts) > MAX_TEXTS:
         raise BadRequest(
-            f"{param} has {len(texts)} texts, and {MOST_TEXTS} are allowed", "send several requests", param=param
+            f"{param} has {len(texts)} texts, and {MAX_TEXTS} are allowed", "send several requests", param=param
         )
 
 
-def _path(at: str | None, field: str) -> str:
-    return f"{at}.{field}" if at else field
+def _path(parent: str | None, field: str) -> str:
+    return f"{parent}.{field}" if parent else field

@@ -1,6 +1,6 @@
-"""One client's connection, with bounds on what it may send, and on how long it may take to send and to read.
+"""One client's connection, with limits on the size of headers, and timeouts for receiving and sending.
 
-uvicorn has none of these: a head of any length is kept, and who sends a letter a minute, or reads none, stays."""
+uvicorn has none of these: it keeps a head of any length, and a client that sends or reads nothing stays connected."""
 
 import asyncio
 import socket
@@ -11,136 +11,136 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-MOST_HEAD_BYTES = 1 << 16  # of the request line and the headers
+MAX_HEAD_BYTES = 1 << 16  # request line and headers
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-STILL_THERE = 0.2  # seconds: how often a client that has ended its side is asked whether it is there
+PROBE_INTERVAL_SECONDS = 0.2  # between probes of a client that has closed its sending side
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ConnectionLimits:
     max_connections: int
-    receive_timeout: float  # seconds until a request has come whole
-    send_timeout: float  # seconds that an answer may lie unread
+    receive_timeout: float  # seconds until a request is received whole
+    send_timeout: float  # seconds that a response may stay unread
 
 
 class Connection(HttpToolsProtocol):
-    """`refused` is told the status and the code of what was answered here, before any route was asked."""
+    """`on_refusal` gets the status and the error code of a response that is sent here, without a route."""
 
-    def __init__(self, bounds: Bounds, refused: Callable[[int, str], None], **uvicorn: Any) -> None:
+    def __init__(self, limits: ConnectionLimits, on_refusal: Callable[[int, str], None], **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
-        self._bounds, self._refused = bounds, refused
+        self._limits, self._on_refusal = limits, on_refusal
         self._in_head = True
-        self._num_head_bytes = 0  # that came before the head was whole
+        self._num_head_bytes = 0  # received before the head was complete
         self._num_header_bytes = 0
-        self._arriving = _Timer(self.loop, bounds.receive_timeout, self._not_arrived)
-        self._unread = _Timer(self.loop, bounds.send_timeout, lambda: self.transport.abort())
-        self._one_sided = _Timer(self.loop, STILL_THERE, self._ask_whether_there)
+        self._receive_timer = _Timer(self.loop, limits.receive_timeout, self._receive_timed_out)
+        self._send_timer = _Timer(self.loop, limits.send_timeout, lambda: self.transport.abort())
+        self._probe_timer = _Timer(self.loop, PROBE_INTERVAL_SECONDS, self._probe)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._bounds.max_connections:
-            self._refuse(503, "too_many_connections", f"the server has {self._bounds.max_connections} connections")
+        if len(self.connections) > self._limits.max_connections:
+            self._refuse(503, "too_many_connections", f"the server has {self._limits.max_connections} connections")
         else:
-            self._arriving.start()
+            self._receive_timer.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._arriving.stop()
-        self._unread.stop()
-        self._one_sided.stop()
+        self._receive_timer.stop()
+        self._send_timer.stop()
+        self._probe_timer.stop()
         super().connection_lost(exc)
 
-    # -- what comes in ---------------------------------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
         super().data_received(data)
         self._num_head_bytes += len(data)
-        if self._in_head and self._num_head_bytes > MOST_HEAD_BYTES:
-            self._refuse(431, "headers_too_large", f"the headers are larger than {MOST_HEAD_BYTES} bytes")
+        if self._in_head and self._num_head_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, "headers_too_large", f"the headers are larger than {MAX_HEAD_BYTES} bytes")
 
     def on_message_begin(self) -> None:
         self._in_head, self._num_head_bytes, self._num_header_bytes = True, 0, 0
-        self._arriving.start()
+        self._receive_timer.start()
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Also called for what follows a body in chunks, which counts as well."""
+        """Also called for trailers of a chunked body, which count as well."""
         self._num_header_bytes += len(name) + len(value)
-        if self._num_header_bytes > MOST_HEAD_BYTES:
+        if self._num_header_bytes > MAX_HEAD_BYTES:
             raise ValueError("too many headers")  # uvicorn answers 400
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        super().on_headers_complete()  # refuses some: then there is nobody to answer yet
+        super().on_headers_complete()  # may refuse the request, before there is a cycle
         self._in_head = False
 
     def on_message_complete(self) -> None:
-        self._arriving.stop()
+        self._receive_timer.stop()
         super().on_message_complete()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether the connection stays open. Some clients (`nc -N`) end their side as soon as they have asked, and
-        still read. From here that looks as if they had left; but what is sent to those who have comes back."""
+        """Whether the connection stays open. Some clients (`nc -N`) close their sending side after the request, and
+        read on. A client that is gone looks the same until a write to it fails, so it is probed."""
         cycle = self.cycle
         asked = cycle is not None and not cycle.more_body and not cycle.response_started
         if not asked or self.pipeline or self.scheme == "https" or self.scope["http_version"] != "1.1":
             return False
         cycle.keep_alive = False
-        self._ask_whether_there()
+        self._probe()
         return True
 
-    def _ask_whether_there(self) -> None:
-        """With an answer that clients pass over, until their own begins."""
+    def _probe(self) -> None:
+        """Write an interim response, which clients ignore, until the real one begins."""
         if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.transport.abort()
         elif not self.cycle.response_complete:
             if not self.cycle.response_started:
                 self.transport.write(CONTINUE)
-            self._one_sided.start()
+            self._probe_timer.start()
 
-    def _not_arrived(self) -> None:
-        if self.flow.read_paused or self._has_earlier:  # it is the server that lets it wait
-            self._arriving.start()
+    def _receive_timed_out(self) -> None:
+        if self.flow.read_paused or self._has_earlier:  # the server itself does not read
+            self._receive_timer.start()
         elif not self._in_head or self._num_head_bytes:
-            seconds = self._bounds.receive_timeout
+            seconds = self._limits.receive_timeout
             self._refuse(408, "request_timeout", f"the request did not come within {seconds:g} s")
         else:
-            self.transport.close()  # nothing was asked
+            self.transport.close()  # idle: no request has begun
 
     @property
     def _has_earlier(self) -> bool:
-        """Whether an earlier request of this connection is being answered."""
+        """Whether an earlier request of this connection is still in flight."""
         return self._in_head and self.cycle is not None and not self.cycle.response_complete
 
-    # -- what goes out ---------------------------------------------------------------------------------------------
+    # -- sending ---------------------------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread.start()
+        self._send_timer.start()
 
     def resume_writing(self) -> None:
-        self._unread.stop()
+        self._send_timer.stop()
         super().resume_writing()
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():
-            self.transport.abort()  # closing would wait until the last answer is read
+            self.transport.abort()  # closing would wait until the last response is read
         super().timeout_keep_alive_handler()
 
     # -- refusals --------------------------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn for what is not HTTP."""
+        """Called by uvicorn for input that is not HTTP."""
         self._refuse(400, "invalid_request_error", msg.removesuffix("."))
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Not worth two lines in the log for each time that somebody asks for a WebSocket."""
+        """Requests for a WebSocket are not logged."""
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        """An answer, and the end. No answer if that to an earlier request is under way, or this one has had its own."""
-        self._arriving.stop()
-        self._refused(status, code)
+        """Send an error and close. No error goes into a response that has begun, of this request or an earlier one."""
+        self._receive_timer.stop()
+        self._on_refusal(status, code)
         if not self._has_earlier and (self._in_head or not self.cycle.response_started):
             kind = "invalid_request_error" if status < 500 else "server_error"
             body = msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
@@ -155,7 +155,7 @@ class _Timer:
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """From now, also if it was started before."""
+        """Start it, or start it again."""
         self.stop()
         self._handle = self._loop.call_later(self._seconds, self._action)
 

@@ -1,4 +1,4 @@
-"""The ways in: an address, keys, a certificate. What is wrong with them is found out before a model is loaded."""
+"""The address, the keys and the certificate of the server. Mistakes in them are found before a model is loaded."""
 
 import logging
 import socket
@@ -21,7 +21,7 @@ class CannotListen(QuireError):
 @dataclass(frozen=True, slots=True)
 class Listener:
     keys: KeyRing
-    listener: socket.socket | None  # bound, and not listening yet; None for a unix socket
+    bound: socket.socket | None  # not listening yet; None for a unix socket
 
 
 def open_listener(options: ServerOptions) -> Listener:
@@ -32,12 +32,14 @@ def open_listener(options: ServerOptions) -> Listener:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that says it is TCP: only then does asyncio send a small write, such as a token, at once and not up to
+    """A socket that says it is TCP. Only then does asyncio send a small write, such as a token, at once, and not up to
     40 ms later."""
     bound = None
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)  # 127.0.0.1 for localhost
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, _, _, address = min(
+            addresses, key=lambda one: one[0] != socket.AF_INET
+        )  # 127.0.0.1 for localhost
         bound = socket.socket(family, kind, socket.IPPROTO_TCP)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
@@ -49,7 +51,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def listen(bound: socket.socket) -> socket.socket:
-    """Let clients connect. Another process may have been faster."""
+    """Let clients connect. Raises CannotListen if another process took the port meanwhile."""
     try:
         bound.listen(BACKLOG)
         return bound
@@ -64,7 +66,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> CannotListen:
 
 
 def load_certificate(context: ssl.SSLContext, options: ServerOptions) -> None:
-    """Connections that are made from now on are shown it."""
+    """New connections use it."""
     assert options.ssl_certfile is not None
     try:
         context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile, password=_no_password)
@@ -79,14 +81,14 @@ def _no_password() -> str:
     raise ValueError("the private key is encrypted")
 
 
-def reload(doors: Listener, options: ServerOptions, context: ssl.SSLContext | None) -> None:
-    """Read again what may change while the server runs. What is wrong stays as it was."""
-    doors.keys.reload()
+def reload(listener: Listener, options: ServerOptions, context: ssl.SSLContext | None) -> None:
+    """Read keys and certificate again. If one is wrong, the server keeps what it has."""
+    listener.keys.reload()
     if context is None:
         return
     try:
         load_certificate(context, options)
     except QuireError as error:
-        log.error("the certificate is as it was: %s", error)
+        log.error("the certificate was not reloaded: %s", error)
     else:
-        log.info("certificate read from %s", options.ssl_certfile)
+        log.info("certificate reloaded from %s", options.ssl_certfile)

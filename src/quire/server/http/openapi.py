@@ -1,4 +1,4 @@
-"""/openapi.json: what can be asked where and what is answered, from the types that read and write it."""
+"""/openapi.json, made from the types that decode bodies and encode responses."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -9,73 +9,74 @@ import msgspec
 from starlette.routing import Route
 
 from quire import __version__
+from quire.server.http.wire_format import ErrorShape
 
-Reader = TypeVar("Reader", bound=Callable[..., Any])
-Shape = Callable[..., object]  # of errors; its return type says how they look
+Described = TypeVar("Described", bound=Callable[..., Any])
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
 
-_TOLD = "__quire_told__"
+_OPERATION = "__quire_operation__"
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")  # as Starlette writes it
 _REFERENCE = "#/components/schemas/{name}"
 
 
 @dataclass(slots=True)
-class Told:
-    """What is known of one operation."""
+class Operation:
+    """What the decorators below say of one endpoint or parser."""
 
     body: Any = None
-    only: Mapping[str, tuple[Any, ...]] = field(
-        default_factory=dict
-    )  # fields of it that are taken with these values only
-    answers: Mapping[str, Any] = field(default_factory=dict)  # media type -> a type; of a stream, that of its pieces
-    also: tuple[int, ...] = ()  # statuses beside 200 that have the same answer
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # fields of the body -> the values they may have
+    responses: Mapping[str, Any] = field(default_factory=dict)  # media type -> a type; for a stream, of one item
+    also: tuple[int, ...] = ()  # statuses beside 200 that have the same response
     query: Mapping[str, Any] = field(default_factory=dict)  # name -> a type
 
 
-def reads(body: type[msgspec.Struct], only: Mapping[str, tuple[Any, ...]] | None = None) -> Callable[[Reader], Reader]:
-    """Says of a function which body it reads: of a route's endpoint, or of a dialect's parser. `only`: fields that are
-    known and not supported, each with the values that are taken all the same."""
-    return _telling(body=body, only=only or {})
+def request_body(
+    body: type[msgspec.Struct], only: Mapping[str, tuple[Any, ...]] | None = None
+) -> Callable[[Described], Described]:
+    """The body that a route's endpoint, or a dialect's parser, takes. `only`: fields that are not supported, each with
+    the values that are accepted nevertheless."""
+    return _describe(body=body, only=only or {})
 
 
-def answers(by_media_type: Mapping[str, Any], also: tuple[int, ...] = ()) -> Callable[[Reader], Reader]:
-    return _telling(answers=by_media_type, also=also)
+def responses(by_media_type: Mapping[str, Any], also: tuple[int, ...] = ()) -> Callable[[Described], Described]:
+    return _describe(responses=by_media_type, also=also)
 
 
-def asks(**query: Any) -> Callable[[Reader], Reader]:
-    """Parameters that may stand in the query."""
-    return _telling(query=query)
+def query_parameters(**query: Any) -> Callable[[Described], Described]:
+    return _describe(query=query)
 
 
-def _telling(**what: Any) -> Callable[[Reader], Reader]:
-    def mark(reader: Reader) -> Reader:
-        told = getattr(reader, _TOLD, None) or Told()
-        for name, value in what.items():
-            setattr(told, name, value)
-        setattr(reader, _TOLD, told)
-        return reader
+def _describe(**values: Any) -> Callable[[Described], Described]:
+    def mark(function: Described) -> Described:
+        operation = getattr(function, _OPERATION, None) or Operation()
+        for name, value in values.items():
+            setattr(operation, name, value)
+        setattr(function, _OPERATION, operation)
+        return function
 
     return mark
 
 
 def openapi(
-    routes: Iterable[Route], parsers: Mapping[str, Callable[..., Any]], shapes: Mapping[str, Shape], shape: Shape
+    routes: Iterable[Route],
+    parsers: Mapping[str, Callable[..., Any]],
+    shapes: Mapping[str, ErrorShape],
+    default_shape: ErrorShape,
 ) -> dict[str, Any]:
-    """`parsers`: path -> what reads the body posted there, for the routes whose endpoint leaves that to another.
-    `shapes`: path -> how an error looks there; `shape`: elsewhere."""
-    operations: list[tuple[Route, str, Told, Any]] = []
+    """`parsers`: path -> parser of its body, where the endpoint has no decorators. `shapes`: path -> its errors."""
+    operations: list[tuple[Route, str, Operation, Any]] = []
     for route in routes:
-        error = get_type_hints(shapes.get(route.path, shape))["return"]
+        error = get_type_hints(shapes.get(route.path, default_shape))["return"]
         for method in sorted((route.methods or set()) - {"HEAD"}):
-            speaker = parsers.get(route.path, route.endpoint) if method == "POST" else route.endpoint
-            operations.append((route, method, getattr(speaker, _TOLD, None) or Told(), error))
+            function = parsers.get(route.path, route.endpoint) if method == "POST" else route.endpoint
+            operations.append((route, method, getattr(function, _OPERATION, None) or Operation(), error))
     schemas = _Schemas(operations)
     paths: dict[str, dict[str, Any]] = {}
-    for route, method, told, error in operations:
+    for route, method, operation, error in operations:
         path = _PARAMETER.sub(r"{\1}", route.path)
-        paths.setdefault(path, {})[method.lower()] = _operation(route, method, told, error, schemas)
+        paths.setdefault(path, {})[method.lower()] = _operation(route, method, operation, error, schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Quire", "version": __version__},
@@ -88,42 +89,42 @@ def openapi(
 class _Schemas:
     """The schemas of all types that the operations name."""
 
-    def __init__(self, operations: Iterable[tuple[Route, str, Told, Any]]) -> None:
-        self._kinds: list[Any] = []
-        for _, _, told, error in operations:
-            for kind in (told.body, *told.answers.values(), *told.query.values(), error):
-                if kind is not None and kind not in self._kinds:
-                    self._kinds.append(kind)
-        self._schemas, self.components = msgspec.json.schema_components(self._kinds, ref_template=_REFERENCE)
-        for _, _, told, _ in operations:
-            for name, values in told.only.items():
-                of_body = self.components[self.of(told.body)["$ref"].rpartition("/")[2]]
-                of_body["properties"][name] = {"enum": [None, *values], "default": None}
+    def __init__(self, operations: Iterable[tuple[Route, str, Operation, Any]]) -> None:
+        self._types: list[Any] = []
+        for _, _, operation, error in operations:
+            for kind in (operation.body, *operation.responses.values(), *operation.query.values(), error):
+                if kind is not None and kind not in self._types:
+                    self._types.append(kind)
+        self._schemas, self.components = msgspec.json.schema_components(self._types, ref_template=_REFERENCE)
+        for _, _, operation, _ in operations:
+            for name, values in operation.only.items():
+                body = self.components[self.of(operation.body)["$ref"].rpartition("/")[2]]
+                body["properties"][name] = {"enum": [None, *values], "default": None}
 
     def of(self, kind: Any) -> dict[str, Any]:
-        return self._schemas[self._kinds.index(kind)]
+        return self._schemas[self._types.index(kind)]
 
 
-def _operation(route: Route, method: str, told: Told, error: Any, schemas: _Schemas) -> dict[str, Any]:
-    answer = {"description": "the answer", "content": _content(told.answers, schemas)}
+def _operation(route: Route, method: str, operation: Operation, error: Any, schemas: _Schemas) -> dict[str, Any]:
+    answer = {"description": "the answer", "content": _content(operation.responses, schemas)}
     problem = {"description": "an error, in the dialect's own shape", "content": _content({JSON: error}, schemas)}
-    operation: dict[str, Any] = {
+    described: dict[str, Any] = {
         "operationId": f"{method.lower()}_{re.sub(r'[^a-zA-Z0-9]+', '_', route.path).strip('_') or 'root'}",
-        "responses": {str(status): answer for status in (200, *told.also)} | {"4XX": problem, "5XX": problem},
+        "responses": {str(status): answer for status in (200, *operation.also)} | {"4XX": problem, "5XX": problem},
     }
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in _PARAMETER.findall(route.path)
-    ] + [{"name": name, "in": "query", "schema": schemas.of(kind)} for name, kind in told.query.items()]
+    ] + [{"name": name, "in": "query", "schema": schemas.of(kind)} for name, kind in operation.query.items()]
     if parameters:
-        operation["parameters"] = parameters
-    if told.body is not None:
-        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas.of(told.body)}}}
-    return operation
+        described["parameters"] = parameters
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas.of(operation.body)}}}
+    return described
 
 
 def _content(by_media_type: Mapping[str, Any], schemas: _Schemas) -> dict[str, Any]:
-    """Before 3.2, OpenAPI has no word for the pieces of a stream."""
+    """Before version 3.2, OpenAPI cannot describe the items of a stream; `x-itemSchema` does."""
     content: dict[str, Any] = {}
     for media_type, kind in by_media_type.items():
         whole = media_type == JSON or kind is str

@@ -1,6 +1,6 @@
-"""Metrics as Prometheus reads them. Imported when it first asks: `prometheus_client` takes a while to import.
+"""Metrics in the text format of Prometheus. Imported by the first scrape, because `prometheus_client` imports slowly.
 
-Every number of a model has two names: ours, and the one that dashboards made for vLLM ask for."""
+Every metric of a model has two names: Quire's, and the one of vLLM's dashboards."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -18,14 +18,14 @@ from quire.server.observe.metrics import Metrics, ModelMetrics
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 
 
-class Number(NamedTuple):
+class ScalarMetric(NamedTuple):
     name: str  # after quire_
     aliases: tuple[str, ...]  # after vllm:
     help: str
     of: Callable[[ModelMetrics], float]
 
 
-class Distribution(NamedTuple):
+class HistogramMetric(NamedTuple):
     name: str
     aliases: tuple[str, ...]
     help: str
@@ -33,33 +33,33 @@ class Distribution(NamedTuple):
 
 
 GAUGES = [
-    Number(
+    ScalarMetric(
         "num_requests_running",
         ("num_requests_running",),
         "Sequences that take part in steps.",
         lambda model: model.now.running,
     ),
-    Number(
+    ScalarMetric(
         "num_requests_waiting",
         ("num_requests_waiting",),
         "Sequences that wait to be admitted.",
         lambda model: model.now.waiting,
     ),
-    Number(
+    ScalarMetric(
         "kv_cache_usage_ratio",
         ("kv_cache_usage_perc", "gpu_cache_usage_perc"),
         "Blocks of the KV cache held by sequences, of all blocks.",
         lambda model: model.now.held_blocks / model.now.num_blocks if model.now.num_blocks else 0.0,
     ),
-    Number(
+    ScalarMetric(
         "kv_cache_waste_ratio",
         (),
         "Slots of held blocks that no token occupies, of all slots of held blocks.",
         lambda model: 1.0 - model.now.used_slots / model.now.held_slots if model.now.held_slots else 0.0,
     ),
-    Number("model_loaded", (), "1 while there is an engine for the model.", lambda model: model.is_loaded),
-    Number("kv_cache_blocks", (), "Blocks of the KV cache.", lambda model: model.now.num_blocks),
-    Number(
+    ScalarMetric("model_loaded", (), "1 while there is an engine for the model.", lambda model: model.is_loaded),
+    ScalarMetric("kv_cache_blocks", (), "Blocks of the KV cache.", lambda model: model.now.num_blocks),
+    ScalarMetric(
         "kv_cache_cached_blocks",
         (),
         "Free blocks that still carry a reusable prefix.",
@@ -68,126 +68,128 @@ GAUGES = [
 ]
 
 COUNTERS = [
-    Number("prompt_tokens", ("prompt_tokens",), "Prompt tokens of requests that ended.", lambda m: m.prompt_tokens),
-    Number(
+    ScalarMetric(
+        "prompt_tokens", ("prompt_tokens",), "Prompt tokens of requests that ended.", lambda m: m.prompt_tokens
+    ),
+    ScalarMetric(
         "prompt_tokens_cached",
         ("prompt_tokens_cached",),
         "Prompt tokens of requests that ended which came from the cache.",
         lambda model: model.cached_tokens,
     ),
-    Number("generation_tokens", ("generation_tokens",), "Tokens drawn.", lambda model: model.generation_tokens),
-    Number(
+    ScalarMetric("generation_tokens", ("generation_tokens",), "Tokens sampled.", lambda model: model.generation_tokens),
+    ScalarMetric(
         "prefix_cache_queries",
         ("prefix_cache_queries",),
         "Prompt tokens looked up in the cache.",
         lambda model: model.total("prefix_queries"),
     ),
-    Number(
+    ScalarMetric(
         "prefix_cache_hits",
         ("prefix_cache_hits",),
         "Prompt tokens found in the cache.",
         lambda model: model.total("prefix_hits"),
     ),
-    Number(
+    ScalarMetric(
         "preemptions",
         ("num_preemptions",),
-        "Sequences put back to make room.",
+        "Sequences preempted to make room.",
         lambda model: model.total("preemptions"),
     ),
-    Number(
+    ScalarMetric(
         "spec_decode_num_drafts",
         ("spec_decode_num_drafts",),
-        "Times that guesses at a sequence's next tokens were computed.",
+        "Times that draft tokens of a sequence were verified.",
         lambda model: model.total("drafts"),
     ),
-    Number(
+    ScalarMetric(
         "spec_decode_num_draft_tokens",
         ("spec_decode_num_draft_tokens",),
-        "Tokens guessed and computed.",
+        "Draft tokens verified.",
         lambda model: model.total("draft_tokens"),
     ),
-    Number(
+    ScalarMetric(
         "spec_decode_num_accepted_tokens",
         ("spec_decode_num_accepted_tokens",),
-        "Tokens guessed that were then drawn.",
+        "Draft tokens accepted.",
         lambda model: model.total("accepted_tokens"),
     ),
-    Number("model_loads", (), "Times it was loaded.", lambda model: model.loads),
-    Number("engine_restarts", (), "Times the engine died and was started again.", lambda model: model.restarts),
+    ScalarMetric("model_loads", (), "Times it was loaded.", lambda model: model.loads),
+    ScalarMetric("engine_restarts", (), "Times the engine died and was started again.", lambda model: model.restarts),
 ]
 
 HISTOGRAMS = [
-    Distribution(
+    HistogramMetric(
         "time_to_first_token_seconds",
         ("time_to_first_token_seconds",),
         "From arrival to the first token.",
         lambda model: model.first_token,
     ),
-    Distribution(
+    HistogramMetric(
         "inter_token_latency_seconds",
         ("inter_token_latency_seconds", "time_per_output_token_seconds"),
         "Between a sample's tokens.",
         lambda model: model.next_token,
     ),
-    Distribution(
+    HistogramMetric(
         "time_per_output_token_seconds",
         ("request_time_per_output_token_seconds",),
         "Mean of a request, after its first token.",
         lambda model: model.per_token,
     ),
-    Distribution(
+    HistogramMetric(
         "request_queue_time_seconds",
         ("request_queue_time_seconds",),
         "From arrival to the first step that computes some of the request.",
         lambda model: model.queue,
     ),
-    Distribution(
+    HistogramMetric(
         "request_prefill_time_seconds",
         ("request_prefill_time_seconds",),
         "From its first step to the first token.",
         lambda model: model.prefill,
     ),
-    Distribution(
+    HistogramMetric(
         "request_inference_time_seconds",
         ("request_inference_time_seconds",),
         "From its first step to the last token.",
         lambda model: model.inference,
     ),
-    Distribution(
+    HistogramMetric(
         "e2e_request_latency_seconds",
         ("e2e_request_latency_seconds",),
         "From arrival to the end.",
         lambda model: model.whole,
     ),
-    Distribution(
+    HistogramMetric(
         "request_decode_time_seconds",
         ("request_decode_time_seconds",),
         "From the first token to the last.",
         lambda model: model.decode,
     ),
-    Distribution(
+    HistogramMetric(
         "request_prompt_tokens",
         ("request_prompt_tokens",),
         "Prompt tokens of a request.",
         lambda model: model.request_prompt,
     ),
-    Distribution(
+    HistogramMetric(
         "request_generation_tokens",
         ("request_generation_tokens",),
-        "Tokens drawn for a request.",
+        "Tokens sampled for a request.",
         lambda model: model.request_output,
     ),
-    Distribution(
+    HistogramMetric(
         "request_params_max_tokens",
         ("request_params_max_tokens",),
-        "What requests ask for at most.",
+        "max_tokens of a request.",
         lambda model: model.request_max_tokens,
     ),
-    Distribution("request_params_n", ("request_params_n",), "Samples of a request.", lambda m: m.request_samples),
-    Distribution("step_tokens", ("iteration_tokens_total",), "Tokens computed in a step.", lambda m: m.step_tokens),
+    HistogramMetric("request_params_n", ("request_params_n",), "Samples of a request.", lambda m: m.request_samples),
+    HistogramMetric("step_tokens", ("iteration_tokens_total",), "Tokens computed in a step.", lambda m: m.step_tokens),
 ]
 
-_THEIR_REASONS = {"cancelled": "abort"}  # the others are called the same
+_VLLM_REASONS = {"cancelled": "abort"}  # other reasons have the same name
 
 
 def prometheus_text(metrics: Metrics) -> bytes:
@@ -208,48 +210,48 @@ class _Families(Collector):
 
 
 def families(metrics: Metrics) -> Iterator[Metric]:
-    """Each of ours, followed by its aliases."""
+    """Each metric, followed by its aliases."""
     models = metrics.models
     for gauge in GAUGES:
         for name, labels in _names(gauge):
-            shown = GaugeMetricFamily(name, gauge.help, labels=["model_name", *labels])
-            for model, found in models.items():
-                shown.add_metric([model, *labels.values()], gauge.of(found))
-            yield shown
+            gauges = GaugeMetricFamily(name, gauge.help, labels=["model_name", *labels])
+            for model_name, model in models.items():
+                gauges.add_metric([model_name, *labels.values()], gauge.of(model))
+            yield gauges
     for counter in COUNTERS:
         for name, labels in _names(counter):
-            counted = CounterMetricFamily(name, counter.help, labels=["model_name", *labels])
-            for model, found in models.items():
-                counted.add_metric([model, *labels.values()], counter.of(found))
-            yield counted
-    for distribution in HISTOGRAMS:
-        for name, labels in _names(distribution):
-            spread = HistogramMetricFamily(name, distribution.help, labels=["model_name", *labels])
-            for model, found in models.items():
-                histogram = distribution.of(found)
-                spread.add_metric([model, *labels.values()], histogram.buckets(), histogram.sum)
-            yield spread
+            counters = CounterMetricFamily(name, counter.help, labels=["model_name", *labels])
+            for model_name, model in models.items():
+                counters.add_metric([model_name, *labels.values()], counter.of(model))
+            yield counters
+    for metric in HISTOGRAMS:
+        for name, labels in _names(metric):
+            histograms = HistogramMetricFamily(name, metric.help, labels=["model_name", *labels])
+            for model_name, model in models.items():
+                histogram = metric.of(model)
+                histograms.add_metric([model_name, *labels.values()], histogram.buckets(), histogram.sum)
+            yield histograms
     yield from _accepted(models)
     yield from _finished(models)
     yield from _steps(models)
     yield from _server(metrics)
 
 
-def _names(number: Number | Distribution) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each with the labels it has beside the model's name."""
-    yield f"quire_{number.name}", {}
-    for alias in number.aliases:
+def _names(metric: ScalarMetric | HistogramMetric) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each name with its labels beside `model_name`."""
+    yield f"quire_{metric.name}", {}
+    for alias in metric.aliases:
         yield f"vllm:{alias}", {"engine": "0"}
 
 
 def _accepted(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
-    name, help_text = "spec_decode_num_accepted_tokens_per_pos", "The same by their place: first guesses are 0."
+    name, help_text = "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by position; the first is 0."
     ours = CounterMetricFamily(f"quire_{name}", help_text, labels=["model_name", "position"])
     theirs = CounterMetricFamily(f"vllm:{name}", help_text, labels=["model_name", "engine", "position"])
-    for model, found in models.items():
-        for position, count in enumerate(found.accepted_at):
-            ours.add_metric([model, str(position)], count)
-            theirs.add_metric([model, "0", str(position)], count)
+    for model_name, model in models.items():
+        for position, count in enumerate(model.accepted_at):
+            ours.add_metric([model_name, str(position)], count)
+            theirs.add_metric([model_name, "0", str(position)], count)
     yield ours
     yield theirs
 
@@ -261,7 +263,7 @@ def _finished(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
     for name, model in models.items():
         for reason, count in model.finished.items():
             ours.add_metric([name, reason], count)
-            theirs.add_metric([name, "0", _THEIR_REASONS.get(reason, reason)], count)
+            theirs.add_metric([name, "0", _VLLM_REASONS.get(reason, reason)], count)
     yield ours
     yield theirs
 

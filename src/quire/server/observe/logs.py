@@ -1,4 +1,4 @@
-"""What the server writes to its log: text for people, or a JSON object a line for machines."""
+"""The server's log: text, or a JSON object on each line."""
 
 import logging
 import sys
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from quire.server.http.request_context import RequestContext
+from quire.server.access.request_context import RequestContext
 
 access = logging.getLogger("quire.access")
 
@@ -21,7 +21,7 @@ def set_up_logging(level: str, form: str) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """A record's own fields stand beside the time, the level and the message."""
+    """The fields of a record stand beside time, level and logger."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -38,31 +38,31 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
-def log_visit(visit: RequestContext, status: int) -> None:
-    """Times are in seconds; what is not known of a request is left out."""
-    seconds = time.monotonic() - visit.began
+def log_request(context: RequestContext, status: int) -> None:
+    """Times are in seconds; unknown fields are left out."""
+    seconds = time.monotonic() - context.began
     fields: dict[str, Any] = {
-        "request_id": visit.id,
-        "client": visit.client,
-        "method": visit.method,
-        "path": visit.path,
+        "request_id": context.id,
+        "client": context.client,
+        "method": context.method,
+        "path": context.path,
         "status": status,
         "seconds": round(seconds, 6),
     }
-    if visit.tenant:
-        fields["tenant"] = visit.tenant
-    if visit.model:
+    if context.tenant:
+        fields["tenant"] = context.tenant
+    if context.model:
         fields |= {
-            "model": visit.model,
-            "prompt_tokens": visit.prompt_tokens,
-            "cached_tokens": visit.cached_tokens,
-            "output_tokens": visit.output_tokens,
+            "model": context.model,
+            "prompt_tokens": context.prompt_tokens,
+            "cached_tokens": context.cached_tokens,
+            "output_tokens": context.output_tokens,
         }
-    if visit.first_token is not None:
-        fields["ttft"] = round(visit.first_token - visit.began, 6)
-    if visit.finish_reasons:
-        fields["finish_reasons"] = visit.finish_reasons
-    if visit.error:
-        fields["error"] = visit.error
+    if context.first_token is not None:
+        fields["ttft"] = round(context.first_token - context.began, 6)
+    if context.finish_reasons:
+        fields["finish_reasons"] = context.finish_reasons
+    if context.error:
+        fields["error"] = context.error
     text = " ".join(f"{name}={value}" for name, value in fields.items() if name not in ("method", "path", "status"))
-    access.info("%s %s %d %s", visit.method, visit.path, status, text, extra={"fields": fields})
+    access.info("%s %s %d %s", context.method, context.path, status, text, extra={"fields": fields})

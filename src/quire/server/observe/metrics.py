@@ -1,4 +1,4 @@
-"""The records added up as they come. Their text is made when it is asked for (exposition.py)."""
+"""Counters and histograms of the records of the engine. exposition.py makes their text."""
 
 from collections import Counter
 from itertools import zip_longest
@@ -10,18 +10,25 @@ from quire.server.observe.recent import Recent
 _SECONDS = [m * 10.0**e for e in range(-3, 2) for m in (1, 2.5, 5)] + [100.0, 250.0, 600.0]  # 1 ms .. 10 min
 _SHORT = [0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, *_SECONDS[:13]]  # 10 us .. 10 s: parts of a step
 _TOKENS = [float(2**power) for power in range(21)]  # 1 .. 1 Mi
-_FEW = [1.0, 2.0, 5.0, 10.0, 20.0]
+_SAMPLES = [1.0, 2.0, 5.0, 10.0, 20.0]
 
 
-COUNTED = ("preemptions", "prefix_queries", "prefix_hits", "drafts", "draft_tokens", "accepted_tokens")  # by schedulers
+SCHEDULER_COUNTERS = (
+    "preemptions",
+    "prefix_queries",
+    "prefix_hits",
+    "drafts",
+    "draft_tokens",
+    "accepted_tokens",
+)
 
 
 class ModelMetrics:
     """An `Observer` of one model. A call costs a microsecond or two."""
 
     def __init__(self) -> None:
-        self.now = SchedulerStats()  # of the engine that runs now
-        self.past: Counter[str] = Counter()  # counters of engines that died
+        self.now = SchedulerStats()  # of the running engine
+        self.past: Counter[str] = Counter()  # counters of engines that ended
         self._past_accepted_at: list[int] = []
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -42,7 +49,7 @@ class ModelMetrics:
         self.request_prompt = Histogram(_TOKENS)
         self.request_output = Histogram(_TOKENS)
         self.request_max_tokens = Histogram(_TOKENS)
-        self.request_samples = Histogram(_FEW)
+        self.request_samples = Histogram(_SAMPLES)
         self.step_tokens = Histogram(_TOKENS)
         self.step_seconds = {phase: Histogram(_SHORT) for phase in ("schedule", "run", "update")}
 
@@ -87,7 +94,7 @@ class ModelMetrics:
             self.decode.observe(record.last_token - record.first_token)
 
     def restarted(self) -> None:
-        for name in COUNTED:
+        for name in SCHEDULER_COUNTERS:
             self.past[name] += getattr(self.now, name)
         self._past_accepted_at = self.accepted_at
         self.now = SchedulerStats()
@@ -98,23 +105,23 @@ class ModelMetrics:
         self.loads += 1
 
     def unloaded(self) -> None:
-        """The engine ended because it was told to."""
+        """The engine was stopped on purpose."""
         self.restarted()
         self.restarts -= 1
         self.is_loaded = False
 
     def total(self, name: str) -> int:
-        """A counter of the scheduler, over all engines there were."""
+        """A counter of the scheduler, over all engines so far."""
         return self.past[name] + int(getattr(self.now, name))
 
     @property
     def accepted_at(self) -> list[int]:
-        """Guesses that were right, by their place, over all engines there were."""
+        """Accepted draft tokens by position, over all engines so far."""
         return [sum(pair) for pair in zip_longest(self._past_accepted_at, self.now.accepted_at, fillvalue=0)]
 
 
 class Metrics:
-    """Of the server: its models, and its HTTP requests."""
+    """Metrics of the models and of the HTTP requests."""
 
     def __init__(self) -> None:
         self.models: dict[str, ModelMetrics] = {}  # by name

@@ -1,4 +1,4 @@
-"""The last requests and tokens, as the live view shows them. Histograms are for years; this is for the last minutes."""
+"""The most recent requests and token latencies, for the live view. Histograms cover the time since the start."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ import msgspec
 from quire.core.records import RequestRecord
 
 NUM_REQUESTS = 512
-NUM_GAPS = 2048
+NUM_TOKEN_LATENCIES = 2048
 
 
 class Percentiles(msgspec.Struct):
@@ -22,22 +22,22 @@ class Percentiles(msgspec.Struct):
 
 
 class Recent:
-    """An append for each token and each request. Everything else is done when somebody looks."""
+    """Appends for each token and each request. Percentiles are computed when the live view asks for them."""
 
     def __init__(self) -> None:
         self.num_finished = 0
         self._requests: deque[RequestRecord] = deque(maxlen=NUM_REQUESTS)
-        self._gaps: deque[float] = deque(maxlen=NUM_GAPS)  # seconds between two tokens of a sample
+        self._token_latencies: deque[float] = deque(maxlen=NUM_TOKEN_LATENCIES)  # seconds
 
     def token(self, seconds: float) -> None:
-        self._gaps.append(seconds)
+        self._token_latencies.append(seconds)
 
     def request(self, record: RequestRecord) -> None:
         self.num_finished += 1
         self._requests.append(record)
 
     def since(self, num_seen: int) -> list[RequestRecord]:
-        """Those that finished after the first `num_seen`, as far as they are kept."""
+        """The requests that finished after the first `num_seen`, as far as they are kept."""
         num_new = min(self.num_finished - num_seen, len(self._requests))
         return list(islice(self._requests, len(self._requests) - num_new, None))
 
@@ -45,7 +45,7 @@ class Recent:
         requests = list(self._requests)
         return {
             "first_token": percentiles(ttft for record in requests if (ttft := record.ttft) is not None),
-            "next_token": percentiles(self._gaps),
+            "next_token": percentiles(self._token_latencies),
             "whole": percentiles(record.finished - record.arrival for record in requests),
         }
 

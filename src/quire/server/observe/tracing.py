@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span for each request that reached a model. An extra, imported only where spans are sent."""
+"""OpenTelemetry: a span for each request that reached a model. An optional dependency, imported only if used."""
 
 import os
 import time
@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 
 from quire import __version__
 from quire.core.errors import Unsupported
-from quire.server.http.request_context import RequestContext
+from quire.server.access.request_context import RequestContext
 from quire.server.options import ServerOptions
 
 Trace = Callable[[RequestContext, Headers, int], None]
@@ -29,7 +29,7 @@ _OPERATIONS = {
 
 
 def tracer(options: ServerOptions) -> Trace | None:
-    """None unless it was said where spans go: by the option, or as OpenTelemetry's own variables say it."""
+    """None unless the option or OpenTelemetry's own environment variables name an endpoint."""
     variables = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
     if not options.otlp_traces_endpoint and not any(os.environ.get(name) for name in variables):
         return None
@@ -42,7 +42,7 @@ def tracer(options: ServerOptions) -> Trace | None:
 
 
 def traced_by(processor: Any) -> Trace:
-    """Spans with the attributes that OpenTelemetry names for generative models. A `traceparent` is their parent."""
+    """Spans with OpenTelemetry's attributes of generative models, below the `traceparent` of the request."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -53,50 +53,50 @@ def traced_by(processor: Any) -> Trace:
     provider.add_span_processor(processor)
     source, parent = provider.get_tracer("quire", __version__), TraceContextTextMapPropagator()
 
-    def trace(visit: RequestContext, headers: Headers, status: int) -> None:
+    def trace(context: RequestContext, headers: Headers, status: int) -> None:
         now, wall = time.monotonic(), time.time_ns()
 
         def nanoseconds(moment: float) -> int:
             return wall - int((now - moment) * 1e9)
 
-        operation = _OPERATIONS.get(visit.path, "generate_content")
+        operation = _OPERATIONS.get(context.path, "generate_content")
         span = source.start_span(
-            f"{operation} {visit.model}",
+            f"{operation} {context.model}",
             context=parent.extract(headers),
             kind=SpanKind.SERVER,
-            start_time=nanoseconds(visit.began),
-            attributes=_attributes(visit, operation, status),
+            start_time=nanoseconds(context.began),
+            attributes=_attributes(context, operation, status),
         )
-        if visit.first_token is not None:
-            span.add_event("first_token", timestamp=nanoseconds(visit.first_token))
+        if context.first_token is not None:
+            span.add_event("first_token", timestamp=nanoseconds(context.first_token))
         if status >= 500:
-            span.set_status(Status(StatusCode.ERROR, visit.error))
+            span.set_status(Status(StatusCode.ERROR, context.error))
         span.end(wall)
 
     return trace
 
 
-def _attributes(visit: RequestContext, operation: str, status: int) -> dict[str, Any]:
-    found: dict[str, Any] = {
+def _attributes(context: RequestContext, operation: str, status: int) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
         "gen_ai.provider.name": "quire",
         "gen_ai.system": "quire",  # its older name
         "gen_ai.operation.name": operation,
-        "gen_ai.request.model": visit.model,
-        "gen_ai.response.model": visit.model,
-        "gen_ai.response.id": visit.id,
-        "gen_ai.usage.input_tokens": visit.prompt_tokens,
-        "gen_ai.usage.output_tokens": visit.output_tokens,
-        "gen_ai.response.finish_reasons": visit.finish_reasons,
-        "gen_ai.usage.cached_tokens": visit.cached_tokens,
-        "http.request.method": visit.method,
-        "url.path": visit.path,
+        "gen_ai.request.model": context.model,
+        "gen_ai.response.model": context.model,
+        "gen_ai.response.id": context.id,
+        "gen_ai.usage.input_tokens": context.prompt_tokens,
+        "gen_ai.usage.output_tokens": context.output_tokens,
+        "gen_ai.response.finish_reasons": context.finish_reasons,
+        "gen_ai.usage.cached_tokens": context.cached_tokens,
+        "http.request.method": context.method,
+        "url.path": context.path,
         "http.response.status_code": status,
-        "client.address": visit.client,
+        "client.address": context.client,
     }
-    if visit.tenant:
-        found["enduser.id"] = visit.tenant
-    if visit.first_token is not None:
-        found["gen_ai.latency.time_to_first_token"] = visit.first_token - visit.began
-    if visit.error:
-        found["error.type"] = visit.error
-    return found
+    if context.tenant:
+        attributes["enduser.id"] = context.tenant
+    if context.first_token is not None:
+        attributes["gen_ai.latency.time_to_first_token"] = context.first_token - context.began
+    if context.error:
+        attributes["error.type"] = context.error
+    return attributes

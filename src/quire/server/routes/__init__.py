@@ -1,1 +1,1 @@
-"""Routes that belong to no dialect, and the one handler that all dialects share."""
+"""Routes that belong to no dialect."""

@@ -1,4 +1,4 @@
-"""POST /abort_requests, as vLLM has it: end requests by their ids, whoever holds their connections."""
+"""POST /abort_requests, as in vLLM: end requests by their ids, from any connection."""
 
 from typing import Annotated
 
@@ -6,10 +6,11 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from quire.server.access.metered import MeteredModels
 from quire.server.http.body import decode, read_body
-from quire.server.http.openapi import JSON, answers, reads
+from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response
 
 
@@ -17,19 +18,22 @@ class AbortBody(Struct, kw_only=True, forbid_unknown_fields=True):
     request_ids: Annotated[list[str], Meta(min_length=1, max_length=1024)]
 
 
-class Ended(Struct):
-    aborted: list[str]  # those that were under way
+class AbortedRequests(Struct):
+    aborted: list[str]  # those that were in flight
 
 
 _decoder = msgspec.json.Decoder(AbortBody)
 
 
-class Aborts:
+class AbortRoutes:
     def __init__(self, models: MeteredModels, max_body_bytes: int) -> None:
         self._models, self._limit = models, max_body_bytes
 
-    @reads(AbortBody)
-    @answers({JSON: Ended})
+    def routes(self) -> list[Route]:
+        return [Route("/abort_requests", self.abort, methods=["POST"])]
+
+    @request_body(AbortBody)
+    @responses({JSON: AbortedRequests})
     async def abort(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit), _decoder)
-        return json_response(Ended([name for name in body.request_ids if await self._models.abort(name)]))
+        return json_response(AbortedRequests([name for name in body.request_ids if await self._models.abort(name)]))

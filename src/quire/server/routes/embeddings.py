@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, as OpenAI has it."""
+"""POST /v1/embeddings, as at OpenAI."""
 
 import base64
 from array import array
@@ -13,10 +13,10 @@ from starlette.routing import Route
 from quire.client.embed_request import EmbedRequest, Text
 from quire.core.errors import BadRequest
 from quire.server.app_state import AppState
-from quire.server.dialects.openai.fields import Int, new_id
+from quire.server.dialects.fields import Int, new_id
 from quire.server.http.body import decode, read_body, texts_or_ids
-from quire.server.http.event_stream import unless_gone
-from quire.server.http.openapi import JSON, answers, reads
+from quire.server.http.event_stream import unless_disconnected
+from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ class EmbeddingsBody(Struct, kw_only=True, forbid_unknown_fields=True):
     input: str | list[str | Int | list[Int]]  # a text, texts, token ids, or lists of token ids
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Int | None = None
-    truncate_prompt_tokens: Int | None = None  # -1: a text that is too long loses its end
-    prompt_name: str | None = None  # of the prompts that the checkpoint has
-    user: str | None = None  # taken, and changes nothing
+    truncate_prompt_tokens: Int | None = None  # -1: cut texts that are too long
+    prompt_name: str | None = None  # one of the checkpoint's prompts
+    user: str | None = None  # accepted, without effect
 
 
 class Embedding(Struct):
@@ -56,37 +56,37 @@ class EmbeddingList(Struct, kw_only=True):
 _decoder = msgspec.json.Decoder(EmbeddingsBody)
 
 
-class Embeddings:
-    def __init__(self, site: AppState) -> None:
-        self._site = site
+class EmbeddingRoutes:
+    def __init__(self, state: AppState) -> None:
+        self._state = state
 
     def routes(self) -> list[Route]:
         return [Route("/v1/embeddings", self.embeddings, methods=["POST"])]
 
-    @reads(EmbeddingsBody)
-    @answers({JSON: EmbeddingList})
+    @request_body(EmbeddingsBody)
+    @responses({JSON: EmbeddingList})
     async def embeddings(self, http: Request) -> Response:
-        body = await read_body(http, self._site.options.max_body_bytes)
-        return json_response(await unless_gone(http.receive, embedded(self._site.models, body)))
+        body = await read_body(http, self._state.options.max_body_bytes)
+        return json_response(await unless_disconnected(http.receive, embed(self._state.models, body)))
 
 
-async def embedded(models: "Models", body: bytes) -> EmbeddingList:
-    asked = decode(body, _decoder)
-    texts = _texts(asked.input)
-    service = (await models.find(asked.model)).service
+async def embed(models: "Models", body: bytes) -> EmbeddingList:
+    given = decode(body, _decoder)
+    texts = _texts(given.input)
+    service = (await models.find(given.model)).service
     request = EmbedRequest(
         id=new_id("embd"),
         texts=texts,
-        dimensions=asked.dimensions,
-        truncate=truncates(asked.truncate_prompt_tokens),
-        prompt_name=asked.prompt_name,
+        dimensions=given.dimensions,
+        truncate=truncates(given.truncate_prompt_tokens),
+        prompt_name=given.prompt_name,
     )
-    found = await service.embed(request)
-    spelled = _base64 if asked.encoding_format == "base64" else array.tolist
+    embeddings = await service.embed(request)
+    encode = _base64 if given.encoding_format == "base64" else array.tolist
     return EmbeddingList(
-        data=[Embedding(index, spelled(vector)) for index, vector in enumerate(found.vectors)],
+        data=[Embedding(index, encode(vector)) for index, vector in enumerate(embeddings.vectors)],
         model=service.info.name,
-        usage=EmbeddingUsage(found.num_tokens, found.num_tokens),
+        usage=EmbeddingUsage(embeddings.num_tokens, embeddings.num_tokens),
     )
 
 

@@ -1,6 +1,6 @@
-"""GET /live: the engine while it works, as server-sent events. docs/page.md says what is in them, and who may look.
+"""GET /live: the state of the engine as server-sent events, as described in docs/page.md.
 
-Request ids are the server's own, shortened to their last letters, and no text is ever in here."""
+Events hold no text. Request ids are the server's own, shortened to their last letters."""
 
 import asyncio
 import time
@@ -12,31 +12,32 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from quire.client.one_model import unknown_model
 from quire.core.errors import QueueFull, Unavailable
 from quire.core.records import RequestRecord
+from quire.server.access.request_context import current_request_context
 from quire.server.app_state import AppState
-from quire.server.http.errors import ClientGone, NotAllowed
-from quire.server.http.event_stream import unless_gone
-from quire.server.http.openapi import EVENTS, answers, asks
-from quire.server.http.request_context import current_request_context
+from quire.server.errors import ClientDisconnected, NotAllowed
+from quire.server.http.event_stream import unless_disconnected
+from quire.server.http.openapi import EVENTS, query_parameters, responses
 from quire.server.observe.recent import Percentiles
 
 if TYPE_CHECKING:
     from quire.client.service import Service
     from quire.core.snapshot import Snapshot
 
-HEARTBEAT = 1.0  # seconds; an engine that is idle has no news, the server's clock has
+HEARTBEAT_SECONDS = 1.0  # between events while the engine is idle
 MAX_VIEWERS = 16
-LABEL = 8  # letters of a request's id that are shown
-FINISHED_AT_FIRST = 32  # requests that had ended before somebody looked
+LABEL_LENGTH = 8  # letters of a request's id that are shown
+NUM_FINISHED_SHOWN = 32  # finished requests in the first event
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Event(msgspec.Struct, kw_only=True):
+class LiveEvent(msgspec.Struct, kw_only=True):
     model: str
     state: str
     now: float  # time.monotonic(), as all times in here
@@ -45,44 +46,49 @@ class Event(msgspec.Struct, kw_only=True):
     restarts: int
     latency: dict[str, Percentiles]  # seconds
     finished: list[dict[str, Any]]  # requests that ended since the last event
-    engine: dict[str, Any] | None  # None: nothing has changed there
+    engine: dict[str, Any] | None  # None: unchanged
 
 
-class Live:
-    """The route, and how many look."""
+class LiveRoutes:
+    """Counts its viewers."""
 
-    def __init__(self, site: AppState) -> None:
-        self._site = site
+    def __init__(self, state: AppState) -> None:
+        self._state = state
         self.num_viewers = 0
-        self._packed: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # of each model the last maps: raw, and packed
+        self._packed: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # (model, map) -> raw, compressed
 
-    @asks(model=str)
-    @answers({EVENTS: Event})
+    def routes(self) -> list[Route]:
+        return [Route("/live", self.view)]
+
+    @query_parameters(model=str)
+    @responses({EVENTS: LiveEvent})
     async def view(self, http: Request) -> Response:
-        visit = current_request_context()
-        if visit is not None and visit.key is not None and not visit.key.live:
-            raise NotAllowed(f"key `{visit.key.name}` may not look at the engine", "its entry needs `live: true`")
+        context = current_request_context()
+        if context is not None and context.key is not None and not context.key.live:
+            raise NotAllowed(f"key `{context.key.name}` may not use /live", "its entry needs `live: true`")
         if self.num_viewers >= MAX_VIEWERS:
-            raise QueueFull(f"{self.num_viewers} look already, and {MAX_VIEWERS} may", "try again later", retry_after=5)
+            raise QueueFull(
+                f"/live has {self.num_viewers} viewers, and {MAX_VIEWERS} are allowed", "try again later", retry_after=5
+            )
         return _Events(self, await self._service(http.query_params.get("model")))
 
     async def _service(self, name: str | None) -> "Service":
-        """One that is there: looking at a model does not load it."""
-        offers = {offer.name: offer for offer in self._site.models.offers()}
-        if name is not None and name not in offers:
-            raise unknown_model(name, list(offers))
-        if name is not None and offers[name].info is None:
+        """Viewing a model does not load it."""
+        served = {model.name: model for model in self._state.models.offers()}
+        if name is not None and name not in served:
+            raise unknown_model(name, list(served))
+        if name is not None and served[name].info is None:
             raise Unavailable(f"`{name}` is not loaded", "ask it something first")
-        return (await self._site.models.find(name)).service
+        return (await self._state.models.find(name)).service
 
     async def events(self, service: "Service") -> AsyncGenerator[bytes, None]:
-        recent = self._site.metrics.of(service.info.name).recent
-        num_seen = recent.num_finished - FINISHED_AT_FIRST
+        recent = self._state.metrics.of(service.info.name).recent
+        num_seen = recent.num_finished - NUM_FINISHED_SHOWN
         self.num_viewers += 1
         try:
             async with service.watch() as viewer:
-                while self._site.models.state not in ("draining", "stopped"):  # nobody waits for those who look
-                    snapshot = await viewer.next(HEARTBEAT)
+                while self._state.models.state not in ("draining", "stopped"):  # a shutdown does not wait for viewers
+                    snapshot = await viewer.next(HEARTBEAT_SECONDS)
                     if viewer.ended:
                         return
                     finished, num_seen = recent.since(num_seen), recent.num_finished
@@ -90,10 +96,10 @@ class Live:
         finally:
             self.num_viewers -= 1
 
-    def _event(self, service: "Service", snapshot: "Snapshot | None", finished: list[RequestRecord]) -> Event:
+    def _event(self, service: "Service", snapshot: "Snapshot | None", finished: list[RequestRecord]) -> LiveEvent:
         info = service.info
-        metrics = self._site.metrics.of(info.name)
-        return Event(
+        metrics = self._state.metrics.of(info.name)
+        return LiveEvent(
             model=info.name,
             state=service.state,
             now=time.monotonic(),
@@ -109,23 +115,23 @@ class Live:
         shown = _labelled(snapshot)
         for name in ("owners", "refs"):
             raw, packed = self._packed.get((model, name), (b"", b""))
-            if raw is not shown[name]:  # once for all who look
+            if raw is not shown[name]:  # compressed once for all viewers
                 raw, packed = self._packed[model, name] = shown[name], zlib.compress(shown[name], 1)
             shown[name] = packed  # base64 in JSON
         return shown
 
 
 class _Events(Response):
-    def __init__(self, live: Live, service: "Service") -> None:
+    def __init__(self, live: LiveRoutes, service: "Service") -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-store"})
         del self.headers["content-length"]
         self._live, self._service = live, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(receive, self._send(send))
-        except ClientGone:
-            return  # as every view ends
+            await unless_disconnected(receive, self._send(send))
+        except ClientDisconnected:
+            return  # viewers end so
         except asyncio.CancelledError:  # the server stops
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             raise
@@ -154,4 +160,4 @@ def _finished(record: RequestRecord) -> dict[str, Any]:
 
 
 def _label(request_id: str) -> str:
-    return request_id[-LABEL:]
+    return request_id[-LABEL_LENGTH:]

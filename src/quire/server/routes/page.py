@@ -1,5 +1,5 @@
-"""GET / and what it needs: the files of the page, from the package, to anybody. They hold no secret and load nothing
-from elsewhere; the policy below has the browser see to that."""
+"""GET / and the files of the web page, which need no key. The policy below makes the browser load nothing from
+elsewhere."""
 
 import hashlib
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.server.http.errors import UnknownPath
-from quire.server.http.openapi import answers
+from quire.server.errors import UnknownPath
+from quire.server.http.openapi import responses
 
 FOLDER = Path(__file__).parent.parent / "page"
 FIRST = "index.html"
@@ -26,7 +26,7 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
-    "cache-control": "no-cache",  # kept, and asked about: an update of the server is an update of the page
+    "cache-control": "no-cache",  # cached and revalidated: an updated server has an updated page
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -42,17 +42,17 @@ class File:
 
 @cache
 def files() -> dict[str, File]:
-    """All of them, by their path. What is not in here is not served, so no path can lead out of the folder."""
-    found = {}
+    """All files by their path. Nothing else is served, so no path leads out of the folder."""
+    by_path = {}
     for path in sorted(FOLDER.rglob("*")):
         if path.suffix in MEDIA_TYPES:
             content = path.read_bytes()
             etag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
-            found[path.relative_to(FOLDER).as_posix()] = File(content, MEDIA_TYPES[path.suffix], etag)
-    return found
+            by_path[path.relative_to(FOLDER).as_posix()] = File(content, MEDIA_TYPES[path.suffix], etag)
+    return by_path
 
 
-@answers(dict.fromkeys(MEDIA_TYPES.values(), str))
+@responses(dict.fromkeys(MEDIA_TYPES.values(), str))
 async def page(http: Request) -> Response:
     name = http.path_params.get("name", FIRST)
     file = files().get(name)

@@ -1,4 +1,4 @@
-"""POST /v1/rerank (as Jina and Cohere have it) and /v1/score, in the shapes that vLLM gives them."""
+"""POST /v1/rerank (as at Jina and Cohere) and /v1/score, in vLLM's shapes."""
 
 import time
 
@@ -11,10 +11,10 @@ from starlette.routing import Route
 from quire.client.embed_request import ScoreRequest
 from quire.core.errors import BadRequest
 from quire.server.app_state import AppState
-from quire.server.dialects.openai.fields import Int, new_id
+from quire.server.dialects.fields import Int, new_id
 from quire.server.http.body import check_number, decode, read_body
-from quire.server.http.event_stream import unless_gone
-from quire.server.http.openapi import JSON, answers, reads
+from quire.server.http.event_stream import unless_disconnected
+from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response
 from quire.server.routes.embeddings import EmbeddingUsage, truncates
 
@@ -27,14 +27,14 @@ class RerankBody(Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     query: str
     documents: list[str | Document]
-    top_n: Int | None = None  # how many come back; 0 and null: all
+    top_n: Int | None = None  # how many are returned; 0 and null: all
     return_documents: bool | None = None  # null: true
-    truncate_prompt_tokens: Int | None = None  # -1: a pair that is too long loses the end of its longer text
+    truncate_prompt_tokens: Int | None = None  # -1: cut the longer text of a pair that is too long
     user: str | None = None
 
 
 class ScoreBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """One text against one or several, or as many against as many: text_1 and text_2, or as vLLM also calls them."""
+    """One text against one or several, or pairs of texts: text_1 and text_2, or vLLM's other names of them."""
 
     model: str | None = None
     text_1: str | list[str] | None = None
@@ -82,20 +82,20 @@ _rerank = msgspec.json.Decoder(RerankBody)
 _score = msgspec.json.Decoder(ScoreBody)
 
 
-class Rerank:
-    def __init__(self, site: AppState) -> None:
-        self._site = site
+class RerankRoutes:
+    def __init__(self, state: AppState) -> None:
+        self._state = state
 
     def routes(self) -> list[Route]:
         ranking = [Route(path, self.rerank, methods=["POST"]) for path in ("/v1/rerank", "/rerank", "/v2/rerank")]
         return [*ranking, *(Route(path, self.score, methods=["POST"]) for path in ("/v1/score", "/score"))]
 
-    @reads(RerankBody)
-    @answers({JSON: Ranking})
+    @request_body(RerankBody)
+    @responses({JSON: Ranking})
     async def rerank(self, http: Request) -> Response:
-        body = decode(await read_body(http, self._site.options.max_body_bytes), _rerank)
+        body = decode(await read_body(http, self._state.options.max_body_bytes), _rerank)
         if body.top_n is not None and body.top_n < 0:
-            raise BadRequest(f"top_n is {body.top_n}", "it is how many documents come back", param="top_n")
+            raise BadRequest(f"top_n is {body.top_n}", "it is the number of documents to return", param="top_n")
         texts = [document if isinstance(document, str) else document.text for document in body.documents]
         name, scores, num_tokens = await self._scores(
             http, body.model, [(body.query, text) for text in texts], body.truncate_prompt_tokens, "documents"
@@ -107,10 +107,10 @@ class Rerank:
                 result.document = Document(texts[result.index])
         return json_response(Ranking(new_id("rerank"), name, EmbeddingUsage(num_tokens, num_tokens), results))
 
-    @reads(ScoreBody)
-    @answers({JSON: ScoreList})
+    @request_body(ScoreBody)
+    @responses({JSON: ScoreList})
     async def score(self, http: Request) -> Response:
-        body = decode(await read_body(http, self._site.options.max_body_bytes), _score)
+        body = decode(await read_body(http, self._state.options.max_body_bytes), _score)
         pairs, field = _pairs(body)
         name, scores, num_tokens = await self._scores(http, body.model, pairs, body.truncate_prompt_tokens, field)
         return json_response(
@@ -129,14 +129,14 @@ class Rerank:
         if not pairs:
             raise BadRequest(f"{field} is empty", "send at least one text", param=field)
         check_number(pairs, field)
-        asked = ScoreRequest(id=new_id("score"), pairs=pairs, truncate=truncates(truncate))
-        service = (await self._site.models.find(model)).service
-        found = await unless_gone(http.receive, service.score(asked))
-        return service.info.name, found.scores, found.num_tokens
+        request = ScoreRequest(id=new_id("score"), pairs=pairs, truncate=truncates(truncate))
+        service = (await self._state.models.find(model)).service
+        scores = await unless_disconnected(http.receive, service.score(request))
+        return service.info.name, scores.scores, scores.num_tokens
 
 
 def _pairs(body: ScoreBody) -> tuple[list[tuple[str, str]], str]:
-    """-> the texts that are compared, and what the second of them are called"""
+    """-> the pairs of texts, and the field that the second ones came from"""
     names = ("text_1", "queries", "data_1", "text_2", "documents", "items", "data_2")
     given = [name for name in names if getattr(body, name) is not None]
     if given not in SCORED:

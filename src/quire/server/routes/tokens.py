@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize and GET /tokenizer_info, as vLLM has them."""
+"""POST /tokenize and /detokenize and GET /tokenizer_info, as in vLLM."""
 
 import asyncio
 from typing import TYPE_CHECKING, Any
@@ -7,33 +7,34 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from quire.core.errors import BadRequest
-from quire.server.dialects.openai.messages import Message, plain_messages, template_kwargs
-from quire.server.dialects.openai.tools import Tool, tool_use
-from quire.server.dialects.tgi.routes import TokenPlace, places
+from quire.server.app_state import AppState
+from quire.server.dialects.chat_text import chat_text
+from quire.server.dialects.messages import InputMessage, plain_messages, template_kwargs
+from quire.server.dialects.token_spans import TokenSpan, token_spans
+from quire.server.dialects.tools import ToolDefinition, tool_use
 from quire.server.http.body import decode, read_body
-from quire.server.http.openapi import JSON, answers, asks, reads
+from quire.server.http.openapi import JSON, query_parameters, request_body, responses
 from quire.server.http.replies import json_response
 from quire.text.chat.chat_format import chat_format
-from quire.text.chat.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
-    from quire.client.service import Models
     from quire.text.tokenizers.tokenizer import Tokenizer
 
 
 class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | None = None
-    inputs: str | None = None  # the same, as Text Generation Inference calls it, and answers in its own way
-    messages: list[Message] | None = None
-    add_special_tokens: bool | None = None  # for a prompt, if not false; a rendered chat has them
+    inputs: str | None = None  # Text Generation Inference's prompt; answered with a list of spans
+    messages: list[InputMessage] | None = None
+    add_special_tokens: bool | None = None  # for a prompt, true unless given; a rendered chat has its own
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = None
+    tools: list[ToolDefinition] | None = None
 
 
 class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -56,15 +57,20 @@ _tokenize = msgspec.json.Decoder(TokenizeBody)
 _detokenize = msgspec.json.Decoder(DetokenizeBody)
 
 
-class Tokens:
-    """The three routes."""
+class TokenizerRoutes:
+    def __init__(self, state: AppState) -> None:
+        self._models = state.models
+        self._limit = state.options.max_body_bytes
 
-    def __init__(self, models: "Models", max_body_bytes: int) -> None:
-        self._models = models
-        self._limit = max_body_bytes
+    def routes(self) -> list[Route]:
+        return [
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/tokenizer_info", self.info),
+        ]
 
-    @reads(TokenizeBody)
-    @answers({JSON: Tokenized | list[TokenPlace]})
+    @request_body(TokenizeBody)
+    @responses({JSON: Tokenized | list[TokenSpan]})
     async def tokenize(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit), _tokenize)
         service = (await self._models.find(body.model)).service
@@ -72,21 +78,21 @@ class Tokens:
         if body.inputs is not None:
             if body.prompt is not None or body.messages is not None:
                 raise BadRequest("inputs and another text are given", "give one of them", param="inputs")
-            return json_response(await asyncio.to_thread(_placed, tokenizer, body.inputs))
+            return json_response(await asyncio.to_thread(_spans, tokenizer, body.inputs))
         return json_response(await asyncio.to_thread(_tokenized, tokenizer, body, service.info.max_model_len))
 
-    @reads(DetokenizeBody)
-    @answers({JSON: Detokenized})
+    @request_body(DetokenizeBody)
+    @responses({JSON: Detokenized})
     async def detokenize(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit), _detokenize)
         service = (await self._models.find(body.model)).service
         text = await asyncio.to_thread(_decoded, service.tokenizer, body.tokens, service.info.vocab_size)
         return json_response(Detokenized(text))
 
-    @asks(model=str)
-    @answers({JSON: dict[str, Any]})
+    @query_parameters(model=str)
+    @responses({JSON: dict[str, Any]})
     async def info(self, http: Request) -> Response:
-        """What a client needs that leaves tokenizing to the server, such as lm-eval."""
+        """What clients such as lm-eval need, which leave tokenizing to the server."""
         service = (await self._models.find(http.query_params.get("model"))).service
         tokenizer = service.tokenizer
         return json_response(
@@ -106,20 +112,20 @@ def _tokenized(tokenizer: "Tokenizer", body: TokenizeBody, max_model_len: int) -
 
 
 def _decoded(tokenizer: "Tokenizer", ids: list[int], vocab_size: int) -> str:
-    if (wrong := next((token for token in ids if not 0 <= token < vocab_size), None)) is not None:
-        raise BadRequest(f"token id {wrong} is not in the vocabulary, which has {vocab_size}", param="tokens")
+    if (unknown := next((token for token in ids if not 0 <= token < vocab_size), None)) is not None:
+        raise BadRequest(f"token id {unknown} is not in the vocabulary, which has {vocab_size}", param="tokens")
     return tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def _placed(tokenizer: "Tokenizer", text: str) -> list[TokenPlace]:
-    """Tokens that the tokenizer adds stand nowhere in the text."""
+def _spans(tokenizer: "Tokenizer", text: str) -> list[TokenSpan]:
+    """Tokens that the tokenizer adds have an empty span."""
     ids, plain = tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
     starts = range(len(ids) - len(plain) + 1)
-    at = next((at for at in starts if ids[at : at + len(plain)] == plain), None)
-    if at is None:  # nobody knows which were added
-        return places(tokenizer, plain, text)
-    added = [TokenPlace(token, "", 0, 0) for token in ids[:at] + ids[at + len(plain) :]]
-    return added[:at] + places(tokenizer, plain, text) + added[at:]
+    first = next((start for start in starts if ids[start : start + len(plain)] == plain), None)
+    if first is None:  # which tokens were added is unknown
+        return token_spans(tokenizer, plain, text)
+    added = [TokenSpan(token, "", 0, 0) for token in ids[:first] + ids[first + len(plain) :]]
+    return added[:first] + token_spans(tokenizer, plain, text) + added[first:]
 
 
 def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:
@@ -129,12 +135,10 @@ def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:
         return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     if body.add_special_tokens:
         raise BadRequest("a rendered chat has its special tokens", "leave it out", param="add_special_tokens")
-    if tokenizer.chat_template is None:
-        raise BadRequest("this model has no chat template", "give `prompt`", param="messages")
     continues = bool(body.continue_final_message)
-    template = ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
-    form, use = chat_format(tokenizer.chat_template), tool_use(body.tools, None, None)
-    text = template.render(
+    form, use = chat_format(tokenizer.chat_template or ""), tool_use(body.tools, None, None)
+    text = chat_text(
+        tokenizer,
         form.messages(plain_messages(body.messages or []), use),
         tools=form.template_tools(use),
         add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,

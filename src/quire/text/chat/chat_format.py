@@ -1,4 +1,4 @@
-"""What a chat template tells about its model: how it thinks, how it calls tools, which roles it knows."""
+"""What a chat template shows about its model: the formats of reasoning and of tool calls, and its roles."""
 
 import re
 from dataclasses import dataclass
@@ -7,71 +7,73 @@ from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.text import reasoning, tools
-from quire.text.answer import AnswerReader
+from quire.text.answer_parser import AnswerParser
 from quire.text.reasoning import ReasoningFormat
-from quire.text.reasoning.thoughts import Thoughts
-from quire.text.tools.call import ToolFormat
-from quire.text.tools.spelled import spelled_out
-from quire.text.tools.use import ToolUse
+from quire.text.reasoning.parser import ReasoningParser
+from quire.text.tools.params import ToolParams
+from quire.text.tools.parser import ToolFormat
+from quire.text.tools.system_prompt import add_tools_to_messages
 
-NO_TOOLS = ToolUse()
+NO_TOOLS = ToolParams()
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    tools: ToolFormat | None  # None: the template has tools, and nobody knows how its model calls them
+    tools: ToolFormat | None  # None: the template has tools, in an unknown format
     reasoning: ReasoningFormat | None
-    knows_tools: bool
-    knows_developer: bool
+    has_tools: bool  # the template renders tools
+    has_developer: bool  # the template has the role "developer"
 
-    def messages(self, messages: list[dict[str, Any]], use: ToolUse = NO_TOOLS) -> list[dict[str, Any]]:
-        """As the template can show them. The arguments of calls in them are objects, not their texts."""
+    def messages(self, messages: list[dict[str, Any]], use: ToolParams = NO_TOOLS) -> list[dict[str, Any]]:
+        """The messages as the template can render them. Arguments of tool calls are objects, not JSON text."""
         if use.active and not use.forced and self.tools is None:
             raise BadRequest(
-                "how this model writes tool calls cannot be told from its chat template",
+                "the chat template does not show how this model writes tool calls",
                 f"start the server with --tool-call-parser, one of {', '.join(tools.FORMATS)}",
                 param="tools",
             )
-        if not self.knows_developer:
+        if not self.has_developer:
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
-        return messages if self.knows_tools else spelled_out(messages, use.tools if use.active else [])
+        return messages if self.has_tools else add_tools_to_messages(messages, use.tools if use.active else [])
 
-    def template_tools(self, use: ToolUse) -> list[dict[str, Any]] | None:
-        """What the template is given as `tools`."""
-        return use.tools if use.active and self.knows_tools else None
+    def template_tools(self, use: ToolParams) -> list[dict[str, Any]] | None:
+        """The template's variable `tools`."""
+        return use.tools if use.active and self.has_tools else None
 
     @property
     def short_ids(self) -> bool:
-        """Of calls; see `ToolFormat`."""
+        """Whether ids of calls have nine characters; see `ToolFormat`."""
         return self.tools is not None and self.tools.short_ids
 
-    def keeps_special(self, use: ToolUse) -> bool:
-        """Whether special tokens have to be in the text, for calls to be found in it."""
+    def keeps_special(self, use: ToolParams) -> bool:
+        """Whether the text needs its special tokens, for the tool parser."""
         return use.active and not use.forced and self.tools is not None and self.tools.keep_special
 
-    def reader(self, use: ToolUse = NO_TOOLS, prompt_tail: str = "", thinks: bool = True) -> AnswerReader | None:
-        """Reads one sample; None where there is nothing to tell apart. `prompt_tail` is how the prompt ends; `thinks`
-        is false where the answer's language leaves no room for thoughts."""
-        thoughts = None
+    def reader(self, use: ToolParams = NO_TOOLS, prompt_tail: str = "", thinks: bool = True) -> AnswerParser | None:
+        """A reader of one completion; None if the text is only content. `prompt_tail` is the end of the prompt;
+        `thinks` is false if structured output leaves no room for reasoning."""
+        reasoning_parser = None
         if self.reasoning is not None and thinks:
-            thoughts = Thoughts(self.reasoning, prompt_tail.rstrip().endswith(self.reasoning.begin))
-        parser = use.parser(self.tools) if self.tools is not None or use.forced else None  # type: ignore[arg-type]
-        return AnswerReader(thoughts, parser, use.parallel) if thoughts or parser else None
+            reasoning_parser = ReasoningParser(self.reasoning, prompt_tail.rstrip().endswith(self.reasoning.begin))
+        tool_parser = use.parser(self.tools)
+        if reasoning_parser is None and tool_parser is None:
+            return None
+        return AnswerParser(reasoning_parser, tool_parser, use.parallel)
 
 
 @lru_cache(64)
 def chat_format(template: str, tool_parser: str = "auto", reasoning_parser: str = "auto") -> ChatFormat:
-    """The parsers by name; `auto` looks at the template, and `none`, for thoughts, leaves them in the text."""
-    knows_tools = re.search(r"\btools\b", template) is not None
+    """The parsers by name; `auto` looks at the template. Reasoning parser `none` leaves reasoning in the text."""
+    has_tools = re.search(r"\btools\b", template) is not None
     if tool_parser != "auto":
-        form: ToolFormat | None = tools.load(tool_parser)
-    elif not knows_tools:
-        form = tools.load("hermes")  # as it will be told to
+        tool_format: ToolFormat | None = tools.load(tool_parser)
+    elif not has_tools:
+        tool_format = tools.load("hermes")  # as the system prompt asks for
     else:
         known = map(tools.load, tools.FORMATS)
-        form = next((each for each in known if any(sign in template for sign in each.signs)), None)
+        tool_format = next((each for each in known if any(m in template for m in each.template_markers)), None)
     if reasoning_parser == "auto":
-        thoughts = next((each for each in reasoning.FORMATS.values() if each.end in template), None)
+        reasoning_format = next((each for each in reasoning.FORMATS.values() if each.end in template), None)
     else:
-        thoughts = reasoning.FORMATS.get(reasoning_parser)
-    return ChatFormat(form, thoughts, knows_tools, "developer" in template)
+        reasoning_format = reasoning.FORMATS.get(reasoning_parser)
+    return ChatFormat(tool_format, reasoning_format, has_tools, "developer" in template)

@@ -1,8 +1,8 @@
-"""A conversation becomes a prompt, by the template that came with the model.
+"""Renders a conversation into a prompt, with the chat template of the model.
 
-Templates are programs written by strangers: they run in jinja2's sandbox, see plain data only, and whatever they raise
-is told to the client as a bad request. The dialect is that of Hugging Face (block trimming, `raise_exception`, `tojson`
-without HTML escapes, `strftime_now`, `{% generation %}`), so a template renders here as it does there."""
+Templates are untrusted programs: they run in jinja2's sandbox, see plain data only, and their exceptions become bad
+requests. The dialect is Hugging Face's (block trimming, `raise_exception`, `tojson` without HTML escapes,
+`strftime_now`, `{% generation %}`), so a template renders as it does in transformers."""
 
 import json
 from datetime import datetime
@@ -14,15 +14,15 @@ from quire.core.errors import BadRequest
 if TYPE_CHECKING:
     from jinja2 import Template
 
-# Follows the content of the message to be continued; what the template puts after it is cut off. The space tells
-# whether the template keeps trailing white space or trims it.
+# Marks the end of the message to be continued; what the template adds after it is cut off. The space shows whether the
+# template keeps trailing white space.
 _CONTINUE_HERE = "\ufdd0continue here\ufdd0 "
 
-_OURS = frozenset({"messages", "tools", "bos_token", "eos_token", "add_generation_prompt"})
+_RESERVED = frozenset({"messages", "tools", "bos_token", "eos_token", "add_generation_prompt"})
 
 
 class ChatTemplate:
-    """Compiled when it is first used, and then kept."""
+    """Compiled on first use."""
 
     def __init__(self, source: str, bos_token: str | None = None, eos_token: str | None = None) -> None:
         self.source = source
@@ -38,7 +38,7 @@ class ChatTemplate:
     ) -> str:
         if not messages:
             raise BadRequest("messages is empty", "give at least one message", param="messages")
-        if taken := _OURS & kwargs.keys():
+        if taken := _RESERVED & kwargs.keys():
             raise BadRequest(
                 f"chat_template_kwargs sets `{min(taken)}`, which the server sets", param="chat_template_kwargs"
             )
@@ -68,7 +68,7 @@ class ChatTemplate:
                 "use /v1/completions, or start the server with another chat template",
                 param="messages",
             ) from error
-        except Exception as error:  # it is their program: nothing it does may look like our failure
+        except Exception as error:  # any failure of a template is the request's, not the server's
             raise BadRequest(
                 f"the model's chat template refused these messages: {error or type(error).__name__}", param="messages"
             ) from error
@@ -81,7 +81,7 @@ class ChatTemplate:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         class Generation(Extension):
-            """`{% generation %}` marks what an assistant wrote, for training. Here it is what it surrounds."""
+            """`{% generation %}` marks assistant text for training. Here it renders as its content."""
 
             tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
@@ -97,7 +97,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = raise_exception
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
         return environment.from_string(self.source)
 
 
@@ -112,11 +112,11 @@ def _tojson(
 
 
 def _cut_at_mark(text: str) -> str:
-    at = text.rfind(_CONTINUE_HERE.strip())
-    if at < 0:
+    end = text.rfind(_CONTINUE_HERE.strip())
+    if end < 0:
         raise BadRequest(
             "the model's chat template does not show the last message, so it cannot be continued",
             param="continue_final_message",
         )
-    kept = text[:at]
-    return kept if text.startswith(_CONTINUE_HERE, at) else kept.rstrip()
+    kept = text[:end]
+    return kept if text.startswith(_CONTINUE_HERE, end) else kept.rstrip()

@@ -1,209 +1,128 @@
-"""Masks that are remembered. An expression has few states, in which its answers are again and again; but making a mask
-takes llguidance up to a millisecond, and it does not tell that two answers are in the same state. Automata do."""
+"""Masks of a regex, cached by its state.
 
-import ctypes
+A regex has few states, and its sequences meet them again and again. llguidance takes up to a millisecond for a mask and
+does not expose whether two sequences are in the same state; an automaton of the regex does."""
+
 from codecs import getincrementaldecoder
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from quire.text.grammar.regex_automaton import Automaton, NotRead
+from quire.text.grammar.regex_automaton import RegexAutomaton, UnsupportedRegex
 
-if TYPE_CHECKING:
-    from quire.text.grammar.compiler import GrammarMatcher
+MASK_CACHE_BYTES = 64 * 2**20  # of all cached masks
+MAX_STATES_BYTES = 4 * 2**20  # of the states of one regex, estimated:
+STATE_BYTES, NODE_BYTES, TRANSITION_BYTES = 400, 50, 100
+MIN_LOOKUPS = 1000  # before the hit rate is judged
+MIN_HIT_RATE = 0.25  # below it, the regex has too many states for a cache
 
-MASK_BYTES = 64 * 2**20  # of all masks that are remembered
-STATES_BYTES = 4 * 2**20  # of the states of one expression, about
-STATE_BYTES, PLACE_BYTES, LINK_BYTES = 400, 50, 100
-TRIAL = 1000  # masks, of which
-WORTH = 0.25  # has to have been known: there may be so many states that none is met again
-
-Utf8 = getincrementaldecoder("utf-8")
+Utf8Decoder = getincrementaldecoder("utf-8")
 
 
-class State:
-    """What a text may go on with depends on its state alone."""
+class RegexState:
+    """Which tokens may follow depends on this state alone."""
 
-    __slots__ = ("links", "mask", "places", "rest")
+    __slots__ = ("mask", "nodes", "partial", "transitions")
 
-    def __init__(self, places: frozenset[int], rest: bytes) -> None:
-        self.places = places  # in the automaton
-        self.rest = rest  # the beginning of a character
-        self.links: dict[int, State | None] = {}  # by token
+    def __init__(self, nodes: frozenset[int], partial: bytes) -> None:
+        self.nodes = nodes  # active nodes of the automaton
+        self.partial = partial  # the first bytes of an incomplete UTF-8 character
+        self.transitions: dict[int, RegexState | None] = {}  # by token
         self.mask: bytes | None = None
 
-    def permits(self, token: int) -> bool:
-        """As far as is known."""
+    def allows(self, token: int) -> bool:
+        """Whether the cached mask has the token; False without one."""
         return self.mask is not None and self.mask[token >> 3] >> (token & 7) & 1 == 1
 
 
-class MaskShelf:
-    """The masks of all states of all expressions. Those used last are kept."""
+class MaskCache:
+    """The masks of all states of all regexes: an LRU cache."""
 
-    def __init__(self, num_bytes: int = MASK_BYTES) -> None:
-        self._free = num_bytes
-        self._states: OrderedDict[State, None] = OrderedDict()
+    def __init__(self, num_bytes: int = MASK_CACHE_BYTES) -> None:
+        self._free_bytes = num_bytes
+        self._states: OrderedDict[RegexState, None] = OrderedDict()  # least recently used first
 
-    def find(self, state: State) -> bytes | None:
+    def get(self, state: RegexState) -> bytes | None:
         if state.mask is not None:
             self._states.move_to_end(state)
         return state.mask
 
-    def put(self, state: State, mask: bytes) -> None:
+    def put(self, state: RegexState, mask: bytes) -> None:
         state.mask = mask
         self._states[state] = None
-        self._free -= len(mask)
-        while self._free < 0:
+        self._free_bytes -= len(mask)
+        while self._free_bytes < 0:
             oldest, _ = self._states.popitem(last=False)
             assert oldest.mask is not None
-            self._free += len(oldest.mask)
+            self._free_bytes += len(oldest.mask)
             oldest.mask = None
 
 
-class States:
-    """Of one expression, as they are met. When there are too many, they are forgotten, and met again."""
+class RegexStates:
+    """The states of one regex, created as sequences reach them. Too many of them are dropped and created again."""
 
-    def __init__(self, automaton: Automaton, spelling: Callable[[int], bytes | None], shelf: MaskShelf) -> None:
-        """`spelling`: of a token; None if it is none of a text."""
-        self._automaton, self._spelling, self._shelf = automaton, spelling, shelf
-        self._num_asked = self._num_found = 0
-        self._forget()
+    def __init__(self, automaton: RegexAutomaton, text_bytes: Callable[[int], bytes | None], masks: MaskCache) -> None:
+        """`text_bytes`: the bytes of a token; None for a token that is not text."""
+        self._automaton, self._text_bytes, self._masks = automaton, text_bytes, masks
+        self._num_lookups = self._num_hits = 0
+        self._reset()
 
     @classmethod
-    def of(cls, expression: str, spelling: Callable[[int], bytes | None], shelf: MaskShelf) -> "States | None":
-        """None: they cannot be told apart."""
+    def of(cls, regex: str, text_bytes: Callable[[int], bytes | None], masks: MaskCache) -> "RegexStates | None":
+        """None for a regex without an automaton."""
         try:
-            return cls(Automaton(expression), spelling, shelf)
-        except NotRead:
+            return cls(RegexAutomaton(regex), text_bytes, masks)
+        except UnsupportedRegex:
             return None
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._num_bytes = 0
-        self._known: dict[tuple[frozenset[int], bytes], State] = {}
+        self._states: dict[tuple[frozenset[int], bytes], RegexState] = {}
         self._steps: dict[tuple[frozenset[int], str], frozenset[int]] = {}
         self.start = self._state(self._automaton.start, b"")
 
     @property
-    def useful(self) -> bool:
-        return self._num_asked < TRIAL or self._num_found > self._num_asked * WORTH
+    def worth_caching(self) -> bool:
+        return self._num_lookups < MIN_LOOKUPS or self._num_hits > self._num_lookups * MIN_HIT_RATE
 
-    def after(self, state: State, token: int) -> State | None:
-        """None: it is not known, or there is none."""
+    def after(self, state: RegexState, token: int) -> RegexState | None:
+        """The state after one more token. None if there is none, or if it is not known."""
         try:
-            return state.links[token]
+            return state.transitions[token]
         except KeyError:
-            self._num_bytes += LINK_BYTES
-            found = state.links[token] = self._follow(state, token)
-            if self._num_bytes > STATES_BYTES:
-                self._forget()
-            return found
+            self._num_bytes += TRANSITION_BYTES
+            target = state.transitions[token] = self._follow(state, token)
+            if self._num_bytes > MAX_STATES_BYTES:
+                self._reset()
+            return target
 
-    def mask(self, state: State) -> bytes | None:
-        found = self._shelf.find(state)
-        self._num_asked += 1
-        self._num_found += found is not None
-        return found
+    def cached_mask(self, state: RegexState) -> bytes | None:
+        mask = self._masks.get(state)
+        self._num_lookups += 1
+        self._num_hits += mask is not None
+        return mask
 
-    def keep(self, state: State, mask: bytes) -> None:
-        self._shelf.put(state, mask)
+    def cache_mask(self, state: RegexState, mask: bytes) -> None:
+        self._masks.put(state, mask)
 
-    def _follow(self, state: State, token: int) -> State | None:
-        spelling = self._spelling(token)
-        if spelling is None:
+    def _follow(self, state: RegexState, token: int) -> RegexState | None:
+        text = self._text_bytes(token)
+        if text is None:
             return None
-        decoder, places = Utf8(), state.places
+        decoder, nodes = Utf8Decoder(), state.nodes
         try:
-            for character in decoder.decode(state.rest + spelling):
-                places = self._steps.get((places, character)) or self._step(places, character)
-        except (UnicodeDecodeError, NotRead):
+            for character in decoder.decode(state.partial + text):
+                nodes = self._steps.get((nodes, character)) or self._step(nodes, character)
+        except (UnicodeDecodeError, UnsupportedRegex):
             return None
-        return self._state(places, decoder.getstate()[0]) if places else None
+        return self._state(nodes, decoder.getstate()[0]) if nodes else None
 
-    def _step(self, places: frozenset[int], character: str) -> frozenset[int]:
-        self._num_bytes += LINK_BYTES
-        found = self._steps[places, character] = self._automaton.step(places, character)
-        return found
+    def _step(self, nodes: frozenset[int], character: str) -> frozenset[int]:
+        self._num_bytes += TRANSITION_BYTES
+        target = self._steps[nodes, character] = self._automaton.step(nodes, character)
+        return target
 
-    def _state(self, places: frozenset[int], rest: bytes) -> State:
-        if (found := self._known.get((places, rest))) is None:
-            self._num_bytes += STATE_BYTES + PLACE_BYTES * len(places)
-            found = self._known[places, rest] = State(places, rest)
-        return found
-
-
-class RememberingMatcher:
-    """Asks a matcher for a mask only in states where nobody has been. What is in a state's mask may be taken in, so the
-    matcher is told of tokens only before it is asked."""
-
-    def __init__(self, matcher: "GrammarMatcher", states: States) -> None:
-        self._matcher, self._states = matcher, states
-        self._state: State | None = states.start
-        self._before: list[State | None] = []  # every token
-        self._owed: list[int] = []  # the last tokens: those that the matcher has not been told of
-
-    @property
-    def error(self) -> str:
-        return self._matcher.error
-
-    @property
-    def ended(self) -> bool:
-        self._tell()
-        return self._matcher.ended
-
-    def mask(self) -> bytes:
-        known = self._known()
-        if known is None:
-            self._tell()
-            known = self._matcher.mask()
-            if self._state is not None and not self._matcher.error:
-                self._states.keep(self._state, known)
-        return known
-
-    def write_mask(self, address: int, num_bytes: int) -> bool:
-        known = self._known()
-        if known is not None:
-            ctypes.memmove(address, known, num_bytes)
-            return True
-        self._tell()
-        written = self._matcher.write_mask(address, num_bytes)
-        if written and self._state is not None:
-            self._states.keep(self._state, ctypes.string_at(address, num_bytes))
-        return written
-
-    def advance(self, tokens: Sequence[int]) -> bool:
-        permitted = True
-        for token in tokens:
-            state = self._state
-            self._before.append(state)
-            self._state = None if state is None else self._states.after(state, token)
-            permitted &= state is not None and state.permits(token) and self._state is not None
-        if permitted:
-            self._owed += tokens
-            return True
-        self._tell()
-        done = self._matcher.advance(tokens)
-        if not done:
-            self._state = None
-        return done
-
-    def count_valid(self, tokens: Sequence[int]) -> int:
-        self._tell()
-        return self._matcher.count_valid(tokens)
-
-    def rollback(self, count: int) -> None:
-        if not count:
-            return
-        self._state = self._before[-count]
-        del self._before[-count:]
-        told = max(0, count - len(self._owed))
-        del self._owed[max(0, len(self._owed) - count) :]
-        if told:
-            self._matcher.rollback(told)
-
-    def _known(self) -> bytes | None:
-        return None if self._state is None else self._states.mask(self._state)
-
-    def _tell(self) -> None:
-        if self._owed:
-            self._matcher.advance(self._owed)
-            self._owed = []
+    def _state(self, nodes: frozenset[int], partial: bytes) -> RegexState:
+        if (state := self._states.get((nodes, partial))) is None:
+            self._num_bytes += STATE_BYTES + NODE_BYTES * len(nodes)
+            state = self._states[nodes, partial] = RegexState(nodes, partial)
+        return state

@@ -1,7 +1,7 @@
-"""Regular expressions as automata over characters, for telling states apart. What may follow is llguidance's to say.
+"""A regex as a nondeterministic automaton over characters. It tells states apart; llguidance decides what may follow.
 
-Only what certainly means the same there is read; for anything else there is no automaton, and nothing is lost but
-speed. The syntax is that of Rust's `regex`, with \\d and \\w about ASCII (see grammar_source.py)."""
+The parser accepts only syntax that certainly means the same to llguidance. Any other regex has no automaton, and only
+loses the mask cache. The syntax is that of Rust's `regex`, with \\d and \\w restricted to ASCII (see source.py)."""
 
 import sys
 from bisect import bisect_right
@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 MAX_NODES = 10_000
-MAX_PLACES = 256  # nodes that are looked at for one character
-MAX_DEPTH = 50  # of groups within groups
-MAX_REPEATED = 3  # times of times, as in (a?)*
+MAX_ACTIVE_NODES = 256  # looked at for one character
+MAX_DEPTH = 50  # of nested groups
+MAX_QUANTIFIERS = 3  # in a row, as in a+?*
 
 Ranges = tuple[tuple[int, int], ...]  # of code points, first and last
-Set = tuple[int, ...]  # code points, ascending: where it begins, where it ends, where it begins again
+CharSet = tuple[int, ...]  # ascending code points: where the set begins, ends, begins again, ...
 
 DIGITS: Ranges = ((0x30, 0x39),)
 WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
@@ -27,167 +27,165 @@ HEX_DIGITS = {"x": 2, "u": 4}
 PUNCTUATION = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
-class NotRead(Exception):
-    """The expression has something in it that is not read here."""
+class UnsupportedRegex(Exception):
+    """The regex uses syntax that this parser does not accept, or its automaton would be too large."""
 
 
 @dataclass(slots=True)
-class Node:
-    """Goes on to `follow`: with a character of the set, or for nothing if there is none."""
+class NFANode:
+    """Leads to `targets` on a character of the set; without a set, on no character (an epsilon transition)."""
 
-    characters: Set | None
-    follow: tuple[int, ...]
+    characters: CharSet | None
+    targets: tuple[int, ...]
 
 
-class Automaton:
-    """Nodes, of which the first accepts. A text can be at several at once, the places."""
+class RegexAutomaton:
+    """Nodes by index; node 0 accepts. A text can be at several nodes at once: the active nodes."""
 
-    def __init__(self, expression: str) -> None:
-        """Raises NotRead."""
-        if len(expression) > MAX_NODES:
-            raise NotRead
-        self._nodes = [Node((), ())]
-        self.start = self._closed([_Reader(expression, self).read()])
+    def __init__(self, regex: str) -> None:
+        """Raises UnsupportedRegex."""
+        if len(regex) > MAX_NODES:
+            raise UnsupportedRegex
+        self._nodes = [NFANode((), ())]
+        self.start = self._close([_RegexParser(regex).parse().compile(self, 0)])
 
-    def add(self, characters: Set | None, follow: Iterable[int]) -> int:
+    def add(self, characters: CharSet | None, targets: Iterable[int]) -> int:
         if len(self._nodes) == MAX_NODES:
-            raise NotRead
-        self._nodes.append(Node(characters, tuple(follow)))
+            raise UnsupportedRegex
+        self._nodes.append(NFANode(characters, tuple(targets)))
         return len(self._nodes) - 1
 
-    def link(self, node: int, follow: Iterable[int]) -> None:
-        self._nodes[node].follow = tuple(follow)
+    def link(self, node: int, targets: Iterable[int]) -> None:
+        self._nodes[node].targets = tuple(targets)
 
-    def step(self, places: frozenset[int], character: str) -> frozenset[int]:
-        """After one more character; nowhere, if the text is outside the language. Raises NotRead if it can be at too
-        many places."""
-        code, found = ord(character), list[int]()
-        for place in places:
-            node = self._nodes[place]
-            if node.characters and bisect_right(node.characters, code) % 2:
-                found += node.follow
-        return self._closed(found)
+    def step(self, active: frozenset[int], character: str) -> frozenset[int]:
+        """The active nodes after one more character; none if the regex does not match. Raises UnsupportedRegex if
+        there are more than MAX_ACTIVE_NODES."""
+        code_point, reached = ord(character), list[int]()
+        for index in active:
+            node = self._nodes[index]
+            if node.characters and bisect_right(node.characters, code_point) % 2:
+                reached += node.targets
+        return self._close(reached)
 
-    def _closed(self, nodes: list[int]) -> frozenset[int]:
-        """And what follows for nothing. Of all these, the nodes that do not."""
-        seen, left = set(nodes), nodes
-        while left:
-            node = self._nodes[left.pop()]
+    def _close(self, nodes: list[int]) -> frozenset[int]:
+        """The epsilon closure, without the nodes that have only epsilon transitions."""
+        seen, stack = set(nodes), nodes
+        while stack:
+            node = self._nodes[stack.pop()]
             if node.characters is None:
-                new = [follow for follow in node.follow if follow not in seen]
+                new = [target for target in node.targets if target not in seen]
                 seen.update(new)
-                left += new
-                if len(seen) > MAX_PLACES:
-                    raise NotRead
-        return frozenset(node for node in seen if self._nodes[node].characters is not None)
+                stack += new
+                if len(seen) > MAX_ACTIVE_NODES:
+                    raise UnsupportedRegex
+        return frozenset(index for index in seen if self._nodes[index].characters is not None)
 
 
-# What is read, before it has a place: an expression is put together from behind, as every part wants to know what
-# follows it.
+# The syntax tree. It is compiled from the end to the start, because a node is created with the node after it:
+# `compile` adds nodes that match the part and then lead to `target`, and returns the first of them.
 @dataclass(frozen=True, slots=True)
-class _Characters:
-    characters: Set
+class _CharacterClass:
+    characters: CharSet
 
-    def put(self, automaton: Automaton, follow: int) -> int:
-        return automaton.add(self.characters, [follow])
+    def compile(self, automaton: RegexAutomaton, target: int) -> int:
+        return automaton.add(self.characters, [target])
 
 
 @dataclass(frozen=True, slots=True)
-class _Sequence:
-    parts: list["_Part"]
+class _Concatenation:
+    parts: list["_SyntaxNode"]
 
-    def put(self, automaton: Automaton, follow: int) -> int:
+    def compile(self, automaton: RegexAutomaton, target: int) -> int:
         for part in reversed(self.parts):
-            follow = part.put(automaton, follow)
-        return follow
+            target = part.compile(automaton, target)
+        return target
 
 
 @dataclass(frozen=True, slots=True)
-class _Either:
-    parts: list["_Part"]
+class _Alternation:
+    parts: list["_SyntaxNode"]
 
-    def put(self, automaton: Automaton, follow: int) -> int:
-        return automaton.add(None, [part.put(automaton, follow) for part in self.parts])
+    def compile(self, automaton: RegexAutomaton, target: int) -> int:
+        return automaton.add(None, [part.compile(automaton, target) for part in self.parts])
 
 
 @dataclass(frozen=True, slots=True)
-class _Repeated:
-    part: "_Part"
-    least: int
-    most: int | None  # None: any number
+class _Repetition:
+    part: "_SyntaxNode"
+    min_count: int
+    max_count: int | None  # None: unbounded
 
-    def put(self, automaton: Automaton, follow: int) -> int:
-        place = follow
-        if self.most is None:
-            place = automaton.add(None, [])
-            automaton.link(place, [self.part.put(automaton, place), follow])
+    def compile(self, automaton: RegexAutomaton, target: int) -> int:
+        node = target
+        if self.max_count is None:
+            node = automaton.add(None, [])
+            automaton.link(node, [self.part.compile(automaton, node), target])
         else:
-            for _ in range(self.most - self.least):
-                place = automaton.add(None, [self.part.put(automaton, place), follow])
-        for _ in range(self.least):
-            before, place = place, self.part.put(automaton, place)
-            if place == before:  # it is empty
+            for _ in range(self.max_count - self.min_count):
+                node = automaton.add(None, [self.part.compile(automaton, node), target])
+        for _ in range(self.min_count):
+            after, node = node, self.part.compile(automaton, node)
+            if node == after:  # the part is empty
                 break
-        return place
+        return node
 
 
-_Part = _Characters | _Sequence | _Either | _Repeated
+_SyntaxNode = _CharacterClass | _Concatenation | _Alternation | _Repetition
 
 
-class _Reader:
-    def __init__(self, text: str, automaton: Automaton) -> None:
-        self._text, self._at, self._depth = text, 0, 0
-        self._automaton = automaton
+class _RegexParser:
+    def __init__(self, regex: str) -> None:
+        self._regex, self._position, self._depth = regex, 0, 0
 
-    def read(self) -> int:
-        """The node that the expression begins with."""
-        part = self._either()
-        if self._at < len(self._text):
-            raise NotRead
-        return part.put(self._automaton, 0)
+    def parse(self) -> _SyntaxNode:
+        root = self._alternation()
+        if self._position < len(self._regex):
+            raise UnsupportedRegex
+        return root
 
     # -- characters ------------------------------------------------------------------------------------------------
 
     def _peek(self) -> str:
-        """The next character; nothing at the end."""
-        return self._text[self._at : self._at + 1]
+        """The next character; empty at the end."""
+        return self._regex[self._position : self._position + 1]
 
     def _next(self) -> str:
-        if self._at == len(self._text):
-            raise NotRead
-        self._at += 1
-        return self._text[self._at - 1]
+        if self._position == len(self._regex):
+            raise UnsupportedRegex
+        self._position += 1
+        return self._regex[self._position - 1]
 
     def _skip(self, text: str) -> bool:
-        """Whether it comes next; then it is behind us."""
-        found = self._text.startswith(text, self._at)
-        self._at += len(text) * found
-        return found
+        """Skip `text` if it comes next."""
+        comes_next = self._regex.startswith(text, self._position)
+        self._position += len(text) * comes_next
+        return comes_next
 
-    # -- parts -----------------------------------------------------------------------------------------------------
+    # -- syntax ----------------------------------------------------------------------------------------------------
 
-    def _either(self) -> _Part:
-        parts = [self._sequence()]
+    def _alternation(self) -> _SyntaxNode:
+        parts = [self._concatenation()]
         while self._skip("|"):
-            parts.append(self._sequence())
-        return _Either(parts) if len(parts) > 1 else parts[0]
+            parts.append(self._concatenation())
+        return _Alternation(parts) if len(parts) > 1 else parts[0]
 
-    def _sequence(self) -> _Part:
-        parts: list[_Part] = []
+    def _concatenation(self) -> _SyntaxNode:
+        parts: list[_SyntaxNode] = []
         while self._peek() not in ("", "|", ")"):
-            parts.append(self._repeated(self._one()))
-        return _Sequence(parts)
+            parts.append(self._repetition(self._atom()))
+        return _Concatenation(parts)
 
-    def _repeated(self, part: _Part) -> _Part:
-        for _ in range(MAX_REPEATED):
+    def _repetition(self, part: _SyntaxNode) -> _SyntaxNode:
+        for _ in range(MAX_QUANTIFIERS):
             if self._peek() not in ("*", "+", "?", "{"):
                 return part
-            least, most = self._times()
-            self._skip("?")  # as few as possible: the same texts match
-            part = _Repeated(part, least, most)
-        raise NotRead
+            min_count, max_count = self._quantifier()
+            self._skip("?")  # lazy: the same texts match
+            part = _Repetition(part, min_count, max_count)
+        raise UnsupportedRegex
 
-    def _times(self) -> tuple[int, int | None]:
+    def _quantifier(self) -> tuple[int, int | None]:
         match self._next():
             case "*":
                 return 0, None
@@ -195,118 +193,117 @@ class _Reader:
                 return 1, None
             case "?":
                 return 0, 1
-        least = self._number()
-        most: int | None = least
+        min_count = self._number()
+        max_count: int | None = min_count
         if self._skip(","):
-            most = None if self._peek() == "}" else self._number()
-        if not self._skip("}") or (most is not None and not least <= most):
-            raise NotRead
-        return least, most
+            max_count = None if self._peek() == "}" else self._number()
+        if not self._skip("}") or (max_count is not None and not min_count <= max_count):
+            raise UnsupportedRegex
+        return min_count, max_count
 
     def _number(self) -> int:
         digits = ""
         while self._peek() in tuple("0123456789"):
             digits += self._next()
         if not 1 <= len(digits) <= 5:
-            raise NotRead
+            raise UnsupportedRegex
         return int(digits)
 
-    def _one(self) -> _Part:
+    def _atom(self) -> _SyntaxNode:
         match character := self._next():
             case "(":
                 return self._group()
             case "[":
-                return _Characters(self._set())
+                return _CharacterClass(self._bracketed())
             case ".":
-                return _Characters(_all_but(_set_of([(0x0A, 0x0A)])))
+                return _CharacterClass(_complement(_char_set([(0x0A, 0x0A)])))
             case "\\":
-                found = self._escaped()
-                return _Characters(found if isinstance(found, tuple) else _only(found))
+                escaped = self._escape()
+                return _CharacterClass(escaped if isinstance(escaped, tuple) else _single(escaped))
             case "^" | "$" | "]" | "{" | "}" | "*" | "+" | "?":
-                raise NotRead
-        return _Characters(_only(character))
+                raise UnsupportedRegex
+        return _CharacterClass(_single(character))
 
-    def _group(self) -> _Part:
+    def _group(self) -> _SyntaxNode:
         if self._peek() == "?" and not self._skip("?:"):
-            raise NotRead
+            raise UnsupportedRegex
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise NotRead
-        part = self._either()
+            raise UnsupportedRegex
+        group = self._alternation()
         self._depth -= 1
         if not self._skip(")"):
-            raise NotRead
-        return part
+            raise UnsupportedRegex
+        return group
 
-    def _escaped(self) -> Set | str:
-        """What stands behind a backslash: a set, or a character."""
+    def _escape(self) -> CharSet | str:
+        """What follows a backslash: a set, or a character."""
         character = self._next()
-        if (found := SETS.get(character.lower())) is not None:
-            return found if character.islower() else _all_but(found)
+        if (characters := PERL_CLASSES.get(character.lower())) is not None:
+            return characters if character.islower() else _complement(characters)
         if (size := HEX_DIGITS.get(character)) is not None:
             digits = "".join(self._next() for _ in range(size))
             if not all(digit in "0123456789abcdefABCDEF" for digit in digits):
-                raise NotRead
+                raise UnsupportedRegex
             return chr(int(digits, 16))
         if character in CONTROLS:
             return CONTROLS[character]
         if character not in PUNCTUATION:
-            raise NotRead
+            raise UnsupportedRegex
         return character
 
-    def _set(self) -> Set:
-        """Behind the opening bracket."""
-        refuses, found = self._skip("^"), list[tuple[int, int]]()
+    def _bracketed(self) -> CharSet:
+        """A character class, after its opening bracket."""
+        negated, ranges = self._skip("^"), list[tuple[int, int]]()
         if self._peek() == "]":
-            raise NotRead
-        begin = self._at
+            raise UnsupportedRegex
+        begin = self._position
         while not self._skip("]"):
-            first = self._member(begin)
+            first = self._class_item(begin)
             if isinstance(first, tuple):
-                found += _ranges_of(first)
-            elif self._peek() == "-" and not self._text.startswith("-]", self._at):
+                ranges += _ranges_of(first)
+            elif self._peek() == "-" and not self._regex.startswith("-]", self._position):
                 self._next()
-                last = self._member(begin)
+                last = self._class_item(begin)
                 if isinstance(last, tuple) or last < first:
-                    raise NotRead
-                found.append((ord(first), ord(last)))
+                    raise UnsupportedRegex
+                ranges.append((ord(first), ord(last)))
             else:
-                found.append((ord(first), ord(first)))
-        return _all_but(_set_of(found)) if refuses else _set_of(found)
+                ranges.append((ord(first), ord(first)))
+        return _complement(_char_set(ranges)) if negated else _char_set(ranges)
 
-    def _member(self, begin: int) -> Set | str:
-        """Of a set: another set, or a character. Sets that are written within sets are not read, nor what may be meant
-        to take two of them together."""
+    def _class_item(self, begin: int) -> CharSet | str:
+        """A set or a character within brackets. Nested brackets and set operators (&&, --, ~~) are not supported."""
         character = self._next()
         if character == "\\":
-            return self._escaped()
-        dash = character == "-" and self._at - 1 > begin and self._peek() != "]"
+            return self._escape()
+        dash = character == "-" and self._position - 1 > begin and self._peek() != "]"
         if character == "[" or dash or (character in "&~-" and self._peek() == character):
-            raise NotRead
+            raise UnsupportedRegex
         return character
 
 
-def _set_of(ranges: Iterable[tuple[int, int]]) -> Set:
-    found: list[int] = []
+def _char_set(ranges: Iterable[tuple[int, int]]) -> CharSet:
+    bounds: list[int] = []
     for first, last in sorted(ranges):
-        if found and first <= found[-1]:
-            found[-1] = max(found[-1], last + 1)
+        if bounds and first <= bounds[-1]:
+            bounds[-1] = max(bounds[-1], last + 1)
         else:
-            found += first, last + 1
-    return tuple(found)
+            bounds += first, last + 1
+    return tuple(bounds)
 
 
-def _ranges_of(characters: Set) -> Ranges:
+def _ranges_of(characters: CharSet) -> Ranges:
     ends = characters if len(characters) % 2 == 0 else (*characters, sys.maxunicode + 1)
     return tuple((first, end - 1) for first, end in zip(ends[::2], ends[1::2], strict=True))
 
 
-def _all_but(characters: Set) -> Set:
+def _complement(characters: CharSet) -> CharSet:
     return characters[1:] if characters[:1] == (0,) else (0, *characters)
 
 
-def _only(character: str) -> Set:
+def _single(character: str) -> CharSet:
     return (ord(character), ord(character) + 1)
 
 
-SETS = {"d": _set_of(DIGITS), "w": _set_of(WORD), "s": _set_of(SPACE)}
+PERL_CLASSES = {"d": _char_set(DIGITS), "w": _char_set(WORD), "s": _char_set(SPACE)}

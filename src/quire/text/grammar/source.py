@@ -1,90 +1,90 @@
-"""A language, as llguidance wants it written."""
+"""A structured output as source text for llguidance."""
 
 import json
 from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.core.structured import Structured
-from quire.text.grammar.narrowed_schema import narrowed
+from quire.text.grammar.schema_narrowing import narrow_schema
 
-# JSON may have spaces and line breaks between its parts, as vLLM allows by default; but never more than so many in a
-# row, because small models can go on with them for ever.
-JSON_STYLE: Any = {
+# White space between JSON tokens is allowed, as in vLLM by default, but no more than 40 characters in a row: small
+# models can repeat it forever.
+JSON_OPTIONS: Any = {
     "whitespace_pattern": r"[ \n\r\t]{0,40}",
     "coerce_one_of": False,
-    "lenient": False,  # what cannot be held is refused
+    "lenient": False,  # an unsupported keyword is an error
 }
 ANY_OBJECT = '{"type": "object"}'
 
 
 def grammar_source(structured: Structured) -> str:
-    """Raises BadRequest for what can be seen to be wrong without compiling it."""
+    """Raises BadRequest for mistakes that show without compiling."""
     from llguidance import LLMatcher
 
     try:
         match structured.kind:
             case "json":
-                return LLMatcher.grammar_from_json_schema(ANY_OBJECT, overrides=JSON_STYLE)
+                return LLMatcher.grammar_from_json_schema(ANY_OBJECT, overrides=JSON_OPTIONS)
             case "json_schema":
-                schema = _parse(structured.text, "schema")
+                schema = _parse_json(structured.text, "schema")
                 if schema is False:
                     raise ValueError("nothing is valid by the schema `false`")
                 if schema is not True and not isinstance(schema, dict):
                     raise ValueError("a schema is an object, `true` or `false`")
-                schema = {} if schema is True else narrowed(schema)
-                return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_STYLE)
+                schema = {} if schema is True else narrow_schema(schema)
+                return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_OPTIONS)
             case "regex":
-                return LLMatcher.grammar_from_lark(f"start: /{_lark_expression(structured.text)}/")
+                return LLMatcher.grammar_from_lark(f"start: /{_lark_regex(structured.text)}/")
             case "choice":
-                return LLMatcher.grammar_from_lark(_one_of(structured.text))
+                return LLMatcher.grammar_from_lark(_lark_choice(structured.text))
             case "grammar":
-                return LLMatcher.grammar_from_lark(_lark(structured.text))
+                return LLMatcher.grammar_from_lark(_lark_grammar(structured.text))
     except (ValueError, RecursionError) as error:
-        raise wrong_language(structured, str(error)) from None
+        raise invalid_grammar(structured, str(error)) from None
 
 
-def wrong_language(structured: Structured, why: str) -> BadRequest:
+def invalid_grammar(structured: Structured, why: str) -> BadRequest:
     if why.startswith("oneOf"):
         why = "`oneOf` is supported where its schemas exclude each other by type, by value or by required properties"
     lines = [line.strip() for line in why.split("\n")]
-    why = next((line for line in lines if line.startswith("error:")), lines[0])  # the rest is its insides
+    why = next((line for line in lines if line.startswith("error:")), lines[0])  # the others are internals
     return BadRequest(
-        f"the {structured.kind} of the answer cannot be used: {why[:300]}",
+        f"the {structured.kind} cannot be used for structured output: {why[:300]}",
         "docs/structured.md lists what is supported",
         param="structured",
     )
 
 
-def _parse(text: str, what: str) -> Any:
+def _parse_json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
         raise ValueError(f"the {what} is not JSON: {error}") from None
 
 
-def _lark_expression(regex: str) -> str:
-    """The whole answer has to match. \\d, \\w and their opposites are about ASCII, as in JavaScript and in JSON
-    schemas."""
+def _lark_regex(regex: str) -> str:
+    """The regex has to match the whole text. \\d, \\w and their complements are restricted to ASCII, as in JavaScript
+    and in JSON schemas."""
     from llguidance._lib import regex_to_lark
 
     return regex_to_lark(regex, "dw")
 
 
-def _one_of(text: str) -> str:
-    """As one word of the grammar: with a rule for each, thousands of choices would take a second."""
-    choices = _parse(text, "list of choices")
+def _lark_choice(text: str) -> str:
+    """One terminal for all choices: with a rule for each, thousands of choices take a second to compile."""
+    choices = _parse_json(text, "list of choices")
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
         raise ValueError("choices are a list of texts")
     return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(choice) for choice in choices)
 
 
-def _lark(text: str) -> str:
-    """GBNF and EBNF, with `root ::=`, are turned into Lark, which has `start:`."""
+def _lark_grammar(text: str) -> str:
+    """Converts GBNF and EBNF, with `root ::=`, into Lark, which has `start:`."""
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
         return any_to_lark(text)
     except RecursionError:
         raise
-    except Exception as error:  # it has no class of its own for mistakes in the grammar
+    except Exception as error:  # the converter has no class of its own for mistakes in the grammar
         raise ValueError(str(error)) from None

@@ -1,4 +1,4 @@
-"""Thoughts before the answer: how models mark them."""
+"""Reasoning content before the answer: how models mark it."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 class ReasoningFormat:
     begin: str
     end: str
-    always: bool = False  # thoughts come first even if nothing opened them
+    always: bool = False  # the completion starts with reasoning even without `begin`
 
 
-# In the order in which `begin` is looked for in a chat template.
+# In the order in which `end` is looked for in a chat template.
 FORMATS = {
     "qwen3": ReasoningFormat("<think>", "</think>"),
     "deepseek_r1": ReasoningFormat("<think>", "</think>", always=True),

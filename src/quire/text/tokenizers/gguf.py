@@ -1,4 +1,4 @@
-"""The tokenizer inside a GGUF file: byte-level BPE ("gpt2") or SentencePiece BPE ("llama")."""
+"""The tokenizer of a GGUF file: byte-level BPE ("gpt2") or SentencePiece BPE ("llama")."""
 
 from array import array
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from tokenizers import AddedToken, models, normalizers
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.ops.compiled import native
-from quire.text.tokenizers.byte_level_styles import BYTE_LEVEL_STYLES
-from quire.text.tokenizers.sentencepiece import SentencePieces
+from quire.text.tokenizers.gguf_pre_tokenizers import PRE_TOKENIZERS
+from quire.text.tokenizers.piece_backends import SentencePieceBPE
 from quire.text.tokenizers.token_bytes import TokenBytes, byte_level, sentencepiece
-from quire.text.tokenizers.tokenizer import Vocabulary, refusing
+from quire.text.tokenizers.vocabulary import Vocabulary, refuse_damaged
 from quire.weights.config import CheckpointConfig
 from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.names import end_ids
@@ -21,33 +21,33 @@ from quire.weights.gguf.names import end_ids
 KEY = "tokenizer.ggml."
 CHAT_TEMPLATE = "tokenizer.chat_template"
 
-# tokenizer.ggml.token_type. 6 is a token that stands for a byte.
+# tokenizer.ggml.token_type; 6 is BYTE.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 
-# Control tokens that end a turn or a text in some family, whichever of them the file calls eos.
+# Control tokens that end a turn or a text in some family. A file names only one of them as eos.
 END_TOKENS = frozenset(
     ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "</s>")
 )
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    pieces = Pieces.read(CheckpointConfig(path, GGUFFile(path, with_strings=True).metadata))
+    pieces = GGUFTokens.read(CheckpointConfig(path, GGUFFile(path, with_strings=True).metadata))
     model = pieces.metadata.expect(KEY + "model", "gpt2", "llama")
     return _byte_level(pieces) if model == "gpt2" else _sentencepiece(pieces)
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class GGUFTokens:
     """The vocabulary as the file lists it."""
 
     metadata: CheckpointConfig
     tokens: list[str]
     kinds: list[int]
     ids: dict[str, int]
-    uncommon: list[int]  # ids of tokens of another kind than NORMAL
+    uncommon: list[int]  # ids of tokens that are not NORMAL
 
     @classmethod
-    def read(cls, metadata: CheckpointConfig) -> "Pieces":
+    def read(cls, metadata: CheckpointConfig) -> "GGUFTokens":
         tokens = _strings(metadata, "tokens")
         given = KEY + "token_type" in metadata
         kinds = _numbers(metadata, "token_type", len(tokens)) if given else [NORMAL] * len(tokens)
@@ -58,7 +58,8 @@ class Pieces:
         return cls(metadata, tokens, kinds, ids, [index for index, kind in enumerate(kinds) if kind != NORMAL])
 
     def id(self, name: str, default: int | None = None) -> int | None:
-        """Of the token with a role, such as "bos"; `default` where the file does not say and there is such a token."""
+        """The id of the token with a role, such as "bos"; `default`, if the vocabulary has it, where the file does not
+        say."""
         key = f"{KEY}{name}_token_id"
         if key not in self.metadata:
             return default if default is not None and default < len(self.tokens) else None
@@ -68,21 +69,21 @@ class Pieces:
         return token
 
     def of(self, *kinds: int) -> list[int]:
-        """The ids of tokens that are not normal."""
+        """The ids of tokens of these kinds, other than NORMAL."""
         return [index for index in self.uncommon if self.kinds[index] in kinds]
 
 
-def _byte_level(pieces: Pieces) -> Vocabulary:
+def _byte_level(pieces: GGUFTokens) -> Vocabulary:
     name = pieces.metadata.str(KEY + "pre", default="default")
-    if name not in BYTE_LEVEL_STYLES:
+    if name not in PRE_TOKENIZERS:
         source = pieces.metadata.source
-        raise Unsupported(f"{source}: {KEY}pre is {name!r}", f"supported: {', '.join(BYTE_LEVEL_STYLES)}")
-    style = BYTE_LEVEL_STYLES[name]
-    with refusing(f"{pieces.metadata.source}: {KEY}merges do not fit {KEY}tokens"):
+        raise Unsupported(f"{source}: {KEY}pre is {name!r}", f"supported: {', '.join(PRE_TOKENIZERS)}")
+    style = PRE_TOKENIZERS[name]
+    with refuse_damaged(f"{pieces.metadata.source}: {KEY}merges do not fit {KEY}tokens"):
         model = models.BPE(pieces.ids, _pairs(pieces.metadata), ignore_merges=style.ignore_merges)
     backend = tokenizers.Tokenizer(model)
-    backend.pre_tokenizer = style.words()
-    if style.composes:
+    backend.pre_tokenizer = style.make()
+    if style.nfc:
         backend.normalizer = normalizers.NFC()
     tokens = pieces.tokens
     special = [AddedToken(tokens[index], normalized=False, special=True) for index in pieces.of(CONTROL, UNKNOWN)]
@@ -91,35 +92,35 @@ def _byte_level(pieces: Pieces) -> Vocabulary:
     return _finish(pieces, backend, byte_level, bos=pieces.id("bos"), eos=pieces.id("eos"), add_bos=style.add_bos)
 
 
-def _sentencepiece(pieces: Pieces) -> Vocabulary:
-    space_first = pieces.metadata.bool(KEY + "add_space_prefix", default=True)
-    backend = SentencePieces(
+def _sentencepiece(pieces: GGUFTokens) -> Vocabulary:
+    add_space = pieces.metadata.bool(KEY + "add_space_prefix", default=True)
+    backend = SentencePieceBPE(
         pieces.tokens,
         _numbers(pieces.metadata, "scores", len(pieces.tokens)),
-        joined=[kind == NORMAL for kind in pieces.kinds],
-        first=pieces.of(CONTROL, UNKNOWN, USER_DEFINED),
+        mergeable=[kind == NORMAL for kind in pieces.kinds],
+        added=pieces.of(CONTROL, UNKNOWN, USER_DEFINED),
         unknown=pieces.id("unknown", 0),
-        space_first=space_first,
+        add_space=add_space,
     )
     bos, eos = pieces.id("bos", 1), pieces.id("eos", 2)
-    return _finish(pieces, backend, sentencepiece, bos=bos, eos=eos, add_bos=True, strips_space=space_first)
+    return _finish(pieces, backend, sentencepiece, bos=bos, eos=eos, add_bos=True, strips_space=add_space)
 
 
 def _finish(
-    pieces: Pieces,
-    backend: tokenizers.Tokenizer | SentencePieces,
+    pieces: GGUFTokens,
+    backend: tokenizers.Tokenizer | SentencePieceBPE,
     token_bytes: TokenBytes,
     *,
     bos: int | None,
     eos: int | None,
-    add_bos: bool,  # where the file does not say
+    add_bos: bool,  # if the file does not say
     strips_space: bool = False,
 ) -> Vocabulary:
-    """What both models have in common: tokens that are matched first, those around a text, and those with a role."""
+    """The part that both models share: added tokens, special tokens around a text, and tokens with a role."""
     tokens, metadata = pieces.tokens, pieces.metadata
     control, defined = pieces.of(CONTROL, UNKNOWN), pieces.of(USER_DEFINED)
-    no_text = dict.fromkeys(pieces.of(UNUSED), "")  # they only fill up the vocabulary
-    named = [*control, *(index for index in defined if tokens[index] != "</s>")]  # Gemma has HTML's tag, too
+    no_text = dict.fromkeys(pieces.of(UNUSED), "")  # padding of the vocabulary
+    named = [*control, *(index for index in defined if tokens[index] != "</s>")]  # in Gemma it is also an HTML tag
     ends = [*end_ids(metadata), eos, *(index for index in named if tokens[index] in END_TOKENS)]
     roles = {"bos": bos, "eos": eos, "unk": pieces.id("unknown"), "pad": pieces.id("padding")}
     return Vocabulary(
@@ -128,15 +129,15 @@ def _finish(
         strips_space=strips_space,
         added={index: tokens[index] for index in (*control, *defined)} | no_text,
         special_ids=frozenset(control),
-        prefix=_if_added(metadata, "bos", bos, add_bos),
-        suffix=_if_added(metadata, "eos", eos, False),
+        prefix=_role_ids(metadata, "bos", bos, add_bos),
+        suffix=_role_ids(metadata, "eos", eos, False),
         eos_ids=list(dict.fromkeys(end for end in ends if end is not None)),
         named={f"{role}_token": tokens[index] for role, index in roles.items() if index is not None},
         chat_template=metadata.str(CHAT_TEMPLATE) if CHAT_TEMPLATE in metadata else None,
     )
 
 
-def _if_added(metadata: CheckpointConfig, name: str, token: int | None, default: bool) -> list[int]:
+def _role_ids(metadata: CheckpointConfig, name: str, token: int | None, default: bool) -> list[int]:
     if token is not None:
         return [token] if metadata.bool(f"{KEY}add_{name}_token", default) else []
     if metadata.bool(f"{KEY}add_{name}_token", default=False):
@@ -145,7 +146,7 @@ def _if_added(metadata: CheckpointConfig, name: str, token: int | None, default:
 
 
 def _pairs(metadata: CheckpointConfig) -> list[tuple[str, str]]:
-    """The merges: two tokens with a space between them, which no byte-level token contains."""
+    """The merges as pairs. A merge is two tokens with a space between, which no byte-level token contains."""
     merges = _strings(metadata, "merges")
     try:
         pairs: list[tuple[str, str]] = native.split_pairs(merges)

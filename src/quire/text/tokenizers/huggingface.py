@@ -1,5 +1,5 @@
-"""The tokenizer of a directory in Hugging Face's layout: tokenizer.json, and what tokenizer_config.json adds. Without a
-tokenizer.json, files of SentencePiece are read (spm_tokenizer.py)."""
+"""The tokenizer of a directory in the Hugging Face layout: tokenizer.json and tokenizer_config.json. Without a
+tokenizer.json, the directory may have SentencePiece files (sentencepiece.py)."""
 
 import json
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ import tokenizers
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.text.tokenizers.token_bytes import TokenBytes, byte_level, sentencepiece, wordpiece
-from quire.text.tokenizers.tokenizer import Vocabulary, refusing
+from quire.text.tokenizers.vocabulary import Vocabulary, refuse_damaged
 from quire.weights.config import CheckpointConfig
 from quire.weights.huggingface import read_config, read_json
 
-NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def read_vocabulary(directory: Path) -> Vocabulary:
@@ -23,13 +23,13 @@ def read_vocabulary(directory: Path) -> Vocabulary:
     named = _named_tokens(settings, read_json(directory / "special_tokens_map.json"))
     path = directory / "tokenizer.json"
     if not path.exists():
-        return _of_sentencepiece(directory, settings, named)
-    with refusing(f"{path} is damaged"):
+        return _read_sentencepiece(directory, settings, named)
+    with refuse_damaged(f"{path} is damaged"):
         backend = tokenizers.Tokenizer.from_file(str(path))
-    backend.no_truncation()  # a text that is too long is refused by name, not cut
+    backend.no_truncation()  # a text that is too long is refused, not cut
     backend.no_padding()
     token_bytes, strips_space = _decoder(backend, path)
-    prefix, suffix = _around(backend, settings, named)
+    prefix, suffix = _special_around(backend, settings, named)
     added = backend.get_added_tokens_decoder()
     eos = backend.token_to_id(named["eos_token"]) if "eos_token" in named else None
     return Vocabulary(
@@ -46,17 +46,17 @@ def read_vocabulary(directory: Path) -> Vocabulary:
     )
 
 
-def _of_sentencepiece(directory: Path, settings: CheckpointConfig, named: dict[str, str]) -> Vocabulary:
-    from quire.text.tokenizers import spm as spm_tokenizer
+def _read_sentencepiece(directory: Path, settings: CheckpointConfig, named: dict[str, str]) -> Vocabulary:
+    from quire.text.tokenizers import sentencepiece as reader
 
-    if (directory / spm_tokenizer.MODEL).exists():
-        found = spm_tokenizer.read_pieces(directory, settings, named)
-    elif (directory / spm_tokenizer.SOURCE).exists():
-        found = spm_tokenizer.read_marian(directory, settings, named)
+    if (directory / reader.MODEL_FILE).exists():
+        vocabulary = reader.read_tokenizer_model(directory, settings, named)
+    elif (directory / reader.SOURCE_FILE).exists():
+        vocabulary = reader.read_marian(directory, settings, named)
     else:
         raise Unsupported(f"{directory} has no tokenizer.json", "save the tokenizer as a fast one with transformers")
-    eos = found.backend.token_to_id(found.named["eos_token"]) if "eos_token" in found.named else None
-    return replace(found, eos_ids=_eos_ids(directory, eos), chat_template=_chat_template(directory, settings))
+    eos = vocabulary.backend.token_to_id(vocabulary.named["eos_token"]) if "eos_token" in vocabulary.named else None
+    return replace(vocabulary, eos_ids=_eos_ids(directory, eos), chat_template=_chat_template(directory, settings))
 
 
 def _eos_ids(directory: Path, named: int | None) -> list[int]:
@@ -65,7 +65,7 @@ def _eos_ids(directory: Path, named: int | None) -> list[int]:
 
 
 def _decoder(backend: tokenizers.Tokenizer, path: Path) -> tuple[TokenBytes, bool]:
-    """How tokens spell bytes, and whether a text's first space is taken away: both follow from the decoder's parts."""
+    """How tokens encode bytes, and whether decoding strips the first space: both follow from the decoder's parts."""
     decoder = {} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
     parts = {part["type"]: part for part in decoder.get("decoders", [decoder] if decoder else [])}
     if "ByteLevel" in parts:
@@ -81,9 +81,9 @@ def _decoder(backend: tokenizers.Tokenizer, path: Path) -> tuple[TokenBytes, boo
 
 
 def _named_tokens(settings: CheckpointConfig, older: Mapping[str, Any]) -> dict[str, str]:
-    """A token is given as its text, or as an object that has it as `content`."""
+    """A token is given as its text, or as an object with its text as `content`."""
     named = {}
-    for name in NAMED:
+    for name in NAMED_TOKENS:
         token = settings.get(name, older.get(name))
         token = token.get("content") if isinstance(token, dict) else token
         if token is None:
@@ -94,16 +94,16 @@ def _named_tokens(settings: CheckpointConfig, older: Mapping[str, Any]) -> dict[
     return named
 
 
-def _around(
+def _special_around(
     backend: tokenizers.Tokenizer, settings: CheckpointConfig, named: Mapping[str, str]
 ) -> tuple[list[int], list[int]]:
-    """The ids before and after a text: the post-processor's, unless add_bos_token or add_eos_token say otherwise."""
+    """Special tokens before and after a text: by the post-processor, or by add_bos_token and add_eos_token."""
     plain = backend.encode("a", add_special_tokens=False).ids
     whole = backend.encode("a", add_special_tokens=True).ids
-    at = next((at for at in range(len(whole) + 1) if whole[at : at + len(plain)] == plain), None)
-    if at is None:
-        raise Unsupported(f"{settings.source}: the post-processor changes ids between the first and the last of a text")
-    prefix, suffix = whole[:at], whole[at + len(plain) :]
+    begin = next((index for index in range(len(whole) + 1) if whole[index : index + len(plain)] == plain), None)
+    if begin is None:
+        raise Unsupported(f"{settings.source}: the post-processor changes the ids of the text itself")
+    prefix, suffix = whole[:begin], whole[begin + len(plain) :]
     for name, side in (("bos_token", prefix), ("eos_token", suffix)):
         token = backend.token_to_id(named[name]) if name in named else None
         if f"add_{name}" not in settings or token is None:
@@ -116,7 +116,7 @@ def _around(
 
 
 def _chat_template(directory: Path, settings: CheckpointConfig) -> str | None:
-    """A file of its own, or a string in tokenizer_config.json, or a list there that names several."""
+    """From chat_template.jinja, or from tokenizer_config.json: a string, or a list of named templates."""
     file = directory / "chat_template.jinja"
     if file.exists():
         return file.read_text()
@@ -125,5 +125,5 @@ def _chat_template(directory: Path, settings: CheckpointConfig) -> str | None:
         by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = by_name.get("default")
     if template is not None and not isinstance(template, str):
-        raise BadCheckpoint(f"{settings.source}: chat_template is neither a text nor a list of named ones")
+        raise BadCheckpoint(f"{settings.source}: chat_template is neither a text nor a list of named templates")
     return template

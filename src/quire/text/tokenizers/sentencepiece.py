@@ -1,78 +1,139 @@
-"""SentencePiece's BPE, in C++: the part of a `tokenizers.Tokenizer` that a vocabulary of pieces and scores needs.
-
-The library would want every way of cutting a piece in two as a merge, half a million of them for Gemma, which take two
-seconds to make; here the scores are enough."""
+"""The tokenizer of a directory with SentencePiece files instead of a tokenizer.json: `tokenizer.model`, or Marian's
+`source.spm`, `target.spm` and `vocab.json`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
 import tokenizers
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
-SPACE = "\u2581"
+from quire.core.errors import BadCheckpoint, Unsupported
+from quire.text.tokenizers.piece_backends import SPACE, MarianBackend, SentencePieceBPE
+from quire.text.tokenizers.sentencepiece_model import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    SentencePieceModel,
+    read_sentencepiece_model,
+)
+from quire.text.tokenizers.token_bytes import sentencepiece
+from quire.text.tokenizers.vocabulary import Vocabulary, refuse_damaged
+from quire.weights.config import CheckpointConfig
+from quire.weights.huggingface import read_json
 
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    ids: list[int]
-
-
-class SentencePieces:
-    """`joined`: whether a piece may be made of others. `first`: ids found in a text before anything else."""
-
-    def __init__(
-        self,
-        pieces: list[str],
-        scores: list[float],
-        joined: Sequence[bool],
-        first: list[int],
-        unknown: int | None,
-        space_first: bool,
-    ) -> None:
-        from quire import _native  # here: what is not built is not asked for
-
-        known = {pieces[index]: index for index in range(len(pieces)) if len(pieces[index]) == 6}
-        bytes_ = [known.get(f"<0x{byte:02X}>", -1) for byte in range(256)]
-        unknown = -1 if unknown is None else unknown
-        prefix = SPACE if space_first else ""
-        self._pieces = _native.SentencePieces(pieces, scores, bytes(joined), first, bytes_, unknown, prefix)
-
-    def encode(self, text: str, add_special_tokens: bool) -> Encoded:
-        assert not add_special_tokens, "what stands around a text is the tokenizer's"
-        return Encoded(self._pieces.encode(text.encode()))
-
-    def get_vocab_size(self) -> int:
-        return len(self._pieces)
-
-    def token_to_id(self, token: str) -> int | None:
-        found: int = self._pieces.id(token)
-        return None if found < 0 else found
-
-    def id_to_token(self, token: int) -> str | None:
-        return self._pieces.piece(token) if 0 <= token < len(self._pieces) else None
+MODEL_FILE, SOURCE_FILE = "tokenizer.model", "source.spm"
 
 
-class Translating:
-    """Pieces of a source, with the ids of a vocabulary; and pieces of an answer, with those of the same or another."""
+def read_tokenizer_model(directory: Path, settings: CheckpointConfig, named: Mapping[str, str]) -> Vocabulary:
+    """`tokenizer.model`, with the added tokens of tokenizer_config.json."""
+    path = directory / MODEL_FILE
+    model = read_sentencepiece_model(path)
+    added, special = _added_tokens(model, settings)
+    is_bpe = model.algorithm == "bpe"
+    backend = _bpe_backend(model, path, added) if is_bpe else _unigram_backend(model, path, added, special)
+    ids = {piece: token for token, piece in enumerate(model.pieces)} | {text: token for token, text in added.items()}
+    around = {}
+    for name, default in (("bos_token", True), ("eos_token", False)):
+        token = ids.get(named[name]) if name in named else None
+        around[name] = [token] if token is not None and settings.bool(f"add_{name}", default) else []
+    return Vocabulary(
+        backend=backend,
+        token_bytes=sentencepiece,
+        strips_space=model.add_space,
+        added=added | dict.fromkeys(model.of(UNUSED), ""),
+        special_ids=frozenset(special),
+        prefix=around["bos_token"],
+        suffix=around["eos_token"],
+        named=named,
+    )
 
-    def __init__(
-        self, source: tokenizers.Tokenizer, ids: Mapping[str, int], answers: Mapping[str, int], unknown: str
-    ) -> None:
-        self._source, self._ids, self._unknown = source, ids, ids[unknown]
-        self._pieces = {token: piece for piece, token in answers.items()}
 
-    def encode(self, text: str, add_special_tokens: bool) -> Encoded:
-        assert not add_special_tokens, "what stands around a text is the tokenizer's"
-        pieces = []
-        if text.startswith(">>") and (end := text.find("<<") + 2) > 1:  # the language to translate into
-            pieces, text = [text[:end]], text[end:]
-        pieces += self._source.encode(text, add_special_tokens=False).tokens
-        return Encoded([self._ids.get(piece, self._unknown) for piece in pieces])
+def _added_tokens(model: SentencePieceModel, settings: CheckpointConfig) -> tuple[dict[int, str], list[int]]:
+    """Tokens that are matched before the others, by id, and the ids of those that are not text."""
+    special = model.of(CONTROL, UNKNOWN)
+    added = {token: model.pieces[token] for token in (*special, *model.of(USER_DEFINED))}
+    for key, entry in sorted(settings.dict("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
+        token = int(key)
+        if token > len(model.pieces) + sum(number >= len(model.pieces) for number in added):
+            raise BadCheckpoint(
+                f"{settings.source}: added_tokens_decoder has {token}, and the tokens before it are missing"
+            )
+        added[token] = entry["content"]
+        if entry.get("special") and token not in special:
+            special.append(token)
+    return added, special
 
-    def get_vocab_size(self) -> int:
-        return len(self._pieces)
 
-    def token_to_id(self, token: str) -> int | None:
-        return self._ids.get(token)
+def _bpe_backend(model: SentencePieceModel, path: Path, added: Mapping[int, str]) -> SentencePieceBPE:
+    if model.char_map or model.collapse_spaces:
+        raise Unsupported(f"{path}: a BPE model with normalization", "save it as a fast tokenizer with transformers")
+    extra = [added[token] for token in sorted(added) if token >= len(model.pieces)]
+    return SentencePieceBPE(
+        [*model.pieces, *extra],
+        [*model.scores, *[0.0] * len(extra)],
+        mergeable=[kind == NORMAL for kind in model.kinds] + [False] * len(extra),
+        added=sorted(added),
+        unknown=next(iter(model.of(UNKNOWN)), None),
+        add_space=model.add_space,
+    )
 
-    def id_to_token(self, token: int) -> str | None:
-        return self._pieces.get(token)
+
+def _unigram_backend(
+    model: SentencePieceModel, path: Path, added: Mapping[int, str], special: Sequence[int]
+) -> tokenizers.Tokenizer:
+    backend = _unigram(model, path)
+    for token in sorted(added):
+        backend.add_tokens([AddedToken(added[token], normalized=False, special=token in special)])
+    return backend
+
+
+def _unigram(model: SentencePieceModel, path: Path) -> tokenizers.Tokenizer:
+    unknown = next(iter(model.of(UNKNOWN)), None)
+    vocab = list(zip(model.pieces, model.scores, strict=True))
+    with refuse_damaged(f"{path} is damaged"):
+        backend = tokenizers.Tokenizer(models.Unigram(vocab, unknown, byte_fallback=bool(model.of(BYTE))))
+        steps: list[normalizers.Normalizer] = []
+        if model.char_map:
+            steps.append(normalizers.Precompiled(model.char_map))
+        if model.collapse_spaces:
+            steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        backend.normalizer = normalizers.Sequence(steps)
+    scheme = "always" if model.add_space else "never"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
+    return backend
+
+
+# -- Marian ------------------------------------------------------------------------------------------------------------
+
+
+def read_marian(directory: Path, settings: CheckpointConfig, named: Mapping[str, str]) -> Vocabulary:
+    named = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"} | dict(named)
+    ids = _read_vocab(directory / "vocab.json", named)
+    targets = _read_vocab(directory / "target_vocab.json", named) if settings.bool("separate_vocabs", False) else ids
+    path = directory / SOURCE_FILE
+    model = read_sentencepiece_model(path)
+    if model.algorithm != "unigram":
+        raise Unsupported(f"{path} is a BPE model", "Marian's are unigram models")
+    source = _unigram(model, path)
+    special = [named[name] for name in ("eos_token", "unk_token", "pad_token")]
+    source.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    return Vocabulary(
+        backend=MarianBackend(source, ids, targets, named["unk_token"]),
+        token_bytes=sentencepiece,
+        strips_space=True,
+        added={targets[token]: token for token in special if token in targets},
+        special_ids=frozenset(targets[token] for token in special if token in targets),
+        suffix=[ids[named["eos_token"]]],
+        named=named,
+    )
+
+
+def _read_vocab(path: Path, named: Mapping[str, str]) -> dict[str, int]:
+    vocab = read_json(path)
+    for name in ("eos_token", "unk_token"):
+        if type(vocab.get(named[name])) is not int:
+            raise BadCheckpoint(f"{path} has no id for {named[name]!r}, the {name}")
+    return vocab

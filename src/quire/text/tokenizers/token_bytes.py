@@ -1,4 +1,4 @@
-"""Which bytes a token stands for. A vocabulary is text, and there are three ways of writing bytes in it."""
+"""The bytes of a token. Vocabularies are text, and encode bytes in one of three ways."""
 
 import re
 from collections.abc import Callable
@@ -9,7 +9,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's letters for the 256 bytes: printable ones stand for themselves, the others for U+0100 and onwards."""
+    """GPT-2's characters for the 256 bytes: printable bytes stand for themselves, the others are U+0100 and onwards."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
@@ -19,21 +19,21 @@ _BYTE_OF = _byte_alphabet()
 
 
 def byte_level(token: str) -> bytes:
-    """GPT-2's way: one letter a byte. A token with other letters is plain text."""
+    """GPT-2: one character for each byte. A token with other characters is plain text."""
     try:
-        return bytes([_BYTE_OF[letter] for letter in token])
+        return bytes([_BYTE_OF[character] for character in token])
     except KeyError:
         return token.encode()
 
 
 def sentencepiece(token: str) -> bytes:
-    """SentencePiece's way: text with U+2581 for a space, and <0x0A> for a byte that no piece covers."""
+    """SentencePiece: text with U+2581 for a space, and <0x0A> for a byte that no piece covers."""
     if match := _BYTE_PIECE.fullmatch(token):
         return bytes([int(match[1], 16)])
     return token.replace("\u2581", " ").encode()
 
 
 def wordpiece(token: str) -> bytes:
-    """BERT's way: words stand apart, and a piece that goes on with one begins with ##. Where the spaces of a text were
-    is not kept: around punctuation there are more of them than before."""
+    """BERT: a token starts a new word unless it begins with ##. The spaces of the text are lost, so decoding adds
+    spaces around punctuation."""
     return token[2:].encode() if token.startswith("##") else b" " + token.encode()

@@ -1,39 +1,21 @@
 """Text to ids and back.
 
-Encoding is the `tokenizers` library's, or our own for SentencePiece's vocabularies (sentencepiece.py). Decoding is
-ours: every token stands for certain bytes, and a text is those bytes as UTF-8, each ill-formed part becoming U+FFFD. So
+The `tokenizers` library encodes, or a native backend for SentencePiece vocabularies (piece_backends.py). Decoding is
+ours: every token stands for certain bytes, and a text is these bytes as UTF-8, with U+FFFD for each ill-formed part. So
 logprobs can show a token's exact bytes, and a stream of tokens decodes to the same text as all of them at once (see
 detokenizer.py)."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import tokenizers
 
-from quire.core.errors import BadCheckpoint, BadRequest
-from quire.text.tokenizers.sentencepiece import SentencePieces, Translating
-from quire.text.tokenizers.token_bytes import TokenBytes
+from quire.core.errors import BadRequest
+from quire.text.tokenizers.vocabulary import Vocabulary
 from quire.weights.checkpoint import find_checkpoint
 
-LONG_TEXT = 2048  # characters; takes about a millisecond
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vocabulary:
-    """What a reader of a tokenizer's files finds out."""
-
-    backend: tokenizers.Tokenizer | SentencePieces | Translating
-    token_bytes: TokenBytes  # of tokens that are not in `added`
-    strips_space: bool  # encoding puts a space before a text, which decoding takes away again
-    added: Mapping[int, str]  # tokens matched in a text before anything else; their text is as it stands
-    special_ids: frozenset[int]  # of those, the ones that are no text
-    prefix: list[int] = field(default_factory=list)  # ids that special tokens put before a text, and after it
-    suffix: list[int] = field(default_factory=list)
-    eos_ids: list[int] = field(default_factory=list)
-    named: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token, unk_token, pad_token: their texts
-    chat_template: str | None = None
+LONG_TEXT_CHARACTERS = 2048  # take about a millisecond
 
 
 class Tokenizer:
@@ -45,21 +27,21 @@ class Tokenizer:
         self.special_ids = vocabulary.special_ids
         self.eos_ids = vocabulary.eos_ids
         self.chat_template = vocabulary.chat_template
-        self.special_tokens = vocabulary.named  # what a chat template may ask for by name
+        self.special_tokens = vocabulary.named  # by name, for chat templates
         self.strips_space = vocabulary.strips_space
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """From a checkpoint, or from a directory that has only the tokenizer's files."""
+        """From a checkpoint, or from a directory with only the tokenizer's files."""
         path = Path(path)
-        found = path if (path / "tokenizer.json").exists() else find_checkpoint(path)
-        if found.is_dir():
+        source = path if (path / "tokenizer.json").exists() else find_checkpoint(path)
+        if source.is_dir():
             from quire.text.tokenizers import huggingface as huggingface_tokenizer
 
-            return cls(huggingface_tokenizer.read_vocabulary(found))
+            return cls(huggingface_tokenizer.read_vocabulary(source))
         from quire.text.tokenizers import gguf as gguf_tokenizer
 
-        return cls(gguf_tokenizer.read_vocabulary(found))
+        return cls(gguf_tokenizer.read_vocabulary(source))
 
     @property
     def bos_token(self) -> str | None:
@@ -74,48 +56,48 @@ class Tokenizer:
         return None if self.bos_token is None else self.id_of(self.bos_token)
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token, spelled as in the vocabulary."""
+        """The id of a token, written as in the vocabulary."""
         return self._backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Special tokens that are written out in the text are always recognised; `add_special_tokens` puts those around
-        it that the model expects, such as a first <s>."""
-        with _refusing_surrogates(text):
+        """Special tokens written in the text are always recognized. `add_special_tokens` adds those that the model
+        expects around a text, such as a first <s>."""
+        with _refuse_surrogates(text):
             ids = self._ids(text)
         if add_special_tokens:
             return [*self._vocabulary.prefix, *ids, *self._vocabulary.suffix]
         return list(ids)
 
     def _ids(self, text: str) -> list[int]:
-        if len(text) >= LONG_TEXT and isinstance(self._backend, tokenizers.Tokenizer):
-            # Of the library's functions only those for batches let other threads run meanwhile.
+        if len(text) >= LONG_TEXT_CHARACTERS and isinstance(self._backend, tokenizers.Tokenizer):
+            # Only the batch functions of the library release the GIL.
             ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
             return ids
         return self._backend.encode(text, add_special_tokens=False).ids
 
-    def cut(self, ids: list[int], limit: int) -> list[int]:
-        """An encoded text, special tokens around it, to at most `limit` tokens: the text loses its end."""
+    def truncate(self, ids: list[int], limit: int) -> list[int]:
+        """An encoded text with its special tokens, cut at the end of the text to at most `limit` tokens."""
         suffix = self._vocabulary.suffix
         return ids if len(ids) <= limit else [*ids[: max(limit - len(suffix), 0)], *suffix]
 
     def encode_pair(self, first: str, second: str, limit: int | None = None) -> tuple[list[int], list[int]]:
-        """-> ids, and what kind of token each is: 0 or 1, as the model was taught. With `limit`, to at most so many
-        tokens: whichever text is longer loses its end."""
-        assert isinstance(self._backend, tokenizers.Tokenizer), "no model of pieces takes pairs of texts"
-        with _refusing_surrogates(first), _refusing_surrogates(second):
+        """The ids and the token type ids (0 or 1) of a pair of texts. With `limit`, at most so many tokens remain: the
+        longer text is cut at its end."""
+        assert isinstance(self._backend, tokenizers.Tokenizer), "SentencePiece models take no pairs of texts"
+        with _refuse_surrogates(first), _refuse_surrogates(second):
             pair = self._backend.encode(first, second, add_special_tokens=True)
         kept = list(range(len(pair.ids)))
         if limit is not None and len(kept) > limit:
             owners = pair.sequence_ids
-            texts = [[at for at in kept if owners[at] == text] for text in (0, 1)]
+            texts = [[index for index in kept if owners[index] == text] for text in (0, 1)]
             room = max(limit - sum(owner is None for owner in owners), 0)
             shorter, longer = sorted(map(len, texts))
             shorter = min(shorter, room // 2)
             sizes = (shorter, min(longer, room - shorter))
             small = 0 if len(texts[0]) <= len(texts[1]) else 1
-            gone = {at for text in (0, 1) for at in texts[text][sizes[text != small] :]}
-            kept = [at for at in kept if at not in gone]
-        return [pair.ids[at] for at in kept], [pair.type_ids[at] for at in kept]
+            dropped = {index for text in (0, 1) for index in texts[text][sizes[text != small] :]}
+            kept = [index for index in kept if index not in dropped]
+        return [pair.ids[index] for index in kept], [pair.type_ids[index] for index in kept]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         skipped = self.special_ids if skip_special_tokens else ()
@@ -123,15 +105,15 @@ class Tokenizer:
         return text[1:] if self.strips_space and text.startswith(" ") else text
 
     def token_bytes(self, token: int) -> bytes:
-        """The exact bytes, which may be a part of a character. None for an id that only pads the model's vocabulary."""
-        known = self._bytes.get(token)
-        if known is None:
+        """The exact bytes, which may be a part of a character. Empty for an id that pads the model's vocabulary."""
+        cached = self._bytes.get(token)
+        if cached is None:
             if not 0 <= token < 1 << 32:
                 raise BadRequest(f"{token} is not the id of a token", f"ids are 0 to {self.vocab_size - 1}")
-            spelling = self._backend.id_to_token(token)
-            known = b"" if spelling is None else self._vocabulary.token_bytes(spelling)
-            self._bytes[token] = known
-        return known
+            name = self._backend.id_to_token(token)
+            cached = b"" if name is None else self._vocabulary.token_bytes(name)
+            self._bytes[token] = cached
+        return cached
 
     def token_text(self, token: int) -> str:
         """The bytes as text, with U+FFFD for parts of characters."""
@@ -139,26 +121,14 @@ class Tokenizer:
 
 
 @contextmanager
-def refusing(problem: str) -> Iterator[None]:
-    """Around the library while it builds a tokenizer. Its errors have no class of their own, and some are panics of its
-    Rust, which are no `Exception`: a file that it cannot take is damaged, whatever it says."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:
-        raise BadCheckpoint(f"{problem}: {error}") from error
-
-
-@contextmanager
-def _refusing_surrogates(text: str) -> Iterator[None]:
+def _refuse_surrogates(text: str) -> Iterator[None]:
     try:
         yield
     except (UnicodeEncodeError, TypeError) as error:
-        if (at := _lone_surrogate(text)) is None:
+        if (position := _lone_surrogate(text)) is None:
             raise
-        raise BadRequest(f"the text has half of a surrogate pair at position {at}") from error
+        raise BadRequest(f"the text has a lone surrogate at position {position}") from error
 
 
 def _lone_surrogate(text: str) -> int | None:
-    return next((at for at, letter in enumerate(text) if "\ud800" <= letter <= "\udfff"), None)
+    return next((index for index, character in enumerate(text) if "\ud800" <= character <= "\udfff"), None)

@@ -1,12 +1,12 @@
-"""Tool calls in the text of a model: the formats that are known. Each is a module with a `FORMAT`."""
+"""Tool calls in the text of a model: the known formats. Each is a module with a `FORMAT`."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quire.text.tools.call import ToolFormat
+    from quire.text.tools.parser import ToolFormat
 
-# In the order in which their signs are looked for in a chat template.
+# In the order in which their `template_markers` are looked for in a chat template.
 FORMATS = {
     "mistral": "quire.text.tools.mistral",
     "qwen3_coder": "quire.text.tools.qwen3_coder",
@@ -19,5 +19,5 @@ FORMATS = {
 
 
 def load(name: str) -> "ToolFormat":
-    found: ToolFormat = import_module(FORMATS[name]).FORMAT
-    return found
+    tool_format: ToolFormat = import_module(FORMATS[name]).FORMAT
+    return tool_format

@@ -1,6 +1,6 @@
 """`<|tool_call|>[{"name": ..., "arguments": {...}}]`: Granite 3."""
 
-from quire.text.tools.call import ToolFormat
-from quire.text.tools.json_calls import JsonCalls
+from quire.text.tools.json_parser import JsonToolParser
+from quire.text.tools.parser import ToolFormat
 
-FORMAT = ToolFormat(lambda: JsonCalls("<|tool_call|>"), signs=("<|tool_call|>",), keep_special=True)
+FORMAT = ToolFormat(lambda: JsonToolParser("<|tool_call|>"), template_markers=("<|tool_call|>",), keep_special=True)

@@ -1,8 +1,8 @@
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen, SmolLM and others; a list inside is fine.
 
-It is also how models are told to write whose own template knows no tools."""
+Models whose chat template has no tools are prompted to write it, too."""
 
-from quire.text.tools.call import ToolFormat
-from quire.text.tools.json_calls import JsonCalls
+from quire.text.tools.json_parser import JsonToolParser
+from quire.text.tools.parser import ToolFormat
 
-FORMAT = ToolFormat(lambda: JsonCalls("<tool_call>", "</tool_call>"), signs=("<tool_call>",))
+FORMAT = ToolFormat(lambda: JsonToolParser("<tool_call>", "</tool_call>"), template_markers=("<tool_call>",))

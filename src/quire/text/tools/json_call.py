@@ -1,44 +1,44 @@
-"""`{"name": ..., "arguments": {...}}`, read a piece at a time."""
+"""`{"name": ..., "arguments": {...}}`, parsed incrementally."""
 
 import json
 
-from quire.text.tools.call import CallDelta
+from quire.text.tools.parser import CallDelta
 
 _SPACE = " \t\r\n"
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 
 
-class JsonCall:
-    """One call. `push` until `done`; `told` says whether its name is known, and so whether it is one.
+class JsonCallReader:
+    """One call. `push` until `done` or `broken`; once the call is `named`, it is known to be one.
 
-    A small machine over characters: `_state` is what comes next. The arguments pass through as they were written."""
+    A state machine over characters: `_state` says what comes next. Arguments pass through as they were written."""
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.done = False
-        self.broken = False  # no JSON object
-        self.told = False
-        self.raw = ""  # all of it
+        self.broken = False  # not a JSON object, or one without a name
+        self.named = False
+        self.raw = ""  # the text so far
         self._state = "open"
         self._key = ""
         self._value: list[str] = []
-        self._is_text = False  # the value is a string
+        self._is_string = False  # the value is a string
         self._depth = 0  # brackets open within the value
-        self._string = self._escape = False
+        self._in_string = self._escape = False
         self._held: str | None = None  # arguments that came before the name
-        self._given = False  # whether there are arguments
+        self._has_arguments = False
 
     def push(self, text: str) -> tuple[list[CallDelta], str]:
-        """What it gained, and the text after its end."""
+        """The new deltas, and the text after the end of the call."""
         deltas: list[CallDelta] = []
-        for at, char in enumerate(text):
+        for index, char in enumerate(text):
             if self.done or self.broken:
-                self.raw += text[:at]
-                return deltas, text[at:]
+                self.raw += text[:index]
+                return deltas, text[index:]
             self._step(char, deltas)
         self.raw += text
         if self._state == "value" and self._streams() and self._value:
-            self._tell_arguments("".join(self._value), deltas)
+            self._emit_arguments("".join(self._value), deltas)
             self._value.clear()
         return deltas, ""
 
@@ -55,9 +55,9 @@ class JsonCall:
         elif state == "open" and char == "{":
             self._state = "first"
         elif state in ("first", "next") and char == '"':
-            self._value, self._state, self._string = ['"'], "key", True
+            self._value, self._state, self._in_string = ['"'], "key", True
         elif state == "colon" and char == ":":
-            self._value, self._state, self._depth, self._string = [], "value", 0, False
+            self._value, self._state, self._depth, self._in_string = [], "value", 0, False
         elif state == "after" and char == ",":
             self._state = "next"
         elif state in ("first", "after") and char == "}":
@@ -69,8 +69,8 @@ class JsonCall:
         if not self._value and not self._depth and char in _SPACE:
             return
         if not self._value and not self._depth:
-            self._is_text = char == '"'
-        if self._string:
+            self._is_string = char == '"'
+        if self._in_string:
             self._value.append(char)
             if self._string_ends(char) and not self._depth:
                 self._end_value(deltas)
@@ -80,7 +80,7 @@ class JsonCall:
         else:
             self._value.append(char)
             if char == '"':
-                self._string = True
+                self._in_string = True
             elif char in "{[":
                 self._depth += 1
             elif char in "}]":
@@ -94,38 +94,38 @@ class JsonCall:
         elif char == "\\":
             self._escape = True
         elif char == '"':
-            self._string = False
-        return not self._string
+            self._in_string = False
+        return not self._in_string
 
     def _streams(self) -> bool:
-        """Arguments are told as they come, if they are an object and not a text of one."""
+        """Arguments are emitted as they come if they are an object; a string that holds JSON has to be complete."""
         return self._key in _ARGUMENTS and self._depth > 0
 
     def _end_value(self, deltas: list[CallDelta]) -> None:
         text, self._value, self._state = "".join(self._value), [], "after"
         if self._key == "name":
             name = _loads(text)
-            if not isinstance(name, str) or not name or self.told:
+            if not isinstance(name, str) or not name or self.named:
                 self.broken = True
                 return
-            self.told = True
+            self.named = True
             deltas.append(CallDelta(self.index, name, self._held or ""))
         elif self._key in _ARGUMENTS:
-            if self._is_text:
+            if self._is_string:
                 text = str(_loads(text))
-            self._tell_arguments("{}" if text.strip() == "null" else text, deltas)
+            self._emit_arguments("{}" if text.strip() == "null" else text, deltas)
 
-    def _tell_arguments(self, text: str, deltas: list[CallDelta]) -> None:
-        self._given = True
-        if self.told:
+    def _emit_arguments(self, text: str, deltas: list[CallDelta]) -> None:
+        self._has_arguments = True
+        if self.named:
             deltas.append(CallDelta(self.index, "", text))
         else:
             self._held = (self._held or "") + text
 
     def _end(self, deltas: list[CallDelta]) -> None:
-        self.done = self.told
-        self.broken = not self.told
-        if self.told and not self._given:
+        self.done = self.named
+        self.broken = not self.named
+        if self.named and not self._has_arguments:
             deltas.append(CallDelta(self.index, "", "{}"))
 
 

@@ -1,10 +1,10 @@
-"""The whole answer is `{"name": ..., "parameters": {...}}`, several divided by semicolons: Llama 3."""
+"""The whole completion is `{"name": ..., "parameters": {...}}`, or several with semicolons between: Llama 3."""
 
-from quire.text.tools.call import ToolFormat
-from quire.text.tools.json_calls import JsonCalls
+from quire.text.tools.json_parser import JsonToolParser
+from quire.text.tools.parser import ToolFormat
 
 FORMAT = ToolFormat(
-    lambda: JsonCalls(prefix="<|python_tag|>"),
-    signs=("<|python_tag|>", "Environment: ipython", '{"name": function name, "parameters"'),
+    lambda: JsonToolParser(prefix="<|python_tag|>"),
+    template_markers=("<|python_tag|>", "Environment: ipython", '{"name": function name, "parameters"'),
     keep_special=True,
 )

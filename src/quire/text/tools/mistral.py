@@ -2,95 +2,95 @@
 
 import re
 
-from quire.text.markers import Marker
-from quire.text.tools.call import CallDelta, Found, ToolFormat
-from quire.text.tools.json_calls import JsonCalls
+from quire.text.markers import MarkerScanner
+from quire.text.tools.json_parser import JsonToolParser
+from quire.text.tools.parser import CallDelta, ToolFormat, ToolParserOutput
 
 BEGIN = "[TOOL_CALLS]"
 
 _NAME = re.compile(r"\s*([\w.-]+)\s*(?:\[ARGS\]\s*)?")
 
 
-class MistralCalls:
-    """Which of the two forms it is, the first character after the marker tells."""
+class MistralToolParser:
+    """The first character after the marker says which of the two forms it is."""
 
     def __init__(self) -> None:
-        self._opening = Marker(BEGIN)
+        self._opening = MarkerScanner(BEGIN)
         self._opened = ""  # the marker, with the white space around it
-        self._calls: JsonCalls | NamedCalls | None = None
+        self._calls: JsonToolParser | MistralNamedCalls | None = None
 
-    def push(self, text: str) -> Found:
-        found = Found()
+    def push(self, text: str) -> ToolParserOutput:
+        output = ToolParserOutput()
         if not self._opened:
             before, rest = self._opening.push(text)
-            found.content = before if rest is None else before.rstrip()
+            output.content = before if rest is None else before.rstrip()
             if rest is None:
-                return found
-            self._opened, text = before[len(found.content) :] + BEGIN, rest
+                return output
+            self._opened, text = before[len(output.content) :] + BEGIN, rest
         if self._calls is None:
             start = text.lstrip()
             self._opened += text[: len(text) - len(start)]
             if not start:
-                return found
-            self._calls = JsonCalls(opened=self._opened) if start[0] in "[{" else NamedCalls(self._opened)
+                return output
+            self._calls = JsonToolParser(opened=self._opened) if start[0] in "[{" else MistralNamedCalls(self._opened)
             text = start
-        more = self._calls.push(text)
-        found.content += more.content
-        found.calls += more.calls
-        return found
+        calls_output = self._calls.push(text)
+        output.content += calls_output.content
+        output.calls += calls_output.calls
+        return output
 
-    def flush(self) -> Found:
+    def flush(self) -> ToolParserOutput:
         if self._calls is not None:
             return self._calls.flush()
-        return Found(self._opened or self._opening.flush())
+        return ToolParserOutput(self._opened or self._opening.flush())
 
 
-class NamedCalls:
+class MistralNamedCalls:
     """`name[ARGS]{...}` or `name{...}`, again after each further `[TOOL_CALLS]`."""
 
     def __init__(self, opened: str) -> None:
-        self._opened = opened  # what came before the name, for the case that it is none
-        self._name: str | None = ""  # None while arguments are read
-        self._plain = False  # it was no call, and nor is what follows
+        self._opened = opened  # the text before the name, which is content if there is no call
+        self._name: str | None = ""  # None while arguments are parsed
+        self._plain = False  # there was no call: all text is content
         self._num_calls = 0
-        self._next = Marker(BEGIN)
+        self._next = MarkerScanner(BEGIN)
 
-    def push(self, text: str) -> Found:
-        found = Found()
+    def push(self, text: str) -> ToolParserOutput:
+        output = ToolParserOutput()
         rest: str | None = text
         while rest:
             if self._plain:
-                found.content += rest
+                output.content += rest
                 break
-            rest = self._read_name(rest, found) if self._name is not None else self._read_arguments(rest, found)
-        return found
+            rest = self._parse_name(rest, output) if self._name is not None else self._parse_arguments(rest, output)
+        return output
 
-    def flush(self) -> Found:
+    def flush(self) -> ToolParserOutput:
         if self._name is None:
             held = self._next.flush().rstrip()
-            return Found(calls=[CallDelta(self._num_calls - 1, "", held)] if held else [])
-        return Found("" if self._plain else self._opened + self._name)
+            return ToolParserOutput(calls=[CallDelta(self._num_calls - 1, "", held)] if held else [])
+        return ToolParserOutput("" if self._plain else self._opened + self._name)
 
-    def _read_name(self, text: str, found: Found) -> str | None:
+    def _parse_name(self, text: str, output: ToolParserOutput) -> str | None:
         name, brace, rest = ((self._name or "") + text).partition("{")
         if not brace:
             self._name = name
             return None
-        if not (known := _NAME.fullmatch(name)):
+        if not (match := _NAME.fullmatch(name)):
             self._plain = True
             return self._opened + name + brace + rest
-        found.calls.append(CallDelta(self._num_calls, known[1]))
+        output.calls.append(CallDelta(self._num_calls, match[1]))
         self._num_calls += 1
         self._name, self._opened = None, BEGIN
         return brace + rest
 
-    def _read_arguments(self, text: str, found: Found) -> str | None:
-        gained, rest = self._next.push(text)
+    def _parse_arguments(self, text: str, output: ToolParserOutput) -> str | None:
+        arguments, rest = self._next.push(text)
         if rest is not None:
-            gained, self._name = gained.rstrip(), ""
-        if gained:
-            found.calls.append(CallDelta(self._num_calls - 1, "", gained))
+            arguments, self._name = arguments.rstrip(), ""
+        if arguments:
+            output.calls.append(CallDelta(self._num_calls - 1, "", arguments))
         return rest
 
 
-FORMAT = ToolFormat(MistralCalls, signs=(BEGIN,), keep_special=True, short_ids=True)
+FORMAT = ToolFormat(MistralToolParser, template_markers=(BEGIN,), keep_special=True, short_ids=True)

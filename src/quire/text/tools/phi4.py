@@ -1,6 +1,6 @@
 """`functools[{"name": ..., "arguments": {...}}]`: Phi-4 mini."""
 
-from quire.text.tools.call import ToolFormat
-from quire.text.tools.json_calls import JsonCalls
+from quire.text.tools.json_parser import JsonToolParser
+from quire.text.tools.parser import ToolFormat
 
-FORMAT = ToolFormat(lambda: JsonCalls("functools"), signs=("functools[", "<|tool|>"))
+FORMAT = ToolFormat(lambda: JsonToolParser("functools"), template_markers=("functools[", "<|tool|>"))

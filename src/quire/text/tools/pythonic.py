@@ -1,39 +1,39 @@
-"""`[name(city="Paris", days=3), other()]`, the whole answer: Llama 3.2 and 4, LFM2 and others that write Python."""
+"""`[name(city="Paris", days=3), other()]`, the whole completion: Llama 3.2 and 4, LFM2 and others that write Python."""
 
 import ast
 import json
 
-from quire.text.tools.call import CallDelta, Found, ToolFormat
+from quire.text.tools.parser import CallDelta, ToolFormat, ToolParserOutput
 
-_LONGEST = 1 << 16  # characters; the parser's time grows with them
+_MAX_CHARACTERS = 1 << 16  # bounds the time of Python's parser
 
 
-class PythonicCalls:
-    """A call can be told when the list is complete: only then is it known to be one."""
+class PythonicToolParser:
+    """Calls are emitted when the list is complete: only then is it known to be one."""
 
     def __init__(self) -> None:
         self._text = ""
-        self._plain = False
+        self._plain = False  # not a list of calls: all text is content
 
-    def push(self, text: str) -> Found:
+    def push(self, text: str) -> ToolParserOutput:
         if self._plain:
-            return Found(text)
+            return ToolParserOutput(text)
         self._text += text
         start = self._text.lstrip()
-        if start and (not start.startswith("[") or len(start) > _LONGEST):
+        if start and (not start.startswith("[") or len(start) > _MAX_CHARACTERS):
             self._plain = True
-            return Found(self._text)
-        return Found()
+            return ToolParserOutput(self._text)
+        return ToolParserOutput()
 
-    def flush(self) -> Found:
+    def flush(self) -> ToolParserOutput:
         if self._plain:
-            return Found()
-        calls = _calls(self._text.strip())
-        return Found(calls=calls) if calls else Found(self._text)
+            return ToolParserOutput()
+        calls = _parse_calls(self._text.strip())
+        return ToolParserOutput(calls=calls) if calls else ToolParserOutput(self._text)
 
 
-def _calls(text: str) -> list[CallDelta]:
-    """None if it is anything but a list of calls with literal keywords."""
+def _parse_calls(text: str) -> list[CallDelta]:
+    """Empty if the text is anything but a list of calls with literal keyword arguments."""
     try:
         tree = ast.parse(text, mode="eval").body
         if not isinstance(tree, ast.List):
@@ -49,4 +49,4 @@ def _calls(text: str) -> list[CallDelta]:
         return []
 
 
-FORMAT = ToolFormat(PythonicCalls, signs=("[func_name1(params_name1=", "<|tool_list_start|>"))
+FORMAT = ToolFormat(PythonicToolParser, template_markers=("[func_name1(params_name1=", "<|tool_list_start|>"))

@@ -1,39 +1,39 @@
-"""An answer as blocks: a list of them when it is whole, events when it is streamed."""
+"""Content blocks of an answer: a list of them, or the events of a stream."""
 
 from uuid import uuid4
 
-from quire.server.dialects.answer_parser import WholeCall, whole_calls
 from quire.server.dialects.anthropic.shapes import (
     BlockDelta,
     BlockStart,
     BlockStop,
     InputDelta,
-    Text,
+    TextContent,
     TextDelta,
-    Thinking,
+    ThinkingContent,
     ThinkingDelta,
-    ToolCall,
+    ToolUseContent,
 )
-from quire.text.answer import AnswerDelta
+from quire.server.dialects.tool_calls import CompletedCall, completed_calls
+from quire.text.answer_parser import AnswerDelta
 
 
 class BlockEvents:
-    """Thoughts, text and each call are blocks; one is open at a time."""
+    """Reasoning, text and each tool call are blocks; one is open at a time."""
 
     def __init__(self) -> None:
         self.called = False
         self._index = -1
         self._open: str | None = None  # "thinking", "text", or "call"
 
-    def gained(self, gain: AnswerDelta) -> list[object]:
+    def push(self, delta: AnswerDelta) -> list[object]:
         events: list[object] = []
-        if gain.reasoning:
-            events += self._enter("thinking", Thinking())
-            events.append(BlockDelta(self._index, ThinkingDelta(gain.reasoning)))
-        if gain.content and (self._open == "text" or gain.content.strip()):  # white space alone is no answer
-            events += self._enter("text", Text())
-            events.append(BlockDelta(self._index, TextDelta(gain.content)))
-        for call in gain.calls:
+        if delta.reasoning:
+            events += self._enter("thinking", ThinkingContent())
+            events.append(BlockDelta(self._index, ThinkingDelta(delta.reasoning)))
+        if delta.content and (self._open == "text" or delta.content.strip()):  # white space alone opens no block
+            events += self._enter("text", TextContent())
+            events.append(BlockDelta(self._index, TextDelta(delta.content)))
+        for call in delta.calls:
             if call.name:
                 self.called = True
                 events += [*self.end(), *self._enter("call", new_call(call.name))]
@@ -47,7 +47,7 @@ class BlockEvents:
         self._open = None
         return [BlockStop(self._index)]
 
-    def _enter(self, kind: str, block: Text | Thinking | ToolCall) -> list[object]:
+    def _enter(self, kind: str, block: TextContent | ThinkingContent | ToolUseContent) -> list[object]:
         if self._open == kind:
             return []
         closed = self.end()
@@ -56,23 +56,23 @@ class BlockEvents:
         return [*closed, BlockStart(self._index, block)]
 
 
-def whole_blocks(gain: AnswerDelta) -> list[Text | Thinking | ToolCall]:
-    blocks: list[Text | Thinking | ToolCall] = []
-    if gain.reasoning:
-        blocks.append(Thinking(gain.reasoning))
-    if gain.content.strip():
-        blocks.append(Text(gain.content))
-    return blocks + [_call(call) for call in whole_calls(gain.calls)]
+def content_blocks(delta: AnswerDelta) -> list[TextContent | ThinkingContent | ToolUseContent]:
+    blocks: list[TextContent | ThinkingContent | ToolUseContent] = []
+    if delta.reasoning:
+        blocks.append(ThinkingContent(delta.reasoning))
+    if delta.content.strip():
+        blocks.append(TextContent(delta.content))
+    return blocks + [_call(call) for call in completed_calls(delta.calls)]
 
 
-def _call(call: WholeCall) -> Text | ToolCall:
-    """A call that was cut short is text: a tool could not be called so."""
+def _call(call: CompletedCall) -> TextContent | ToolUseContent:
+    """A call that was cut short becomes text: its arguments are not JSON."""
     if call.arguments is None:
-        return Text(f"{call.name}({call.written}")
+        return TextContent(f"{call.name}({call.written}")
     block = new_call(call.name)
     block.input = call.arguments
     return block
 
 
-def new_call(name: str) -> ToolCall:
-    return ToolCall(id=f"toolu_{uuid4().hex[:24]}", name=name, input={})
+def new_call(name: str) -> ToolUseContent:
+    return ToolUseContent(id=f"toolu_{uuid4().hex[:24]}", name=name, input={})

@@ -5,52 +5,52 @@ from typing import Any
 import msgspec
 
 from quire.client.generate_request import GenerateRequest
-from quire.server.dialects.answer_parser import Reading, put_chat
-from quire.server.dialects.anthropic.blocks import BlockEvents, whole_blocks
+from quire.server.dialects.anthropic.blocks import BlockEvents, content_blocks
 from quire.server.dialects.anthropic.fields import (
     NOT_SUPPORTED,
     MessagesBody,
-    read,
+    decode_body,
     sampling_params,
     template_options,
     tool_use,
 )
 from quire.server.dialects.anthropic.messages import plain_messages
 from quire.server.dialects.anthropic.shapes import (
+    AnthropicMessage,
+    AnthropicUsage,
     BlockStart,
-    Ended,
-    Event,
-    Message,
     MessageDelta,
+    MessageEnd,
+    MessageEvent,
     MessageStart,
     MessageStop,
     Ping,
-    ToolCall,
-    Usage,
+    ToolUseContent,
 )
+from quire.server.dialects.chat_request import set_chat
 from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
-from quire.server.dialects.openai.fields import new_id
-from quire.server.http.openapi import EVENTS, JSON, answers, reads
+from quire.server.dialects.fields import new_id
+from quire.server.http.openapi import EVENTS, JSON, request_body, responses
 from quire.text.event import TextEvent
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolParams
 
 _decoder = msgspec.json.Decoder(MessagesBody)
 
 
-@reads(MessagesBody, only=dict.fromkeys([*NOT_SUPPORTED, "thread"], ()))
-@answers({JSON: Message, EVENTS: Event})
+@request_body(MessagesBody, only=dict.fromkeys([*NOT_SUPPORTED, "thread"], ()))
+@responses({JSON: AnthropicMessage, EVENTS: MessageEvent})
 def parse_messages(body: bytes, context: Context) -> "MessagesCall":
-    given = read(body, _decoder)
+    given = decode_body(body, _decoder)
     use = tool_use(given)
-    request = GenerateRequest(id=new_id("msg").replace("-", "_"), params=sampling_params(given), tenant=context.tenant)
+    request = GenerateRequest(id=new_id("msg", "_"), params=sampling_params(given), tenant=context.tenant)
     messages = plain_messages(given.system, given.messages)
-    put_chat(request, context, messages, use, **template_options(given, context))
+    set_chat(request, context, messages, use, **template_options(given, context))
     return MessagesCall(request, context, use, stream=bool(given.stream))
 
 
 class MessagesCall:
-    def __init__(self, request: GenerateRequest, context: Context, use: ToolUse, stream: bool) -> None:
+    def __init__(self, request: GenerateRequest, context: Context, use: ToolParams, stream: bool) -> None:
         self.requests = [request]
         self.stream = stream
         self._request, self._context, self._use = request, context, use
@@ -62,7 +62,7 @@ class MessagesCall:
 
     def begin(self, prompts: list[list[int]]) -> None:
         self._num_prompt = len(prompts[0])
-        self._reading = Reading.of(self._request, self._context, self._use, prompts[0])
+        self._parser = self._context.answer_parser(self._request, self._use, prompts[0])
 
     def chunks(self, prompt: int, event: TextEvent) -> list[object]:
         self._num_output += len(event.token_ids)
@@ -71,12 +71,12 @@ class MessagesCall:
         if not self._begun:
             self._begun = True
             sent.append(MessageStart(self._message([], 1)))
-        events = self._blocks.gained(self._reading.take(event.text, ended=event.finish_reason is not None))
+        events = self._blocks.push(self._parser.push(event.text, ended=event.finish_reason is not None))
         if events and isinstance(events[0], BlockStart) and events[0].index == 0:
             events.insert(1, Ping())
         sent += events
         if event.finish_reason:
-            ended = Ended(*_stop(event.finish_reason, event.stop_reason, self._blocks.called))
+            ended = MessageEnd(*_stop(event.finish_reason, event.stop_reason, self._blocks.called))
             usage = self._usage(self._num_output)
             sent += [*self._blocks.end(), MessageDelta(ended, usage), MessageStop()]
         return sent
@@ -88,22 +88,26 @@ class MessagesCall:
         [completion] = completions
         [sample] = completion.samples
         self._num_cached = completion.num_cached_tokens
-        gain = self._reading.take(sample.text, ended=True)
-        message = self._message(whole_blocks(gain), len(sample.token_ids))
+        delta = self._parser.push(sample.text, ended=True)
+        message = self._message(content_blocks(delta), len(sample.token_ids))
         message.stop_reason, message.stop_sequence = _stop(
-            sample.finish_reason, sample.stop_reason, any(isinstance(block, ToolCall) for block in message.content)
+            sample.finish_reason,
+            sample.stop_reason,
+            any(isinstance(block, ToolUseContent) for block in message.content),
         )
         return message
 
-    def _message(self, content: list[Any], num_output: int) -> Message:
-        return Message(id=self._request.id, model=self._context.model, content=content, usage=self._usage(num_output))
+    def _message(self, content: list[Any], num_output: int) -> AnthropicMessage:
+        return AnthropicMessage(
+            id=self._request.id, model=self._context.model, content=content, usage=self._usage(num_output)
+        )
 
-    def _usage(self, num_output: int) -> Usage:
-        return Usage.of(self._num_prompt, self._num_cached, num_output)
+    def _usage(self, num_output: int) -> AnthropicUsage:
+        return AnthropicUsage.of(self._num_prompt, self._num_cached, num_output)
 
 
 def _stop(reason: str | None, by: str | int | None, called: bool) -> tuple[str, str | None]:
-    """Why it ended, and the stop sequence that ended it."""
+    """The stop reason, and the stop sequence if there is one."""
     if reason == "length":
         return "max_tokens", None
     if isinstance(by, str):

@@ -1,24 +1,23 @@
-"""The body of /v1/messages. A field that nobody knows is refused in Anthropic's own words."""
+"""The body of /v1/messages. An unknown field is refused with Anthropic's message."""
 
 import re
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.structured import Structured
-from quire.server.dialects.anthropic.messages import Message, TextBlock
+from quire.server.dialects.anthropic.messages import AnthropicInputMessage, TextBlock
 from quire.server.dialects.dialect import Context
+from quire.server.dialects.fields import Int
 from quire.server.http.body import Body, decode, parts
-from quire.text.tools.use import Choice, ToolUse
-
-Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # what the engine's arrays hold
+from quire.text.tools.params import ToolChoiceMode, ToolParams
 
 
 class NoThreads(BadRequest):
-    """Anthropic's client knows it by its code, and goes on with the whole conversation in every request."""
+    """Anthropic's client recognizes the code, and then sends the whole conversation with every request."""
 
     code = "thread_unsupported_request"
 
@@ -27,7 +26,7 @@ class Strict(Struct, kw_only=True, forbid_unknown_fields=True):
     """Null is the same as absent."""
 
 
-class Tool(Strict, kw_only=True):
+class AnthropicTool(Strict, kw_only=True):
     name: str
     input_schema: dict[str, Any] | None = None
     description: str | None = None
@@ -35,12 +34,12 @@ class Tool(Strict, kw_only=True):
     strict: bool | None = None
     cache_control: Any = None
     input_examples: Any = None
-    eager_input_streaming: bool | None = None  # arguments are streamed as they are written
+    eager_input_streaming: bool | None = None  # arguments are always streamed
     allowed_callers: Any = None
     defer_loading: bool | None = None
 
 
-class ToolChoice(Strict, kw_only=True):
+class AnthropicToolChoice(Strict, kw_only=True):
     type: str
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
@@ -52,27 +51,27 @@ class ThinkingConfig(Strict, kw_only=True):
     display: str | None = None
 
 
-class Format(Strict, kw_only=True):
+class OutputFormat(Strict, kw_only=True):
     type: str
     schema: dict[str, Any]
 
 
 class OutputConfig(Strict, kw_only=True):
-    format: Format | None = None
+    format: OutputFormat | None = None
     effort: str | None = None
 
 
 class PromptBody(Strict, kw_only=True):
-    """What decides the prompt."""
+    """The fields that determine the prompt."""
 
     model: str
-    messages: list[Message]
+    messages: list[AnthropicInputMessage]
     system: str | list[TextBlock] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: ToolChoice | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    cache_control: Any = None  # prefixes are cached without being asked
+    cache_control: Any = None  # without effect: prefixes are always cached
     speed: str | None = None
 
 
@@ -83,7 +82,7 @@ class MessagesBody(PromptBody, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int | None = None
-    metadata: dict[str, Any] | None = None  # these three are taken and change nothing
+    metadata: dict[str, Any] | None = None  # these three are accepted, without effect
     service_tier: str | None = None
     inference_geo: str | None = None
     container: Any = None
@@ -105,12 +104,12 @@ NOT_SUPPORTED = (
     "fallback_credit_token",
     "diagnostics",
 )
-_CHOICES: dict[str, Choice] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
+_CHOICES: dict[str, ToolChoiceMode] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 _VALUE = re.compile(r"invalid value '(\w+)'")
 _INDEX = re.compile(r"\[(\d+)\]")
 
 
-def read(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+def decode_body(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
     return decode(body, decoder, _explain)
 
 
@@ -123,22 +122,22 @@ def _explain(message: str, body: type[Struct]) -> BadRequest:
     return BadRequest(f"{path}: {said}" if path else said, param=path or None)
 
 
-def tool_use(body: PromptBody) -> ToolUse:
+def tool_use(body: PromptBody) -> ToolParams:
     tools = []
-    for at, tool in enumerate(body.tools or ()):
+    for index, tool in enumerate(body.tools or ()):
         if tool.type not in (None, "custom"):
             raise BadRequest(
-                f"tools.{at}.type: `{tool.type}` is not supported", "give tools of your own", param="tools"
+                f"tools.{index}.type: `{tool.type}` is not supported", "give tools of your own", param="tools"
             )
         schema = tool.input_schema or {"type": "object", "properties": {}}
         function = {"name": tool.name, "description": tool.description or "", "parameters": schema}
         tools.append({"type": "function", "function": function})
     choice = body.tool_choice
     if choice is None:
-        return ToolUse(tools)
+        return ToolParams(tools)
     if choice.type not in _CHOICES:
         raise BadRequest(f"tool_choice.type: `{choice.type}` is not one of {', '.join(_CHOICES)}", param="tool_choice")
-    return ToolUse(tools, _CHOICES[choice.type], choice.name or "", not choice.disable_parallel_tool_use)
+    return ToolParams(tools, _CHOICES[choice.type], choice.name or "", not choice.disable_parallel_tool_use)
 
 
 def sampling_params(body: MessagesBody) -> SamplingParams:
@@ -168,7 +167,7 @@ def _structured(config: OutputConfig | None) -> Structured | None:
 
 
 def template_options(body: PromptBody, context: Context) -> dict[str, Any]:
-    """The last message is continued if it is the assistant's. Thoughts come only if they are asked for."""
+    """An assistant message at the end is continued. Reasoning is off unless it is asked for."""
     options: dict[str, Any] = {}
     last = body.messages[-1] if body.messages else None
     if last is not None and last.role == "assistant" and last.content:
@@ -179,15 +178,15 @@ def template_options(body: PromptBody, context: Context) -> dict[str, Any]:
     if body.speed not in (None, "standard"):
         raise BadRequest(f"speed: `{body.speed}` is not supported", "leave it out", param="speed")
     if context.chat_format().reasoning is not None:
-        options["enable_thinking"] = _thinks(body.thinking)
+        options["enable_thinking"] = _thinking_enabled(body.thinking)
     elif body.thinking is not None and body.thinking.type == "enabled":
-        raise BadRequest("thinking: this model does not think", "leave it out", param="thinking")
+        raise BadRequest("thinking: this model has no reasoning", "leave it out", param="thinking")
     if body.output_config is not None and body.output_config.effort is not None:
         options["reasoning_effort"] = body.output_config.effort
     return options
 
 
-def _thinks(config: ThinkingConfig | None) -> bool:
+def _thinking_enabled(config: ThinkingConfig | None) -> bool:
     if config is None:
         return False
     if config.type not in ("enabled", "disabled", "adaptive"):

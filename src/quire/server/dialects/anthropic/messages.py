@@ -1,4 +1,4 @@
-"""Messages made of blocks, as clients send them, and as chat templates read them."""
+"""Messages of content blocks as clients send them, and as chat templates take them."""
 
 from typing import Any, Literal
 
@@ -7,32 +7,32 @@ from msgspec import Struct
 from quire.core.errors import BadRequest
 
 
-class Block(Struct, kw_only=True, forbid_unknown_fields=True):
-    cache_control: Any = None  # prefixes are cached without being asked
+class InputBlock(Struct, kw_only=True, forbid_unknown_fields=True):
+    cache_control: Any = None  # without effect: prefixes are always cached
 
 
-class TextBlock(Block, tag="text"):
+class TextBlock(InputBlock, tag="text"):
     text: str
     citations: Any = None
 
 
-class ThinkingBlock(Block, tag="thinking"):
+class ThinkingBlock(InputBlock, tag="thinking"):
     thinking: str
     signature: str = ""
 
 
-class RedactedThinkingBlock(Block, tag="redacted_thinking"):
+class RedactedThinkingBlock(InputBlock, tag="redacted_thinking"):
     data: str
 
 
-class ToolUseBlock(Block, tag="tool_use"):
+class ToolUseBlock(InputBlock, tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any]
     caller: Any = None
 
 
-class ToolResultBlock(Block, tag="tool_result"):
+class ToolResultBlock(InputBlock, tag="tool_result"):
     tool_use_id: str
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
@@ -42,7 +42,7 @@ class ToolResultBlock(Block, tag="tool_result"):
 AnyBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
-class Message(Struct, kw_only=True, forbid_unknown_fields=True):
+class AnthropicInputMessage(Struct, kw_only=True, forbid_unknown_fields=True):
     role: Literal["user", "assistant"]
     content: str | list[AnyBlock]
 
@@ -53,16 +53,16 @@ def joined(content: str | list[TextBlock] | None) -> str:
     return "\n".join(block.text for block in content)
 
 
-def plain_messages(system: str | list[TextBlock] | None, messages: list[Message]) -> list[dict[str, Any]]:
-    """Results of tools are messages of their own; neighbours of the same role are one message."""
+def plain_messages(system: str | list[TextBlock] | None, messages: list[AnthropicInputMessage]) -> list[dict[str, Any]]:
+    """Tool results become messages of their own; neighbours with the same role become one message."""
     if not messages:
         raise BadRequest("messages: at least one message is required", param="messages")
     plain: list[dict[str, Any]] = [{"role": "system", "content": joined(system)}] if system else []
-    for at, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if not message.content and (message.role == "user" or message is not messages[-1]):
             said = "all messages must have non-empty content except for the optional final assistant message"
-            raise BadRequest(f"messages.{at}: {said}", param=f"messages.{at}")
-        for part in _parts(message, f"messages.{at}.content"):
+            raise BadRequest(f"messages.{index}: {said}", param=f"messages.{index}")
+        for part in _parts(message, f"messages.{index}.content"):
             last = plain[-1] if plain else {}
             if part.keys() == last.keys() == {"role", "content"} and part["role"] == last["role"]:
                 last["content"] += "\n" + part["content"]
@@ -71,7 +71,7 @@ def plain_messages(system: str | list[TextBlock] | None, messages: list[Message]
     return plain
 
 
-def _parts(message: Message, where: str) -> list[dict[str, Any]]:
+def _parts(message: AnthropicInputMessage, where: str) -> list[dict[str, Any]]:
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     texts = [block for block in message.content if isinstance(block, TextBlock)]
@@ -82,8 +82,8 @@ def _parts(message: Message, where: str) -> list[dict[str, Any]]:
         return [*results, *said]
     _only(message.content, TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, "assistant", where)
     part: dict[str, Any] = {"role": "assistant", "content": joined(texts)}
-    if thoughts := [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]:
-        part["reasoning_content"] = "\n".join(thoughts)
+    if reasoning := [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]:
+        part["reasoning_content"] = "\n".join(reasoning)
     if calls := [_call(block) for block in message.content if isinstance(block, ToolUseBlock)]:
         part["tool_calls"] = calls
     return [part]
@@ -98,7 +98,9 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
 
 
 def _only(content: list[AnyBlock], kinds: Any, role: str, where: str) -> None:
-    for at, block in enumerate(content):
+    for index, block in enumerate(content):
         if not isinstance(block, kinds):
             kind = block.__struct_config__.tag
-            raise BadRequest(f"{where}.{at}: {role} messages cannot have `{kind}` blocks", param=f"{where}.{at}.type")
+            raise BadRequest(
+                f"{where}.{index}: {role} messages cannot have `{kind}` blocks", param=f"{where}.{index}.type"
+            )

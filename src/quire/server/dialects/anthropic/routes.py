@@ -8,14 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.server.dialects.anthropic.fields import PromptBody, read, template_options, tool_use
+from quire.server.dialects.anthropic.fields import PromptBody, decode_body, template_options, tool_use
 from quire.server.dialects.anthropic.messages import plain_messages
-from quire.server.dialects.anthropic.shapes import error_body, error_status
+from quire.server.dialects.anthropic.shapes import WIRE
 from quire.server.dialects.chat_text import chat_text
 from quire.server.dialects.dialect import Context
 from quire.server.http.body import read_body
-from quire.server.http.openapi import JSON, answers, reads
-from quire.server.http.replies import in_shape, json_response
+from quire.server.http.openapi import JSON, request_body, responses
+from quire.server.http.replies import json_response, with_wire_errors
 
 if TYPE_CHECKING:
     from quire.server.app_state import AppState
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 _decoder = msgspec.json.Decoder(PromptBody)
 
 
-def pages(site: "AppState") -> list[Route]:
-    @reads(PromptBody)
-    @answers({JSON: dict[str, int]})
+def anthropic_routes(state: "AppState") -> list[Route]:
+    @request_body(PromptBody)
+    @responses({JSON: dict[str, int]})
     async def count_tokens(http: Request) -> Response:
-        body = read(await read_body(http, site.options.max_body_bytes), _decoder)
-        service = (await site.models.find(body.model)).service
-        context = Context(service.info, service.tokenizer, options=site.options)
+        body = decode_body(await read_body(http, state.options.max_body_bytes), _decoder)
+        service = (await state.models.find(body.model)).service
+        context = Context(service.info, service.tokenizer, options=state.options)
         return json_response({"input_tokens": await asyncio.to_thread(_count, body, context)})
 
-    return [Route("/v1/messages/count_tokens", in_shape(count_tokens, error_body, error_status), methods=["POST"])]
+    return [Route("/v1/messages/count_tokens", with_wire_errors(count_tokens, WIRE), methods=["POST"])]
 
 
 def _count(body: PromptBody, context: Context) -> int:

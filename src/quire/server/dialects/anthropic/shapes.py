@@ -1,4 +1,4 @@
-"""The objects of Anthropic's Messages API on their way out."""
+"""The objects of Anthropic's responses."""
 
 from typing import Any, NotRequired, TypedDict
 
@@ -6,44 +6,45 @@ import msgspec
 from msgspec import Struct
 
 from quire.core.errors import PromptTooLong, QueueFull, QuireError, Unavailable
+from quire.server.http.wire_format import WireFormat
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Usage(Struct, kw_only=True):
-    input_tokens: int  # of the prompt, those that were computed
+class AnthropicUsage(Struct, kw_only=True):
+    input_tokens: int  # prompt tokens that were not cached
     output_tokens: int
     cache_creation_input_tokens: int = 0
-    cache_read_input_tokens: int = 0  # of the prompt, those that were cached
+    cache_read_input_tokens: int = 0  # prompt tokens that were cached
 
     @classmethod
-    def of(cls, num_prompt: int, num_cached: int, num_output: int) -> "Usage":
+    def of(cls, num_prompt: int, num_cached: int, num_output: int) -> "AnthropicUsage":
         return cls(input_tokens=num_prompt - num_cached, cache_read_input_tokens=num_cached, output_tokens=num_output)
 
 
-class Text(Struct, tag="text"):
+class TextContent(Struct, tag="text"):
     text: str = ""
 
 
-class Thinking(Struct, tag="thinking"):
+class ThinkingContent(Struct, tag="thinking"):
     thinking: str = ""
     signature: str = ""
 
 
-class ToolCall(Struct, kw_only=True, tag="tool_use"):
+class ToolUseContent(Struct, kw_only=True, tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any]
 
 
-class Message(Struct, kw_only=True, tag="message"):
+class AnthropicMessage(Struct, kw_only=True, tag="message"):
     id: str
     model: str
-    content: list[Text | Thinking | ToolCall]
+    content: list[TextContent | ThinkingContent | ToolUseContent]
     role: str = "assistant"
     stop_reason: str | None = None
     stop_sequence: str | None = None
-    usage: Usage
+    usage: AnthropicUsage
 
 
 class TextDelta(Struct, tag="text_delta"):
@@ -59,7 +60,7 @@ class InputDelta(Struct, tag="input_json_delta"):
 
 
 class MessageStart(Struct, tag="message_start"):
-    message: Message
+    message: AnthropicMessage
 
 
 class Ping(Struct, tag="ping"):
@@ -68,7 +69,7 @@ class Ping(Struct, tag="ping"):
 
 class BlockStart(Struct, tag="content_block_start"):
     index: int
-    content_block: Text | Thinking | ToolCall
+    content_block: TextContent | ThinkingContent | ToolUseContent
 
 
 class BlockDelta(Struct, tag="content_block_delta"):
@@ -80,21 +81,21 @@ class BlockStop(Struct, tag="content_block_stop"):
     index: int
 
 
-class Ended(Struct):
+class MessageEnd(Struct):
     stop_reason: str
     stop_sequence: str | None
 
 
 class MessageDelta(Struct, tag="message_delta"):
-    delta: Ended
-    usage: Usage
+    delta: MessageEnd
+    usage: AnthropicUsage
 
 
 class MessageStop(Struct, tag="message_stop"):
     pass
 
 
-Event = MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
+MessageEvent = MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
 
 _TYPES = {
     401: "authentication_error",
@@ -116,25 +117,25 @@ class ErrorDetails(TypedDict):
     unsupported: list[str]
 
 
-class Problem(TypedDict):
+class AnthropicErrorDetail(TypedDict):
     type: str
     message: str
     details: NotRequired[ErrorDetails]
 
 
-class ErrorBody(TypedDict):
+class AnthropicErrorBody(TypedDict):
     type: str
-    error: Problem
+    error: AnthropicErrorDetail
 
 
-def error_body(error: QuireError) -> ErrorBody:
+def error_body(error: QuireError) -> AnthropicErrorBody:
     status = error_status(error)
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     message = f"{error.message} ({error.hint})" if error.hint else error.message
     if isinstance(error, PromptTooLong):
-        message = f"prompt is too long: {message}"  # what clients look for
-    problem: Problem = {"type": kind, "message": message}
-    if error.code.endswith("_unsupported_request"):  # what a client can do without, if it is told so
+        message = f"prompt is too long: {message}"  # clients look for this
+    problem: AnthropicErrorDetail = {"type": kind, "message": message}
+    if error.code.endswith("_unsupported_request"):  # tells the client what to leave out
         problem["details"] = {"error_code": error.code, "unsupported": [error.param or ""]}
     return {"type": "error", "error": problem}
 
@@ -142,3 +143,6 @@ def error_body(error: QuireError) -> ErrorBody:
 def sse(value: Any) -> bytes:
     kind: str = value["type"] if isinstance(value, dict) else value.__struct_config__.tag
     return b"event: " + kind.encode() + b"\ndata: " + _encode(value) + b"\n\n"
+
+
+WIRE = WireFormat(error=error_body, frame=sse, status=error_status)

@@ -1,4 +1,4 @@
-"""POST /api/embed, and /api/embeddings, which it was before."""
+"""POST /api/embed, and its older form /api/embeddings."""
 
 import time
 from array import array
@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.client.embed_request import EmbedRequest
+from quire.server.dialects.fields import Int, new_id
 from quire.server.dialects.ollama.fields import bare_name
-from quire.server.dialects.openai.fields import Int, new_id
 from quire.server.http.body import check_number, decode, read_body
-from quire.server.http.event_stream import unless_gone
-from quire.server.http.openapi import JSON, answers, reads
+from quire.server.http.event_stream import unless_disconnected
+from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class EmbedBody(Struct, kw_only=True):
     model: str
     input: str | list[str]
-    truncate: bool | None = None  # a text that is too long loses its end, unless this is false
+    truncate: bool | None = None  # true unless given: cut texts that are too long
     dimensions: Int | None = None
-    options: dict[str, Any] | None = None  # these two are taken and change nothing
+    options: dict[str, Any] | None = None  # these two are accepted, without effect
     keep_alive: Any = None
 
 
@@ -54,13 +54,13 @@ _embed = msgspec.json.Decoder(EmbedBody)
 _old = msgspec.json.Decoder(OldEmbedBody)
 
 
-class EmbedPages:
-    def __init__(self, site: "AppState") -> None:
-        self._models = site.models
-        self._limit = site.options.max_body_bytes
+class EmbedRoutes:
+    def __init__(self, state: "AppState") -> None:
+        self._models = state.models
+        self._limit = state.options.max_body_bytes
 
-    @reads(EmbedBody)
-    @answers({JSON: Embedded})
+    @request_body(EmbedBody)
+    @responses({JSON: Embedded})
     async def embed(self, http: Request) -> Response:
         began = time.monotonic_ns()
         body = decode(await read_body(http, self._limit, json_only=False), _embed)
@@ -68,22 +68,22 @@ class EmbedPages:
         check_number(texts, "input")
         if not texts:
             return json_response(Embedded(body.model, [], time.monotonic_ns() - began, 0, 0))
-        found = await self._found(http, body.model, texts, body.truncate is not False, body.dimensions)
-        vectors = list(map(array.tolist, found.vectors))
-        return json_response(Embedded(body.model, vectors, time.monotonic_ns() - began, 0, found.num_tokens))
+        embeddings = await self._embed(http, body.model, texts, body.truncate is not False, body.dimensions)
+        vectors = list(map(array.tolist, embeddings.vectors))
+        return json_response(Embedded(body.model, vectors, time.monotonic_ns() - began, 0, embeddings.num_tokens))
 
-    @reads(OldEmbedBody)
-    @answers({JSON: OldEmbedded})
+    @request_body(OldEmbedBody)
+    @responses({JSON: OldEmbedded})
     async def embeddings(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit, json_only=False), _old)
         if not body.prompt:
             return json_response(OldEmbedded([]))
-        found = await self._found(http, body.model, [body.prompt], True)
-        return json_response(OldEmbedded(found.vectors[0].tolist()))
+        embeddings = await self._embed(http, body.model, [body.prompt], True)
+        return json_response(OldEmbedded(embeddings.vectors[0].tolist()))
 
-    async def _found(
+    async def _embed(
         self, http: Request, model: str, texts: list[str], truncate: bool, dimensions: int | None = None
     ) -> "Embeddings":
         service = (await self._models.find(bare_name(model))).service
-        asked = EmbedRequest(id=new_id("embd"), texts=[*texts], dimensions=dimensions, truncate=truncate)
-        return await unless_gone(http.receive, service.embed(asked))
+        request = EmbedRequest(id=new_id("embd"), texts=[*texts], dimensions=dimensions, truncate=truncate)
+        return await unless_disconnected(http.receive, service.embed(request))

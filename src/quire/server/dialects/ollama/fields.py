@@ -1,4 +1,4 @@
-"""The fields that /api/generate and /api/chat share. Others are passed over, as Ollama does."""
+"""The fields that /api/generate and /api/chat share. Unknown fields are ignored, as in Ollama."""
 
 import re
 from typing import Any
@@ -13,15 +13,15 @@ from quire.server.dialects.dialect import model_field
 _NO_TIME = re.compile(r"0+(ns|us|ms|s|m|h)?")
 
 
-class Fields(Struct, kw_only=True):
+class OllamaFields(Struct, kw_only=True):
     """Null is the same as absent."""
 
     model: str
-    stream: bool | None = None  # it streams, unless this is false
+    stream: bool | None = None  # true unless given
     format: Any = None
     options: dict[str, Any] | None = None
-    keep_alive: Any = None  # models stay until another needs their place
-    truncate: bool | None = None  # a prompt that does not fit loses its beginning, unless this is false
+    keep_alive: Any = None  # without effect, except that 0 is refused
+    truncate: bool | None = None  # true unless given: drop the start of a prompt that does not fit
     think: bool | str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -37,7 +37,7 @@ def bare_name(name: str) -> str:
     return name.removesuffix(":latest")
 
 
-def num_logprobs(body: Fields) -> int | None:
+def num_logprobs(body: OllamaFields) -> int | None:
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs:
@@ -61,10 +61,10 @@ def refuse(name: str, value: object) -> None:
         raise BadRequest(f"`{name}` is not supported", "leave it out", param=name)
 
 
-def refuse_unloading(body: Fields) -> None:
+def refuse_unloading(body: OllamaFields) -> None:
     if body.keep_alive == 0 or (isinstance(body.keep_alive, str) and _NO_TIME.fullmatch(body.keep_alive)):
         raise BadRequest(
             "`keep_alive` is 0, and a model cannot be unloaded by request",
-            "leave it out: the model goes when another needs its place",
+            "leave it out: a model is unloaded when another needs its memory",
             param="keep_alive",
         )

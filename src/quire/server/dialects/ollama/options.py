@@ -1,5 +1,4 @@
-"""The `options` of a request. Names and defaults are Ollama's; one that nobody knows is passed over with a warning, as
-there."""
+"""The `options` of a request. Names and defaults are Ollama's. Unknown options are ignored with a warning, as there."""
 
 import logging
 from typing import Any
@@ -32,21 +31,21 @@ _OPTIONS = {
     "stop": "texts",
 }
 
-# How a model is loaded. Here that is decided when the server starts, for all requests.
-_OF_LOADING = {
+# Options of loading a model. They have no effect: the server's own options decide.
+_LOADING_OPTIONS = {
     **dict.fromkeys(("num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread"), "integer"),
     **dict.fromkeys(("draft_num_predict",), "integer"),
     **dict.fromkeys(("use_mmap", "use_mlock", "low_vram", "numa"), "boolean"),
 }
 
-LEAST_CONTEXT = 4  # tokens
+MIN_CONTEXT = 4  # tokens
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 
 
 def known_options(options: dict[str, Any] | None) -> dict[str, Any]:
     known = {}
     for name, value in (options or {}).items():
-        kind = _OPTIONS.get(name) or _OF_LOADING.get(name)
+        kind = _OPTIONS.get(name) or _LOADING_OPTIONS.get(name)
         if kind is None:
             log.warning("invalid option provided: %s", name)
         elif value is not None:
@@ -55,15 +54,15 @@ def known_options(options: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def window(known: dict[str, Any], max_model_len: int) -> int:
-    """Tokens that prompt and answer may have together."""
+    """Tokens that prompt and output may have together."""
     asked = known.get("num_ctx", 0)
     if asked > max_model_len:
         log.warning("num_ctx is %s, and the context holds %s tokens", asked, max_model_len)
-    return min(max(asked, LEAST_CONTEXT), max_model_len) if asked > 0 else max_model_len
+    return min(max(asked, MIN_CONTEXT), max_model_len) if asked > 0 else max_model_len
 
 
 def sampling_params(known: dict[str, Any], **given: Any) -> SamplingParams:
-    """`given` holds what does not stand in the options."""
+    """`given`: parameters that are not in the options."""
     last_n = known.get("repeat_last_n", -1)
     if last_n not in (-1, 0):
         raise BadRequest(

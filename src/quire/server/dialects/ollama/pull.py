@@ -1,4 +1,4 @@
-"""POST /api/pull: a model is fetched, where the operator allows it, and served from then on."""
+"""POST /api/pull: download a model, where the operator allows it, and serve it."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -10,25 +10,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
-from quire.server.dialects.dialect import Dialect
 from quire.server.dialects.ollama.fields import bare_name
-from quire.server.dialects.ollama.shapes import LINES, error_body, error_status, line
+from quire.server.dialects.ollama.shapes import LINES, WIRE, line
+from quire.server.errors import NotAllowed
 from quire.server.http.body import decode, read_body
-from quire.server.http.errors import NotAllowed
-from quire.server.http.event_stream import EventStream, unless_gone
-from quire.server.http.openapi import JSON, answers, reads
+from quire.server.http.event_stream import EventStream, unless_disconnected
+from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response
 
 if TYPE_CHECKING:
     from quire.client.service import PullProgress
     from quire.server.app_state import AppState
 
-SHAPE = Dialect(name="pull", routes={}, error=error_body, status=error_status, frame=line, media_type=LINES)
-
 
 class ModelBody(Struct):
     model: str | None = None
-    name: str | None = None  # what `model` was called before
+    name: str | None = None  # the older name of `model`
     stream: bool | None = None
 
     @property
@@ -41,46 +38,46 @@ class ModelBody(Struct):
 decoder = msgspec.json.Decoder(ModelBody)
 
 
-class Progress(Struct):
+class OllamaPullProgress(Struct):
     status: str
     digest: str | UnsetType = UNSET
     total: int | UnsetType = UNSET  # bytes
     completed: int | UnsetType = UNSET
 
 
-class PullPage:
-    def __init__(self, site: "AppState") -> None:
-        self._models, self._options = site.models, site.options
+class PullRoute:
+    def __init__(self, state: "AppState") -> None:
+        self._models, self._options = state.models, state.options
 
-    @reads(ModelBody)
-    @answers({JSON: Progress, LINES: Progress})
+    @request_body(ModelBody)
+    @responses({JSON: OllamaPullProgress, LINES: OllamaPullProgress})
     async def pull(self, http: Request) -> Response:
         body = decode(await read_body(http, self._options.max_body_bytes, json_only=False), decoder)
         known = {offer.name for offer in self._models.offers()}
         if body.wanted not in known and not self._options.allow_pull:
-            hint = "whoever runs it can allow it with --allow-pull"
-            raise NotAllowed(f"`{body.wanted}` is not here, and this server fetches no models", hint)
-        told = _told(self._models.pull(body.wanted))
+            hint = "its operator can allow it with --allow-pull"
+            raise NotAllowed(f"`{body.wanted}` is not here, and this server downloads no models", hint)
+        lines = _progress_lines(self._models.pull(body.wanted))
         if body.stream is False:
-            await unless_gone(http.receive, _ended(told))
-            return json_response(Progress("success"))
-        return EventStream(SHAPE, told, 0.0)
+            await unless_disconnected(http.receive, _exhaust(lines))
+            return json_response(OllamaPullProgress("success"))
+        return EventStream(WIRE, lines, 0.0)
 
 
-async def _told(pull: AsyncGenerator["PullProgress", None]) -> AsyncGenerator[bytes, None]:
-    """In Ollama's words: its clients draw a bar for each digest."""
-    yield line(Progress("pulling manifest"))
+async def _progress_lines(pull: AsyncGenerator["PullProgress", None]) -> AsyncGenerator[bytes, None]:
+    """With Ollama's statuses: its clients show a progress bar for each digest."""
+    yield line(OllamaPullProgress("pulling manifest"))
     async with aclosing(pull):
-        async for coming in pull:
-            if coming.total:
-                digest = f"sha256:{coming.sha256}" if coming.sha256 else UNSET
-                what = f"pulling {coming.sha256[:12] or 'files'}"
-                yield line(Progress(what, digest, coming.total, coming.done))
+        async for progress in pull:
+            if progress.total:
+                digest = f"sha256:{progress.sha256}" if progress.sha256 else UNSET
+                what = f"pulling {progress.sha256[:12] or 'files'}"
+                yield line(OllamaPullProgress(what, digest, progress.total, progress.done))
     for status in ("verifying sha256 digest", "writing manifest", "success"):
-        yield line(Progress(status))
+        yield line(OllamaPullProgress(status))
 
 
-async def _ended(told: AsyncGenerator[bytes, None]) -> None:
-    async with aclosing(told):
-        async for _ in told:
+async def _exhaust(lines: AsyncGenerator[bytes, None]) -> None:
+    async with aclosing(lines):
+        async for _ in lines:
             pass

@@ -1,4 +1,4 @@
-"""What Ollama tells of its models."""
+"""The routes of Ollama about its models."""
 
 import asyncio
 import time
@@ -10,73 +10,73 @@ from starlette.routing import Route
 
 from quire import __version__
 from quire.client.checkpoint_facts import CheckpointFacts, checkpoint_facts
-from quire.server.dialects.ollama.embed import EmbedPages
-from quire.server.dialects.ollama.pull import ModelBody, PullPage, decoder
-from quire.server.dialects.ollama.shapes import error_body, error_status, timestamp
+from quire.server.dialects.ollama.embed import EmbedRoutes
+from quire.server.dialects.ollama.pull import ModelBody, PullRoute, decoder
+from quire.server.dialects.ollama.shapes import WIRE, timestamp
+from quire.server.errors import NotAllowed
 from quire.server.http.body import decode, read_body
-from quire.server.http.errors import NotAllowed
-from quire.server.http.openapi import JSON, answers, reads
-from quire.server.http.replies import in_shape, json_response
+from quire.server.http.openapi import JSON, request_body, responses
+from quire.server.http.replies import json_response, with_wire_errors
 from quire.server.options import ServerOptions
 from quire.text.chat.chat_format import chat_format
-from quire.text.chat.fill_in import filling_prompt
+from quire.text.chat.fill_in_middle import fim_prompt
 
 if TYPE_CHECKING:
     from quire.client.service import ServedModel, Service
     from quire.server.app_state import AppState
 
-NEVER = "2318-01-01T00:00:00Z"  # when a model that stays is unloaded
+NEVER = "2318-01-01T00:00:00Z"  # when a model that is kept loaded expires
 
 
-def pages(site: "AppState") -> list[Route]:
-    routes, embedding = Pages(site), EmbedPages(site)
+def ollama_routes(state: "AppState") -> list[Route]:
+    routes, embedding = OllamaModelRoutes(state), EmbedRoutes(state)
 
     def route(path: str, endpoint: Any, method: str = "GET") -> Route:
-        return Route(path, in_shape(endpoint, error_body, error_status), methods=[method])
+        return Route(path, with_wire_errors(endpoint, WIRE), methods=[method])
 
     return [
         route("/api/version", routes.version),
         route("/api/tags", routes.tags),
         route("/api/ps", routes.running),
         route("/api/show", routes.show, "POST"),
-        route("/api/pull", PullPage(site).pull, "POST"),
+        route("/api/pull", PullRoute(state).pull, "POST"),
         route("/api/embed", embedding.embed, "POST"),
         route("/api/embeddings", embedding.embeddings, "POST"),
-        route("/api/delete", fixed, "DELETE"),
-        *(route(f"/api/{path}", fixed, "POST") for path in ("copy", "create", "push", "blobs/{digest}")),
+        route("/api/delete", not_allowed, "DELETE"),
+        *(route(f"/api/{path}", not_allowed, "POST") for path in ("copy", "create", "push", "blobs/{digest}")),
     ]
 
 
-@reads(ModelBody)
-@answers({JSON: dict[str, str]})
-async def fixed(http: Request) -> Response:
+@request_body(ModelBody)
+@responses({JSON: dict[str, str]})
+async def not_allowed(http: Request) -> Response:
     raise NotAllowed(
         "the models of this server cannot be changed by request",
-        "whoever runs it names them when it starts; where --allow-pull is set, /api/pull adds to them",
+        "its operator names them when it starts; where --allow-pull is set, /api/pull adds to them",
     )
 
 
-class Pages:
-    def __init__(self, site: "AppState") -> None:
-        self._models = site.models
-        self._options, self._limit = site.options, site.options.max_body_bytes
+class OllamaModelRoutes:
+    def __init__(self, state: "AppState") -> None:
+        self._models = state.models
+        self._options, self._limit = state.options, state.options.max_body_bytes
         self._since = timestamp(time.time())
 
-    @answers({JSON: dict[str, str]})
+    @responses({JSON: dict[str, str]})
     async def version(self, http: Request) -> Response:
         return json_response({"version": __version__})
 
-    @answers({JSON: dict[str, list[dict[str, Any]]]})
+    @responses({JSON: dict[str, list[dict[str, Any]]]})
     async def tags(self, http: Request) -> Response:
-        return json_response({"models": [await self._listed(offer) for offer in self._models.offers()]})
+        return json_response({"models": [await self._listed(model) for model in self._models.offers()]})
 
-    @answers({JSON: dict[str, list[dict[str, Any]]]})
+    @responses({JSON: dict[str, list[dict[str, Any]]]})
     async def running(self, http: Request) -> Response:
-        loaded = [offer for offer in self._models.offers() if offer.info is not None]
-        return json_response({"models": [await self._running(offer) for offer in loaded]})
+        loaded = [model for model in self._models.offers() if model.info is not None]
+        return json_response({"models": [await self._running(model) for model in loaded]})
 
-    @reads(ModelBody)
-    @answers({JSON: dict[str, Any]})
+    @request_body(ModelBody)
+    @responses({JSON: dict[str, Any]})
     async def show(self, http: Request) -> Response:
         wanted = decode(await read_body(http, self._limit, json_only=False), decoder).wanted
         service = (await self._models.find(wanted)).service
@@ -100,28 +100,28 @@ class Pages:
             }
         )
 
-    async def _listed(self, offer: "ServedModel") -> dict[str, Any]:
-        facts = await asyncio.to_thread(checkpoint_facts, offer.info.path) if offer.info else CheckpointFacts()
+    async def _listed(self, model: "ServedModel") -> dict[str, Any]:
+        facts = await asyncio.to_thread(checkpoint_facts, model.info.path) if model.info else CheckpointFacts()
         return {
-            "name": offer.name,
-            "model": offer.name,
+            "name": model.name,
+            "model": model.name,
             "modified_at": self._since,
-            "size": offer.info.weight_bytes if offer.info else 0,
+            "size": model.info.weight_bytes if model.info else 0,
             "digest": "",
-            "details": _details(facts, offer.adapter_of),
+            "details": _details(facts, model.adapter_of),
         }
 
-    async def _running(self, offer: "ServedModel") -> dict[str, Any]:
-        assert offer.info is not None
-        listed = await self._listed(offer)
+    async def _running(self, model: "ServedModel") -> dict[str, Any]:
+        assert model.info is not None
+        listed = await self._listed(model)
         del listed["modified_at"]
-        size = offer.info.weight_bytes + offer.info.cache_bytes
+        size = model.info.weight_bytes + model.info.cache_bytes
         return {
             **listed,
             "size": size,
             "expires_at": NEVER,
             "size_vram": size,
-            "context_length": offer.info.max_model_len,
+            "context_length": model.info.max_model_len,
         }
 
 
@@ -145,7 +145,7 @@ def _rounded(number: int) -> str:
 
 
 def _capabilities(service: "Service", options: ServerOptions) -> list[str]:
-    """What clients show buttons for."""
+    """What clients offer to their users."""
     if service.info.task != "generate":
         return ["embedding"]
     form = chat_format(service.tokenizer.chat_template or "", options.tool_call_parser, options.reasoning_parser)
@@ -153,6 +153,6 @@ def _capabilities(service: "Service", options: ServerOptions) -> list[str]:
         "completion": True,
         "tools": service.tokenizer.chat_template is not None and form.tools is not None,
         "thinking": form.reasoning is not None,
-        "insert": filling_prompt(service.tokenizer, "", "") is not None,
+        "insert": fim_prompt(service.tokenizer, "", "") is not None,
     }
     return [name for name, can in able.items() if can]

@@ -1,4 +1,4 @@
-"""The objects that Ollama sends: one a line. Durations are in nanoseconds."""
+"""The objects of Ollama's responses, one on each line. Durations are in nanoseconds."""
 
 import time
 from datetime import UTC, datetime
@@ -8,37 +8,38 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from quire.core.errors import QueueFull, QuireError, UnknownModel
+from quire.server.http.wire_format import WireFormat
 from quire.text.event import TokenLogprob
 
 _encode = msgspec.json.Encoder().encode
 
 
-class TopLogprob(Struct):
+class OllamaTopLogprob(Struct):
     token: str
     logprob: float
     bytes: list[int]
 
 
-class Logprob(TopLogprob):
-    top_logprobs: list[TopLogprob]
+class OllamaLogprob(OllamaTopLogprob):
+    top_logprobs: list[OllamaTopLogprob]
 
 
-class Message(Struct, kw_only=True):
+class OllamaMessage(Struct, kw_only=True):
     role: str = "assistant"
     content: str = ""
     thinking: str | UnsetType = UNSET
     tool_calls: list[Any] | UnsetType = UNSET
 
 
-class Answer(Struct, kw_only=True):
-    """Of /api/generate and /api/chat, streamed or not."""
+class OllamaResponse(Struct, kw_only=True):
+    """Of /api/generate and /api/chat, whole or one delta."""
 
     model: str
     created_at: str
     response: str | UnsetType = UNSET  # generate
     thinking: str | UnsetType = UNSET  # generate
-    message: Message | UnsetType = UNSET  # chat
-    logprobs: list[Logprob] | UnsetType = UNSET
+    message: OllamaMessage | UnsetType = UNSET  # chat
+    logprobs: list[OllamaLogprob] | UnsetType = UNSET
     done: bool = False
     done_reason: str | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
@@ -49,8 +50,8 @@ class Answer(Struct, kw_only=True):
     eval_duration: int | UnsetType = UNSET
 
 
-class Clock:
-    """When the parts of a call were over."""
+class CallClock:
+    """The durations of a call: loading, prefill, decode."""
 
     def __init__(self) -> None:
         self._arrived = time.monotonic_ns()
@@ -61,11 +62,11 @@ class Clock:
         self._begun = time.monotonic_ns()
 
     def token(self, seconds: float | None = None) -> None:
-        """The first came now, or at `seconds` of time.monotonic()."""
+        """The first token came now, or at `seconds` of time.monotonic()."""
         if self._first is None:
             self._first = time.monotonic_ns() if seconds is None else int(seconds * 1e9)
 
-    def write(self, answer: Answer, num_prompt: int, num_output: int) -> None:
+    def write(self, answer: OllamaResponse, num_prompt: int, num_output: int) -> None:
         now = time.monotonic_ns()
         begun = self._begun or now
         first = self._first or now
@@ -80,21 +81,21 @@ def timestamp(seconds: float | None = None) -> str:
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def logprobs_of(positions: list[list[TokenLogprob]], num_top: int) -> list[Logprob]:
-    told = []
+def logprobs_of(positions: list[list[TokenLogprob]], num_top: int) -> list[OllamaLogprob]:
+    logprobs = []
     for position in positions:
         by_rank = sorted({token.token_id: token for token in position}.values(), key=lambda token: token.rank)
-        top = [TopLogprob(token.text, token.finite_logprob, token.bytes) for token in by_rank[:num_top]]
-        told.append(Logprob(position[0].text, position[0].finite_logprob, position[0].bytes, top))
-    return told
+        top = [OllamaTopLogprob(token.text, token.finite_logprob, token.bytes) for token in by_rank[:num_top]]
+        logprobs.append(OllamaLogprob(position[0].text, position[0].finite_logprob, position[0].bytes, top))
+    return logprobs
 
 
-class ErrorBody(TypedDict):
+class OllamaErrorBody(TypedDict):
     error: str
 
 
-def error_body(error: QuireError) -> ErrorBody:
-    if isinstance(error, UnknownModel):  # in the words that clients look for
+def error_body(error: QuireError) -> OllamaErrorBody:
+    if isinstance(error, UnknownModel):  # clients look for these words
         return {"error": f"{error.message.replace('no model', 'model')} not found ({error.hint})"}
     return {"error": f"{error.message} ({error.hint})" if error.hint else error.message}
 
@@ -108,3 +109,6 @@ LINES = "application/x-ndjson"
 
 def line(value: object) -> bytes:
     return _encode(value) + b"\n"
+
+
+WIRE = WireFormat(error=error_body, frame=line, status=error_status, media_type=LINES)

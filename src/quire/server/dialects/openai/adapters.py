@@ -1,7 +1,6 @@
-"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them.
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as in vLLM.
 
-Whoever may call them makes the server read a directory of its machine, or fetch one: they are there only where the
-operator has said so."""
+They make the server read a directory of its machine, or download one, so the operator has to allow them."""
 
 import logging
 from typing import TYPE_CHECKING, Annotated
@@ -12,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from quire.server.errors import NotAllowed
 from quire.server.http.body import decode, read_body
-from quire.server.http.errors import NotAllowed
-from quire.server.http.openapi import answers, reads
+from quire.server.http.openapi import request_body, responses
 
 if TYPE_CHECKING:
     from quire.server.app_state import AppState
@@ -27,13 +26,13 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 class LoadBody(Struct, kw_only=True, forbid_unknown_fields=True):
     lora_name: Name
     lora_path: Name
-    load_inplace: bool = False  # instead of one of that name, which requests under way go on with
-    base_model_name: str | None = None  # where there are several
+    load_inplace: bool = False  # replace an adapter of that name; requests in flight keep the old one
+    base_model_name: str | None = None  # needed where several models are served
 
 
 class UnloadBody(Struct, kw_only=True, forbid_unknown_fields=True):
     lora_name: Name
-    lora_int_id: int | None = None  # vLLM's own number of it
+    lora_int_id: int | None = None  # of vLLM; without effect
 
 
 _load = msgspec.json.Decoder(LoadBody)
@@ -41,8 +40,8 @@ _unload = msgspec.json.Decoder(UnloadBody)
 
 
 class AdapterRoutes:
-    def __init__(self, site: "AppState") -> None:
-        self._models, self._options = site.models, site.options
+    def __init__(self, state: "AppState") -> None:
+        self._models, self._options = state.models, state.options
 
     def routes(self) -> list[Route]:
         return [
@@ -50,8 +49,8 @@ class AdapterRoutes:
             Route("/v1/unload_lora_adapter", self.unload, methods=["POST"]),
         ]
 
-    @reads(LoadBody)
-    @answers({"text/plain": str})
+    @request_body(LoadBody)
+    @responses({"text/plain": str})
     async def load(self, http: Request) -> Response:
         self._check()
         body = decode(await read_body(http, self._options.max_body_bytes), _load)
@@ -59,8 +58,8 @@ class AdapterRoutes:
         log.info("adapter `%s` loaded from %s", body.lora_name, body.lora_path)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
-    @reads(UnloadBody)
-    @answers({"text/plain": str})
+    @request_body(UnloadBody)
+    @responses({"text/plain": str})
     async def unload(self, http: Request) -> Response:
         self._check()
         body = decode(await read_body(http, self._options.max_body_bytes), _unload)

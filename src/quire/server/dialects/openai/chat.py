@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: what is asked."""
+"""POST /v1/chat/completions: the request."""
 
 from typing import Any
 
@@ -6,20 +6,21 @@ import msgspec
 
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
-from quire.server.dialects.answer_parser import put_chat
+from quire.server.dialects.chat_request import set_chat
 from quire.server.dialects.dialect import Context
+from quire.server.dialects.fields import Int, new_id, refuse_unsupported
+from quire.server.dialects.messages import InputMessage, plain_messages, template_kwargs
 from quire.server.dialects.openai.chat_call import ChatCall, ChatChoice
-from quire.server.dialects.openai.fields import NOT_SUPPORTED, Fields, Int, check, new_id, refuse, sampling_params
-from quire.server.dialects.openai.messages import Message, plain_messages, template_kwargs
-from quire.server.dialects.openai.shapes import Answer
-from quire.server.dialects.openai.structured import language_asked
-from quire.server.dialects.openai.tools import NamedTool, Tool, tool_use
+from quire.server.dialects.openai.fields import NOT_SUPPORTED, CompletionFields, check, sampling_params
+from quire.server.dialects.openai.shapes import CompletionObject
+from quire.server.dialects.openai.structured import structured_output
+from quire.server.dialects.tools import NamedTool, ToolDefinition, tool_use
 from quire.server.http.body import decode
-from quire.server.http.openapi import EVENTS, JSON, answers, reads
+from quire.server.http.openapi import EVENTS, JSON, request_body, responses
 
 
-class ChatBody(Fields, kw_only=True, forbid_unknown_fields=True):
-    messages: list[Message]
+class ChatBody(CompletionFields, kw_only=True, forbid_unknown_fields=True):
+    messages: list[InputMessage]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
@@ -28,7 +29,7 @@ class ChatBody(Fields, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, str]] | None = None  # for templates that show them
 
-    tools: list[Tool] | None = None
+    tools: list[ToolDefinition] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
@@ -42,7 +43,7 @@ class ChatBody(Fields, kw_only=True, forbid_unknown_fields=True):
     prediction: Any = None
     verbosity: Any = None
     web_search_options: Any = None
-    chat_template: Any = None  # a program; the server runs its own only
+    chat_template: Any = None  # refused: a template is a program
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
     thinking_token_budget: Any = None
@@ -72,11 +73,11 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
-@reads(ChatBody, only=NOT_SUPPORTED_IN_CHATS)
-@answers({JSON: Answer[ChatChoice], EVENTS: Answer[ChatChoice]})
+@request_body(ChatBody, only=NOT_SUPPORTED_IN_CHATS)
+@responses({JSON: CompletionObject[ChatChoice], EVENTS: CompletionObject[ChatChoice]})
 def parse_chat(body: bytes, context: Context) -> ChatCall:
     chat = decode(body, _decoder)
-    refuse(chat, _NOT_SUPPORTED)
+    refuse_unsupported(chat, _NOT_SUPPORTED)
     check(chat)
     if chat.add_special_tokens:
         raise BadRequest("a rendered chat has its special tokens", "leave it out", param="add_special_tokens")
@@ -84,14 +85,14 @@ def parse_chat(body: bytes, context: Context) -> ChatCall:
     request = GenerateRequest(
         id=new_id("chatcmpl"),
         params=sampling_params(
-            chat, max_tokens=_max_tokens(chat), logprobs=_logprobs(chat), structured=language_asked(chat)
+            chat, max_tokens=_max_tokens(chat), logprobs=_logprobs(chat), structured=structured_output(chat)
         ),
         truncate_prompt_tokens=chat.truncate_prompt_tokens,
         tenant=context.tenant,
         salt=chat.cache_salt or "",
         priority=chat.priority or 0,
     )
-    put_chat(request, context, plain_messages(chat.messages), use, **_template_options(chat))
+    set_chat(request, context, plain_messages(chat.messages), use, **_template_options(chat))
     return ChatCall(
         request,
         context,
@@ -121,7 +122,7 @@ def _template_options(chat: ChatBody) -> dict[str, Any]:
 
 
 def effort_options(effort: str | None, where: str) -> dict[str, Any]:
-    """What a template may look at. Those that can leave the thoughts out ask for `enable_thinking`."""
+    """Options of the chat template. Templates that can turn reasoning off look at `enable_thinking`."""
     if effort is None:
         return {}
     if effort not in EFFORTS:
@@ -130,7 +131,7 @@ def effort_options(effort: str | None, where: str) -> dict[str, Any]:
 
 
 def _max_tokens(chat: ChatBody) -> int | None:
-    """Neither given: until the context is full."""
+    """None: until the context is full."""
     old, new = chat.max_tokens, chat.max_completion_tokens
     if old is not None and new is not None and old != new:
         raise BadRequest(

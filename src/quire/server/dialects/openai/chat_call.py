@@ -1,20 +1,19 @@
-"""POST /v1/chat/completions: what is answered."""
+"""POST /v1/chat/completions: the response."""
 
 import time
 
 from msgspec import UNSET, Struct, UnsetType
 
 from quire.client.generate_request import GenerateRequest
-from quire.server.dialects.answer_parser import Reading
-from quire.server.dialects.completion import Completion, Sample
+from quire.server.dialects.completion import Completion, CompletionSample
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.fields import StreamOptions
-from quire.server.dialects.openai.shapes import Answer, prompt_logprobs_of, token_name
-from quire.server.dialects.openai.tools import ToolCallGain, folded, gain_of
-from quire.server.dialects.openai.usage import Tally, usage_of
-from quire.text.answer import AnswerDelta
+from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, token_name
+from quire.server.dialects.openai.tool_calls import ToolCallDelta, merge_tool_calls, tool_call_delta
+from quire.server.dialects.openai.usage import UsageCounter, usage_of
+from quire.text.answer_parser import AnswerDelta, AnswerParser
 from quire.text.event import TextEvent, TokenLogprob
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolParams
 
 
 class TopLogprob(Struct):
@@ -40,8 +39,8 @@ class ChatMessage(Struct, kw_only=True):
     content: str | None
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET  # the same, by its newer name
-    tool_calls: list[ToolCallGain] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET  # the newer name of reasoning_content
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class Delta(Struct):
@@ -49,12 +48,12 @@ class Delta(Struct):
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[ToolCallGain] | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):
     index: int
-    message: ChatMessage | UnsetType = UNSET  # in the full answer
+    message: ChatMessage | UnsetType = UNSET  # in a response that is not streamed
     delta: Delta | UnsetType = UNSET  # in a chunk
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
@@ -67,7 +66,7 @@ class ChatCall:
         self,
         request: GenerateRequest,
         context: Context,
-        use: ToolUse,
+        use: ToolParams,
         *,
         stream: bool = False,
         stream_options: StreamOptions | None = None,
@@ -85,9 +84,9 @@ class ChatCall:
         self._top = top_logprobs
         self._ids_too, self._by_id = token_ids, by_id
         self._reasoning_too = reasoning
-        self._tally = Tally(stream_options)
+        self._tally = UsageCounter(stream_options)
         self._prompt_ids: list[int] = []
-        self._samples: dict[int, _Told] = {}
+        self._samples: dict[int, _SampleState] = {}
 
     def begin(self, prompts: list[list[int]]) -> None:
         self._prompt_ids = prompts[0]
@@ -96,18 +95,18 @@ class ChatCall:
     def chunks(self, prompt: int, event: TextEvent) -> list[object]:
         self._tally.add(prompt, event)
         sent: list[object] = []
-        told = self._samples.get(event.index)
-        if told is None:
+        sample = self._samples.get(event.index)
+        if sample is None:
             first = self._chunk([ChatChoice(index=event.index, delta=Delta(role="assistant", content=""))])
             if self._ids_too and not self._samples:
                 first.prompt_token_ids = self._prompt_ids
-            told = self._samples[event.index] = _Told(self._reading())
+            sample = self._samples[event.index] = _SampleState(self._parser())
             sent.append(first)
-        delta = self._delta(told, told.reading.take(event.text, event.finish_reason is not None))
+        delta = self._delta(sample, sample.parser.push(event.text, event.finish_reason is not None))
         if delta or event.finish_reason or event.logprobs or (self._ids_too and event.token_ids):
             choice = ChatChoice(index=event.index, delta=delta or Delta(), logprobs=self._logprobs(event.logprobs))
             if event.finish_reason:
-                choice.finish_reason = _finish(event.finish_reason, told.called)
+                choice.finish_reason = _finish(event.finish_reason, sample.called)
                 choice.stop_reason = event.stop_reason
             if self._ids_too:
                 choice.token_ids = event.token_ids
@@ -133,14 +132,14 @@ class ChatCall:
             answer.prompt_token_ids = self._prompt_ids
         return answer
 
-    def _choice(self, index: int, sample: Sample) -> ChatChoice:
-        read = self._reading().take(sample.text, ended=True)
-        message = ChatMessage(content=read.content)
-        if read.reasoning and self._reasoning_too:
-            message.reasoning_content = message.reasoning = read.reasoning
-        if read.calls:
-            message.tool_calls = folded(read.calls, self._short_ids)
-            message.content = read.content or None
+    def _choice(self, index: int, sample: CompletionSample) -> ChatChoice:
+        answer = self._parser().push(sample.text, ended=True)
+        message = ChatMessage(content=answer.content)
+        if answer.reasoning and self._reasoning_too:
+            message.reasoning_content = message.reasoning = answer.reasoning
+        if answer.calls:
+            message.tool_calls = merge_tool_calls(answer.calls, self._short_ids)
+            message.content = answer.content or None
         return ChatChoice(
             index=index,
             message=message,
@@ -150,23 +149,23 @@ class ChatCall:
             token_ids=sample.token_ids if self._ids_too else UNSET,
         )
 
-    def _reading(self) -> Reading:
-        return Reading.of(self.requests[0], self._context, self._use, self._prompt_ids)
+    def _parser(self) -> AnswerParser:
+        return self._context.answer_parser(self.requests[0], self._use, self._prompt_ids)
 
-    def _delta(self, told: "_Told", gain: AnswerDelta) -> Delta | None:
-        if not gain:
+    def _delta(self, sample: "_SampleState", answer: AnswerDelta) -> Delta | None:
+        if not answer:
             return None
         delta = Delta()
-        if gain.content:
-            delta.content = gain.content
-        if gain.reasoning and self._reasoning_too:
-            delta.reasoning_content = delta.reasoning = gain.reasoning
-        if gain.calls:
-            told.called = True
-            delta.tool_calls = [gain_of(call, self._short_ids) for call in gain.calls]
+        if answer.content:
+            delta.content = answer.content
+        if answer.reasoning and self._reasoning_too:
+            delta.reasoning_content = delta.reasoning = answer.reasoning
+        if answer.calls:
+            sample.called = True
+            delta.tool_calls = [tool_call_delta(call, self._short_ids) for call in answer.calls]
         return delta
 
-    def _chunk(self, choices: list[ChatChoice]) -> Answer[ChatChoice]:
+    def _chunk(self, choices: list[ChatChoice]) -> CompletionObject[ChatChoice]:
         chunk = self._answer("chat.completion.chunk", choices)
         if self._tally.always:
             chunk.usage = self._tally.usage()
@@ -174,8 +173,10 @@ class ChatCall:
             chunk.usage = None
         return chunk
 
-    def _answer(self, kind: str, choices: list[ChatChoice]) -> Answer[ChatChoice]:
-        return Answer(id=self._id, object=kind, created=self._created, model=self._context.model, choices=choices)
+    def _answer(self, kind: str, choices: list[ChatChoice]) -> CompletionObject[ChatChoice]:
+        return CompletionObject(
+            id=self._id, object=kind, created=self._created, model=self._context.model, choices=choices
+        )
 
     def _logprobs(self, positions: list[list[TokenLogprob]] | None) -> ChatLogprobs | None:
         if positions is None:
@@ -193,14 +194,14 @@ def chat_logprob(position: list[TokenLogprob], num_top: int, by_id: bool = False
     return ChatLogprob(name(chosen), chosen.finite_logprob, chosen.bytes, top)
 
 
-class _Told:
-    """What was told of one sample."""
+class _SampleState:
+    """What is known of one sample while it is streamed."""
 
-    __slots__ = ("called", "reading")
+    __slots__ = ("called", "parser")
 
-    def __init__(self, reading: Reading) -> None:
-        self.reading = reading
-        self.called = False
+    def __init__(self, parser: AnswerParser) -> None:
+        self.parser = parser
+        self.called = False  # a tool
 
 
 def _finish(reason: str | None, called: bool) -> str | None:

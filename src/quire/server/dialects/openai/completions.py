@@ -11,13 +11,14 @@ from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
 from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
-from quire.server.dialects.openai.fields import NOT_SUPPORTED, Fields, Int, check, new_id, sampling_params
-from quire.server.dialects.openai.shapes import Answer, prompt_logprobs_of, token_name
-from quire.server.dialects.openai.structured import language_asked
-from quire.server.dialects.openai.usage import Tally, usage_of
+from quire.server.dialects.fields import Int, new_id
+from quire.server.dialects.openai.fields import NOT_SUPPORTED, CompletionFields, check, sampling_params
+from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, token_name
+from quire.server.dialects.openai.structured import structured_output
+from quire.server.dialects.openai.usage import UsageCounter, usage_of
 from quire.server.http.body import decode, texts_or_ids
-from quire.server.http.openapi import EVENTS, JSON, answers, reads
-from quire.text.chat.fill_in import filling_ends, filling_prompt
+from quire.server.http.openapi import EVENTS, JSON, request_body, responses
+from quire.text.chat.fill_in_middle import fim_prompt, fim_stop_ids
 from quire.text.event import TextEvent, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16
@@ -25,7 +26,7 @@ DEFAULT_MAX_TOKENS = 16
 _Shown = tuple[int, str, list[TokenLogprob] | None]  # a token, its text, its logprobs
 
 
-class CompletionBody(Fields, kw_only=True, forbid_unknown_fields=True):
+class CompletionBody(CompletionFields, kw_only=True, forbid_unknown_fields=True):
     prompt: str | list[str | int | list[int]]
     best_of: Int | None = None
     echo: bool | None = None
@@ -38,7 +39,7 @@ _decoder = msgspec.json.Decoder(CompletionBody)
 
 
 class CompletionLogprobs(Struct):
-    """Four lists, one entry a token. Offsets are in characters of the text."""
+    """Four lists with one entry for each token. Offsets are in characters of the text."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -57,27 +58,27 @@ class CompletionChoice(Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-@reads(CompletionBody, only=NOT_SUPPORTED)
-@answers({JSON: Answer[CompletionChoice], EVENTS: Answer[CompletionChoice]})
+@request_body(CompletionBody, only=NOT_SUPPORTED)
+@responses({JSON: CompletionObject[CompletionChoice], EVENTS: CompletionObject[CompletionChoice]})
 def parse_completion(body: bytes, context: Context) -> "CompletionCall":
     completion = decode(body, _decoder)
     check(completion)
     name = new_id("cmpl")
     prompts = texts_or_ids(completion.prompt, "prompt")
     if completion.suffix:
-        prompts = [_between(prompt, completion, context) for prompt in prompts]
-        completion.stop_token_ids = [*(completion.stop_token_ids or ()), *filling_ends(context.tokenizer)]
-    language = language_asked(completion)
+        prompts = [_fill_in_prompt(prompt, completion, context) for prompt in prompts]
+        completion.stop_token_ids = [*(completion.stop_token_ids or ()), *fim_stop_ids(context.tokenizer)]
+    structured = structured_output(completion)
     max_tokens = DEFAULT_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
     of_prompt = [completion.logprobs if completion.echo else None, completion.prompt_logprobs]
     requests = [
         GenerateRequest(
-            id=f"{name}-{at}",
+            id=f"{name}-{index}",
             params=sampling_params(
                 completion,
                 best_of=completion.best_of,
                 max_tokens=1 if max_tokens == 0 and completion.echo else max_tokens,
-                structured=language,
+                structured=structured,
                 logprobs=completion.logprobs,
                 prompt_logprobs=max((count for count in of_prompt if count is not None), default=None),
             ),
@@ -90,16 +91,16 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
             salt=completion.cache_salt or "",
             priority=completion.priority or 0,
         )
-        for at, prompt in enumerate(prompts)
+        for index, prompt in enumerate(prompts)
     ]
     return CompletionCall(name, completion, requests, context)
 
 
-def _between(prompt: str | list[int], completion: CompletionBody, context: Context) -> list[int]:
-    """A prompt whose continuation is followed by the suffix."""
+def _fill_in_prompt(prompt: str | list[int], completion: CompletionBody, context: Context) -> list[int]:
+    """The prompt of a model that fills in the text before a suffix."""
     if completion.echo or not isinstance(prompt, str):
         raise BadRequest("a suffix needs a prompt that is text, and no echo", param="suffix")
-    ids = filling_prompt(context.tokenizer, prompt, completion.suffix or "")
+    ids = fim_prompt(context.tokenizer, prompt, completion.suffix or "")
     if ids is None:
         raise BadRequest("`suffix` is not supported by this model", "use one made to fill in code", param="suffix")
     return ids
@@ -114,12 +115,12 @@ class CompletionCall:
         self._model = context.model
         self._tokenizer = context.tokenizer
         self._echo = bool(body.echo)
-        self._only_echo = self._echo and body.max_tokens == 0  # the one token drawn is not shown
+        self._only_echo = self._echo and body.max_tokens == 0  # the one sampled token is not shown
         self._with_logprobs = body.logprobs is not None
         self._with_prompt_logprobs = body.prompt_logprobs is not None
         self._ids_too = bool(body.return_token_ids)
         self._by_id = bool(body.return_tokens_as_token_ids)
-        self._tally = Tally(body.stream_options)
+        self._tally = UsageCounter(body.stream_options)
         self._prompts: list[list[int]] = []
         self._prompt_logprobs: dict[int, list[list[TokenLogprob]]] = {}  # by prompt, until its echo is sent
         self._offsets: dict[int, int] = {}  # by choice: characters sent
@@ -178,9 +179,9 @@ class CompletionCall:
         choices = []
         for prompt, completion in enumerate(completions):
             params = self.requests[prompt].params
-            for at, sample in enumerate(completion.samples):
+            for index, sample in enumerate(completion.samples):
                 choice = CompletionChoice(
-                    index=prompt * params.n + at,
+                    index=prompt * params.n + index,
                     text=(self._prompt_text(prompt) if self._echo else "") + sample.text,
                     finish_reason=sample.finish_reason,
                     stop_reason=sample.stop_reason,
@@ -198,8 +199,10 @@ class CompletionCall:
         answer.usage = usage_of(completions)
         return answer
 
-    def _answer(self, choices: list[CompletionChoice]) -> Answer[CompletionChoice]:
-        return Answer(id=self._id, object="text_completion", created=self._created, model=self._model, choices=choices)
+    def _answer(self, choices: list[CompletionChoice]) -> CompletionObject[CompletionChoice]:
+        return CompletionObject(
+            id=self._id, object="text_completion", created=self._created, model=self._model, choices=choices
+        )
 
     def _prompt_text(self, prompt: int) -> str:
         request = self.requests[prompt]
@@ -208,7 +211,7 @@ class CompletionCall:
         return self._tokenizer.decode(self._prompts[prompt], skip_special_tokens=request.params.skip_special_tokens)
 
     def _prompt_tokens(self, prompt: int, logprobs: list[list[TokenLogprob]] | None) -> list[_Shown]:
-        """The prompt's tokens with their logprobs. Nothing precedes the first, so it has none."""
+        """The prompt's tokens with their logprobs. The first token has none."""
         first = self._prompts[prompt][0]
         text = self._tokenizer.token_bytes(first).decode("utf-8", errors="replace")
         return [(first, text, None), *map(_shown, logprobs or ())]
@@ -219,7 +222,7 @@ def _shown(position: list[TokenLogprob]) -> _Shown:
 
 
 def _logprobs(shown: list[_Shown], offset: int, by_id: bool) -> tuple[CompletionLogprobs, int]:
-    """The four lists for these tokens, the first of which begins at `offset`; and where the next begins."""
+    """-> the four lists, for tokens whose text begins at `offset`, and the offset of what follows"""
     lists = CompletionLogprobs([], [], [], [])
     for token_id, text, position in shown:
         lists.text_offset.append(offset)

@@ -1,15 +1,13 @@
-"""The fields that chat and completions share, and how they become `SamplingParams`."""
+"""The fields that chat and completions share, and their `SamplingParams`."""
 
-from typing import Annotated, Any
-from uuid import uuid4
+from typing import Any
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
+from quire.server.dialects.fields import Int, refuse_unsupported
 from quire.server.dialects.openai.structured import ResponseFormat, Schema, StructuredOutputs
-
-Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # what the engine's arrays hold
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -18,7 +16,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
+class CompletionFields(Struct, kw_only=True, forbid_unknown_fields=True):
     """Null is the same as absent, for every field."""
 
     model: str | None = None
@@ -59,11 +57,11 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
         None  # in logprobs: `token_id:` and the id, where the token's text would be
     )
 
-    user: str | None = None  # these six are taken and change nothing
+    user: str | None = None  # these six are accepted, without effect
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None  # prefixes are cached without being asked
+    prompt_cache_options: dict[str, Any] | None = None  # prefixes are always cached
     prompt_cache_retention: str | None = None
     store: bool | None = None
     service_tier: str | None = None
@@ -74,9 +72,9 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    guided_decoding_backend: str | None = None  # there is one only; as at vLLM, the name is taken
+    guided_decoding_backend: str | None = None  # without effect: there is one backend
 
-    request_id: str | None = None  # these are vLLM's: taken where they ask for what is done anyway
+    request_id: str | None = None  # these are vLLM's: accepted where they ask for the default
     spaces_between_special_tokens: bool | None = None
     guided_whitespace_pattern: Any = None
     logits_processors: Any = None
@@ -111,7 +109,7 @@ _SAME_NAME = (
     "early_stopping",
 )
 
-# Fields nobody wrote code for, with the values that ask for nothing. They are refused, never ignored.
+# Fields that are not supported, with the values that ask for nothing.
 NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
@@ -124,16 +122,9 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def refuse(body: Struct, table: dict[str, tuple[Any, ...]]) -> None:
-    for name, harmless in table.items():
-        value = getattr(body, name)
-        if value is not None and value not in harmless:
-            raise BadRequest(f"`{name}` is not supported", "leave it out", param=name)
-
-
-def check(body: Fields) -> None:
-    """What both routes refuse before anything else is looked at."""
-    refuse(body, NOT_SUPPORTED)
+def check(body: CompletionFields) -> None:
+    """What both routes refuse before anything else is checked."""
+    refuse_unsupported(body, NOT_SUPPORTED)
     if body.stream_options is not None:
         if not body.stream:
             raise BadRequest("stream_options is given and stream is not true", param="stream_options")
@@ -149,8 +140,8 @@ def check(body: Fields) -> None:
         raise BadRequest("prompt_logprobs cannot be streamed", "leave out stream", param="prompt_logprobs")
 
 
-def sampling_params(body: Fields, **given: Any) -> SamplingParams:
-    """`given` holds what the two routes name or default differently."""
+def sampling_params(body: CompletionFields, **given: Any) -> SamplingParams:
+    """`given`: parameters whose names or defaults differ between the two routes."""
     for name in _SAME_NAME:
         if (value := getattr(body, name)) is not None:
             given.setdefault(name, value)
@@ -159,9 +150,7 @@ def sampling_params(body: Fields, **given: Any) -> SamplingParams:
     params = SamplingParams(**given)
     if body.stream and (params.beam_width or params.num_samples > params.n):
         field = "use_beam_search" if params.beam_width else "best_of"
-        raise BadRequest(f"{field} cannot be streamed: the best are known at the end", "leave out stream", param=field)
+        raise BadRequest(
+            f"{field} cannot be streamed: the best samples are known at the end", "leave out stream", param=field
+        )
     return params
-
-
-def new_id(prefix: str, between: str = "-") -> str:
-    return f"{prefix}{between}{uuid4().hex}"

@@ -1,4 +1,4 @@
-"""POST /invocations: the one path that SageMaker calls, for a chat or a completion."""
+"""POST /invocations, the one path that SageMaker calls: a chat or a completion."""
 
 import msgspec
 from msgspec import Struct
@@ -8,13 +8,13 @@ from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.chat import NOT_SUPPORTED_IN_CHATS, ChatBody, parse_chat
 from quire.server.dialects.openai.chat_call import ChatCall, ChatChoice
 from quire.server.dialects.openai.completions import CompletionCall, parse_completion
-from quire.server.dialects.openai.shapes import Answer
+from quire.server.dialects.openai.shapes import CompletionObject
 from quire.server.http.body import decode
-from quire.server.http.openapi import EVENTS, JSON, answers, reads
+from quire.server.http.openapi import EVENTS, JSON, request_body, responses
 
 
 class _Either(Struct):
-    """The fields by which the two are told apart."""
+    """The fields that distinguish the two."""
 
     messages: msgspec.Raw = msgspec.Raw(b"null")
     prompt: msgspec.Raw = msgspec.Raw(b"null")
@@ -23,8 +23,8 @@ class _Either(Struct):
 _decoder = msgspec.json.Decoder(_Either)
 
 
-@reads(ChatBody, only=NOT_SUPPORTED_IN_CHATS)
-@answers({JSON: Answer[ChatChoice], EVENTS: Answer[ChatChoice]})
+@request_body(ChatBody, only=NOT_SUPPORTED_IN_CHATS)
+@responses({JSON: CompletionObject[ChatChoice], EVENTS: CompletionObject[ChatChoice]})
 def parse_invocation(body: bytes, context: Context) -> ChatCall | CompletionCall:
     either = decode(body, _decoder)
     if bytes(either.messages) != b"null":

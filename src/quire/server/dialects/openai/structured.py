@@ -1,4 +1,4 @@
-"""The fields that say what language an answer has to be in: OpenAI's `response_format`, and what vLLM has beside it."""
+"""The fields of structured output: OpenAI's `response_format`, and vLLM's."""
 
 import json
 from typing import Any, Protocol
@@ -15,13 +15,13 @@ class JsonSchema(Struct, kw_only=True, forbid_unknown_fields=True):
     name: str | None = None
     description: str | None = None
     schema: Schema | None = None
-    strict: bool | None = None  # either way the answer follows the schema
+    strict: bool | None = None  # the output follows the schema in any case
 
 
 class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
     type: str
     json_schema: JsonSchema | None = None
-    value: str | Schema | None = None  # Text Generation Inference's: a schema, or an expression
+    value: str | Schema | None = None  # Text Generation Inference's: a schema or a regex
 
 
 class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -36,11 +36,11 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
-    disable_fallback: bool | None = None  # there is one way only
+    disable_fallback: bool | None = None  # without effect: there is one backend
 
 
-class Asks(Protocol):
-    """A body with the fields that are read here."""
+class StructuredOutputFields(Protocol):
+    """A body with the fields of structured output."""
 
     response_format: ResponseFormat | None
     structured_outputs: StructuredOutputs | None
@@ -53,11 +53,11 @@ class Asks(Protocol):
 _REFUSED = ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 
 
-def language_asked(body: Asks) -> Structured | None:
-    """The one that the body asks for; None: any text."""
+def structured_output(body: StructuredOutputFields) -> Structured | None:
+    """None: any text."""
     asked: dict[str, Structured] = {}
-    if body.response_format is not None and (found := _of_response_format(body.response_format)):
-        asked["response_format"] = found
+    if body.response_format is not None and (output := _of_response_format(body.response_format)):
+        asked["response_format"] = output
     if (outputs := body.structured_outputs) is not None:
         for name in _REFUSED:
             if getattr(outputs, name):
@@ -81,7 +81,7 @@ def _of(name: str, value: Any) -> Structured:
     if kind == "json_object":
         return Structured("json")
     if kind == "json":
-        return of_schema(value, name)
+        return schema_output(value, name)
     if kind == "choice":
         return Structured.one_of(value, name)
     if not value:
@@ -89,8 +89,8 @@ def _of(name: str, value: Any) -> Structured:
     return Structured("regex" if kind == "regex" else "grammar", value)
 
 
-def of_schema(schema: str | Schema, where: str) -> Structured:
-    if isinstance(schema, str):  # as text, which vLLM takes too
+def schema_output(schema: str | Schema, where: str) -> Structured:
+    if isinstance(schema, str):  # as text, as in vLLM
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
@@ -111,7 +111,7 @@ def _of_response_format(given: ResponseFormat) -> Structured | None:
             raise BadRequest("response_format has no json_schema", param="response_format.json_schema")
         if given.json_schema.schema is None:
             return Structured("json")
-        return of_schema(given.json_schema.schema, "response_format.json_schema.schema")
+        return schema_output(given.json_schema.schema, "response_format.json_schema.schema")
     if given.type == "json_object":
         return Structured("json")
     if given.type == "text":
@@ -124,7 +124,7 @@ def _of_response_format(given: ResponseFormat) -> Structured | None:
 
 
 def _of_value(kind: str, value: str | Schema) -> Structured:
-    """As Hugging Face's client writes it, and a `grammar` of Text Generation Inference."""
+    """As Hugging Face's client sends it: the `grammar` of Text Generation Inference."""
     where = "response_format.value"
     if kind == "regex" and isinstance(value, str):
         return _of("response_format.regex", value)
@@ -132,4 +132,4 @@ def _of_value(kind: str, value: str | Schema) -> Structured:
         value = value.get("schema", True)
     elif kind not in ("json", "json_object"):
         raise BadRequest(f"response_format has type `{kind}` and a value", "give json_schema instead", param=where)
-    return of_schema(value, where)
+    return schema_output(value, where)

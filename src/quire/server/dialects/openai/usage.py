@@ -1,12 +1,12 @@
-"""The tokens of one call, counted as its events pass."""
+"""Counts the tokens of one call."""
 
 from quire.server.dialects.completion import Completion
 from quire.server.dialects.openai.fields import StreamOptions
-from quire.server.dialects.openai.shapes import Usage
+from quire.server.dialects.openai.shapes import CompletionUsage
 from quire.text.event import TextEvent
 
 
-class Tally:
+class UsageCounter:
     def __init__(self, options: StreamOptions | None) -> None:
         self.at_end = bool(options and options.include_usage)  # a last chunk with no choices has the usage
         self.always = bool(options and options.continuous_usage_stats)  # every chunk has the usage so far
@@ -22,12 +22,12 @@ class Tally:
         if event.num_cached_tokens:
             self._cached[prompt] = event.num_cached_tokens
 
-    def usage(self) -> Usage:
-        return Usage.of(self._prompt, self._completion, sum(self._cached.values()))
+    def usage(self) -> CompletionUsage:
+        return CompletionUsage.of(self._prompt, self._completion, sum(self._cached.values()))
 
 
-def usage_of(completions: list[Completion]) -> Usage:
-    return Usage.of(
+def usage_of(completions: list[Completion]) -> CompletionUsage:
+    return CompletionUsage.of(
         sum(len(completion.prompt_ids) for completion in completions),
         sum(completion.num_output_tokens for completion in completions),
         sum(completion.num_cached_tokens for completion in completions),

@@ -1,31 +1,30 @@
-"""The body of /generate, and how its parameters become `SamplingParams`. Fields that nobody knows are passed over, as
-Text Generation Inference does; ranges are its own."""
+"""The body of /generate, and its `SamplingParams`. Unknown fields are ignored, and ranges checked, as in Text
+Generation Inference."""
 
 import random
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from quire.core.errors import BadRequest
 from quire.core.params import MAX_SAMPLES, SamplingParams
 from quire.core.structured import Structured
 from quire.core.watermark import Watermark
+from quire.server.dialects.fields import Int
 from quire.server.http.body import decode
-
-Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # what the engine's arrays hold
 
 MAX_STOP_SEQUENCES = 64
 MAX_TOP_N_TOKENS = 20
 MAX_BEST_OF = MAX_SAMPLES
 
 
-class Grammar(Struct):
+class TgiGrammar(Struct):
     type: Literal["json", "json_schema", "regex"]
     value: Any
 
 
-class Parameters(Struct):
+class TgiParameters(Struct):
     """Null is the same as absent."""
 
     best_of: Int | None = None
@@ -36,7 +35,7 @@ class Parameters(Struct):
     top_p: float | None = None
     typical_p: float | None = None
     do_sample: bool | None = None
-    max_new_tokens: Int | None = None  # left out: until the context is full
+    max_new_tokens: Int | None = None  # absent: until the context is full
     return_full_text: bool | None = None
     stop: list[str] | None = None
     truncate: Int | None = None
@@ -45,24 +44,24 @@ class Parameters(Struct):
     decoder_input_details: bool | None = None
     seed: int | None = None
     top_n_tokens: Int | None = None
-    grammar: Grammar | None = None
+    grammar: TgiGrammar | None = None
     adapter_id: str | None = None
 
     @property
-    def draws(self) -> bool:
-        """Any of the fields about drawing turns it on; else the most likely token is taken."""
+    def samples(self) -> bool:
+        """Any of the sampling fields turns sampling on; otherwise the most likely token is taken."""
         given = (self.temperature, self.top_k, self.top_p, self.typical_p)
         return bool(self.do_sample) or any(value is not None for value in given)
 
 
-class GenerateBody(Struct):
+class TgiGenerateBody(Struct):
     inputs: str
-    parameters: Parameters | None = None
-    stream: bool | None = None  # read by POST / alone
+    parameters: TgiParameters | None = None
+    stream: bool | None = None  # of POST / only
 
     @property
-    def wishes(self) -> Parameters:
-        return Parameters(do_sample=True) if self.parameters is None else self.parameters
+    def effective_parameters(self) -> TgiParameters:
+        return TgiParameters(do_sample=True) if self.parameters is None else self.parameters
 
 
 class _AdapterNamed(Struct):
@@ -72,31 +71,31 @@ class _AdapterNamed(Struct):
     parameters: Inner | None = None
 
 
-decoder = msgspec.json.Decoder(GenerateBody)
+decoder = msgspec.json.Decoder(TgiGenerateBody)
 _adapter = msgspec.json.Decoder(_AdapterNamed)
 
 
 def adapter_id(body: bytes) -> str | None:
-    """The model that a body asks for: the server's own, or an adapter of it."""
+    """The adapter that a body asks for; None: the base model."""
     named = decode(body, _adapter).parameters
     return named.adapter_id if named else None
 
 
-def sampling_params(body: GenerateBody, stream: bool, mark: Watermark) -> SamplingParams:
-    given = body.wishes
+def sampling_params(body: TgiGenerateBody, stream: bool, mark: Watermark) -> SamplingParams:
+    given = body.effective_parameters
     _check(body, given, stream)
     best_of = given.best_of or 1
-    drawing = {
+    sampling = {
         "temperature": 1.0 if given.temperature is None else given.temperature,
         "top_k": given.top_k or 0,
         "top_p": 1.0 if given.top_p is None else given.top_p,
         "typical_p": 1.0 if given.typical_p is None else given.typical_p,
-        # Chosen here, so that the details can tell it.
+        # Chosen here, so that the details can show it.
         "seed": random.getrandbits(63) if given.seed is None else given.seed,
     }
     return SamplingParams(
         n=best_of,
-        **(drawing if given.draws else {"temperature": 0.0}),  # type: ignore[arg-type]
+        **(sampling if given.samples else {"temperature": 0.0}),  # type: ignore[arg-type]
         repetition_penalty=1.0 if given.repetition_penalty is None else given.repetition_penalty,
         frequency_penalty=given.frequency_penalty or 0.0,
         max_tokens=given.max_new_tokens,
@@ -109,14 +108,14 @@ def sampling_params(body: GenerateBody, stream: bool, mark: Watermark) -> Sampli
     )
 
 
-def _check(body: GenerateBody, given: Parameters, stream: bool) -> None:
-    """What Text Generation Inference refuses and `SamplingParams` would take."""
+def _check(body: TgiGenerateBody, given: TgiParameters, stream: bool) -> None:
+    """What Text Generation Inference refuses and `SamplingParams` accepts."""
     if not body.inputs:
         raise BadRequest("`inputs` cannot be empty", param="inputs")
     best_of = 1 if given.best_of is None else given.best_of
     _require(1 <= best_of <= MAX_BEST_OF, "best_of", f"must be > 0 and <= {MAX_BEST_OF}", best_of)
     if best_of > 1:
-        _require(given.draws, "best_of", "needs sampling: set `do_sample`", best_of)
+        _require(given.samples, "best_of", "needs sampling: set `do_sample`", best_of)
         _require(given.seed is None, "seed", "must not be set when `best_of` > 1", given.seed)
         _require(not stream, "best_of", "must be 1 when streaming tokens", best_of)
     if stream:
@@ -137,12 +136,12 @@ def _require(met: bool, name: str, rule: str, value: object) -> None:
         raise BadRequest(f"`{name}` {rule}. Given: {value}", param=f"parameters.{name}")
 
 
-def _structured(grammar: Grammar | None) -> Structured | None:
+def _structured(grammar: TgiGrammar | None) -> Structured | None:
     if grammar is None:
         return None
     value = grammar.value
     if grammar.type == "regex":
-        _require(isinstance(value, str), "grammar.value", "must be a regular expression", value)
+        _require(isinstance(value, str), "grammar.value", "must be a regex", value)
         return Structured("regex", value)
     if grammar.type == "json_schema" and isinstance(value, dict):
         value = value.get("schema")

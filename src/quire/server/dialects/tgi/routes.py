@@ -11,12 +11,13 @@ from starlette.routing import Route
 
 from quire import __version__
 from quire.server.dialects.chat_text import chat_text
-from quire.server.dialects.openai.messages import Message, plain_messages
+from quire.server.dialects.messages import InputMessage, plain_messages
 from quire.server.dialects.tgi.fields import MAX_BEST_OF, MAX_STOP_SEQUENCES, MAX_TOP_N_TOKENS
-from quire.server.dialects.tgi.shapes import error_body, error_status
+from quire.server.dialects.tgi.shapes import WIRE
+from quire.server.dialects.token_spans import TokenSpan, token_spans
 from quire.server.http.body import decode, read_body
-from quire.server.http.openapi import JSON, answers, reads
-from quire.server.http.replies import in_shape, json_response
+from quire.server.http.openapi import JSON, request_body, responses
+from quire.server.http.replies import json_response, with_wire_errors
 
 if TYPE_CHECKING:
     from quire.server.app_state import AppState
@@ -24,29 +25,22 @@ if TYPE_CHECKING:
 
 
 class ChatTokenizeBody(Struct):
-    messages: list[Message]
+    messages: list[InputMessage]
     model: str | None = None
 
 
-class TokenPlace(Struct):
-    id: int
-    text: str
-    start: int  # characters of the text; a token that is a part of one covers all of it
-    stop: int
-
-
 class ChatTokenized(Struct):
-    tokenize_response: list[TokenPlace]
+    tokenize_response: list[TokenSpan]
     templated_text: str
 
 
 _decoder = msgspec.json.Decoder(ChatTokenizeBody)
 
 
-def pages(site: "AppState") -> list[Route]:
-    @answers({JSON: dict[str, Any]})
+def tgi_routes(state: "AppState") -> list[Route]:
+    @responses({JSON: dict[str, Any]})
     async def info(http: Request) -> Response:
-        service = (await site.models.find(None)).service
+        service = (await state.models.find(None)).service
         return json_response(
             {
                 "model_id": service.info.name,
@@ -67,32 +61,20 @@ def pages(site: "AppState") -> list[Route]:
             }
         )
 
-    @reads(ChatTokenizeBody)
-    @answers({JSON: ChatTokenized})
+    @request_body(ChatTokenizeBody)
+    @responses({JSON: ChatTokenized})
     async def chat_tokenize(http: Request) -> Response:
-        body = decode(await read_body(http, site.options.max_body_bytes), _decoder)
-        tokenizer = (await site.models.find(body.model)).service.tokenizer
+        body = decode(await read_body(http, state.options.max_body_bytes), _decoder)
+        tokenizer = (await state.models.find(body.model)).service.tokenizer
         return json_response(await asyncio.to_thread(_tokenized, tokenizer, plain_messages(body.messages)))
 
     return [
-        Route("/info", in_shape(info, error_body, error_status)),
-        Route("/chat_tokenize", in_shape(chat_tokenize, error_body, error_status), methods=["POST"]),
+        Route("/info", with_wire_errors(info, WIRE)),
+        Route("/chat_tokenize", with_wire_errors(chat_tokenize, WIRE), methods=["POST"]),
     ]
 
 
 def _tokenized(tokenizer: "Tokenizer", messages: list[dict[str, Any]]) -> ChatTokenized:
     text = chat_text(tokenizer, messages)
     ids = tokenizer.encode(text, add_special_tokens=False)
-    return ChatTokenized(places(tokenizer, ids, text), text)
-
-
-def places(tokenizer: "Tokenizer", ids: list[int], text: str) -> list[TokenPlace]:
-    """Where in the text each token is."""
-    owner = [at for at, letter in enumerate(text) for _ in letter.encode()]  # byte -> its character
-    found, end = [], -int(tokenizer.strips_space)  # the encoder put a space before the text
-    for token in ids:
-        begin, end = max(end, 0), end + len(tokenizer.token_bytes(token))
-        covered = owner[begin : max(end, 0)]
-        start, stop = (covered[0], covered[-1] + 1) if covered else (len(text), len(text))
-        found.append(TokenPlace(token, text[start:stop], start, stop))
-    return found
+    return ChatTokenized(token_spans(tokenizer, ids, text), text)

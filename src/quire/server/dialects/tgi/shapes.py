@@ -7,6 +7,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from quire.core.errors import BadRequest, EngineFailed, QueueFull, QuireError, UnknownModel
 from quire.core.request import FinishReason
+from quire.server.http.wire_format import WireFormat
 
 _encode = msgspec.json.Encoder().encode
 
@@ -14,7 +15,7 @@ _encode = msgspec.json.Encoder().encode
 class PrefillToken(Struct):
     id: int
     text: str
-    logprob: float | None  # nothing precedes the first token, so it has none
+    logprob: float | None  # null for the first token
 
 
 class Token(Struct):
@@ -25,12 +26,12 @@ class Token(Struct):
 
 
 class Details(Struct, kw_only=True):
-    """Of one completion. In a stream, of the whole of it."""
+    """Of one completion."""
 
     finish_reason: str
     generated_tokens: int
-    seed: int | None  # null where the most likely token was taken
-    generated_text: str | UnsetType = UNSET  # among `best_of_sequences`
+    seed: int | None  # null without sampling
+    generated_text: str | UnsetType = UNSET  # in `best_of_sequences`
     prefill: list[PrefillToken] | UnsetType = UNSET
     tokens: list[Token] | UnsetType = UNSET
     top_tokens: list[list[Token]] | UnsetType = UNSET
@@ -38,7 +39,7 @@ class Details(Struct, kw_only=True):
     input_length: int | UnsetType = UNSET  # in a stream
 
 
-class Answer(Struct, kw_only=True, omit_defaults=True):
+class TgiResponse(Struct, kw_only=True, omit_defaults=True):
     generated_text: str
     details: Details | None = None
 
@@ -59,7 +60,7 @@ def finish_reason(reason: FinishReason | None, stop_reason: str | int | None) ->
 
 _KINDS: list[tuple[type[QuireError], int, str]] = [
     (BadRequest, 422, "validation"),
-    (UnknownModel, 422, "validation"),  # an adapter that is not there
+    (UnknownModel, 422, "validation"),  # an unknown adapter
     (QueueFull, 429, "overloaded"),
     (EngineFailed, 424, "generation"),
 ]
@@ -76,17 +77,20 @@ def error_status(error: QuireError) -> int:
     return error_kind(error)[0]
 
 
-class ErrorBody(TypedDict):
+class TgiErrorBody(TypedDict):
     error: str
     error_type: str
 
 
-def error_body(error: QuireError) -> ErrorBody:
-    told = f"{error.message} ({error.hint})" if error.hint else error.message
+def error_body(error: QuireError) -> TgiErrorBody:
+    message = f"{error.message} ({error.hint})" if error.hint else error.message
     kind = error_kind(error)[1]
     prefix = {"validation": "Input validation error: ", "generation": "Request failed during generation: "}
-    return {"error": prefix.get(kind, "") + told, "error_type": kind}
+    return {"error": prefix.get(kind, "") + message, "error_type": kind}
 
 
 def sse(value: object) -> bytes:
     return b"data:" + _encode(value) + b"\n\n"
+
+
+WIRE = WireFormat(error=error_body, frame=sse, status=error_status)

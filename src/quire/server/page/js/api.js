@@ -90,7 +90,7 @@ export async function* streamChat(body, signal) {
   }
 }
 
-/** What the engine does, until `signal` says that nobody looks any more. */
+/** The events of the engine, until `signal` aborts. */
 export async function* streamLive(model, signal) {
   const query = model ? `?model=${encodeURIComponent(model)}` : "";
   yield* eventsFrom(await call(`live${query}`, { signal }));

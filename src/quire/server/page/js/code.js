@@ -15,7 +15,7 @@ const RUBY = words("alias and begin break case class def do else elsif end ensur
 
 const NUMBER = String.raw`\b(?:0[xXbBoO][\da-fA-F_]+|\d[\d_]*(?:\.\d[\d_]*)?(?:[eE][+-]?\d+)?)\b`;
 const HASH = String.raw`#[^\n]*`;
-const SPACED_HASH = String.raw`(?<!\S)#[^\n]*`; // a # within a word is not the beginning of a comment
+const SPACED_HASH = String.raw`(?<!\S)#[^\n]*`; // a # within a word does not start a comment
 const SLASHES = String.raw`\/\/[^\n]*|\/\*[^]*?(?:\*\/|$)`;
 const DASHES = String.raw`--[^\n]*`;
 const DOUBLE = String.raw`"(?:[^"\\\n]|\\[^])*"?`;
@@ -55,17 +55,17 @@ const LONGEST = 50_000; // letters; more stays plain
 export function tokens(text, language) {
   const { pattern, keywords, fold } = FAMILIES[language.toLowerCase()] ?? {};
   if (!pattern || text.length > LONGEST) return [{ kind: "", text }];
-  const found = [];
+  const parts = [];
   let plain = 0;
   for (const match of text.matchAll(pattern)) {
     const { comment, string, number, word } = match.groups;
     const known = word !== undefined && keywords.has(fold ? word.toLowerCase() : word);
     const kind = comment !== undefined ? "comment" : string !== undefined ? "string" : number !== undefined ? "number" : known ? "keyword" : "";
     if (!kind) continue;
-    if (match.index > plain) found.push({ kind: "", text: text.slice(plain, match.index) });
-    found.push({ kind, text: match[0] });
+    if (match.index > plain) parts.push({ kind: "", text: text.slice(plain, match.index) });
+    parts.push({ kind, text: match[0] });
     plain = match.index + match[0].length;
   }
-  if (plain < text.length) found.push({ kind: "", text: text.slice(plain) });
-  return found;
+  if (plain < text.length) parts.push({ kind: "", text: text.slice(plain) });
+  return parts;
 }

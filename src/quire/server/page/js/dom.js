@@ -58,7 +58,7 @@ export const iconButton = (name, label, onclick, more = {}) =>
 
 const announcer = document.getElementById("announcer");
 
-/** For those who listen instead of looking. */
+/** For screen readers. */
 export function announce(text) {
   announcer.textContent = text;
 }

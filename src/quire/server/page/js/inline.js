@@ -144,8 +144,8 @@ function linkAt(text, at) {
     else if (text[i] === "[") depth += 1;
     else if (text[i] === "]" && --depth === 0) {
       if (text[i + 1] !== "(") return null;
-      const found = addressAt(text, i + 2);
-      return found && { label: text.slice(at + 1, i), ...found };
+      const address = addressAt(text, i + 2);
+      return address && { label: text.slice(at + 1, i), ...address };
     }
   }
   return null;
@@ -169,7 +169,7 @@ function addressAt(text, at) {
 
 function bareAt(text, at) {
   BARE.lastIndex = at;
-  const found = BARE.exec(text)?.[0].replace(/[.,;:!?*_~]+$/, "") ?? null;
-  if (!found) return null;
-  return found.endsWith(")") && !found.includes("(") ? found.slice(0, -1) : found;
+  const url = BARE.exec(text)?.[0].replace(/[.,;:!?*_~]+$/, "") ?? null;
+  if (!url) return null;
+  return url.endsWith(")") && !url.includes("(") ? url.slice(0, -1) : url;
 }

@@ -22,7 +22,7 @@ export function askForKey(reason) {
           box.close();
         },
       },
-      h("p", reason ?? "The key that this page sends to its server, and to nobody else."),
+      h("p", reason ?? "The key that this page sends to its server, and nowhere else."),
       h("label.field", "API key", input),
       h("label.check", keep, h("span", "Keep it in this browser")),
       h("p.note", "Otherwise it is forgotten when this tab is closed."),

@@ -6,7 +6,7 @@ import { kept } from "./storage.js";
 
 const CHOSEN = "quire.model";
 
-/** [{id, text}] of those that can be talked to: of a model that makes vectors only, the server says so. */
+/** [{id, text}] of the models that generate text; models that only embed are left out. */
 export function offered(models) {
   return models
     .filter(({ task }) => task !== "embed" && task !== "score")

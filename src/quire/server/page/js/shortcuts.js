@@ -1,4 +1,4 @@
-// Keys. Single letters work where nobody is typing, unless somebody wants none: speech and shaking hands press them too.
+// Keyboard shortcuts. Single letters work outside of text fields, and can be turned off: speech input and tremor press them too.
 
 import { h, dialog } from "./dom.js";
 import { kept } from "./storage.js";
@@ -13,11 +13,11 @@ export class Shortcuts {
     this.keys = keys;
     addEventListener("keydown", (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || document.querySelector("dialog[open]")) return;
-      const found = keys.find(([key]) => key === event.key);
-      if (!found || (typing(event.target) && !found[3])) return;
+      const shortcut = keys.find(([key]) => key === event.key);
+      if (!shortcut || (typing(event.target) && !shortcut[3])) return;
       if (event.key.length === 1 && !lettersAreKeys()) return;
       event.preventDefault();
-      found[2]();
+      shortcut[2]();
     });
   }
 

@@ -1,4 +1,4 @@
-// Light or dark: as the system has it until somebody chooses.
+// Light or dark: as the system has it until the user chooses.
 
 import { kept } from "./storage.js";
 

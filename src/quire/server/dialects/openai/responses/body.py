@@ -1,4 +1,4 @@
-"""POST /v1/responses: what is asked."""
+"""POST /v1/responses: the request."""
 
 from typing import Any, Literal
 
@@ -8,15 +8,15 @@ from msgspec import Struct
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.structured import Structured
-from quire.server.dialects.openai.fields import Int, refuse
+from quire.server.dialects.fields import Int, refuse_unsupported
 from quire.server.dialects.openai.responses.items import InputItem
-from quire.server.dialects.openai.structured import Schema, of_schema
-from quire.server.dialects.openai.tools import as_choice, some_tools
-from quire.text.tools.use import ToolUse
+from quire.server.dialects.openai.structured import Schema, schema_output
+from quire.server.dialects.tools import allowed_tool_use, parse_tool_choice
+from quire.text.tools.params import ToolParams
 
 
 class ResponseTool(Struct, kw_only=True, omit_defaults=True):
-    """A function. Tools that OpenAI itself would run are refused by their type."""
+    """A function. Tools that OpenAI itself would run are refused."""
 
     type: str
     name: str | None = None
@@ -26,7 +26,7 @@ class ResponseTool(Struct, kw_only=True, omit_defaults=True):
 
 
 class NamedFunction(Struct, kw_only=True, omit_defaults=True):
-    """A function that is to be called, or with the type `allowed_tools` those of which any may be."""
+    """A function that must be called, or with the type `allowed_tools`, the functions that may be."""
 
     type: str
     name: str | None = None
@@ -76,13 +76,13 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     truncation: str | None = None
     metadata: dict[str, str] | None = None
 
-    user: str | None = None  # these five are taken and change nothing
+    user: str | None = None  # these five are accepted, without effect
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
 
-    top_k: Int | None = None  # vLLM's, here as there
+    top_k: Int | None = None  # these are vLLM's
     min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
@@ -138,12 +138,12 @@ decoder = msgspec.json.Decoder(ResponseBody)
 
 
 def check(body: ResponseBody) -> None:
-    refuse(body, NOT_SUPPORTED)
+    refuse_unsupported(body, NOT_SUPPORTED)
     if body.background and body.store is False:
         raise BadRequest("a response in the background has to be stored", "leave out store", param="store")
-    for at, what in enumerate(body.include or ()):
+    for index, what in enumerate(body.include or ()):
         if what != LOGPROBS:
-            raise BadRequest(f"`{what}` is not supported", f"only {LOGPROBS} is", param=f"include[{at}]")
+            raise BadRequest(f"`{what}` is not supported", f"only {LOGPROBS} is", param=f"include[{index}]")
     if body.top_logprobs and LOGPROBS not in (body.include or ()):
         raise BadRequest("top_logprobs is given and the logprobs are not included", param="top_logprobs")
     if body.text is not None and body.text.verbosity not in (None, "medium"):
@@ -152,18 +152,18 @@ def check(body: ResponseBody) -> None:
         for name in ("summary", "generate_summary"):
             if getattr(body.reasoning, name) is not None:
                 where = f"reasoning.{name}"
-                raise BadRequest(f"`{where}` is not supported", "the thoughts come as they are", param=where)
+                raise BadRequest(f"`{where}` is not supported", "reasoning is returned as it is", param=where)
 
 
-def tools_of(body: ResponseBody) -> ToolUse:
+def tools_of(body: ResponseBody) -> ToolParams:
     plain = []
-    for at, tool in enumerate(body.tools or ()):
+    for index, tool in enumerate(body.tools or ()):
         if tool.type != "function":
             raise BadRequest(
-                f"a tool of type `{tool.type}` is not supported", "give functions", param=f"tools[{at}].type"
+                f"a tool of type `{tool.type}` is not supported", "give functions", param=f"tools[{index}].type"
             )
         if not tool.name:
-            raise BadRequest(f"tools[{at}] has no name", param=f"tools[{at}].name")
+            raise BadRequest(f"tools[{index}] has no name", param=f"tools[{index}].name")
         function = msgspec.to_builtins(tool)
         del function["type"]
         plain.append({"type": "function", "function": function})
@@ -172,15 +172,15 @@ def tools_of(body: ResponseBody) -> ToolUse:
     if isinstance(choice, NamedFunction):
         if choice.type == "allowed_tools" and choice.tools is not None:
             names = [tool.name or "" for tool in choice.tools]
-            return some_tools(plain, names, choice.mode or "auto", several)
+            return allowed_tool_use(plain, names, choice.mode or "auto", several)
         if choice.type != "function" or not choice.name:
             what = f"tool_choice of type `{choice.type}` is not supported"
             raise BadRequest(what, "name a function", param="tool_choice")
-        return ToolUse(plain, "named", choice.name, several)
-    return ToolUse(plain, as_choice(choice), parallel=several)
+        return ToolParams(plain, "named", choice.name, several)
+    return ToolParams(plain, parse_tool_choice(choice), parallel=several)
 
 
-def language_of(body: ResponseBody) -> Structured | None:
+def structured_output_of(body: ResponseBody) -> Structured | None:
     form = body.text.format if body.text is not None else None
     if form is None or form.type == "text":
         return None
@@ -189,7 +189,7 @@ def language_of(body: ResponseBody) -> Structured | None:
     if form.type == "json_schema":
         if form.schema is None:
             raise BadRequest("text.format has no schema", param="text.format.schema")
-        return of_schema(form.schema, "text.format.schema")
+        return schema_output(form.schema, "text.format.schema")
     raise BadRequest(
         f"text.format has type `{form.type}`", "give text, json_object or json_schema", param="text.format.type"
     )

@@ -1,4 +1,4 @@
-"""One request for a response: what to generate, and how to tell the client what came of it."""
+"""One request for a response: what to generate, and its events."""
 
 import asyncio
 import time
@@ -9,34 +9,35 @@ import msgspec
 
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest, QuireError
-from quire.server.dialects.answer_parser import Reading, put_chat
+from quire.server.dialects.chat_request import set_chat
 from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
+from quire.server.dialects.fields import new_id
 from quire.server.dialects.openai.chat import effort_options
 from quire.server.dialects.openai.chat_call import ChatLogprob, chat_logprob
-from quire.server.dialects.openai.fields import new_id
 from quire.server.dialects.openai.responses import body as asked
 from quire.server.dialects.openai.responses.items import InputItem, input_items, item_messages
-from quire.server.dialects.openai.responses.output import Output
+from quire.server.dialects.openai.responses.output import ResponseOutput
 from quire.server.dialects.openai.responses.shapes import (
-    Event,
     ReasoningTokens,
+    ResponseEvent,
     ResponseObject,
     ResponseUsage,
-    frame,
+    response_sse,
 )
-from quire.server.dialects.openai.responses.store import Stored
+from quire.server.dialects.openai.responses.store import StoredResponse
 from quire.server.dialects.openai.shapes import CachedTokens
-from quire.server.dialects.openai.usage import Tally
+from quire.server.dialects.openai.usage import UsageCounter
 from quire.server.dialects.truncation import newest_that_fit, num_tokens
 from quire.server.http.body import decode
+from quire.text.answer_parser import AnswerParser
 from quire.text.event import TextEvent, TokenLogprob
-from quire.text.tools.use import ToolUse
+from quire.text.tools.params import ToolParams
 
-Recall = Callable[[str, str], Stored]  # tenant and id of a stored response
+FindResponse = Callable[[str, str], StoredResponse]  # tenant, response id -> the response
 
 
-def parse_response(body: bytes, context: Context, recall: Recall) -> "ResponseCall":
+def parse_response(body: bytes, context: Context, find_response: FindResponse) -> "ResponseCall":
     given = decode(body, asked.decoder)
     asked.check(given)
     use = asked.tools_of(given)
@@ -44,9 +45,9 @@ def parse_response(body: bytes, context: Context, recall: Recall) -> "ResponseCa
     messages = item_messages(items)
     size = len(body)
     if given.previous_response_id is not None:
-        before = recall(context.tenant, given.previous_response_id)
-        messages = [*before.messages, *output_messages(before.response), *messages]
-        size += before.size
+        previous = find_response(context.tenant, given.previous_response_id)
+        messages = [*previous.messages, *output_messages(previous.response), *messages]
+        size += previous.size
     if not messages:
         raise BadRequest("input is empty", "give at least one item", param="input")
     if given.truncation == "auto":
@@ -54,17 +55,19 @@ def parse_response(body: bytes, context: Context, recall: Recall) -> "ResponseCa
     effort = given.reasoning.effort if given.reasoning is not None else None
     request = GenerateRequest(
         id=new_id("resp", "_"),
-        params=asked.params_of(given, structured=asked.language_of(given)),
+        params=asked.params_of(given, structured=asked.structured_output_of(given)),
         tenant=context.tenant,
         salt=given.cache_salt or "",
         priority=given.priority or 0,
     )
-    put_chat(request, context, _with_instructions(messages, given), use, **effort_options(effort, "reasoning.effort"))
-    return ResponseCall(given, request, context, use, Stored(_response(given, request, context), items, messages, size))
+    set_chat(request, context, _with_instructions(messages, given), use, **effort_options(effort, "reasoning.effort"))
+    return ResponseCall(
+        given, request, context, use, StoredResponse(_response(given, request, context), items, messages, size)
+    )
 
 
 def _fitting(
-    messages: list[dict[str, Any]], given: asked.ResponseBody, context: Context, use: ToolUse
+    messages: list[dict[str, Any]], given: asked.ResponseBody, context: Context, use: ToolParams
 ) -> list[dict[str, Any]]:
     def size(some: list[dict[str, Any]]) -> int:
         return num_tokens(_with_instructions(some, given), context, use)
@@ -110,30 +113,35 @@ def _response(given: asked.ResponseBody, request: GenerateRequest, context: Cont
 
 
 def output_messages(response: ResponseObject) -> list[dict[str, Any]]:
-    """What a response said, as the next request's messages."""
+    """The output of a response as messages of the next request."""
     return item_messages([msgspec.convert(msgspec.to_builtins(item), InputItem) for item in response.output])
 
 
 class ResponseCall:
-    """`keep` is called with it when it has ended well."""
+    """`keep` is called with the response when it has succeeded."""
 
     def __init__(
-        self, given: asked.ResponseBody, request: GenerateRequest, context: Context, use: ToolUse, stored: Stored
+        self,
+        given: asked.ResponseBody,
+        request: GenerateRequest,
+        context: Context,
+        use: ToolParams,
+        stored: StoredResponse,
     ) -> None:
         self.requests = [request]
         self.stream = bool(given.stream)
         self.background = bool(given.background)
         self.stored = stored
-        self.keep: Callable[[Stored], None] | None = None
+        self.keep: Callable[[StoredResponse], None] | None = None
         self.accepted = asyncio.Event()
         self.problem: QuireError | None = None  # why it failed, in the background
         self._context, self._use = context, use
-        self._output = Output(context.chat_format().short_ids)
-        self._tally = Tally(None)
-        self._reading = Reading(None)
+        self._output = ResponseOutput(context.chat_format().short_ids)
+        self._tally = UsageCounter(None)
+        self._parser = AnswerParser()
         self._top = given.top_logprobs or 0
         self._num_events = 0
-        self._begun = False  # whether it was told that it is under way
+        self._begun = False  # `response.in_progress` was sent
         self._finish_reason: str | None = None
 
     @property
@@ -142,8 +150,8 @@ class ResponseCall:
 
     def begin(self, prompts: list[list[int]]) -> None:
         self._tally.begin(prompts)
-        self._reading = Reading.of(self.requests[0], self._context, self._use, prompts[0])
-        if self.stored.journal is not None:  # its id is told at once: who knows it can come back
+        self._parser = self._context.answer_parser(self.requests[0], self._use, prompts[0])
+        if self.stored.journal is not None:  # a client that knows the id can come back
             self._numbered([self._now("created"), self._now("queued")])
         self.response.status = "in_progress"
         self.accepted.set()
@@ -175,7 +183,7 @@ class ResponseCall:
         return self.response
 
     def fail(self, problem: QuireError) -> None:
-        """It ended without an answer, in the background."""
+        """It failed, in the background."""
         self.problem = problem
         self.response.status = "failed"
         self.response.error = {"code": "server_error", "message": problem.message}
@@ -183,25 +191,25 @@ class ResponseCall:
             self._last("failed")
 
     def cancel(self) -> None:
-        """Somebody has cancelled it, in the background. What it has said stays said."""
+        """It was cancelled, in the background. The output so far stays."""
         self.response.status = "cancelled"
         self._numbered(self._output.end("incomplete"))
         self.response.output = self._output.items
-        self._last("incomplete")  # clients know no event of being cancelled
+        self._last("incomplete")  # OpenAI has no event for cancelling
 
-    def _now(self, what: str) -> Event:
-        return Event(type=f"response.{what}", response=msgspec.structs.replace(self.response, output=[]))
+    def _now(self, what: str) -> ResponseEvent:
+        return ResponseEvent(type=f"response.{what}", response=msgspec.structs.replace(self.response, output=[]))
 
     def _last(self, what: str) -> list[object]:
-        told = self._numbered([Event(type=f"response.{what}", response=self.response)])
+        events = self._numbered([ResponseEvent(type=f"response.{what}", response=self.response)])
         if self.stored.journal is not None:
             self.stored.journal.end()
-        return told
+        return events
 
-    def _take(self, event: TextEvent) -> list[Event]:
+    def _take(self, event: TextEvent) -> list[ResponseEvent]:
         self._tally.add(0, event)
         ended = event.finish_reason is not None
-        events = self._output.push(self._reading.take(event.text, ended), self._logprobs(event.logprobs))
+        events = self._output.push(self._parser.push(event.text, ended), self._logprobs(event.logprobs))
         if ended:
             self._finish_reason = event.finish_reason
             if not self._output.items:
@@ -210,10 +218,10 @@ class ResponseCall:
         return events
 
     def _finish(self) -> str:
-        """The status it has now."""
+        """-> its status"""
         response, usage = self.response, self._tally.usage()
-        thoughts = self._output.reasoning
-        num_thought = len(self._context.tokenizer.encode(thoughts, add_special_tokens=False)) if thoughts else 0
+        reasoning = self._output.reasoning
+        num_reasoning = len(self._context.tokenizer.encode(reasoning, add_special_tokens=False)) if reasoning else 0
         response.output = self._output.items
         response.status = "incomplete" if self._finish_reason == "length" else "completed"
         if response.status == "incomplete":
@@ -222,7 +230,7 @@ class ResponseCall:
             usage.prompt_tokens,
             CachedTokens(usage.prompt_tokens_details.cached_tokens),
             usage.completion_tokens,
-            ReasoningTokens(num_thought),
+            ReasoningTokens(num_reasoning),
             usage.total_tokens,
         )
         self.stored.size += len(msgspec.json.encode(response))
@@ -230,12 +238,12 @@ class ResponseCall:
             self.keep(self.stored)
         return response.status
 
-    def _numbered(self, events: list[Event]) -> list[object]:
+    def _numbered(self, events: list[ResponseEvent]) -> list[object]:
         for event in events:
             event.sequence_number = self._num_events
             self._num_events += 1
             if self.stored.journal is not None:
-                self.stored.journal.add(frame(event))
+                self.stored.journal.add(response_sse(event))
         return list(events)
 
     def _logprobs(self, positions: list[list[TokenLogprob]] | None) -> list[ChatLogprob] | None:

@@ -1,4 +1,4 @@
-"""The items of a response's input: as clients send them, as templates read them, and as they are listed."""
+"""The input items of a response, as clients send them and as chat templates take them."""
 
 from typing import Any
 
@@ -6,35 +6,35 @@ import msgspec
 from msgspec import Struct
 
 from quire.core.errors import BadRequest
-from quire.server.dialects.openai.fields import new_id
-from quire.server.dialects.openai.messages import Part, joined, read_arguments
+from quire.server.dialects.fields import new_id
+from quire.server.dialects.messages import ContentPart, joined, read_arguments
 
 _TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 
 
-class InputPart(Part, kw_only=True, omit_defaults=True):
-    """Listed as it came."""
+class ResponseInputPart(ContentPart, kw_only=True, omit_defaults=True):
+    """Absent fields are left out when it is listed."""
 
 
 class InputItem(Struct, kw_only=True, omit_defaults=True):
-    """Any of them; `type` says which. A message may leave it out."""
+    """Any item; `type` says which. A message may leave it out."""
 
     type: str = ""
     id: str | None = None
     status: str | None = None
     role: str | None = None  # of a message
-    content: str | list[InputPart] | None = None  # of a message, or thoughts
-    call_id: str | None = None  # of a call and of its output
+    content: str | list[ResponseInputPart] | None = None  # of a message or of reasoning
+    call_id: str | None = None  # of a function call and of its output
     name: str | None = None
     arguments: str | None = None
-    output: str | list[InputPart] | None = None
-    summary: list[InputPart] | None = None  # of thoughts
+    output: str | list[ResponseInputPart] | None = None
+    summary: list[ResponseInputPart] | None = None  # of reasoning
 
 
 def input_items(given: str | list[InputItem]) -> list[InputItem]:
     """Each with a type and an id."""
     if isinstance(given, str):
-        given = [InputItem(role="user", content=[InputPart(type="input_text", text=given)])]
+        given = [InputItem(role="user", content=[ResponseInputPart(type="input_text", text=given)])]
     items = []
     for item in given:
         kind = item.type or "message"
@@ -44,10 +44,10 @@ def input_items(given: str | list[InputItem]) -> list[InputItem]:
 
 
 def item_messages(items: list[InputItem]) -> list[dict[str, Any]]:
-    """Messages for the template. What an assistant thought, said and called one after another is one message."""
+    """Messages for the chat template. Neighbouring reasoning, text and calls of the assistant are one message."""
     messages: list[dict[str, Any]] = []
-    for at, item in enumerate(items):
-        where = f"input[{at}]"
+    for index, item in enumerate(items):
+        where = f"input[{index}]"
         if item.type == "message":
             if item.role is None:
                 raise BadRequest(f"{where} has no role", param=f"{where}.role")
@@ -86,7 +86,7 @@ def item_messages(items: list[InputItem]) -> list[dict[str, Any]]:
     return messages
 
 
-def _text(content: str | list[InputPart] | None, where: str) -> str:
+def _text(content: str | list[ResponseInputPart] | None, where: str) -> str:
     if content is None:
         raise BadRequest(f"`{where}` is missing", param=where)
     return content if isinstance(content, str) else joined(content, _TEXTS, where)

@@ -1,4 +1,4 @@
-"""Events of responses in the background, kept for those who come back to a stream."""
+"""The events of responses in the background, kept for clients that come back to a stream."""
 
 import asyncio
 from collections import OrderedDict
@@ -10,7 +10,7 @@ MAX_BYTES = 16 << 20  # of the events of one tenant
 
 
 class EventsGone(QuireError):
-    """They were many, or are long past. The response itself may still be there."""
+    """Events are dropped before the response is."""
 
     status, code = 400, "events_gone"
 
@@ -20,15 +20,15 @@ class EventsGone(QuireError):
         return cls(f"the events before {first} are no longer kept", hint, param="starting_after")
 
 
-class Journal:
-    """What one stream has told so far, frame by frame. Those who follow it are told the rest as it comes."""
+class EventJournal:
+    """The frames of one stream so far. `follow` yields them, then the rest as it comes."""
 
-    def __init__(self, grown: Callable[["Journal"], None] = lambda journal: None) -> None:
+    def __init__(self, grown: Callable[["EventJournal"], None] = lambda journal: None) -> None:
         self.first = 0  # number of the oldest frame that is kept
         self.num_bytes = 0
         self._frames: list[bytes] = []
         self._ended = False
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._grown = grown
 
     def add(self, frame: bytes) -> None:
@@ -42,45 +42,45 @@ class Journal:
         self._wake()
 
     def forget(self) -> None:
-        """All frames so far."""
+        """Drop all frames so far."""
         self.first += len(self._frames)
         self._frames.clear()
         self.num_bytes = 0
 
-    async def follow(self, at: int) -> AsyncGenerator[bytes, None]:
-        """From frame `at` on: those that are there in one piece, then the others as they come."""
+    async def follow(self, index: int) -> AsyncGenerator[bytes, None]:
+        """From frame `index` on: existing frames in one part, then new ones as they come."""
         while True:
-            if at < self.first:
+            if index < self.first:
                 raise EventsGone.before(self.first)
-            if there := self._frames[at - self.first :]:
-                at += len(there)
-                yield b"".join(there)
+            if frames := self._frames[index - self.first :]:
+                index += len(frames)
+                yield b"".join(frames)
             elif self._ended:
                 return
             else:
-                await self._news.wait()
+                await self._changed.wait()
 
     def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
-class Journals:
-    """Of one tenant. When they grow too large together, the one begun first forgets what it has."""
+class TenantJournals:
+    """The journals of one tenant. When they exceed `max_bytes` together, the oldest one drops its frames."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._open: OrderedDict[Journal, int] = OrderedDict()  # journal -> its bytes, as they were counted
+        self._open: OrderedDict[EventJournal, int] = OrderedDict()  # journal -> bytes counted for it
         self._num_bytes = 0
 
-    def new(self) -> Journal:
-        return Journal(self._grown)
+    def new(self) -> EventJournal:
+        return EventJournal(self._grown)
 
-    def forget(self, journal: Journal) -> None:
+    def forget(self, journal: EventJournal) -> None:
         self._num_bytes -= self._open.pop(journal, 0)
         journal.forget()
 
-    def _grown(self, journal: Journal) -> None:
+    def _grown(self, journal: EventJournal) -> None:
         self._num_bytes += journal.num_bytes - self._open.get(journal, 0)
         self._open[journal] = journal.num_bytes
         while self._num_bytes > self._max_bytes:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -10,19 +11,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.core.errors import BadRequest, QuireError
+from quire.server.access.request_context import current_tenant
 from quire.server.dialects.chat_text import chat_text
-from quire.server.dialects.dialect import Context, Dialect
+from quire.server.dialects.dialect import Context, model_field
+from quire.server.dialects.generate import complete, parse_call, respond, run_stream
 from quire.server.dialects.openai.responses.body import NOT_SUPPORTED, ResponseBody
 from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
 from quire.server.dialects.openai.responses.items import InputItem
 from quire.server.dialects.openai.responses.journal import EventsGone
-from quire.server.dialects.openai.responses.shapes import Event, ResponseObject, frame
-from quire.server.dialects.openai.responses.store import ResponseStore, Stored
-from quire.server.dialects.openai.shapes import error_body
+from quire.server.dialects.openai.responses.shapes import WIRE, ResponseEvent, ResponseObject
+from quire.server.dialects.openai.responses.store import ResponseStore, StoredResponse
+from quire.server.http.body import read_body
 from quire.server.http.event_stream import EventStream
-from quire.server.http.openapi import EVENTS, JSON, answers, asks, reads
-from quire.server.http.replies import json_response
-from quire.server.routes.generate import answered, refusing, reply, streamed, understood
+from quire.server.http.openapi import EVENTS, JSON, query_parameters, request_body, responses
+from quire.server.http.replies import json_response, with_wire_errors
 
 if TYPE_CHECKING:
     from quire.client.service import Service
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quire.server")
 
-SHAPE = Dialect(name="responses", routes={}, error=error_body, frame=frame, idle=b": keep-alive\n\n")
 MAX_LISTED = 100
 
 
@@ -53,50 +54,51 @@ class ItemList(Struct, kw_only=True):
     has_more: bool
 
 
-class Responses:
-    def __init__(self, site: "AppState") -> None:
-        self._site = site
+class ResponseRoutes:
+    def __init__(self, state: "AppState") -> None:
+        self._state = state
         self._store = ResponseStore()
-        self._under_way: set[asyncio.Task[None]] = set()  # in the background: a task that nobody holds may vanish
+        self._background: set[asyncio.Task[None]] = set()  # asyncio itself keeps weak references only
 
     def routes(self) -> list[Route]:
         one = "/v1/responses/{name}"
         return [
-            Route("/v1/responses", refusing(SHAPE, self.create), methods=["POST"]),
-            Route("/v1/responses/input_tokens", refusing(SHAPE, self.input_tokens), methods=["POST"]),
+            Route("/v1/responses", with_wire_errors(self.create, WIRE), methods=["POST"]),
+            Route("/v1/responses/input_tokens", with_wire_errors(self.input_tokens, WIRE), methods=["POST"]),
             Route(one, self.retrieve, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/cancel", self.cancel, methods=["POST"]),
             Route(f"{one}/input_items", self.input_items, methods=["GET"]),
         ]
 
-    @reads(ResponseBody, only=NOT_SUPPORTED)
-    @answers({JSON: ResponseObject, EVENTS: Event})
+    @request_body(ResponseBody, only=NOT_SUPPORTED)
+    @responses({JSON: ResponseObject, EVENTS: ResponseEvent})
     async def create(self, http: Request) -> Response:
-        service, call = await understood(http, self._site.models, SHAPE, self._parse, self._site.options)
+        service, call = await self._parse_call(http)
+        tenant = current_tenant()
         if call.background:
             if call.stream:
-                call.stored.journal = self._store.journal(_tenant(http))
-            await self._begin(service, call, _tenant(http))
-            return self._followed(call.stored) if call.stream else json_response(call.response)
+                call.stored.journal = self._store.journal(tenant)
+            await self._begin(service, call, tenant)
+            return self._follow(call.stored) if call.stream else json_response(call.response)
         if call.response.store:
-            call.keep = lambda stored: self._store.put(_tenant(http), stored)
-        return await reply(http, SHAPE, service, call, self._site.options.sse_keep_alive)
+            call.keep = partial(self._store.put, tenant)
+        return await respond(http, WIRE, service, call, self._state.options.sse_keep_alive)
 
-    @reads(ResponseBody, only=NOT_SUPPORTED)
-    @answers({JSON: InputTokens})
+    @request_body(ResponseBody, only=NOT_SUPPORTED)
+    @responses({JSON: InputTokens})
     async def input_tokens(self, http: Request) -> Response:
-        """Of a response that could be asked for."""
-        service, call = await understood(http, self._site.models, SHAPE, self._parse, self._site.options)
+        """The prompt tokens that a response would have."""
+        service, call = await self._parse_call(http)
         [request] = call.requests
         text = chat_text(service.tokenizer, request.messages or [], **request.template_options)
         ids = await asyncio.to_thread(service.tokenizer.encode, text, add_special_tokens=False)
         return json_response(InputTokens(len(ids)))
 
-    @asks(stream=bool, starting_after=Annotated[int, Meta(ge=0)])
-    @answers({JSON: ResponseObject, EVENTS: Event})
+    @query_parameters(stream=bool, starting_after=Annotated[int, Meta(ge=0)])
+    @responses({JSON: ResponseObject, EVENTS: ResponseEvent})
     async def retrieve(self, http: Request) -> Response:
-        stored, after = self._found(http), http.query_params.get("starting_after")
+        stored, after = self._stored(http), http.query_params.get("starting_after")
         stream = http.query_params.get("stream", "false").lower()
         if stream not in ("true", "false"):
             raise BadRequest(f"stream is {stream}", "give true or false", param="stream")
@@ -106,27 +108,27 @@ class Responses:
             return json_response(stored.response)
         if after is not None and not (after.isascii() and after.isdigit() and len(after) < 10):
             raise BadRequest(f"starting_after is {after}", "give the number of an event", param="starting_after")
-        return self._followed(stored, 0 if after is None else int(after) + 1)
+        return self._follow(stored, 0 if after is None else int(after) + 1)
 
-    def _followed(self, stored: Stored, first: int = 0) -> Response:
-        """Its events from number `first` on. Who leaves can come back: it goes on without them."""
+    def _follow(self, stored: StoredResponse, first: int = 0) -> Response:
+        """Stream its events from number `first` on. A client may disconnect and come back: generation goes on."""
         if stored.journal is None:
-            hint = "only those that were created with background and stream can"
+            hint = "only responses that were created with background and stream can"
             raise BadRequest("this response cannot be streamed", hint, param="stream")
         if first < stored.journal.first:
             raise EventsGone.before(stored.journal.first)
-        return EventStream(SHAPE, stored.journal.follow(first), self._site.options.sse_keep_alive)
+        return EventStream(WIRE, stored.journal.follow(first), self._state.options.sse_keep_alive)
 
-    @answers({JSON: Deleted})
+    @responses({JSON: Deleted})
     async def delete(self, http: Request) -> Response:
-        stored = self._store.delete(_tenant(http), http.path_params["name"])
+        stored = self._store.delete(current_tenant(), http.path_params["name"])
         if stored.task is not None:
             stored.task.cancel()
         return json_response(Deleted(stored.response.id))
 
-    @answers({JSON: ResponseObject})
+    @responses({JSON: ResponseObject})
     async def cancel(self, http: Request) -> Response:
-        stored = self._found(http)
+        stored = self._stored(http)
         if not stored.response.background:
             raise BadRequest("only a response in the background can be cancelled", "close the connection instead")
         if (task := stored.task) is not None:
@@ -134,20 +136,20 @@ class Responses:
             await asyncio.wait({task})
         return json_response(stored.response)
 
-    @asks(order=Literal["asc", "desc"], after=str, limit=Annotated[int, Meta(ge=1, le=MAX_LISTED)])
-    @answers({JSON: ItemList})
+    @query_parameters(order=Literal["asc", "desc"], after=str, limit=Annotated[int, Meta(ge=1, le=MAX_LISTED)])
+    @responses({JSON: ItemList})
     async def input_items(self, http: Request) -> Response:
         """A page of them: the newest first, unless `order` is asc."""
-        items = self._found(http).input
-        asked = http.query_params
-        if asked.get("order", "desc") != "asc":
+        items = self._stored(http).input
+        query = http.query_params
+        if query.get("order", "desc") != "asc":
             items = items[::-1]
-        if after := asked.get("after"):
-            at = next((at for at, item in enumerate(items) if item.id == after), None)
-            if at is None:
+        if after := query.get("after"):
+            index = next((index for index, item in enumerate(items) if item.id == after), None)
+            if index is None:
                 raise BadRequest(f"no item `{after}`", param="after")
-            items = items[at + 1 :]
-        limit = asked.get("limit", "20")
+            items = items[index + 1 :]
+        limit = query.get("limit", "20")
         if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit) <= MAX_LISTED:
             raise BadRequest(f"limit is {limit}", f"give 1 to {MAX_LISTED}", param="limit")
         page = items[: int(limit)]
@@ -155,24 +157,28 @@ class Responses:
         more = len(items) > len(page)
         return json_response(ItemList(data=page, first_id=first, last_id=last, has_more=more))
 
-    def _parse(self, body: bytes, context: Context) -> ResponseCall:
-        return parse_response(body, context, self._recall)
+    async def _parse_call(self, http: Request) -> tuple["Service", ResponseCall]:
+        body = await read_body(http, self._state.options.max_body_bytes)
+        return await parse_call(self._state.models, self._state.options, model_field(body), body, self._parse)
 
-    def _recall(self, tenant: str, name: str) -> Stored:
-        """A response that another may follow."""
+    def _parse(self, body: bytes, context: Context) -> ResponseCall:
+        return parse_response(body, context, self._previous)
+
+    def _previous(self, tenant: str, name: str) -> StoredResponse:
+        """A stored response that another may continue."""
         stored = self._store.get(tenant, name, "previous_response_id")
         if stored.response.status not in ("completed", "incomplete"):
             raise BadRequest(f"response `{name}` is {stored.response.status}", param="previous_response_id")
         return stored
 
-    def _found(self, http: Request) -> Stored:
-        return self._store.get(_tenant(http), http.path_params["name"])
+    def _stored(self, http: Request) -> StoredResponse:
+        return self._store.get(current_tenant(), http.path_params["name"])
 
     async def _begin(self, service: "Service", call: ResponseCall, tenant: str) -> None:
-        """In the background, once it is accepted: a refusal is told here and now."""
+        """Start it in the background. Returns once it is accepted, so that a refusal has its HTTP status."""
         call.stored.task = task = asyncio.create_task(_run(service, call))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
         accepted = asyncio.create_task(call.accepted.wait())
         await asyncio.wait({task, accepted}, return_when=asyncio.FIRST_COMPLETED)
         accepted.cancel()
@@ -183,7 +189,7 @@ class Responses:
 
 async def _run(service: "Service", call: ResponseCall) -> None:
     try:
-        await (streamed(service, call) if call.stream else answered(service, call))
+        await (run_stream(service, call) if call.stream else complete(service, call))
     except QuireError as error:
         call.fail(error)
     except asyncio.CancelledError:
@@ -194,7 +200,3 @@ async def _run(service: "Service", call: ResponseCall) -> None:
         call.fail(QuireError("the server failed on this request"))
     finally:
         call.stored.task = None
-
-
-def _tenant(http: Request) -> str:
-    return str(http.scope.get("tenant", ""))

@@ -1,4 +1,4 @@
-"""POST /v1/responses: the objects of the answer."""
+"""POST /v1/responses: the objects of the response."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from quire.server.dialects.openai.chat_call import ChatLogprob
-from quire.server.dialects.openai.shapes import CachedTokens
+from quire.server.dialects.openai.shapes import KEEP_ALIVE, CachedTokens, error_body
+from quire.server.http.wire_format import WireFormat
 
 
 class OutputText(Struct, kw_only=True, tag_field="type", tag="output_text"):
@@ -88,8 +89,8 @@ class ResponseObject(Struct, kw_only=True):
     user: str | None
 
 
-class Event(Struct, kw_only=True):
-    """Everything that is streamed; `type` says which of the fields there are."""
+class ResponseEvent(Struct, kw_only=True):
+    """One event of a stream; `type` says which fields it has."""
 
     type: str
     sequence_number: int = 0
@@ -112,9 +113,12 @@ class Event(Struct, kw_only=True):
 _encode = msgspec.json.Encoder().encode
 
 
-def frame(value: object) -> bytes:
+def response_sse(value: object) -> bytes:
     if isinstance(value, dict):  # an error in the middle of a stream
-        told = value["error"]
-        value = Event(type="error", code=told["code"], message=told["message"], param=told["param"])
-    assert isinstance(value, Event)
+        error = value["error"]
+        value = ResponseEvent(type="error", code=error["code"], message=error["message"], param=error["param"])
+    assert isinstance(value, ResponseEvent)
     return b"event: " + value.type.encode() + b"\ndata: " + _encode(value) + b"\n\n"
+
+
+WIRE = WireFormat(error=error_body, frame=response_sse, keep_alive=KEEP_ALIVE)

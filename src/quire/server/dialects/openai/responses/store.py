@@ -1,4 +1,4 @@
-"""Responses that were stored, in memory: so many, so large and for so long, for each tenant."""
+"""Stored responses, in memory, with limits on their number, size and age for each tenant."""
 
 import asyncio
 import time
@@ -8,12 +8,12 @@ from typing import Any
 
 from quire.core.errors import QuireError
 from quire.server.dialects.openai.responses.items import InputItem
-from quire.server.dialects.openai.responses.journal import Journal, Journals
+from quire.server.dialects.openai.responses.journal import EventJournal, TenantJournals
 from quire.server.dialects.openai.responses.shapes import ResponseObject
 
 MAX_RESPONSES = 1000
 MAX_BYTES = 16 << 20
-SECONDS = 24 * 3600.0
+TIME_TO_LIVE_SECONDS = 24 * 3600.0
 
 
 class UnknownResponse(QuireError):
@@ -21,27 +21,27 @@ class UnknownResponse(QuireError):
 
 
 @dataclass(slots=True)
-class Stored:
+class StoredResponse:
     response: ResponseObject
-    input: list[InputItem]  # what was new in its request
-    messages: list[dict[str, Any]]  # the whole conversation up to its output, less the instructions
-    size: int  # bytes of the request that it came from, and of all before it
-    task: asyncio.Task[None] | None = None  # of one in the background, while it is under way
-    journal: Journal | None = None  # of one in the background that is streamed
-    expires: float = field(default_factory=lambda: time.monotonic() + SECONDS)
+    input: list[InputItem]  # of its own request
+    messages: list[dict[str, Any]]  # the conversation before its output, without instructions
+    size: int  # bytes of its request and of all previous ones
+    task: asyncio.Task[None] | None = None  # while it runs in the background
+    journal: EventJournal | None = None  # if it is streamed in the background
+    expires: float = field(default_factory=lambda: time.monotonic() + TIME_TO_LIVE_SECONDS)
 
 
 class ResponseStore:
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses, self._max_bytes = max_responses, max_bytes
-        self._tenants: dict[str, OrderedDict[str, Stored]] = {}
-        self._journals: dict[str, Journals] = {}
+        self._tenants: dict[str, OrderedDict[str, StoredResponse]] = {}
+        self._journals: dict[str, TenantJournals] = {}
 
-    def journal(self, tenant: str) -> Journal:
-        return self._journals.setdefault(tenant, Journals()).new()
+    def journal(self, tenant: str) -> EventJournal:
+        return self._journals.setdefault(tenant, TenantJournals()).new()
 
-    def put(self, tenant: str, stored: Stored) -> None:
-        """The oldest make room."""
+    def put(self, tenant: str, stored: StoredResponse) -> None:
+        """Store it. The oldest are dropped to make room."""
         kept = self._tenants.setdefault(tenant, OrderedDict())
         kept.pop(stored.response.id, None)
         kept[stored.response.id] = stored
@@ -52,18 +52,18 @@ class ResponseStore:
             size -= oldest.size
             self._drop(tenant, name)
 
-    def get(self, tenant: str, name: str, param: str | None = None) -> Stored:
+    def get(self, tenant: str, name: str, param: str | None = None) -> StoredResponse:
         kept = self._tenants.get(tenant)
         stored = kept.get(name) if kept is not None else None
         if stored is None or stored.expires < time.monotonic():
             raise UnknownResponse(f"no response `{name}`", "it was not stored, or is gone", param=param)
         return stored
 
-    def delete(self, tenant: str, name: str) -> Stored:
+    def delete(self, tenant: str, name: str) -> StoredResponse:
         self.get(tenant, name)
         return self._drop(tenant, name)
 
-    def _drop(self, tenant: str, name: str) -> Stored:
+    def _drop(self, tenant: str, name: str) -> StoredResponse:
         stored = self._tenants[tenant].pop(name)
         if stored.journal is not None:
             self._journals[tenant].forget(stored.journal)

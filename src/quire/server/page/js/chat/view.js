@@ -20,7 +20,7 @@ const SUGGESTIONS = [
 const NEAR = 80; // pixels from the end within which the page follows the text
 
 export class ChatView {
-  /** `model()` is the name that is asked; `onchange()` is told when titles or states have changed. */
+  /** `model()` is the name that is asked; `onchange()` is called when titles or states have changed. */
   constructor(element, { store, model, onchange }) {
     Object.assign(this, { store, model, onchange });
     this.writing = new Map(); // id of a conversation -> {chat, message, controller, answer}
@@ -232,7 +232,7 @@ export class ChatView {
     setTimeout(() => URL.revokeObjectURL(address), 1000);
   }
 
-  // ---- the page follows the text, unless somebody has scrolled away from its end
+  // ---- the page follows the text, unless the user has scrolled away from its end
 
   #scrolled() {
     const { scrollHeight, scrollTop, clientHeight } = this.transcript;

@@ -8,12 +8,12 @@ import { CACHED, FIRST_OWNER, FREE } from "./unpack.js";
 
 const TALLEST = 320; // pixels
 const CELLS = [14, 12, 10, 8, 7, 6, 5, 4, 3]; // pixels, with the gap
-const FEWEST = 256; // blocks that are drawn, if there are as many
+const MIN_BLOCKS = 256; // drawn at least, if there are as many
 
-/** How many blocks are drawn: the free ones at the end of a pool that has not been filled yet say nothing. */
+/** How many blocks are drawn: free blocks at the end of a pool that was never full are left out. */
 export function numDrawn(owners, before = 0) {
   const last = owners.findLastIndex((owner) => owner !== FREE);
-  return Math.min(owners.length, Math.max(before, FEWEST, 2 ** Math.ceil(Math.log2(last + 1 || 1))));
+  return Math.min(owners.length, Math.max(before, MIN_BLOCKS, 2 ** Math.ceil(Math.log2(last + 1 || 1))));
 }
 
 /** {cell, columns, each, rows}: the largest cells for which `count` blocks fit; where none do, a cell stands for `each` blocks. */
@@ -52,7 +52,7 @@ export class BlockMap {
       h(
         ".legend",
         key("free", "free"),
-        key("cached", "free, with a prefix that can be found again"),
+        key("cached", "free, with a cached prefix"),
         key("owned", "held: each request has a colour"),
         key("owned.shared", "held by several"),
         this.rest,
@@ -108,7 +108,7 @@ export class BlockMap {
     context.strokeRect((at % columns) * cell - 0.5, Math.floor(at / columns) * cell - 0.5, side + 1, side + 1);
   }
 
-  /** What a cell shows: somebody, if any of its blocks is held. */
+  /** What a cell shows: an owner, if any of its blocks is held. */
   #cell(block, each) {
     const { owners, refs } = this.blocks;
     if (each === 1) return { owner: owners[block], shared: refs[block] > 1 };

@@ -28,8 +28,8 @@ export class Figures {
     const { stats, max_num_seqs: rows, resident_bytes: resident, block_size: size } = history.snapshot;
     const trouble = [stats.preemptions && plural(stats.preemptions, "preemption"), restarts && plural(restarts, "restart")].filter(Boolean);
     this.batch.set(whole(stats.running), `of ${whole(rows)}`, [`${whole(stats.waiting)} waiting`, ...trouble]);
-    const found = stats.prefix_queries ? `${whole(stats.prefix_hits)} of ${whole(stats.prefix_queries)}` : "none yet";
-    this.hits.set(percent(stats.prefix_hits, stats.prefix_queries), stats.prefix_queries ? "%" : "", [found, "prompt tokens"]);
+    const hits = stats.prefix_queries ? `${whole(stats.prefix_hits)} of ${whole(stats.prefix_queries)}` : "none yet";
+    this.hits.set(percent(stats.prefix_hits, stats.prefix_queries), stats.prefix_queries ? "%" : "", [hits, "prompt tokens"]);
     const perBlock = memory.cache / stats.num_blocks;
     const [value, unit] = bytes(stats.held_blocks * perBlock);
     this.memory.set(value, `${unit} of ${inBytes(memory.cache)}`, [

@@ -1,10 +1,10 @@
 // What has been seen of the engine, event by event: its last steps, and the life of each request.
 //
-// A request's life is a list of spans {kind, from, to} on the server's clock; `to` is null for the one under way.
+// A request's life is a list of spans {kind, from, to} on the server's clock; `to` is null for the current one.
 //   unseen     before anybody looked
 //   queued     waits for its first step
 //   prefill    one chunk of its prompt is computed ({start, count})
-//   decode     tokens are drawn, one in each step
+//   decode     tokens are sampled, one in each step
 //   preempted  gave its blocks to another, and waits again
 
 const MAX_STEPS = 240;
@@ -132,7 +132,7 @@ function open(request, kind, at) {
   request.spans.push({ kind, from: at, to: null });
 }
 
-/** Its life in words, for those who cannot see the bars and those who want the numbers. */
+/** Its life in words: for screen readers, and for the exact numbers. */
 export function describe(request, now, inSeconds) {
   const parts = [];
   const time = (kind) =>
@@ -145,7 +145,7 @@ export function describe(request, now, inSeconds) {
     parts.push(`prefill ${inSeconds(time("prefill"))} in ${chunks.length === 1 ? "one chunk" : `${chunks.length} chunks`} of ${chunks.map((chunk) => chunk.count).join(" + ")} tokens`);
   }
   if (request.spans.some((span) => span.kind === "preempted")) parts.push(`preempted for ${inSeconds(time("preempted"))}`);
-  if (request.output) parts.push(`${request.output} tokens drawn in ${inSeconds(time("decode"))}`);
+  if (request.output) parts.push(`${request.output} tokens sampled in ${inSeconds(time("decode"))}`);
   if (request.record) parts.push(`ended by ${request.record.finish_reason}`);
   return parts.join(" · ");
 }

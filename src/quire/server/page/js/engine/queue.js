@@ -10,14 +10,14 @@ export class Queue {
   constructor() {
     this.list = h("ol");
     this.note = h("span.note");
-    this.nobody = h("p.nobody", "Nobody waits.");
-    this.element = h("section.panel.queue", { "aria-label": "Queue" }, h("header", h("h3", "Queue"), this.note), this.nobody, this.list);
+    this.empty = h("p.empty", "The queue is empty.");
+    this.element = h("section.panel.queue", { "aria-label": "Queue" }, h("header", h("h3", "Queue"), this.note), this.empty, this.list);
   }
 
   show({ snapshot, now, requests }) {
     const waiting = snapshot.sequences.filter((view) => view.state !== "running");
     const { stats } = snapshot;
-    this.nobody.hidden = waiting.length > 0;
+    this.empty.hidden = waiting.length > 0;
     this.note.textContent = stats.waiting ? `${whole(stats.waiting)} waiting for ${lacking(snapshot, waiting[0])}` : "";
     const items = waiting.slice(0, SHOWN).map((view) => {
       const text = `${whole(view.num_known)} tokens, ${inSeconds(now - view.arrival)}`;

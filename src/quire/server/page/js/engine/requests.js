@@ -7,7 +7,7 @@ import { colour, ownerColour } from "./palette.js";
 import { inSeconds, whole } from "./units.js";
 
 const ROWS = 24;
-const WINDOWS = [10, 30, 60, 300]; // seconds; the first that shows everything that is under way
+const WINDOWS = [10, 30, 60, 300]; // seconds; the first that shows every request in flight
 const HEIGHT = 18;
 
 export class Requests {
@@ -59,7 +59,7 @@ export class Requests {
   }
 }
 
-/** Those under way as they came, then the others, the last to end first. */
+/** Requests in flight in the order of arrival, then finished ones, the latest first. */
 function byInterest(a, b) {
   if (!a.record !== !b.record) return a.record ? 1 : -1;
   return a.record ? b.record.finished - a.record.finished : a.number - b.number;

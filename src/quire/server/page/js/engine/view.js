@@ -45,7 +45,7 @@ export class EngineView {
     this.#arrange();
   }
 
-  /** A tab that nobody sees does not look either. */
+  /** A hidden tab closes its stream. */
   #arrange() {
     const look = this.wanted && !document.hidden;
     if (look && !this.controller) {

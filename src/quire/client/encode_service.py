@@ -1,0 +1,57 @@
+"""Embeddings of texts and scores of pairs: tokenized here, encoded by the engine."""
+
+from array import array
+from collections.abc import Awaitable, Callable
+
+from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores, cosine
+from quire.client.encoder_prompt import EncoderPrompter
+from quire.client.prompt import run_in_thread_if_long
+from quire.core.encode_request import EncodeInput, EncodeRequest, Task
+from quire.core.errors import BadRequest
+
+MAX_REQUEST_TOKENS = 300_000  # of all texts of one request; OpenAI's limit
+
+Encode = Callable[[EncodeRequest, float | None], Awaitable[list["array[float]"]]]
+
+
+class EncodeService:
+    """The half of an `EngineClient` that serves embedding models and cross-encoders."""
+
+    def __init__(self, prompter: EncoderPrompter, task: Task, dimensions: int, encode: Encode) -> None:
+        """`encode` submits a request to the engine, with a timeout, and waits for the result of every text."""
+        self._prompter, self._task, self._dimensions, self._encode = prompter, task, dimensions, encode
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        if request.dimensions is not None and not 0 < request.dimensions <= self._dimensions:
+            raise BadRequest(
+                f"dimensions is {request.dimensions}", f"vectors have {self._dimensions}", param="dimensions"
+            )
+        size = sum(map(len, request.texts))
+        inputs = await run_in_thread_if_long(
+            size, self._prompter.tokens, request.texts, request.prompt_name, request.truncate
+        )
+        vectors = await self._run(request.id, inputs, request.timeout, request.dimensions)
+        return Embeddings(vectors, sum(len(text.ids) for text in inputs))
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        size = sum(len(a) + len(b) for a, b in request.pairs)
+        if self._task == "score":
+            inputs = await run_in_thread_if_long(size, self._prompter.pairs, request.pairs, request.truncate)
+            scores = [output[0] for output in await self._run(request.id, inputs, request.timeout)]
+        else:
+            inputs, sides = await run_in_thread_if_long(size, self._prompter.sides, request.pairs, request.truncate)
+            vectors = await self._run(request.id, inputs, request.timeout)
+            scores = [cosine(vectors[a], vectors[b]) for a, b in sides]
+        return Scores(scores, sum(len(text.ids) for text in inputs))
+
+    async def _run(
+        self, request_id: str, inputs: list[EncodeInput], timeout: float | None, dimensions: int | None = None
+    ) -> list["array[float]"]:
+        request = EncodeRequest(id=request_id, texts=inputs, dimensions=dimensions)
+        if request.num_tokens > MAX_REQUEST_TOKENS:
+            raise BadRequest(
+                f"the texts have {request.num_tokens} tokens, and a request may have {MAX_REQUEST_TOKENS}",
+                "send them in several requests",
+                param="input",
+            )
+        return await self._encode(request, timeout) if inputs else []

@@ -1,0 +1,122 @@
+"""Models that encode whole texts, on one device: embeddings of texts, and scores of pairs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from quire.core.encode_request import EncodeInput
+from quire.core.errors import BadRequest, Unsupported
+from quire.executors.backends import check_backend, new_ops
+from quire.executors.options import ExecutorOptions
+from quire.models.config import EncoderConfig, ModelConfig
+from quire.models.registry import Purpose, decoder_of, family
+from quire.ops.opset import Float32
+from quire.runtime.encoder import EncoderRunner, Wanted
+from quire.runtime.headless import load_headless
+from quire.runtime.kv import longest
+from quire.runtime.pooling import Pooling, PoolingMode, unit_length
+from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights.config import CheckpointConfig
+from quire.weights.decoder_body import as_decoder
+from quire.weights.sentence_modules import DenseLayer, SentenceModules, read_sentence_modules
+
+POOLED_TOKENS: dict[PoolingMode, Wanted] = {"cls": "first", "mean": "all", "last": "last"}
+
+
+class EncoderExecutor:
+    """An encoder, or a decoder without its head, and how its hidden states become an embedding or a score."""
+
+    def __init__(
+        self,
+        path: Path,
+        options: ExecutorOptions,
+        pooling: PoolingMode | None = None,
+        normalize: bool | None = None,
+    ) -> None:
+        checkpoint = open_checkpoint(path)
+        self.modules = read_sentence_modules(path) if path.is_dir() else SentenceModules()
+        self.config, self.max_model_len, self._runner = _load(checkpoint, options, self.modules.max_tokens)
+        self.num_labels = self.config.labels if isinstance(self.config, EncoderConfig) else 0
+        self.weight_bytes = checkpoint.nbytes
+        default: PoolingMode = "mean" if isinstance(self.config, EncoderConfig) else "last"
+        self._pooling = Pooling.of(self.modules, default, normalize)
+        if pooling is not None:
+            self._pooling = Pooling(pooling, self._pooling.steps)
+        self._sigmoid = _scores_through_sigmoid(checkpoint.config)
+
+    @property
+    def dimensions(self) -> int:
+        """Of an embedding."""
+        layers = [step.num_outputs for step in self.modules.steps if isinstance(step, DenseLayer)]
+        return layers[-1] if layers else self.config.hidden
+
+    def embed(self, texts: Sequence[EncodeInput]) -> list[Float32]:
+        if self.num_labels:
+            raise Unsupported(
+                f"a `{self.config.architecture}` scores texts, and has no embeddings of them", "use score()"
+            )
+        return self._runner.run(texts, POOLED_TOKENS[self._pooling.mode], self._pooling)
+
+    def score(self, pairs: Sequence[EncodeInput], sigmoid: bool | None = None) -> list[float]:
+        """By a cross-encoder."""
+        if self.num_labels != 1:
+            raise Unsupported(
+                f"the model tells {self.num_labels} classes apart, and a score is one number", "use a reranker"
+            )
+        logits = self._runner.run(pairs, "first", lambda rows: float(rows[0, 0]))
+        if self._sigmoid if sigmoid is None else sigmoid:
+            return [float(1 / (1 + np.exp(-logit))) for logit in logits]
+        return logits
+
+
+def truncate_embedding(embedding: Float32, dimensions: int) -> Float32:
+    """The first `dimensions` numbers, normalized again (Matryoshka embeddings)."""
+    if not 0 < dimensions <= len(embedding):
+        raise BadRequest(f"dimensions is {dimensions}", f"vectors have {len(embedding)}", param="dimensions")
+    return unit_length(embedding[:dimensions])
+
+
+def _load(
+    checkpoint: Checkpoint, options: ExecutorOptions, max_tokens: int | None
+) -> tuple[ModelConfig, int, EncoderRunner]:
+    """-> the model's config, the longest text in tokens, and the runner. `max_tokens` is the checkpoint's own limit,
+    which counts unless max_model_len is given."""
+    check_backend(options)
+    if options.backend == "native" and options.dtype == "bfloat16":
+        raise Unsupported("dtype bfloat16 is for GPUs", "on a CPU, activations are float32")
+    # CUDA graphs are for decode steps; fp16 on a CPU means weights of fp16.
+    ops = new_ops(options, graphs=False, fp16_weights=options.dtype == "float16")
+    decoder = decoder_of(checkpoint.config.architecture)
+    if decoder is not None:
+        checkpoint = as_decoder(checkpoint, decoder)
+    generators: tuple[Purpose, ...] = ("generate",) if decoder is not None else ()
+    module = family(checkpoint.config.architecture, *generators, "embed", "score")
+    config = module.config(checkpoint.config)
+    length = longest(config, options.max_model_len)
+    if options.max_model_len is None and max_tokens is not None:
+        length = min(length, max_tokens)
+    if decoder is not None:
+        model = load_headless(ops, module, checkpoint, length)
+    else:
+        model = module.load(ops, checkpoint, config, length)
+    runner = EncoderRunner(
+        ops,
+        model,
+        max_tokens=options.max_num_batched_tokens,
+        max_rows=options.max_num_seqs,
+        max_model_len=length,
+        kv_dtype=options.kv_dtype,
+    )
+    return config, length, runner
+
+
+def _scores_through_sigmoid(config: CheckpointConfig) -> bool:
+    """As sentence-transformers does where the checkpoint names no activation."""
+    activation = config.section("sentence_transformers").get("activation_fn") or config.get(
+        "sbert_ce_default_activation_function", "Sigmoid"
+    )
+    name = str(activation).rpartition(".")[2]
+    if name not in ("Sigmoid", "Identity"):
+        raise Unsupported(f"{config.source}: scores go through {name}", "supported: Sigmoid, Identity")
+    return name == "Sigmoid"

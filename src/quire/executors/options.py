@@ -1,0 +1,45 @@
+"""What an executor is told: one value, chosen once from the engine's options."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.runtime.spec import SpecConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOptions:
+    """Names and meanings are those of `EngineOptions`."""
+
+    backend: str = "native"  # a key of BACKENDS in executors/backends.py
+    max_model_len: int | None = None  # None: the model's own length, or what fits in the KV cache
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    block_size: int = 16
+    kv_cache_dtype: str = "auto"
+    kv_cache_memory_bytes: int | None = None
+    swap_space_bytes: int = 0
+    threads: int | None = None
+    dtype: str = "auto"
+    load_format: str = "auto"
+    quantization: str | None = None
+    gpu_memory_utilization: float = 0.9
+    enforce_eager: bool = False
+    batch_invariant: bool = False
+    max_loras: int = 0  # adapters in one step; 0: LoRA is not enabled
+    max_lora_rank: int = 64
+    speculation: "SpecConfig | None" = None
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.backend == "cuda"
+
+    @property
+    def gpu_dtype(self) -> str:
+        """What a GPU computes in."""
+        return "bfloat16" if self.dtype == "auto" else self.dtype
+
+    @property
+    def kv_dtype(self) -> str:
+        """What keys and values are stored in; `auto` is left to the CPU's cache."""
+        return self.gpu_dtype if self.on_gpu and self.kv_cache_dtype == "auto" else self.kv_cache_dtype

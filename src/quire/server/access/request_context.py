@@ -1,0 +1,95 @@
+"""One HTTP request, from its arrival to its end: who sent it, what it asked of the engine, what that cost.
+
+Quotas, logs and traces use it. Code that runs on behalf of the request gets it from `current_request_context()`."""
+
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from quire.core.errors import QuireError
+from quire.core.records import RequestRecord
+from quire.server.access.keys import Key
+
+
+@dataclass(slots=True)
+class RequestContext:
+    id: str
+    method: str
+    path: str  # as it was sent
+    client: str  # its address
+    key: Key | None = None
+    deadline: float | None = None  # time.monotonic()
+    began: float = field(default_factory=time.monotonic)
+    body_bytes: int = 0
+    model: str = ""  # once it is known
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    first_token: float | None = None  # time.monotonic()
+    finish_reasons: list[str] = field(default_factory=list)  # one for each prompt
+    aborted: bool = False  # cancelled by its id
+    error: str = ""  # the code of the error it was answered with
+    holds: int = 0  # what keeps it in flight: the HTTP request and its streams, which may outlive it
+
+    @property
+    def tenant(self) -> str:
+        return self.key.name if self.key else ""
+
+    @property
+    def time_left(self) -> float | None:
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+    def enter(self) -> None:
+        """Raises OverQuota if its key has too many requests."""
+        if self.key is not None:
+            self.key.quota.enter()
+        self.holds += 1
+
+    def hold(self) -> None:
+        """A stream begins. If the HTTP request is over, as in the background, the key has one more request again."""
+        if not self.holds and self.key is not None:
+            self.key.quota.running += 1
+        self.holds += 1
+
+    def release(self) -> None:
+        self.holds -= 1
+        if not self.holds and self.key is not None:
+            self.key.quota.leave()
+
+    def add(self, record: RequestRecord) -> None:
+        """A request to the engine has ended."""
+        self.cached_tokens += record.num_cached_tokens
+        self.finish_reasons.append(record.finish_reason)
+        if record.first_token is not None:
+            self.first_token = min(record.first_token, self.first_token or record.first_token)
+        self.spend(record.num_prompt_tokens, record.num_output_tokens)
+
+    def spend(self, prompt_tokens: int, output_tokens: int) -> None:
+        self.prompt_tokens += prompt_tokens
+        self.output_tokens += output_tokens
+        if self.key is not None:
+            self.key.quota.charge(prompt_tokens + output_tokens)
+
+
+_current: ContextVar[RequestContext | None] = ContextVar("request_context", default=None)
+
+
+def begin_request_context(context: RequestContext) -> None:
+    _current.set(context)
+
+
+def current_request_context() -> RequestContext | None:
+    """None outside of a request."""
+    return _current.get()
+
+
+def current_tenant() -> str:
+    """The name of the key that the current request came with; empty where no keys are needed."""
+    context = _current.get()
+    return context.tenant if context is not None else ""
+
+
+def note_error(error: QuireError) -> None:
+    """The current request is answered with it."""
+    if context := _current.get():
+        context.error = error.code

@@ -1,0 +1,23 @@
+"""What the bodies of several dialects share: field types, ids, and refusals of fields that are not supported."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+from uuid import uuid4
+
+from msgspec import Meta, Struct
+
+from quire.core.errors import BadRequest
+
+Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # what the engine's arrays hold
+
+
+def refuse_unsupported(body: Struct, table: Mapping[str, tuple[Any, ...]]) -> None:
+    """`table`: field -> the values that ask for nothing. Every other value is refused, never ignored."""
+    for name, harmless in table.items():
+        value = getattr(body, name)
+        if value is not None and value not in harmless:
+            raise BadRequest(f"`{name}` is not supported", "leave it out", param=name)
+
+
+def new_id(prefix: str, separator: str = "-") -> str:
+    return f"{prefix}{separator}{uuid4().hex}"

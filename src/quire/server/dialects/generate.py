@@ -1,0 +1,176 @@
+"""The handler that all dialects share: parse a body, submit its requests, write the output.
+
+Leaving a handler, for any reason, closes the streams, and that cancels the requests."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.core.errors import EngineFailed, Unavailable
+from quire.server.access.request_context import current_request_context, current_tenant
+from quire.server.app_state import AppState
+from quire.server.dialects.completion import Completion, CompletionSample
+from quire.server.dialects.dialect import Call, Context, Dialect
+from quire.server.errors import Aborted
+from quire.server.http.body import read_body
+from quire.server.http.event_stream import EventStream, unless_disconnected
+from quire.server.http.replies import Endpoint, json_response, with_wire_errors
+from quire.server.http.wire_format import WireFormat
+from quire.server.options import ServerOptions
+from quire.text.event import TextEvent
+
+if TYPE_CHECKING:
+    from quire.client.service import Models, Service, TextStream
+
+AnyCall = TypeVar("AnyCall", bound=Call)
+
+MAX_WRITE_BYTES = 1 << 16  # frames that are ready together are sent together, up to this size
+PARSE_INLINE_BYTES = 1 << 16  # larger bodies are parsed in a thread, so that other streams go on
+
+
+def generation_route(state: AppState, dialect: Dialect, parse: Callable[[bytes, Context], Call]) -> Endpoint:
+    async def handle(http: Request) -> Response:
+        body = await read_body(http, state.options.max_body_bytes, dialect.json_only)
+        service, call = await parse_call(state.models, state.options, dialect.model(body), body, parse)
+        return await respond(http, dialect.wire, service, call, state.options.sse_keep_alive)
+
+    return with_wire_errors(handle, dialect.wire)
+
+
+async def parse_call(
+    models: "Models",
+    options: ServerOptions,
+    model: str | None,
+    body: bytes,
+    parse: Callable[[bytes, Context], AnyCall],
+) -> tuple["Service", AnyCall]:
+    """Resolve the model, then parse the body for it."""
+    resolved = await models.find(model)
+    service, adapter = resolved.service, resolved.adapter
+    context = Context(service.info, service.tokenizer, current_tenant(), adapter or service.info.name, options)
+    large = len(body) > PARSE_INLINE_BYTES
+    call = await asyncio.to_thread(parse, body, context) if large else parse(body, context)
+    for request in call.requests:
+        request.adapter = adapter
+    return service, call
+
+
+async def respond(http: Request, wire: WireFormat, service: "Service", call: Call, keep_alive: float) -> Response:
+    """`keep_alive`: seconds of silence after which a stream is sent a comment; 0: never."""
+    if not call.stream:
+        return json_response(await unless_disconnected(http.receive, complete(service, call)))
+    streams = await _submit(service, call)  # before the response begins, so that a refusal has its HTTP status
+    return EventStream(wire, _frames(wire, call, streams), keep_alive, close=lambda: _close(streams))
+
+
+async def complete(service: "Service", call: Call) -> object:
+    """The response that is not streamed. Cancelling it cancels the requests."""
+    streams = await _submit(service, call)
+    completions = [
+        Completion(stream.prompt_ids, [CompletionSample() for _ in range(request.params.n)])
+        for stream, request in zip(streams, call.requests, strict=True)
+    ]
+    try:
+        async with aclosing(_events(streams)) as events:
+            async for prompt, event in events:
+                completions[prompt].add(event)
+    finally:
+        await _close(streams)
+    return call.full(completions)
+
+
+async def run_stream(service: "Service", call: Call) -> None:
+    """Run a call that keeps its chunks itself. Cancelling it cancels the requests."""
+    streams = await _submit(service, call)
+    try:
+        async with aclosing(_events(streams)) as events:
+            async for prompt, event in events:
+                call.chunks(prompt, event)
+        call.end()
+    finally:
+        await _close(streams)
+
+
+async def _submit(service: "Service", call: Call) -> list["TextStream"]:
+    """All prompts, or none of them."""
+    streams: list[TextStream] = []
+    try:
+        for request in call.requests:
+            streams.append(await service.submit(request))
+        call.begin([stream.prompt_ids for stream in streams])
+    except BaseException:
+        await _close(streams)
+        raise
+    return streams
+
+
+async def _close(streams: list["TextStream"]) -> None:
+    await asyncio.gather(*(stream.aclose() for stream in streams))
+
+
+async def _frames(wire: WireFormat, call: Call, streams: list["TextStream"]) -> AsyncGenerator[bytes, None]:
+    """Frames that are ready together are one write: a server that falls behind spends less on each token."""
+    pending = bytearray()
+    try:
+        async with aclosing(_events(streams)) as events:
+            async for prompt, event in events:
+                for chunk in call.chunks(prompt, event):
+                    pending += wire.frame(chunk)
+                if pending and (len(pending) >= MAX_WRITE_BYTES or not any(stream.num_ready for stream in streams)):
+                    yield bytes(pending)
+                    pending.clear()
+        for chunk in call.end():
+            pending += wire.frame(chunk)
+    except Exception:
+        yield bytes(pending)  # what precedes the error
+        raise
+    yield bytes(pending) + wire.last
+
+
+async def _events(streams: list["TextStream"]) -> AsyncGenerator[tuple[int, TextEvent], None]:
+    """The events of all streams as they arrive, each with the index of its stream. A request that fails raises."""
+    if len(streams) == 1:  # as nearly always: no queue between the engine and the socket
+        async for event in streams[0]:
+            _check(event)
+            yield 0, event
+        return
+    queue: asyncio.Queue[tuple[int, TextEvent | Exception | None]] = asyncio.Queue(maxsize=len(streams))
+
+    async def pump(index: int) -> None:
+        try:
+            async for event in streams[index]:
+                await queue.put((index, event))
+            await queue.put((index, None))
+        except Exception as error:
+            await queue.put((index, error))
+
+    pumps = [asyncio.create_task(pump(index)) for index in range(len(streams))]
+    try:
+        running = len(pumps)
+        while running:
+            index, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                _check(item)
+                yield index, item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+def _check(event: TextEvent) -> None:
+    """Raise why a request ended without an answer, if it did."""
+    if event.finish_reason == "error":
+        raise EngineFailed(event.reason or "the engine could not go on with this request")
+    if event.finish_reason == "cancelled":
+        if (context := current_request_context()) is not None and context.aborted:
+            raise Aborted("the request was cancelled by its id")
+        raise Unavailable(event.reason or "the request was cancelled")

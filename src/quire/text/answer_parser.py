@@ -1,0 +1,51 @@
+"""Parses a model's text as it arrives into reasoning, content for the user, and tool calls."""
+
+from dataclasses import dataclass, field
+
+from quire.text.reasoning.parser import ReasoningParser
+from quire.text.tools.parser import CallDelta, ToolParser
+
+
+@dataclass(slots=True)
+class AnswerDelta:
+    reasoning: str = ""
+    content: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.reasoning or self.content or self.calls)
+
+
+class AnswerParser:
+    """Parses one sample. Without `thoughts` and `tools` all text is content."""
+
+    def __init__(
+        self, thoughts: ReasoningParser | None = None, tools: ToolParser | None = None, parallel: bool = True
+    ) -> None:
+        self._thoughts, self._tools = thoughts, tools
+        self._parallel = parallel  # False: only the first call counts
+
+    def push(self, text: str, ended: bool = False) -> AnswerDelta:
+        """What `text` adds; with `ended`, also what was held back until the end was known."""
+        delta = AnswerDelta()
+        if text:
+            self._split(delta, *(self._thoughts.push(text) if self._thoughts is not None else ("", text)))
+        if ended:
+            if self._thoughts is not None:
+                self._split(delta, *self._thoughts.flush())
+            if self._tools is not None:
+                rest = self._tools.flush()
+                self._add(delta, rest.content, rest.calls)
+        return delta
+
+    def _split(self, delta: AnswerDelta, reasoning: str, text: str) -> None:
+        delta.reasoning += reasoning
+        if self._tools is None:
+            delta.content += text
+        elif text:
+            parsed = self._tools.push(text)
+            self._add(delta, parsed.content, parsed.calls)
+
+    def _add(self, delta: AnswerDelta, content: str, calls: list[CallDelta]) -> None:
+        delta.content += content
+        delta.calls += calls if self._parallel else [call for call in calls if call.index == 0]

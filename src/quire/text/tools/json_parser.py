@@ -1,0 +1,120 @@
+"""Calls as JSON between markers: one object, several after each other, or a list of them."""
+
+from quire.text.markers import MarkerScanner
+from quire.text.tools.json_call import JsonCallReader
+from quire.text.tools.parser import ToolParserOutput
+
+_SEPARATORS = " \t\r\n[],;"  # may stand between calls: the brackets and commas of a list
+
+
+class JsonToolParser:
+    """`begin` opens a section of calls and `end` closes it. Without `begin`, calls start where the text does or there
+    are none; without `end`, the section goes on to the end of the text."""
+
+    def __init__(self, begin: str = "", end: str = "", *, prefix: str = "", opened: str = "") -> None:
+        """Without `begin`: `prefix` may stand before the first call, and `opened` is the text that came before."""
+        self._end, self._prefix = end, prefix
+        self._opening = MarkerScanner(begin) if begin else None
+        self._parse = self._parse_content if begin else self._parse_between
+        self._text = ""  # not parsed yet
+        self._raw = opened  # parsed since the section began, until its first call is named: it may become content
+        self._has_call = False  # whether the section has a named call
+        self._num_calls = 0
+        self._call = JsonCallReader(0)
+
+    def push(self, text: str) -> ToolParserOutput:
+        output = ToolParserOutput()
+        self._text += text
+        while self._text and self._parse(output):
+            pass
+        return output
+
+    def flush(self) -> ToolParserOutput:
+        output = ToolParserOutput()
+        if self._parse == self._parse_content:
+            assert self._opening is not None
+            held = self._opening.flush()
+            output.content = "" if self._num_calls and held.isspace() else held
+        elif not self._has_call:
+            call = self._call.raw if self._parse == self._parse_call else ""
+            output.content = self._raw + call + self._text
+        self._text = ""
+        return output
+
+    # The states of the parser. Each method returns whether it made progress.
+
+    def _parse_content(self, output: ToolParserOutput) -> bool:
+        assert self._opening is not None
+        before, rest = self._opening.push(self._text)
+        self._text = rest or ""
+        if rest is None:
+            output.content += before
+            return False
+        shown = before.rstrip()
+        output.content += shown
+        self._raw, self._has_call = before[len(shown) :] + self._opening.marker, False
+        self._parse = self._parse_between
+        return True
+
+    def _parse_between(self, output: ToolParserOutput) -> bool:
+        """Separators, then a call, the end marker or the prefix."""
+        rest = self._text.lstrip(_SEPARATORS)
+        if rest.startswith("{"):
+            self._take(len(self._text) - len(rest))
+            self._call, self._parse = JsonCallReader(self._num_calls), self._parse_call
+            return True
+        for marker in filter(None, (self._end, self._prefix)):
+            if rest.startswith(marker):
+                self._take(len(self._text) - len(rest) + len(marker))
+                if marker == self._end:
+                    self._close(output)
+                return True
+            if marker.startswith(rest):
+                return False
+        if rest:
+            self._parse = self._skip_to_end if self._has_call and self._end else self._reject
+        return bool(rest)
+
+    def _parse_call(self, output: ToolParserOutput) -> bool:
+        deltas, self._text = self._call.push(self._text)
+        output.calls += deltas
+        if deltas and not self._has_call:
+            self._has_call, self._raw = True, ""
+        if self._call.done or (self._call.broken and self._call.named):
+            self._num_calls += 1
+            self._parse = self._parse_between
+        elif self._call.broken:
+            self._raw += self._call.raw
+            self._parse = self._reject
+        return True
+
+    def _skip_to_end(self, output: ToolParserOutput) -> bool:
+        """Drop what follows a call and belongs to none, such as a bracket too many, up to the end marker."""
+        index = self._text.find(self._end)
+        self._text = self._text[index:] if index >= 0 else self._text[-len(self._end) :]
+        if index >= 0:
+            self._parse = self._parse_between
+        return index >= 0
+
+    def _reject(self, output: ToolParserOutput) -> bool:
+        """What looked like a call is none: it is content, and so is what follows."""
+        output.content += self._raw
+        self._raw = ""
+        if self._opening is not None:
+            self._parse = self._parse_content
+            return True
+        output.content += self._text
+        self._text = ""
+        return False
+
+    def _take(self, size: int) -> None:
+        if not self._has_call:
+            self._raw += self._text[:size]
+        self._text = self._text[size:]
+
+    def _close(self, output: ToolParserOutput) -> None:
+        if not self._has_call:
+            output.content += self._raw
+        self._raw = ""
+        if self._opening is not None:
+            self._parse = self._parse_content

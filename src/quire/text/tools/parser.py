@@ -1,0 +1,41 @@
+"""The interface of tool parsers: they split a completion into text for the user and tool calls."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(slots=True)
+class CallDelta:
+    """The next piece of one call. The first delta of a call has the name, and no other has."""
+
+    index: int  # of the call in the completion
+    name: str = ""
+    arguments: str = ""  # JSON, as the model wrote it
+
+
+@dataclass(slots=True)
+class ToolParserOutput:
+    """What a parser made of a piece of text."""
+
+    content: str = ""  # for the user
+    calls: list[CallDelta] = field(default_factory=list)
+
+
+class ToolParser(Protocol):
+    """Parses one completion. Its outputs, joined, do not depend on how the text was cut into pieces."""
+
+    def push(self, text: str) -> ToolParserOutput: ...
+
+    def flush(self) -> ToolParserOutput:
+        """The text has ended. A call that was begun and not recognized becomes content."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a family of models writes its calls."""
+
+    parser: Callable[[], ToolParser]
+    template_markers: tuple[str, ...]  # a chat template with any of these belongs to this format
+    keep_special: bool = False  # its markers are special tokens, so they must not be skipped by the detokenizer
+    short_ids: bool = False  # its template accepts only call ids of nine characters
