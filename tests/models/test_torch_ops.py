@@ -242,7 +242,7 @@ def test_cache_copies_and_swaps_blocks() -> None:
     cache.k[:, 2] = cache.v[:, 2] = 0.0
     cache.swap_in([(1, 2)])
     assert (cache.k[:, 2] == 7).all() and (cache.v[:, 2] == 8).all()
-    assert not cache.host_k[:, 0].any()
+    assert not cache.host_pages[0][:, 0].any()
     assert cache.k.nbytes + cache.v.nbytes == 3 * SPEC.block_bytes
 
 

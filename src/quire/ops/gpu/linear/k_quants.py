@@ -33,9 +33,8 @@ def _q4_k(blocks: Tensor) -> GroupedWeight:
 def _q5_k(blocks: Tensor) -> GroupedWeight:
     super_scales, scales, fifth, q = blocks.split((4, 12, 32, 128), dim=-1)
     q = _unpack_bits(q, 4, 32) | _unpack_bits(fifth, 1, 32) << 4
-    return pack_super_scaled(
-        q, _pairs(scales), _super_scales(super_scales), high_bits=1
-    )  # six bits: a sixth slower for one row
+    # Scales of six bits would make a GEMV a sixth slower.
+    return pack_super_scaled(q, _pairs(scales), _super_scales(super_scales), high_bits=1)
 
 
 def _q6_k(blocks: Tensor) -> GroupedWeight:

@@ -155,9 +155,7 @@ def _sort_kernel(
     for first in range(0, num_routes, BLOCK):
         route = first + tl.arange(0, BLOCK)
         ids = tl.load(id_ptr + route, mask=route < num_routes, other=-1)
-        ids = tl.where(
-            (ids >= 0) & (ids < num_experts), ids, num_experts
-        )  # routes of other devices have a bin of their own
+        ids = tl.where((ids >= 0) & (ids < num_experts), ids, num_experts)  # routes of other devices have their own bin
         counts += tl.histogram(ids.to(tl.int32), BINS)
     tiles = tl.where(bins < num_experts, (counts + TILE - 1) // TILE, 0)
     first_tile = tl.sum(tl.where(bins < expert, tiles, 0), axis=0)
