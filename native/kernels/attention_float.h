@@ -387,7 +387,9 @@ struct FloatPages {
     }
 
     static void attend_span(const AttentionTile& t, State& s, int first, int stop, const Span& span, bool shared) {
-        if constexpr (kMaxQueries == 1) {
+        if constexpr (kMaxQueries<T> < kQueriesAtOnce) {
+            constexpr int kCount = kMaxQueries<T>;
+            for (; first + kCount <= stop; first += kCount) attend_queries<kCount, T>(t, s, first, span, shared);
             for (; first < stop; ++first) attend_queries<1, T>(t, s, first, span, shared);
         } else {
             using Attend = void (*)(const AttentionTile&, State&, int, const Span&, bool);

@@ -71,7 +71,9 @@ struct LatentPages {
     }
 
     static void attend_span(const AttentionTile& t, State& s, int first, int stop, const Span& span, bool) {
-        if constexpr (kMaxQueries == 1) {
+        if constexpr (kMaxQueries<T> < kQueriesAtOnce) {
+            constexpr int kCount = kMaxQueries<T>;
+            for (; first + kCount <= stop; first += kCount) attend_queries<kCount>(t, s, first, span);
             for (; first < stop; ++first) attend_queries<1>(t, s, first, span);
         } else {
             using Attend = void (*)(const AttentionTile&, State&, int, const Span&);

@@ -11,10 +11,15 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
-// Queries that are attended to at once, and share loads of keys and values. Loops over arrays gain nothing from that.
+// The most queries that are attended to at once, and share loads of keys and values. Without SIMD, only conversions
+// from fp16 are worth sharing.
 #ifdef QUIRE_NO_SIMD
+template <class T>
 constexpr int kMaxQueries = 1;
+template <>
+constexpr int kMaxQueries<Fp16> = 2;
 #else
+template <class T>
 constexpr int kMaxQueries = kQueriesAtOnce;
 #endif
 

@@ -23,9 +23,7 @@ struct Unpacked<FloatFormat<Element>> {
     }
 
     template <int Rows>
-    static void multiply(const uint8_t* tile, const Block& a, int64_t num_inputs, float* out, int64_t out_stride) {
-        Floats::template multiply<Rows>(tile, a, num_inputs, out, out_stride);
-    }
+    static constexpr auto multiply = Floats::template multiply<Rows>;
 };
 
 template <>

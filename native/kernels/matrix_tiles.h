@@ -31,9 +31,7 @@ struct InPlace {
     }
 
     template <int Rows>
-    static void multiply(const uint8_t* tile, const Block& a, int64_t num_inputs, float* out, int64_t out_stride) {
-        TileMatmul<Format, Rows>::run(tile, a, num_inputs, out, out_stride);
-    }
+    static constexpr auto multiply = TileMatmul<Format, Rows>::run;
 };
 
 template <class Tiles, int... I>
