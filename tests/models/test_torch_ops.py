@@ -143,7 +143,7 @@ def test_experts_are_chosen_from_the_best_groups() -> None:
     assert choose(odds, by_two) == {0: 0.9, 2: 0.6, 3: 0.5}  # of 1.0, 1.1 and 1.0
 
 
-def test_a_mixture_is_the_sum_of_its_experts() -> None:
+def test_a_mixture_of_experts_is_the_sum_of_its_experts() -> None:
     x, logits, gate_up, down = random(7, 8), random(7, 5), random(5, 12, 8), random(5, 8, 6)
     routing = Routing(2, renormalize=True)
     packed = [ops.pack_experts([[stored(w[:4]), stored(w[4:])] for w in stack]) for stack in (gate_up, down)]

@@ -23,15 +23,15 @@ from quire.weights.config import CheckpointConfig
 STORED = ("alpha_p", "alpha_n", "beta")
 
 
-class Curve(NamedTuple):
+class XIELU(NamedTuple):
     above: float  # alpha_p
     below: float  # alpha_n
     slope: float  # beta
 
     @staticmethod
-    def of(alpha_p: float, alpha_n: float, beta: float) -> "Curve":
+    def of(alpha_p: float, alpha_n: float, beta: float) -> "XIELU":
         """Of stored numbers: the alphas are what makes them under a softplus, the second less beta."""
-        return Curve(_softplus(alpha_p), beta + _softplus(alpha_n), beta)
+        return XIELU(_softplus(alpha_p), beta + _softplus(alpha_n), beta)
 
 
 def _softplus(x: float) -> float:
@@ -40,7 +40,7 @@ def _softplus(x: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApertusConfig(LlamaConfig):
-    curves: tuple[Curve, ...]  # for each layer; none: they are tensors
+    curves: tuple[XIELU, ...]  # for each layer; none: they are tensors
 
 
 def config(hf: CheckpointConfig) -> ApertusConfig:
@@ -49,26 +49,26 @@ def config(hf: CheckpointConfig) -> ApertusConfig:
     listed = [hf.section("xielu").get(part, ()) for part in STORED]
     if any(len(given) != numbers["layers"] for given in listed) and any(map(len, listed)):
         raise BadCheckpoint(f"{hf.source}: the numbers of xielu are not those of {numbers['layers']} layers")
-    return ApertusConfig(**numbers, curves=tuple(Curve.of(*given) for given in zip(*listed, strict=True)))
+    return ApertusConfig(**numbers, curves=tuple(XIELU.of(*given) for given in zip(*listed, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
-class StoredCurve:
+class StoredXIELU:
     """The numbers of an activation, unless they are known."""
 
     name: str
-    known: Curve | None
+    known: XIELU | None
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         if self.known is None:
             yield from ((f"{self.name}.{part}", (1,)) for part in STORED)
 
-    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Curve:
-        return self.known or Curve.of(*(float(dequantize(tensor).item()) for tensor in tensors))
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> XIELU:
+        return self.known or XIELU.of(*(float(dequantize(tensor).item()) for tensor in tensors))
 
 
 @dataclass(frozen=True, slots=True)
-class Layer(llama.Layer):
+class ApertusLayer(llama.LlamaLayer):
     """`gate_up` is what is activated."""
 
     curve: Any = None
@@ -81,18 +81,18 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: ApertusConfig, max_model_le
         "norm2": Vector("feedforward_layernorm", config.hidden),
         "gate_up": Matrix({"mlp.up_proj": config.intermediate}, config.hidden, bias=config.mlp_bias),
     }
-    curves = [StoredCurve("mlp.act_fn", curve) for curve in config.curves or [None] * config.layers]
+    curves = [StoredXIELU("mlp.act_fn", curve) for curve in config.curves or [None] * config.layers]
     forward = partial(llama.forward, feed_forward=mlp)
     unused = [r".*\.act_fn\.eps"]  # how near to zero nothing is computed
     layers = [{**names, "curve": curve} for curve in curves]
-    return llama.load_with(ops, checkpoint, config, max_model_len, forward, layers, Layer, unused)
+    return llama.load_with(ops, checkpoint, config, max_model_len, forward, layers, ApertusLayer, unused)
 
 
 def mlp(c: LlamaConfig, layer: Any, ops: OpSet, x: Value) -> Value:
     return ops.linear(activated(ops, ops.linear(x, layer.gate_up), layer.curve), layer.down)
 
 
-def activated(ops: OpSet, x: Value, curve: Curve) -> Value:
+def activated(ops: OpSet, x: Value, curve: XIELU) -> Value:
     """ELU(x) is x above zero and exp(x) - 1 below."""
     squares = ops.scale(ops.activate(x, Activation.RELU_SQUARED), curve.above)
     bends = ops.scale(ops.activate(x, Activation.ELU), curve.below)

@@ -4,7 +4,7 @@ from functools import partial
 
 from quire.models import llama
 from quire.models.activations import read_activation
-from quire.models.llama import Layer, LlamaConfig
+from quire.models.llama import LlamaConfig, LlamaLayer
 from quire.models.loading import LoadedModel, Matrix
 from quire.ops.opset import OpSet, Value
 from quire.weights.checkpoint import Checkpoint
@@ -21,5 +21,5 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len:
     return llama.load_with(ops, checkpoint, config, max_model_len, partial(llama.forward, feed_forward=mlp), names)
 
 
-def mlp(c: LlamaConfig, layer: Layer, ops: OpSet, x: Value) -> Value:
+def mlp(c: LlamaConfig, layer: LlamaLayer, ops: OpSet, x: Value) -> Value:
     return ops.linear(ops.activate(ops.linear(x, layer.gate_up), c.activation), layer.down)

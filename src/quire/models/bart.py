@@ -26,7 +26,7 @@ UNUSED = r"model\.shared\.weight|model\.(encoder|decoder)\.embed_(tokens|positio
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class BartFamily:
     """How a family differs from BART."""
 
     norms_before: bool = False  # of attention and feed-forward, and another behind the last layer; else of the sums
@@ -36,20 +36,20 @@ class Kind:
     final_bias: bool = True  # of logits
 
 
-KINDS = {
-    "BartForConditionalGeneration": Kind(),
-    "MBartForConditionalGeneration": Kind(norms_before=True),
-    "MarianMTModel": Kind(embed_norm=False, learned=False),
-    "M2M100ForConditionalGeneration": Kind(
+FAMILIES = {
+    "BartForConditionalGeneration": BartFamily(),
+    "MBartForConditionalGeneration": BartFamily(norms_before=True),
+    "MarianMTModel": BartFamily(embed_norm=False, learned=False),
+    "M2M100ForConditionalGeneration": BartFamily(
         norms_before=True, embed_norm=False, learned=False, to_the_last=True, final_bias=False
     ),
-    "PegasusForConditionalGeneration": Kind(norms_before=True, embed_norm=False, learned=False),
+    "PegasusForConditionalGeneration": BartFamily(norms_before=True, embed_norm=False, learned=False),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BartConfig(Seq2SeqConfig):
-    kind: Kind
+    kind: BartFamily
     positions: int
     padding: int  # the token that stands for none
     source_vocab: int
@@ -80,7 +80,7 @@ def config(hf: CheckpointConfig) -> BartConfig:
         seq2seq=read_seq2seq(hf, positions, positions),
         encoder_layers=hf.int("encoder_layers"),
         encoder_heads=encoder_heads,
-        kind=KINDS[hf.architecture],
+        kind=FAMILIES[hf.architecture],
         positions=positions,
         padding=hf.int("pad_token_id", 1),
         source_vocab=vocab,
@@ -105,7 +105,7 @@ def waves_to_the_last(num_positions: int, columns: int) -> Float32:
 
 
 @dataclass(frozen=True, slots=True)
-class Waves:
+class SinusoidalPositions:
     """A table of positions that is not stored; if it is all the same, it is not read."""
 
     num_positions: int
@@ -123,7 +123,7 @@ class Waves:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class BartHead:
     """What is added to logits is stored as [1, vocab], under a name of its own."""
 
     name: str
@@ -142,7 +142,7 @@ class Head:
 
 
 def top_names(c: BartConfig, words: str, source_words: str, head: str) -> Wanted:
-    logits = Head(head, c.vocab, c.hidden, c.kind.final_bias)
+    logits = BartHead(head, c.vocab, c.hidden, c.kind.final_bias)
     names: dict[str, Want] = {"head": logits, "words": TokenTable(words, c.vocab, c.hidden)}
     if source_words != words:
         names["source_words"] = TokenTable(source_words, c.source_vocab, c.hidden)
@@ -152,7 +152,7 @@ def top_names(c: BartConfig, words: str, source_words: str, head: str) -> Wanted
 def side_names(c: BartConfig) -> Wanted:
     """Of the encoder or the decoder, beside its layers."""
     learned = TokenTable("embed_positions", c.positions, c.hidden, skipped=SKIPPED)
-    waved = Waves(c.positions, c.hidden, c.padding + 1 if c.kind.to_the_last else None)
+    waved = SinusoidalPositions(c.positions, c.hidden, c.padding + 1 if c.kind.to_the_last else None)
     names: dict[str, Want] = {"positions": learned if c.kind.learned else waved}
     if c.kind.embed_norm:
         names["embed_norm"] = LayerNorm("layernorm_embedding", c.hidden)
@@ -182,7 +182,7 @@ def cross_names(c: BartConfig) -> Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class BartLayer:
     qkv: PackedWeight
     out: PackedWeight
     norm1: Affine
@@ -192,7 +192,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderLayer(Layer):
+class BartDecoderLayer(BartLayer):
     cross_q: PackedWeight
     cross_kv: PackedWeight
     cross_out: PackedWeight
@@ -200,7 +200,7 @@ class DecoderLayer(Layer):
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class BartStack:
     """The encoder, or the decoder."""
 
     words: Any
@@ -211,9 +211,9 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    encoder: Side
-    decoder: Side
+class BartWeights:
+    encoder: BartStack
+    decoder: BartStack
     head: PackedWeight
 
 
@@ -230,11 +230,11 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: BartConfig, max_model_len: 
     }
     top, groups = load_weights(ops, checkpoint, top_names(config, words, source_words, head), named, UNUSED)
     encoder, decoder, *layers = groups
-    readers = [Layer(**layer) for layer in layers[: config.encoder_layers]]
-    writers = [DecoderLayer(**layer) for layer in layers[config.encoder_layers :]]
-    weights = Weights(
-        Side(words=top.get("source_words", top["words"]), **encoder, layers=readers),
-        Side(words=top["words"], **decoder, layers=writers),
+    readers = [BartLayer(**layer) for layer in layers[: config.encoder_layers]]
+    writers = [BartDecoderLayer(**layer) for layer in layers[config.encoder_layers :]]
+    weights = BartWeights(
+        BartStack(words=top.get("source_words", top["words"]), **encoder, layers=readers),
+        BartStack(words=top["words"], **decoder, layers=writers),
         top["head"],
     )
     return LoadedModel(
@@ -251,7 +251,7 @@ def _words(stored: set[str], side: str) -> str:
     return own if f"{own}.weight" in stored else "model.shared"
 
 
-def encode(c: BartConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
+def encode(c: BartConfig, w: BartWeights, ops: OpSet, batch: Any) -> Value:
     head_dim = c.hidden // c.encoder_heads
     x = embed(c, w.encoder, ops, batch)
     for layer in w.encoder.layers:
@@ -265,7 +265,7 @@ def encode(c: BartConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
     return write_source(c, [layer.cross_kv for layer in w.decoder.layers], ops, x, batch)
 
 
-def forward(c: BartConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
+def forward(c: BartConfig, w: BartWeights, ops: OpSet, batch: Any) -> Value:
     scale = 1 / sqrt(c.head_dim)
     x = embed(c, w.decoder, ops, batch)
     for index, layer in enumerate(w.decoder.layers):
@@ -283,7 +283,7 @@ def forward(c: BartConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
     return ops.logits(x, w.head, batch)
 
 
-def embed(c: BartConfig, side: Side, ops: OpSet, batch: Any) -> Value:
+def embed(c: BartConfig, side: BartStack, ops: OpSet, batch: Any) -> Value:
     x = ops.embedding(batch.ids, side.words)
     if c.embed_scale != 1:
         x = ops.scale(x, c.embed_scale)
@@ -291,7 +291,7 @@ def embed(c: BartConfig, side: Side, ops: OpSet, batch: Any) -> Value:
     return x if side.embed_norm is None else ops.layer_norm(x, *side.embed_norm, EPS)
 
 
-def feed_forward(c: BartConfig, layer: Layer, ops: OpSet, x: Value) -> Value:
+def feed_forward(c: BartConfig, layer: BartLayer, ops: OpSet, x: Value) -> Value:
     inner = ops.activate(ops.linear(before(c, layer.norm2, ops, x), layer.up), c.activation)
     return after(c, layer.norm2, ops, x, ops.linear(inner, layer.down))
 

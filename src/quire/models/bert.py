@@ -32,7 +32,7 @@ UNUSED = r".*\.position_ids|.*\.token_type_ids|position_ids|(.*\.)?pooler\..*|cl
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class BertFamily:
     """What a family calls things: config keys, tensors."""
 
     body: str  # names begin with it where the checkpoint has a head
@@ -78,11 +78,13 @@ DISTIL_CONFIG = {
     "intermediate": "hidden_dim",
     "activation": "activation",
 }
-BERT = Names("bert.", "encoder.layer.", BERT_LAYER, "bert.pooler.dense", Activation.TANH, "classifier", BERT_CONFIG)
-ROBERTA = Names(
+BERT = BertFamily(
+    "bert.", "encoder.layer.", BERT_LAYER, "bert.pooler.dense", Activation.TANH, "classifier", BERT_CONFIG
+)
+ROBERTA = BertFamily(
     "roberta.", "encoder.layer.", BERT_LAYER, "classifier.dense", Activation.TANH, "classifier.out_proj", BERT_CONFIG
 )
-DISTIL = Names(
+DISTIL = BertFamily(
     "distilbert.",
     "transformer.layer.",
     DISTIL_LAYER,
@@ -112,7 +114,7 @@ WITHOUT_KINDS = (DISTIL, MPNET)  # of tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BertConfig(EncoderConfig):
-    names: Names
+    names: BertFamily
     intermediate: int
     eps: float  # of the norms
     activation: Activation
@@ -158,7 +160,7 @@ def label_count(hf: CheckpointConfig) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class PositionTable:
     """A row for every position of every kind of token: the sum of both."""
 
     config: BertConfig
@@ -188,7 +190,7 @@ def top_names(c: BertConfig, prefix: str) -> Wanted:
     }
     return {
         "words": TokenTable(f"{embeddings}word_embeddings", c.vocab, c.hidden),
-        "places": Places(c, embeddings),
+        "places": PositionTable(c, embeddings),
         "norm": LayerNorm(f"{embeddings}LayerNorm", c.hidden),
         **({"biases": biases} if c.names is MPNET else {}),
         **(head if c.labels else {}),
@@ -208,7 +210,7 @@ def layer_names(c: BertConfig) -> Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class BertLayer:
     qkv: PackedWeight
     out: PackedWeight
     norm1: Affine
@@ -218,11 +220,11 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class BertWeights:
     words: Any
     places: Any
     norm: Affine
-    layers: list[Layer]
+    layers: list[BertLayer]
     biases: Any = None  # of scores, by the distance of tokens
     pooler: PackedWeight | None = None
     head: PackedWeight | None = None
@@ -233,11 +235,11 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: BertConfig, max_model_len: 
     prefix = body if any(name.startswith(body) for name in checkpoint.names()) else ""
     named = {f"{prefix}{config.names.layers}{layer}.": layer_names(config) for layer in range(config.layers)}
     top, layers = load_weights(ops, checkpoint, top_names(config, prefix), named, UNUSED)
-    weights = Weights(**top, layers=[Layer(**layer) for layer in layers])
+    weights = BertWeights(**top, layers=[BertLayer(**layer) for layer in layers])
     return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
-def forward(c: BertConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
+def forward(c: BertConfig, w: BertWeights, ops: OpSet, batch: Any) -> Value:
     """-> the vectors of tokens, or the logits of labels, of rows batch.logit_rows."""
     x = ops.add(ops.embedding(batch.ids, w.words), ops.embedding(batch.positions, w.places))
     x = ops.layer_norm(x, *w.norm, c.eps)

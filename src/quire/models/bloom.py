@@ -32,7 +32,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
         "norm": LayerNorm("ln_f", config.hidden),
     }
     layer = layer_names(config, by_head=not checkpoint.config.bool(gpt.QKV_APART, False))
-    return gpt.load_as(ops, checkpoint, config, max_model_len, gpt.Names("transformer.", "h", top, layer))
+    return gpt.load_as(ops, checkpoint, config, max_model_len, gpt.GPTTensors("transformer.", "h", top, layer))
 
 
 def layer_names(c: gpt.GPTConfig, by_head: bool) -> Wanted:

@@ -41,7 +41,9 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
         "embed": TokenTable("embed_tokens", config.vocab, config.hidden),
         "norm": LayerNorm("norm", config.hidden, bias=False),
     }
-    return gpt.load_as(ops, checkpoint, config, max_model_len, gpt.Names("model.", "layers", top, layer_names(config)))
+    return gpt.load_as(
+        ops, checkpoint, config, max_model_len, gpt.GPTTensors("model.", "layers", top, layer_names(config))
+    )
 
 
 def layer_names(c: gpt.GPTConfig) -> Wanted:

@@ -1,5 +1,5 @@
-"""DeepSeek V2 and V3: attention to a latent cache, and mixtures of experts chosen by groups. GLM-4.7-Flash is V3 under
-another name, Youtu the same without mixtures.
+"""DeepSeek V2 and V3: attention to a latent cache, and experts routed by groups. GLM-4.7-Flash is V3 under
+another name, Youtu the same without experts.
 
 A token leaves one vector in the cache for all heads: a normed latent of `latent` columns, and `turning` columns that
 are rotated. A head's keys are W_k . latent and its values W_v . latent. Neither is ever computed: a query meets the
@@ -55,7 +55,7 @@ class DeepseekConfig(ModelConfig):
     scale: float  # of attention scores
     attention_bias: bool
     tied: bool
-    num_dense: int  # layers before the first mixture
+    num_dense: int  # layers before the first with experts
     experts: int
     expert_size: int
     shared_size: int  # of the experts that all tokens go to, side by side; 0: none
@@ -167,7 +167,7 @@ def layer_names(c: DeepseekConfig, layer: int) -> Wanted:
         **_up_names(c),
         "out": Matrix({"self_attn.o_proj": c.hidden}, c.heads * c.value, bias=c.attention_bias),
         "norm2": Vector("post_attention_layernorm", c.hidden),
-        **(_mlp_names("mlp", c.hidden, c.intermediate) if layer < c.num_dense else _mixture_names(c)),
+        **(_mlp_names("mlp", c.hidden, c.intermediate) if layer < c.num_dense else _moe_names(c)),
     }
 
 
@@ -218,7 +218,7 @@ def _mlp_names(name: str, hidden: int, size: int) -> Wanted:
     return {"gate_up": gate_up, "down": Matrix({f"{name}.down_proj": hidden}, size)}
 
 
-def _mixture_names(c: DeepseekConfig) -> Wanted:
+def _moe_names(c: DeepseekConfig) -> Wanted:
     size = c.expert_size
     correction = Vector("mlp.gate", c.experts, of="e_score_correction_bias")
     return {
@@ -231,13 +231,13 @@ def _mixture_names(c: DeepseekConfig) -> Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Mlp:
+class DeepseekMlp:
     gate_up: PackedWeight
     down: PackedWeight
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
+class DeepseekMoe:
     router: PackedWeight
     experts_up: PackedExperts
     experts_down: PackedExperts
@@ -245,7 +245,7 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class DeepseekLayer:
     norm1: Any
     attn_in: PackedWeight  # hidden -> queries or their latent, the latent, and the key's columns that turn
     latent_norm: Any
@@ -255,14 +255,14 @@ class Layer:
     norm2: Any
     query_norm: Any = None
     query_up: PackedWeight | None = None
-    mlp: Mlp | None = None  # of all tokens: in a mixture, the experts that they share
-    mixture: Mixture | None = None
+    mlp: DeepseekMlp | None = None  # of all tokens: beside routed experts, the shared ones
+    moe: DeepseekMoe | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class DeepseekWeights:
     embed: Any
-    layers: list[Layer]
+    layers: list[DeepseekLayer]
     norm: Any
     head: PackedWeight
     rope: Any  # rotary frequencies
@@ -274,19 +274,21 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: DeepseekConfig, max_model_l
     named = {f"model.layers.{layer}.": layer_names(config, layer) for layer in range(config.layers)}
     top, layers = load_weights(ops, checkpoint, top_names(config), named, unused)
     rope = ops.frequencies(*frequencies(config.rope, max_model_len))
-    weights = Weights(**top, layers=[_layer(layer) for layer in layers], rope=rope)
+    weights = DeepseekWeights(**top, layers=[_layer(layer) for layer in layers], rope=rope)
     return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
-def _layer(loaded: Mapping[str, Any]) -> Layer:
+def _layer(loaded: Mapping[str, Any]) -> DeepseekLayer:
     def of(kind: type[Any]) -> dict[str, Any]:
         return {field.name: loaded[field.name] for field in fields(kind) if field.name in loaded}
 
-    mlp, mixture = of(Mlp), of(Mixture)
-    return Layer(**of(Layer), mlp=Mlp(**mlp) if mlp else None, mixture=Mixture(**mixture) if mixture else None)
+    mlp, moe = of(DeepseekMlp), of(DeepseekMoe)
+    return DeepseekLayer(
+        **of(DeepseekLayer), mlp=DeepseekMlp(**mlp) if mlp else None, moe=DeepseekMoe(**moe) if moe else None
+    )
 
 
-def forward(c: DeepseekConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
+def forward(c: DeepseekConfig, w: DeepseekWeights, ops: OpSet, batch: Any) -> Value:
     angles = ops.rope_angles(batch.positions, w.rope)
     x = ops.embedding(batch.ids, w.embed)
     for index, layer in enumerate(w.layers):
@@ -295,7 +297,9 @@ def forward(c: DeepseekConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
     return ops.logits(ops.rms_norm(x, w.norm, c.eps), w.head, batch)
 
 
-def attention(c: DeepseekConfig, layer: Layer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
+def attention(
+    c: DeepseekConfig, layer: DeepseekLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any
+) -> Value:
     still, turning = c.heads * c.still, c.heads * c.turning
     if layer.query_up is None:
         q, q_turned, latent, turned = ops.split(ops.linear(x, layer.attn_in), (still, turning, c.latent, c.turning))
@@ -310,15 +314,15 @@ def attention(c: DeepseekConfig, layer: Layer, index: int, ops: OpSet, x: Value,
     return ops.linear(ops.linear_heads(found, layer.value_up), layer.out)
 
 
-def feed_forward(c: DeepseekConfig, layer: Layer, ops: OpSet, x: Value) -> Value:
+def feed_forward(c: DeepseekConfig, layer: DeepseekLayer, ops: OpSet, x: Value) -> Value:
     dense = None if layer.mlp is None else mlp(layer.mlp, ops, x)
-    if layer.mixture is None:
+    if layer.moe is None:
         return dense
-    m = layer.mixture
+    m = layer.moe
     logits = ops.linear(x, m.router)
     found = ops.moe(x, logits, m.experts_up, m.experts_down, c.routing, Activation.SILU, m.correction)
     return found if dense is None else ops.add(found, dense)
 
 
-def mlp(w: Mlp, ops: OpSet, x: Value) -> Value:
+def mlp(w: DeepseekMlp, ops: OpSet, x: Value) -> Value:
     return ops.linear(ops.activate_and_mul(ops.linear(x, w.gate_up), Activation.SILU), w.down)

@@ -45,7 +45,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
         "embed": TokenTable("word_embeddings", config.vocab, config.hidden),
         "norm": LayerNorm("ln_f", config.hidden),
     }
-    names = gpt.Names("transformer.", "h", top, layer_names(config, checkpoint.config))
+    names = gpt.GPTTensors("transformer.", "h", top, layer_names(config, checkpoint.config))
     return gpt.load_as(ops, checkpoint, config, max_model_len, names)
 
 

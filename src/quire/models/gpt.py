@@ -2,7 +2,7 @@
 
 They differ in where positions enter (a table, rotation, slopes), in whether attention and MLP follow each other or both
 read the layer's input, and in numbers and names. The wiring stands here, once; a family's own file reads its numbers
-(`read_config`) and lists its names (`Names`)."""
+(`read_config`) and lists its names (`GPTTensors`)."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -88,19 +88,19 @@ def _number(hf: CheckpointConfig, keys: tuple[str, ...], default: int | Required
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class GPTTensors:
     """Where a family's checkpoints keep what."""
 
     base: str  # what all names but the head's begin with; where none does, it is left out
     layers: str  # what follows before the number of a layer
-    top: Wanted  # the fields of `Weights`
-    layer: Wanted  # the fields of `Layer`
+    top: Wanted  # the fields of `GPTWeights`
+    layer: Wanted  # the fields of `GPTLayer`
     head: str = "lm_head"
     head_bias: bool = False  # only where the head is not the embedding table
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class GPTLayer:
     norm1: Affine
     qkv: PackedWeight
     out: PackedWeight
@@ -112,9 +112,9 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class GPTWeights:
     embed: Any
-    layers: list[Layer]
+    layers: list[GPTLayer]
     head: PackedWeight
     norm: Affine | None = None
     positions: Any = None  # a row for each
@@ -125,7 +125,9 @@ class Weights:
     slopes: Any = None
 
 
-def load_as(ops: OpSet, checkpoint: Checkpoint, config: GPTConfig, max_model_len: int, names: Names) -> LoadedModel:
+def load_as(
+    ops: OpSet, checkpoint: Checkpoint, config: GPTConfig, max_model_len: int, names: GPTTensors
+) -> LoadedModel:
     base = names.base if any(name.startswith(names.base) for name in checkpoint.names()) else ""
     embed = names.top["embed"]
     assert isinstance(embed, TokenTable) and not (config.tied and names.head_bias)
@@ -138,17 +140,17 @@ def load_as(ops: OpSet, checkpoint: Checkpoint, config: GPTConfig, max_model_len
     inside = {base: names.top} | {f"{base}{names.layers}.{i}.": names.layer for i in range(config.layers)}
     unused = "|".join([UNUSED, *([f"{names.head}.weight"] if config.tied else [])])
     outer, (top, *layers) = load_weights(ops, checkpoint, {"head": head}, inside, unused)
-    weights = Weights(
+    weights = GPTWeights(
         **outer,
         **top,
-        layers=[Layer(**layer) for layer in layers],
+        layers=[GPTLayer(**layer) for layer in layers],
         rope=ops.frequencies(*frequencies(config.rope, max_model_len)) if config.rope else None,
         slopes=ops.vector(stored_floats("slopes", np.array(config.slopes))) if config.slopes else None,
     )
     return LoadedModel(config, partial(forward, config, weights), [outer, top, *layers])
 
 
-def forward(c: GPTConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
+def forward(c: GPTConfig, w: GPTWeights, ops: OpSet, batch: Any) -> Value:
     angles = ops.rope_angles(batch.positions, w.rope) if c.rope else None
     x = ops.embedding(batch.ids, w.embed)
     if w.embed_in is not None:
@@ -166,7 +168,7 @@ def forward(c: GPTConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
     return ops.logits(x if c.logit_scale == 1 else ops.scale(x, c.logit_scale), w.head, batch)
 
 
-def block(c: GPTConfig, w: Weights, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
+def block(c: GPTConfig, w: GPTWeights, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
     layer = w.layers[index]
     if c.norms_after:
         assert layer.norm2 is not None
@@ -179,7 +181,7 @@ def block(c: GPTConfig, w: Weights, index: int, ops: OpSet, x: Value, angles: Va
     return ops.add(attended, mlp(c, layer, ops, normed))
 
 
-def attention(c: GPTConfig, w: Weights, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
+def attention(c: GPTConfig, w: GPTWeights, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
     layer = w.layers[index]
     qkv = ops.linear(x, layer.qkv)
     q, k, v = ops.split(ops.clamp(qkv, c.clip) if c.clip else qkv, (c.q_size, c.kv_size, c.kv_size))
@@ -193,6 +195,6 @@ def attention(c: GPTConfig, w: Weights, index: int, ops: OpSet, x: Value, angles
     return ops.linear(found, layer.out)
 
 
-def mlp(c: GPTConfig, layer: Layer, ops: OpSet, x: Value) -> Value:
+def mlp(c: GPTConfig, layer: GPTLayer, ops: OpSet, x: Value) -> Value:
     act = ops.activate_and_mul if c.gated else ops.activate
     return ops.linear(act(ops.linear(x, layer.up), c.activation), layer.down)

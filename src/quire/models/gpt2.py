@@ -39,7 +39,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
         "positions": TokenTable("wpe", config.max_position, config.hidden),
         "norm": LayerNorm("ln_f", config.hidden),
     }
-    names = gpt.Names("transformer.", "h", top, layer_names(config, inputs_first, by_head=big_code))
+    names = gpt.GPTTensors("transformer.", "h", top, layer_names(config, inputs_first, by_head=big_code))
     return gpt.load_as(ops, checkpoint, config, max_model_len, names)
 
 

@@ -33,7 +33,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
     }
     layer = layer_names(config, by_head=not checkpoint.config.bool(gpt.QKV_APART, False))
     head = "embed_out" if "embed_out.weight" in checkpoint.names() else "lm_head"  # before and since transformers 5
-    return gpt.load_as(ops, checkpoint, config, max_model_len, gpt.Names("gpt_neox.", "layers", top, layer, head))
+    return gpt.load_as(ops, checkpoint, config, max_model_len, gpt.GPTTensors("gpt_neox.", "layers", top, layer, head))
 
 
 def layer_names(c: gpt.GPTConfig, by_head: bool) -> Wanted:

@@ -1,4 +1,4 @@
-"""gpt-oss: a mixture whose attention has sinks, with a window in every other layer, and biases everywhere.
+"""gpt-oss: MoE with attention sinks, a window in every other layer, and biases everywhere.
 
 Checkpoints store the gate and the up of an expert row by row in turn: in 4 bits (MXFP4), which become a tensor for each
 expert (weights/formats/mxfp4.py), or in floats, all experts in one tensor, inputs first. GGUF has gate and up apart."""
@@ -8,9 +8,9 @@ from functools import partial
 
 import numpy as np
 
-from quire.models import llama, mixture
+from quire.models import llama, moe
 from quire.models.loading import Experts, LoadedModel, Matrix, Vector, Wanted
-from quire.models.mixture import MixtureConfig
+from quire.models.moe import MoeConfig
 from quire.ops.opset import Activation, Keep, OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -19,21 +19,21 @@ GATE, UP, GATE_UP, DOWN = (f"mlp.experts.{{}}.{part}_proj" for part in ("gate", 
 ALL_GATE_UP, ALL_DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 
 
-def config(hf: CheckpointConfig) -> MixtureConfig:
+def config(hf: CheckpointConfig) -> MoeConfig:
     hf.expect("hidden_act", "silu", None)
     hf.expect("swiglu_limit", 7.0, None)
     hf.expect("swiglu_alpha", 1.702, None)
-    numbers = mixture.numbers(hf.with_values({"norm_topk_prob": True}))
-    return MixtureConfig(**numbers | {"activation": Activation.CLAMPED_SWIGLU})
+    numbers = moe.numbers(hf.with_values({"norm_topk_prob": True}))
+    return MoeConfig(**numbers | {"activation": Activation.CLAMPED_SWIGLU})
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: MixtureConfig, max_model_len: int) -> LoadedModel:
+def load(ops: OpSet, checkpoint: Checkpoint, config: MoeConfig, max_model_len: int) -> LoadedModel:
     names = [layer_names(config, set(checkpoint.names()))] * config.layers
-    forward = partial(llama.forward, feed_forward=mixture.feed_forward)
-    return llama.load_with(ops, checkpoint, config, max_model_len, forward, names, mixture.Layer)
+    forward = partial(llama.forward, feed_forward=moe.feed_forward)
+    return llama.load_with(ops, checkpoint, config, max_model_len, forward, names, moe.MoeLayer)
 
 
-def layer_names(c: MixtureConfig, stored: set[str]) -> Wanted:
+def layer_names(c: MoeConfig, stored: set[str]) -> Wanted:
     names = {ours: want for ours, want in llama.layer_names(c).items() if ours not in ("gate_up", "down")}
     return {
         **names,
@@ -43,7 +43,7 @@ def layer_names(c: MixtureConfig, stored: set[str]) -> Wanted:
     }
 
 
-def _experts(c: MixtureConfig, stored: set[str]) -> Wanted:
+def _experts(c: MoeConfig, stored: set[str]) -> Wanted:
     def is_stored(name: str) -> bool:
         return f"model.layers.0.{name.format(0)}.weight" in stored
 

@@ -29,7 +29,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
         "embed": TokenTable("wte", config.vocab, config.hidden),
         "norm": LayerNorm("ln_f", config.hidden),
     }
-    names = gpt.Names("transformer.", "h", top, layer_names(config), head_bias=True)
+    names = gpt.GPTTensors("transformer.", "h", top, layer_names(config), head_bias=True)
     return gpt.load_as(ops, checkpoint, config, max_model_len, names)
 
 

@@ -1,15 +1,14 @@
-"""Granite, with or without experts: Llama or a mixture, with factors on embeddings, scores, residuals and logits. Those
-of Granite 4 that have attention in all layers and no experts are the same under other names, and may not rotate.
+"""Granite, with or without experts: Llama or MoE, with factors on embeddings, scores, residuals and logits. Those of Granite 4 that have attention in all layers and no experts are the same under other names, and may not rotate.
 MiniCPM has such factors under other names too."""
 
 from math import sqrt
 from typing import Any
 
 from quire.core.errors import BadCheckpoint, Unsupported
-from quire.models import llama, mixture
+from quire.models import llama, moe
 from quire.models.llama import LlamaConfig
 from quire.models.loading import LoadedModel, Matrix
-from quire.models.mixture import MixtureConfig
+from quire.models.moe import MoeConfig
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -20,7 +19,7 @@ HYBRID, MINICPM = "GraniteMoeHybridForCausalLM", "MiniCPMForCausalLM"
 def config(hf: CheckpointConfig) -> LlamaConfig:
     hf.expect("hidden_act", "silu")
     if hf.architecture == "GraniteMoeForCausalLM":
-        return MixtureConfig(**mixture.numbers(hf) | _factors(hf))
+        return MoeConfig(**moe.numbers(hf) | _factors(hf))
     if hf.architecture == MINICPM:
         return LlamaConfig(**llama.numbers(hf) | _minicpm_factors(hf))
     if hf.architecture == HYBRID:
@@ -63,8 +62,8 @@ def _factors(hf: CheckpointConfig) -> dict[str, Any]:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> LoadedModel:
-    if isinstance(config, MixtureConfig):
-        return mixture.load(ops, checkpoint, config, max_model_len)
+    if isinstance(config, MoeConfig):
+        return moe.load(ops, checkpoint, config, max_model_len)
     if config.architecture == HYBRID:
         names = dict(llama.layer_names(config))
         names["gate_up"] = Matrix({"shared_mlp.input_linear": 2 * config.intermediate}, config.hidden)

@@ -2,7 +2,7 @@
 
 Mistral has a window, Qwen2 biases and windows in some layers, Qwen3 norms of every query and key head, HunYuan the same
 after they have turned, SmolLM3 layers that do not rotate, ERNIE 4.5 and Helium rotary pairs side by side, Ministral 3
-queries that grow with their position. Other families take its parts: granite.py, mixture.py, glm.py, olmo2.py, ..."""
+queries that grow with their position. Other families take its parts: granite.py, moe.py, glm.py, olmo2.py, ..."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -202,7 +202,7 @@ def layer_names(c: LlamaConfig) -> Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LlamaLayer:
     """A norm that a family does not have is None."""
 
     qkv: PackedWeight
@@ -219,9 +219,9 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class LlamaWeights:
     embed: Any
-    layers: list[Any]  # of Layer, or a family's own
+    layers: list[Any]  # of LlamaLayer, or a family's own
     norm: Any
     head: PackedWeight
     rope: Any  # rotary frequencies
@@ -245,9 +245,9 @@ def load_with(
     checkpoint: Checkpoint,
     config: LlamaConfig,
     max_model_len: int,
-    forward: Callable[[Any, "Weights", OpSet, Any], Value],
+    forward: Callable[[Any, "LlamaWeights", OpSet, Any], Value],
     layer_names: Sequence[Wanted],  # for each layer
-    layer_type: type["Layer"] | None = None,
+    layer_type: type["LlamaLayer"] | None = None,
     unused: Sequence[str] = (),  # patterns of names, besides those of all
 ) -> LoadedModel:
     """For families with another forward pass."""
@@ -255,9 +255,9 @@ def load_with(
     named = {f"model.layers.{index}.": names for index, names in enumerate(layer_names)}
     top, layers = load_weights(ops, checkpoint, top_names(config), named, "|".join(unused))
     factors = dequantize(checkpoint.tensor(ROPE_FACTORS)).ravel() if ROPE_FACTORS in checkpoint.names() else None
-    weights = Weights(
+    weights = LlamaWeights(
         **top,
-        layers=[(layer_type or Layer)(**layer) for layer in layers],
+        layers=[(layer_type or LlamaLayer)(**layer) for layer in layers],
         rope=ops.frequencies(*frequencies(config.rope, max_model_len, factors)),
         local_rope=ops.frequencies(*frequencies(local, max_model_len)) if (local := config.local_rope) else None,
         slopes=ops.vector(stored_floats("slopes", np.array(config.slopes))) if config.slopes else None,
@@ -267,7 +267,7 @@ def load_with(
 
 def forward(
     c: LlamaConfig,
-    w: Weights,
+    w: LlamaWeights,
     ops: OpSet,
     batch: Any,
     feed_forward: "Callable[[Any, Any, OpSet, Value], Value] | None" = None,  # in place of `mlp`
@@ -297,7 +297,7 @@ def scaled(ops: OpSet, x: Value, factor: float) -> Value:
 
 
 def attention(
-    c: LlamaConfig, layer: Layer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any, slopes: Any = None
+    c: LlamaConfig, layer: LlamaLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any, slopes: Any = None
 ) -> Value:
     q, k, v = ops.split(ops.linear(x, layer.qkv), (c.q_size, c.kv_size, c.kv_size))
     if not c.norms_turned:
@@ -315,5 +315,5 @@ def attention(
     return ops.linear(found, layer.out)
 
 
-def mlp(c: LlamaConfig, layer: Layer, ops: OpSet, x: Value) -> Value:
+def mlp(c: LlamaConfig, layer: LlamaLayer, ops: OpSet, x: Value) -> Value:
     return ops.linear(ops.activate_and_mul(ops.linear(x, layer.gate_up), c.activation), layer.down)

@@ -110,7 +110,7 @@ def layer_names(c: ModernBertConfig, layer: int) -> Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class ModernBertLayer:
     qkv: PackedWeight
     out: PackedWeight
     norm2: Affine
@@ -120,10 +120,10 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class ModernBertWeights:
     words: Any
     norm: Affine
-    layers: list[Layer]
+    layers: list[ModernBertLayer]
     last_norm: Affine
     rope: Any  # rotary frequencies
     local_rope: Any
@@ -136,16 +136,16 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: ModernBertConfig, max_model
     prefix = BODY if any(name.startswith(BODY) for name in checkpoint.names()) else ""
     named = {f"{prefix}layers.{layer}.": layer_names(config, layer) for layer in range(config.layers)}
     top, layers = load_weights(ops, checkpoint, top_names(config, prefix), named, UNUSED)
-    weights = Weights(
+    weights = ModernBertWeights(
         **top,
-        layers=[Layer(**layer) for layer in layers],
+        layers=[ModernBertLayer(**layer) for layer in layers],
         rope=ops.frequencies(*frequencies(config.rope, max_model_len)),
         local_rope=ops.frequencies(*frequencies(config.local_rope, max_model_len)),
     )
     return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
-def forward(c: ModernBertConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
+def forward(c: ModernBertConfig, w: ModernBertWeights, ops: OpSet, batch: Any) -> Value:
     """-> the vectors of tokens, or the logits of labels, of rows batch.logit_rows."""
     angles = {local: ops.rope_angles(batch.positions, w.local_rope if local else w.rope) for local in (False, True)}
     x = ops.layer_norm(ops.embedding(batch.ids, w.words), *w.norm, c.eps)

@@ -40,7 +40,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
         "norm": LayerNorm("norm_f", config.hidden, bias=False),
     }
     layer = layer_names(config, qk_norms=checkpoint.config.section("attn_config").bool("qk_ln", False))
-    return gpt.load_as(ops, checkpoint, config, max_model_len, gpt.Names("transformer.", "blocks", top, layer))
+    return gpt.load_as(ops, checkpoint, config, max_model_len, gpt.GPTTensors("transformer.", "blocks", top, layer))
 
 
 def layer_names(c: gpt.GPTConfig, qk_norms: bool) -> Wanted:

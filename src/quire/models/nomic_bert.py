@@ -71,7 +71,7 @@ def config(hf: CheckpointConfig) -> NomicBertConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Kinds:
+class TokenTypeRow:
     """What is added to every token: the row of the first kind, at every position."""
 
     name: str
@@ -88,7 +88,7 @@ class Kinds:
 def top_names(c: NomicBertConfig) -> Wanted:
     return {
         "words": TokenTable("embeddings.word_embeddings", c.vocab, c.hidden),
-        "kinds": Kinds("embeddings.token_type_embeddings", c),
+        "kinds": TokenTypeRow("embeddings.token_type_embeddings", c),
         "norm": LayerNorm("emb_ln", c.hidden),
     }
 
@@ -105,7 +105,7 @@ def layer_names(c: NomicBertConfig) -> Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class NomicBertLayer:
     qkv: PackedWeight
     out: PackedWeight
     norm1: Affine
@@ -115,11 +115,11 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class NomicBertWeights:
     words: Any
     kinds: Any
     norm: Affine
-    layers: list[Layer]
+    layers: list[NomicBertLayer]
     rope: Any  # rotary frequencies
 
 
@@ -127,11 +127,11 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: NomicBertConfig, max_model_
     named = {f"encoder.layers.{layer}.": layer_names(config) for layer in range(config.layers)}
     top, layers = load_weights(ops, checkpoint, top_names(config), named, UNUSED)
     rope = ops.frequencies(*frequencies(config.rope, max_model_len))
-    weights = Weights(**top, layers=[Layer(**layer) for layer in layers], rope=rope)
+    weights = NomicBertWeights(**top, layers=[NomicBertLayer(**layer) for layer in layers], rope=rope)
     return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
-def forward(c: NomicBertConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
+def forward(c: NomicBertConfig, w: NomicBertWeights, ops: OpSet, batch: Any) -> Value:
     """-> the vectors of tokens, of rows batch.logit_rows."""
     angles = ops.rope_angles(batch.positions, w.rope)
     x = ops.add(ops.embedding(batch.ids, w.words), ops.embedding(batch.positions, w.kinds))

@@ -23,7 +23,7 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
     top: Wanted = {"embed": TokenTable("embed_tokens", config.vocab, config.hidden), "norm": plain_norm("norm", config)}
-    names = gpt.Names("model.", "layers", top, layer_names(config))
+    names = gpt.GPTTensors("model.", "layers", top, layer_names(config))
     return gpt.load_as(ops, checkpoint, config, max_model_len, names)
 
 

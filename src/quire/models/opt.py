@@ -23,7 +23,7 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
     hf = checkpoint.config
     affine = hf.bool("layer_norm_elementwise_affine", True)
-    names = gpt.Names("model.", "decoder.layers", top_names(config, hf, affine), layer_names(config, affine))
+    names = gpt.GPTTensors("model.", "decoder.layers", top_names(config, hf, affine), layer_names(config, affine))
     return gpt.load_as(ops, checkpoint, config, max_model_len, names)
 
 

@@ -31,7 +31,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
     }
     layer = layer_names(config, fused=checkpoint.config.bool(FUSED, False))
     return gpt.load_as(
-        ops, checkpoint, config, max_model_len, gpt.Names("model.", "layers", top, layer, head_bias=True)
+        ops, checkpoint, config, max_model_len, gpt.GPTTensors("model.", "layers", top, layer, head_bias=True)
     )
 
 

@@ -32,7 +32,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
         "norm": LayerNorm("norm", config.hidden),
     }
     layer = layer_names(config, stacked=checkpoint.config.bool(STACKED_NORMS, False))
-    return gpt.load_as(ops, checkpoint, config, max_model_len, gpt.Names("model.", "layers", top, layer))
+    return gpt.load_as(ops, checkpoint, config, max_model_len, gpt.GPTTensors("model.", "layers", top, layer))
 
 
 def layer_names(c: gpt.GPTConfig, stacked: bool) -> Wanted:

@@ -29,7 +29,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
         "embed": TokenTable("embed_tokens", config.vocab, config.hidden),
         "norm": LayerNorm("norm", config.hidden),
     }
-    names = gpt.Names("model.", "layers", top, layer_names(config))
+    names = gpt.GPTTensors("model.", "layers", top, layer_names(config))
     return gpt.load_as(ops, checkpoint, config, max_model_len, names)
 
 

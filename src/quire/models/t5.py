@@ -161,7 +161,7 @@ def cross_names(c: T5Config) -> Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class T5Layer:
     norm1: Any
     qkv: PackedWeight
     out: PackedWeight
@@ -171,7 +171,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderLayer(Layer):
+class T5DecoderLayer(T5Layer):
     cross_norm: Any
     cross_q: PackedWeight
     cross_kv: PackedWeight
@@ -179,15 +179,15 @@ class DecoderLayer(Layer):
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class T5Weights:
     words: Any
     encoder_biases: Any
     decoder_biases: Any
     encoder_norm: Any
     decoder_norm: Any
     head: PackedWeight
-    encoder: list[Layer]
-    decoder: list[DecoderLayer]
+    encoder: list[T5Layer]
+    decoder: list[T5DecoderLayer]
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: T5Config, max_model_len: int) -> LoadedModel:
@@ -197,10 +197,10 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: T5Config, max_model_len: in
         f"decoder.block.{index}.": {**layer_names(config, 2), **cross_names(config)} for index in range(config.layers)
     }
     top, layers = load_weights(ops, checkpoint, top_names(config, head), readers | writers, UNUSED)
-    weights = Weights(
+    weights = T5Weights(
         **top,
-        encoder=[Layer(**layer) for layer in layers[: config.encoder_layers]],
-        decoder=[DecoderLayer(**layer) for layer in layers[config.encoder_layers :]],
+        encoder=[T5Layer(**layer) for layer in layers[: config.encoder_layers]],
+        decoder=[T5DecoderLayer(**layer) for layer in layers[config.encoder_layers :]],
     )
     return LoadedModel(
         config,
@@ -210,7 +210,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: T5Config, max_model_len: in
     )
 
 
-def encode(c: T5Config, w: Weights, ops: OpSet, batch: Any) -> Value:
+def encode(c: T5Config, w: T5Weights, ops: OpSet, batch: Any) -> Value:
     x = ops.embedding(batch.ids, w.words)
     for layer in w.encoder:
         q, k, v = ops.split(ops.linear(ops.rms_norm(x, layer.norm1, c.eps), layer.qkv), (c.q_size,) * 3)
@@ -221,7 +221,7 @@ def encode(c: T5Config, w: Weights, ops: OpSet, batch: Any) -> Value:
     return write_source(c, [layer.cross_kv for layer in w.decoder], ops, x, batch)
 
 
-def forward(c: T5Config, w: Weights, ops: OpSet, batch: Any) -> Value:
+def forward(c: T5Config, w: T5Weights, ops: OpSet, batch: Any) -> Value:
     x = ops.embedding(batch.ids, w.words)
     for index, layer in enumerate(w.decoder):
         q, k, v = ops.split(ops.linear(ops.rms_norm(x, layer.norm1, c.eps), layer.qkv), (c.q_size,) * 3)
@@ -235,6 +235,6 @@ def forward(c: T5Config, w: Weights, ops: OpSet, batch: Any) -> Value:
     return ops.logits(x if c.logit_scale == 1 else ops.scale(x, c.logit_scale), w.head, batch)
 
 
-def feed_forward(c: T5Config, layer: Layer, ops: OpSet, x: Value) -> Value:
+def feed_forward(c: T5Config, layer: T5Layer, ops: OpSet, x: Value) -> Value:
     act = ops.activate_and_mul if c.gated else ops.activate
     return ops.linear(act(ops.linear(ops.rms_norm(x, layer.norm2, c.eps), layer.up), c.activation), layer.down)

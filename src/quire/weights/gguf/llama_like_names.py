@@ -1,4 +1,4 @@
-"""What GGUF calls things, continued: architectures that are Llama, or a mixture, in all but a few words."""
+"""What GGUF calls things, continued: architectures that are Llama, or Llama with experts, in all but a few words."""
 
 from collections.abc import Mapping
 

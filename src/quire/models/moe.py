@@ -27,7 +27,7 @@ UNGATED = (GLM, DOTS, SOLAR, ERNIE)  # every token's own expert is added as it i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixtureConfig(LlamaConfig):
+class MoeConfig(LlamaConfig):
     num_experts: int
     routing: Routing
     expert_size: int  # columns between an expert's two matrices; `intermediate` is that of layers without experts
@@ -41,22 +41,22 @@ class MixtureConfig(LlamaConfig):
         return self.routing.scoring == "sigmoid" or self.architecture == ERNIE
 
 
-def config(hf: CheckpointConfig) -> MixtureConfig:
+def config(hf: CheckpointConfig) -> MoeConfig:
     hf.expect("hidden_act", "silu")
     if hf.architecture == "OlmoeForCausalLM":
         hf.expect("clip_qkv", None)
     if hf.architecture in (GLM, DOTS, SOLAR):
-        return MixtureConfig(**_glm_numbers(hf))
+        return MoeConfig(**_glm_numbers(hf))
     if hf.architecture == ERNIE:
-        return MixtureConfig(**_ernie_numbers(hf))
+        return MoeConfig(**_ernie_numbers(hf))
     if hf.architecture == MINIMAX:
         hf.expect("scoring_func", "sigmoid", None)
         hf.expect("qk_norm_type", "per_layer", None)
-        return MixtureConfig(**numbers(hf) | {"routing": Routing(hf.int("num_experts_per_tok"), "sigmoid", True)})
+        return MoeConfig(**numbers(hf) | {"routing": Routing(hf.int("num_experts_per_tok"), "sigmoid", True)})
     if hf.architecture in (PHI, "PhiMoEForCausalLM"):
         hf = hf.with_values({"architectures": [PHI]})
-        return MixtureConfig(**numbers(hf) | _phi_numbers(hf))
-    return MixtureConfig(**numbers(hf))
+        return MoeConfig(**numbers(hf) | _phi_numbers(hf))
+    return MoeConfig(**numbers(hf))
 
 
 def _phi_numbers(hf: CheckpointConfig) -> dict[str, Any]:
@@ -146,24 +146,24 @@ def _sparse(hf: CheckpointConfig, layers: int) -> tuple[bool, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class ExpertNames:
     router: str
     gate_up: tuple[str, ...]
     down: str
 
 
-MIXTRAL = Names(
+MIXTRAL = ExpertNames(
     "block_sparse_moe.gate",
     ("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
     "block_sparse_moe.experts.{}.w2",
 )
-GRANITE = Names(  # the experts of a layer in one tensor
+GRANITE = ExpertNames(  # the experts of a layer in one tensor
     "block_sparse_moe.router.layer",
     ("block_sparse_moe.input_linear.weight",),
     "block_sparse_moe.output_linear.weight",
 )
 GRANITE_APART = replace(MIXTRAL, router=GRANITE.router)  # in GGUF files
-OTHERS = Names("mlp.gate", ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"), "mlp.experts.{}.down_proj")
+OTHERS = ExpertNames("mlp.gate", ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"), "mlp.experts.{}.down_proj")
 NAMES = {
     "MixtralForCausalLM": (MIXTRAL,),
     MINIMAX: (MIXTRAL,),
@@ -173,21 +173,21 @@ NAMES = {
 CORRECTIONS = {MINIMAX: "block_sparse_moe", ERNIE: "mlp.moe_statics"}  # where they are not with the router
 
 
-def layer_names(c: MixtureConfig, stored: Container[str]) -> list[Wanted]:
+def layer_names(c: MoeConfig, stored: Container[str]) -> list[Wanted]:
     dense = llama.layer_names(c)
     attention = {ours: want for ours, want in dense.items() if ours not in ("gate_up", "down")}
     experts = expert_names(c, _names(c, stored))
     return [{**attention, **experts} if sparse else dense for sparse in c.sparse]
 
 
-def _names(c: MixtureConfig, stored: Container[str]) -> Names:
+def _names(c: MoeConfig, stored: Container[str]) -> ExpertNames:
     """Of the ways to name experts, the one that the first layer with experts is stored in."""
     usual, *others = NAMES.get(c.architecture, (OTHERS,))
     prefix = f"model.layers.{c.sparse.index(True)}." if True in c.sparse else ""
     return next((names for names in others if f"{prefix}{names.down.format(0)}.weight" in stored), usual)
 
 
-def expert_names(c: MixtureConfig, names: Names) -> Wanted:
+def expert_names(c: MoeConfig, names: ExpertNames) -> Wanted:
     outputs = 2 * c.expert_size // len(names.gate_up)
     wanted: dict[str, Want] = {
         "router": Matrix({names.router: c.num_experts}, c.hidden, keep=Keep.ALL),
@@ -209,7 +209,7 @@ def expert_names(c: MixtureConfig, names: Names) -> Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer(llama.Layer):
+class MoeLayer(llama.LlamaLayer):
     """`gate_up` and `down` are of a layer without experts, or of the one that every token goes to."""
 
     gate_up: Any = None
@@ -221,14 +221,14 @@ class Layer(llama.Layer):
     correction: Any = None
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: MixtureConfig, max_model_len: int) -> LoadedModel:
+def load(ops: OpSet, checkpoint: Checkpoint, config: MoeConfig, max_model_len: int) -> LoadedModel:
     forward = partial(llama.forward, feed_forward=feed_forward)
     names = layer_names(config, set(checkpoint.names()))
     predicting = predicting_layers(config.layers, config.num_predicting)
-    return llama.load_with(ops, checkpoint, config, max_model_len, forward, names, Layer, predicting)
+    return llama.load_with(ops, checkpoint, config, max_model_len, forward, names, MoeLayer, predicting)
 
 
-def feed_forward(c: MixtureConfig, layer: Layer, ops: OpSet, x: Value) -> Value:
+def feed_forward(c: MoeConfig, layer: MoeLayer, ops: OpSet, x: Value) -> Value:
     if layer.router is None:
         return llama.mlp(c, layer, ops, x)
     assert layer.experts_gate_up is not None and layer.experts_down is not None
