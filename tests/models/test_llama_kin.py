@@ -38,8 +38,9 @@ from models.checking import (
     random_model,
 )
 from quire.core.errors import Unsupported
-from quire.models import baichuan, exaone
+from quire.models import baichuan
 from quire.models.alibi import slopes
+from quire.models.llama_families import FAMILIES
 from quire.models.registry import family
 from quire.weights.config import CheckpointConfig
 
@@ -193,7 +194,7 @@ def test_exaone_3_is_llama_under_other_names(
 ) -> None:
     theirs, tensors = checkpoints(name), {}
     for tensor_name, data in load_file(theirs.path / "model.safetensors").items():
-        for theirs_name, ours in reversed(exaone.OURS.items()):
+        for theirs_name, ours in reversed(FAMILIES["ExaoneForCausalLM"].renamed.items()):
             tensor_name = tensor_name.replace(ours, theirs_name)
         tensors[tensor_name.replace(".attn.attention.o_proj.", ".attn.attention.out_proj.")] = data
     config = json.loads((theirs.path / "config.json").read_text())

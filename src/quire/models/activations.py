@@ -3,7 +3,7 @@
 from quire.ops.opset import Activation
 from quire.weights.config import CheckpointConfig
 
-NAMES = {
+NAMES: dict[str | None, Activation] = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
     "gelu": Activation.GELU,

@@ -5,7 +5,6 @@ all layers in their metadata."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,13 +12,21 @@ import numpy as np
 from quire.core.errors import BadCheckpoint
 from quire.models import llama
 from quire.models.llama import LlamaConfig
-from quire.models.loading import LoadedModel, Matrix, Vector
+from quire.models.llama_families import LlamaFamily, translate
+from quire.models.loading import LoadedModel
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, OpSet, Value
 from quire.ops.tensors import StoredTensor
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
+FAMILY = LlamaFamily(
+    activations={"xielu": Activation.ELU},  # of which xIELU is made
+    qk_norms="heads",
+    norms={"norm1": "attention_layernorm", "norm2": "feedforward_layernorm"},
+    gated=False,
+    gate_up=("mlp.up_proj",),
+)
 STORED = ("alpha_p", "alpha_n", "beta")
 
 
@@ -44,8 +51,7 @@ class ApertusConfig(LlamaConfig):
 
 
 def config(hf: CheckpointConfig) -> ApertusConfig:
-    hf.expect("hidden_act", "xielu")
-    numbers = llama.numbers(hf) | {"qk_norms": "heads"}
+    numbers = llama.config_fields(translate(hf, FAMILY), FAMILY)
     listed = [hf.section("xielu").get(part, ()) for part in STORED]
     if any(len(given) != numbers["layers"] for given in listed) and any(map(len, listed)):
         raise BadCheckpoint(f"{hf.source}: the numbers of xielu are not those of {numbers['layers']} layers")
@@ -75,17 +81,11 @@ class ApertusLayer(llama.LlamaLayer):
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: ApertusConfig, max_model_len: int) -> LoadedModel:
-    names = {
-        **llama.layer_names(config),
-        "norm1": Vector("attention_layernorm", config.hidden),
-        "norm2": Vector("feedforward_layernorm", config.hidden),
-        "gate_up": Matrix({"mlp.up_proj": config.intermediate}, config.hidden, bias=config.mlp_bias),
-    }
+    names = llama.layer_names(config)
     curves = [StoredXIELU("mlp.act_fn", curve) for curve in config.curves or [None] * config.layers]
-    forward = partial(llama.forward, feed_forward=mlp)
-    unused = [r".*\.act_fn\.eps"]  # how near to zero nothing is computed
     layers = [{**names, "curve": curve} for curve in curves]
-    return llama.load_with(ops, checkpoint, config, max_model_len, forward, layers, ApertusLayer, unused)
+    unused = [r".*\.act_fn\.eps"]  # how near to zero nothing is computed
+    return llama.load_layers(ops, checkpoint, config, max_model_len, layers, ApertusLayer, mlp, unused)
 
 
 def mlp(c: LlamaConfig, layer: Any, ops: OpSet, x: Value) -> Value:

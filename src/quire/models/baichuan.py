@@ -19,11 +19,10 @@ LEAST_LENGTH = 1e-7  # of a row
 
 
 def config(hf: CheckpointConfig) -> LlamaConfig:
-    hf.expect("hidden_act", "silu")
     falling = "max_position_embeddings" not in hf
     if falling:
         hf = hf.with_values({"max_position_embeddings": hf.int("model_max_length")})
-    numbers = llama.numbers(hf)
+    numbers = llama.config_fields(hf)
     if falling:
         numbers |= {"rotated": (False,) * numbers["layers"], "slopes": slopes(numbers["heads"])}
     return LlamaConfig(**numbers)
@@ -35,7 +34,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len:
     names = {**llama.layer_names(config), "qkv": Matrix({"self_attn.W_pack": 3 * config.hidden}, config.hidden)}
     if config.vocab == SECOND_VOCAB:
         checkpoint = HeadNormed(checkpoint, {name: name for name in checkpoint.names()})
-    return llama.load_as(ops, checkpoint, config, max_model_len, names)
+    return llama.load_layers(ops, checkpoint, config, max_model_len, [names] * config.layers)
 
 
 class HeadNormed(Renamed):

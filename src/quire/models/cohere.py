@@ -1,8 +1,9 @@
 """Command R, R7B and A (Cohere): attention and MLP side by side behind one norm without a bias, and rotary pairs stored
 side by side. R+ has a norm for each query and key head. In R7B and A layers either have a window or do not rotate."""
 
-from quire.models import gpt, llama
+from quire.models import gpt
 from quire.models.activations import read_activation
+from quire.models.layer_patterns import listed_windows
 from quire.models.loading import LayerNorm, LayerNorms, LoadedModel, Matrix, TensorPart, TokenTable, Want, Wanted
 from quire.models.row_orders import pairs_apart
 from quire.ops.opset import OpSet
@@ -17,7 +18,7 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
         period = hf.int("sliding_window_pattern", 4)
         kinds = [["full", "sliding"][layer % max(period, 1) > 0] + "_attention" for layer in range(1, layers + 1)]
         hf = hf.with_values({"layer_types": kinds})
-    windows = llama.listed_windows(hf, layers) if second else (0,) * layers
+    windows = listed_windows(hf, layers) if second else (0,) * layers
     return gpt.read_config(
         hf,
         rotary=hf if second else hf.with_values({"rope_theta": hf.float("rope_theta", 500_000.0)}),

@@ -6,7 +6,7 @@ are rotated. A head's keys are W_k . latent and its values W_v . latent. Neither
 latent as W_k^T . q, and what it finds there, a mean of latents, is multiplied by W_v. (In a prompt that is more
 arithmetic than expanding keys and values would be; see docs/models.md.)"""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from math import sqrt
@@ -31,12 +31,31 @@ from quire.models.loading import (
     load_weights,
 )
 from quire.models.rope import RopeSpec, frequencies, read_rope, yarn_temperature
+from quire.models.routing import grouped_sigmoid, grouped_softmax
 from quire.ops.opset import Activation, Keep, OpSet, Routing, Value
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
 LATENT_EPS = 1e-6  # of the norms of latents: no configuration says it
+
+
+@dataclass(frozen=True, slots=True)
+class DeepseekFamily:
+    routing: Callable[[CheckpointConfig], Routing]
+    has_experts: bool = True
+
+
+FAMILIES = {
+    "DeepseekV2ForCausalLM": DeepseekFamily(grouped_softmax),
+    "DeepseekV3ForCausalLM": DeepseekFamily(grouped_sigmoid),
+    "Glm4MoeLiteForCausalLM": DeepseekFamily(grouped_sigmoid),
+    "YoutuForCausalLM": DeepseekFamily(grouped_sigmoid, has_experts=False),
+}
+# Keys that a configuration without experts does not have.
+NO_EXPERTS = {"moe_intermediate_size": 0, "n_shared_experts": 0} | dict.fromkeys(
+    ("n_routed_experts", "num_experts_per_tok", "n_group", "topk_group"), 1
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +89,8 @@ class DeepseekConfig(ModelConfig):
 
 def config(hf: CheckpointConfig) -> DeepseekConfig:
     hf.expect("hidden_act", "silu")
-    if hf.architecture == "YoutuForCausalLM":
-        none = {"first_k_dense_replace": hf.int("num_hidden_layers"), "moe_intermediate_size": 0}
-        one = dict.fromkeys(("n_routed_experts", "num_experts_per_tok", "n_group", "topk_group"), 1)
-        hf = hf.with_values(none | one | {"n_shared_experts": 0})
+    family = FAMILIES[hf.architecture]
+    hf = hf if family.has_experts else hf.with_values(NO_EXPERTS)
     hf.expect("mlp_bias", False, None)
     hf.expect("moe_layer_freq", 1, None)
     latent, still, turning = hf.int("kv_lora_rank"), hf.int("qk_nope_head_dim"), hf.int("qk_rope_head_dim")
@@ -103,11 +120,11 @@ def config(hf: CheckpointConfig) -> DeepseekConfig:
         windows=(0,) * layers,
         attention_bias=hf.bool("attention_bias", False),
         tied=hf.bool("tie_word_embeddings", False),
-        num_dense=min(_num_dense(hf), layers),
+        num_dense=min(_num_dense(hf), layers) if family.has_experts else layers,
         experts=hf.int("n_routed_experts"),
         expert_size=expert_size,
         shared_size=hf.int("n_shared_experts", 0) * expert_size,
-        routing=read_routing(hf),
+        routing=family.routing(hf),
         num_predicting=hf.int("num_nextn_predict_layers", 0),
     )
 
@@ -126,24 +143,6 @@ def _scale(rope: RopeSpec, head_dim: int) -> float:
     """YaRN makes long contexts sharper: on queries and keys here, not (or not only) in their rotation."""
     sharper = rope.number("mscale_all_dim", 0.0) if rope.type == "yarn" else 0.0
     return (yarn_temperature(rope.stretch, sharper) if sharper else 1.0) ** 2 / sqrt(head_dim)
-
-
-def read_routing(hf: CheckpointConfig) -> Routing:
-    top_k, scale = hf.int("num_experts_per_tok"), hf.float("routed_scaling_factor", 1.0)
-    groups, top_groups = hf.int("n_group", 1), hf.int("topk_group", 1)
-    if hf.architecture == "DeepseekV2ForCausalLM":
-        hf.expect("scoring_func", "softmax", None)
-        hf.expect("norm_topk_prob", False, None)
-        if hf.expect("topk_method", "greedy", "group_limited_greedy", None) != "group_limited_greedy":
-            groups = top_groups = 1
-        routing = Routing(top_k, scale=scale, num_groups=groups, top_groups=top_groups)
-    else:
-        hf.expect("scoring_func", "sigmoid", None)
-        hf.expect("topk_method", "noaux_tc", None)
-        renormalize = hf.bool("norm_topk_prob", True)
-        routing = Routing(top_k, "sigmoid", renormalize, scale, groups, top_groups, "best two")
-    routing.check(hf.int("n_routed_experts"))
-    return routing
 
 
 def predicting_layers(layers: int, count: int) -> list[str]:

@@ -4,13 +4,14 @@ Checkpoints store the gate and the up of an expert row by row in turn: in 4 bits
 expert (weights/formats/mxfp4.py), or in floats, all experts in one tensor, inputs first. GGUF has gate and up apart."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
 from quire.models import llama, moe
+from quire.models.llama_families import translate
 from quire.models.loading import Experts, LoadedModel, Matrix, Vector, Wanted
 from quire.models.moe import MoeConfig
+from quire.models.moe_families import MoeFamily
 from quire.ops.opset import Activation, Keep, OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -19,24 +20,25 @@ GATE, UP, GATE_UP, DOWN = (f"mlp.experts.{{}}.{part}_proj" for part in ("gate", 
 ALL_GATE_UP, ALL_DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 
 
+FAMILY = MoeFamily(
+    defaults={"norm_topk_prob": True},
+    expects={"swiglu_limit": (7.0, None), "swiglu_alpha": (1.702, None)},
+    activations=dict.fromkeys(("silu", None), Activation.CLAMPED_SWIGLU),
+)
+
+
 def config(hf: CheckpointConfig) -> MoeConfig:
-    hf.expect("hidden_act", "silu", None)
-    hf.expect("swiglu_limit", 7.0, None)
-    hf.expect("swiglu_alpha", 1.702, None)
-    numbers = moe.numbers(hf.with_values({"norm_topk_prob": True}))
-    return MoeConfig(**numbers | {"activation": Activation.CLAMPED_SWIGLU})
+    return MoeConfig(**moe.config_fields(translate(hf, FAMILY), FAMILY))
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: MoeConfig, max_model_len: int) -> LoadedModel:
-    names = [layer_names(config, set(checkpoint.names()))] * config.layers
-    forward = partial(llama.forward, feed_forward=moe.feed_forward)
-    return llama.load_with(ops, checkpoint, config, max_model_len, forward, names, moe.MoeLayer)
+    layers = [layer_names(config, set(checkpoint.names()))] * config.layers
+    return llama.load_layers(ops, checkpoint, config, max_model_len, layers, moe.MoeLayer, moe.feed_forward)
 
 
 def layer_names(c: MoeConfig, stored: set[str]) -> Wanted:
-    names = {ours: want for ours, want in llama.layer_names(c).items() if ours not in ("gate_up", "down")}
     return {
-        **names,
+        **moe.attention_names(c),
         "sinks": Vector("self_attn", c.heads, of="sinks"),
         "router": Matrix({"mlp.router": c.num_experts}, c.hidden, bias=True, keep=Keep.ALL),
         **_experts(c, stored),
