@@ -49,7 +49,7 @@ FAMILIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BartConfig(Seq2SeqConfig):
-    kind: BartFamily
+    family: BartFamily
     positions: int
     padding: int  # the token that stands for none
     source_vocab: int
@@ -80,7 +80,7 @@ def config(hf: CheckpointConfig) -> BartConfig:
         seq2seq=read_seq2seq(hf, positions, positions),
         encoder_layers=hf.int("encoder_layers"),
         encoder_heads=encoder_heads,
-        kind=FAMILIES[hf.architecture],
+        family=FAMILIES[hf.architecture],
         positions=positions,
         padding=hf.int("pad_token_id", 1),
         source_vocab=vocab,
@@ -142,7 +142,7 @@ class BartHead:
 
 
 def top_names(c: BartConfig, words: str, source_words: str, head: str) -> Wanted:
-    logits = BartHead(head, c.vocab, c.hidden, c.kind.final_bias)
+    logits = BartHead(head, c.vocab, c.hidden, c.family.final_bias)
     names: dict[str, Want] = {"head": logits, "words": TokenTable(words, c.vocab, c.hidden)}
     if source_words != words:
         names["source_words"] = TokenTable(source_words, c.source_vocab, c.hidden)
@@ -152,11 +152,11 @@ def top_names(c: BartConfig, words: str, source_words: str, head: str) -> Wanted
 def side_names(c: BartConfig) -> Wanted:
     """Of the encoder or the decoder, beside its layers."""
     learned = TokenTable("embed_positions", c.positions, c.hidden, skipped=SKIPPED)
-    waved = SinusoidalPositions(c.positions, c.hidden, c.padding + 1 if c.kind.to_the_last else None)
-    names: dict[str, Want] = {"positions": learned if c.kind.learned else waved}
-    if c.kind.embed_norm:
+    waved = SinusoidalPositions(c.positions, c.hidden, c.padding + 1 if c.family.to_the_last else None)
+    names: dict[str, Want] = {"positions": learned if c.family.learned else waved}
+    if c.family.embed_norm:
         names["embed_norm"] = LayerNorm("layernorm_embedding", c.hidden)
-    if c.kind.norms_before:
+    if c.family.norms_before:
         names["norm"] = LayerNorm("layer_norm", c.hidden)
     return names
 
@@ -298,10 +298,10 @@ def feed_forward(c: BartConfig, layer: BartLayer, ops: OpSet, x: Value) -> Value
 
 def before(c: BartConfig, norm: Affine, ops: OpSet, x: Value) -> Value:
     """What a part of a layer reads."""
-    return ops.layer_norm(x, *norm, EPS) if c.kind.norms_before else x
+    return ops.layer_norm(x, *norm, EPS) if c.family.norms_before else x
 
 
 def after(c: BartConfig, norm: Affine, ops: OpSet, x: Value, found: Value) -> Value:
     """And what it leaves."""
     x = ops.add(x, found)
-    return x if c.kind.norms_before else ops.layer_norm(x, *norm, EPS)
+    return x if c.family.norms_before else ops.layer_norm(x, *norm, EPS)

@@ -5,7 +5,7 @@ The norm stands behind each sum; every token sees all others of its text. Positi
 tokens by which the two texts of a pair are told apart: both are looked up together, in one table of their sums."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import sqrt
 from typing import Any
@@ -31,19 +31,6 @@ ACTIVATIONS = {
 UNUSED = r".*\.position_ids|.*\.token_type_ids|position_ids|(.*\.)?pooler\..*|cls\..*|lm_head\..*|vocab_\w+\..*"
 
 
-@dataclass(frozen=True, slots=True)
-class BertFamily:
-    """What a family calls things: config keys, tensors."""
-
-    body: str  # names begin with it where the checkpoint has a head
-    layers: str
-    layer: Mapping[str, str]
-    pooler: str  # the head that classifies: a linear layer, its activation, and another
-    pooler_activation: Activation
-    classifier: str
-    config: Mapping[str, str]
-
-
 BERT_LAYER = {
     "q": "attention.self.query",
     "k": "attention.self.key",
@@ -64,35 +51,6 @@ DISTIL_LAYER = {
     "down": "ffn.lin2",
     "norm2": "output_layer_norm",
 }
-BERT_CONFIG = {
-    "hidden": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "intermediate": "intermediate_size",
-    "activation": "hidden_act",
-}
-DISTIL_CONFIG = {
-    "hidden": "dim",
-    "layers": "n_layers",
-    "heads": "n_heads",
-    "intermediate": "hidden_dim",
-    "activation": "activation",
-}
-BERT = BertFamily(
-    "bert.", "encoder.layer.", BERT_LAYER, "bert.pooler.dense", Activation.TANH, "classifier", BERT_CONFIG
-)
-ROBERTA = BertFamily(
-    "roberta.", "encoder.layer.", BERT_LAYER, "classifier.dense", Activation.TANH, "classifier.out_proj", BERT_CONFIG
-)
-DISTIL = BertFamily(
-    "distilbert.",
-    "transformer.layer.",
-    DISTIL_LAYER,
-    "pre_classifier",
-    Activation.RELU,
-    "classifier",
-    DISTIL_CONFIG,
-)
 MPNET_LAYER = BERT_LAYER | {
     "q": "attention.attn.q",
     "k": "attention.attn.k",
@@ -100,21 +58,73 @@ MPNET_LAYER = BERT_LAYER | {
     "out": "attention.attn.o",
     "norm1": "attention.LayerNorm",
 }
-MPNET = replace(ROBERTA, body="mpnet.", layer=MPNET_LAYER)
-FAMILIES = {
-    "Bert": BERT,
+BERT_KEYS = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "activation": "hidden_act",
+}
+DISTIL_KEYS = {
+    "hidden": "dim",
+    "layers": "n_layers",
+    "heads": "n_heads",
+    "intermediate": "hidden_dim",
+    "activation": "activation",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BertFamily:
+    """What a family does otherwise than BERT, whose row is all defaults."""
+
+    keys: Mapping[str, str] = field(default_factory=lambda: BERT_KEYS)  # of config.json
+    eps: float | None = None  # of the norms; None: `layer_norm_eps`
+    token_types: bool = True  # the texts of a pair are told apart by an embedding
+    positions_after_padding: bool = False  # position 0 is the row behind that of the padding token
+    first_position: int = 0  # the row of position 0 otherwise
+    relative_bias: bool = False  # scores gain by the distance of tokens, as T5's do
+    body: str = "bert."  # tensor names begin with it where the checkpoint has a head
+    layers: str = "encoder.layer."
+    layer: Mapping[str, str] = field(default_factory=lambda: BERT_LAYER)  # our name -> tensor
+    pooler: str = "bert.pooler.dense"  # the head that classifies: a linear layer, its activation, and another
+    pooler_activation: Activation = Activation.TANH
+    classifier: str = "classifier"
+
+
+ROBERTA = BertFamily(
+    positions_after_padding=True, body="roberta.", pooler="classifier.dense", classifier="classifier.out_proj"
+)
+FAMILIES = {  # by what stands before `Model` or `For...` in the architecture
+    "Bert": BertFamily(),
     "Roberta": ROBERTA,
     "XLMRoberta": ROBERTA,
     "Camembert": ROBERTA,
-    "DistilBert": DISTIL,
-    "MPNet": MPNET,
+    "DistilBert": BertFamily(
+        keys=DISTIL_KEYS,
+        eps=1e-12,
+        token_types=False,
+        body="distilbert.",
+        layers="transformer.layer.",
+        layer=DISTIL_LAYER,
+        pooler="pre_classifier",
+        pooler_activation=Activation.RELU,
+    ),
+    "MPNet": replace(
+        ROBERTA,
+        token_types=False,
+        positions_after_padding=False,
+        first_position=2,
+        relative_bias=True,
+        body="mpnet.",
+        layer=MPNET_LAYER,
+    ),
 }
-WITHOUT_KINDS = (DISTIL, MPNET)  # of tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BertConfig(EncoderConfig):
-    names: BertFamily
+    family: BertFamily
     intermediate: int
     eps: float  # of the norms
     activation: Activation
@@ -123,15 +133,15 @@ class BertConfig(EncoderConfig):
 
 def config(hf: CheckpointConfig) -> BertConfig:
     kind = hf.architecture.removesuffix("Model").partition("For")[0]
-    names = FAMILIES[kind]
+    family = FAMILIES[kind]
     hf.expect("position_embedding_type", "absolute", None)
     hf.expect("relative_attention_num_buckets", 32, None)
     hf.expect("is_decoder", False, None)
-    key = names.config
+    key = family.keys
     hidden, layers, heads = hf.int(key["hidden"]), hf.int(key["layers"]), hf.int(key["heads"])
     if heads < 1 or hidden % heads:
         raise BadCheckpoint(f"{hidden} columns cannot be divided among {heads} heads")
-    skipped = {ROBERTA.body: hf.int("pad_token_id", 1) + 1, MPNET.body: 2}.get(names.body, 0)
+    skipped = hf.int("pad_token_id", 1) + 1 if family.positions_after_padding else family.first_position
     max_position = hf.int("max_position_embeddings") - skipped
     return BertConfig(
         architecture=hf.architecture,
@@ -144,14 +154,18 @@ def config(hf: CheckpointConfig) -> BertConfig:
         max_position=max_position,
         longest=max_position,
         windows=(0,) * layers,
-        segments=1 if names in WITHOUT_KINDS else hf.int("type_vocab_size", 2),
-        labels=label_count(hf) if hf.architecture.endswith("ForSequenceClassification") else 0,
-        names=names,
+        segments=hf.int("type_vocab_size", 2) if family.token_types else 1,
+        labels=label_count(hf) if is_classifier(hf) else 0,
+        family=family,
         intermediate=hf.int(key["intermediate"]),
-        eps=1e-12 if names is DISTIL else hf.float("layer_norm_eps", 1e-12),
+        eps=hf.float("layer_norm_eps", 1e-12) if family.eps is None else family.eps,
         activation=ACTIVATIONS[hf.expect(key["activation"], *ACTIVATIONS)],
         skipped=skipped,
     )
+
+
+def is_classifier(hf: CheckpointConfig) -> bool:
+    return hf.architecture.endswith("ForSequenceClassification")
 
 
 def label_count(hf: CheckpointConfig) -> int:
@@ -169,7 +183,7 @@ class PositionTable:
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         c = self.config
         yield f"{self.prefix}position_embeddings.weight", (c.skipped + c.max_position, c.hidden)
-        if c.names not in WITHOUT_KINDS:
+        if c.family.token_types:
             yield f"{self.prefix}token_type_embeddings.weight", (c.segments, c.hidden)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
@@ -185,20 +199,20 @@ def top_names(c: BertConfig, prefix: str) -> Wanted:
     embeddings = f"{prefix}embeddings."
     biases = DistanceBiases(f"{prefix}encoder.relative_attention_bias", c.heads, 32, 128, both_ways=True)
     head: Wanted = {
-        "pooler": Matrix({c.names.pooler: c.hidden}, c.hidden, bias=True, keep=Keep.ALL),
-        "head": Matrix({c.names.classifier: c.labels}, c.hidden, bias=True, keep=Keep.ALL),
+        "pooler": Matrix({c.family.pooler: c.hidden}, c.hidden, bias=True, keep=Keep.ALL),
+        "head": Matrix({c.family.classifier: c.labels}, c.hidden, bias=True, keep=Keep.ALL),
     }
     return {
         "words": TokenTable(f"{embeddings}word_embeddings", c.vocab, c.hidden),
         "places": PositionTable(c, embeddings),
         "norm": LayerNorm(f"{embeddings}LayerNorm", c.hidden),
-        **({"biases": biases} if c.names is MPNET else {}),
+        **({"biases": biases} if c.family.relative_bias else {}),
         **(head if c.labels else {}),
     }
 
 
 def layer_names(c: BertConfig) -> Wanted:
-    name = c.names.layer
+    name = c.family.layer
     return {
         "qkv": Matrix({name[part]: c.hidden for part in "qkv"}, c.hidden, bias=True),
         "out": Matrix({name["out"]: c.hidden}, c.hidden, bias=True),
@@ -231,9 +245,9 @@ class BertWeights:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: BertConfig, max_model_len: int) -> LoadedModel:
-    body = config.names.body
+    body = config.family.body
     prefix = body if any(name.startswith(body) for name in checkpoint.names()) else ""
-    named = {f"{prefix}{config.names.layers}{layer}.": layer_names(config) for layer in range(config.layers)}
+    named = {f"{prefix}{config.family.layers}{layer}.": layer_names(config) for layer in range(config.layers)}
     top, layers = load_weights(ops, checkpoint, top_names(config, prefix), named, UNUSED)
     weights = BertWeights(**top, layers=[BertLayer(**layer) for layer in layers])
     return LoadedModel(config, partial(forward, config, weights), [top, *layers])
@@ -251,5 +265,5 @@ def forward(c: BertConfig, w: BertWeights, ops: OpSet, batch: Any) -> Value:
         x = ops.layer_norm(ops.add(x, ops.linear(inner, layer.down)), *layer.norm2, c.eps)
     if w.pooler is None or w.head is None:
         return ops.rows(x, batch)
-    pooled = ops.activate(ops.linear(x, w.pooler), c.names.pooler_activation)
+    pooled = ops.activate(ops.linear(x, w.pooler), c.family.pooler_activation)
     return ops.logits(pooled, w.head, batch)

@@ -3,7 +3,7 @@
 GPT-2 stores its matrices with the inputs first. StarCoder stores them as others do, and either has one key head for all
 (multi_query) or, as GPT-NeoX, stores q, k and v head by head."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from quire.models import gpt
 from quire.models.activations import read_activation
@@ -16,15 +16,29 @@ from quire.weights.config import CheckpointConfig
 INPUTS_FIRST = "matrices_inputs_first"  # false in GGUF files, whose converter has transposed them
 
 
+@dataclass(frozen=True, slots=True)
+class GPT2Family:
+    activation: str  # where `activation_function` does not say
+    multi_query: bool  # it may have one key head for all queries
+    inputs_first: bool  # matrices are stored as [inputs, outputs]
+    qkv_by_head: bool  # q, k and v are stored head by head
+
+
+FAMILIES = {
+    "GPT2LMHeadModel": GPT2Family("gelu_new", multi_query=False, inputs_first=True, qkv_by_head=False),
+    "GPTBigCodeForCausalLM": GPT2Family("gelu_pytorch_tanh", multi_query=True, inputs_first=False, qkv_by_head=True),
+}
+
+
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     hf.expect("scale_attn_weights", True, None)
     hf.expect("scale_attn_by_inverse_layer_idx", False, None)
     hf.expect("add_cross_attention", False, None)
-    big_code = hf.architecture == "GPTBigCodeForCausalLM"
-    one_key_head = big_code and hf.bool("multi_query", True)
+    family = FAMILIES[hf.architecture]
+    one_key_head = family.multi_query and hf.bool("multi_query", True)
     c = gpt.read_config(
         hf,
-        activation=read_activation(hf, "activation_function", "gelu_pytorch_tanh" if big_code else "gelu_new"),
+        activation=read_activation(hf, "activation_function", family.activation),
         eps=hf.float("layer_norm_epsilon", 1e-5),
         tied=hf.bool("tie_word_embeddings", True),
     )
@@ -32,14 +46,14 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
-    big_code = config.architecture == "GPTBigCodeForCausalLM"
-    inputs_first = not big_code and checkpoint.config.bool(INPUTS_FIRST, True)
+    family = FAMILIES[config.architecture]
+    inputs_first = family.inputs_first and checkpoint.config.bool(INPUTS_FIRST, True)
     top: Wanted = {
         "embed": TokenTable("wte", config.vocab, config.hidden),
         "positions": TokenTable("wpe", config.max_position, config.hidden),
         "norm": LayerNorm("ln_f", config.hidden),
     }
-    names = gpt.GPTTensors("transformer.", "h", top, layer_names(config, inputs_first, by_head=big_code))
+    names = gpt.GPTTensors("transformer.", "h", top, layer_names(config, inputs_first, by_head=family.qkv_by_head))
     return gpt.load_as(ops, checkpoint, config, max_model_len, names)
 
 

@@ -8,7 +8,7 @@ from math import sqrt
 from typing import Any
 
 from quire.core.errors import BadCheckpoint
-from quire.models.bert import ACTIVATIONS, label_count
+from quire.models.bert import ACTIVATIONS, is_classifier, label_count
 from quire.models.config import EncoderConfig
 from quire.models.loading import Affine, LayerNorm, LoadedModel, Matrix, TokenTable, Wanted, load_weights
 from quire.models.rope import RopeSpec, frequencies, read_rope
@@ -19,7 +19,6 @@ from quire.weights.config import CheckpointConfig
 
 BODY = "model."  # names begin with it where the checkpoint has a head
 UNUSED = r"(head|decoder)\..*"  # of a head that nobody reads here
-SCORER = "ModernBertForSequenceClassification"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,7 @@ class ModernBertConfig(EncoderConfig):
 
 def config(hf: CheckpointConfig) -> ModernBertConfig:
     labels = 0
-    if hf.architecture == SCORER:
+    if is_classifier(hf):
         hf.expect("classifier_pooling", "cls")  # the mean of all tokens is not one row's affair
         labels = label_count(hf)
     hf.expect("rope_scaling", None)

@@ -1,6 +1,8 @@
 """Nemotron and Jais 2: rotary, layer norms, and a feed-forward layer without a gate that squares what is above zero.
 Nemotron's norms are stored less 1."""
 
+from dataclasses import dataclass
+
 from quire.models import gpt
 from quire.models.activations import read_activation
 from quire.models.loading import LayerNorm, LoadedModel, Matrix, TokenTable, Wanted
@@ -8,21 +10,32 @@ from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-NEMOTRON = "NemotronForCausalLM"
+
+@dataclass(frozen=True, slots=True)
+class NemotronFamily:
+    eps_key: str
+    bias: bool  # of all linear layers, where `attention_bias` does not say
+    rotary_factor: float  # the part of a head that rotates
+    norm_offset: float  # added to stored norm weights
+
+
+FAMILIES = {
+    "NemotronForCausalLM": NemotronFamily("norm_eps", bias=False, rotary_factor=0.5, norm_offset=1.0),
+    "Jais2ForCausalLM": NemotronFamily("layer_norm_eps", bias=True, rotary_factor=1.0, norm_offset=0.0),
+}
 
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
-    nemotron = hf.architecture == NEMOTRON
-    hf.expect("mlp_bias", hf.get("attention_bias", not nemotron), None)
-    rotary = hf.with_values({"partial_rotary_factor": hf.get("partial_rotary_factor", 0.5)}) if nemotron else hf
+    family = FAMILIES[hf.architecture]
+    hf.expect("mlp_bias", hf.get("attention_bias", family.bias), None)
     return gpt.read_config(
         hf,
-        rotary=rotary,
+        rotary=hf.with_values({"partial_rotary_factor": hf.get("partial_rotary_factor", family.rotary_factor)}),
         kv_heads=hf.int("num_key_value_heads", hf.int("num_attention_heads")),
         intermediate=hf.int("intermediate_size"),
         activation=read_activation(hf, "hidden_act", "relu2"),
-        eps=hf.float("norm_eps" if nemotron else "layer_norm_eps", 1e-5),
-        bias=hf.bool("attention_bias", not nemotron),
+        eps=hf.float(family.eps_key, 1e-5),
+        bias=hf.bool("attention_bias", family.bias),
     )
 
 
@@ -45,4 +58,4 @@ def layer_names(c: gpt.GPTConfig) -> Wanted:
 
 
 def _norm(c: gpt.GPTConfig, name: str) -> LayerNorm:
-    return LayerNorm(name, c.hidden, plus=1.0 if c.architecture == NEMOTRON else 0.0)
+    return LayerNorm(name, c.hidden, plus=FAMILIES[c.architecture].norm_offset)

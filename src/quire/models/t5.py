@@ -28,6 +28,7 @@ LONGEST = 1 << 20  # tokens of a source and its answer: distances know no end, s
 UNUSED = (
     r"(encoder|decoder)\.embed_tokens\.weight|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\..*"
 )
+MAY_SCALE_LOGITS = {"T5ForConditionalGeneration": True, "MT5ForConditionalGeneration": False}
 FEED_FORWARD = {
     "relu": (False, Activation.RELU),
     "gelu": (False, Activation.GELU),
@@ -84,10 +85,9 @@ def config(hf: CheckpointConfig) -> T5Config:
 
 
 def _scales_logits(hf: CheckpointConfig) -> bool:
-    """The first T5 does. Of later ones, configurations say that the head is not the table of words, meaning this."""
-    if hf.architecture.startswith("MT5"):
-        return False
-    return hf.bool("scale_decoder_outputs", hf.bool("tie_word_embeddings", True))
+    """The first T5 does. Configurations of later ones say that the head is not the embedding table, meaning this."""
+    scales = MAY_SCALE_LOGITS[hf.architecture]
+    return scales and hf.bool("scale_decoder_outputs", hf.bool("tie_word_embeddings", True))
 
 
 def bucket(distance: NDArray[np.int64], both_ways: bool, num_buckets: int, max_distance: int) -> NDArray[np.int64]:
