@@ -24,7 +24,7 @@ from models.checking import (
     random_model,
 )
 from quire.core.errors import BadCheckpoint, Unsupported
-from quire.models.alibi import slopes, to_bfloat16
+from quire.models.alibi import alibi_slopes, to_bfloat16
 from quire.models.registry import family
 from quire.weights.config import CheckpointConfig
 
@@ -79,8 +79,8 @@ def test_norms_of_q_and_k_in_mpt(tmp_path: Path) -> None:
 
 def test_slopes_of_falcon_are_rounded_as_torch_rounds() -> None:
     for heads in (8, 12, 71):
-        rounded = torch.tensor(slopes(heads)).bfloat16().tolist()
-        assert [to_bfloat16(slope) for slope in slopes(heads)] == rounded
+        rounded = torch.tensor(alibi_slopes(heads)).bfloat16().tolist()
+        assert [to_bfloat16(slope) for slope in alibi_slopes(heads)] == rounded
 
 
 def test_missing_tensors_are_listed_at_once(checkpoints: Callable[[str], Theirs], tmp_path: Path) -> None:

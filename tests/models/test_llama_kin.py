@@ -39,7 +39,7 @@ from models.checking import (
 )
 from quire.core.errors import Unsupported
 from quire.models import baichuan
-from quire.models.alibi import slopes
+from quire.models.alibi import alibi_slopes
 from quire.models.llama_families import FAMILIES
 from quire.models.registry import family
 from quire.weights.config import CheckpointConfig
@@ -174,7 +174,7 @@ def test_baichuan_13b_has_slopes_instead_of_rotation(backend: str, heads: int, t
     (tmp_path / "llama").mkdir()
     model.save_pretrained(tmp_path / "llama")
     places = torch.arange(len(PROMPT))
-    falling = torch.tensor(slopes(heads))[:, None, None] * (places[None, :] - places[:, None])
+    falling = torch.tensor(alibi_slopes(heads))[:, None, None] * (places[None, :] - places[:, None])
     mask = falling.masked_fill(places[None, :] > places[:, None], float("-inf"))
     with torch.inference_mode():
         logits = model(torch.tensor([PROMPT]), attention_mask=mask[None], use_cache=False).logits[0].numpy()

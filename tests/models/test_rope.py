@@ -88,9 +88,9 @@ def test_factors_from_a_file_divide() -> None:
 
 def test_lengths() -> None:
     yarn = read_rope({"rope_scaling": SCALINGS[2]}, HEAD_DIM, 512)  # the length before stretching was kept
-    assert (yarn.default_length, yarn.longest) == (2048, 2048)
+    assert (yarn.default_length, yarn.max_length) == (2048, 2048)
     dynamic = read_rope({"rope_scaling": SCALINGS[1]}, HEAD_DIM, 512)
-    assert (dynamic.default_length, dynamic.longest) == (512, 2048)
+    assert (dynamic.default_length, dynamic.max_length) == (512, 2048)
 
 
 def test_unknown_and_incomplete_scalings() -> None:

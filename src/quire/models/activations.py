@@ -1,4 +1,4 @@
-"""What configurations call the activations."""
+"""The names of activations in config.json."""
 
 from quire.ops.opset import Activation
 from quire.weights.config import CheckpointConfig

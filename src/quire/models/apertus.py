@@ -23,7 +23,7 @@ from quire.weights.config import CheckpointConfig
 FAMILY = LlamaFamily(
     activations={"xielu": Activation.ELU},  # of which xIELU is made
     qk_norms="heads",
-    norms={"norm1": "attention_layernorm", "norm2": "feedforward_layernorm"},
+    norms={"attn_norm": "attention_layernorm", "mlp_norm": "feedforward_layernorm"},
     gated=False,
     gate_up=("mlp.up_proj",),
 )
@@ -81,7 +81,7 @@ class ApertusLayer(llama.LlamaLayer):
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: ApertusConfig, max_model_len: int) -> LoadedModel:
-    names = llama.layer_names(config)
+    names = llama.layer_specs(config)
     curves = [StoredXIELU("mlp.act_fn", curve) for curve in config.curves or [None] * config.layers]
     layers = [{**names, "curve": curve} for curve in curves]
     unused = [r".*\.act_fn\.eps"]  # how near to zero nothing is computed

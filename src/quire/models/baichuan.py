@@ -4,10 +4,10 @@ rows of Baichuan 2's head are divided by their lengths. GGUF files have three te
 import numpy as np
 
 from quire.models import llama
-from quire.models.alibi import slopes
+from quire.models.alibi import alibi_slopes
 from quire.models.llama import LlamaConfig
-from quire.models.loading import LoadedModel, Matrix
-from quire.models.text_part import Renamed
+from quire.models.loading import Linear, LoadedModel
+from quire.models.renamed_checkpoint import RenamedCheckpoint
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import OpSet
 from quire.ops.tensors import F16, F32, StoredTensor
@@ -24,20 +24,20 @@ def config(hf: CheckpointConfig) -> LlamaConfig:
         hf = hf.with_values({"max_position_embeddings": hf.int("model_max_length")})
     numbers = llama.config_fields(hf)
     if falling:
-        numbers |= {"rotated": (False,) * numbers["layers"], "slopes": slopes(numbers["heads"])}
+        numbers |= {"rotated": (False,) * numbers["layers"], "slopes": alibi_slopes(numbers["heads"])}
     return LlamaConfig(**numbers)
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> LoadedModel:
     if "model.layers.0.self_attn.q_proj.weight" in checkpoint.names():
         return llama.load(ops, checkpoint, config, max_model_len)
-    names = {**llama.layer_names(config), "qkv": Matrix({"self_attn.W_pack": 3 * config.hidden}, config.hidden)}
+    names = {**llama.layer_specs(config), "qkv": Linear({"self_attn.W_pack": 3 * config.hidden}, config.hidden)}
     if config.vocab == SECOND_VOCAB:
         checkpoint = HeadNormed(checkpoint, {name: name for name in checkpoint.names()})
     return llama.load_layers(ops, checkpoint, config, max_model_len, [names] * config.layers)
 
 
-class HeadNormed(Renamed):
+class HeadNormed(RenamedCheckpoint):
     """With rows of length 1 in the head: in fp16, if it was stored in no more bits."""
 
     def tensor(self, name: str) -> StoredTensor:

@@ -12,7 +12,16 @@ import numpy as np
 from quire.core.errors import BadCheckpoint
 from quire.models.activations import read_activation
 from quire.models.config import Seq2SeqConfig
-from quire.models.loading import Affine, LayerNorm, LoadedModel, Matrix, TokenTable, Want, Wanted, load_weights
+from quire.models.loading import (
+    Affine,
+    EmbeddingTable,
+    LayerNorm,
+    Linear,
+    LoadedModel,
+    TensorSpec,
+    TensorSpecs,
+    load_weights,
+)
 from quire.models.seq2seq import read_seq2seq, write_source
 from quire.ops.opset import Activation, Float32, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, StoredTensor, stored_floats
@@ -32,7 +41,9 @@ class BartFamily:
     norms_before: bool = False  # of attention and feed-forward, and another behind the last layer; else of the sums
     embed_norm: bool = True
     learned: bool = True  # positions; else they are waves
-    to_the_last: bool = False  # which waves: see `waves_to_the_last`. They begin behind the row of the padding token
+    to_the_last: bool = (
+        False  # which waves: see `tensor2tensor_positions`. They begin behind the row of the padding token
+    )
     final_bias: bool = True  # of logits
 
 
@@ -75,7 +86,7 @@ def config(hf: CheckpointConfig) -> BartConfig:
         head_dim=hidden // heads,
         vocab=hf.int("decoder_vocab_size", vocab),
         max_position=2 * positions,
-        longest=2 * positions,
+        max_length=2 * positions,
         windows=(0,) * layers,
         seq2seq=read_seq2seq(hf, positions, positions),
         encoder_layers=hf.int("encoder_layers"),
@@ -91,13 +102,13 @@ def config(hf: CheckpointConfig) -> BartConfig:
     )
 
 
-def waves(num_positions: int, columns: int) -> Float32:
+def sinusoidal_positions(num_positions: int, columns: int) -> Float32:
     """[positions, columns]: sines of ever longer waves, and then their cosines."""
     angles = np.arange(num_positions)[:, None] / 10000 ** (2 * (np.arange(columns) // 2) / columns)
     return np.concatenate([np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])], axis=1).astype(np.float32)
 
 
-def waves_to_the_last(num_positions: int, columns: int) -> Float32:
+def tensor2tensor_positions(num_positions: int, columns: int) -> Float32:
     """The same, where the last wave is 10,000 times as long as the first, and not less."""
     half = columns // 2
     angles = np.arange(num_positions)[:, None] / 10000 ** (np.arange(half) / (half - 1))
@@ -116,9 +127,9 @@ class SinusoidalPositions:
         yield from ()
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
-        rows = waves(self.num_positions, self.columns)
+        rows = sinusoidal_positions(self.num_positions, self.columns)
         if self.skipped is not None:
-            rows = waves_to_the_last(self.skipped + self.num_positions, self.columns)[self.skipped :]
+            rows = tensor2tensor_positions(self.skipped + self.num_positions, self.columns)[self.skipped :]
         return ops.table(stored_floats("positions", rows))
 
 
@@ -141,19 +152,19 @@ class BartHead:
         return ops.pack([weight], [bias.squeezed() for bias in biases] or None, keep=Keep.EIGHT_BITS)
 
 
-def top_names(c: BartConfig, words: str, source_words: str, head: str) -> Wanted:
+def top_specs(c: BartConfig, words: str, source_words: str, head: str) -> TensorSpecs:
     logits = BartHead(head, c.vocab, c.hidden, c.family.final_bias)
-    names: dict[str, Want] = {"head": logits, "words": TokenTable(words, c.vocab, c.hidden)}
+    names: dict[str, TensorSpec] = {"head": logits, "words": EmbeddingTable(words, c.vocab, c.hidden)}
     if source_words != words:
-        names["source_words"] = TokenTable(source_words, c.source_vocab, c.hidden)
+        names["source_words"] = EmbeddingTable(source_words, c.source_vocab, c.hidden)
     return names
 
 
-def side_names(c: BartConfig) -> Wanted:
+def stack_specs(c: BartConfig) -> TensorSpecs:
     """Of the encoder or the decoder, beside its layers."""
-    learned = TokenTable("embed_positions", c.positions, c.hidden, skipped=SKIPPED)
+    learned = EmbeddingTable("embed_positions", c.positions, c.hidden, skip_rows=SKIPPED)
     waved = SinusoidalPositions(c.positions, c.hidden, c.padding + 1 if c.family.to_the_last else None)
-    names: dict[str, Want] = {"positions": learned if c.family.learned else waved}
+    names: dict[str, TensorSpec] = {"positions": learned if c.family.learned else waved}
     if c.family.embed_norm:
         names["embed_norm"] = LayerNorm("layernorm_embedding", c.hidden)
     if c.family.norms_before:
@@ -161,22 +172,22 @@ def side_names(c: BartConfig) -> Wanted:
     return names
 
 
-def layer_names(c: BartConfig, intermediate: int) -> Wanted:
+def layer_specs(c: BartConfig, intermediate: int) -> TensorSpecs:
     return {
-        "qkv": Matrix({f"self_attn.{x}_proj": c.hidden for x in "qkv"}, c.hidden, bias=True),
-        "out": Matrix({"self_attn.out_proj": c.hidden}, c.hidden, bias=True),
-        "norm1": LayerNorm("self_attn_layer_norm", c.hidden),
-        "up": Matrix({"fc1": intermediate}, c.hidden, bias=True),
-        "down": Matrix({"fc2": c.hidden}, intermediate, bias=True),
-        "norm2": LayerNorm("final_layer_norm", c.hidden),
+        "qkv": Linear({f"self_attn.{x}_proj": c.hidden for x in "qkv"}, c.hidden, bias=True),
+        "out": Linear({"self_attn.out_proj": c.hidden}, c.hidden, bias=True),
+        "attn_norm": LayerNorm("self_attn_layer_norm", c.hidden),
+        "up": Linear({"fc1": intermediate}, c.hidden, bias=True),
+        "down": Linear({"fc2": c.hidden}, intermediate, bias=True),
+        "mlp_norm": LayerNorm("final_layer_norm", c.hidden),
     }
 
 
-def cross_names(c: BartConfig) -> Wanted:
+def cross_specs(c: BartConfig) -> TensorSpecs:
     return {
-        "cross_q": Matrix({"encoder_attn.q_proj": c.hidden}, c.hidden, bias=True),
-        "cross_kv": Matrix({f"encoder_attn.{x}_proj": c.hidden for x in "kv"}, c.hidden, bias=True),
-        "cross_out": Matrix({"encoder_attn.out_proj": c.hidden}, c.hidden, bias=True),
+        "cross_q": Linear({"encoder_attn.q_proj": c.hidden}, c.hidden, bias=True),
+        "cross_kv": Linear({f"encoder_attn.{x}_proj": c.hidden for x in "kv"}, c.hidden, bias=True),
+        "cross_out": Linear({"encoder_attn.out_proj": c.hidden}, c.hidden, bias=True),
         "cross_norm": LayerNorm("encoder_attn_layer_norm", c.hidden),
     }
 
@@ -185,10 +196,10 @@ def cross_names(c: BartConfig) -> Wanted:
 class BartLayer:
     qkv: PackedWeight
     out: PackedWeight
-    norm1: Affine
+    attn_norm: Affine
     up: PackedWeight
     down: PackedWeight
-    norm2: Affine
+    mlp_norm: Affine
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,14 +232,14 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: BartConfig, max_model_len: 
     stored = set(checkpoint.names())
     words, source_words = (_words(stored, side) for side in ("decoder", "encoder"))
     head = "lm_head" if "lm_head.weight" in stored else words
-    reader, writer = layer_names(config, config.encoder_intermediate), layer_names(config, config.intermediate)
+    reader, writer = layer_specs(config, config.encoder_intermediate), layer_specs(config, config.intermediate)
     named = {
-        "model.encoder.": side_names(config),
-        "model.decoder.": side_names(config),
+        "model.encoder.": stack_specs(config),
+        "model.decoder.": stack_specs(config),
         **{f"model.encoder.layers.{i}.": reader for i in range(config.encoder_layers)},
-        **{f"model.decoder.layers.{i}.": {**writer, **cross_names(config)} for i in range(config.layers)},
+        **{f"model.decoder.layers.{i}.": {**writer, **cross_specs(config)} for i in range(config.layers)},
     }
-    top, groups = load_weights(ops, checkpoint, top_names(config, words, source_words, head), named, UNUSED)
+    top, groups = load_weights(ops, checkpoint, top_specs(config, words, source_words, head), named, UNUSED)
     encoder, decoder, *layers = groups
     readers = [BartLayer(**layer) for layer in layers[: config.encoder_layers]]
     writers = [BartDecoderLayer(**layer) for layer in layers[config.encoder_layers :]]
@@ -255,10 +266,10 @@ def encode(c: BartConfig, w: BartWeights, ops: OpSet, batch: Any) -> Value:
     head_dim = c.hidden // c.encoder_heads
     x = embed(c, w.encoder, ops, batch)
     for layer in w.encoder.layers:
-        y = before(c, layer.norm1, ops, x)
+        y = before(c, layer.attn_norm, ops, x)
         q, k, v = ops.split(ops.linear(y, layer.qkv), (c.hidden,) * 3)
         found = ops.attention(q, k, v, batch, head_dim, 1 / sqrt(head_dim))
-        x = after(c, layer.norm1, ops, x, ops.linear(found, layer.out))
+        x = after(c, layer.attn_norm, ops, x, ops.linear(found, layer.out))
         x = feed_forward(c, layer, ops, x)
     if w.encoder.norm is not None:
         x = ops.layer_norm(x, *w.encoder.norm, EPS)
@@ -269,11 +280,11 @@ def forward(c: BartConfig, w: BartWeights, ops: OpSet, batch: Any) -> Value:
     scale = 1 / sqrt(c.head_dim)
     x = embed(c, w.decoder, ops, batch)
     for index, layer in enumerate(w.decoder.layers):
-        y = before(c, layer.norm1, ops, x)
+        y = before(c, layer.attn_norm, ops, x)
         q, k, v = ops.split(ops.linear(y, layer.qkv), (c.hidden,) * 3)
         ops.write_kv(k, v, batch, index)
         found = ops.paged_attention(q, batch, index, c.head_dim, scale)
-        x = after(c, layer.norm1, ops, x, ops.linear(found, layer.out))
+        x = after(c, layer.attn_norm, ops, x, ops.linear(found, layer.out))
         q = ops.linear(before(c, layer.cross_norm, ops, x), layer.cross_q)
         found = ops.cross_attention(q, batch, index, c.head_dim, scale)
         x = after(c, layer.cross_norm, ops, x, ops.linear(found, layer.cross_out))
@@ -292,8 +303,8 @@ def embed(c: BartConfig, side: BartStack, ops: OpSet, batch: Any) -> Value:
 
 
 def feed_forward(c: BartConfig, layer: BartLayer, ops: OpSet, x: Value) -> Value:
-    inner = ops.activate(ops.linear(before(c, layer.norm2, ops, x), layer.up), c.activation)
-    return after(c, layer.norm2, ops, x, ops.linear(inner, layer.down))
+    inner = ops.activate(ops.linear(before(c, layer.mlp_norm, ops, x), layer.up), c.activation)
+    return after(c, layer.mlp_norm, ops, x, ops.linear(inner, layer.down))
 
 
 def before(c: BartConfig, norm: Affine, ops: OpSet, x: Value) -> Value:

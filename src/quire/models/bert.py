@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.core.errors import BadCheckpoint
 from quire.models.config import EncoderConfig
-from quire.models.loading import Affine, LayerNorm, LoadedModel, Matrix, TokenTable, Wanted, load_weights
+from quire.models.loading import Affine, EmbeddingTable, LayerNorm, Linear, LoadedModel, TensorSpecs, load_weights
 from quire.models.t5 import DistanceBiases
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Keep, OpSet, Value
@@ -36,27 +36,27 @@ BERT_LAYER = {
     "k": "attention.self.key",
     "v": "attention.self.value",
     "out": "attention.output.dense",
-    "norm1": "attention.output.LayerNorm",
+    "attn_norm": "attention.output.LayerNorm",
     "up": "intermediate.dense",
     "down": "output.dense",
-    "norm2": "output.LayerNorm",
+    "mlp_norm": "output.LayerNorm",
 }
 DISTIL_LAYER = {
     "q": "attention.q_lin",
     "k": "attention.k_lin",
     "v": "attention.v_lin",
     "out": "attention.out_lin",
-    "norm1": "sa_layer_norm",
+    "attn_norm": "sa_layer_norm",
     "up": "ffn.lin1",
     "down": "ffn.lin2",
-    "norm2": "output_layer_norm",
+    "mlp_norm": "output_layer_norm",
 }
 MPNET_LAYER = BERT_LAYER | {
     "q": "attention.attn.q",
     "k": "attention.attn.k",
     "v": "attention.attn.v",
     "out": "attention.attn.o",
-    "norm1": "attention.LayerNorm",
+    "attn_norm": "attention.LayerNorm",
 }
 BERT_KEYS = {
     "hidden": "hidden_size",
@@ -152,7 +152,7 @@ def config(hf: CheckpointConfig) -> BertConfig:
         head_dim=hidden // heads,
         vocab=hf.int("vocab_size"),
         max_position=max_position,
-        longest=max_position,
+        max_length=max_position,
         windows=(0,) * layers,
         segments=hf.int("type_vocab_size", 2) if family.token_types else 1,
         labels=label_count(hf) if is_classifier(hf) else 0,
@@ -195,15 +195,15 @@ class PositionTable:
         return ops.table(stored_floats(tensors[0].name, positions))
 
 
-def top_names(c: BertConfig, prefix: str) -> Wanted:
+def top_specs(c: BertConfig, prefix: str) -> TensorSpecs:
     embeddings = f"{prefix}embeddings."
     biases = DistanceBiases(f"{prefix}encoder.relative_attention_bias", c.heads, 32, 128, both_ways=True)
-    head: Wanted = {
-        "pooler": Matrix({c.family.pooler: c.hidden}, c.hidden, bias=True, keep=Keep.ALL),
-        "head": Matrix({c.family.classifier: c.labels}, c.hidden, bias=True, keep=Keep.ALL),
+    head: TensorSpecs = {
+        "pooler": Linear({c.family.pooler: c.hidden}, c.hidden, bias=True, keep=Keep.ALL),
+        "head": Linear({c.family.classifier: c.labels}, c.hidden, bias=True, keep=Keep.ALL),
     }
     return {
-        "words": TokenTable(f"{embeddings}word_embeddings", c.vocab, c.hidden),
+        "words": EmbeddingTable(f"{embeddings}word_embeddings", c.vocab, c.hidden),
         "places": PositionTable(c, embeddings),
         "norm": LayerNorm(f"{embeddings}LayerNorm", c.hidden),
         **({"biases": biases} if c.family.relative_bias else {}),
@@ -211,15 +211,15 @@ def top_names(c: BertConfig, prefix: str) -> Wanted:
     }
 
 
-def layer_names(c: BertConfig) -> Wanted:
+def layer_specs(c: BertConfig) -> TensorSpecs:
     name = c.family.layer
     return {
-        "qkv": Matrix({name[part]: c.hidden for part in "qkv"}, c.hidden, bias=True),
-        "out": Matrix({name["out"]: c.hidden}, c.hidden, bias=True),
-        "norm1": LayerNorm(name["norm1"], c.hidden),
-        "up": Matrix({name["up"]: c.intermediate}, c.hidden, bias=True),
-        "down": Matrix({name["down"]: c.hidden}, c.intermediate, bias=True),
-        "norm2": LayerNorm(name["norm2"], c.hidden),
+        "qkv": Linear({name[part]: c.hidden for part in "qkv"}, c.hidden, bias=True),
+        "out": Linear({name["out"]: c.hidden}, c.hidden, bias=True),
+        "attn_norm": LayerNorm(name["attn_norm"], c.hidden),
+        "up": Linear({name["up"]: c.intermediate}, c.hidden, bias=True),
+        "down": Linear({name["down"]: c.hidden}, c.intermediate, bias=True),
+        "mlp_norm": LayerNorm(name["mlp_norm"], c.hidden),
     }
 
 
@@ -227,10 +227,10 @@ def layer_names(c: BertConfig) -> Wanted:
 class BertLayer:
     qkv: PackedWeight
     out: PackedWeight
-    norm1: Affine
+    attn_norm: Affine
     up: PackedWeight
     down: PackedWeight
-    norm2: Affine
+    mlp_norm: Affine
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +247,8 @@ class BertWeights:
 def load(ops: OpSet, checkpoint: Checkpoint, config: BertConfig, max_model_len: int) -> LoadedModel:
     body = config.family.body
     prefix = body if any(name.startswith(body) for name in checkpoint.names()) else ""
-    named = {f"{prefix}{config.family.layers}{layer}.": layer_names(config) for layer in range(config.layers)}
-    top, layers = load_weights(ops, checkpoint, top_names(config, prefix), named, UNUSED)
+    named = {f"{prefix}{config.family.layers}{layer}.": layer_specs(config) for layer in range(config.layers)}
+    top, layers = load_weights(ops, checkpoint, top_specs(config, prefix), named, UNUSED)
     weights = BertWeights(**top, layers=[BertLayer(**layer) for layer in layers])
     return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
@@ -260,9 +260,9 @@ def forward(c: BertConfig, w: BertWeights, ops: OpSet, batch: Any) -> Value:
     for layer in w.layers:
         q, k, v = ops.split(ops.linear(x, layer.qkv), (c.hidden, c.hidden, c.hidden))
         attended = ops.attention(q, k, v, batch, c.head_dim, 1 / sqrt(c.head_dim), biases=w.biases)
-        x = ops.layer_norm(ops.add(x, ops.linear(attended, layer.out)), *layer.norm1, c.eps)
+        x = ops.layer_norm(ops.add(x, ops.linear(attended, layer.out)), *layer.attn_norm, c.eps)
         inner = ops.activate(ops.linear(x, layer.up), c.activation)
-        x = ops.layer_norm(ops.add(x, ops.linear(inner, layer.down)), *layer.norm2, c.eps)
+        x = ops.layer_norm(ops.add(x, ops.linear(inner, layer.down)), *layer.mlp_norm, c.eps)
     if w.pooler is None or w.head is None:
         return ops.rows(x, batch)
     pooled = ops.activate(ops.linear(x, w.pooler), c.family.pooler_activation)

@@ -4,8 +4,17 @@ side by side. R+ has a norm for each query and key head. In R7B and A layers eit
 from quire.models import gpt
 from quire.models.activations import read_activation
 from quire.models.layer_patterns import listed_windows
-from quire.models.loading import LayerNorm, LayerNorms, LoadedModel, Matrix, TensorPart, TokenTable, Want, Wanted
-from quire.models.row_orders import pairs_apart
+from quire.models.loading import (
+    EmbeddingTable,
+    HeadLayerNorms,
+    LayerNorm,
+    Linear,
+    LinearPart,
+    LoadedModel,
+    TensorSpec,
+    TensorSpecs,
+)
+from quire.models.qkv_order import deinterleaved_rope
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -38,30 +47,30 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
-    top: Wanted = {
-        "embed": TokenTable("embed_tokens", config.vocab, config.hidden),
+    top: TensorSpecs = {
+        "embed": EmbeddingTable("embed_tokens", config.vocab, config.hidden),
         "norm": LayerNorm("norm", config.hidden, bias=False),
     }
-    return gpt.load_as(
-        ops, checkpoint, config, max_model_len, gpt.GPTTensors("model.", "layers", top, layer_names(config))
+    return gpt.load_model(
+        ops, checkpoint, config, max_model_len, gpt.GPTTensors("model.", "layers", top, layer_specs(config))
     )
 
 
-def layer_names(c: gpt.GPTConfig) -> Wanted:
+def layer_specs(c: gpt.GPTConfig) -> TensorSpecs:
     assert c.rope is not None
-    q = TensorPart(c.q_size, pairs_apart(c.heads, c.head_dim, c.rope.rotary_dim))
-    k = TensorPart(c.kv_size, pairs_apart(c.kv_heads, c.head_dim, c.rope.rotary_dim))
-    qkv = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": TensorPart(c.kv_size)}
-    names: dict[str, Want] = {
-        "norm1": LayerNorm("input_layernorm", c.hidden, bias=False),
-        "qkv": Matrix(qkv, c.hidden, c.bias),
-        "out": Matrix({"self_attn.o_proj": c.hidden}, c.q_size, c.bias),
-        "up": Matrix({"mlp.gate_proj": c.intermediate, "mlp.up_proj": c.intermediate}, c.hidden),
-        "down": Matrix({"mlp.down_proj": c.hidden}, c.intermediate),
+    q = LinearPart(c.q_size, deinterleaved_rope(c.heads, c.head_dim, c.rope.rotary_dim))
+    k = LinearPart(c.kv_size, deinterleaved_rope(c.kv_heads, c.head_dim, c.rope.rotary_dim))
+    qkv = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": LinearPart(c.kv_size)}
+    names: dict[str, TensorSpec] = {
+        "attn_norm": LayerNorm("input_layernorm", c.hidden, bias=False),
+        "qkv": Linear(qkv, c.hidden, c.bias),
+        "out": Linear({"self_attn.o_proj": c.hidden}, c.q_size, c.bias),
+        "up": Linear({"mlp.gate_proj": c.intermediate, "mlp.up_proj": c.intermediate}, c.hidden),
+        "down": Linear({"mlp.down_proj": c.hidden}, c.intermediate),
     }
     if c.head_norms:
         names |= {
-            "q_norm": LayerNorms("self_attn.q_norm", c.heads, c.head_dim, q.order),
-            "k_norm": LayerNorms("self_attn.k_norm", c.kv_heads, c.head_dim, k.order),
+            "q_norm": HeadLayerNorms("self_attn.q_norm", c.heads, c.head_dim, q.order),
+            "k_norm": HeadLayerNorms("self_attn.k_norm", c.kv_heads, c.head_dim, k.order),
         }
     return names

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from quire.models.config import ModelConfig
-from quire.models.loading import Affine, LoadedModel, Matrix, TokenTable, Wanted, load_weights
+from quire.models.loading import Affine, EmbeddingTable, Linear, LoadedModel, TensorSpecs, load_weights
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, stored_floats
@@ -73,7 +73,7 @@ def read_config(
         "intermediate": 4 * hidden,
         "vocab": hf.int("vocab_size"),
         "max_position": rope.default_length if rope else max_position,
-        "longest": rope.longest if rope else max_position,
+        "max_length": rope.max_length if rope else max_position,
         "windows": (0,) * layers,
         "eps": 1e-5,
         "scale": 1 / sqrt(max(head_dim, 1)),
@@ -93,20 +93,20 @@ class GPTTensors:
 
     base: str  # what all names but the head's begin with; where none does, it is left out
     layers: str  # what follows before the number of a layer
-    top: Wanted  # the fields of `GPTWeights`
-    layer: Wanted  # the fields of `GPTLayer`
+    top: TensorSpecs  # the fields of `GPTWeights`
+    layer: TensorSpecs  # the fields of `GPTLayer`
     head: str = "lm_head"
     head_bias: bool = False  # only where the head is not the embedding table
 
 
 @dataclass(frozen=True, slots=True)
 class GPTLayer:
-    norm1: Affine
+    attn_norm: Affine
     qkv: PackedWeight
     out: PackedWeight
     up: PackedWeight  # and the gate before it
     down: PackedWeight
-    norm2: Affine | None = None  # None: the MLP reads what attention reads
+    mlp_norm: Affine | None = None  # None: the MLP reads what attention reads
     q_norm: Affine | None = None
     k_norm: Affine | None = None
 
@@ -125,13 +125,13 @@ class GPTWeights:
     slopes: Any = None
 
 
-def load_as(
+def load_model(
     ops: OpSet, checkpoint: Checkpoint, config: GPTConfig, max_model_len: int, names: GPTTensors
 ) -> LoadedModel:
     base = names.base if any(name.startswith(names.base) for name in checkpoint.names()) else ""
     embed = names.top["embed"]
-    assert isinstance(embed, TokenTable) and not (config.tied and names.head_bias)
-    head = Matrix(
+    assert isinstance(embed, EmbeddingTable) and not (config.tied and names.head_bias)
+    head = Linear(
         {base + embed.name if config.tied else names.head: config.vocab},
         embed.num_columns,
         bias=names.head_bias,
@@ -171,13 +171,13 @@ def forward(c: GPTConfig, w: GPTWeights, ops: OpSet, batch: Any) -> Value:
 def block(c: GPTConfig, w: GPTWeights, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
     layer = w.layers[index]
     if c.norms_after:
-        assert layer.norm2 is not None
-        x = ops.layer_norm(ops.add(x, attention(c, w, index, ops, x, angles, batch)), *layer.norm1, c.eps)
-        return ops.layer_norm(ops.add(x, mlp(c, layer, ops, x)), *layer.norm2, c.eps)
-    normed = ops.layer_norm(x, *layer.norm1, c.eps)
+        assert layer.mlp_norm is not None
+        x = ops.layer_norm(ops.add(x, attention(c, w, index, ops, x, angles, batch)), *layer.attn_norm, c.eps)
+        return ops.layer_norm(ops.add(x, mlp(c, layer, ops, x)), *layer.mlp_norm, c.eps)
+    normed = ops.layer_norm(x, *layer.attn_norm, c.eps)
     attended = ops.add(x, attention(c, w, index, ops, normed, angles, batch))
-    if layer.norm2 is not None:
-        normed = ops.layer_norm(x if c.parallel else attended, *layer.norm2, c.eps)
+    if layer.mlp_norm is not None:
+        normed = ops.layer_norm(x if c.parallel else attended, *layer.mlp_norm, c.eps)
     return ops.add(attended, mlp(c, layer, ops, normed))
 
 

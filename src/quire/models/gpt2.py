@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, LoadedModel, Matrix, TensorPart, TokenTable, Wanted
-from quire.models.row_orders import groups_apart
+from quire.models.loading import EmbeddingTable, LayerNorm, Linear, LinearPart, LoadedModel, TensorSpecs
+from quire.models.qkv_order import ungrouped_qkv
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -48,26 +48,26 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
     family = FAMILIES[config.architecture]
     inputs_first = family.inputs_first and checkpoint.config.bool(INPUTS_FIRST, True)
-    top: Wanted = {
-        "embed": TokenTable("wte", config.vocab, config.hidden),
-        "positions": TokenTable("wpe", config.max_position, config.hidden),
+    top: TensorSpecs = {
+        "embed": EmbeddingTable("wte", config.vocab, config.hidden),
+        "positions": EmbeddingTable("wpe", config.max_position, config.hidden),
         "norm": LayerNorm("ln_f", config.hidden),
     }
-    names = gpt.GPTTensors("transformer.", "h", top, layer_names(config, inputs_first, by_head=family.qkv_by_head))
-    return gpt.load_as(ops, checkpoint, config, max_model_len, names)
+    names = gpt.GPTTensors("transformer.", "h", top, layer_specs(config, inputs_first, by_head=family.qkv_by_head))
+    return gpt.load_model(ops, checkpoint, config, max_model_len, names)
 
 
-def layer_names(c: gpt.GPTConfig, inputs_first: bool, by_head: bool) -> Wanted:
-    order = groups_apart(c.kv_heads, c.heads, c.head_dim) if by_head else None
+def layer_specs(c: gpt.GPTConfig, inputs_first: bool, by_head: bool) -> TensorSpecs:
+    order = ungrouped_qkv(c.kv_heads, c.heads, c.head_dim) if by_head else None
 
-    def linear(name: str, outputs: int | TensorPart, inputs: int) -> Matrix:
-        return Matrix({name: outputs}, inputs, bias=True, transposed=inputs_first)
+    def linear(name: str, outputs: int | LinearPart, inputs: int) -> Linear:
+        return Linear({name: outputs}, inputs, bias=True, transposed=inputs_first)
 
     return {
-        "norm1": LayerNorm("ln_1", c.hidden),
-        "qkv": linear("attn.c_attn", TensorPart(c.q_size + 2 * c.kv_size, order), c.hidden),
+        "attn_norm": LayerNorm("ln_1", c.hidden),
+        "qkv": linear("attn.c_attn", LinearPart(c.q_size + 2 * c.kv_size, order), c.hidden),
         "out": linear("attn.c_proj", c.hidden, c.q_size),
-        "norm2": LayerNorm("ln_2", c.hidden),
+        "mlp_norm": LayerNorm("ln_2", c.hidden),
         "up": linear("mlp.c_fc", c.intermediate, c.hidden),
         "down": linear("mlp.c_proj", c.hidden, c.intermediate),
     }

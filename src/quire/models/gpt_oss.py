@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.models import llama, moe
 from quire.models.llama_families import translate
-from quire.models.loading import Experts, LoadedModel, Matrix, Vector, Wanted
+from quire.models.loading import ExpertLinear, Linear, LoadedModel, TensorSpecs, Vector
 from quire.models.moe import MoeConfig
 from quire.models.moe_families import MoeFamily
 from quire.ops.opset import Activation, Keep, OpSet
@@ -32,25 +32,27 @@ def config(hf: CheckpointConfig) -> MoeConfig:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: MoeConfig, max_model_len: int) -> LoadedModel:
-    layers = [layer_names(config, set(checkpoint.names()))] * config.layers
+    layers = [layer_specs(config, set(checkpoint.names()))] * config.layers
     return llama.load_layers(ops, checkpoint, config, max_model_len, layers, moe.MoeLayer, moe.feed_forward)
 
 
-def layer_names(c: MoeConfig, stored: set[str]) -> Wanted:
+def layer_specs(c: MoeConfig, stored: set[str]) -> TensorSpecs:
     return {
-        **moe.attention_names(c),
-        "sinks": Vector("self_attn", c.heads, of="sinks"),
-        "router": Matrix({"mlp.router": c.num_experts}, c.hidden, bias=True, keep=Keep.ALL),
+        **moe.attention_specs(c),
+        "sinks": Vector("self_attn", c.heads, suffix="sinks"),
+        "router": Linear({"mlp.router": c.num_experts}, c.hidden, bias=True, keep=Keep.ALL),
         **_experts(c, stored),
     }
 
 
-def _experts(c: MoeConfig, stored: set[str]) -> Wanted:
+def _experts(c: MoeConfig, stored: set[str]) -> TensorSpecs:
     def is_stored(name: str) -> bool:
         return f"model.layers.0.{name.format(0)}.weight" in stored
 
-    gate_up = Experts({GATE_UP: 2 * c.expert_size}, c.hidden, c.num_experts, bias=True, order=_in_turn(c.expert_size))
-    down = Experts({DOWN: c.hidden}, c.expert_size, c.num_experts, bias=True)
+    gate_up = ExpertLinear(
+        {GATE_UP: 2 * c.expert_size}, c.hidden, c.num_experts, bias=True, order=_in_turn(c.expert_size)
+    )
+    down = ExpertLinear({DOWN: c.hidden}, c.expert_size, c.num_experts, bias=True)
     if is_stored(GATE):
         gate_up = replace(gate_up, parts={GATE: c.expert_size, UP: c.expert_size}, order=None)
     elif not is_stored(GATE_UP):

@@ -18,18 +18,18 @@ from quire.models.layer_patterns import listed_windows
 from quire.models.llama_families import FAMILIES, TEXT_MODELS, LlamaFamily, translate
 from quire.models.loading import (
     Affine,
+    EmbeddingTable,
     LayerNorm,
+    Linear,
+    LinearPart,
     LoadedModel,
-    Matrix,
-    TensorPart,
-    TokenTable,
+    TensorSpecs,
     Vector,
-    Wanted,
     load_weights,
 )
+from quire.models.qkv_order import deinterleaved_rope, ungrouped_qkv
+from quire.models.renamed_checkpoint import RenamedCheckpoint, text_submodel
 from quire.models.rope import RopeSpec, frequencies, read_rope
-from quire.models.row_orders import groups_apart, pairs_apart
-from quire.models.text_part import Renamed, text_part
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, stored_floats
@@ -94,13 +94,13 @@ def config_fields(hf: CheckpointConfig, family: LlamaFamily = LLAMA) -> dict[str
         "intermediate": hf.int("intermediate_size"),
         "vocab": hf.int("vocab_size"),
         "max_position": rope.default_length,
-        "longest": rope.longest,
+        "max_length": rope.max_length,
         "eps": hf.float("rms_norm_eps", 1e-6),
         "rope": rope,
         "local_rope": _local_rope(hf, rope, head_dim) if family.local_rope else None,
         "windows": windows,
         "rotated": family.rotated(hf, windows),
-        "query_growth": rope.number("llama_4_scaling_beta", 0.0) if family.query_scaling else 0.0,
+        "query_growth": rope.param("llama_4_scaling_beta", 0.0) if family.query_scaling else 0.0,
         "activation": family.activations[hf.expect("hidden_act", *family.activations)],
         "tied": hf.bool("tie_word_embeddings", False),
         "qkv_bias": hf.bool("qkv_bias", attention_bias or family.qkv_bias),
@@ -114,9 +114,9 @@ def config_fields(hf: CheckpointConfig, family: LlamaFamily = LLAMA) -> dict[str
 
 def _fixed_ntk(rope: RopeSpec) -> RopeSpec:
     """HunYuan says `dynamic`, and with an `alpha` means a fixed factor."""
-    if rope.type != "dynamic" or not rope.numbers.get("alpha"):
+    if rope.type != "dynamic" or not rope.params.get("alpha"):
         return rope
-    factor = rope.number("alpha") ** (rope.rotary_dim / (rope.rotary_dim - 2))
+    factor = rope.param("alpha") ** (rope.rotary_dim / (rope.rotary_dim - 2))
     return replace(rope, type="default", theta=rope.theta * factor)
 
 
@@ -129,57 +129,57 @@ def _has_qk_norms(hf: CheckpointConfig, family: LlamaFamily) -> bool:
     return family.qk_norms_key is None or hf.bool(family.qk_norms_key)
 
 
-def top_names(c: LlamaConfig) -> Wanted:
+def top_specs(c: LlamaConfig) -> TensorSpecs:
     head = "model.embed_tokens" if c.tied else "lm_head"
     return {
-        "embed": TokenTable("model.embed_tokens", c.vocab, c.hidden),
+        "embed": EmbeddingTable("model.embed_tokens", c.vocab, c.hidden),
         "norm": _norm(c, "model.norm"),
-        "head": Matrix({head: c.vocab}, c.hidden, c.head_bias, keep=Keep.EIGHT_BITS),
+        "head": Linear({head: c.vocab}, c.hidden, c.head_bias, keep=Keep.EIGHT_BITS),
     }
 
 
-def layer_names(c: LlamaConfig, stored: Container[str] = ()) -> Wanted:
+def layer_specs(c: LlamaConfig, stored: Container[str] = ()) -> TensorSpecs:
     """`stored`: the names of the checkpoint, by which some families are told apart."""
     f = c.family
     return {
         **{ours: _norm(c, name) for ours, name in f.norms.items()},
         "qkv": _qkv(c, stored),
         **_qk_norms(c),
-        "out": Matrix({"self_attn.o_proj": c.hidden}, c.q_size, bias=c.out_bias),
-        "gate_up": Matrix(_gate_up(c), c.hidden, bias=c.mlp_bias),
-        "down": Matrix({f.down: c.hidden}, c.intermediate, bias=c.mlp_bias),
+        "out": Linear({"self_attn.o_proj": c.hidden}, c.q_size, bias=c.out_bias),
+        "gate_up": Linear(_gate_up(c), c.hidden, bias=c.mlp_bias),
+        "down": Linear({f.down: c.hidden}, c.intermediate, bias=c.mlp_bias),
     }
 
 
 def _norm(c: LlamaConfig, name: str) -> Vector | LayerNorm:
-    return LayerNorm(name, c.hidden) if c.family.layer_norm else Vector(name, c.hidden, plus=c.family.norm_offset)
+    return LayerNorm(name, c.hidden) if c.family.layer_norm else Vector(name, c.hidden, offset=c.family.norm_offset)
 
 
-def _qkv(c: LlamaConfig, stored: Container[str]) -> Matrix:
+def _qkv(c: LlamaConfig, stored: Container[str]) -> Linear:
     if c.family.fused_qkv or f"model.layers.0.{FUSED_QKV}.weight" in stored:
-        part = TensorPart(c.q_size + 2 * c.kv_size, _fused_order(c))
-        return Matrix({FUSED_QKV: part}, c.hidden, bias=c.qkv_bias)
+        part = LinearPart(c.q_size + 2 * c.kv_size, _fused_order(c))
+        return Linear({FUSED_QKV: part}, c.hidden, bias=c.qkv_bias)
     orders = [_rope_order(c, heads) for heads in (c.heads, c.kv_heads)]
-    q, k = (TensorPart(size, order) for size, order in zip((c.q_size, c.kv_size), orders, strict=True))
-    parts = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": TensorPart(c.kv_size)}
-    return Matrix(parts, c.hidden, bias=c.qkv_bias)
+    q, k = (LinearPart(size, order) for size, order in zip((c.q_size, c.kv_size), orders, strict=True))
+    parts = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": LinearPart(c.kv_size)}
+    return Linear(parts, c.hidden, bias=c.qkv_bias)
 
 
 def _rope_order(c: LlamaConfig, heads: int) -> NDArray[np.int32] | None:
-    return pairs_apart(heads, c.head_dim, c.rope.rotary_dim) if c.family.rope_interleaved else None
+    return deinterleaved_rope(heads, c.head_dim, c.rope.rotary_dim) if c.family.rope_interleaved else None
 
 
 def _fused_order(c: LlamaConfig) -> NDArray[np.int32] | None:
     if c.family.grouped_qkv:
-        return groups_apart(c.kv_heads, c.heads, c.head_dim)
+        return ungrouped_qkv(c.kv_heads, c.heads, c.head_dim)
     qk = _rope_order(c, c.heads + c.kv_heads)
     return None if qk is None else np.concatenate([qk, len(qk) + np.arange(c.kv_size, dtype=np.int32)])
 
 
-def _qk_norms(c: LlamaConfig) -> Wanted:
+def _qk_norms(c: LlamaConfig) -> TensorSpecs:
     sizes = {"none": (), "heads": (c.head_dim, c.head_dim), "rows": (c.q_size, c.kv_size)}[c.qk_norms]
     named = zip(("q_norm", "k_norm"), (c.family.q_norm, c.family.k_norm), sizes, strict=False)
-    return {ours: Vector(name, size, plus=c.family.norm_offset) for ours, name, size in named}
+    return {ours: Vector(name, size, offset=c.family.norm_offset) for ours, name, size in named}
 
 
 def _gate_up(c: LlamaConfig) -> dict[str, int]:
@@ -195,10 +195,10 @@ class LlamaLayer:
     out: PackedWeight
     gate_up: PackedWeight
     down: PackedWeight
-    norm1: Any = None  # of what attention reads
-    norm2: Any = None  # of what the feed-forward layer reads
-    after1: Any = None  # of what attention adds
-    after2: Any = None  # of what the feed-forward layer adds
+    attn_norm: Any = None  # of what attention reads
+    mlp_norm: Any = None  # of what the feed-forward layer reads
+    post_attn_norm: Any = None  # of what attention adds
+    post_mlp_norm: Any = None  # of what the feed-forward layer adds
     q_norm: Any = None
     k_norm: Any = None
     sinks: Any = None  # see OpSet.paged_attention
@@ -219,10 +219,10 @@ FeedForward = Callable[[Any, Any, OpSet, Value], Value]  # (config, layer, ops, 
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> LoadedModel:
-    checkpoint = text_part(checkpoint)
+    checkpoint = text_submodel(checkpoint)
     if config.family.renamed:
-        checkpoint = Renamed.by_parts(checkpoint, config.family.renamed)
-    layers = [layer_names(config, set(checkpoint.names()))] * config.layers
+        checkpoint = RenamedCheckpoint.by_substring(checkpoint, config.family.renamed)
+    layers = [layer_specs(config, set(checkpoint.names()))] * config.layers
     return load_layers(ops, checkpoint, config, max_model_len, layers)
 
 
@@ -231,7 +231,7 @@ def load_layers(
     checkpoint: Checkpoint,
     config: LlamaConfig,
     max_model_len: int,
-    layers: Sequence[Wanted],  # for each layer
+    layers: Sequence[TensorSpecs],  # for each layer
     layer_type: type[LlamaLayer] = LlamaLayer,
     feed_forward: FeedForward | None = None,  # in place of `mlp`
     unused: Sequence[str] = (),  # patterns of names that are not read, besides those of all families
@@ -239,7 +239,7 @@ def load_layers(
     """For families whose layers have other tensors."""
     unused = [UNUSED, ROPE_FACTORS, *(["lm_head.weight"] if config.tied else []), *unused]
     named = {f"model.layers.{index}.": names for index, names in enumerate(layers)}
-    top, loaded = load_weights(ops, checkpoint, top_names(config), named, "|".join(unused))
+    top, loaded = load_weights(ops, checkpoint, top_specs(config), named, "|".join(unused))
     factors = dequantize(checkpoint.tensor(ROPE_FACTORS)).ravel() if ROPE_FACTORS in checkpoint.names() else None
     weights = LlamaWeights(
         **top,
@@ -263,10 +263,10 @@ def forward(
     x = scaled(ops, ops.embedding(batch.ids, w.embed), c.embed_scale)
     for index, layer in enumerate(w.layers):
         turn = local if c.windows[index] else angles
-        found = attention(c, layer, index, ops, normed(ops, x, layer.norm1, c.eps), turn, batch, w.slopes)
-        x = ops.add(x, scaled(ops, normed(ops, found, layer.after1, c.eps), c.residual_scale))
-        found = (feed_forward or mlp)(c, layer, ops, normed(ops, x, layer.norm2, c.eps))
-        x = ops.add(x, scaled(ops, normed(ops, found, layer.after2, c.eps), c.residual_scale))
+        found = attention(c, layer, index, ops, normed(ops, x, layer.attn_norm, c.eps), turn, batch, w.slopes)
+        x = ops.add(x, scaled(ops, normed(ops, found, layer.post_attn_norm, c.eps), c.residual_scale))
+        found = (feed_forward or mlp)(c, layer, ops, normed(ops, x, layer.mlp_norm, c.eps))
+        x = ops.add(x, scaled(ops, normed(ops, found, layer.post_mlp_norm, c.eps), c.residual_scale))
     x = scaled(ops, normed(ops, x, w.norm, c.eps), c.logit_scale)
     return ops.logits(x, w.head, batch, c.logit_cap)
 

@@ -27,10 +27,10 @@ from quire.ops.opset import Activation
 from quire.weights.config import CheckpointConfig
 
 # Fields of LlamaLayer -> tensor names: norms before attention and feed-forward, after them, or both.
-PRE_NORMS = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
-POST_NORMS = {"after1": "post_attention_layernorm", "after2": "post_feedforward_layernorm"}
-GEMMA_NORMS = {**POST_NORMS, "norm1": "input_layernorm", "norm2": "pre_feedforward_layernorm"}
-GLM4_NORMS = {**PRE_NORMS, "after1": "post_self_attn_layernorm", "after2": "post_mlp_layernorm"}
+PRE_NORMS = {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+POST_NORMS = {"post_attn_norm": "post_attention_layernorm", "post_mlp_norm": "post_feedforward_layernorm"}
+GEMMA_NORMS = {**POST_NORMS, "attn_norm": "input_layernorm", "mlp_norm": "pre_feedforward_layernorm"}
+GLM4_NORMS = {**PRE_NORMS, "post_attn_norm": "post_self_attn_layernorm", "post_mlp_norm": "post_mlp_layernorm"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ from typing import Any
 
 from quire.core.errors import BadCheckpoint
 from quire.models import llama
-from quire.models.deepseek import predicting_layers
+from quire.models.deepseek import mtp_layers
 from quire.models.llama import LlamaConfig
 from quire.models.llama_families import translate
-from quire.models.loading import Experts, LoadedModel, Matrix, Vector, Want, Wanted
+from quire.models.loading import ExpertLinear, Linear, LoadedModel, TensorSpec, TensorSpecs, Vector
 from quire.models.moe_families import FAMILIES, ExpertNames, MoeFamily
 from quire.ops.opset import Keep, OpSet, Routing, Value
 from quire.ops.tensors import PackedExperts, PackedWeight
@@ -28,7 +28,7 @@ class MoeConfig(LlamaConfig):
     expert_size: int  # columns between an expert's two matrices; `intermediate` is that of layers without experts
     shared_size: int  # of the shared experts together; 0: there are none
     sparse: tuple[bool, ...]  # for each layer: whether it has experts
-    num_predicting: int = 0  # layers behind the last that predict further tokens (MTP): not read
+    num_mtp_layers: int = 0  # layers behind the last that predict further tokens: not read
 
 
 def config(hf: CheckpointConfig) -> MoeConfig:
@@ -53,43 +53,45 @@ def config_fields(hf: CheckpointConfig, family: MoeFamily) -> dict[str, Any]:
         "expert_size": expert_size,
         "shared_size": shared_size,
         "sparse": family.sparse(hf, common["layers"]),
-        "num_predicting": hf.int("num_nextn_predict_layers", 0),
+        "num_mtp_layers": hf.int("num_nextn_predict_layers", 0),
     }
 
 
-def layer_names(c: MoeConfig, stored: Container[str]) -> list[Wanted]:
-    dense = llama.layer_names(c)
-    experts = expert_names(c, _names(c, stored))
-    return [{**attention_names(c), **experts} if sparse else dense for sparse in c.sparse]
+def layer_specs(c: MoeConfig, stored: Container[str]) -> list[TensorSpecs]:
+    dense = llama.layer_specs(c)
+    experts = expert_specs(c, _expert_names(c, stored))
+    return [{**attention_specs(c), **experts} if sparse else dense for sparse in c.sparse]
 
 
-def attention_names(c: MoeConfig) -> Wanted:
-    return {ours: want for ours, want in llama.layer_names(c).items() if ours not in ("gate_up", "down")}
+def attention_specs(c: MoeConfig) -> TensorSpecs:
+    return {ours: spec for ours, spec in llama.layer_specs(c).items() if ours not in ("gate_up", "down")}
 
 
-def _names(c: MoeConfig, stored: Container[str]) -> ExpertNames:
+def _expert_names(c: MoeConfig, stored: Container[str]) -> ExpertNames:
     """Of the ways to name experts, the one that the first layer with experts is stored in."""
     usual, *others = c.family.experts
     prefix = f"model.layers.{c.sparse.index(True)}." if True in c.sparse else ""
     return next((names for names in others if f"{prefix}{names.down.format(0)}.weight" in stored), usual)
 
 
-def expert_names(c: MoeConfig, names: ExpertNames) -> Wanted:
+def expert_specs(c: MoeConfig, names: ExpertNames) -> TensorSpecs:
     f, outputs = c.family, 2 * c.expert_size // len(names.gate_up)
-    wanted: dict[str, Want] = {
-        "router": Matrix({names.router: c.num_experts}, c.hidden, keep=Keep.ALL),
-        "experts_gate_up": Experts(dict.fromkeys(names.gate_up, outputs), c.hidden, c.num_experts),
-        "experts_down": Experts({names.down: c.hidden}, c.expert_size, c.num_experts),
+    specs: dict[str, TensorSpec] = {
+        "router": Linear({names.router: c.num_experts}, c.hidden, keep=Keep.ALL),
+        "experts_gate_up": ExpertLinear(dict.fromkeys(names.gate_up, outputs), c.hidden, c.num_experts),
+        "experts_down": ExpertLinear({names.down: c.hidden}, c.expert_size, c.num_experts),
     }
     if f.correction:
-        wanted["correction"] = Vector(f.correction, c.num_experts, "e_score_correction_bias", row=f.correction_is_row)
+        specs["correction"] = Vector(
+            f.correction, c.num_experts, "e_score_correction_bias", stored_as_row=f.correction_is_row
+        )
     if c.shared_size:
         gate_up = {f"{f.shared}.gate_proj": c.shared_size, f"{f.shared}.up_proj": c.shared_size}
-        wanted["gate_up"] = Matrix(gate_up, c.hidden)
-        wanted["down"] = Matrix({f"{f.shared}.down_proj": c.hidden}, c.shared_size)
+        specs["gate_up"] = Linear(gate_up, c.hidden)
+        specs["down"] = Linear({f"{f.shared}.down_proj": c.hidden}, c.shared_size)
         if f.shared_gate:
-            wanted["shared_gate"] = Matrix({f.shared_gate: 1}, c.hidden, keep=Keep.ALL)
-    return wanted
+            specs["shared_gate"] = Linear({f.shared_gate: 1}, c.hidden, keep=Keep.ALL)
+    return specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,8 @@ class MoeLayer(llama.LlamaLayer):
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: MoeConfig, max_model_len: int) -> LoadedModel:
-    layers = layer_names(config, set(checkpoint.names()))
-    unused = predicting_layers(config.layers, config.num_predicting)
+    layers = layer_specs(config, set(checkpoint.names()))
+    unused = mtp_layers(config.layers, config.num_mtp_layers)
     return llama.load_layers(ops, checkpoint, config, max_model_len, layers, MoeLayer, feed_forward, unused)
 
 
@@ -116,9 +118,9 @@ def feed_forward(c: MoeConfig, layer: MoeLayer, ops: OpSet, x: Value) -> Value:
         return llama.mlp(c, layer, ops, x)
     assert layer.experts_gate_up is not None and layer.experts_down is not None
     experts = (layer.experts_gate_up, layer.experts_down)
-    mixed = ops.moe(x, ops.linear(x, layer.router), *experts, c.routing, c.activation, layer.correction)
+    routed = ops.moe(x, ops.linear(x, layer.router), *experts, c.routing, c.activation, layer.correction)
     if layer.gate_up is None:
-        return mixed
+        return routed
     shared = llama.mlp(c, layer, ops, x)
     gated = shared if layer.shared_gate is None else ops.mul_sigmoid(shared, ops.linear(x, layer.shared_gate))
-    return ops.add(mixed, gated)
+    return ops.add(routed, gated)

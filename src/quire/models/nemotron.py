@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, LoadedModel, Matrix, TokenTable, Wanted
+from quire.models.loading import EmbeddingTable, LayerNorm, Linear, LoadedModel, TensorSpecs
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -40,22 +40,25 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
-    top: Wanted = {"embed": TokenTable("embed_tokens", config.vocab, config.hidden), "norm": _norm(config, "norm")}
-    names = gpt.GPTTensors("model.", "layers", top, layer_names(config))
-    return gpt.load_as(ops, checkpoint, config, max_model_len, names)
+    top: TensorSpecs = {
+        "embed": EmbeddingTable("embed_tokens", config.vocab, config.hidden),
+        "norm": _norm(config, "norm"),
+    }
+    names = gpt.GPTTensors("model.", "layers", top, layer_specs(config))
+    return gpt.load_model(ops, checkpoint, config, max_model_len, names)
 
 
-def layer_names(c: gpt.GPTConfig) -> Wanted:
+def layer_specs(c: gpt.GPTConfig) -> TensorSpecs:
     qkv = {f"self_attn.{x}_proj": size for x, size in (("q", c.q_size), ("k", c.kv_size), ("v", c.kv_size))}
     return {
-        "norm1": _norm(c, "input_layernorm"),
-        "qkv": Matrix(qkv, c.hidden, c.bias),
-        "out": Matrix({"self_attn.o_proj": c.hidden}, c.q_size, c.bias),
-        "norm2": _norm(c, "post_attention_layernorm"),
-        "up": Matrix({"mlp.up_proj": c.intermediate}, c.hidden, c.bias),
-        "down": Matrix({"mlp.down_proj": c.hidden}, c.intermediate, c.bias),
+        "attn_norm": _norm(c, "input_layernorm"),
+        "qkv": Linear(qkv, c.hidden, c.bias),
+        "out": Linear({"self_attn.o_proj": c.hidden}, c.q_size, c.bias),
+        "mlp_norm": _norm(c, "post_attention_layernorm"),
+        "up": Linear({"mlp.up_proj": c.intermediate}, c.hidden, c.bias),
+        "down": Linear({"mlp.down_proj": c.hidden}, c.intermediate, c.bias),
     }
 
 
 def _norm(c: gpt.GPTConfig, name: str) -> LayerNorm:
-    return LayerNorm(name, c.hidden, plus=FAMILIES[c.architecture].norm_offset)
+    return LayerNorm(name, c.hidden, offset=FAMILIES[c.architecture].norm_offset)

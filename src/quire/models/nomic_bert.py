@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.core.errors import BadCheckpoint
 from quire.models.config import EncoderConfig
-from quire.models.loading import Affine, LayerNorm, LoadedModel, Matrix, TokenTable, Wanted, load_weights
+from quire.models.loading import Affine, EmbeddingTable, LayerNorm, Linear, LoadedModel, TensorSpecs, load_weights
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, OpSet, Value
@@ -61,7 +61,7 @@ def config(hf: CheckpointConfig) -> NomicBertConfig:
         head_dim=hidden // heads,
         vocab=hf.int("vocab_size"),
         max_position=max_position,
-        longest=max_position,
+        max_length=max_position,
         windows=(0,) * layers,
         intermediate=hf.int("intermediate_size"),
         kinds=hf.int("type_vocab_size", 2),
@@ -85,22 +85,22 @@ class TokenTypeRow:
         return ops.table(stored_floats(tensors[0].name, np.tile(first, (self.config.max_position, 1))))
 
 
-def top_names(c: NomicBertConfig) -> Wanted:
+def top_specs(c: NomicBertConfig) -> TensorSpecs:
     return {
-        "words": TokenTable("embeddings.word_embeddings", c.vocab, c.hidden),
+        "words": EmbeddingTable("embeddings.word_embeddings", c.vocab, c.hidden),
         "kinds": TokenTypeRow("embeddings.token_type_embeddings", c),
         "norm": LayerNorm("emb_ln", c.hidden),
     }
 
 
-def layer_names(c: NomicBertConfig) -> Wanted:
+def layer_specs(c: NomicBertConfig) -> TensorSpecs:
     return {
-        "qkv": Matrix({"attn.Wqkv": 3 * c.hidden}, c.hidden),
-        "out": Matrix({"attn.out_proj": c.hidden}, c.hidden),
-        "norm1": LayerNorm("norm1", c.hidden),
-        "gate_up": Matrix({"mlp.fc12": c.intermediate, "mlp.fc11": c.intermediate}, c.hidden),
-        "down": Matrix({"mlp.fc2": c.hidden}, c.intermediate),
-        "norm2": LayerNorm("norm2", c.hidden),
+        "qkv": Linear({"attn.Wqkv": 3 * c.hidden}, c.hidden),
+        "out": Linear({"attn.out_proj": c.hidden}, c.hidden),
+        "attn_norm": LayerNorm("norm1", c.hidden),
+        "gate_up": Linear({"mlp.fc12": c.intermediate, "mlp.fc11": c.intermediate}, c.hidden),
+        "down": Linear({"mlp.fc2": c.hidden}, c.intermediate),
+        "mlp_norm": LayerNorm("norm2", c.hidden),
     }
 
 
@@ -108,10 +108,10 @@ def layer_names(c: NomicBertConfig) -> Wanted:
 class NomicBertLayer:
     qkv: PackedWeight
     out: PackedWeight
-    norm1: Affine
+    attn_norm: Affine
     gate_up: PackedWeight
     down: PackedWeight
-    norm2: Affine
+    mlp_norm: Affine
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,8 @@ class NomicBertWeights:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: NomicBertConfig, max_model_len: int) -> LoadedModel:
-    named = {f"encoder.layers.{layer}.": layer_names(config) for layer in range(config.layers)}
-    top, layers = load_weights(ops, checkpoint, top_names(config), named, UNUSED)
+    named = {f"encoder.layers.{layer}.": layer_specs(config) for layer in range(config.layers)}
+    top, layers = load_weights(ops, checkpoint, top_specs(config), named, UNUSED)
     rope = ops.frequencies(*frequencies(config.rope, max_model_len))
     weights = NomicBertWeights(**top, layers=[NomicBertLayer(**layer) for layer in layers], rope=rope)
     return LoadedModel(config, partial(forward, config, weights), [top, *layers])
@@ -140,7 +140,7 @@ def forward(c: NomicBertConfig, w: NomicBertWeights, ops: OpSet, batch: Any) -> 
         q, k, v = ops.split(ops.linear(x, layer.qkv), (c.hidden, c.hidden, c.hidden))
         q, k = ops.rope(q, angles, c.head_dim), ops.rope(k, angles, c.head_dim)
         attended = ops.attention(q, k, v, batch, c.head_dim, 1 / sqrt(c.head_dim))
-        x = ops.layer_norm(ops.add(x, ops.linear(attended, layer.out)), *layer.norm1, c.eps)
+        x = ops.layer_norm(ops.add(x, ops.linear(attended, layer.out)), *layer.attn_norm, c.eps)
         inner = ops.activate_and_mul(ops.linear(x, layer.gate_up), Activation.SILU)
-        x = ops.layer_norm(ops.add(x, ops.linear(inner, layer.down)), *layer.norm2, c.eps)
+        x = ops.layer_norm(ops.add(x, ops.linear(inner, layer.down)), *layer.mlp_norm, c.eps)
     return ops.rows(x, batch)

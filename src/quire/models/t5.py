@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint
 from quire.models.config import Seq2SeqConfig
-from quire.models.loading import LoadedModel, Matrix, TokenTable, Vector, Wanted, load_weights
+from quire.models.loading import EmbeddingTable, Linear, LoadedModel, TensorSpecs, Vector, load_weights
 from quire.models.seq2seq import read_seq2seq, write_source
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Keep, OpSet, Value
@@ -69,7 +69,7 @@ def config(hf: CheckpointConfig) -> T5Config:
         head_dim=hf.int("d_kv"),
         vocab=hf.int("vocab_size"),
         max_position=2 * hf.int("n_positions", 512),
-        longest=LONGEST,
+        max_length=LONGEST,
         windows=(0,) * decoder_layers,
         seq2seq=read_seq2seq(hf, LONGEST, LONGEST),
         encoder_layers=layers,
@@ -124,48 +124,48 @@ class DistanceBiases:
         return ops.biases(stored[bucket(distance, self.both_ways, self.buckets, self.max_distance)].T)
 
 
-def top_names(c: T5Config, head: str) -> Wanted:
+def top_specs(c: T5Config, head: str) -> TensorSpecs:
     biases = "block.0.layer.0.SelfAttention.relative_attention_bias"
     sizes = c.heads, c.buckets, c.max_distance
     return {
-        "words": TokenTable("shared", c.vocab, c.hidden),
+        "words": EmbeddingTable("shared", c.vocab, c.hidden),
         "encoder_biases": DistanceBiases(f"encoder.{biases}", *sizes, both_ways=True),
         "decoder_biases": DistanceBiases(f"decoder.{biases}", *sizes, both_ways=False),
         "encoder_norm": Vector("encoder.final_layer_norm", c.hidden),
         "decoder_norm": Vector("decoder.final_layer_norm", c.hidden),
-        "head": Matrix({head: c.vocab}, c.hidden, keep=Keep.EIGHT_BITS),
+        "head": Linear({head: c.vocab}, c.hidden, keep=Keep.EIGHT_BITS),
     }
 
 
-def layer_names(c: T5Config, feed_forward: int) -> Wanted:
+def layer_specs(c: T5Config, feed_forward: int) -> TensorSpecs:
     """`feed_forward`: which of the parts of a layer it is."""
     ff = f"layer.{feed_forward}"
     up = [f"{ff}.DenseReluDense.{name}" for name in (("wi_0", "wi_1") if c.gated else ("wi",))]
     return {
-        "norm1": Vector("layer.0.layer_norm", c.hidden),
-        "qkv": Matrix({f"layer.0.SelfAttention.{x}": c.q_size for x in "qkv"}, c.hidden),
-        "out": Matrix({"layer.0.SelfAttention.o": c.hidden}, c.q_size),
-        "norm2": Vector(f"{ff}.layer_norm", c.hidden),
-        "up": Matrix(dict.fromkeys(up, c.intermediate), c.hidden),
-        "down": Matrix({f"{ff}.DenseReluDense.wo": c.hidden}, c.intermediate),
+        "attn_norm": Vector("layer.0.layer_norm", c.hidden),
+        "qkv": Linear({f"layer.0.SelfAttention.{x}": c.q_size for x in "qkv"}, c.hidden),
+        "out": Linear({"layer.0.SelfAttention.o": c.hidden}, c.q_size),
+        "mlp_norm": Vector(f"{ff}.layer_norm", c.hidden),
+        "up": Linear(dict.fromkeys(up, c.intermediate), c.hidden),
+        "down": Linear({f"{ff}.DenseReluDense.wo": c.hidden}, c.intermediate),
     }
 
 
-def cross_names(c: T5Config) -> Wanted:
+def cross_specs(c: T5Config) -> TensorSpecs:
     return {
         "cross_norm": Vector("layer.1.layer_norm", c.hidden),
-        "cross_q": Matrix({"layer.1.EncDecAttention.q": c.q_size}, c.hidden),
-        "cross_kv": Matrix({f"layer.1.EncDecAttention.{x}": c.kv_size for x in "kv"}, c.hidden),
-        "cross_out": Matrix({"layer.1.EncDecAttention.o": c.hidden}, c.q_size),
+        "cross_q": Linear({"layer.1.EncDecAttention.q": c.q_size}, c.hidden),
+        "cross_kv": Linear({f"layer.1.EncDecAttention.{x}": c.kv_size for x in "kv"}, c.hidden),
+        "cross_out": Linear({"layer.1.EncDecAttention.o": c.hidden}, c.q_size),
     }
 
 
 @dataclass(frozen=True, slots=True)
 class T5Layer:
-    norm1: Any
+    attn_norm: Any
     qkv: PackedWeight
     out: PackedWeight
-    norm2: Any
+    mlp_norm: Any
     up: PackedWeight  # and the gate before it
     down: PackedWeight
 
@@ -192,11 +192,11 @@ class T5Weights:
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: T5Config, max_model_len: int) -> LoadedModel:
     head = "lm_head" if "lm_head.weight" in checkpoint.names() else "shared"
-    readers = {f"encoder.block.{index}.": layer_names(config, 1) for index in range(config.encoder_layers)}
+    readers = {f"encoder.block.{index}.": layer_specs(config, 1) for index in range(config.encoder_layers)}
     writers = {
-        f"decoder.block.{index}.": {**layer_names(config, 2), **cross_names(config)} for index in range(config.layers)
+        f"decoder.block.{index}.": {**layer_specs(config, 2), **cross_specs(config)} for index in range(config.layers)
     }
-    top, layers = load_weights(ops, checkpoint, top_names(config, head), readers | writers, UNUSED)
+    top, layers = load_weights(ops, checkpoint, top_specs(config, head), readers | writers, UNUSED)
     weights = T5Weights(
         **top,
         encoder=[T5Layer(**layer) for layer in layers[: config.encoder_layers]],
@@ -213,7 +213,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: T5Config, max_model_len: in
 def encode(c: T5Config, w: T5Weights, ops: OpSet, batch: Any) -> Value:
     x = ops.embedding(batch.ids, w.words)
     for layer in w.encoder:
-        q, k, v = ops.split(ops.linear(ops.rms_norm(x, layer.norm1, c.eps), layer.qkv), (c.q_size,) * 3)
+        q, k, v = ops.split(ops.linear(ops.rms_norm(x, layer.attn_norm, c.eps), layer.qkv), (c.q_size,) * 3)
         found = ops.attention(q, k, v, batch, c.head_dim, 1.0, biases=w.encoder_biases)
         x = ops.add(x, ops.linear(found, layer.out))
         x = ops.add(x, feed_forward(c, layer, ops, x))
@@ -224,7 +224,7 @@ def encode(c: T5Config, w: T5Weights, ops: OpSet, batch: Any) -> Value:
 def forward(c: T5Config, w: T5Weights, ops: OpSet, batch: Any) -> Value:
     x = ops.embedding(batch.ids, w.words)
     for index, layer in enumerate(w.decoder):
-        q, k, v = ops.split(ops.linear(ops.rms_norm(x, layer.norm1, c.eps), layer.qkv), (c.q_size,) * 3)
+        q, k, v = ops.split(ops.linear(ops.rms_norm(x, layer.attn_norm, c.eps), layer.qkv), (c.q_size,) * 3)
         ops.write_kv(k, v, batch, index)
         found = ops.paged_attention(q, batch, index, c.head_dim, 1.0, biases=w.decoder_biases)
         x = ops.add(x, ops.linear(found, layer.out))
@@ -237,4 +237,4 @@ def forward(c: T5Config, w: T5Weights, ops: OpSet, batch: Any) -> Value:
 
 def feed_forward(c: T5Config, layer: T5Layer, ops: OpSet, x: Value) -> Value:
     act = ops.activate_and_mul if c.gated else ops.activate
-    return ops.linear(act(ops.linear(ops.rms_norm(x, layer.norm2, c.eps), layer.up), c.activation), layer.down)
+    return ops.linear(act(ops.linear(ops.rms_norm(x, layer.mlp_norm, c.eps), layer.up), c.activation), layer.down)

@@ -1,7 +1,7 @@
 """What GGUF calls things in DeepSeek V2 and V3 (its `deepseek2`); see gguf_names.py. GLM-4.7-Flash goes by that name,
 and Youtu, which has no experts.
 
-Files written since April 2025 have kv_b_proj in two tensors, the keys' part turned, head by head: the key `kv_b_apart`,
+Files written since April 2025 have kv_b_proj in two tensors, the keys' part turned, head by head: the key `split_kv_b`,
 which Hugging Face's configurations do not have, says so. Their head lengths are those of the latent vectors, and those
 of the heads stand under keys of their own."""
 
@@ -107,7 +107,7 @@ DEEPSEEK_ARCHITECTURES: Mapping[str, Architecture] = {
         variants={
             "exp_probs_b": Variant({"gating": SIGMOID}),  # some of GLM-4.7-Flash leave it unsaid
             "attn_k_b": Variant(
-                {"kv_b_apart": True}, {"attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj"}
+                {"split_kv_b": True}, {"attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj"}
             ),
         },
     )
