@@ -183,7 +183,7 @@ def test_a_decoder_with_a_head_embeds_too(tiny_model: Path) -> None:
 
 
 def test_each_says_what_the_other_is_for(encoder: tuple[Path, BertModel]) -> None:
-    with pytest.raises(Unsupported, match="a `BertModel` makes vectors of texts, and does not generate"):
+    with pytest.raises(Unsupported, match="a `BertModel` embeds texts, and does not generate"):
         LLM(encoder[0])
 
 

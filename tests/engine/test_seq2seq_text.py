@@ -117,5 +117,5 @@ def test_completions_over_http_survive_a_killed_engine(folder: Path, theirs: dic
 
 
 def test_it_makes_no_vectors(folder: Path) -> None:
-    with pytest.raises(Unsupported, match="continues texts, and does not embed"):
+    with pytest.raises(Unsupported, match="generates text, and does not embed"):
         Embedder(folder, device="cpu")

@@ -157,7 +157,7 @@ def test_baichuan_2_norms_the_rows_of_its_head(
     theirs = checkpoints(name)
     tensors = packed(load_file(theirs.path / "model.safetensors"))
     lengths = np.linalg.norm(tensors["lm_head.weight"], axis=1)
-    monkeypatch.setattr(baichuan, "SECOND_VOCAB", len(lengths))
+    monkeypatch.setattr(baichuan, "BAICHUAN_2_VOCAB", len(lengths))
     values = {"architectures": ["BaichuanForCausalLM"]}
     ours = rewritten(theirs, tmp_path, values, tensors, ("head_dim", "num_key_value_heads"))
     assert_close(compute(make_ops(backend), ours.path)(PROMPT, 0), theirs.prefill / lengths)

@@ -1,7 +1,7 @@
-"""Apertus: Llama with norms of heads, whose feed-forward layer has no gate and two learned numbers in its activation.
+"""Apertus: Llama with norms of q and k, and a feed-forward layer without a gate, whose activation has parameters.
 
-xIELU(x) is alpha_p x^2 + beta x above zero, and alpha_n (exp(x) - 1 - x) + beta x below. GGUF files have the numbers of
-all layers in their metadata."""
+xIELU(x) is alpha_p x^2 + beta x above zero, and alpha_n (exp(x) - 1 - x) + beta x below. GGUF files have the parameters
+of all layers in their metadata."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,17 +27,17 @@ FAMILY = LlamaFamily(
     gated=False,
     gate_up=("mlp.up_proj",),
 )
-STORED = ("alpha_p", "alpha_n", "beta")
+PARAMETERS = ("alpha_p", "alpha_n", "beta")
 
 
 class XIELU(NamedTuple):
-    above: float  # alpha_p
-    below: float  # alpha_n
-    slope: float  # beta
+    alpha_p: float
+    alpha_n: float
+    beta: float
 
     @staticmethod
-    def of(alpha_p: float, alpha_n: float, beta: float) -> "XIELU":
-        """Of stored numbers: the alphas are what makes them under a softplus, the second less beta."""
+    def from_stored(alpha_p: float, alpha_n: float, beta: float) -> "XIELU":
+        """Stored alphas go through a softplus, and beta is added to the second."""
         return XIELU(_softplus(alpha_p), beta + _softplus(alpha_n), beta)
 
 
@@ -47,53 +47,53 @@ def _softplus(x: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApertusConfig(LlamaConfig):
-    curves: tuple[XIELU, ...]  # for each layer; none: they are tensors
+    xielu: tuple[XIELU, ...]  # for each layer; empty: the checkpoint has them as tensors
 
 
 def config(hf: CheckpointConfig) -> ApertusConfig:
-    numbers = llama.config_fields(translate(hf, FAMILY), FAMILY)
-    listed = [hf.section("xielu").get(part, ()) for part in STORED]
-    if any(len(given) != numbers["layers"] for given in listed) and any(map(len, listed)):
-        raise BadCheckpoint(f"{hf.source}: the numbers of xielu are not those of {numbers['layers']} layers")
-    return ApertusConfig(**numbers, curves=tuple(XIELU.of(*given) for given in zip(*listed, strict=True)))
+    fields = llama.config_fields(translate(hf, FAMILY), FAMILY)
+    listed = [hf.section("xielu").get(name, ()) for name in PARAMETERS]
+    if any(len(values) != fields["layers"] for values in listed) and any(map(len, listed)):
+        raise BadCheckpoint(f"{hf.source}: the parameters of xielu are not those of {fields['layers']} layers")
+    return ApertusConfig(**fields, xielu=tuple(XIELU.from_stored(*values) for values in zip(*listed, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class StoredXIELU:
-    """The numbers of an activation, unless they are known."""
+    """The parameters of a layer's activation: `known` from the metadata, or three tensors."""
 
     name: str
     known: XIELU | None
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         if self.known is None:
-            yield from ((f"{self.name}.{part}", (1,)) for part in STORED)
+            yield from ((f"{self.name}.{parameter}", (1,)) for parameter in PARAMETERS)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> XIELU:
-        return self.known or XIELU.of(*(float(dequantize(tensor).item()) for tensor in tensors))
+        return self.known or XIELU.from_stored(*(float(dequantize(tensor).item()) for tensor in tensors))
 
 
 @dataclass(frozen=True, slots=True)
 class ApertusLayer(llama.LlamaLayer):
-    """`gate_up` is what is activated."""
+    """`gate_up` is the up projection."""
 
-    curve: Any = None
+    xielu: Any = None
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: ApertusConfig, max_model_len: int) -> LoadedModel:
-    names = llama.layer_specs(config)
-    curves = [StoredXIELU("mlp.act_fn", curve) for curve in config.curves or [None] * config.layers]
-    layers = [{**names, "curve": curve} for curve in curves]
-    unused = [r".*\.act_fn\.eps"]  # how near to zero nothing is computed
+    specs = llama.layer_specs(config)
+    known = config.xielu or [None] * config.layers
+    layers = [{**specs, "xielu": StoredXIELU("mlp.act_fn", xielu)} for xielu in known]
+    unused = [r".*\.act_fn\.eps"]
     return llama.load_layers(ops, checkpoint, config, max_model_len, layers, ApertusLayer, mlp, unused)
 
 
 def mlp(c: LlamaConfig, layer: Any, ops: OpSet, x: Value) -> Value:
-    return ops.linear(activated(ops, ops.linear(x, layer.gate_up), layer.curve), layer.down)
+    return ops.linear(activated(ops, ops.linear(x, layer.gate_up), layer.xielu), layer.down)
 
 
-def activated(ops: OpSet, x: Value, curve: XIELU) -> Value:
+def activated(ops: OpSet, x: Value, p: XIELU) -> Value:
     """ELU(x) is x above zero and exp(x) - 1 below."""
-    squares = ops.scale(ops.activate(x, Activation.RELU_SQUARED), curve.above)
-    bends = ops.scale(ops.activate(x, Activation.ELU), curve.below)
-    return ops.add(ops.add(squares, bends), ops.scale(x, curve.slope - curve.below))
+    squares = ops.scale(ops.activate(x, Activation.RELU_SQUARED), p.alpha_p)
+    elus = ops.scale(ops.activate(x, Activation.ELU), p.alpha_n)
+    return ops.add(ops.add(squares, elus), ops.scale(x, p.beta - p.alpha_n))

@@ -1,8 +1,7 @@
-"""BERT and the encoders that differ from it in names and numbers: RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, and
-MPNet, whose scores gain by the distance of tokens, as T5's do.
+"""BERT, and the encoders that differ from it in a few features: RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT and MPNet.
 
-The norm stands behind each sum; every token sees all others of its text. Positions are learned, and so are the kinds of
-tokens by which the two texts of a pair are told apart: both are looked up together, in one table of their sums."""
+Norms stand after each residual sum, and every token attends to all others of its text. Positions and token types, which
+tell the two texts of a pair apart, are learned embeddings: one table holds the sums of both."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from typing import Any
 from quire.core.errors import BadCheckpoint
 from quire.models.config import EncoderConfig
 from quire.models.loading import Affine, EmbeddingTable, LayerNorm, Linear, LoadedModel, TensorSpecs, load_weights
-from quire.models.t5 import DistanceBiases
+from quire.models.t5 import RelativePositionBias
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, StoredTensor, stored_floats
@@ -27,7 +26,7 @@ ACTIVATIONS = {
     "relu": Activation.RELU,
     "silu": Activation.SILU,
 }
-# Buffers that older exports stored, and heads that nobody reads here.
+# Buffers of older exports, and heads that are not used.
 UNUSED = r".*\.position_ids|.*\.token_type_ids|position_ids|(.*\.)?pooler\..*|cls\..*|lm_head\..*|vocab_\w+\..*"
 
 
@@ -83,11 +82,11 @@ class BertFamily:
     token_types: bool = True  # the texts of a pair are told apart by an embedding
     positions_after_padding: bool = False  # position 0 is the row behind that of the padding token
     first_position: int = 0  # the row of position 0 otherwise
-    relative_bias: bool = False  # scores gain by the distance of tokens, as T5's do
+    relative_bias: bool = False  # scores have relative position biases, as T5's
     body: str = "bert."  # tensor names begin with it where the checkpoint has a head
     layers: str = "encoder.layer."
     layer: Mapping[str, str] = field(default_factory=lambda: BERT_LAYER)  # our name -> tensor
-    pooler: str = "bert.pooler.dense"  # the head that classifies: a linear layer, its activation, and another
+    pooler: str = "bert.pooler.dense"  # of a classifier, which is pooler, activation, classifier
     pooler_activation: Activation = Activation.TANH
     classifier: str = "classifier"
 
@@ -95,7 +94,7 @@ class BertFamily:
 ROBERTA = BertFamily(
     positions_after_padding=True, body="roberta.", pooler="classifier.dense", classifier="classifier.out_proj"
 )
-FAMILIES = {  # by what stands before `Model` or `For...` in the architecture
+FAMILIES = {  # by the architecture up to `Model` or `For...`
     "Bert": BertFamily(),
     "Roberta": ROBERTA,
     "XLMRoberta": ROBERTA,
@@ -128,12 +127,11 @@ class BertConfig(EncoderConfig):
     intermediate: int
     eps: float  # of the norms
     activation: Activation
-    skipped: int  # rows before position 0 in the table of positions: RoBERTa counts from behind its padding token
+    skipped: int  # rows before position 0 in the table of positions
 
 
 def config(hf: CheckpointConfig) -> BertConfig:
-    kind = hf.architecture.removesuffix("Model").partition("For")[0]
-    family = FAMILIES[kind]
+    family = FAMILIES[hf.architecture.removesuffix("Model").partition("For")[0]]
     hf.expect("position_embedding_type", "absolute", None)
     hf.expect("relative_attention_num_buckets", 32, None)
     hf.expect("is_decoder", False, None)
@@ -169,13 +167,13 @@ def is_classifier(hf: CheckpointConfig) -> bool:
 
 
 def label_count(hf: CheckpointConfig) -> int:
-    """transformers writes their names, and a number only where there are no names."""
+    """transformers writes the names of labels, or their number where they have no names."""
     return len(hf.dict("id2label", {})) or hf.int("num_labels", 2)
 
 
 @dataclass(frozen=True, slots=True)
 class PositionTable:
-    """A row for every position of every kind of token: the sum of both."""
+    """A row for every position of every token type: the sum of the two embeddings."""
 
     config: BertConfig
     prefix: str
@@ -190,21 +188,21 @@ class PositionTable:
         c = self.config
         positions = dequantize(tensors[0]).reshape(-1, c.hidden)[c.skipped :]
         if len(tensors) > 1:
-            kinds = dequantize(tensors[1]).reshape(-1, 1, c.hidden)
-            positions = (kinds + positions).reshape(-1, c.hidden)  # [kinds * positions, hidden]
+            types = dequantize(tensors[1]).reshape(-1, 1, c.hidden)
+            positions = (types + positions).reshape(-1, c.hidden)  # [types * positions, hidden]
         return ops.table(stored_floats(tensors[0].name, positions))
 
 
 def top_specs(c: BertConfig, prefix: str) -> TensorSpecs:
     embeddings = f"{prefix}embeddings."
-    biases = DistanceBiases(f"{prefix}encoder.relative_attention_bias", c.heads, 32, 128, both_ways=True)
+    biases = RelativePositionBias(f"{prefix}encoder.relative_attention_bias", c.heads, 32, 128, both_ways=True)
     head: TensorSpecs = {
         "pooler": Linear({c.family.pooler: c.hidden}, c.hidden, bias=True, keep=Keep.ALL),
         "head": Linear({c.family.classifier: c.labels}, c.hidden, bias=True, keep=Keep.ALL),
     }
     return {
-        "words": EmbeddingTable(f"{embeddings}word_embeddings", c.vocab, c.hidden),
-        "places": PositionTable(c, embeddings),
+        "embed": EmbeddingTable(f"{embeddings}word_embeddings", c.vocab, c.hidden),
+        "positions": PositionTable(c, embeddings),
         "norm": LayerNorm(f"{embeddings}LayerNorm", c.hidden),
         **({"biases": biases} if c.family.relative_bias else {}),
         **(head if c.labels else {}),
@@ -235,11 +233,11 @@ class BertLayer:
 
 @dataclass(frozen=True, slots=True)
 class BertWeights:
-    words: Any
-    places: Any
+    embed: Any
+    positions: Any
     norm: Affine
     layers: list[BertLayer]
-    biases: Any = None  # of scores, by the distance of tokens
+    biases: Any = None  # of scores, by relative position
     pooler: PackedWeight | None = None
     head: PackedWeight | None = None
 
@@ -247,15 +245,15 @@ class BertWeights:
 def load(ops: OpSet, checkpoint: Checkpoint, config: BertConfig, max_model_len: int) -> LoadedModel:
     body = config.family.body
     prefix = body if any(name.startswith(body) for name in checkpoint.names()) else ""
-    named = {f"{prefix}{config.family.layers}{layer}.": layer_specs(config) for layer in range(config.layers)}
-    top, layers = load_weights(ops, checkpoint, top_specs(config, prefix), named, UNUSED)
+    by_prefix = {f"{prefix}{config.family.layers}{layer}.": layer_specs(config) for layer in range(config.layers)}
+    top, layers = load_weights(ops, checkpoint, top_specs(config, prefix), by_prefix, UNUSED)
     weights = BertWeights(**top, layers=[BertLayer(**layer) for layer in layers])
     return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
 def forward(c: BertConfig, w: BertWeights, ops: OpSet, batch: Any) -> Value:
-    """-> the vectors of tokens, or the logits of labels, of rows batch.logit_rows."""
-    x = ops.add(ops.embedding(batch.ids, w.words), ops.embedding(batch.positions, w.places))
+    """-> the hidden states, or a classifier's logits, of rows batch.logit_rows."""
+    x = ops.add(ops.embedding(batch.ids, w.embed), ops.embedding(batch.positions, w.positions))
     x = ops.layer_norm(x, *w.norm, c.eps)
     for layer in w.layers:
         q, k, v = ops.split(ops.linear(x, layer.qkv), (c.hidden, c.hidden, c.hidden))

@@ -1,4 +1,4 @@
-"""BLOOM: slopes instead of positions, a norm behind the embedding; q, k and v are stored head by head."""
+"""BLOOM: ALiBi, and a norm behind the embedding; q, k and v are stored head by head."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from quire.ops.opset import Activation, OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-TRAINED_LENGTH = 2048  # of all of them, and not all say so
+TRAINED_LENGTH = 2048  # of all BLOOMs, and config.json may leave it out
 
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
@@ -31,7 +31,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
         "embed_norm": LayerNorm("word_embeddings_layernorm", config.hidden),
         "norm": LayerNorm("ln_f", config.hidden),
     }
-    layer = layer_specs(config, by_head=not checkpoint.config.bool(gpt.QKV_APART, False))
+    layer = layer_specs(config, by_head=not checkpoint.config.bool(gpt.QKV_UNGROUPED, False))
     return gpt.load_model(ops, checkpoint, config, max_model_len, gpt.GPTTensors("transformer.", "h", top, layer))
 
 

@@ -1,5 +1,5 @@
-"""Command R, R7B and A (Cohere): attention and MLP side by side behind one norm without a bias, and rotary pairs stored
-side by side. R+ has a norm for each query and key head. In R7B and A layers either have a window or do not rotate."""
+"""Command R, R7B and A (Cohere): attention and MLP in parallel behind one norm without a bias, and interleaved rotary
+pairs. R+ has a norm for each query and key head. In R7B and A, layers have either a window or no rope."""
 
 from quire.models import gpt
 from quire.models.activations import read_activation
@@ -22,15 +22,15 @@ from quire.weights.config import CheckpointConfig
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     layers = hf.int("num_hidden_layers")
-    second = hf.architecture == "Cohere2ForCausalLM"
-    if second and "layer_types" not in hf:
+    has_windows = hf.architecture == "Cohere2ForCausalLM"
+    if has_windows and "layer_types" not in hf:
         period = hf.int("sliding_window_pattern", 4)
         kinds = [["full", "sliding"][layer % max(period, 1) > 0] + "_attention" for layer in range(1, layers + 1)]
         hf = hf.with_values({"layer_types": kinds})
-    windows = listed_windows(hf, layers) if second else (0,) * layers
+    windows = listed_windows(hf, layers) if has_windows else (0,) * layers
     return gpt.read_config(
         hf,
-        rotary=hf if second else hf.with_values({"rope_theta": hf.float("rope_theta", 500_000.0)}),
+        rotary=hf if has_windows else hf.with_values({"rope_theta": hf.float("rope_theta", 500_000.0)}),
         kv_heads=hf.int("num_key_value_heads", hf.int("num_attention_heads")),
         intermediate=hf.int("intermediate_size"),
         activation=read_activation(hf, "hidden_act", "silu"),
@@ -41,7 +41,7 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
         parallel=True,
         head_norms=hf.bool("use_qk_norm", False),
         windows=windows,
-        rotated=tuple(map(bool, windows)) if second else None,
+        rotated=tuple(map(bool, windows)) if has_windows else None,
         logit_scale=hf.float("logit_scale", 0.0625),
     )
 
@@ -61,7 +61,7 @@ def layer_specs(c: gpt.GPTConfig) -> TensorSpecs:
     q = LinearPart(c.q_size, deinterleaved_rope(c.heads, c.head_dim, c.rope.rotary_dim))
     k = LinearPart(c.kv_size, deinterleaved_rope(c.kv_heads, c.head_dim, c.rope.rotary_dim))
     qkv = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": LinearPart(c.kv_size)}
-    names: dict[str, TensorSpec] = {
+    specs: dict[str, TensorSpec] = {
         "attn_norm": LayerNorm("input_layernorm", c.hidden, bias=False),
         "qkv": Linear(qkv, c.hidden, c.bias),
         "out": Linear({"self_attn.o_proj": c.hidden}, c.q_size, c.bias),
@@ -69,8 +69,8 @@ def layer_specs(c: gpt.GPTConfig) -> TensorSpecs:
         "down": Linear({"mlp.down_proj": c.hidden}, c.intermediate),
     }
     if c.head_norms:
-        names |= {
+        specs |= {
             "q_norm": HeadLayerNorms("self_attn.q_norm", c.heads, c.head_dim, q.order),
             "k_norm": HeadLayerNorms("self_attn.k_norm", c.kv_heads, c.head_dim, k.order),
         }
-    return names
+    return specs

@@ -270,8 +270,8 @@ class DeepseekWeights:
 def load(ops: OpSet, checkpoint: Checkpoint, config: DeepseekConfig, max_model_len: int) -> LoadedModel:
     mtp = mtp_layers(config.layers, config.num_mtp_layers)
     unused = "|".join([UNUSED, *mtp, *(["lm_head.weight"] if config.tied else [])])
-    named = {f"model.layers.{layer}.": layer_specs(config, layer) for layer in range(config.layers)}
-    top, layers = load_weights(ops, checkpoint, top_specs(config), named, unused)
+    by_prefix = {f"model.layers.{layer}.": layer_specs(config, layer) for layer in range(config.layers)}
+    top, layers = load_weights(ops, checkpoint, top_specs(config), by_prefix, unused)
     rope = ops.frequencies(*frequencies(config.rope, max_model_len))
     weights = DeepseekWeights(**top, layers=[_layer(layer) for layer in layers], rope=rope)
     return LoadedModel(config, partial(forward, config, weights), [top, *layers])

@@ -1,6 +1,6 @@
-"""Falcon. 7B has one key head for all queries, and attention and MLP side by side behind one norm; 40B has groups of
-heads and two norms (`new_decoder_architecture`); 11B has groups and one norm. Those called RW have slopes instead of
-positions, biases, a key head for each query head, and the MLP after attention."""
+"""Falcon. 7B has one key head for all queries (MQA), and attention and MLP in parallel behind one norm. 40B has grouped
+heads and two norms (`new_decoder_architecture`); 11B has grouped heads and one norm. Falcon-RW has ALiBi, biases, a key
+head for each query head, and the MLP after attention."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-TRAINED_LENGTH = 2048  # of those that do not say
+TRAINED_LENGTH = 2048  # where config.json has none
 
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
@@ -45,13 +45,13 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
         "embed": EmbeddingTable("word_embeddings", config.vocab, config.hidden),
         "norm": LayerNorm("ln_f", config.hidden),
     }
-    names = gpt.GPTTensors("transformer.", "h", top, layer_specs(config, checkpoint.config))
-    return gpt.load_model(ops, checkpoint, config, max_model_len, names)
+    tensors = gpt.GPTTensors("transformer.", "h", top, layer_specs(config, checkpoint.config))
+    return gpt.load_model(ops, checkpoint, config, max_model_len, tensors)
 
 
 def layer_specs(c: gpt.GPTConfig, hf: CheckpointConfig) -> TensorSpecs:
     order = ungrouped_qkv(c.kv_heads, c.heads, c.head_dim)
-    qkv = LinearPart(c.q_size + 2 * c.kv_size, order, already_ordered=hf.bool(gpt.QKV_APART, False))
+    qkv = LinearPart(c.q_size + 2 * c.kv_size, order, already_ordered=hf.bool(gpt.QKV_UNGROUPED, False))
     return {
         **_norms(c, hf),
         "qkv": Linear({"self_attention.query_key_value": qkv}, c.hidden, c.bias),

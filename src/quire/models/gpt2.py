@@ -1,7 +1,7 @@
 """GPT-2 and StarCoder (GPTBigCode): learned positions.
 
-GPT-2 stores its matrices with the inputs first. StarCoder stores them as others do, and either has one key head for all
-(multi_query) or, as GPT-NeoX, stores q, k and v head by head."""
+GPT-2 stores its matrices as [inputs, outputs]. StarCoder has either one key head for all queries (`multi_query`) or, as
+GPT-NeoX, q, k and v stored head by head."""
 
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,7 @@ from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-INPUTS_FIRST = "matrices_inputs_first"  # false in GGUF files, whose converter has transposed them
+INPUTS_FIRST = "matrices_inputs_first"  # config key of GGUF files: false, their converter transposes matrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
         "positions": EmbeddingTable("wpe", config.max_position, config.hidden),
         "norm": LayerNorm("ln_f", config.hidden),
     }
-    names = gpt.GPTTensors("transformer.", "h", top, layer_specs(config, inputs_first, by_head=family.qkv_by_head))
-    return gpt.load_model(ops, checkpoint, config, max_model_len, names)
+    tensors = gpt.GPTTensors("transformer.", "h", top, layer_specs(config, inputs_first, by_head=family.qkv_by_head))
+    return gpt.load_model(ops, checkpoint, config, max_model_len, tensors)
 
 
 def layer_specs(c: gpt.GPTConfig, inputs_first: bool, by_head: bool) -> TensorSpecs:

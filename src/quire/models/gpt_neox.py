@@ -1,5 +1,5 @@
-"""GPT-NeoX and Pythia: attention and MLP side by side, each behind its own norm, or one after the other; a part of each
-head rotates; q, k and v are stored head by head."""
+"""GPT-NeoX and Pythia: attention and MLP in parallel, each behind its own norm, or one after the other; rope on a part
+of each head; q, k and v are stored head by head."""
 
 from quire.models import gpt
 from quire.models.activations import read_activation
@@ -31,7 +31,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
         "embed": EmbeddingTable("embed_in", config.vocab, config.hidden),
         "norm": LayerNorm("final_layer_norm", config.hidden),
     }
-    layer = layer_specs(config, by_head=not checkpoint.config.bool(gpt.QKV_APART, False))
+    layer = layer_specs(config, by_head=not checkpoint.config.bool(gpt.QKV_UNGROUPED, False))
     head = "embed_out" if "embed_out.weight" in checkpoint.names() else "lm_head"  # before and since transformers 5
     return gpt.load_model(
         ops, checkpoint, config, max_model_len, gpt.GPTTensors("gpt_neox.", "layers", top, layer, head)

@@ -1,7 +1,8 @@
 """gpt-oss: MoE with attention sinks, a window in every other layer, and biases everywhere.
 
-Checkpoints store the gate and the up of an expert row by row in turn: in 4 bits (MXFP4), which become a tensor for each
-expert (weights/formats/mxfp4.py), or in floats, all experts in one tensor, inputs first. GGUF has gate and up apart."""
+Checkpoints interleave the rows of an expert's gate and up projections: in 4 bits (MXFP4), as one tensor an expert
+(weights/formats/mxfp4.py), or in floats, all experts in one tensor, [experts, inputs, outputs]. GGUF files have gate
+and up as two tensors."""
 
 from dataclasses import replace
 
@@ -50,7 +51,7 @@ def _experts(c: MoeConfig, stored: set[str]) -> TensorSpecs:
         return f"model.layers.0.{name.format(0)}.weight" in stored
 
     gate_up = ExpertLinear(
-        {GATE_UP: 2 * c.expert_size}, c.hidden, c.num_experts, bias=True, order=_in_turn(c.expert_size)
+        {GATE_UP: 2 * c.expert_size}, c.hidden, c.num_experts, bias=True, order=_deinterleaved(c.expert_size)
     )
     down = ExpertLinear({DOWN: c.hidden}, c.expert_size, c.num_experts, bias=True)
     if is_stored(GATE):
@@ -61,6 +62,6 @@ def _experts(c: MoeConfig, stored: set[str]) -> TensorSpecs:
     return {"experts_gate_up": gate_up, "experts_down": down}
 
 
-def _in_turn(size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def _deinterleaved(size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     rows = np.arange(2 * size, dtype=np.int32)
     return np.concatenate([rows[::2], rows[1::2]])

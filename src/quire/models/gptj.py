@@ -1,4 +1,4 @@
-"""GPT-J: attention and MLP side by side behind one norm; rotary pairs are neighbouring columns; a head with a bias."""
+"""GPT-J: attention and MLP in parallel behind one norm; interleaved rotary pairs; a head with a bias."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from quire.weights.config import CheckpointConfig
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     hf.expect("tie_word_embeddings", False, None)
-    hf.int("rotary_dim")  # is never missing
+    hf.int("rotary_dim")  # required
     c = gpt.read_config(
         hf,
         rotary=hf,
@@ -29,14 +29,14 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
         "embed": EmbeddingTable("wte", config.vocab, config.hidden),
         "norm": LayerNorm("ln_f", config.hidden),
     }
-    names = gpt.GPTTensors("transformer.", "h", top, layer_specs(config), head_bias=True)
-    return gpt.load_model(ops, checkpoint, config, max_model_len, names)
+    tensors = gpt.GPTTensors("transformer.", "h", top, layer_specs(config), head_bias=True)
+    return gpt.load_model(ops, checkpoint, config, max_model_len, tensors)
 
 
 def layer_specs(c: gpt.GPTConfig) -> TensorSpecs:
     assert c.rope is not None
-    turned = LinearPart(c.q_size, deinterleaved_rope(c.heads, c.head_dim, c.rope.rotary_dim))
-    qkv = {"attn.q_proj": turned, "attn.k_proj": turned, "attn.v_proj": LinearPart(c.q_size)}
+    rotated = LinearPart(c.q_size, deinterleaved_rope(c.heads, c.head_dim, c.rope.rotary_dim))
+    qkv = {"attn.q_proj": rotated, "attn.k_proj": rotated, "attn.v_proj": LinearPart(c.q_size)}
     return {
         "attn_norm": LayerNorm("ln_1", c.hidden),
         "qkv": Linear(qkv, c.hidden),

@@ -39,7 +39,7 @@ from quire.weights.config import CheckpointConfig
 LLAMA = LlamaFamily()
 FUSED_QKV = "self_attn.qkv_proj"
 ROPE_FACTORS = "rope_freqs"  # in GGUF files only
-UNUSED = r".*\.rotary_emb\.inv_freq"  # older exports stored what follows from the configuration
+UNUSED = r".*\.rotary_emb\.inv_freq"  # a buffer in older exports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class LlamaConfig(ModelConfig):
     query_growth: float = 0.0  # with the position: see `growth` of OpSet.scale_by_position
     score_cap: float = 0.0  # see `softcap` of OpSet.paged_attention
     embed_scale: float = 1.0
-    residual_scale: float = 1.0  # of what attention and feed-forward add
+    residual_scale: float = 1.0  # of the outputs of attention and feed-forward layers, before they are added
     logit_scale: float = 1.0
     logit_cap: float = 0.0  # see `softcap` of OpSet.logits
     activation: Activation = Activation.SILU
@@ -75,7 +75,7 @@ def config(hf: CheckpointConfig) -> LlamaConfig:
 
 
 def config_fields(hf: CheckpointConfig, family: LlamaFamily = LLAMA) -> dict[str, Any]:
-    """The fields of LlamaConfig, for families that add their own. `hf` has Llama's keys."""
+    """The fields of LlamaConfig, to which other model files add their own. `hf` has Llama's keys."""
     hidden, layers, heads = hf.int("hidden_size"), hf.int("num_hidden_layers"), hf.int("num_attention_heads")
     head_dim = hf.int("head_dim", hidden // max(heads, 1))
     all_biases = hf.bool(family.bias_key, False)
@@ -113,7 +113,7 @@ def config_fields(hf: CheckpointConfig, family: LlamaFamily = LLAMA) -> dict[str
 
 
 def _fixed_ntk(rope: RopeSpec) -> RopeSpec:
-    """HunYuan says `dynamic`, and with an `alpha` means a fixed factor."""
+    """A `dynamic` scaling with an `alpha` is a fixed NTK factor in HunYuan."""
     if rope.type != "dynamic" or not rope.params.get("alpha"):
         return rope
     factor = rope.param("alpha") ** (rope.rotary_dim / (rope.rotary_dim - 2))
@@ -139,7 +139,7 @@ def top_specs(c: LlamaConfig) -> TensorSpecs:
 
 
 def layer_specs(c: LlamaConfig, stored: Container[str] = ()) -> TensorSpecs:
-    """`stored`: the names of the checkpoint, by which some families are told apart."""
+    """`stored`: the tensor names of the checkpoint, which say whether q, k and v are fused."""
     f = c.family
     return {
         **{ours: _norm(c, name) for ours, name in f.norms.items()},
@@ -189,16 +189,16 @@ def _gate_up(c: LlamaConfig) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class LlamaLayer:
-    """A norm that a family does not have is None."""
+    """A weight that a family does not have is None."""
 
     qkv: PackedWeight
     out: PackedWeight
     gate_up: PackedWeight
     down: PackedWeight
-    attn_norm: Any = None  # of what attention reads
-    mlp_norm: Any = None  # of what the feed-forward layer reads
-    post_attn_norm: Any = None  # of what attention adds
-    post_mlp_norm: Any = None  # of what the feed-forward layer adds
+    attn_norm: Any = None  # of the input of attention
+    mlp_norm: Any = None  # of the input of the feed-forward layer
+    post_attn_norm: Any = None  # of the output of attention, before it is added
+    post_mlp_norm: Any = None  # of the output of the feed-forward layer, before it is added
     q_norm: Any = None
     k_norm: Any = None
     sinks: Any = None  # see OpSet.paged_attention
@@ -212,7 +212,7 @@ class LlamaWeights:
     head: PackedWeight
     rope: Any  # rotary frequencies
     local_rope: Any = None  # of layers with a window, where they have their own
-    slopes: Any = None
+    slopes: Any = None  # ALiBi
 
 
 FeedForward = Callable[[Any, Any, OpSet, Value], Value]  # (config, layer, ops, x)
@@ -234,12 +234,12 @@ def load_layers(
     layers: Sequence[TensorSpecs],  # for each layer
     layer_type: type[LlamaLayer] = LlamaLayer,
     feed_forward: FeedForward | None = None,  # in place of `mlp`
-    unused: Sequence[str] = (),  # patterns of names that are not read, besides those of all families
+    unused: Sequence[str] = (),  # patterns of tensor names that are not read, besides those of all families
 ) -> LoadedModel:
     """For families whose layers have other tensors."""
     unused = [UNUSED, ROPE_FACTORS, *(["lm_head.weight"] if config.tied else []), *unused]
-    named = {f"model.layers.{index}.": names for index, names in enumerate(layers)}
-    top, loaded = load_weights(ops, checkpoint, top_specs(config), named, "|".join(unused))
+    by_prefix = {f"model.layers.{index}.": specs for index, specs in enumerate(layers)}
+    top, loaded = load_weights(ops, checkpoint, top_specs(config), by_prefix, "|".join(unused))
     factors = dequantize(checkpoint.tensor(ROPE_FACTORS)).ravel() if ROPE_FACTORS in checkpoint.names() else None
     weights = LlamaWeights(
         **top,
@@ -256,23 +256,23 @@ def forward(
     w: LlamaWeights,
     ops: OpSet,
     batch: Any,
-    feed_forward: "FeedForward | None" = None,  # in place of `mlp`
+    feed_forward: FeedForward | None = None,  # in place of `mlp`
 ) -> Value:
     angles = ops.rope_angles(batch.positions, w.rope)
     local = angles if w.local_rope is None else ops.rope_angles(batch.positions, w.local_rope)
     x = scaled(ops, ops.embedding(batch.ids, w.embed), c.embed_scale)
     for index, layer in enumerate(w.layers):
-        turn = local if c.windows[index] else angles
-        found = attention(c, layer, index, ops, normed(ops, x, layer.attn_norm, c.eps), turn, batch, w.slopes)
-        x = ops.add(x, scaled(ops, normed(ops, found, layer.post_attn_norm, c.eps), c.residual_scale))
-        found = (feed_forward or mlp)(c, layer, ops, normed(ops, x, layer.mlp_norm, c.eps))
-        x = ops.add(x, scaled(ops, normed(ops, found, layer.post_mlp_norm, c.eps), c.residual_scale))
+        rope = local if c.windows[index] else angles
+        h = attention(c, layer, index, ops, normed(ops, x, layer.attn_norm, c.eps), rope, batch, w.slopes)
+        x = ops.add(x, scaled(ops, normed(ops, h, layer.post_attn_norm, c.eps), c.residual_scale))
+        h = (feed_forward or mlp)(c, layer, ops, normed(ops, x, layer.mlp_norm, c.eps))
+        x = ops.add(x, scaled(ops, normed(ops, h, layer.post_mlp_norm, c.eps), c.residual_scale))
     x = scaled(ops, normed(ops, x, w.norm, c.eps), c.logit_scale)
     return ops.logits(x, w.head, batch, c.logit_cap)
 
 
 def normed(ops: OpSet, x: Value, weight: Any, eps: float) -> Value:
-    """By a norm that a layer has, of either kind, or has not."""
+    """Layer norm, RMS norm or, where the layer has no weight for it, no norm."""
     if isinstance(weight, Affine):
         return ops.layer_norm(x, *weight, eps)
     return x if weight is None else ops.rms_norm(x, weight, eps)
@@ -297,8 +297,8 @@ def attention(
     ops.write_kv(k, v, batch, index)
     scale = 1 / sqrt(c.head_dim) if c.score_scale is None else c.score_scale
     window, cap = c.windows[index], c.score_cap
-    found = ops.paged_attention(q, batch, index, c.head_dim, scale, window, cap, slopes, layer.sinks)
-    return ops.linear(found, layer.out)
+    attended = ops.paged_attention(q, batch, index, c.head_dim, scale, window, cap, slopes, layer.sinks)
+    return ops.linear(attended, layer.out)
 
 
 def mlp(c: LlamaConfig, layer: LlamaLayer, ops: OpSet, x: Value) -> Value:

@@ -132,7 +132,8 @@ def without_mamba(hf: CheckpointConfig) -> CheckpointConfig:
     kinds = hf.list("layer_types", hf.list("layers_block_type", ["mamba"] * hf.int("num_hidden_layers")))
     if others := sorted({str(kind) for kind in kinds} - {"attention", "full_attention"}):
         raise Unsupported(
-            f"the layers of `{hf.architecture}` are {', '.join(others)}", "those with attention in all are supported"
+            f"the layers of `{hf.architecture}` are {', '.join(others)}",
+            "attention in all layers is supported",
         )
     inner = hf.int("shared_intermediate_size", 1024)
     return hf.with_values({"layer_types": None, "intermediate_size": inner})

@@ -1,6 +1,6 @@
-"""ModernBERT: an encoder with rotary positions, gated feed-forward layers, and windows in two layers of three.
+"""ModernBERT: an encoder with rope, gated feed-forward layers, and windows in two layers of three.
 
-The norm stands before each part, but before the first attention there is none."""
+Norms stand before attention and feed-forward, except before the first attention."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
 BODY = "model."  # names begin with it where the checkpoint has a head
-UNUSED = r"(head|decoder)\..*"  # of a head that nobody reads here
+UNUSED = r"(head|decoder)\..*"  # of a masked language model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class ModernBertConfig(EncoderConfig):
     eps: float  # of the norms
     activation: Activation
     head_activation: Activation
-    rope: RopeSpec  # in layers that see everything
+    rope: RopeSpec  # in layers with full attention
     local_rope: RopeSpec  # in layers with a window
     attention_bias: bool
     mlp_bias: bool
@@ -38,7 +38,7 @@ class ModernBertConfig(EncoderConfig):
 def config(hf: CheckpointConfig) -> ModernBertConfig:
     labels = 0
     if is_classifier(hf):
-        hf.expect("classifier_pooling", "cls")  # the mean of all tokens is not one row's affair
+        hf.expect("classifier_pooling", "cls")  # the mean over tokens is not one row of the batch
         labels = label_count(hf)
     hf.expect("rope_scaling", None)
     hf.expect("rope_local_scaling", None)
@@ -74,9 +74,9 @@ def config(hf: CheckpointConfig) -> ModernBertConfig:
 
 
 def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
-    """Layers are listed by kind, or every n-th one sees everything. `local_attention` counts both sides together."""
+    """By `layer_types`, or in all layers but every n-th. `local_attention` counts both sides together."""
     interval = hf.int("global_attn_every_n_layers", 3)
-    listed = hf.get("layer_types", ["sliding_attention" if at % interval else "full_attention" for at in range(layers)])
+    listed = hf.get("layer_types", ["sliding_attention" if i % interval else "full_attention" for i in range(layers)])
     if len(listed) != layers:
         raise BadCheckpoint(f"layer_types lists {len(listed)} layers, and there are {layers}")
     reach = hf.int("local_attention", 128) // 2
@@ -90,7 +90,7 @@ def top_specs(c: ModernBertConfig, prefix: str) -> TensorSpecs:
         "head": Linear({"classifier": c.labels}, c.hidden, bias=True, keep=Keep.ALL),
     }
     return {
-        "words": EmbeddingTable(f"{prefix}embeddings.tok_embeddings", c.vocab, c.hidden),
+        "embed": EmbeddingTable(f"{prefix}embeddings.tok_embeddings", c.vocab, c.hidden),
         "norm": LayerNorm(f"{prefix}embeddings.norm", c.hidden, bias=c.norm_bias),
         "last_norm": LayerNorm(f"{prefix}final_norm", c.hidden, bias=c.norm_bias),
         **(head if c.labels else {}),
@@ -120,7 +120,7 @@ class ModernBertLayer:
 
 @dataclass(frozen=True, slots=True)
 class ModernBertWeights:
-    words: Any
+    embed: Any
     norm: Affine
     layers: list[ModernBertLayer]
     last_norm: Affine
@@ -133,8 +133,8 @@ class ModernBertWeights:
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: ModernBertConfig, max_model_len: int) -> LoadedModel:
     prefix = BODY if any(name.startswith(BODY) for name in checkpoint.names()) else ""
-    named = {f"{prefix}layers.{layer}.": layer_specs(config, layer) for layer in range(config.layers)}
-    top, layers = load_weights(ops, checkpoint, top_specs(config, prefix), named, UNUSED)
+    by_prefix = {f"{prefix}layers.{layer}.": layer_specs(config, layer) for layer in range(config.layers)}
+    top, layers = load_weights(ops, checkpoint, top_specs(config, prefix), by_prefix, UNUSED)
     weights = ModernBertWeights(
         **top,
         layers=[ModernBertLayer(**layer) for layer in layers],
@@ -145,13 +145,13 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: ModernBertConfig, max_model
 
 
 def forward(c: ModernBertConfig, w: ModernBertWeights, ops: OpSet, batch: Any) -> Value:
-    """-> the vectors of tokens, or the logits of labels, of rows batch.logit_rows."""
+    """-> the hidden states, or a classifier's logits, of rows batch.logit_rows."""
     angles = {local: ops.rope_angles(batch.positions, w.local_rope if local else w.rope) for local in (False, True)}
-    x = ops.layer_norm(ops.embedding(batch.ids, w.words), *w.norm, c.eps)
+    x = ops.layer_norm(ops.embedding(batch.ids, w.embed), *w.norm, c.eps)
     for layer, window in zip(w.layers, c.windows, strict=True):
         h = x if layer.attn_norm is None else ops.layer_norm(x, *layer.attn_norm, c.eps)
         q, k, v = ops.split(ops.linear(h, layer.qkv), (c.hidden, c.hidden, c.hidden))
-        q, k = (ops.rope(part, angles[window > 0], c.head_dim) for part in (q, k))
+        q, k = (ops.rope(qk, angles[window > 0], c.head_dim) for qk in (q, k))
         attended = ops.attention(q, k, v, batch, c.head_dim, 1 / sqrt(c.head_dim), window=window)
         x = ops.add(x, ops.linear(attended, layer.out))
         gated = ops.activate_and_mul(ops.linear(ops.layer_norm(x, *layer.mlp_norm, c.eps), layer.gate_up), c.activation)

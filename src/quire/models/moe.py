@@ -25,7 +25,7 @@ class MoeConfig(LlamaConfig):
     family: MoeFamily
     num_experts: int
     routing: Routing
-    expert_size: int  # columns between an expert's two matrices; `intermediate` is that of layers without experts
+    expert_size: int  # intermediate size of an expert; `intermediate` is that of layers without experts
     shared_size: int  # of the shared experts together; 0: there are none
     sparse: tuple[bool, ...]  # for each layer: whether it has experts
     num_mtp_layers: int = 0  # layers behind the last that predict further tokens: not read
@@ -37,7 +37,7 @@ def config(hf: CheckpointConfig) -> MoeConfig:
 
 
 def config_fields(hf: CheckpointConfig, family: MoeFamily) -> dict[str, Any]:
-    """The fields of MoeConfig, for families that add their own. `hf` has the keys of Llama and Qwen-MoE."""
+    """The fields of MoeConfig, to which other model files add their own. `hf` has the keys of Llama and Qwen-MoE."""
     common = llama.config_fields(hf, family)
     num_experts = hf.int("num_local_experts" if "num_local_experts" in hf else "num_experts")
     top_k = hf.int("num_experts_per_tok")
@@ -68,7 +68,7 @@ def attention_specs(c: MoeConfig) -> TensorSpecs:
 
 
 def _expert_names(c: MoeConfig, stored: Container[str]) -> ExpertNames:
-    """Of the ways to name experts, the one that the first layer with experts is stored in."""
+    """The family's names for experts that the first layer with experts is stored under."""
     usual, *others = c.family.experts
     prefix = f"model.layers.{c.sparse.index(True)}." if True in c.sparse else ""
     return next((names for names in others if f"{prefix}{names.down.format(0)}.weight" in stored), usual)

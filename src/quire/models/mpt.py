@@ -28,7 +28,7 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
         eps=hf.float("layer_norm_epsilon", 1e-5),
         tied=hf.bool("tie_word_embeddings", True),
         bias=False,
-        clip=attention.float("clip_qkv", 0.0),
+        clip_qkv=attention.float("clip_qkv", 0.0),
     )
     attention.expect("kv_n_heads", c.heads, None)
     return replace(c, scale=attention.float("softmax_scale", c.scale), slopes=alibi.alibi_slopes(c.heads, max_bias))

@@ -1,5 +1,5 @@
-"""Nemotron and Jais 2: rotary, layer norms, and a feed-forward layer without a gate that squares what is above zero.
-Nemotron's norms are stored less 1."""
+"""Nemotron and Jais 2: rope, layer norms, and a feed-forward layer without a gate whose activation is ReLU squared.
+Nemotron's norm weights are stored less 1."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from quire.weights.config import CheckpointConfig
 class NemotronFamily:
     eps_key: str
     bias: bool  # of all linear layers, where `attention_bias` does not say
-    rotary_factor: float  # the part of a head that rotates
+    rotary_factor: float  # fraction of a head that is rotated, where config.json does not say
     norm_offset: float  # added to stored norm weights
 
 
@@ -44,8 +44,8 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
         "embed": EmbeddingTable("embed_tokens", config.vocab, config.hidden),
         "norm": _norm(config, "norm"),
     }
-    names = gpt.GPTTensors("model.", "layers", top, layer_specs(config))
-    return gpt.load_model(ops, checkpoint, config, max_model_len, names)
+    tensors = gpt.GPTTensors("model.", "layers", top, layer_specs(config))
+    return gpt.load_model(ops, checkpoint, config, max_model_len, tensors)
 
 
 def layer_specs(c: gpt.GPTConfig) -> TensorSpecs:

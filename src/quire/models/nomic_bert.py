@@ -1,4 +1,4 @@
-"""NomicBERT: BERT with rotary positions and gated feed-forward layers, and without biases."""
+"""NomicBERT: BERT with rope and gated feed-forward layers, and without biases."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,8 @@ from quire.ops.tensors import PackedWeight, StoredTensor, stored_floats
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-UNUSED = r"(.*\.)?pooler\..*|cls\..*"  # heads that nobody reads here
-# As its authors spell it, and as transformers does.
-SPELLINGS = {
+UNUSED = r"(.*\.)?pooler\..*|cls\..*"  # heads that are not used
+SPELLINGS = {  # the authors' key -> that of transformers
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads",
@@ -34,7 +33,7 @@ SPELLINGS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NomicBertConfig(EncoderConfig):
     intermediate: int
-    kinds: int  # of tokens, of which all are the first
+    token_types: int  # every token is of the first
     eps: float  # of the norms
     rope: RopeSpec
 
@@ -47,7 +46,7 @@ def config(hf: CheckpointConfig) -> NomicBertConfig:
     hf.expect("rotary_emb_fraction", 1.0, None)
     hf.expect("rotary_emb_interleaved", False, None)
     hf.expect("moe_every_n_layers", 0, None)
-    hf = hf.with_values({ours: hf.get(theirs) for theirs, ours in SPELLINGS.items() if theirs in hf})
+    hf = hf.with_values({key: hf.get(authors) for authors, key in SPELLINGS.items() if authors in hf})
     hidden, layers, heads = hf.int("hidden_size"), hf.int("num_hidden_layers"), hf.int("num_attention_heads")
     if heads < 1 or hidden % heads:
         raise BadCheckpoint(f"{hidden} columns cannot be divided among {heads} heads")
@@ -64,7 +63,7 @@ def config(hf: CheckpointConfig) -> NomicBertConfig:
         max_length=max_position,
         windows=(0,) * layers,
         intermediate=hf.int("intermediate_size"),
-        kinds=hf.int("type_vocab_size", 2),
+        token_types=hf.int("type_vocab_size", 2),
         eps=hf.float("layer_norm_eps", 1e-12),
         rope=read_rope(hf, hidden // heads, max_position, 1000.0),
     )
@@ -72,13 +71,13 @@ def config(hf: CheckpointConfig) -> NomicBertConfig:
 
 @dataclass(frozen=True, slots=True)
 class TokenTypeRow:
-    """What is added to every token: the row of the first kind, at every position."""
+    """The embedding of the first token type, at every position."""
 
     name: str
     config: NomicBertConfig
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{self.name}.weight", (self.config.kinds, self.config.hidden)
+        yield f"{self.name}.weight", (self.config.token_types, self.config.hidden)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
         first = dequantize(tensors[0]).reshape(-1, self.config.hidden)[0]
@@ -87,8 +86,8 @@ class TokenTypeRow:
 
 def top_specs(c: NomicBertConfig) -> TensorSpecs:
     return {
-        "words": EmbeddingTable("embeddings.word_embeddings", c.vocab, c.hidden),
-        "kinds": TokenTypeRow("embeddings.token_type_embeddings", c),
+        "embed": EmbeddingTable("embeddings.word_embeddings", c.vocab, c.hidden),
+        "token_type": TokenTypeRow("embeddings.token_type_embeddings", c),
         "norm": LayerNorm("emb_ln", c.hidden),
     }
 
@@ -116,25 +115,25 @@ class NomicBertLayer:
 
 @dataclass(frozen=True, slots=True)
 class NomicBertWeights:
-    words: Any
-    kinds: Any
+    embed: Any
+    token_type: Any
     norm: Affine
     layers: list[NomicBertLayer]
     rope: Any  # rotary frequencies
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: NomicBertConfig, max_model_len: int) -> LoadedModel:
-    named = {f"encoder.layers.{layer}.": layer_specs(config) for layer in range(config.layers)}
-    top, layers = load_weights(ops, checkpoint, top_specs(config), named, UNUSED)
+    by_prefix = {f"encoder.layers.{layer}.": layer_specs(config) for layer in range(config.layers)}
+    top, layers = load_weights(ops, checkpoint, top_specs(config), by_prefix, UNUSED)
     rope = ops.frequencies(*frequencies(config.rope, max_model_len))
     weights = NomicBertWeights(**top, layers=[NomicBertLayer(**layer) for layer in layers], rope=rope)
     return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
 def forward(c: NomicBertConfig, w: NomicBertWeights, ops: OpSet, batch: Any) -> Value:
-    """-> the vectors of tokens, of rows batch.logit_rows."""
+    """-> the hidden states of rows batch.logit_rows."""
     angles = ops.rope_angles(batch.positions, w.rope)
-    x = ops.add(ops.embedding(batch.ids, w.words), ops.embedding(batch.positions, w.kinds))
+    x = ops.add(ops.embedding(batch.ids, w.embed), ops.embedding(batch.positions, w.token_type))
     x = ops.layer_norm(x, *w.norm, c.eps)
     for layer in w.layers:
         q, k, v = ops.split(ops.linear(x, layer.qkv), (c.hidden, c.hidden, c.hidden))

@@ -1,4 +1,4 @@
-"""OLMo (the first): Llama with layer norms that have no weights; some keep q, k and v in a range."""
+"""OLMo (the first): Llama with layer norms that have no weights; some clip q, k and v."""
 
 from quire.models import gpt
 from quire.models.activations import read_activation
@@ -17,7 +17,7 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
         activation=read_activation(hf, "hidden_act", "silu"),
         bias=hf.bool("attention_bias", False),
         gated=True,
-        clip=hf.float("clip_qkv", 0.0),
+        clip_qkv=hf.float("clip_qkv", 0.0),
     )
 
 
@@ -26,8 +26,8 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
         "embed": EmbeddingTable("embed_tokens", config.vocab, config.hidden),
         "norm": plain_norm("norm", config),
     }
-    names = gpt.GPTTensors("model.", "layers", top, layer_specs(config))
-    return gpt.load_model(ops, checkpoint, config, max_model_len, names)
+    tensors = gpt.GPTTensors("model.", "layers", top, layer_specs(config))
+    return gpt.load_model(ops, checkpoint, config, max_model_len, tensors)
 
 
 def layer_specs(c: gpt.GPTConfig) -> TensorSpecs:

@@ -1,4 +1,4 @@
-"""Phi-1, 1.5 and 2: attention and MLP side by side behind one norm, half of each head rotates, a head with a bias."""
+"""Phi-1, 1.5 and 2: attention and MLP in parallel behind one norm, rope on half of each head, a head with a bias."""
 
 from quire.models import gpt
 from quire.models.activations import read_activation
@@ -7,7 +7,7 @@ from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-FUSED = "fused_qkv"  # in GGUF files of 2023: q, k and v are one tensor
+FUSED = "fused_qkv"  # config key of GGUF files of 2023: q, k and v are one tensor
 
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:

@@ -1,4 +1,6 @@
-"""Which file knows an architecture. Entries are names, so that nothing is imported before it is needed."""
+"""Architecture -> model file. Entries are module names, so that a file is imported only when it is needed.
+
+The families of llama.py and moe.py are rows of llama_families.py and moe_families.py."""
 
 from difflib import get_close_matches
 from importlib import import_module
@@ -81,7 +83,7 @@ ARCHITECTURES = {
     "OlmoForCausalLM": "quire.models.olmo",
 }
 
-ENCODER_DECODERS = {  # they read a text and then write another
+ENCODER_DECODERS = {
     "T5ForConditionalGeneration": "quire.models.t5",
     "MT5ForConditionalGeneration": "quire.models.t5",
     "BartForConditionalGeneration": "quire.models.bart",
@@ -91,7 +93,7 @@ ENCODER_DECODERS = {  # they read a text and then write another
     "PegasusForConditionalGeneration": "quire.models.bart",
 }
 
-EMBEDDERS = {  # vectors of texts come out. Decoders can give them too: see runtime/headless.py
+EMBEDDERS = {  # they embed texts. Decoders can embed too: see runtime/headless.py
     "BertModel": "quire.models.bert",
     "BertForMaskedLM": "quire.models.bert",
     "RobertaModel": "quire.models.bert",
@@ -108,7 +110,7 @@ EMBEDDERS = {  # vectors of texts come out. Decoders can give them too: see runt
     "NomicBertModel": "quire.models.nomic_bert",
 }
 
-SCORERS = {  # a number for a pair of texts comes out
+SCORERS = {  # they score pairs of texts
     "BertForSequenceClassification": "quire.models.bert",
     "RobertaForSequenceClassification": "quire.models.bert",
     "XLMRobertaForSequenceClassification": "quire.models.bert",
@@ -126,44 +128,44 @@ PURPOSES: dict[Purpose, dict[str, str]] = {
     "score": SCORERS,
 }
 
-_WHAT_FOR = {
-    "generate": ("continues texts", "use `quire run`, `chat` or `serve`, or LLM"),
-    "embed": ("makes vectors of texts", "use `quire embed`, or Embedder"),
+_USES = {
+    "generate": ("generates text", "use `quire run`, `chat` or `serve`, or LLM"),
+    "embed": ("embeds texts", "use `quire embed`, or Embedder"),
     "score": ("scores pairs of texts", "use `quire embed --score`, or Embedder.score"),
 }
 
 
 class Family(Protocol):
-    """What a model file gives."""
+    """What a model file defines."""
 
     def config(self, hf: CheckpointConfig) -> ModelConfig:
-        """Read the numbers; a value nobody wrote code for fails here, by name."""
+        """Read config.json; a value that is not supported fails here, by name."""
 
     def load(self, ops: OpSet, checkpoint: Checkpoint, config: ModelConfig, max_model_len: int) -> LoadedModel:
-        """Pack the weights, and bind them to the forward pass."""
+        """Pack the weights and bind them to the forward pass."""
 
 
 def family(architecture: str, *purposes: Purpose) -> Family:
-    """The model file, for one of `purposes` (nothing said: to generate)."""
+    """The model file of an architecture that serves one of `purposes` (default: generate)."""
     purposes = purposes or ("generate",)
-    found = purpose(architecture)
-    if found not in purposes:
-        does, hint = _WHAT_FOR[found]
+    actual = purpose(architecture)
+    if actual not in purposes:
+        does, hint = _USES[actual]
         raise Unsupported(f"a `{architecture}` {does}, and does not {' or '.join(purposes)}", hint)
-    return cast(Family, import_module(PURPOSES[found][architecture]))
+    return cast(Family, import_module(PURPOSES[actual][architecture]))
 
 
 def decoder_of(architecture: str) -> str | None:
-    """The decoder that an architecture is, or that it is without the head: `MistralModel` is a `MistralForCausalLM`."""
+    """The decoder of an architecture, with or without its head: `MistralModel` is a `MistralForCausalLM`."""
     names = (architecture, architecture.removesuffix("Model") + "ForCausalLM")
     return next((name for name in names if name in ARCHITECTURES), None)
 
 
 def purpose(architecture: str) -> Purpose:
-    """What an architecture was made for."""
-    for found, architectures in PURPOSES.items():
+    """What an architecture is for."""
+    for purpose, architectures in PURPOSES.items():
         if architecture in architectures:
-            return found
+            return purpose
     if decoder_of(architecture):
         return "embed"
     known = [name for architectures in PURPOSES.values() for name in architectures]

@@ -1,5 +1,5 @@
-"""StableLM: Llama's MLP with layer norms; a part of each head rotates. 2-12B has attention and MLP side by side behind
-one norm, and a norm for each query and key head."""
+"""StableLM: Llama's MLP with layer norms, and rope on a part of each head. 2-12B has attention and MLP in parallel
+behind one norm, and a norm for each query and key head."""
 
 from quire.models import gpt
 from quire.models.activations import read_activation
@@ -8,7 +8,7 @@ from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-STACKED_NORMS = "stacked_head_norms"  # true in GGUF files: the norms of all heads are one tensor
+STACKED_NORMS = "stacked_head_norms"  # config key of GGUF files: the norms of all heads are one tensor
 
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
@@ -37,7 +37,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
 
 def layer_specs(c: gpt.GPTConfig, stacked: bool) -> TensorSpecs:
     qkv = {"self_attn.q_proj": c.q_size, "self_attn.k_proj": c.kv_size, "self_attn.v_proj": c.kv_size}
-    names: dict[str, TensorSpec] = {
+    specs: dict[str, TensorSpec] = {
         "attn_norm": LayerNorm("input_layernorm", c.hidden),
         "qkv": Linear(qkv, c.hidden, c.bias),
         "out": Linear({"self_attn.o_proj": c.hidden}, c.q_size),
@@ -45,11 +45,11 @@ def layer_specs(c: gpt.GPTConfig, stacked: bool) -> TensorSpecs:
         "down": Linear({"mlp.down_proj": c.hidden}, c.intermediate),
     }
     if not c.parallel:
-        names |= {"mlp_norm": LayerNorm("post_attention_layernorm", c.hidden)}
+        specs |= {"mlp_norm": LayerNorm("post_attention_layernorm", c.hidden)}
     if c.head_norms:
         norm = "self_attn.{}_layernorm" if stacked else "self_attn.{}_layernorm.norms.{{}}"
-        names |= {
+        specs |= {
             "q_norm": HeadLayerNorms(norm.format("q"), c.heads, c.head_dim),
             "k_norm": HeadLayerNorms(norm.format("k"), c.kv_heads, c.head_dim),
         }
-    return names
+    return specs

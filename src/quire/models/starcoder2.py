@@ -1,4 +1,4 @@
-"""StarCoder2: rotary, grouped keys, a window, and biases everywhere."""
+"""StarCoder2: rope, grouped-query attention, a window, and biases everywhere."""
 
 from quire.models import gpt
 from quire.models.activations import read_activation
@@ -29,8 +29,8 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_le
         "embed": EmbeddingTable("embed_tokens", config.vocab, config.hidden),
         "norm": LayerNorm("norm", config.hidden),
     }
-    names = gpt.GPTTensors("model.", "layers", top, layer_specs(config))
-    return gpt.load_model(ops, checkpoint, config, max_model_len, names)
+    tensors = gpt.GPTTensors("model.", "layers", top, layer_specs(config))
+    return gpt.load_model(ops, checkpoint, config, max_model_len, tensors)
 
 
 def layer_specs(c: gpt.GPTConfig) -> TensorSpecs:

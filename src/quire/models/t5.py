@@ -1,8 +1,9 @@
-"""T5, and what differs from it in numbers: T5 1.1, FLAN-T5, mT5.
+"""T5, T5 1.1, FLAN-T5 and mT5.
 
-No positions: scores gain what a table says of the distance, the same in all layers. Distances are sorted into buckets
-that widen with them, up to one for all beyond `relative_attention_max_distance`; so for every head a table of that many
-distances either way says it all. Scores are not scaled; there are no biases."""
+Positions enter as relative position biases: a table for each head says what is added to a score, by the distance of the
+two tokens, in all layers alike. Distances are sorted into buckets that widen with the distance, and all beyond
+`relative_attention_max_distance` share one. So a table of that many distances either way is enough. Scores are not
+scaled, and linear layers have no biases."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ from quire.ops.tensors import PackedWeight, StoredTensor
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-LONGEST = 1 << 20  # tokens of a source and its answer: distances know no end, so this is a matter of memory alone
-# The table of words under its other names, which older exports stored as well; and a bias that was never used.
+MAX_TOKENS = 1 << 20  # of a source and its answer: the model has no limit, so memory is the only one
+# The embedding under its other names, which older exports stored as well, and a bias that was never used.
 UNUSED = (
     r"(encoder|decoder)\.embed_tokens\.weight|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\..*"
 )
@@ -43,7 +44,7 @@ FEED_FORWARD = {
 class T5Config(Seq2SeqConfig):
     intermediate: int
     eps: float  # of the norms
-    gated: bool  # the feed-forward layer multiplies its activation with a second product
+    gated: bool  # the feed-forward layer has a gate
     activation: Activation
     buckets: int
     max_distance: int
@@ -69,9 +70,9 @@ def config(hf: CheckpointConfig) -> T5Config:
         head_dim=hf.int("d_kv"),
         vocab=hf.int("vocab_size"),
         max_position=2 * hf.int("n_positions", 512),
-        max_length=LONGEST,
+        max_length=MAX_TOKENS,
         windows=(0,) * decoder_layers,
-        seq2seq=read_seq2seq(hf, LONGEST, LONGEST),
+        seq2seq=read_seq2seq(hf, MAX_TOKENS, MAX_TOKENS),
         encoder_layers=layers,
         encoder_heads=heads,
         intermediate=hf.int("d_ff"),
@@ -91,7 +92,7 @@ def _scales_logits(hf: CheckpointConfig) -> bool:
 
 
 def bucket(distance: NDArray[np.int64], both_ways: bool, num_buckets: int, max_distance: int) -> NDArray[np.int64]:
-    """Of (position of the key - position of the query). Where a query sees only what is before it, all beyond is 0."""
+    """The bucket of (key position - query position). Unless `both_ways`, keys after the query are in bucket 0."""
     first = np.zeros_like(distance)
     if both_ways:
         num_buckets //= 2
@@ -99,15 +100,15 @@ def bucket(distance: NDArray[np.int64], both_ways: bool, num_buckets: int, max_d
         size = np.abs(distance)
     else:
         size = np.maximum(-distance, 0)
-    exact = num_buckets // 2  # buckets of one distance each
+    exact = num_buckets // 2  # buckets of a single distance
     ratio = np.maximum(size, 1).astype(np.float32) / exact
     wide = exact + (np.log(ratio) / log(max_distance / exact) * (num_buckets - exact)).astype(np.int64)
     return first + np.where(size < exact, size, np.minimum(wide, num_buckets - 1))
 
 
 @dataclass(frozen=True, slots=True)
-class DistanceBiases:
-    """What scores gain by the distance, from what is stored: [buckets, heads]."""
+class RelativePositionBias:
+    """The bias of scores for every distance up to `max_distance` either way, from a stored [buckets, heads]."""
 
     name: str
     heads: int
@@ -128,9 +129,9 @@ def top_specs(c: T5Config, head: str) -> TensorSpecs:
     biases = "block.0.layer.0.SelfAttention.relative_attention_bias"
     sizes = c.heads, c.buckets, c.max_distance
     return {
-        "words": EmbeddingTable("shared", c.vocab, c.hidden),
-        "encoder_biases": DistanceBiases(f"encoder.{biases}", *sizes, both_ways=True),
-        "decoder_biases": DistanceBiases(f"decoder.{biases}", *sizes, both_ways=False),
+        "embed": EmbeddingTable("shared", c.vocab, c.hidden),
+        "encoder_biases": RelativePositionBias(f"encoder.{biases}", *sizes, both_ways=True),
+        "decoder_biases": RelativePositionBias(f"decoder.{biases}", *sizes, both_ways=False),
         "encoder_norm": Vector("encoder.final_layer_norm", c.hidden),
         "decoder_norm": Vector("decoder.final_layer_norm", c.hidden),
         "head": Linear({head: c.vocab}, c.hidden, keep=Keep.EIGHT_BITS),
@@ -138,7 +139,7 @@ def top_specs(c: T5Config, head: str) -> TensorSpecs:
 
 
 def layer_specs(c: T5Config, feed_forward: int) -> TensorSpecs:
-    """`feed_forward`: which of the parts of a layer it is."""
+    """`feed_forward`: the index of the feed-forward part in a layer."""
     ff = f"layer.{feed_forward}"
     up = [f"{ff}.DenseReluDense.{name}" for name in (("wi_0", "wi_1") if c.gated else ("wi",))]
     return {
@@ -166,7 +167,7 @@ class T5Layer:
     qkv: PackedWeight
     out: PackedWeight
     mlp_norm: Any
-    up: PackedWeight  # and the gate before it
+    up: PackedWeight  # with the gate stacked before it, if there is one
     down: PackedWeight
 
 
@@ -180,7 +181,7 @@ class T5DecoderLayer(T5Layer):
 
 @dataclass(frozen=True, slots=True)
 class T5Weights:
-    words: Any
+    embed: Any
     encoder_biases: Any
     decoder_biases: Any
     encoder_norm: Any
@@ -192,11 +193,11 @@ class T5Weights:
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: T5Config, max_model_len: int) -> LoadedModel:
     head = "lm_head" if "lm_head.weight" in checkpoint.names() else "shared"
-    readers = {f"encoder.block.{index}.": layer_specs(config, 1) for index in range(config.encoder_layers)}
-    writers = {
+    encoder = {f"encoder.block.{index}.": layer_specs(config, 1) for index in range(config.encoder_layers)}
+    decoder = {
         f"decoder.block.{index}.": {**layer_specs(config, 2), **cross_specs(config)} for index in range(config.layers)
     }
-    top, layers = load_weights(ops, checkpoint, top_specs(config, head), readers | writers, UNUSED)
+    top, layers = load_weights(ops, checkpoint, top_specs(config, head), encoder | decoder, UNUSED)
     weights = T5Weights(
         **top,
         encoder=[T5Layer(**layer) for layer in layers[: config.encoder_layers]],
@@ -211,23 +212,23 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: T5Config, max_model_len: in
 
 
 def encode(c: T5Config, w: T5Weights, ops: OpSet, batch: Any) -> Value:
-    x = ops.embedding(batch.ids, w.words)
+    x = ops.embedding(batch.ids, w.embed)
     for layer in w.encoder:
         q, k, v = ops.split(ops.linear(ops.rms_norm(x, layer.attn_norm, c.eps), layer.qkv), (c.q_size,) * 3)
-        found = ops.attention(q, k, v, batch, c.head_dim, 1.0, biases=w.encoder_biases)
-        x = ops.add(x, ops.linear(found, layer.out))
+        attended = ops.attention(q, k, v, batch, c.head_dim, 1.0, biases=w.encoder_biases)
+        x = ops.add(x, ops.linear(attended, layer.out))
         x = ops.add(x, feed_forward(c, layer, ops, x))
     x = ops.rms_norm(x, w.encoder_norm, c.eps)
     return write_source(c, [layer.cross_kv for layer in w.decoder], ops, x, batch)
 
 
 def forward(c: T5Config, w: T5Weights, ops: OpSet, batch: Any) -> Value:
-    x = ops.embedding(batch.ids, w.words)
+    x = ops.embedding(batch.ids, w.embed)
     for index, layer in enumerate(w.decoder):
         q, k, v = ops.split(ops.linear(ops.rms_norm(x, layer.attn_norm, c.eps), layer.qkv), (c.q_size,) * 3)
         ops.write_kv(k, v, batch, index)
-        found = ops.paged_attention(q, batch, index, c.head_dim, 1.0, biases=w.decoder_biases)
-        x = ops.add(x, ops.linear(found, layer.out))
+        attended = ops.paged_attention(q, batch, index, c.head_dim, 1.0, biases=w.decoder_biases)
+        x = ops.add(x, ops.linear(attended, layer.out))
         q = ops.linear(ops.rms_norm(x, layer.cross_norm, c.eps), layer.cross_q)
         x = ops.add(x, ops.linear(ops.cross_attention(q, batch, index, c.head_dim, 1.0), layer.cross_out))
         x = ops.add(x, feed_forward(c, layer, ops, x))

@@ -24,7 +24,7 @@ def read_gguf_adapter(path: Path, heads: Mapping[str, int]) -> dict[str, LowRank
     metadata.expect("adapter.type", "lora")
     metadata.expect("adapter.alora.invocation_tokens", None)
     row = find_architecture(metadata)
-    if row.constants.get("qkv_apart"):
+    if row.constants.get("qkv_ungrouped"):
         raise Unsupported(f"{path} is an adapter of `{row.name}` in GGUF", "use the one that PEFT has saved")
     tensors = {name: stored_tensor(gguf, entry) for name, entry in read_directory(gguf).items()}
     names = {name.rpartition(".")[0] for name in tensors}

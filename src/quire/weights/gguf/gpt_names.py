@@ -1,7 +1,7 @@
 """What GGUF calls things in the families with layer norms; see gguf_names.py.
 
 Where a family stores q, k and v in one tensor, group by group, the converter has put them one after the other: the key
-`qkv_apart`, which Hugging Face's configurations do not have, says so."""
+`qkv_ungrouped`, which Hugging Face's configurations do not have, says so."""
 
 from collections.abc import Mapping
 
@@ -83,7 +83,7 @@ GPT_ARCHITECTURES: Mapping[str, Architecture] = {
     "gptneox": Architecture(
         name="GPTNeoXForCausalLM",
         keys={**SIZES, "layer_norm_eps": EPS, "use_parallel_residual": "use_parallel_residual"},
-        constants={"model_type": "gpt_neox", "qkv_apart": True},
+        constants={"model_type": "gpt_neox", "qkv_ungrouped": True},
         tensors=outer(token_embd="gpt_neox.embed_in", output_norm="gpt_neox.final_layer_norm"),
         layer_tensors={**OF_BLOOM, "attn_qkv": "attention.query_key_value", "attn_output": "attention.dense"},
         layers="gpt_neox.layers",
@@ -92,7 +92,7 @@ GPT_ARCHITECTURES: Mapping[str, Architecture] = {
     "bloom": Architecture(
         name="BloomForCausalLM",
         keys={**SIZES, "layer_norm_epsilon": EPS},
-        constants={"model_type": "bloom", "qkv_apart": True},
+        constants={"model_type": "bloom", "qkv_ungrouped": True},
         tensors=outer(
             token_embd="transformer.word_embeddings",
             token_embd_norm="transformer.word_embeddings_layernorm",
@@ -113,7 +113,7 @@ GPT_ARCHITECTURES: Mapping[str, Architecture] = {
             "model_type": "falcon",
             "new_decoder_architecture": True,
             "num_ln_in_parallel_attn": 1,
-            "qkv_apart": True,
+            "qkv_ungrouped": True,
         },
         tensors=outer(token_embd="transformer.word_embeddings", output_norm="transformer.ln_f"),
         layer_tensors={name: theirs for name, theirs in OF_BLOOM.items() if name != "ffn_norm"},
