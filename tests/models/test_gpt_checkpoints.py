@@ -156,7 +156,7 @@ def test_a_value_without_code_is_refused_by_name(architecture: str, values: dict
 def test_a_missing_number_is_named() -> None:
     with pytest.raises(BadCheckpoint, match="rotary_dim is missing"):
         read("GPTJForCausalLM", {"rotary_dim": None})
-    with pytest.raises(BadCheckpoint, match="20 of 16 columns of a head turn"):
+    with pytest.raises(BadCheckpoint, match="20 of 16 columns of a head are rotated"):
         read("GPTJForCausalLM", {"rotary_dim": 20})
     with pytest.raises(BadCheckpoint, match="num_attention_heads is missing"):
         read("BloomForCausalLM", {"n_head": None})

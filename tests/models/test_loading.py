@@ -57,7 +57,7 @@ class Tensors:
         rows = np.ones((int(np.prod(shape[:-1])), shape[-1]), np.float32)
         return StoredTensor(name, shape, F32, rows.view(np.uint8))
 
-    def forget(self) -> None: ...
+    def drop_pages(self) -> None: ...
 
 
 def complete() -> dict[str, tuple[int, ...]]:

@@ -102,5 +102,5 @@ def test_unknown_and_incomplete_scalings() -> None:
         frequencies(read_rope({"rope_scaling": {"type": "linear", "factor": "four"}}, HEAD_DIM, 512), 512)
     with pytest.raises(BadCheckpoint, match="`factor`"):
         frequencies(read_rope({"rope_scaling": {"type": "linear"}}, HEAD_DIM, 512), 512)
-    with pytest.raises(BadCheckpoint, match="`short_factor` has 1 numbers"):
+    with pytest.raises(BadCheckpoint, match="`short_factor` has 1 factors"):
         frequencies(read_rope({"rope_scaling": {"type": "su", "short_factor": [1.0]}}, HEAD_DIM, 512), 512)

@@ -51,7 +51,7 @@ def test_linear_stacks_parts_and_biases() -> None:
 
 
 def test_rope_turns_pairs_and_leaves_the_rest() -> None:
-    inv_freq, head_dim = np.array([1.0, 0.25], np.float32), 6  # 4 of 6 columns turn
+    inv_freq, head_dim = np.array([1.0, 0.25], np.float32), 6  # 4 of 6 columns are rotated
     positions, x = [0, 3, 11], random(3, 2 * head_dim)
     angles = ops.rope_angles(torch.tensor(positions), ops.frequencies(inv_freq, 1.5))
     assert angles.shape == (3, 4)

@@ -95,7 +95,7 @@ class RandomCheckpoint:
         array = self.arrays[name]
         return StoredTensor(name, array.shape, F32, array.reshape(-1, array.shape[-1]).view(np.uint8))
 
-    def forget(self) -> None: ...
+    def drop_pages(self) -> None: ...
 
 
 def make_ops(backend: str) -> OpSet:

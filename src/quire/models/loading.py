@@ -334,7 +334,7 @@ def _in_file_order(
 
 def _load(ops: OpSet, checkpoint: Checkpoint, prefix: str, spec: TensorSpec) -> Any:
     loaded = spec.load(ops, [checkpoint.tensor(prefix + name) for name, _ in spec.shapes()])
-    checkpoint.forget()
+    checkpoint.drop_pages()
     return replace(loaded, layers=spec.layers(prefix)) if isinstance(spec, Linear) else loaded
 
 

@@ -37,8 +37,8 @@ class RenamedCheckpoint:
     def tensor(self, name: str) -> StoredTensor:
         return self._checkpoint.tensor(self._names[name])
 
-    def forget(self) -> None:
-        self._checkpoint.forget()
+    def drop_pages(self) -> None:
+        self._checkpoint.drop_pages()
 
     @classmethod
     def by_substring(cls, checkpoint: Checkpoint, substitutions: Mapping[str, str]) -> "RenamedCheckpoint":
