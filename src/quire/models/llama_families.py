@@ -1,9 +1,10 @@
 """The families that are Llama but for a few features: one row a family.
 
-To add one, write its row in FAMILIES, naming only what differs from Llama, and its line in registry.py."""
+To add a family, write its row in FAMILIES, with only what differs from Llama, and its line in registry.py. To read it
+from GGUF as well, add a row to weights/gguf/names.py."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, Literal
 
@@ -42,8 +43,8 @@ class LlamaFamily:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # key -> its value where config.json has none
     # Key -> the values that are supported. With None among them, the key may be missing.
     expects: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    adapt: Callable[[CheckpointConfig], CheckpointConfig] | None = None  # for what the three above cannot say
-    # What `hidden_act` may say -> what it means. With None among them, the key may be missing.
+    adapt: Callable[[CheckpointConfig], CheckpointConfig] | None = None  # what the three above cannot express
+    # Supported values of `hidden_act` -> activation. With None among them, the key may be missing.
     activations: Mapping[str | None, Activation] = field(default_factory=lambda: {"silu": Activation.SILU})
     scales: Callable[[CheckpointConfig], Mapping[str, float]] | None = None  # -> factors and caps of LlamaConfig
 
@@ -53,7 +54,7 @@ class LlamaFamily:
     rope_interleaved: bool = False  # the checkpoint has the two columns of a rotary pair side by side
     rope_alpha: bool = False  # `alpha` of a dynamic rope scaling is a fixed NTK factor
     local_rope: bool = False  # layers with a window rotate by `rope_local_base_freq`, without scaling
-    query_scaling: bool = False  # queries grow with their position: `llama_4_scaling_beta`
+    query_scaling: bool = False  # queries are scaled by their position: `llama_4_scaling_beta`
     bias_key: str = "use_bias"  # the key that gives all linear layers biases
     qkv_bias: bool = False  # where config.json does not say
     out_bias: bool = True  # the output projection has a bias where `attention_bias` is set
@@ -63,13 +64,13 @@ class LlamaFamily:
     qk_norms_after_rope: bool = False
 
     # -- tensors
-    renamed: Mapping[str, str] = field(default_factory=dict)  # parts of the family's tensor names -> Llama's
+    renamed: Mapping[str, str] = field(default_factory=dict)  # substring of tensor names -> Llama's
     norms: Mapping[str, str] = field(default_factory=lambda: PRE_NORMS)  # field of LlamaLayer -> tensor
     layer_norm: bool = False  # norms are layer norms with biases, not RMS norms
     norm_offset: float = 0.0  # added to stored norm weights
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
-    fused_qkv: bool = False  # q, k and v are one tensor; else they are if that tensor is stored
+    fused_qkv: bool = False  # q, k and v are always one tensor; else only if that tensor is stored
     grouped_qkv: bool = False  # in that tensor, each key head stands behind the query heads that share it
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # one name: gate and up are one tensor
     down: str = "mlp.down_proj"
@@ -85,7 +86,7 @@ def translate(hf: CheckpointConfig, family: LlamaFamily) -> CheckpointConfig:
     return hf if family.adapt is None else family.adapt(hf)
 
 
-# -- what rows cannot say as data --------------------------------------------------------------------------------------
+# -- what a row needs code for -----------------------------------------------------------------------------------------
 
 
 def granite_scales(hf: CheckpointConfig) -> dict[str, float]:
@@ -159,18 +160,19 @@ TEXT_MODELS: Mapping[str, Callable[[CheckpointConfig], CheckpointConfig]] = {
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
-GELU_TANH = ("gelu_pytorch_tanh", "gelu", None)  # the first Gemmas said "gelu" and meant the approximation
-GEMMA: dict[str, Any] = {
-    "defaults": {"tie_word_embeddings": True},
-    "expects": {
+GELU_TANH = ("gelu_pytorch_tanh", "gelu", None)  # configurations of Gemma 1 say "gelu" for the approximation
+GEMMA = LlamaFamily(
+    defaults={"tie_word_embeddings": True},
+    expects={
         "hidden_activation": GELU_TANH,
         "use_bidirectional_attention": (False, None),
         "rope_local_scaling": (None,),
     },
-    "activations": dict.fromkeys(GELU_TANH, Activation.GELU_TANH),
-    "norm_offset": 1.0,
-}
-GEMMA2: dict[str, Any] = {**GEMMA, "scales": gemma2_scales, "norms": GEMMA_NORMS}
+    activations=dict.fromkeys(GELU_TANH, Activation.GELU_TANH),
+    scales=gemma_scales,
+    norm_offset=1.0,
+)
+GEMMA2 = replace(GEMMA, scales=gemma2_scales, windows=window_except_every(2), norms=GEMMA_NORMS)
 GEMMA3_DEFAULTS = {
     "vocab_size": 262_208,
     "num_attention_heads": 8,
@@ -184,13 +186,10 @@ GEMMA3_DEFAULTS = {
     "sliding_window_pattern": 6,
     "tie_word_embeddings": True,
 }
-GLM: dict[str, Any] = {
-    "defaults": {"partial_rotary_factor": 0.5},
-    "rope_interleaved": True,
-    "out_bias": False,
-    "gate_up": ("mlp.gate_up_proj",),
-}
-OLMO: dict[str, Any] = {"expects": {"rope_local_scaling": (None,)}, "norms": POST_NORMS}
+GLM = LlamaFamily(
+    defaults={"partial_rotary_factor": 0.5}, rope_interleaved=True, out_bias=False, gate_up=("mlp.gate_up_proj",)
+)
+OLMO2 = LlamaFamily(expects={"rope_local_scaling": (None,)}, qk_norms="rows", norms=POST_NORMS)
 
 FAMILIES: Mapping[str, LlamaFamily] = {
     "LlamaForCausalLM": LlamaFamily(),
@@ -251,11 +250,11 @@ FAMILIES: Mapping[str, LlamaFamily] = {
             ".mlp.c_proj.": ".mlp.down_proj.",
         },
     ),
-    "Exaone4ForCausalLM": LlamaFamily(**OLMO, rotated=rope_in_windows, qk_norms="heads"),
-    "Olmo2ForCausalLM": LlamaFamily(**OLMO, qk_norms="rows"),
-    "Olmo3ForCausalLM": LlamaFamily(**OLMO, qk_norms="rows", windows=window_except_every(4), local_rope=True),
-    "GlmForCausalLM": LlamaFamily(**GLM),
-    "Glm4ForCausalLM": LlamaFamily(**GLM, norms=GLM4_NORMS),
+    "Exaone4ForCausalLM": replace(OLMO2, rotated=rope_in_windows, qk_norms="heads"),
+    "Olmo2ForCausalLM": OLMO2,
+    "Olmo3ForCausalLM": replace(OLMO2, windows=window_except_every(4), local_rope=True),
+    "GlmForCausalLM": GLM,
+    "Glm4ForCausalLM": replace(GLM, norms=GLM4_NORMS),
     "GraniteForCausalLM": LlamaFamily(scales=granite_scales),
     "GraniteMoeHybridForCausalLM": LlamaFamily(
         expects={"num_local_experts": (0, None)},
@@ -266,9 +265,9 @@ FAMILIES: Mapping[str, LlamaFamily] = {
         down="shared_mlp.output_linear",
     ),
     "MiniCPMForCausalLM": LlamaFamily(scales=minicpm_scales),
-    "GemmaForCausalLM": LlamaFamily(**GEMMA, scales=gemma_scales),
-    "Gemma2ForCausalLM": LlamaFamily(**GEMMA2, windows=window_except_every(2)),
-    "Gemma3ForCausalLM": LlamaFamily(
-        **GEMMA2 | {"defaults": GEMMA3_DEFAULTS}, windows=window_by_pattern, local_rope=True, qk_norms="heads"
+    "GemmaForCausalLM": GEMMA,
+    "Gemma2ForCausalLM": GEMMA2,
+    "Gemma3ForCausalLM": replace(
+        GEMMA2, defaults=GEMMA3_DEFAULTS, windows=window_by_pattern, local_rope=True, qk_norms="heads"
     ),
 }

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from quire.models.layer_patterns import (
     SparseLayers,
@@ -60,17 +59,18 @@ class MoeFamily(LlamaFamily):
     shared_gate: str | None = "mlp.shared_expert_gate"  # scales what they add, where there is one
 
 
-GLM: dict[str, Any] = {
-    "keys": {"num_local_experts": "n_routed_experts", "intermediate_size": "moe_intermediate_size"},
-    "qk_norms": "heads",
-    "qk_norms_key": "use_qk_norm",
-    "routing": grouped_sigmoid,
-    "sparse": experts_after_dense,
-    "correction": "mlp.gate",
-    "num_shared_key": "n_shared_experts",
-    "shared": "mlp.shared_experts",
-    "shared_gate": None,
-}
+DOTS = MoeFamily(  # and GLM-4.5, Solar Open
+    keys={"num_local_experts": "n_routed_experts", "intermediate_size": "moe_intermediate_size"},
+    defaults={"use_qk_norm": True},
+    qk_norms="heads",
+    qk_norms_key="use_qk_norm",
+    routing=grouped_sigmoid,
+    sparse=experts_after_dense,
+    correction="mlp.gate",
+    num_shared_key="n_shared_experts",
+    shared="mlp.shared_experts",
+    shared_gate=None,
+)
 PHI = MoeFamily(
     windows=window_everywhere, layer_norm=True, head_bias=True, routing=sparsemixer, experts=(MIXTRAL_EXPERTS,)
 )
@@ -91,13 +91,13 @@ FAMILIES: Mapping[str, MoeFamily] = {
     ),
     "PhimoeForCausalLM": PHI,
     "PhiMoEForCausalLM": PHI,  # as its authors spell it
-    "Glm4MoeForCausalLM": MoeFamily(
-        **GLM,
+    "Dots1ForCausalLM": DOTS,
+    "SolarOpenForCausalLM": replace(DOTS, defaults={"use_qk_norm": False}, out_bias=False),
+    "Glm4MoeForCausalLM": replace(
+        DOTS,
         defaults={"partial_rotary_factor": 0.5, "first_k_dense_replace": 1, "use_qk_norm": False},
         out_bias=False,
     ),
-    "SolarOpenForCausalLM": MoeFamily(**GLM, defaults={"use_qk_norm": False}, out_bias=False),
-    "Dots1ForCausalLM": MoeFamily(**GLM, defaults={"use_qk_norm": True}),
     "Ernie4_5_MoeForCausalLM": MoeFamily(
         keys={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
         defaults={"norm_topk_prob": True},
