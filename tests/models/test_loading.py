@@ -11,9 +11,9 @@ from transformers import LlamaConfig
 
 from models.checking import PROMPT, TINY, compute, make_ops, random_model
 from quire.core.errors import BadCheckpoint, Unsupported
-from quire.models import llama
+from quire.models import llama, llama_families, moe_families
 from quire.models.loading import EmbeddingTable, ExpertLinear, LayerNorm, Linear, LinearPart, Vector
-from quire.models.registry import PURPOSES, family
+from quire.models.registry import ARCHITECTURES, PURPOSES, family
 from quire.models.rope import RopeSpec
 from quire.ops.reference import TorchOps
 from quire.ops.tensors import F32, Q8_0, StoredTensor, stored_floats
@@ -133,6 +133,15 @@ def test_every_architecture_has_its_file() -> None:
         for architecture in architectures:
             module = family(architecture, purpose)
             assert callable(module.config) and callable(module.load)
+
+
+def test_every_llama_like_architecture_has_its_row() -> None:
+    rows = {
+        "quire.models.llama": {*llama_families.FAMILIES, *llama_families.TEXT_MODELS},
+        "quire.models.moe": {*moe_families.FAMILIES},
+    }
+    for module, families in rows.items():
+        assert {name for name, file in ARCHITECTURES.items() if file == module} == families
 
 
 def test_an_unknown_architecture_names_the_nearest() -> None:

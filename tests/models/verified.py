@@ -30,8 +30,8 @@ BEGIN, END = "<!-- made by tests/models/verified.py -->\n", "<!-- end of what is
 TABLES = {
     "Decoders": ARCHITECTURES,
     "Encoder-decoders": ENCODER_DECODERS,
-    "Encoders that make vectors": EMBEDDERS,
-    "Encoders that make scores": SCORERS,
+    "Encoders that embed": EMBEDDERS,
+    "Encoders that score": SCORERS,
 }
 BACKENDS = {"torch": "torch", "native": "CPU", "gpu": "GPU"}  # in the order of the table
 KNOWN_AS = {
@@ -148,7 +148,7 @@ def table(proofs: Iterable[Proof]) -> str:
         rows = [_family(name, module, by_subject.get(name, [])) for name, module in architectures.items()]
         parts.append(_lines(title, ["architecture", "file", "cases", "on", "GGUF"], rows))
     rows = [_format(method, module, by_subject.get(method, [])) for method, module in FORMATS.items()]
-    parts.append(_lines("Quantized formats", ["quant_method", "file", "cases", "codes on a GPU"], rows))
+    parts.append(_lines("Quantized formats", ["quant_method", "file", "cases", "quantized on a GPU"], rows))
     return "\n\n".join(parts) + "\n"
 
 

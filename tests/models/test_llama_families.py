@@ -1,5 +1,5 @@
-"""Families that are Llama but for a few lines, against transformers; where it does not have them, against what they are
-the same as."""
+"""Rows of llama_families.py, and other families close to Llama, against transformers; families that it does not have,
+against an equivalent one."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -79,7 +79,7 @@ CASES: Cases = {
     "arcee": (ArceeConfig, {}),
     "arcee-biases": (ArceeConfig, {"mlp_bias": True, "attention_bias": True, "num_key_value_heads": 1}),
     "granite-4": (GraniteMoeHybridConfig, GRANITE_4 | {"position_embedding_type": "rope"}),
-    "granite-4-still": (GraniteMoeHybridConfig, GRANITE_4 | {"position_embedding_type": None}),
+    "granite-4-nope": (GraniteMoeHybridConfig, GRANITE_4 | {"position_embedding_type": None}),
     "llama": (LlamaConfig, {"num_key_value_heads": 4}),
     "llama-tied": (LlamaConfig, {"tie_word_embeddings": True}),
     "granite": (
@@ -211,7 +211,7 @@ def test_exaone_3_is_llama_under_other_names(
 @pytest.mark.parametrize("name", ["granite"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.verifies("safetensors", architecture="MiniCPMForCausalLM")
-def test_minicpm_is_granite_with_other_words_for_its_factors(
+def test_minicpm_is_granite_with_other_keys_for_its_scales(
     checkpoints: Callable[[str], Theirs], backend: str, name: str, tmp_path: Path
 ) -> None:
     theirs = checkpoints(name)
